@@ -8,13 +8,13 @@ use kernelgate::prelude::*;
 
 const A: f32 = 2.5;
 
-/// The computation, without any device.
+/// The computation `out = a x + y`, independent of any device.
 struct Saxpy {
     n: usize,
 }
 
 impl Problem for Saxpy {
-    /// Drawn from the seed, so that every process times the same numbers.
+    /// Draws the inputs from the seed, so that every process times equal numbers.
     fn inputs(&self, seed: u64) -> Tensors {
         let normal = |name| random::normal_values(seed, name, self.n);
         Tensors::new().with("x", [self.n], normal("x")).with("y", [self.n], normal("y"))
@@ -38,7 +38,7 @@ impl Problem for Saxpy {
         Tolerance { max_error: 1e-6, relative_l2: 1e-6 }
     }
 
-    /// Host memory of inputs, fp64 reference and outputs: a case that does not fit is skipped.
+    /// Host memory for inputs, fp64 reference and outputs: a case that does not fit is skipped.
     fn host_bytes(&self) -> u64 {
         self.n as u64 * (8 + 8 + 4)
     }

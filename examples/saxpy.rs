@@ -1,8 +1,9 @@
-//! A row on the host: `out = a x + y` with its fp64 reference, its work and its tolerance.
+//! A bench with a row on the host: `out = a x + y` with its fp64 reference, its work and its
+//! tolerance.
 //!
 //! `cargo run --release --example saxpy -- --bench` verifies, times and records it. In a package of
 //! your own this file is `benches/saxpy.rs`, with `[[bench]] name = "saxpy"`, `harness = false` in
-//! Cargo.toml, and `cargo bench` runs it. A row on a GPU is `own_kernel.rs`.
+//! Cargo.toml, and `cargo bench` runs it. A row on a GPU is in `own_kernel.rs`.
 
 use std::process::ExitCode;
 
@@ -12,7 +13,7 @@ use rayon::prelude::*;
 
 const A: f32 = 2.5;
 
-/// Elements that a thread takes.
+/// Number of elements that a thread computes at a time.
 const CHUNK: usize = 1 << 14;
 
 fn main() -> ExitCode {

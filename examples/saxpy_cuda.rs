@@ -1,5 +1,5 @@
-//! A CUDA kernel of your own under kernelgate: `saxpy.cu` in this folder, its reference, its work,
-//! its launch. `cargo run --release --example saxpy_cuda -- --bench` runs it on a GPU. In your
+//! A bench for a CUDA kernel of your own: `saxpy.cu` in this folder, with its reference, its work
+//! and its launch. `cargo run --release --example saxpy_cuda -- --bench` runs it on a GPU. In your
 //! package this file is `benches/saxpy.rs`, with `[[bench]] name = "saxpy"`, `harness = false`.
 
 use std::process::ExitCode;
@@ -8,7 +8,7 @@ use kernelgate::prelude::*;
 
 const A: f32 = 2.5;
 
-/// Definition of the computation, without any device.
+/// Definition of the computation, independent of any device.
 struct Saxpy {
     n: usize,
 }

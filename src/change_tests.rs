@@ -20,7 +20,7 @@ const SMALL_CASES: &[(&str, &str, usize)] = &[
 ];
 
 #[test]
-fn symmetries_hold() {
+fn the_symmetries_of_every_workload_hold_for_its_reference() {
     let suites = all_suites();
     for (name, axes, wanted) in SMALL_CASES {
         let suite = suites.iter().find(|suite| suite.name() == *name).expect("a workload");

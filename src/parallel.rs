@@ -1,10 +1,10 @@
 //! Runs work on all CPU cores, with code that is compiled once.
 //!
 //! Rayon's iterators are compiled anew, some twenty functions deep, for every closure and every
-//! type of task that are given to them: they were half of this package's machine code. Here one
-//! loop over numbers calls closures through a pointer.
+//! type of task that are given to them: they were half of this package's machine code. This module
+//! has one loop over task numbers that calls closures through a pointer.
 //!
-//! Deliberately absent: short tasks. A task should take microseconds at least.
+//! Deliberately absent: short tasks. Each task should take at least some microseconds.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_task_is_done_once_and_knows_its_number() {
+    fn every_parallel_task_runs_once_and_gets_its_number() {
         let mut values = vec![0; 1000];
         for_each_chunk(&mut values, 7, &|number, chunk| {
             chunk.iter_mut().for_each(|x| *x += number)

@@ -21,7 +21,7 @@ const SMALL_CASES: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn no_tolerance_lets_a_lower_precision_pass() {
+fn no_tolerance_accepts_a_computation_in_a_lower_precision() {
     let suites = all_suites();
     let mut checked = 0;
     for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {

@@ -18,7 +18,7 @@ fn place_of_kind(kind: BackendKind) -> BenchPlace {
 }
 
 #[test]
-fn every_id_is_unique_and_fits_criterions_folders() {
+fn every_case_id_is_unique_and_fits_criterions_folder_names() {
     let suites = all_suites();
     for kind in TESTED_BACKENDS {
         let selection = select_cases(
@@ -39,7 +39,7 @@ fn every_id_is_unique_and_fits_criterions_folders() {
 }
 
 #[test]
-fn default_cases_are_a_handful_and_part_of_the_sweep() {
+fn default_cases_are_few_and_part_of_the_thorough_sweep() {
     let suites = all_suites();
     let ids = |effort, kind| -> BTreeSet<String> {
         let selection =
@@ -62,7 +62,7 @@ fn default_cases_are_a_handful_and_part_of_the_sweep() {
 /// The default selection scans one axis at a time around one central problem, by the best row and
 /// one to compare it with; a user who overrides an axis gets every row.
 #[test]
-fn scans_are_part_of_the_default_selection_on_a_gpu() {
+fn scans_belong_to_the_default_selection_on_a_gpu() {
     let suites = all_suites();
     let ids = |effort, overrides: &[&str]| -> Vec<String> {
         let overrides: Vec<_> = overrides.iter().map(|text| text.parse().unwrap()).collect();

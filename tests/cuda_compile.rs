@@ -1,5 +1,5 @@
-//! Compiles kernels without a GPU. It needs NVRTC (`kernelgate doctor --fetch-nvrtc` fetches it)
-//! and skips with a reason if NVRTC is missing.
+//! Compiles kernels without a GPU. Compiling needs NVRTC (`kernelgate doctor --fetch-nvrtc` fetches
+//! it); without NVRTC the tests skip with a reason.
 
 #![allow(clippy::unwrap_used)]
 
@@ -54,7 +54,7 @@ fn builds_with_requirements() -> BTreeMap<KernelBuild, RequiredArchitecture> {
 }
 
 #[test]
-fn facts_of_a_known_kernel() {
+fn the_resources_of_a_known_kernel_have_known_values() {
     if !is_compiler_available() {
         return;
     }
@@ -107,7 +107,8 @@ fn uses_wgmma(build: &KernelBuild) -> bool {
 }
 
 /// Whether the assembler serialized tensor instructions, because it cannot prove them independent
-/// or has no registers for them. Its code of the warning differs by the cause, its words do not.
+/// or has no registers for them. The code of this assembler warning differs by the cause, its words
+/// do not.
 fn serializes(log: &str) -> bool {
     log.contains("serialized")
 }
@@ -130,7 +131,7 @@ extern "C" __global__ void early(float* out, u32 shared) {
 "#;
 
 #[test]
-fn an_accumulator_read_before_the_wait_is_reported() {
+fn an_accumulator_read_before_its_wgmma_wait_is_reported() {
     if !is_compiler_available() {
         return;
     }
@@ -146,7 +147,7 @@ fn an_accumulator_read_before_the_wait_is_reported() {
 }
 
 #[test]
-fn warpgroup_gemms_overlap_with_what_follows_them() {
+fn warpgroup_gemms_overlap_with_the_code_after_them() {
     if !is_compiler_available() {
         return;
     }
@@ -176,7 +177,7 @@ fn warpgroup_gemms_overlap_with_what_follows_them() {
 }
 
 #[test]
-fn tensor_cores_show_in_the_mix_of_the_kernels_that_use_them() {
+fn the_instruction_mix_shows_which_kernels_use_tensor_cores() {
     if !is_compiler_available() {
         return;
     }
@@ -192,7 +193,7 @@ fn tensor_cores_show_in_the_mix_of_the_kernels_that_use_them() {
 }
 
 #[test]
-fn rows_require_exactly_what_their_files_need() {
+fn rows_require_exactly_the_architecture_that_their_kernel_files_need() {
     if !is_compiler_available() {
         return;
     }
@@ -228,7 +229,7 @@ fn rows_require_exactly_what_their_files_need() {
 }
 
 #[test]
-fn an_architecture_leaves_out_what_it_does_not_run() {
+fn kernels_that_an_architecture_does_not_support_are_skipped_for_it() {
     if !is_compiler_available() {
         return;
     }
@@ -263,7 +264,7 @@ fn an_architecture_leaves_out_what_it_does_not_run() {
 }
 
 #[test]
-fn a_kernel_that_does_not_compile_is_named_with_the_log() {
+fn a_kernel_that_does_not_compile_is_reported_with_the_compiler_log() {
     if !is_compiler_available() {
         return;
     }
@@ -286,7 +287,7 @@ fn a_kernel_that_does_not_compile_is_named_with_the_log() {
 }
 
 #[test]
-fn a_virtual_architecture_gives_ptx() {
+fn a_virtual_architecture_compiles_to_ptx() {
     if !is_compiler_available() {
         return;
     }

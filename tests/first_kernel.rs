@@ -1,6 +1,6 @@
 //! docs/guides/first-kernel.md shows examples/first_kernel.rs, piece by piece and whole, and the
-//! README begins with examples/own_kernel.rs. The compiler checks the examples, these tests the pages.
-//! Other Rust code on a page consists of lines of examples and of documentation tests.
+//! README begins with examples/own_kernel.rs. The compiler checks the examples, these tests the
+//! pages. Other Rust code on a page consists of lines of examples and of documentation tests.
 
 #![allow(clippy::unwrap_used)]
 
@@ -68,7 +68,7 @@ fn code_lines_below(folder: &Path, ending: &str, lines: &mut Vec<String>) {
 }
 
 #[test]
-fn code_on_pages_is_compiled_elsewhere() {
+fn code_on_documentation_pages_is_compiled_by_a_named_test() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let (mut compiled, mut pages) = (Vec::new(), 0);
     code_lines_below(&root.join("examples"), "rs", &mut compiled);

@@ -213,7 +213,7 @@ fn each_source(rules: &CrateRules) -> Vec<(String, String)> {
 }
 
 #[test]
-fn modules_import_only_from_below() {
+fn modules_import_only_from_lower_layers() {
     let mut wrong = Vec::new();
     for rules in CRATE_RULES {
         let sources = each_source(rules);
@@ -241,7 +241,7 @@ fn modules_import_only_from_below() {
 }
 
 #[test]
-fn no_two_files_need_each_other() {
+fn no_two_files_import_each_other() {
     for rules in CRATE_RULES {
         let sources = each_source(rules);
         let modules: BTreeSet<String> =
@@ -266,7 +266,7 @@ fn no_two_files_need_each_other() {
 }
 
 #[test]
-fn external_crates_stay_in_their_place() {
+fn external_crates_are_used_only_in_their_allowed_modules() {
     let mut wrong = Vec::new();
     for rules in CRATE_RULES {
         let mut seen = BTreeSet::new();

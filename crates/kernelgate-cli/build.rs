@@ -13,8 +13,8 @@ fn main() {
     println!("cargo::rustc-env=BUILD_COMMIT={commit}");
 }
 
-/// The commit of a packed crate or of a checkout, followed by ` with changes` if tracked files
-/// differ from it.
+/// Returns the commit of a packed crate or of a checkout, followed by ` with changes` if tracked
+/// files differ from it.
 fn build_commit() -> Option<String> {
     let packed = std::fs::read_to_string(".cargo_vcs_info.json").ok();
     if let Some(commit) = packed.as_deref().and_then(|text| text.split("\"sha1\": \"").nth(1)) {

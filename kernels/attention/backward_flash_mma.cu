@@ -118,8 +118,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
   sum = lanes_sum<kLanes>(sum);
   if (lane == 0) {
-    // The statistics are stored as [head][step][2][kPreparedM]: a row's log2-sum-exp, then its negated
-    // delta; padding rows are zero.
+    // The statistics are stored as [head][step][2][kPreparedM]: a row's log2-sum-exp, then its
+    // negated delta; padding rows are zero.
     const i64 slot =
         head * padded * 2 + static_cast<i64>(at / kPreparedM) * (2 * kPreparedM) + at % kPreparedM;
     stats[slot] =
@@ -132,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   zero[kLanes] = make_float4(0.f, 0.f, 0.f, 0.f);
 }
 
-// A build for steps of another kernel has no more.
+// A build that prepares the steps of another kernel ends here.
 #if PREPARED_QUERIES == TILE_QUERIES
 // Computes this warp's 32x32 piece of one step's dq, dS[32 queries][128 keys] k[128][32 columns],
 // and adds the piece to the dq accumulator.

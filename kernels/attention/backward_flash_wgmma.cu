@@ -17,7 +17,7 @@
 // heads in registers.
 // Several thread blocks may share a key block: each has some of the query heads that read the keys,
 // or some of the query steps if the last round of key blocks would leave multiprocessors idle. They
-// add dk and dv to sums in device memory; the last one to arrive rounds them. If thread blocks have
+// add dk and dv to sums in device memory; the last to arrive rounds the sums. If thread blocks have
 // fewer query heads, concurrent blocks work on fewer heads, whose tiles L2 holds.
 // With -DWHOLE=1, for short heads, a thread block stays on its multiprocessor and computes whole
 // heads, one key block after the other. One thread sums its elements of a step's dq over these key
@@ -135,8 +135,8 @@ struct Step {
   int head, query;
 };
 
-// Key blocks of which each is the work of several thread blocks, by query steps: those from `first`
-// on, `halves` of two thread blocks, the others of `parts`.
+// Key blocks of the last round, each divided by query steps among several thread blocks: from key
+// block `first` on, `halves` key blocks among two thread blocks each, the others among `parts`.
 struct LastRound {
   int first, halves, parts;
 };
@@ -329,7 +329,7 @@ __device__ __forceinline__ u32 multiply_pair(const u32 (&p)[kQueries / 4], int p
   return Bf16::multiply(p[pair], Bf16::pack(x, y));
 }
 
-// The gradients of the scores as rounded (ds), from those of the probabilities (dp).
+// Returns the rounded gradients of the scores (ds), from the gradients of the probabilities (dp).
 template <class Probabilities>
 __device__ __forceinline__ void score_gradients(u32 (&ds)[kQueries / 4],
                                                 const float (&dp)[kQueries / 2],
@@ -674,8 +674,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_backward_fla
 }
 
 #if WIDE && !GROUPED && !DETERMINISTIC
-// dq from its transposed sums, a block a step of a head: through shared memory, to have a row's
-// columns together.
+// Rounds dq from its transposed sums; each thread block handles one query step of a head, and
+// collects the columns of a row in shared memory.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_backward_flash_wgmma_transpose(const float* __restrict__ dq_sum, u16* __restrict__ dq,
                                              int seqlen, int heads,

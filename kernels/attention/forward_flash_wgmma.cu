@@ -15,9 +15,9 @@
 // are copied once. Warpgroups take the parts of a tile one after another and go on to the next
 // head, so that they seldom wait for each other. All keys of a head of four parts are in shared
 // memory at a time; otherwise the second part of a warpgroup would wait for keys that its first
-// part has released. One more thread copies queries. Thread blocks process such heads at different
-// speeds, so they take heads from a counter and pass the tile to their threads through shared
-// memory.
+// part has released. A second copying thread copies the queries. Thread blocks process such heads
+// at different speeds, so they take heads from a counter and pass the tile to their threads through
+// shared memory.
 // Layout: tensor maps have the strides of batches, heads and rows of each tensor.
 // Shared memory: stages of queries, so that the queries of the next tile arrive in time, stages of
 // keys and stages of values. A warpgroup writes its output to the place of its queries. All tiles

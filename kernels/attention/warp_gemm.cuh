@@ -1,4 +1,4 @@
-// GEMMs of one warp, and the copies of their tiles. Barriers and softmax are excluded on purpose.
+// GEMMs of one warp, and the copies of their tiles. This header has neither barriers nor softmax.
 #pragma once
 #include "attention/shape.cuh"
 #include "common/memory.cuh"

@@ -2,8 +2,8 @@
 //! Their times show the gain of a fused kernel, and how softmax compares with the GEMMs around it.
 //! The steps have no causal mask; the default shape is b = 4, h = 12, s = 512, d = 64.
 //!
-//! Chaining the three steps is excluded on purpose. Each step has inputs of its own, drawn with the
-//! distribution that the chain would give.
+//! This module times the three steps of attention one by one and does not chain them. Each step
+//! gets its own inputs, drawn with the distribution that a chain of steps would give.
 
 use super::definition::{DTYPE, check_operation_count, tolerance};
 use super::reference::{BLOCK_ROWS, HeadParameters};
@@ -63,9 +63,9 @@ pub struct ComponentShape {
     pub b: usize,
     /// Heads.
     pub h: usize,
-    /// Queries and keys of a head.
+    /// Number of queries and of keys of a head.
     pub s: usize,
-    /// Elements of a head; 1 for the softmax step, which has no such axis.
+    /// Number of elements of a head; 1 for the softmax step, which has no such axis.
     pub d: usize,
     /// Dtype of q, k, v, probabilities and output; scores are always f32.
     pub dtype: Dtype,
@@ -244,8 +244,9 @@ pub struct ValuesProblem {
 impl Problem for ValuesProblem {
     fn inputs(&self, seed: u64) -> Tensors {
         let ComponentShape { s, dtype, .. } = self.shape;
-        // Probabilities are drawn as x² / s with x from N(0, 1). These probabilities are positive
-        // and unequal, each row sums to about 1, and no platform-dependent exponential is needed.
+        // Probabilities are drawn as x² / s with x from N(0, 1). The probabilities are positive and
+        // unequal, each row sums to about 1, and no exponential that depends on the platform is
+        // needed.
         let probability = |x: f32| x * x / s as f32;
         let mut inputs = Tensors::new();
         inputs.insert(

@@ -41,7 +41,7 @@ const DTYPE_OR_FP8_AXIS: Axis = Axis::one_of(
     "dtype of inputs and outputs, sums are f32 or better; fp8, forward only: inputs are e4m3 with \
      a scale a head, the output is bf16, the reference takes the inputs as they were rounded",
 );
-/// The last axis is used by the forward only.
+/// Only the forward has the last of these axes.
 pub(super) const AXES: &[Axis] = &[
     Axis::number("s", "sequence length: queries and keys of a head"),
     Axis::one_of("d", &["64", "128"], "elements of a head"),
@@ -246,8 +246,9 @@ impl Attention {
         (like_queries * self.query_elements() + like_keys * key_elements) * dtype.bytes() as u64
     }
 
-    /// Number of query-key pairs that count as work. Under the causal mask, half of the pairs of
-    /// queries with keys at their own positions are hidden, by FlashAttention's convention.
+    /// Number of query-key pairs that count as work; hidden pairs do not. Under the causal mask,
+    /// half of the pairs of queries with keys at their own positions are hidden, by
+    /// FlashAttention's convention.
     fn visible_pairs(&self) -> u64 {
         let (heads, s, keys) = ((self.b * self.h) as u64, self.s as u64, self.keys as u64);
         if self.causal { heads * s * (2 * keys - s) / 2 } else { heads * s * keys }
@@ -344,9 +345,10 @@ pub(super) fn check_operation_count([b, h, s, d]: [usize; 4]) -> Result<(), Axis
 }
 
 /// Tolerance of attention outputs. With 16 bits it is about three times the error of rounding the
-/// probabilities and the output. A test emulates this rounding error: 4e-3 and 2e-3 in bf16, an
-/// eighth of that in f16. In f32 it is about seven times the error of the CPU backend (1e-6 and
-/// 4e-7). All tolerances are far below the error of a wrong scale, a missed key or TF32 GEMMs.
+/// probabilities and the output. This rounding error, which a test emulates, is at most 4e-3 and
+/// 2e-3 in bf16, and an eighth of that in f16. In f32 it is about seven times the error of the CPU
+/// backend (1e-6 and 4e-7). All tolerances are far below the error of a wrong scale, a missed key
+/// or TF32 GEMMs.
 pub(super) fn tolerance(dtype: Dtype) -> Tolerance {
     match dtype {
         Dtype::Bf16 => Tolerance { max_error: 1.2e-2, relative_l2: 7e-3 },

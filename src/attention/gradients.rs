@@ -59,7 +59,7 @@ pub(super) fn gradient_tolerance(dtype: Dtype, outliers: bool) -> Tolerance {
 
 /// Problem `attention/backward`: computes `grad_q`, `grad_k` and `grad_v` from `q`, `k`, `v` and
 /// `grad_out`. Keys, values and their gradients are `[b, h_kv, s, d]`, the other tensors `[b, h, s,
-/// d]`. Query heads that share keys add to the same gradients of keys and values.
+/// d]`. Query heads that share keys add up in the gradients of these keys and values.
 ///
 /// The counted work is the backward alone: five GEMMs where the forward has two (2.5 times),
 /// because scores are recomputed.

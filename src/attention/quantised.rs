@@ -25,7 +25,7 @@ mod tests {
     use crate::e4m3::decode_e4m3;
 
     #[test]
-    fn a_part_uses_the_whole_range() {
+    fn quantising_a_part_uses_the_whole_range_of_e4m3() {
         let values = [0.5, -1.0, 0.0, 0.0, 30.0, 60.0].map(half::bf16::from_f32);
         let (found, scales) = quantise_to_e4m3(&values, 2);
         assert_eq!(

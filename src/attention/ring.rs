@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn every_point_binds_and_rolled_heads_give_rolled_outputs() {
+    fn every_ring_selection_binds_and_rolled_heads_give_rolled_outputs() {
         for point in RING_WORKLOAD.points(Effort::Thorough, DefaultScale::Accelerator, &[]).unwrap()
         {
             let ring = (RING_WORKLOAD.bind)(&point).unwrap();
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_without_equal_stretches_is_declined() {
+    fn a_sequence_that_cannot_be_divided_into_equal_stretches_is_declined() {
         let point = |text: &str| {
             let overrides: Vec<_> = text.split(' ').map(|one| one.parse().unwrap()).collect();
             RING_WORKLOAD.points(Effort::Default, DefaultScale::Host, &overrides).unwrap().remove(0)
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_take_each_visible_pair_once_and_are_equal() {
+    fn ring_steps_cover_each_visible_pair_once_and_have_equal_sizes() {
         for (gpus, causal) in [1, 2, 4, 8].into_iter().flat_map(|g| [(g, false), (g, true)]) {
             let ring = small_ring_problem(gpus, causal);
             let s = ring.attention.s;
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn each_gpu_has_its_rows_of_the_reference_of_the_whole_sequence() {
+    fn each_gpu_has_its_own_rows_of_the_whole_sequences_reference() {
         for (gpus, causal) in [(2, false), (4, true)] {
             let ring = small_ring_problem(gpus, causal);
             let inputs = ring.inputs(7);

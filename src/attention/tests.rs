@@ -57,14 +57,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn the_reference_is_the_definition(s in 1usize..90, d in 1usize..9, causal: bool) {
+    fn the_attention_reference_equals_its_definition(s in 1usize..90, d in 1usize..9, causal: bool) {
         let head = HeadParameters { d, causal };
         let [q, k, v] = ["q", "k", "v"].map(|name| normal_f64_values(name, s * d));
         assert_near(&forward_of_all_positions(&head, &q, &k, &v), &attention_by_definition(&head, &q, &k, &v), 1e-12)?;
     }
 
     #[test]
-    fn the_gradients_are_those_of_finite_differences(s in 1usize..7, d in 1usize..5, causal: bool) {
+    fn reference_gradients_equal_finite_differences(s in 1usize..7, d in 1usize..5, causal: bool) {
         let head = HeadParameters { d, causal };
         let [q, k, v, grad_out] = ["q", "k", "v", "g"].map(|name| normal_f64_values(name, s * d));
         let loss = |inputs: &[Vec<f64>; 3]| -> f64 {
@@ -94,7 +94,7 @@ proptest! {
     }
 
     #[test]
-    fn rows_of_the_softmax_sum_to_one_whatever_the_scores(
+    fn softmax_rows_sum_to_one_for_any_scores(
         s in 1usize..200,
         scale in 0.01f64..1e4,
         shift in -1e4f64..1e4,
@@ -111,7 +111,7 @@ proptest! {
     }
 
     #[test]
-    fn outputs_lie_within_the_values(
+    fn attention_outputs_lie_within_the_range_of_the_values(
         s in 1usize..80,
         d in 1usize..9,
         causal: bool,
@@ -134,7 +134,7 @@ proptest! {
     }
 
     #[test]
-    fn the_order_of_keys_does_not_matter_unless_masked(
+    fn the_order_of_keys_matters_only_with_a_mask(
         s in 2usize..60,
         d in 1usize..9,
         turn in 1usize..59,
@@ -146,7 +146,7 @@ proptest! {
     }
 
     #[test]
-    fn gradients_add_up_to_the_whole(s in 1usize..700, d in 1usize..9, causal: bool) {
+    fn gradients_of_bands_of_queries_add_up_to_the_whole_gradient(s in 1usize..700, d in 1usize..9, causal: bool) {
         // Rows of P sum to one, so grad_v distributes grad_out. Rows of dS sum to zero, so grad_k
         // cancels out.
         let head = HeadParameters { d, causal };
@@ -165,7 +165,7 @@ fn test_attention(b: usize, s: usize, d: usize, causal: bool, dtype: Dtype) -> A
 }
 
 #[test]
-fn declared_work_is_flash_attentions() {
+fn the_declared_work_equals_flash_attentions_count() {
     let s1024 = test_attention(16, 1024, 64, false, Dtype::Bf16);
     assert_eq!(
         AttentionForward { attention: s1024 }.work().matmul_flops(),
@@ -190,7 +190,7 @@ fn declared_work_is_flash_attentions() {
 }
 
 #[test]
-fn every_listed_point_binds_and_has_a_short_id() {
+fn every_listed_point_of_attention_binds_and_has_a_short_id() {
     fn check<P: Problem>(workload: &Workload<P>) {
         let points = workload.points(Effort::Thorough, DefaultScale::Host, &[]).unwrap();
         let ids: BTreeSet<String> =
@@ -221,7 +221,7 @@ fn bind(effort: Effort, overrides: &[&str]) -> Result<AttentionForward, AxisErro
 }
 
 #[test]
-fn tokens_set_the_batch_and_sizes_beyond_64_bits_are_refused() {
+fn the_axis_tokens_sets_the_batch_and_sizes_beyond_64_bits_are_refused() {
     let bind = |overrides: &[&str]| bind(Effort::Default, overrides);
     assert_eq!(bind(&[]).unwrap().attention.shape(), [16, 32, 1024, 64]);
     assert_eq!(bind(&["tokens=4096", "s=1000"]).unwrap().attention.shape(), [4, 32, 1000, 64]);
@@ -231,7 +231,7 @@ fn tokens_set_the_batch_and_sizes_beyond_64_bits_are_refused() {
 }
 
 #[test]
-fn heads_of_keys_and_their_number_are_free_within_reason() {
+fn the_numbers_of_key_heads_and_of_keys_may_differ_from_the_queries() {
     let bind = |overrides: &[&str]| bind(Effort::Thorough, overrides);
     let decode = bind(&["d=64", "s=2", "b=3", "h=8", "h_kv=2", "keys=70"]).unwrap().attention;
     assert_eq!((decode.shape(), decode.key_value_shape()), ([3, 8, 2, 64], [3, 2, 70, 64]));
@@ -242,7 +242,7 @@ fn heads_of_keys_and_their_number_are_free_within_reason() {
 }
 
 #[test]
-fn a_sample_of_a_large_problem_holds_rows_of_the_whole() {
+fn the_reference_of_a_large_problem_samples_rows_of_the_whole() {
     for causal in [false, true] {
         let attention = test_attention(2, 1024, 64, causal, Dtype::F32);
         let problem = AttentionForward { attention };
@@ -273,7 +273,7 @@ fn a_sample_of_a_large_problem_holds_rows_of_the_whole() {
 }
 
 #[test]
-fn a_small_problem_is_checked_whole() {
+fn the_reference_of_a_small_problem_covers_all_rows() {
     for causal in [false, true] {
         let problem =
             AttentionBackward { attention: test_attention(1, 33, 64, causal, Dtype::F32) };
@@ -291,7 +291,7 @@ fn a_small_problem_is_checked_whole() {
 }
 
 #[test]
-fn gradients_of_shared_keys_are_the_sums_over_the_heads_that_share_them() {
+fn gradients_of_shared_keys_are_summed_over_their_query_heads() {
     let (s, d) = (33, 64);
     for causal in [false, true] {
         let apart = AttentionBackward {
@@ -516,7 +516,7 @@ fn rounding_probabilities_to_fp8_stays_well_within_the_tolerance() {
 /// The test compares outputs of rounded operands with those of the original operands; it tests no
 /// row.
 #[test]
-fn rounding_operands_to_fp8_costs_what_the_results_say() {
+fn the_error_of_fp8_operands_is_as_large_as_the_results_page_states() {
     for (s, causal, outliers, most) in [
         (512, false, false, 6e-2),
         (512, true, false, 6e-2),
@@ -546,7 +546,7 @@ fn rounding_operands_to_fp8_costs_what_the_results_say() {
 }
 
 #[test]
-fn fp8_has_operands_and_scales_for_the_launch_and_no_backward() {
+fn fp8_inputs_have_operands_and_scales_and_no_backward() {
     let problem = AttentionForward { attention: test_attention(1, 8, 128, false, Dtype::Fp8) };
     let inputs = problem.inputs(3);
     assert_eq!(inputs.iter().count(), 6, "what was rounded is no input");
@@ -565,7 +565,7 @@ fn fp8_has_operands_and_scales_for_the_launch_and_no_backward() {
 }
 
 #[test]
-fn outliers_are_one_in_a_thousand_and_repeat() {
+fn outliers_are_one_element_in_a_thousand_and_repeatable() {
     let problem = AttentionForward {
         attention: Attention { outliers: true, ..test_attention(2, 500, 64, false, Dtype::F32) },
     };

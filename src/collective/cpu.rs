@@ -55,7 +55,7 @@ mod tests {
     use crate::cpu_tests::check_row_against_reference;
 
     #[test]
-    fn agrees_with_the_reference_for_each_exchange() {
+    fn cpu_exchanges_agree_with_the_reference() {
         let kinds = [
             ExchangeKind::AllReduce,
             ExchangeKind::AllGather,

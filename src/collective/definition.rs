@@ -1,5 +1,5 @@
-//! Exchanges between GPUs: sums and copies of messages. The transport of the messages is excluded
-//! on purpose.
+//! Exchanges between GPUs: sums and copies of messages. This module does not decide how messages
+//! are transported.
 
 use crate::draw::draw_tensor;
 use crate::parallel;
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn every_point_binds_and_a_negated_message_gives_a_negated_one() {
+    fn every_exchange_binds_and_negated_messages_give_negated_results() {
         for workload in EXCHANGE_WORKLOADS {
             for point in workload.points(Effort::Thorough, DefaultScale::Accelerator, &[]).unwrap()
             {
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_on_the_links_are_those_of_the_bus_bandwidth() {
+    fn bytes_on_the_links_follow_the_bus_bandwidth_of_nccl_tests() {
         let received = |kind, gpus| small_problem(kind, gpus).work().link.unwrap().bytes;
         assert_eq!([2, 4].map(|gpus| received(ExchangeKind::AllReduce, gpus)), [96, 144]);
         assert_eq!([2, 4].map(|gpus| received(ExchangeKind::AllGather, gpus)), [48, 72]);
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_sum_are_the_sum() {
+    fn the_parts_of_a_reduce_scatter_join_to_the_sum() {
         let inputs = small_problem(ExchangeKind::AllReduce, 2).inputs(3);
         let whole = small_problem(ExchangeKind::AllReduce, 2).reference(&inputs);
         let parts = small_problem(ExchangeKind::ReduceScatter, 2).reference(&inputs);

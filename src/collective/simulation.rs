@@ -108,7 +108,7 @@ fn simulate_two_shot(gpus: usize) {
 }
 
 #[test]
-fn sums_are_right_for_two_to_eight_gpus_that_drift_apart() {
+fn simulated_sums_of_two_to_eight_drifting_gpus_are_correct() {
     for gpus in [2, 3, 4, 8] {
         simulate_one_shot(gpus);
         simulate_two_shot(gpus);

@@ -136,7 +136,7 @@ mod tests {
     use crate::cpu_tests::check_row_against_reference;
 
     #[test]
-    fn agrees_with_the_reference_at_odd_shapes() {
+    fn mlp_cpu_rows_agree_with_the_reference_at_odd_shapes() {
         for [b, i, h, c] in [[1, 1, 1, 1], [3, 5, 7, 11], [65, 33, 129, 10]] {
             let shape = MlpShape { b, i, h, c, dtype: Dtype::F32 };
             check_row_against_reference(&FORWARD[0], &MlpForward { shape });

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_to_bf16_stays_within_the_tolerance() {
+    fn rounding_to_bf16_stays_within_the_mlps_tolerance() {
         let problem =
             MlpBackward { shape: MlpShape { b: 128, i: 256, h: 512, c: 64, dtype: Dtype::Bf16 } };
         let inputs = problem.inputs(1);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn gradients_are_differences_of_the_loss() {
+    fn mlp_reference_gradients_equal_differences_of_the_loss() {
         let problem = MlpBackward { shape: SMALL };
         let inputs = problem.inputs(2);
         let loss = |inputs: &Tensors| {
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn every_point_binds_and_work_is_counted() {
+    fn every_mlp_point_binds_and_declares_its_work() {
         for point in FORWARD.points(Effort::Thorough, DefaultScale::Accelerator, &[]).unwrap() {
             assert!((FORWARD.bind)(&point).is_ok());
         }

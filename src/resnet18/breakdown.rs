@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_add_up_to_the_declared_work() {
+    fn the_works_of_all_layers_add_up_to_the_declared_work() {
         for point in INFERENCE.points(Effort::Thorough, DefaultScale::Host, &[]).unwrap() {
             let problem = (INFERENCE.bind)(&point).unwrap();
             let (of, work) = (problem.breakdown(), problem.work());
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_of_parts_are_distinct() {
+    fn the_parts_of_the_breakdown_have_distinct_ranges() {
         let point = &TRAIN_STEP.points(Effort::Default, DefaultScale::Accelerator, &[]).unwrap()[0];
         let breakdown = (TRAIN_STEP.bind)(point).unwrap().breakdown();
         for (i, part) in breakdown.parts.iter().enumerate() {

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn every_gpu_ends_with_the_parameters_of_the_step_for_all_images() {
+    fn every_gpu_ends_with_the_parameters_of_a_step_over_all_images() {
         for gpus in [2, 4, 8] {
             let problem = small_problem(gpus);
             let inputs = problem.inputs(1);

@@ -155,7 +155,8 @@ impl<'a> NetworkReference<'a> {
         NeuronLayer { currents, spikes }
     }
 
-    /// Computes the spikes after max pooling: `pool(Σ_t s) - pool(Σ_{t-1} s)`.
+    /// Computes the spikes after max pooling: Computes the pooled spikes `pool(Σ_t s) -
+    /// pool(Σ_{t-1} s)`.
     fn pool_spikes(&self, pool: &ConvolutionWindow, spikes: &[i8]) -> Vec<i8> {
         let (input, output) =
             (self.shape.b * pool.input.elements(), self.shape.b * pool.output.elements());

@@ -23,7 +23,7 @@ fn relative_l2_distance(a: &[f64], b: &[f64]) -> f64 {
 }
 
 #[test]
-fn too_few_steps_for_the_encoding_are_remarked() {
+fn too_few_time_steps_for_the_encoding_give_a_remark() {
     let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 64, blocks: 2, side: 32 };
     let remark = |t, level| Inference { shape: shape(sizes, 8, t, level) }.remark();
     assert_eq!((remark(7, 16), remark(4, 8)), (None, None));
@@ -35,7 +35,7 @@ fn too_few_steps_for_the_encoding_are_remarked() {
 
 /// Without a readable file of weights every case fails with an error.
 #[test]
-fn weights_of_no_file_are_an_error() {
+fn a_missing_weights_file_is_an_error() {
     let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 64, blocks: 2, side: 32 };
     let shape = NetworkShape { draw: DrawDistribution::File, ..shape(sizes, 1, 4, 8) };
     if std::env::var_os("RESNET18_WEIGHTS").is_none() {
@@ -45,7 +45,7 @@ fn weights_of_no_file_are_an_error() {
 }
 
 #[test]
-fn sizes_are_those_of_resnet18() {
+fn layer_sizes_equal_those_of_resnet18() {
     let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 64, blocks: 2, side: 32 };
     let network = sizes.build_network();
     assert_eq!((network.neuron_layer_extents().len(), network.neuron_count()), (17, 47_104));
@@ -65,7 +65,7 @@ fn sizes_are_those_of_resnet18() {
 }
 
 #[test]
-fn parameters_lie_one_behind_the_other() {
+fn parameters_are_stored_contiguously() {
     let network = TINY_NETWORK.build_network();
     let mut next = 0;
     for (name, first, len) in network.parameter_layout() {
@@ -76,7 +76,7 @@ fn parameters_lie_one_behind_the_other() {
 }
 
 #[test]
-fn the_reference_and_its_gradient_are_those_of_the_tape() {
+fn the_reference_and_its_gradient_equal_those_of_an_autodiff_tape() {
     for (stem, t, level) in
         [(NetworkStem::ImageNet, 4, 8), (NetworkStem::Cifar, 5, 4), (NetworkStem::ImageNet, 3, 16)]
     {
@@ -106,8 +106,8 @@ fn spike_sums(shape: &NetworkShape, spikes: &[i8]) -> Vec<f64> {
     (0..n).map(|i| spikes[i..].iter().step_by(n).map(|&s| f64::from(s)).sum()).collect()
 }
 
-/// Activations of every layer of the quantised network, before its conversion: `clamp(floor(x/θ +
-/// 1/2), 0, steps)`, in whole numbers.
+/// Activations of every layer of the quantised network, before its conversion: Quantises x to
+/// `clamp(floor(x/θ + 1/2), 0, steps)`, in whole numbers.
 fn quantised_activations(shape: &NetworkShape, inputs: &Tensors) -> Vec<Vec<f64>> {
     let reference = NetworkReference::new(shape, inputs);
     let network = &reference.network;
@@ -147,7 +147,7 @@ fn quantised_activations(shape: &NetworkShape, inputs: &Tensors) -> Vec<Vec<f64>
 }
 
 #[test]
-fn with_enough_steps_the_network_is_the_quantised_one_unit_for_unit() {
+fn with_enough_time_steps_every_unit_equals_the_quantised_network() {
     let levels = [
         (NetworkStem::ImageNet, 4),
         (NetworkStem::ImageNet, 8),
@@ -171,7 +171,7 @@ fn with_enough_steps_the_network_is_the_quantised_one_unit_for_unit() {
 /// the images, and all once the last layer has had enough time. docs/results/resnet18.md has the
 /// fractions.
 #[test]
-fn with_few_steps_a_share_of_units_is_the_quantised_networks() {
+fn with_few_time_steps_some_units_equal_the_quantised_network() {
     let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 64, blocks: 2, side: 32 };
     for level in [4, 8, 16] {
         let mut before = 0.0;
@@ -225,7 +225,7 @@ fn silent_tile_share(
 /// all steps of two images at one pixel, by 16 channels; a layout with one step in a tile would
 /// multiply eight images of that step. docs/results/resnet18.md has the fractions.
 #[test]
-fn few_operands_are_without_a_spike() {
+fn few_operands_of_the_layers_lack_a_spike() {
     let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 64, blocks: 2, side: 32 };
     let shape = shape(sizes, 8, 8, 8);
     let inputs = network_inputs(shape, 1);
@@ -253,7 +253,7 @@ fn few_operands_are_without_a_spike() {
 }
 
 #[test]
-fn every_layer_of_neurons_is_busy() {
+fn neurons_of_every_layer_fire() {
     for (stem, level) in
         [(NetworkStem::ImageNet, 8), (NetworkStem::Cifar, 8), (NetworkStem::ImageNet, 16)]
     {
@@ -273,7 +273,7 @@ fn every_layer_of_neurons_is_busy() {
 }
 
 #[test]
-fn gradients_of_images_add_up() {
+fn gradients_of_single_images_add_up_to_the_batchs_gradient() {
     let whole = shape(NetworkSizes { width: 8, ..TINY_NETWORK }, 3, 4, 8);
     let all = network_inputs(whole, 5);
     let gradient = |shape: &NetworkShape, inputs: &Tensors| {
@@ -296,7 +296,7 @@ fn gradients_of_images_add_up() {
 }
 
 #[test]
-fn dyadic_inputs_are_bf16_values() {
+fn dyadic_test_inputs_are_exact_in_bf16() {
     for level in [4, 8, 16] {
         let shape = shape(NetworkSizes { width: 8, ..TINY_NETWORK }, 2, 1, level);
         let inputs = network_inputs(shape, 1);

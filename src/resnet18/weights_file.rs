@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_are_read_by_name_with_their_channels_innermost() {
+    fn parameters_are_read_by_name_and_stored_with_channels_innermost() {
         let folder = tempfile::tempdir().unwrap();
         let (path, network) = (folder.path().join("weights.safetensors"), small_test_network());
         write_safetensors(&path, &numbered_parameters(&network));
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn other_files_are_refused_by_name() {
+    fn a_file_without_the_networks_parameters_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let (path, network) = (folder.path().join("weights.safetensors"), small_test_network());
         let whole = numbered_parameters(&network);

@@ -341,7 +341,7 @@ impl Problem for StBifBackward {
         let elements = self.neurons.input_elements() as u64;
         let bytes = self.neurons.dtype.bytes() as u64 * elements;
         // Operations of a step: two Gaussians of 5 each, their sum, b of 2, m of 3, gx and gT of 2
-        // each. The replay of the forward pass is not counted.
+        // each. The declared work excludes the replay of the forward pass.
         Work::bytes(2 * bytes, bytes).with_flops(FlopUnit::Vector, Dtype::F32, 20 * elements)
     }
 

@@ -131,7 +131,7 @@ mod tests {
     const GOLDEN_CURRENTS: [f64; 8] = [0.375, 0.375, 0.375, 0.0, -0.5, 0.0, 1.0, 0.0];
 
     #[test]
-    fn golden_forward() {
+    fn the_neurons_forward_pass_equals_recorded_values() {
         let trace = run_neuron(&GOLDEN_PARAMETERS, &GOLDEN_CURRENTS);
         let spikes: Vec<i8> = trace.steps.iter().map(|step| step.spike).collect();
         let membranes: Vec<f64> = trace.steps.iter().map(|step| step.membrane).collect();
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn golden_backward() {
+    fn the_neurons_backward_pass_equals_recorded_values() {
         let trace = run_neuron(&GOLDEN_PARAMETERS, &GOLDEN_CURRENTS);
         let unused =
             [1.905115, 1.905115, 1.905115, 1.905104, 1.906784, 1.915235, 0.360356, 0.36022];
@@ -181,7 +181,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn charge_is_conserved(parameters in any_neuron_parameters(), x in random_currents()) {
+        fn the_charge_of_a_neuron_is_conserved(parameters in any_neuron_parameters(), x in random_currents()) {
             let trace = run_neuron(&parameters, &x);
             let charge = x.iter().sum::<f64>() + 0.5 * parameters.threshold;
             prop_assert_eq!(
@@ -191,7 +191,7 @@ mod tests {
         }
 
         #[test]
-        fn prefire_is_paid_back_after_tmax_steps(parameters in any_neuron_parameters(), x in random_currents()) {
+        fn an_early_spike_is_compensated_after_tmax_steps(parameters in any_neuron_parameters(), x in random_currents()) {
             let parameters = NeuronParameters { prefire: 0.25, ..parameters };
             let trace = run_neuron(&parameters, &x);
             let paid = (x.len() as f64).min(f64::from(parameters.tracer_max))
@@ -202,7 +202,7 @@ mod tests {
         }
 
         #[test]
-        fn the_tracer_is_the_sum_of_spikes_and_stays_in_bounds(
+        fn the_tracer_equals_the_sum_of_spikes_and_stays_in_bounds(
             parameters in any_neuron_parameters(),
             x in random_currents(),
         ) {
@@ -218,7 +218,7 @@ mod tests {
         }
 
         #[test]
-        fn a_settled_neuron_holds_the_quantised_input(parameters in any_neuron_parameters(), x in random_currents()) {
+        fn a_settled_neuron_has_emitted_the_quantised_input(parameters in any_neuron_parameters(), x in random_currents()) {
             let mut padded = x.clone();
             padded.resize(x.len() + 4000, 0.0);
             let quantised = (x.iter().sum::<f64>() / parameters.threshold + 0.5).floor();
@@ -228,7 +228,7 @@ mod tests {
         }
 
         #[test]
-        fn the_gradient_is_linear_in_the_spike_gradient(
+        fn the_input_gradient_is_linear_in_the_spike_gradient(
             parameters in any_neuron_parameters(),
             x in random_currents(),
             factor in -4.0f64..4.0,

@@ -2,8 +2,8 @@
 //! reference and the bytes that it must move. Verification and memory ceilings then cover every
 //! kernel at every model size.
 //!
-//! A chain of kernels is excluded on purpose. Inputs are drawn, with about the spread that they
-//! have in the network.
+//! A chain of kernels is excluded on purpose. Inputs of a component are drawn with about the spread
+//! that they have in the network.
 
 use std::collections::BTreeMap;
 
@@ -56,23 +56,23 @@ pub enum ModelPart {
     Norm,
     /// RMSNorm of the sum of the residual stream and a branch.
     NormAdd,
-    /// Gradients of the residual stream and of the gain.
+    /// Component: gradients of the residual stream and of the gain.
     NormBackward,
-    /// Rotary embedding of queries and keys.
+    /// Component: rotary embedding of queries and keys.
     Rope,
     /// SwiGLU.
     Swiglu,
-    /// Gradients of gates and ups.
+    /// Component: gradients of gates and ups.
     SwigluBackward,
     /// Causal softmax.
     Softmax,
-    /// Causal softmax of f32 scores.
+    /// Component: causal softmax of f32 scores.
     SoftmaxF32,
     /// Gradients of the scores.
     SoftmaxBackward,
     /// Gradients of f32 scores, from f32 gradients of the probabilities.
     SoftmaxBackwardF32,
-    /// Losses, and gradients of the logits.
+    /// Component: losses of the tokens, and gradients of the logits.
     Loss,
     /// Losses.
     LossForward,

@@ -318,7 +318,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tensors_fill_the_arena_in_order() {
+    fn parameter_tensors_fill_the_arena_in_order() {
         let [d, ff, layers, heads] = [768, 3072, 12, 12];
         let (vocabulary, context, batch, dtype) = (10_000, 512, 4, Dtype::Bf16);
         let small = LmShape { vocabulary, d, ff, layers, heads, context, batch, dtype };
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_of_the_vocabulary_and_repeats_tokens() {
+    fn the_drawn_text_uses_the_vocabulary_and_repeats_tokens() {
         let shape = LmShape {
             vocabulary: 13,
             d: 8,

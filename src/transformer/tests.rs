@@ -29,7 +29,7 @@ fn mean_training_loss(shape: &LmShape, inputs: &Tensors) -> f64 {
 }
 
 #[test]
-fn gradients_are_differences_of_the_loss() {
+fn transformer_reference_gradients_equal_differences_of_the_loss() {
     let inputs = TrainStep { shape: TINY }.inputs(2);
     let gradients = LmReference::new(&TINY, &inputs, |x| x).loss_gradients();
     assert_eq!(gradients.len(), TINY.arena_tensors().len());
@@ -52,7 +52,7 @@ fn gradients_are_differences_of_the_loss() {
     }
 }
 
-/// State after a step, in f32.
+/// Training state after an optimiser step, in f32.
 fn next_state(shape: &LmShape, inputs: &Tensors, expected: &[Expected]) -> Tensors {
     let mut state = inputs.select_named(&["tokens", "targets"]);
     state = state.with("steps", [1], vec![inputs.f32("steps")[0] + 1.0]);
@@ -82,7 +82,7 @@ pub fn initial_state(shape: &LmShape, seed: u64) -> Tensors {
 }
 
 #[test]
-fn the_first_step_moves_each_parameter_by_the_rate_and_the_decay() {
+fn the_first_adamw_step_moves_each_parameter_by_rate_and_decay() {
     let inputs = initial_state(&TINY, 3);
     let next = next_state(&TINY, &inputs, &expected_step(&TINY, &inputs, |x| x));
     let gradients = LmReference::new(&TINY, &inputs, |x| x).loss_gradients();
@@ -111,7 +111,7 @@ pub fn loss_before_each_step(shape: &LmShape, beginning: &Tensors, steps: usize)
 }
 
 #[test]
-fn a_training_learns_its_text() {
+fn training_the_reference_lowers_the_loss_of_its_text() {
     let losses = loss_before_each_step(&TINY, &initial_state(&TINY, 4), 8);
     assert!(losses.windows(2).all(|pair| pair[1] < pair[0]), "{losses:?}");
 }
@@ -134,7 +134,7 @@ fn relative_errors(name: &str, found: &[Expected], exact: &[Expected]) -> [f64; 
 }
 
 #[test]
-fn rounding_to_bf16_stays_within_the_tolerance() {
+fn rounding_to_bf16_stays_within_the_transformers_tolerance() {
     let shape = LmShape {
         vocabulary: 300,
         d: 64,
@@ -175,13 +175,13 @@ fn rounding_to_bf16_stays_within_the_tolerance() {
 }
 
 #[test]
-fn sequences_are_independent() {
+fn outputs_of_a_sequence_do_not_depend_on_the_others() {
     assert_eq!(symmetry::check_symmetries(&ModelForward { shape: TINY }, 5, 1e-12), Ok(1));
 }
 
 /// The gradient of a batch is the mean of the gradients of its sequences.
 #[test]
-fn gradients_add_up_over_the_batch() {
+fn gradients_of_sequences_add_up_over_the_batch() {
     let inputs = TrainStep { shape: TINY }.inputs(6);
     let whole = LmReference::new(&TINY, &inputs, |x| x).loss_gradients();
     let one = LmShape { batch: 1, ..TINY };
@@ -204,7 +204,7 @@ fn gradients_add_up_over_the_batch() {
 /// `bf16::from_f64` ignores the last three bits of an f32 and therefore treats this number as a
 /// tie.
 #[test]
-fn a_weight_just_above_a_tie_is_rounded_up() {
+fn a_weight_just_above_a_tie_is_rounded_up_to_bf16() {
     let shape = LmShape { dtype: Dtype::Bf16, ..TINY };
     let mut inputs = TrainStep { shape }.inputs(1);
     inputs.f32_mut("parameters")[0] = 1.0 + f32::powi(2.0, -8) + f32::EPSILON;
@@ -213,7 +213,7 @@ fn a_weight_just_above_a_tie_is_rounded_up() {
 }
 
 #[test]
-fn a_token_outside_of_the_vocabulary_is_named() {
+fn a_token_outside_of_the_vocabulary_is_named_in_the_error() {
     let mut text = TINY.draw_tokens_and_targets(1);
     assert_eq!(check_tokens_and_targets(&TINY, &text), Ok(()));
     text.insert("targets", Tensor::new([2, 7], TensorData::F32(vec![21.0; 14])));
@@ -226,7 +226,7 @@ fn a_token_outside_of_the_vocabulary_is_named() {
 }
 
 #[test]
-fn a_batch_of_nothing_is_refused() {
+fn an_empty_batch_is_refused() {
     let override_ = ["b=0".parse().unwrap()];
     let refused =
         FORWARD.points(Effort::Default, DefaultScale::Accelerator, &override_).unwrap_err();
@@ -234,7 +234,7 @@ fn a_batch_of_nothing_is_refused() {
 }
 
 #[test]
-fn every_point_binds() {
+fn every_transformer_point_binds() {
     for point in FORWARD.points(Effort::Thorough, DefaultScale::Accelerator, &[]).unwrap() {
         assert!((FORWARD.bind)(&point).is_ok() && (TRAIN_STEP.bind)(&point).is_ok());
     }

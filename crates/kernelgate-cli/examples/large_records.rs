@@ -54,7 +54,7 @@ fn main() {
     }
 }
 
-/// A run record whose times differ a little from those of all other runs.
+/// Makes a run record whose times differ a little from those of all other runs.
 fn run(session: usize, cases: usize, samples: usize) -> ProcessRun {
     let case = |index: usize| {
         let time = |sample: usize| {
@@ -110,7 +110,7 @@ fn make_records(folder: &Path, cases: usize, runs: usize, samples: usize) {
 fn make_shards(folder: &Path, shards: usize, cases: usize, samples: usize) {
     for index in 1..=shards {
         let mut run = run(index, cases, samples);
-        // Every shard gets problems of its own.
+        // Every shard gets its own problems.
         run.cases = std::mem::take(&mut run.cases)
             .into_iter()
             .map(|(id, case)| (id.replacen("/s", &format!("/shard{index}_s"), 1), case))

@@ -14,9 +14,9 @@
 //! - [`pages`]: HTML pages of measurements, verdicts and traces.
 //! - [`verbs`]: the command line, with one file for each verb.
 //!
-//! Measuring is in `kernelgate`, which the bench executables link; this crate links it for the
-//! formats that both know. A library beside the program so that both of its names share one `main`
-//! and its tests reach the parts.
+//! The crate `kernelgate` measures, and bench executables link it; this crate links it for the
+//! record formats. A library beside the program so that both of its names share one `main` and its
+//! tests reach the parts.
 
 #![allow(
     missing_docs,
@@ -111,7 +111,7 @@ mod tests {
     use anyhow::anyhow;
 
     #[test]
-    fn an_error_names_each_cause_once() {
+    fn an_error_message_names_each_cause_once() {
         let error = anyhow!("read a.json: broken").context("failed to read a.json: broken");
         let error = error.context("merge");
         assert_eq!(super::error_with_causes(&error), "merge: failed to read a.json: broken");

@@ -1,9 +1,8 @@
-//! Limits of an architecture by its name alone, so that kernels can be judged for it without such a
-//! card.
+//! Resource limits of GPU architectures by name, so that kernels can be judged without such a card.
 //!
 //! The resource limits of each architecture are those of the table "Technical Specifications per
-//! Compute Capability" in NVIDIA's CUDA C++ Programming Guide. This module deliberately does not
-//! ask the driver for attributes of a present card.
+//! Compute Capability" in NVIDIA's CUDA C++ Programming Guide. This module does not ask the driver
+//! for attributes of an installed card.
 
 /// Variable that names an architecture to run as, instead of the card's own.
 pub const ARCHITECTURE_VARIABLE: &str = "KERNELGATE_ARCH";
@@ -17,7 +16,7 @@ pub fn requested_architecture() -> Option<String> {
     Some(named.to_string_lossy().into_owned())
 }
 
-/// The least architecture that anything here is compiled for: Ampere.
+/// Oldest architecture for which anything here is compiled: Ampere.
 pub const MIN_ARCHITECTURE: u32 = 80;
 
 /// The least architecture with clusters, bulk copies and programmatic dependent launch: Hopper.
@@ -29,7 +28,9 @@ pub const RESERVED_SHARED_BYTES_PER_BLOCK: u32 = 1024;
 /// Capacity of a multiprocessor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MultiprocessorLimits {
+    /// Largest number of warps resident on a multiprocessor.
     pub warps: u32,
+    /// Largest number of thread blocks resident on a multiprocessor.
     pub blocks: u32,
     /// Shared memory, bytes.
     pub shared_bytes: u32,
@@ -62,8 +63,8 @@ pub fn shared_bytes_a_block(arch: &str) -> Option<u32> {
     multiprocessor_limits(arch).map(|limits| limits.shared_bytes - RESERVED_SHARED_BYTES_PER_BLOCK)
 }
 
-/// Whether a kernel may be launched there before the one before it has ended (programmatic
-/// dependent launch).
+/// Returns whether a kernel of this architecture may be launched before the previous one has ended
+/// (programmatic dependent launch).
 pub fn supports_programmatic_launch(arch: &str) -> bool {
     capability_number(arch).is_some_and(|number| number >= HOPPER_ARCHITECTURE)
 }
@@ -73,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_tells_the_number_and_the_shared_memory_of_a_block() {
+    fn an_architecture_name_determines_its_number_and_shared_memory() {
         assert_eq!(
             ["sm_80", "sm_90a", "sm_100f", "sm_120a"].map(capability_number),
             [80, 90, 100, 120].map(Some)

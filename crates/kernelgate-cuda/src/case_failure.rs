@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 pub struct CaseFailure {
     /// The sentence.
     pub text: String,
-    /// Kind of the reason: "too_short". The list of facts is empty for errors of a workload's own
-    /// code.
+    /// Kind of the failure as a word: "too_short". The list of facts is empty for errors of a
+    /// workload's own code.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub kind: String,
     /// Numbers in the sentence, by name; the unit is the name's end.
@@ -23,18 +23,18 @@ pub struct CaseFailure {
 }
 
 impl CaseFailure {
-    /// A sentence of a kind, without facts.
+    /// Makes a failure of a kind with a sentence, without facts.
     pub fn new(kind: &str, text: impl fmt::Display) -> Self {
         Self { text: text.to_string(), kind: kind.to_owned(), ..Self::default() }
     }
 
-    /// Replaces the sentence and keeps the facts.
+    /// Replaces the sentence of the failure and keeps its facts.
     #[must_use]
     pub fn with_text(self, text: impl Into<String>) -> Self {
         Self { text: text.into(), ..self }
     }
 
-    /// Adds a number; one that is not finite stays in the sentence alone.
+    /// Adds a number to the facts; a number that is not finite appears only in the sentence.
     #[must_use]
     pub fn with_number(mut self, name: &str, number: f64) -> Self {
         if number.is_finite() {

@@ -12,6 +12,7 @@ pub enum BackendError {
     Driver {
         /// The action that failed, for example "make a stream".
         action: String,
+        /// Error code of the driver, with its text.
         status: DriverStatusCode,
     },
     /// The computation itself failed.
@@ -24,8 +25,8 @@ pub enum BackendError {
     /// process.
     #[error("the GPU was lost: {0}")]
     Lost(String),
-    /// A library that this implementation stands on is missing or does not compute the problem: a
-    /// skip, not a fault.
+    /// Error: a library that the implementation needs is missing or does not support the problem;
+    /// the case is skipped.
     #[error("{0}")]
     Unsupported(String),
     /// The events on the stream do not enclose the computation, so no time would be correct.
@@ -37,6 +38,7 @@ pub enum BackendError {
         gigabytes_text(*needed), available.map_or_else(|| "an unknown amount".to_owned(), gigabytes_text)
     )]
     OutOfMemory {
+        /// Required bytes.
         needed: u64,
         /// Available bytes, if the driver reports them.
         available: Option<u64>,

@@ -1,5 +1,5 @@
-//! Moves the program to other addresses on purpose. Two builds of equal code differ by their
-//! addresses, so a calibration of the gate must include that effect.
+//! Moves code and memory to other addresses on purpose, as another build may do. Two builds of
+//! equal code differ by their addresses, so a calibration of the gate must include that effect.
 //!
 //! `KERNELGATE_LAYOUT` numbers a layout. Every module that is compiled gets further functions, so
 //! that kernels lie elsewhere in their module, and the device's memory and the host's heap begin
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbouring_layouts_differ_in_code_and_memory() {
+    fn neighbouring_layout_numbers_differ_in_code_and_memory_addresses() {
         for layout in 0..60 {
             assert_ne!(padding_functions(layout), padding_functions(layout + 1));
             assert_ne!(padding_bytes(layout), padding_bytes(layout + 1));

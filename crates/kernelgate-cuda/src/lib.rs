@@ -13,7 +13,7 @@
 //! - [`spec`]: a kernel as one row of data, from which it is loaded, launched, recorded and tested.
 //! - [`instruments`]: kernels for measuring: bandwidth passes, spins, blocker, clock probes, L2
 //!   flush.
-//! - [`observe`]: CUPTI's activity records, NVML's readings, NVTX ranges.
+//! - [`observe`]: Bindings of CUPTI's activity records, NVML's readings and NVTX ranges.
 //!
 //! All `unsafe` code of the workspace is in this crate. The functions of this crate are safe,
 //! including [`Kernel::launch`]: the number and sizes of a launch's arguments are checked against

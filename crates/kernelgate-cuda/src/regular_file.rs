@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rejects_files_without_an_end() {
+    fn endless_files_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("one");
         std::fs::write(&path, [7, 0, 255]).unwrap();

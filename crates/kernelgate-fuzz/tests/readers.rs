@@ -191,7 +191,7 @@ fn safetensors(path: &Path, _: u64) -> bool {
 fn machine_code(path: &Path, _: u64) -> bool {
     let bytes = std::fs::read(path).unwrap();
     let facts = cubin::kernel_facts(&bytes, "");
-    let _ = (code::machine_code_hashes(&bytes), harness_kind::kind(path));
+    let _ = (code::machine_code_hashes(&bytes), harness_kind::harness_kind_of_file(path));
     let symbols = facts.iter().flat_map(|facts| facts.keys());
     symbols.for_each(|symbol| drop(code::machine_code_in_image(&bytes, symbol)));
     let image = KernelImage::from_bytes("image", bytes);

@@ -8,7 +8,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
 use rayon::prelude::*;
 
-/// Number of elements that share one random stream. This number is part of the definition of the
+/// Number of elements that share one random stream. The number is part of the definition of the
 /// inputs: changing it changes every input.
 const RANDOM_CHUNK: usize = 1 << 16;
 
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_depend_on_seed_and_name_and_on_nothing_else() {
+    fn random_values_depend_only_on_seed_and_name() {
         let a = normal_values(1, "x", RANDOM_CHUNK + 10);
         assert_eq!(a, normal_values(1, "x", RANDOM_CHUNK + 10));
         assert_eq!(a[..RANDOM_CHUNK + 3], normal_values(1, "x", RANDOM_CHUNK + 3));
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn indices_are_distinct_ascending_and_below_the_length() {
+    fn sampled_indices_are_distinct_ascending_and_below_the_length() {
         let drawn = random_indices(3, "rows", 1000, 50);
         assert_eq!(drawn.len(), 50);
         assert!(drawn.is_sorted_by(|a, b| a < b) && *drawn.last().unwrap() < 1000);

@@ -1,4 +1,5 @@
-//! Host tensors: the currency between inputs, references and implementations. No arithmetic here.
+//! Tensors in host memory, in which inputs, references and outputs are exchanged. No arithmetic
+//! here.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -56,7 +57,7 @@ impl Dtype {
         }
     }
 
-    /// The name used in ids and files.
+    /// Returns the dtype's name in ids and files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F64 => "f64",
@@ -99,7 +100,7 @@ impl TensorData {
         }
     }
 
-    /// Whether the tensor has no elements.
+    /// Returns whether the tensor has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -11,7 +11,7 @@ use kernelgate_trace::TraceError;
 use kernelgate_trace::diagnose::{TraceDiagnosis, diagnose, diagnose_streamed};
 use kernelgate_trace::read::{self, WantedTraceParts};
 
-/// Ends of names of files that may be traces.
+/// File name endings of files that may be traces.
 const TRACE_EXTENSIONS: &[&str] =
     &[".sqlite", ".nsys-rep", ".json", ".json.gz", ".csv", ".ncu-rep", ".log"];
 
@@ -32,7 +32,8 @@ fn main() -> ExitCode {
         println!("== {name}");
         match diagnose_trace(trace) {
             Ok(diagnosis) => print_diagnosis(&diagnosis),
-            // The path is in the heading: a folder elsewhere gives the same text.
+            // The path is only in the heading, so that a trace in another folder gives the same
+            // text.
             Err(error) => println!("  not read: {}", error.to_string().replace(folder, "")),
         }
         println!();

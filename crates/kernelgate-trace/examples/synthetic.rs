@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use rusqlite::{Connection, Statement, params};
 
-/// Process 100 and its threads as global ids.
+/// Global ids of process 100 and its threads, as Nsight Systems encodes them.
 const PROCESS_GLOBAL_ID: i64 = 100 << 24;
 const HOST_THREADS: i64 = 2;
 /// Kernels of a step.

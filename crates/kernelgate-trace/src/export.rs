@@ -352,7 +352,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_keep_their_nanoseconds() {
+    fn times_of_a_trace_keep_single_nanoseconds() {
         assert_eq!(microseconds_text(1_712_195_495_505_543_217), "1712195495505543.217");
         assert_eq!(microseconds_text(-1_005), "-1.005");
         assert_eq!(microseconds_text(-5), "-0.005");

@@ -7,8 +7,8 @@
 //! through one [`protocol`], and decides whether they got slower. Your own kernel goes through the
 //! same `main` as ours: see [`prelude`] and the repository's `examples/`.
 //!
-//! Modules in reading order; each imports only from those before it (a test of the repository
-//! checks that).
+//! Modules are in reading order; each imports only from earlier ones, which a test of the
+//! repository checks.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "files of tests"))]
 

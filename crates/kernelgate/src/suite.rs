@@ -43,7 +43,7 @@ pub struct WorkloadFacts {
     pub axes: Cow<'static, [Axis]>,
     /// Points of each effort.
     pub lines: SelectionLines,
-    /// Additional points, which only a few rows run.
+    /// Additional points of the axes, which only a few implementations run.
     pub scan: ScanAlongAxes,
 }
 
@@ -82,7 +82,7 @@ pub trait BoundProblem {
     ) -> Result<Box<dyn Executable>, BackendError>;
 }
 
-/// Joins a workload and its implementations, in ladder order.
+/// Joins a workload with its implementations, in the order of the ladder of improvements.
 pub fn join_rows<P: Problem>(
     workload: &'static Workload<P>,
     implementations: impl IntoIterator<Item = &'static Implementation<P>>,
@@ -108,7 +108,7 @@ pub fn suite_with_scan<P: Problem>(
 }
 
 impl Suite {
-    /// A workload whose problems `bind` creates from points.
+    /// Makes a suite for a workload whose problems `bind` creates from points of its axes.
     pub fn new<P: Problem, R: Borrow<Implementation<P>> + Send + Sync + 'static>(
         facts: WorkloadFacts,
         implementations: Vec<R>,
@@ -137,7 +137,7 @@ impl Suite {
         self.facts.about
     }
 
-    /// Revision of the definition; 1 where none is declared.
+    /// Returns the revision of the workload's definition; 1 if none is declared.
     pub fn revision(&self) -> u32 {
         self.facts.revision.unwrap_or(1)
     }
@@ -147,7 +147,7 @@ impl Suite {
         self.facts.revision
     }
 
-    /// Axes along which problems vary.
+    /// Returns the axes along which the workload's problems vary.
     pub fn axes(&self) -> &[Axis] {
         &self.facts.axes
     }

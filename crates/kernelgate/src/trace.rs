@@ -78,7 +78,7 @@ impl RecordedIntervalSummary {
 pub struct HostPhaseTime {
     /// Name of the phase: "prepare", "first launch", "launch", "outputs".
     pub name: String,
-    /// How often the phase time was measured.
+    /// Number of times that the phase was measured.
     pub count: usize,
     /// Sum, nanoseconds.
     pub total_ns: f64,
@@ -86,9 +86,9 @@ pub struct HostPhaseTime {
     pub shortest_ns: f64,
     /// Longest, nanoseconds.
     pub longest_ns: f64,
-    /// CPU time of this process over the elapsed time: the average number of busy threads,
-    /// including those that wait by spinning. The number is absent if the system does not report
-    /// CPU time.
+    /// CPU time of the process divided by elapsed time: the average number of busy threads,
+    /// including threads that wait by spinning. The number of busy threads is absent if the system
+    /// does not report CPU time.
     pub busy_threads: Option<f64>,
 }
 
@@ -110,7 +110,8 @@ impl HostPhaseTime {
             .try_for_each(check_trace_number)
     }
 
-    /// Sums durations in nanoseconds, at least one, during which the process used this CPU time.
+    /// Summarises durations in nanoseconds (at least one) of a phase in which the process used this
+    /// CPU time.
     pub fn from_durations(name: &str, elapsed_ns: &[f64], cpu_ns: Option<f64>) -> HostPhaseTime {
         let total_ns: f64 = elapsed_ns.iter().sum();
         Self {
@@ -130,7 +131,7 @@ mod tests {
     use kernelgate_cuda::observe::activity::KernelRecord;
 
     #[test]
-    fn overlap_counts_once_in_busy_and_in_full_in_totals() {
+    fn concurrent_kernels_count_once_as_busy_time_and_fully_in_totals() {
         let record =
             |name, start, end| KernelRecord { name, start, end, ..KernelRecord::default() };
         let summary = RecordedIntervalSummary::from_activity(&RecordedActivity {
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_phase_has_its_extremes_and_its_threads() {
+    fn a_phase_records_its_shortest_and_longest_time_and_busy_threads() {
         let phase = HostPhaseTime::from_durations("launch", &[10.0, 30.0, 20.0], Some(90.0));
         assert_eq!((phase.count, phase.total_ns), (3, 60.0));
         assert_eq!((phase.shortest_ns, phase.longest_ns), (10.0, 30.0));

@@ -1,4 +1,4 @@
-//! A kernel that another version of cudarc loads and launches than the one that kernelgate has.
+//! A kernel that is loaded and launched through another version of cudarc than kernelgate's.
 
 use attached::{A, PTX, axpy};
 use cudarc::driver::{result, sys};

@@ -1,4 +1,4 @@
-//! Shared parts of the benches beside this file: the definition `out = 2.5 x + y`, its reference,
+//! Parts that the benches beside this file share: the definition `out = 2.5 x + y`, its reference,
 //! and the PTX.
 
 use std::ffi::{c_int, c_void};

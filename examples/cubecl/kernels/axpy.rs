@@ -16,8 +16,8 @@ pub const UNITS: u32 = 256;
 /// A header that the kernel text includes but NVRTC does not find; NVRTC has its contents built in.
 pub const HEADERS: &[(&str, &str)] = &[("cuda_runtime.h", "")];
 
-/// The last argument of every CubeCL kernel: the address of lengths and scalars; this kernel has
-/// none, so it is 0.
+/// Last argument of every CubeCL kernel: the address of lengths and scalars; 0, because this kernel
+/// has none.
 pub const NO_INFO: u64 = 0;
 
 #[cube(launch)]

@@ -1,5 +1,5 @@
 //! The CUDA code that `before.rs` and `after.rs` time: the driver API by its C names, loaded when
-//! it is first used, with no binding at all. Yours is what you have.
+//! it is first used, with no binding at all. In your program, this module is your own GPU code.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
@@ -18,7 +18,7 @@ macro_rules! cu {
     }};
 }
 
-/// A context, a stream and a kernel.
+/// A CUDA context, a stream and a loaded kernel.
 pub struct Gpu {
     stream: *mut c_void,
     kernel: *mut c_void,
@@ -50,7 +50,7 @@ impl Gpu {
         Self { stream, kernel }
     }
 
-    /// The stream that everything here is enqueued on, as a `CUstream`.
+    /// The stream on which all work here is enqueued, as a `CUstream`.
     pub fn stream(&self) -> *mut c_void {
         self.stream
     }

@@ -2,8 +2,8 @@
 //! loops.
 //!
 //! Tasks are blocks of queries (forward) or heads (backward). Each task runs on one thread with its
-//! tiles on the stack, so that a launch allocates nothing, except a launch of `ring`. The dtypes
-//! bf16 and f16 are excluded on purpose.
+//! tiles on the stack, so that only launches of `ring` allocate memory. The CPU implementations do
+//! not support bf16 and f16.
 
 mod backward;
 mod blocks;
@@ -58,7 +58,8 @@ pub const BACKWARD: &[Implementation<AttentionBackward>] = &[Implementation {
         let task = CpuTask::new(inputs, outputs, move |inputs, outputs| {
             backward::compute_attention_gradients(&attention, inputs, &saved, outputs)
         });
-        // The saved outputs of the forward pass are functions of the other inputs.
+        // The saved outputs of the forward pass are functions of the other inputs, so they are not
+        // replaced separately.
         task.reading(&["grad_out"])
     }),
 }];

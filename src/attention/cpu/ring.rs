@@ -96,7 +96,7 @@ mod tests {
     use crate::cpu_tests::check_row_against_reference;
 
     #[test]
-    fn agrees_with_the_reference_for_one_to_eight_gpus() {
+    fn the_cpu_ring_agrees_with_the_reference_for_one_to_eight_gpus() {
         for (gpus, d, causal) in
             [(1, 64, true), (2, 128, false), (2, 64, true), (4, 64, false), (8, 64, true)]
         {

@@ -25,7 +25,7 @@ pub(super) struct ScoreTile {
     pub keys: usize,
     /// Index of the tile's first query.
     pub query: usize,
-    /// Number of queries of the block before the first one that sees a key of the tile.
+    /// Number of queries in the block before the first query that sees a key of the tile.
     pub hidden: usize,
     /// Number of queries in the tile of scores.
     pub queries: usize,
@@ -39,7 +39,7 @@ pub(super) struct ScoreTile {
 
 impl ScoreTile {
     /// Returns the tile that starts at `key`, for the block of `rows` queries from `first` on.
-    /// Returns `None` if no query of the block sees such a key.
+    /// Returns `None` if no query of the block sees a key of the tile.
     pub(super) fn new(
         attention: &Attention,
         first: usize,
@@ -63,7 +63,7 @@ impl ScoreTile {
         })
     }
 
-    /// Number of the tile's keys that one of its queries sees; at least one.
+    /// Number of keys of the tile that at least one query sees; at least 1.
     #[inline(always)]
     fn visible_keys(&self, row: usize) -> usize {
         let end = self.query + self.ahead + row + 1;
@@ -85,7 +85,7 @@ pub(super) struct OnlineSoftmaxRows<const N: usize> {
 }
 
 impl<const N: usize> OnlineSoftmaxRows<N> {
-    /// Running softmax before the first tile.
+    /// State of the running softmax before the first tile.
     pub(super) fn new() -> Self {
         Self { max: [f32::NEG_INFINITY; N], sum: [0.0; N] }
     }
@@ -307,7 +307,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_of_any_length_are_summed_and_searched() {
+    fn rows_of_any_length_are_summed_and_searched_for_their_maximum() {
         for len in 1..50 {
             // The row has the values 0, -1, -2, .. from its middle on.
             let row: Vec<f32> = (0..len).map(|i| -(((i + len / 2) % len) as f32)).collect();

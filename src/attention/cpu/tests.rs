@@ -52,7 +52,7 @@ fn check_both_directions(
 }
 
 #[test]
-fn agrees_with_the_reference_at_odd_shapes() {
+fn cpu_attention_agrees_with_the_reference_at_odd_shapes() {
     for s in [1, 7, 65, 129, 200, 300] {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
             check_both_directions(Attention { d, ..f32_problem([2, 3, s], causal) }, |_| (), None);
@@ -86,7 +86,7 @@ fn gradients_of_grouped_heads_agree_with_the_reference() {
 }
 
 #[test]
-fn agrees_with_the_reference_on_outliers() {
+fn cpu_attention_agrees_with_the_reference_on_outliers() {
     for causal in [false, true] {
         check_both_directions(
             Attention { outliers: true, ..f32_problem([1, 4, 333], causal) },
@@ -97,7 +97,7 @@ fn agrees_with_the_reference_on_outliers() {
 }
 
 #[test]
-fn scores_beyond_the_range_of_exp_stay_finite_and_right() {
+fn scores_beyond_the_range_of_exp_give_finite_correct_outputs() {
     // Scores are 1600 · N(0, 1), up to 1e4: f32 rounds them by up to 1e-3, which is therefore the
     // expected error of their exponentials.
     let large = |inputs: &mut Tensors| {
@@ -105,8 +105,8 @@ fn scores_beyond_the_range_of_exp_stay_finite_and_right() {
             inputs.f32_mut(name).iter_mut().for_each(|x| *x *= 40.0);
         }
     };
-    // Nearly every row attends to a single key. The gradients of the first rows under the mask
-    // almost vanish, down to rounding.
+    // In this test nearly every row attends to a single key. The gradients of the first rows under
+    // the mask almost vanish, down to rounding.
     for (causal, error) in [(false, 1e-2), (true, 1e-1)] {
         check_both_directions(
             f32_problem([1, 4, 200], causal),
@@ -117,7 +117,7 @@ fn scores_beyond_the_range_of_exp_stay_finite_and_right() {
 }
 
 #[test]
-fn a_maximum_that_grows_in_every_tile_is_followed() {
+fn a_row_maximum_that_grows_in_every_tile_gives_correct_outputs() {
     // All keys have the direction of the queries and each is longer than the previous one: the
     // worst case of a running maximum.
     let growing = |inputs: &mut Tensors| {
@@ -135,7 +135,7 @@ fn a_maximum_that_grows_in_every_tile_is_followed() {
 }
 
 #[test]
-fn the_three_steps_agree_with_the_reference() {
+fn the_three_separate_steps_agree_with_the_reference() {
     fn check_all_rows<P: Problem>(workload: &Workload<P>, implementations: &[Implementation<P>]) {
         for s in [1, 7, 65, 200] {
             let overrides: Vec<AxisOverride> =
@@ -158,7 +158,7 @@ fn the_three_steps_agree_with_the_reference() {
 }
 
 #[test]
-fn sixteen_bit_problems_are_declined_with_the_reason() {
+fn sixteen_bit_problems_are_declined_by_cpu_rows_with_a_reason() {
     let suite = join_rows(&crate::attention::FORWARD, FORWARD);
     let points = suite
         .points(Effort::Default, DefaultScale::Accelerator, &["dtype=bf16".parse().unwrap()])

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_declares_tensors_and_scratch() {
+    fn a_program_with_attention_declares_its_tensors_and_scratch_memory() {
         let attention = bf16_attention(2, 4, 100, 128, true);
         let program = attention_training_step(&attention, QueryGradientSumOrder::Any);
         assert_eq!(program.check(), Ok(()));

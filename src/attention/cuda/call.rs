@@ -28,10 +28,10 @@ pub enum QueryGradientSumOrder {
 /// Bytes of device memory that attention needs besides its tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AttentionScratchBytes {
-    /// Bytes that every run of the launches writes before it reads them.
+    /// Scratch bytes that every run of the launches writes before it reads them.
     pub any: u64,
-    /// Bytes of scratch memory that must be zero before the first launch. Every run of the launches
-    /// leaves these bytes zero, so that consecutive layers can share them.
+    /// Bytes of scratch memory that must be zero before the first launch. Scratch bytes that every
+    /// run of the launches leaves zero, so that consecutive layers can share them.
     pub zeroed: u64,
 }
 
@@ -75,7 +75,7 @@ impl OrderedLaunches {
         &self.steps
     }
 
-    /// Bytes of device memory that these launches own.
+    /// Returns the bytes of device memory that the launches own.
     pub fn device_bytes(&self) -> u64 {
         self.tables.iter().map(|table| table.bytes() as u64).sum()
     }

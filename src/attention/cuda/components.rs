@@ -263,7 +263,7 @@ mod tests {
     use crate::attention::components::ComponentShape;
 
     #[test]
-    fn the_vectorised_softmax_takes_whole_packets_of_rows_that_fit_a_warp() {
+    fn the_vectorised_softmax_is_used_for_whole_packets_and_rows_that_fit_a_warp() {
         let supported = |s| {
             (SOFTMAX[1].supports)(&SoftmaxProblem {
                 shape: ComponentShape { b: 2, h: 3, s, d: 1, dtype: Dtype::F16 },

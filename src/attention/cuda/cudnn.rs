@@ -65,8 +65,8 @@ fn dq_accumulator_bytes(extents: &Extents) -> u64 {
     4 * extents.query_rows() * extents.d as u64
 }
 
-/// Checks whether cuDNN is loaded and may support the problem. Whether cuDNN supports the problem
-/// is known only when the plan is built.
+/// Checks whether cuDNN is loaded and may support the problem. Whether cuDNN supports a problem is
+/// known only after building its plan.
 fn check_cudnn_support(attention: &Attention) -> Result<(), String> {
     Extents::from(attention).check_support(&[FLASH_MMA_KERNEL])?;
     if attention.keys == 1 {
@@ -172,7 +172,7 @@ impl CudnnShapes {
         }
     }
 
-    /// Adds the GEMM a · bᵀ over the head dimension to the graph. The operand `b` is already
+    /// Adds the GEMM a · bᵀ over the head dimension to the graph. Operand `b` must already be
     /// described as transposed.
     fn inner_products(
         &self,
@@ -315,7 +315,7 @@ impl BackwardGraph {
         g.add_reshape(probabilities, transposed)?;
         g.add_matmul(transposed, grad_out, grad_v)?;
 
-        // Operations of this part: dS = P ∘ (dout vᵀ - row sums) · scale; dk = dSᵀ q.
+        // This part of the graph computes dS = P ∘ (dout vᵀ - row sums) · scale and dk = dSᵀ q.
         let grad = shapes.inner_products(g, grad_out, v)?;
         let grad = pointwise_in_fp32(g, CudnnPointwiseMode::Subtract, &[grad, sums], pairs)?;
         let grad =
@@ -325,7 +325,7 @@ impl BackwardGraph {
         g.add_reshape(grad, transposed)?;
         g.add_matmul(transposed, q, grad_k)?;
 
-        // Operation of this part: dq = dS k, summed in fp32 in memory.
+        // This part of the graph computes dq = dS k, summed in fp32 in memory.
         let keys = g.add_virtual_tensor(vectors, CudnnDataType::F32)?;
         g.add_reshape(k, keys)?;
         g.add_matmul(grad, keys, accumulator)?;
@@ -339,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn graphs_are_accepted_by_the_library() {
+    fn cudnn_accepts_the_attention_graphs() {
         if let Err(refusal) = api::cudnn_version() {
             eprintln!("skipped: {refusal}");
             return;

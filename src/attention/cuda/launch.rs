@@ -86,7 +86,7 @@ pub fn element_macro(extents: &Extents) -> String {
     if extents.dtype == Dtype::F16 { "DTYPE=F16" } else { "DTYPE=Bf16" }.to_owned()
 }
 
-/// Extents of every build of a kernel.
+/// Lists the extents for which a kernel is built.
 fn extents_of_builds() -> Vec<Extents> {
     let mut variants = Vec::new();
     for dtype in [Dtype::Bf16, Dtype::F16] {
@@ -111,7 +111,8 @@ pub fn strided_defines(
     all
 }
 
-/// Every dense build, and one with strides: `[b, s, h, d]` with 16 heads.
+/// Lists the extents of every dense build, and one build with strides: `[b, s, h, d]` with 16
+/// heads.
 pub fn strided_variants() -> Vec<Extents> {
     let row = 16 * 128;
     let rows = Some(RowStrides { q: row, k: row, v: row, grad_out: row });

@@ -172,7 +172,7 @@ pub struct ForwardLayout {
     pub v: Strides,
     /// Output.
     pub out: Strides,
-    /// Natural logarithm of each row's sum of exponentials, fp32.
+    /// Layout of the natural logarithm of each row's sum of exponentials, fp32.
     pub lse: Strides,
 }
 
@@ -286,8 +286,8 @@ pub(super) fn check_addresses(tensors: &[(&'static str, u64)]) -> Result<(), Uns
     }
 }
 
-/// Reason why no kernel of this module computes a problem. A row that gets such a reason is skipped
-/// with it.
+/// Reason why no kernel of this module computes a problem. A row that declines a problem is skipped
+/// with this reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum UnsupportedAttention {
     /// An extent is zero or does not fit into 32 bits.

@@ -1,10 +1,10 @@
 //! Attention forward over several GPUs: copies of keys and values to the GPU that needs them next,
 //! the launches of `attention/forward`, and a kernel that merges their results.
 //!
-//! At each step a GPU attends to the keys of one GPU. Meanwhile its copy engine fetches the keys of
-//! the next step from the GPU that owns them, on a separate stream. Two buffers alternate as the
-//! destination of these copies. Each link carries as much data as if the keys went round a ring,
-//! but no GPU waits for its neighbour.
+//! At each step a GPU attends to the keys of one GPU. During a step, the GPU's copy engine fetches
+//! the keys of the next step from the GPU that owns them, on a separate stream. The copies
+//! alternate between two destination buffers. Each link carries as much data as if the keys went
+//! round a ring, but no GPU waits for its neighbour.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ pub const RING_ROWS: &[Implementation<RingProblem>] = &[Implementation {
 const MERGE_THREADS: usize = 256;
 /// Number of elements of a row that a thread merges.
 const ELEMENTS_PER_MERGE_THREAD: usize = 8;
-/// Number of buffers for keys and values of other GPUs: for this step and for the next one.
+/// Number of buffers for keys and values of other GPUs: one for this step and one for the next.
 const FETCH_BUFFERS: usize = 2;
 
 const BARRIER_KERNEL: KernelSpec<RingProblem> = KernelSpec {
@@ -81,7 +81,7 @@ const fn query_rows_of_gpu(ring: &RingProblem) -> usize {
     ring.attention.h * ring.gpu_positions()
 }
 
-/// Bytes of the queries of one GPU; its keys, values and outputs have the same size.
+/// Bytes of the queries of one GPU; its keys, its values and its outputs have as many.
 const fn queries_bytes_per_gpu(ring: &RingProblem) -> u64 {
     (query_rows_of_gpu(ring) * ring.attention.d) as u64 * ELEMENT_BYTES
 }
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_that_of_the_tensors_of_a_gpu() {
+    fn the_declared_memory_of_a_ring_rank_is_that_of_its_tensors() {
         let ring = |gpus| RingProblem::new(gpus, 16, 1024, 128, true, Dtype::Bf16);
         let vector = |gpus: u64| 16 * 1024 / gpus * 128 * 2;
         assert_eq!(device_bytes(&ring(1)), 4 * vector(1));
@@ -395,7 +395,7 @@ mod tests {
     /// The test computes the parts of all GPUs one after the other on one GPU: everything but the
     /// waits.
     #[test]
-    fn parts_of_up_to_eight_gpus_agree_with_the_reference_on_one() {
+    fn ring_parts_of_up_to_eight_gpus_agree_with_the_reference_on_one_gpu() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         for ring in ring_problems().chain([RingProblem::new(1, 3, 208, 64, true, Dtype::Bf16)]) {
             let inputs = ring.inputs(9);
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn the_row_agrees_with_the_reference_on_the_gpus_there_are() {
+    fn the_ring_row_agrees_with_the_reference_on_all_gpus_of_the_machine() {
         let Some((_first, _alone)) = lock_first_gpu() else { return };
         if second_gpu_for_test().is_none() {
             return;

@@ -51,7 +51,7 @@ pub fn bf16_attention(b: usize, h: usize, s: usize, d: usize, causal: bool) -> A
 }
 
 #[test]
-fn rows_have_distinct_names_and_decline_f32() {
+fn row_names_are_distinct_and_f32_is_declined() {
     fn row_names<P: 'static>(
         rows: impl IntoIterator<Item = &'static Implementation<P>>,
         problem: &P,
@@ -76,7 +76,7 @@ fn rows_have_distinct_names_and_decline_f32() {
 }
 
 #[test]
-fn long_sequences_leave_the_rungs_that_hold_scores() {
+fn rungs_that_store_scores_decline_long_sequences() {
     let running = |s| {
         let problem = AttentionForward { attention: bf16_attention(16_384 / s, 16, s, 128, false) };
         forward_rows()
@@ -95,7 +95,7 @@ fn long_sequences_leave_the_rungs_that_hold_scores() {
 }
 
 #[test]
-fn declared_memory_is_what_the_shapes_say() {
+fn the_declared_device_memory_follows_from_the_shapes() {
     fn declared_bytes<P: 'static>(
         rows: impl IntoIterator<Item = &'static Implementation<P>>,
         name: &str,
@@ -156,7 +156,7 @@ const FP8_ROW: &str = "cuda/flash_wgmma_fp8";
 const DETERMINISTIC_ROW: &str = "cuda/flash_wgmma_deterministic";
 
 #[test]
-fn every_rung_agrees_with_the_reference_at_odd_shapes_and_on_outliers() {
+fn every_attention_row_agrees_with_the_reference_at_odd_shapes_and_on_outliers() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let (rungs, backward_rungs) = if device.facts().arch == "sm_90a" { (5, 4) } else { (4, 2) };
     for s in [1, 7, 65, 129, 200, 333] {
@@ -274,7 +274,7 @@ fn gradients_of_grouped_heads_agree_with_the_reference() {
 }
 
 #[test]
-fn fp8_agrees_with_the_reference_of_what_was_rounded() {
+fn fp8_attention_agrees_with_the_reference_of_its_rounded_operands() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let expected = usize::from(device.facts().arch == "sm_90a");
     for (h, s) in [(3, 1), (3, 63), (3, 97), (3, 193), (150, 321), (5, 1000), (1, 8191)] {
@@ -289,7 +289,7 @@ fn fp8_agrees_with_the_reference_of_what_was_rounded() {
 }
 
 #[test]
-fn the_library_agrees_with_the_reference_where_it_computes_at_all() {
+fn the_cudnn_row_agrees_with_the_reference_for_problems_it_supports() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let mut verified = 0;
     for (s, keys) in [(1, 512), (128, 256), (256, 256)] {
@@ -326,7 +326,7 @@ fn the_library_agrees_with_the_reference_where_it_computes_at_all() {
 }
 
 #[test]
-fn the_three_steps_agree_with_the_reference() {
+fn the_gpu_rows_of_the_three_steps_agree_with_the_reference() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     for s in [1, 7, 65, 200] {
         for (d, dtype) in [(64, Dtype::Bf16), (128, Dtype::F16)] {
@@ -407,7 +407,7 @@ fn check_error_gate<P: Problem>(
 }
 
 #[test]
-fn every_rung_passes_flash_attentions_gate() {
+fn every_attention_row_meets_flash_attentions_accuracy_test() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     for (s, d, causal, outliers) in [
         (512, 64, false, false),
@@ -423,7 +423,7 @@ fn every_rung_passes_flash_attentions_gate() {
 }
 
 #[test]
-fn launches_repeat_bit_by_bit_but_for_gradients_of_q_summed_in_memory() {
+fn launches_give_equal_bits_except_rows_that_sum_dq_in_memory() {
     /// Names of the outputs whose bits differ between five launches.
     fn outputs_with_differing_bits<P: Problem>(
         row: &Implementation<P>,
@@ -481,7 +481,7 @@ fn launches_repeat_bit_by_bit_but_for_gradients_of_q_summed_in_memory() {
 }
 
 #[test]
-fn declared_memory_is_within_a_twentieth_of_what_is_used() {
+fn the_declared_device_memory_is_within_a_twentieth_of_the_used_memory() {
     fn check_used_memory_of_rows<P: Problem>(
         rows: impl IntoIterator<Item = &'static Implementation<P>>,
         problem: &P,

@@ -12,9 +12,9 @@ use kernelgate::backend::program::{EnqueueFunction, ForeignLaunchSite};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::{DeviceBuffer, KernelArgument, KernelSpec};
 
-/// Number of blocks of a sum that runs concurrently with other work: they wait for their peers on
-/// multiprocessors that other kernels use too. A training step of ResNet-18 for 64 images takes 481
-/// µs with 8 blocks, 485 with 16, 491 with 32 and 510 with 128 (two H100).
+/// Number of thread blocks of a sum that runs beside other kernels, on whose multiprocessors these
+/// blocks wait for their peers. A training step of ResNet-18 for 64 images takes 481 µs with 8
+/// blocks, 485 with 16, 491 with 32 and 510 with 128 (two H100).
 const CONCURRENT_BLOCKS: usize = 8;
 
 /// Build of the kernel of `two_shot` with fewer blocks.
@@ -51,8 +51,8 @@ impl InPlaceSum {
         bytes.next_multiple_of(PACKET_BYTES * gpus)
     }
 
-    /// Step of the next GPU, over the message at the given address. The GPUs must call this in the
-    /// order of their ranks.
+    /// Step of the next GPU, over the message at the given address. All GPUs must call this
+    /// function in the order of their ranks.
     pub fn enqueue_step_of_next_gpu(
         self: &Rc<Self>,
     ) -> impl FnOnce(ForeignLaunchSite<'_>) -> Result<EnqueueFunction, BackendError> + 'static {
@@ -86,7 +86,7 @@ impl InPlaceSum {
         }
     }
 
-    /// Connects the GPUs. Each GPU must have launched the step once, alone.
+    /// Connects the GPUs. Each GPU must have launched the step once on its own before.
     ///
     /// # Errors
     /// Fails if copying the address tables fails.

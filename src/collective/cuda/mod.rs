@@ -66,7 +66,7 @@ mod tests {
     use kernelgate_cuda::testing::two_gpus_for_test;
 
     #[test]
-    fn rows_agree_with_the_reference_on_two_gpus() {
+    fn exchange_rows_agree_with_the_reference_on_two_gpus() {
         let Some((devices, _alone)) = two_gpus_for_test() else { return };
         let kinds = [
             ExchangeKind::AllReduce,

@@ -52,7 +52,7 @@ mod tests {
 
     /// The host waits if the GPUs are not connected yet; otherwise the kernel waits.
     #[test]
-    fn a_sum_that_a_gpu_waits_for_in_vain_ends_with_its_rank() {
+    fn a_sum_whose_peer_never_arrives_ends_with_an_error_naming_the_rank() {
         let Some((_first, _alone)) = lock_first_gpu() else { return };
         for connected in [false, true] {
             waits_in_vain(connected);

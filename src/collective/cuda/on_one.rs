@@ -1,5 +1,5 @@
 //! Tests of the sums' kernels on one GPU: the host takes the place of the other GPUs, whose packets
-//! and flags are in memory before the launch. Tools that check kernels then need no second GPU.
+//! and flags are in memory before the launch. Tools that check kernels then need only one GPU.
 
 use super::one_shot::{ONE_SHOT_KERNEL, packets_of_message};
 use super::sum_kernels::MAX_WAITING_BLOCKS;
@@ -49,7 +49,7 @@ fn check(problem: &ExchangeProblem, expected: &[Expected], rank: usize, output: 
 }
 
 #[test]
-fn one_shot_sums_packets_that_are_there() {
+fn the_one_shot_kernel_sums_packets_that_have_arrived() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     for problem in exchange_problems() {
         let (inputs, count) = (problem.inputs(3), packets_of_message(&problem));
@@ -84,7 +84,7 @@ fn one_shot_sums_packets_that_are_there() {
 }
 
 #[test]
-fn two_shot_sums_parts_where_no_flag_is_missing() {
+fn the_two_shot_kernel_sums_parts_whose_flags_are_set() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     for problem in exchange_problems() {
         let inputs = problem.inputs(4);

@@ -19,7 +19,7 @@ use kernelgate::workload::Tensors;
 /// Minimum number of rows of a norm for one task.
 const NORM_ROWS_PER_TASK: usize = 8;
 
-/// Branch of a layer: attention or feed-forward. The value is the index of the branch's style.
+/// Branch of a layer: attention or feed-forward. The number of a branch is the index of its style.
 #[derive(Clone, Copy)]
 enum LayerBranch {
     Attention = 0,

@@ -2,7 +2,7 @@
 //! operations fused into them.
 //!
 //! Weights are read directly from the inputs; only activations are copied. Quantised weights are
-//! converted to f32 while a case is prepared, because the CPU gains nothing here from fewer bits.
+//! converted to f32 while a case is prepared, because the CPU does not gain from fewer bits.
 
 mod element;
 mod expert;

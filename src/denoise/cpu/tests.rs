@@ -43,7 +43,7 @@ fn check<P: Problem>(
 }
 
 #[test]
-fn steps_are_those_of_the_reference() {
+fn cpu_denoising_steps_agree_with_the_reference() {
     for (model, s, p) in [
         (TINY_MODEL, 1, 1),
         (TINY_MODEL, 7, 13),
@@ -67,7 +67,7 @@ fn steps_are_those_of_the_reference() {
 }
 
 #[test]
-fn loops_are_those_of_the_reference() {
+fn cpu_denoising_loops_agree_with_the_reference() {
     for (model, s, p, steps) in [
         (TINY_MODEL, 1, 1, 1),
         (TINY_MODEL, 7, 13, 3),
@@ -98,7 +98,7 @@ fn a_second_launch_gives_the_same_bits() {
 }
 
 #[test]
-fn a_loop_without_velocity_returns_the_noise() {
+fn a_denoising_loop_without_velocity_returns_the_noise() {
     let problem = DenoiseLoop { expert: shape(TINY_MODEL, 7, 13), steps: 10 };
     let mut inputs = problem.inputs(1);
     inputs.f32_mut("action_out").fill(0.0);
@@ -110,7 +110,7 @@ fn a_loop_without_velocity_returns_the_noise() {
 }
 
 #[test]
-fn not_a_number_in_a_weight_reaches_the_output() {
+fn a_nan_in_a_weight_reaches_the_output() {
     let problem = DenoiseStep { expert: shape(TINY_MODEL, 2, 3) };
     for name in ["k_cache", "gate_proj", "style1_bias", "time_in"] {
         let mut inputs = problem.inputs(1);
@@ -122,7 +122,7 @@ fn not_a_number_in_a_weight_reaches_the_output() {
 }
 
 #[test]
-fn fp8_loops_are_those_of_the_quantised_weights_and_lose_what_quantising_loses() {
+fn fp8_loops_agree_with_quantised_weights_and_have_the_quantisation_error() {
     let bf16 = ActionExpertShape { dtype: Dtype::Bf16, ..shape(TINY_MODEL, 7, 13) };
     let expert = ActionExpertShape { weights: WeightFormat::Fp8, ..bf16 };
     let step = DenoiseStep { expert };
@@ -145,7 +145,7 @@ fn fp8_loops_are_those_of_the_quantised_weights_and_lose_what_quantising_loses()
 }
 
 #[test]
-fn bf16_is_refused() {
+fn cpu_denoising_declines_bf16() {
     let expert = ActionExpertShape { dtype: Dtype::Bf16, ..shape(TINY_MODEL, 1, 1) };
     assert_eq!((STEP[0].supports)(&DenoiseStep { expert }), Err("computes f32 only".to_owned()));
     assert_eq!(
@@ -155,7 +155,7 @@ fn bf16_is_refused() {
 }
 
 #[test]
-fn row_functions_are_those_of_the_reference_at_any_length() {
+fn cpu_row_functions_agree_with_the_reference_at_any_length() {
     let near = |actual: &[f32], expected: &[f64]| {
         let error = |(a, b): (&f32, &f64)| (f64::from(*a) - b).abs() / (1.0 + b.abs());
         assert!(

@@ -391,7 +391,7 @@ mod tests {
     use crate::denoise::model::{PI05_MODEL, TINY_MODEL};
 
     #[test]
-    fn gemms_fill_the_multiprocessors() {
+    fn the_grids_of_denoising_kernels_follow_from_model_and_rows() {
         let blocks = |kernel: KernelSpec<LaunchItems>, model, items| {
             (kernel.blocks)(&LaunchItems { model, items, layers: 1 })
         };
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn tails_lie_behind_each_layer() {
+    fn zero_rows_are_appended_to_each_layers_tail() {
         assert_eq!(rows_with_tails(&[1, 2, 3, 4], 2, 1), [1, 2, 0, 3, 4, 0]);
         assert_eq!(rows_with_tails(&[], 2, 2), [0; 4]);
     }

@@ -37,9 +37,9 @@ pub const STEP: &[Implementation<DenoiseStep>] = &implementation_ladder();
 /// Ladder of the denoising loop: the rows of a step, and one from which only a loop can gain.
 ///
 /// `fused_overlap_l2` extends the fastest rung with several kernels a layer, so that its gain is
-/// relative to the best alternative. A step reads 641 MB, 18 MB of them keys and values. At
-/// memory bandwidth, keeping them in L2 saves at most 4 µs a step, and `fused_overlap` prefetches
-/// most of them while the kernel before attention still runs.
+/// relative to the best alternative. One denoising step reads 641 MB, of which 18 MB are keys and
+/// values. At memory bandwidth, keeping them in L2 saves at most 4 µs a step, and `fused_overlap`
+/// prefetches most of them while the kernel before attention still runs.
 pub const LOOP: &[Implementation<DenoiseLoop>] = &{
     let [per_op, graph, fused_graph, fused_overlap, persistent] = implementation_ladder();
     [per_op, graph, fused_graph, fused_overlap, OVERLAP_L2_ROW, persistent]

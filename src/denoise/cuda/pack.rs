@@ -1,5 +1,5 @@
-//! Weights, keys and values in the layouts of the kernels: they are packed once, on the host, while
-//! a case is prepared.
+//! Packs weights, keys and values into the layouts of the kernels, once on the host while a case is
+//! prepared.
 //!
 //! Weights of the fused GEMMs (`kernels/denoise/skinny_gemm.cuh`) are `[layer][tile of 64
 //! columns][k / group][group rows of k][64]`, with 16-byte chunks of eight columns XOR-swizzled by

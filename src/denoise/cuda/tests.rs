@@ -122,7 +122,7 @@ fn f32_and_long_captures_are_refused_with_a_reason() {
 }
 
 #[test]
-fn declared_memory_is_what_the_shapes_say() {
+fn the_declared_denoise_memory_follows_from_the_shapes() {
     let declared = |row: &Implementation<DenoiseLoop>, problem: &DenoiseLoop| {
         row.device_bytes(problem).unwrap()
     };
@@ -194,7 +194,7 @@ fn kernel_launches_of(program: &Program) -> impl Iterator<Item = &KernelLaunch> 
 }
 
 #[test]
-fn programs_have_no_mistake_and_the_arguments_of_their_kernels() {
+fn denoise_programs_are_valid_and_match_the_parameters_of_their_kernels() {
     for run in [
         ExpertRun::from(&DenoiseStep { expert: shape(SHALLOW_MODEL, 50, 968) }),
         ExpertRun::from(&denoise_loop_of(TINY_MODEL, 7, 13, 3)),
@@ -209,7 +209,7 @@ fn programs_have_no_mistake_and_the_arguments_of_their_kernels() {
 }
 
 #[test]
-fn uploads_are_as_large_as_declared() {
+fn packed_denoise_weights_have_the_declared_size() {
     let plain = denoise_loop_of(SHALLOW_MODEL, 50, 968, 2);
     for problem in [plain, with_fp8_weights(plain), with_int4_weights(plain)] {
         let inputs = problem.inputs(1);
@@ -361,7 +361,7 @@ fn the_full_step_agrees_with_the_reference() {
 }
 
 #[test]
-fn a_loop_without_velocity_returns_the_noise() {
+fn a_gpu_denoising_loop_without_velocity_returns_the_noise() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let problem = denoise_loop_of(TINY_MODEL, 7, 13, 10);
     let mut inputs = problem.inputs(1);
@@ -422,7 +422,7 @@ fn the_persistent_kernel_repeats_bit_by_bit_a_thousand_times() {
 }
 
 #[test]
-fn declared_memory_is_within_a_twentieth_of_what_is_used() {
+fn the_declared_denoise_memory_is_within_a_twentieth_of_the_used_memory() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let problem = denoise_loop_of(PI05_MODEL, 50, 968, 10);
     let inputs = problem.inputs(24);

@@ -43,7 +43,7 @@ mod tests {
     const TEST_SHAPE: MlpShape = MlpShape { b: 72, i: 40, h: 104, c: 24, dtype: Dtype::Bf16 };
 
     #[test]
-    fn launches_have_the_arguments_of_their_kernels() {
+    fn mlp_launches_have_the_arguments_of_their_kernels() {
         for program in [per_op::forward_program(&TEST_SHAPE), per_op::backward_program(&TEST_SHAPE)]
         {
             assert_eq!(program.check(), Ok(()));
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn declared_memory_is_every_region_and_the_workspace() {
+    fn the_declared_memory_is_that_of_all_regions_and_the_workspace() {
         let inputs = MlpBackward { shape: TEST_SHAPE }.inputs(1);
         let program = per_op::backward_program(&TEST_SHAPE);
         for (name, bytes) in program.regions().filter(|(name, _)| inputs.get(name).is_some()) {
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_agree_with_the_reference_on_a_gpu() {
+    fn mlp_rows_agree_with_the_reference_on_a_gpu() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         check_rows_against_reference(FORWARD, &MlpForward { shape: TEST_SHAPE }, &device);
         check_rows_against_reference(BACKWARD, &MlpBackward { shape: TEST_SHAPE }, &device);

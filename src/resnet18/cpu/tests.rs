@@ -31,7 +31,7 @@ fn cpu_task<P: Problem>(
 }
 
 #[test]
-fn spikes_of_every_layer_are_those_of_the_reference() {
+fn spikes_of_every_layer_equal_those_of_the_reference() {
     for (stem, b, t, level) in TEST_SHAPES {
         let shape = shape(stem, b, t, level);
         let inputs = Inference { shape }.inputs(2);
@@ -49,7 +49,7 @@ fn spikes_of_every_layer_are_those_of_the_reference() {
 /// the rounding of fp32, so that some spikes move. With 1e-4 the logits move by 0.18, which is
 /// beyond the tolerance.
 #[test]
-fn with_normal_weights_few_spikes_move_and_logits_stay_within_the_tolerance() {
+fn with_normal_weights_few_spikes_differ_and_logits_are_within_the_tolerance() {
     let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 16, blocks: 2, side: 32 };
     let shape = NetworkShape {
         sizes,
@@ -94,7 +94,7 @@ fn with_normal_weights_few_spikes_move_and_logits_stay_within_the_tolerance() {
 /// Prints how many spikes of each layer are equal in fp32 and fp64 (with `--nocapture`). The
 /// weights are those of the file in RESNET18_WEIGHTS, otherwise seeded ones.
 #[test]
-fn agreement_of_spikes_with_the_reference_by_layer() {
+fn prints_how_many_spikes_of_each_layer_agree_with_the_reference() {
     let named = std::env::var_os("RESNET18_WEIGHTS").is_some();
     let (width, draw) =
         if named { (64, DrawDistribution::File) } else { (8, DrawDistribution::Normal) };
@@ -126,7 +126,7 @@ fn percentage(part: usize, of: usize) -> f64 {
 }
 
 #[test]
-fn logits_and_training_steps_are_those_of_the_reference() {
+fn cpu_logits_and_training_steps_agree_with_the_reference() {
     for (stem, b, t, level) in TEST_SHAPES {
         let inference = Inference { shape: shape(stem, b, t, level) };
         let inputs = inference.inputs(2);
@@ -156,7 +156,7 @@ fn logits_and_training_steps_are_those_of_the_reference() {
 /// spikes move in time and the gradients stay within the tolerance; if more neurons end with
 /// another spike count, the gradients do not.
 #[test]
-fn with_normal_weights_gradients_are_within_the_tolerance_unless_units_end_elsewhere() {
+fn with_normal_weights_gradients_are_within_the_tolerance_if_units_end_alike() {
     let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 16, blocks: 2, side: 32 };
     let shape = NetworkShape {
         sizes,
@@ -181,7 +181,7 @@ fn with_normal_weights_gradients_are_within_the_tolerance_unless_units_end_elsew
 
 /// A gradient with a missing part exceeds every tolerance that is wider than fp32's rounding.
 #[test]
-fn the_tolerance_of_a_training_step_lets_no_wrong_gradient_pass() {
+fn the_tolerance_of_a_training_step_rejects_every_wrong_gradient() {
     let step = TrainStep { shape: shape(NetworkStem::ImageNet, 3, 5, 8) };
     let inputs = step.inputs(2);
     let expected = step.reference(&inputs);

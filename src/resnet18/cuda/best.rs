@@ -228,9 +228,9 @@ fn weight_tile_pointer(program: &Program, conv: &ConvolutionLayer) -> TableWord 
         .into()
 }
 
-/// Regions that a forward pass writes. The spikes of the stem stay on the chip, and the spikes of
-/// later layers are stored only if a training step needs them. The currents of the stem are written
-/// in training only.
+/// Memory regions that a forward pass writes. The spikes of the stem stay on the chip, and the
+/// spikes of later layers are stored only if a training step needs them. The currents of the stem
+/// are written in training only.
 pub fn regions_written_forward(
     shape: &NetworkShape,
     network: &ResNet18,

@@ -200,8 +200,8 @@ impl FusedTrainStepWriter<'_> {
             let tensors = [parameters, momentum, new_parameters, new_momentum];
             let rest = (tensors, SGD_MOMENTUM, LEARNING_RATE);
             let update = self.job_list_launch(program, &SGD_KERNEL, "sgd0", rest);
-            // The update also waits for the sums over GPUs. The last sum runs concurrently with the
-            // update of earlier parameters.
+            // The parameter update also waits for the sums over GPUs. The last sum runs
+            // concurrently with the update of earlier parameters.
             if let Some(exchanged) = &self.exchanged {
                 program.add(update);
                 program.wait(Lane::MAIN_LANE, exchanged.lane);

@@ -143,10 +143,10 @@ pub fn tiled_weight(weight: &[u8], columns: usize) -> Vec<u8> {
     tiles
 }
 
-/// Arranges the stem's packed weight as B fragments of `mma.m16n8k16`: `[out/8, 7, lane, 4]` words
-/// of two columns. A filter's columns are 7 rows of 8 pixels of 4 channels, of which the last pixel
-/// and the last channel are zero. A row is two steps of 16 columns, and a lane has the words of
-/// both steps.
+/// Arranges the stem's packed weight as B fragments of `mma.m16n8k16`: Layout of the packed weight:
+/// `[out/8, 7, lane, 4]` words of two columns each. A filter's columns are 7 rows of 8 pixels of 4
+/// channels, of which the last pixel and the last channel are zero. A row is two steps of 16
+/// columns, and a lane has the words of both steps.
 pub fn stem_weight_fragments(weight: &[u8], columns: usize) -> Vec<u8> {
     const STEM_KERNEL_SIZE: usize = 7;
     const IMAGE_CHANNELS: usize = 3;
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn fragments_hold_each_weight_where_its_lane_reads_it() {
+    fn packed_weight_fragments_hold_each_weight_at_its_lane() {
         let (filters, columns) = (16, 192);
         let weight: Vec<u16> = (0..filters * columns).map(|i| i as u16 + 1).collect();
         let fragments = stem_weight_fragments(bytemuck::cast_slice(&weight), columns);

@@ -23,7 +23,7 @@ fn shape(stem: NetworkStem, width: usize, b: usize, t: usize, level: usize) -> N
 }
 
 #[test]
-fn rows_reject_unsupported_problems_with_a_reason() {
+fn resnet18_rows_decline_unsupported_problems_with_a_reason() {
     let whole = shape(NetworkStem::ImageNet, 64, 8, 8, 8);
     let supports = |row: usize, shape| (INFERENCE[row].supports)(&Inference { shape });
     assert!((0..4).all(|row| supports(row, whole) == Ok(())));
@@ -78,7 +78,7 @@ const TEST_SHAPES: [(NetworkStem, usize, usize, usize, usize); 5] = [
 ];
 
 #[test]
-fn programs_have_no_mistake_and_the_arguments_of_their_kernels() {
+fn resnet18_programs_are_valid_and_match_the_parameters_of_their_kernels() {
     for (stem, width, b, t, level) in TEST_SHAPES {
         for (name, program) in programs_by_row(shape(stem, width, b, t, level)) {
             assert_eq!(program.check(), Ok(()), "{name}");
@@ -88,7 +88,7 @@ fn programs_have_no_mistake_and_the_arguments_of_their_kernels() {
 }
 
 #[test]
-fn the_backward_pass_over_gpus_waits_for_the_last_gradients_only() {
+fn the_backward_pass_over_gpus_waits_only_for_the_last_gradients() {
     let shape = shape(NetworkStem::ImageNet, 64, 8, 8, 8);
     let sums = fused_train::gradient_sums_by_bucket(&shape, 2);
     let program = fused_train::launches_of_one_gpu(&shape, 2, sums);
@@ -104,7 +104,7 @@ fn the_backward_pass_over_gpus_waits_for_the_last_gradients_only() {
 }
 
 #[test]
-fn uploads_are_as_large_as_declared() {
+fn packed_contents_have_the_declared_size() {
     for (stem, width, b, t, level) in TEST_SHAPES {
         let shape = shape(stem, width, b, t, level);
         let inputs = TrainStep { shape }.inputs(1);
@@ -118,7 +118,7 @@ fn uploads_are_as_large_as_declared() {
 }
 
 #[test]
-fn inference_in_one_launch_needs_no_library() {
+fn inference_in_one_launch_needs_no_cublaslt() {
     let programs = programs_by_row(shape(NetworkStem::ImageNet, 64, 32, 8, 8));
     let workspace = |row: usize| {
         let uses = programs[row].1.bytes_by_memory_purpose();
@@ -129,7 +129,7 @@ fn inference_in_one_launch_needs_no_library() {
 }
 
 #[test]
-fn tiles_have_swizzled_rows() {
+fn weight_tiles_have_swizzled_rows() {
     // A tile has 32 filters by 64 columns: its second row begins with its second chunk.
     let rows: Vec<u8> = (0..64).flat_map(|row| [row; 256]).collect();
     let columns: Vec<u8> = (0..64).flat_map(|_| (0..=255).map(|byte| byte / 16)).collect();
@@ -149,9 +149,10 @@ fn tiles_have_swizzled_rows() {
     );
 }
 
-/// Batches of odd size, both stems, and every number of steps for which there is a build.
+/// Test problems: batches of odd size, both stems, and every number of time steps for which there
+/// is a build.
 #[test]
-fn every_rung_is_the_reference_bit_for_bit() {
+fn every_inference_rung_equals_the_reference_bit_by_bit() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     for (stem, width, b, t, level) in [
         (NetworkStem::ImageNet, 64, 3, 8, 8),
@@ -159,7 +160,7 @@ fn every_rung_is_the_reference_bit_for_bit() {
         (NetworkStem::ImageNet, 64, 9, 16, 16),
         (NetworkStem::Cifar, 8, 3, 5, 8),
         (NetworkStem::ImageNet, 64, 5, 4, 8),
-        // More images than `best` computes at a time.
+        // A test problem with more images than `best` computes at a time.
         (NetworkStem::ImageNet, 64, 35, 8, 8),
     ] {
         let problem = Inference { shape: shape(stem, width, b, t, level) };
@@ -176,7 +177,7 @@ fn every_rung_is_the_reference_bit_for_bit() {
 }
 
 #[test]
-fn training_steps_are_those_of_the_reference() {
+fn gpu_training_steps_agree_with_the_reference() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     for (stem, width, b, t, level) in [
         (NetworkStem::ImageNet, 16, 8, 5, 8),
@@ -201,7 +202,7 @@ fn training_steps_are_those_of_the_reference() {
 }
 
 #[test]
-fn training_over_two_gpus_is_that_of_all_images() {
+fn training_over_two_gpus_equals_training_on_all_images() {
     let Some((devices, _alone)) = two_gpus_for_test() else { return };
     for (b, t, level) in [(6, 4, 4), (16, 8, 8), (64, 8, 8)] {
         let whole = TrainStep { shape: shape(NetworkStem::ImageNet, 64, b, t, level) };
@@ -222,7 +223,7 @@ fn training_over_two_gpus_is_that_of_all_images() {
 }
 
 #[test]
-fn spikes_of_every_layer_are_those_of_the_reference() {
+fn spikes_of_every_layer_on_the_gpu_equal_those_of_the_reference() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let shape = shape(NetworkStem::ImageNet, 64, 3, 8, 8);
     let problem = Inference { shape };
@@ -264,7 +265,7 @@ fn spikes_of_every_layer_are_those_of_the_reference() {
 }
 
 #[test]
-fn declared_memory_is_within_a_twentieth_of_what_is_used() {
+fn the_declared_device_memory_is_within_a_twentieth_of_the_used_memory() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let problem = Inference { shape: shape(NetworkStem::ImageNet, 64, 32, 8, 8) };
     let inputs = problem.inputs(1);

@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neurons_of_a_thread_follow_the_registers() {
+    fn the_neurons_of_a_thread_follow_its_number_of_registers() {
         let neurons = |t, dtype| NeuronShape { n: 5121, t, dtype, ..neuron_variants(&[8])[0] };
         let blocks = |kernel: KernelSpec<NeuronShape>, neurons: &NeuronShape| {
             kernel.launch_for(neurons).unwrap().grid[0]

@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packed_spikes_unpack_row_by_row() {
+    fn packed_spikes_are_unpacked_row_by_row() {
         // The packed spikes are 0, 1, -1, poison | 1, 0 and padding.
         let row = [0b10_11_01_00, 0b00_00_00_01];
         let tensor = unpack_spikes(&[row, row].concat(), &[2, 6]);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_has_sixteen_bytes_of_neurons() {
+    fn each_thread_has_sixteen_bytes_of_neurons() {
         let neurons = |n, t, dtype| NeuronShape {
             n,
             t,

@@ -20,7 +20,7 @@ pub const fn st_bif_kernel(
     }
 }
 
-/// Problems with every element type, for those numbers of steps.
+/// Returns problems with every element type, for these numbers of time steps.
 pub fn neuron_variants(steps: &[usize]) -> Vec<NeuronShape> {
     let parameters =
         NeuronParameters { threshold: 0.5, tracer_min: 0, tracer_max: 3, prefire: 0.0 };

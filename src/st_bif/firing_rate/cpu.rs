@@ -56,7 +56,7 @@ mod tests {
     use kernelgate::workload::Problem;
 
     #[test]
-    fn it_agrees_with_the_reference_at_odd_sizes() {
+    fn the_cpu_firing_rate_agrees_with_the_reference_at_odd_sizes() {
         let Prepare::Cpu(prepare) = FIRING_RATE_ROWS[0].prepare else { panic!("a CPU row") };
         for (n, t) in [(1, 1), (7, 3), (4095, 8), (4097, 5), (10_000, 16), (3, 40_000)] {
             let problem = FiringRate { n, t };

@@ -105,7 +105,7 @@ mod tests {
     use kernelgate::workload::{DefaultScale, Effort};
 
     #[test]
-    fn the_reference_is_the_mean_of_the_steps() {
+    fn the_firing_rate_reference_is_the_mean_over_time_steps() {
         let spikes = TensorData::I8([[1, 0, -1], [1, 1, -1], [0, 1, -1], [1, -1, -1]].concat());
         let mut inputs = Tensors::new();
         inputs.insert("spikes", Tensor::new([4, 3], spikes));
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn inputs_are_ternary_and_both_signs_come_as_often() {
+    fn firing_rate_inputs_are_ternary_with_both_signs_equally_often() {
         let inputs = FiringRate { n: 10_000, t: 4 }.inputs(1);
         let TensorData::I8(spikes) = inputs.tensor("spikes").tensor_data() else { panic!("bytes") };
         let share = |wanted: i8| {
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn points_bind_and_overflow_has_a_reason() {
+    fn firing_rate_points_bind_and_overflow_is_declined_with_a_reason() {
         for point in RATE_WORKLOAD.points(Effort::Thorough, DefaultScale::Accelerator, &[]).unwrap()
         {
             assert!((RATE_WORKLOAD.bind)(&point).is_ok());

@@ -98,7 +98,7 @@ mod tests {
     use crate::cpu_tests::check_row_against_reference;
 
     #[test]
-    fn rows_agree_with_the_reference_at_odd_shapes() {
+    fn transformer_cpu_rows_agree_with_the_reference_at_odd_shapes() {
         let shape = LmShape {
             vocabulary: 101,
             d: 24,

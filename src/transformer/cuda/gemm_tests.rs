@@ -136,7 +136,7 @@ fn epilogue_gemms(shape: LmShape) -> impl Iterator<Item = EpilogueGemm> {
 }
 
 #[test]
-fn launches_have_the_arguments_of_their_kernels() {
+fn gemm_launches_have_the_arguments_of_their_kernels() {
     for product in TEST_SHAPES.into_iter().flat_map(epilogue_gemms) {
         assert!(EpilogueGemm::supports_shape(&product.shape));
         for program in
@@ -158,7 +158,7 @@ fn launches_have_the_arguments_of_their_kernels() {
 }
 
 #[test]
-fn other_dtypes_and_odd_widths_keep_the_library() {
+fn other_dtypes_and_odd_widths_use_cublaslt() {
     for shape in [
         LmShape { dtype: Dtype::F32, ..ODD },
         LmShape { d: 160, ..ODD },

@@ -204,7 +204,7 @@ fn check_layers(device: &Arc<Device>, shape: LmShape, attention: RungAttention, 
 }
 
 #[test]
-fn layers_agree_on_their_own_inputs_at_a_published_size() {
+fn layers_agree_with_the_reference_at_a_published_model_size() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let inputs = TrainStep { shape: SMALL }.inputs(11);
     for attention in [FUSED, DETERMINISTIC] {

@@ -27,7 +27,7 @@ pub struct NetworkProgram {
     pub shape: LmShape,
     pub attention: RungAttention,
     products: GemmEpilogues,
-    /// Whether a backward pass follows.
+    /// Whether the program continues with a backward pass.
     training: bool,
     /// Arena of the weights that GEMMs read.
     weights: Pointer,

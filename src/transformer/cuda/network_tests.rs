@@ -32,7 +32,7 @@ const ODD: LmShape = LmShape {
 const WIDE: LmShape = LmShape { d: 160, context: 40, batch: 1, ..ODD };
 
 #[test]
-fn launches_have_the_arguments_of_their_kernels() {
+fn network_launches_have_the_arguments_of_their_kernels() {
     for attention in [RungAttention::Unfused, FUSED, DETERMINISTIC] {
         let schedules = [
             GradientSchedule::Serial,
@@ -48,7 +48,7 @@ fn launches_have_the_arguments_of_their_kernels() {
 }
 
 #[test]
-fn groups_of_layers_fill_a_gpu() {
+fn concurrent_groups_of_layers_fill_a_gpu() {
     for (d, layers, group) in
         [(768, 12, 4), (1024, 24, 5), (1600, 48, 2), (2560, 32, 1), (64, 3, 1), (64, 2, 1)]
     {
@@ -63,7 +63,7 @@ fn groups_of_layers_fill_a_gpu() {
 
 /// The largest model size whose training fits on a card of 80 GB.
 #[test]
-fn the_state_is_in_memory_once() {
+fn the_training_state_is_stored_once() {
     let xl = LmShape {
         vocabulary: 10_000,
         d: 1600,
@@ -83,7 +83,7 @@ fn the_state_is_in_memory_once() {
 }
 
 #[test]
-fn inputs_fill_the_regions_of_their_names() {
+fn inputs_fill_the_memory_regions_of_their_names() {
     let f32 = LmShape { dtype: Dtype::F32, ..ODD };
     for shape in [ODD, f32] {
         let forward = network::forward_program(&shape, RungAttention::Unfused);
@@ -101,7 +101,7 @@ fn inputs_fill_the_regions_of_their_names() {
 }
 
 #[test]
-fn a_forward_pass_alone_keeps_one_layer() {
+fn a_forward_pass_without_backward_stores_one_layers_activations() {
     let deep = LmShape { layers: 9, ..ODD };
     let [one, nine] = [ODD, deep].map(|shape| {
         let program = network::forward_program(&shape, FUSED);
@@ -133,7 +133,7 @@ fn check_rows_against_reference<P: Problem>(
 }
 
 #[test]
-fn rows_agree_with_the_reference_on_a_gpu() {
+fn transformer_rows_agree_with_the_reference_on_a_gpu() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let repeated = LmShape { vocabulary: 5, ..ODD };
     let single = LmShape { batch: 1, context: 1, ..ODD };
@@ -161,7 +161,7 @@ fn outputs_after_two_launches(inputs: &Tensors, name: &str, device: &Arc<Device>
 }
 
 #[test]
-fn deterministic_rows_repeat_their_bits() {
+fn deterministic_training_rows_give_equal_bits_in_every_launch() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let inputs = TrainStep { shape: ODD }.inputs(7);
     for pair in outputs_after_two_launches(&inputs, "cuda/fused_deterministic", &device).chunks(2) {
@@ -176,7 +176,7 @@ const REDUCED: LmShape =
     LmShape { vocabulary: 1000, d: 128, ff: 384, context: 50, batch: 2, ..ODD };
 
 #[test]
-fn ten_steps_follow_the_curve_of_the_reference_on_a_gpu() {
+fn ten_training_steps_follow_the_references_loss_curve_on_a_gpu() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     // Maximum relative difference of the loss of a step; an H100 has 2.2e-6 and 9.5e-4.
     for (dtype, band) in [(Dtype::F32, 1e-5), (Dtype::Bf16, 4e-3)] {
@@ -205,7 +205,7 @@ fn ten_steps_follow_the_curve_of_the_reference_on_a_gpu() {
 }
 
 #[test]
-fn a_size_beyond_memory_is_refused_before_its_inputs_are_read() {
+fn a_model_larger_than_memory_is_refused_before_its_inputs_are_drawn() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let shape =
         LmShape { d: 2560, ff: 10_240, layers: 64, heads: 20, context: 2048, batch: 64, ..ODD };
@@ -217,7 +217,7 @@ fn a_size_beyond_memory_is_refused_before_its_inputs_are_read() {
 }
 
 #[test]
-fn fused_rows_name_the_heads_that_they_compute() {
+fn rows_of_fused_attention_name_the_head_sizes_that_they_support() {
     for row in TRAIN_STEP.iter().filter(|row| row.name.starts_with("cuda/fused")) {
         let refused = (row.supports)(&TrainStep { shape: WIDE }).unwrap_err();
         assert_eq!(refused, "its attention has heads of 64 or 128, not 80");
@@ -225,7 +225,7 @@ fn fused_rows_name_the_heads_that_they_compute() {
 }
 
 #[test]
-fn a_weight_that_is_not_a_number_reaches_the_loss() {
+fn a_nan_in_a_weight_reaches_the_loss() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let mut inputs = TrainStep { shape: ODD }.inputs(8);
     let gains = ODD.vocabulary * ODD.d;

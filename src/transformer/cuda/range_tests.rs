@@ -40,7 +40,7 @@ fn range_names_of_commands(program: &Program) -> Vec<Vec<&str>> {
 }
 
 #[test]
-fn every_command_of_a_step_is_in_one_phase() {
+fn every_command_of_a_training_step_belongs_to_one_phase() {
     for attention in [RungAttention::Unfused, FUSED, DETERMINISTIC] {
         for schedule in [GradientSchedule::Serial, GradientSchedule::overlapped_schedule(&SMALL)] {
             let program = training::step_program(&SMALL, attention, schedule);
@@ -57,7 +57,7 @@ fn every_command_of_a_step_is_in_one_phase() {
 }
 
 #[test]
-fn unfused_attention_has_the_ranges_of_the_guide() {
+fn unfused_attention_opens_the_ranges_that_the_guide_names() {
     let ranges = ["computing_attention_scores", "computing_softmax", "final_matmul"];
     let counts = |attention| {
         let program = network::forward_program(&SMALL, attention);
@@ -70,7 +70,7 @@ fn unfused_attention_has_the_ranges_of_the_guide() {
 }
 
 #[test]
-fn a_recorded_launch_has_the_ranges() {
+fn a_recorded_training_step_contains_the_declared_ranges() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let Some(recorder) = ActivityRecorder::start(RecordingExtent::Everything).unwrap() else {
         return eprintln!("skipped: CUPTI is missing");

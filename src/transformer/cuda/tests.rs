@@ -43,7 +43,7 @@ fn problems_of_all_components(shape: LmShape) -> impl Iterator<Item = ComponentP
 }
 
 #[test]
-fn launches_have_the_arguments_of_their_kernels() {
+fn transformer_launches_have_the_arguments_of_their_kernels() {
     for problem in [NARROW, SHAPE_OF_REPEATED_TOKENS, WIDE, ONE_TOKEN]
         .into_iter()
         .flat_map(problems_of_all_components)
@@ -58,7 +58,7 @@ fn launches_have_the_arguments_of_their_kernels() {
 }
 
 #[test]
-fn kernels_agree_with_the_reference_at_odd_shapes_on_a_gpu() {
+fn transformer_kernels_agree_with_the_reference_at_odd_shapes_on_a_gpu() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let f32 = [NARROW, WIDE].map(|shape| LmShape { dtype: Dtype::F32, ..shape });
     let bf16 = [NARROW, SHAPE_OF_REPEATED_TOKENS, WIDE, ONE_TOKEN];
@@ -93,7 +93,7 @@ fn outputs_of_first_row(
 const INVALID_TOKENS: [f32; 6] = [1003.0, -1.0, 0.5, f32::NAN, f32::INFINITY, 1e20];
 
 #[test]
-fn invalid_tokens_are_nan_where_they_are_and_nowhere_else_on_a_gpu() {
+fn an_invalid_token_gives_nan_only_in_its_own_row_on_a_gpu() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     for component in [ModelPart::Embed, ModelPart::Loss] {
         let problem = ComponentProblem { component, shape: NARROW };
@@ -116,7 +116,7 @@ fn invalid_tokens_are_nan_where_they_are_and_nowhere_else_on_a_gpu() {
 }
 
 #[test]
-fn the_embedding_gradient_skips_invalid_tokens_and_repeats_its_bits_on_a_gpu() {
+fn the_embedding_gradient_ignores_invalid_tokens_and_repeats_its_bits_on_a_gpu() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let problem = ComponentProblem { component: ModelPart::EmbeddingGradient, shape: NARROW };
     let mut inputs = problem.inputs(5);

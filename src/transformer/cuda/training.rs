@@ -65,7 +65,7 @@ struct TrainingStepWriter {
     /// Lane of the AdamW updates.
     updates: Lane,
     /// Lanes that wait for the GEMMs which read a group's gradients of activations, one for even
-    /// groups and one for odd groups. Empty if one lane has all GEMMs.
+    /// groups and one for odd groups. The list is empty if one lane has all GEMMs.
     readers: Vec<Lane>,
 }
 

@@ -27,7 +27,7 @@ const MAX_SIMILAR_CASE_IDS: usize = 3;
 /// Time in which the rest of a bench's output must arrive once the bench has ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Settings that all requests of a verb share.
+/// Settings that all requests of a command share.
 #[derive(Clone)]
 pub struct RequestSettings<'a> {
     /// Settings of the bench executables, as environment variables.
@@ -40,7 +40,7 @@ pub struct RequestSettings<'a> {
     pub running: &'a ChildProcess,
 }
 
-/// No executable has a requested case.
+/// Error: no bench executable has a requested case.
 #[derive(Debug, thiserror::Error)]
 #[error("{reason}; {hint}")]
 pub struct NoMatchingCase {
@@ -48,8 +48,8 @@ pub struct NoMatchingCase {
     hint: String,
 }
 
-/// Asks every executable and returns the answers by bench. Executables without a requested case are
-/// absent.
+/// Sends a request to every executable and returns the answers by bench. The answers exclude
+/// executables without a requested case.
 pub fn ask_all_benches(
     found: &FoundBenches,
     asking: &RequestSettings<'_>,
@@ -129,7 +129,7 @@ struct BenchAnswer {
     death: Option<String>,
 }
 
-/// Asks one executable and waits for its end.
+/// Sends a request to one executable and waits until it has ended.
 fn ask_and_wait(
     executable: &BenchExecutable,
     asking: &RequestSettings<'_>,
@@ -286,7 +286,7 @@ mod tests {
 
     /// Two benches of two lines of shell: the first answers, the second fails.
     #[test]
-    fn answers_are_kept_if_the_next_bench_fails() {
+    fn answers_of_earlier_benches_are_kept_if_a_later_bench_fails() {
         let folder = tempfile::tempdir().unwrap();
         let executable = |name, script| shell_bench(folder.path(), name, script);
         let answer = BenchResponseBody::Verify(Vec::new());
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bench_that_dies_after_its_answer_is_named() {
+    fn a_bench_that_dies_after_writing_its_answer_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let answer = BenchResponseBody::Verify(Vec::new());
         let response = BenchResponse { bench: "dies".to_owned(), answer: answer.clone() };
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn the_size_of_a_response_is_limited() {
+    fn a_response_above_the_size_limit_is_refused() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(MAX_RESPONSE_BYTES).unwrap();
         assert_eq!(check_file_size(file.path()), Ok(()));
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn the_output_of_a_bench_is_limited_and_read_to_its_end() {
+    fn bench_output_is_captured_up_to_a_limit_and_drained_to_its_end() {
         let lines: String = (0..10).map(|i| format!("line {i}\n")).collect();
         assert_eq!(print_messages(lines.as_bytes()), ["line 6", "line 7", "line 8", "line 9"]);
         let flood =

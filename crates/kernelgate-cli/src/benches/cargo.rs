@@ -1,4 +1,4 @@
-//! Cargo as the builder of bench executables.
+//! Builds bench executables with cargo.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
@@ -10,15 +10,15 @@ use serde::Deserialize;
 
 use super::child_process::{ChildProcess, ProcessEnd, memory_kill_reason};
 
-/// Number of cargo's last lines that an error shows.
+/// Number of the last lines of cargo's output that an error shows.
 const SHOWN_LINES: usize = 30;
 /// Timeout of a build, unless the caller sets a shorter one.
 pub const BUILD_TIMEOUT: Duration = Duration::from_secs(4 * 3600);
 
-/// The reason why a build gave no executables.
+/// Error: a build produced no executables.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
-    /// Cargo does not start, or was lost.
+    /// Error: cargo cannot be started, or its process was lost.
     #[error("cannot be built: failed to run cargo: {0}")]
     Cargo(std::io::Error),
     /// Cargo's build takes longer than its timeout.
@@ -80,7 +80,7 @@ impl BuildOutput {
     }
 }
 
-/// Selects the benches of a build, with the profile.
+/// The bench targets and the profile of a build.
 #[derive(Debug, Clone, Copy)]
 pub struct BuildTargets<'a> {
     /// Names of the bench targets to build; all targets if it is empty.
@@ -135,7 +135,7 @@ pub const CARGO_PROGRESS_VARIABLES: [(&str, &str); 3] = [
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BuildProgress {
-    /// Crates and build scripts that are compiled.
+    /// Number of crates and build scripts that were compiled so far.
     pub done: usize,
     /// Number of all crates and build scripts of the build.
     pub all: usize,
@@ -175,7 +175,8 @@ fn progress_lines(stream: impl Read) -> impl Iterator<Item = String> {
 /// One line that cargo prints while it builds: a message or progress.
 pub enum CargoBuildOutput<'a> {
     Message(&'a str),
-    /// Progress, printed because of the variables of [`CARGO_PROGRESS_VARIABLES`].
+    /// Progress of a build, which cargo prints because of the variables in
+    /// [`CARGO_PROGRESS_VARIABLES`].
     Progress(BuildProgress),
 }
 
@@ -231,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bench_executables_are_found_among_cargos_messages() {
+    fn bench_executables_are_read_from_cargos_json_messages() {
         let line = |reason: &str, kind: &str, executable: &str| {
             let target = format!(r#"{{"name":"a","kind":["{kind}"]}}"#);
             let manifest = r#""manifest_path":"/p/Cargo.toml""#;

@@ -18,14 +18,14 @@ const MEMORY_POLL_INTERVAL: Duration = Duration::from_millis(500);
 #[derive(Clone, Default)]
 pub struct ChildProcess {
     child: Arc<Mutex<Option<Child>>>,
-    /// Whether each process leads a group of its own.
+    /// Whether each child process leads its own process group.
     groups: bool,
 }
 
 impl ChildProcess {
     /// Makes a handle whose processes each lead a process group. The group ends with its process,
-    /// so that no child survives unless it made a session of its own. A terminal's Ctrl-C does not
-    /// reach such a group: the caller has to watch for it and end the process.
+    /// so that no child survives unless it made a session of its own. Ctrl-C in a terminal does not
+    /// reach such a process group: the caller must watch for Ctrl-C and end the process.
     pub fn in_process_groups() -> Self {
         Self { groups: true, ..Self::default() }
     }
@@ -55,7 +55,7 @@ impl ChildProcess {
         Ok(streams)
     }
 
-    /// Waits for the process that was started.
+    /// Waits until the started process ends or the timeout passes.
     pub fn wait_for_end(&self, timeout: Duration) -> std::io::Result<ProcessEnd> {
         // The free memory: a process that takes more drives the machine into swapping, or has the
         // system end some process.
@@ -161,8 +161,9 @@ pub fn memory_kill_reason(limit: u64) -> String {
     format!("killed: it took more than {} of memory, all that was free", display::byte_text(limit))
 }
 
-/// Memory of a process and its descendants; 0 if the system does not report it, as on systems other
-/// than Linux. Memory that several processes share counts for each of them.
+/// Returns the memory of a process and its descendants, bytes; 0 if the system does not report it,
+/// as on systems other than Linux. Memory that several processes share is counted once for each of
+/// them.
 #[expect(clippy::disallowed_methods, reason = "a file of the system")]
 fn resident_bytes(process: u32) -> u64 {
     let own = || {
@@ -201,9 +202,9 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_process_that_takes_too_much_memory_is_ended() {
+    fn a_process_above_its_memory_limit_is_killed() {
         let running = ChildProcess::in_process_groups();
-        // A process of a few megabytes that does not end by itself.
+        // Starts a process of a few megabytes that does not end by itself.
         let start = || running.start_process(Command::new("sleep").arg("600")).map(drop).unwrap();
         start();
         let ended = running.finish_within(Duration::from_secs(60), 1000).unwrap();
@@ -216,11 +217,10 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn memory_of_what_a_process_started_counts() {
+    fn memory_of_descendants_counts_toward_a_process_limit() {
         const TEST_MEMORY_LIMIT: u64 = 100 << 20;
         let running = ChildProcess::in_process_groups();
-        // The program `tail` would hold its input in memory without end, because the input never
-        // ends here.
+        // Here the program `tail` holds its input in memory forever, because the input never ends.
         let hoards = "(head -c 200000000 /dev/zero; sleep 600) | tail -c 200000000 > /dev/null";
         running.start_process(Command::new("sh").args(["-c", hoards])).unwrap();
         let ended = running.finish_within(Duration::from_secs(60), TEST_MEMORY_LIMIT).unwrap();
@@ -228,13 +228,13 @@ mod tests {
     }
 
     #[test]
-    fn descendants_end_with_the_process() {
+    fn descendants_are_killed_when_the_process_ends() {
         let alive = |process: &str| {
             // A zombie that nobody has waited for yet is dead.
             let status = std::fs::read_to_string(format!("/proc/{process}/stat"));
             status.is_ok_and(|text| !text.contains(") Z ") && !text.contains(") X "))
         };
-        // The process is ended from here, or ends by itself.
+        // The test ends the process, or the process ends by itself.
         let cases = [("wait", Duration::ZERO, None), ("exit 7", Duration::from_secs(60), Some(7))];
         for (then, timeout, code) in cases {
             let folder = tempfile::tempdir().unwrap();

@@ -1,10 +1,10 @@
-//! Benches that use Criterion alone, driven by Criterion's own flags (0.5 to 0.8, which agree in
-//! everything that is used here).
+//! Drives benches that use Criterion alone by Criterion's own flags, in versions 0.5 to 0.8, which
+//! agree in everything used here.
 //!
 //! An executable that uses Criterion lists its cases (`--list`), measures those that match one
 //! regular expression, and writes the samples of each case as JSON below the folder in
-//! `CRITERION_HOME`. This module deliberately does not start the executable (`compare`) and does
-//! not interpret its times (`gate`).
+//! `CRITERION_HOME`. This module neither starts the executable (`compare` does) nor interprets its
+//! times (`gate` does).
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -15,31 +15,32 @@ use kernelgate::record::TrialSampling;
 use kernelgate::record::criterion_store::title_without_repeat_suffix;
 use kernelgate::record::text::on_one_line;
 
-/// Samples of a case: the fewest that Criterion accepts.
+/// Number of samples of a case: the fewest that Criterion accepts.
 pub const CRITERION_SAMPLES: usize = 10;
 /// Resamples of Criterion's own analysis, whose outcome is not used: few, because at its default of
 /// 100,000 the analysis takes longer than the measurement.
 const CRITERION_RESAMPLES: &str = "100";
-/// Shortest time for Criterion, which refuses 0.
+/// Shortest measurement time for Criterion, which refuses 0, seconds.
 const MIN_SAMPLING_TIME_S: f64 = 0.001;
-/// Longest filter that is passed to a bench, bytes: Linux limits an argument to 128 KiB.
+/// Longest filter that is passed to a bench on its command line, bytes: Linux limits one argument
+/// to 128 KiB.
 const MAX_FILTER_BYTES: usize = 100_000;
 /// End of the line of a case in a list, of Criterion and of libtest.
 const LISTED_CASE_END: &str = ": benchmark";
 
-/// The titles of the cases that an executable listed. A title is the id, cut after 100 bytes, and
+/// Titles of the cases that a Criterion bench listed. A title is the id, cut after 100 bytes, and
 /// with a number where another case has that title already.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ListedCriterionIds {
     /// Titles of the bench's cases, as Criterion prints them.
     pub titles: BTreeSet<String>,
-    /// Titles that the bench listed more than once, in groups that do not know of each other: the
-    /// store does not distinguish such cases.
+    /// Titles that the bench listed more than once, from groups that do not know each other:
+    /// Criterion's store does not distinguish such cases.
     pub duplicates: BTreeSet<String>,
 }
 
 impl ListedCriterionIds {
-    /// Ids of the cases that Criterion's filter matches.
+    /// Returns the ids of the cases that Criterion's filter matches.
     pub fn ids(&self, filter: Option<&str>) -> BTreeSet<String> {
         let Ok(filter) = CaseFilter::parse(filter, false) else { return BTreeSet::new() };
         let ids =
@@ -48,10 +49,10 @@ impl ListedCriterionIds {
     }
 }
 
-/// Makes a command for a bench use this store alone.
+/// Sets the environment of a bench command so that the bench stores results only in this folder.
 pub fn with_criterion_folder<'a>(command: &'a mut Command, store: &Path) -> &'a mut Command {
-    // If a port were set, Criterion would send its samples to it, and a debugging run prints and
-    // writes more.
+    // The port variable is removed, because Criterion would send its samples to that port; the
+    // debugging variable is removed, because it prints and writes more.
     command
         .env("CRITERION_HOME", store)
         .env_remove("CARGO_CRITERION_PORT")
@@ -79,7 +80,8 @@ pub fn measuring_arguments(filter: Option<&str>, sampling: &TrialSampling) -> Ve
 }
 
 /// The case that ran when a process ended, found in the lines that Criterion writes on standard
-/// error: "Benchmarking sum of 100: Warming up for 3.0000 s".
+/// error: "Benchmarking sum of 100: Returns the last case that Criterion began, from messages such
+/// as "Benchmarking a/b: Warming up for 3.0000 s".
 pub fn case_that_ran(messages: &str) -> Option<&str> {
     const CRITERION_STEPS: [&str; 4] =
         [": Warming up for ", ": Collecting ", ": Analyzing", ": Profiling "];
@@ -89,8 +91,8 @@ pub fn case_that_ran(messages: &str) -> Option<&str> {
     Some(end.map_or(case, |end| &case[..end]))
 }
 
-/// Returns a regular expression for these cases and others of the same id; `None` if it would be
-/// too long.
+/// Returns a regular expression that matches these cases, and others with equal ids; `None` if it
+/// would be too long.
 pub fn regex_for_cases(cases: &BTreeSet<String>) -> Option<String> {
     let ids =
         cases.iter().flat_map(|case| [Some(&**case), title_without_repeat_suffix(case)]).flatten();
@@ -116,7 +118,8 @@ pub fn parse_criterion_list(text: &str) -> Result<ListedCriterionIds, String> {
     Ok(listed)
 }
 
-/// Whether a line is libtest's summary "0 tests, 2 benchmarks", which Criterion does not print.
+/// Returns whether a line is libtest's summary "0 tests, 2 benchmarks", which Criterion does not
+/// print.
 fn is_summary_of_libtest(line: &str) -> bool {
     let count = |part: &str, word: &str| {
         part.trim_end_matches('s')
@@ -132,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_of_criterion_are_read_and_of_libtest_refused() {
+    fn case_lists_of_criterion_are_parsed_and_those_of_libtest_refused() {
         let text = "reading data\nsum of 100: benchmark\n\ng/β ?*: benchmark\nsum/a: b: benchmark\n\
                     twice: benchmark\ntwice: benchmark\nit: test\n";
         let listed = parse_criterion_list(text).unwrap();
@@ -152,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_case_that_ran_last_is_read_from_the_messages() {
+    fn the_case_that_ran_last_is_parsed_from_criterions_messages() {
         let text = "Benchmarking a\nBenchmarking a: Warming up for 1.0 ms\nBenchmarking a: Analyzing\n\
                     Benchmarking g/b: 1\nBenchmarking g/b: 1: Collecting 10 samples in estimated 1 s\n\
                     thread 'main' panicked at x";
@@ -162,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_matches_exactly_the_requested_cases() {
+    fn the_filter_for_requested_cases_matches_exactly_these() {
         let ids = ["a", "a/b", "a.b", "g (x|y)", "-dash", "ü \u{1f980}", "sum #two"];
         let filter_for = |wanted: &str| regex_for_cases(&[wanted.to_owned()].into()).unwrap();
         let matched = |filter: &str| -> Vec<&str> {
@@ -172,7 +175,7 @@ mod tests {
         for wanted in ids {
             assert_eq!(matched(&filter_for(wanted)), [wanted]);
         }
-        // The second case with the same id can only be requested together with the first.
+        // A second case with an equal id can be requested only together with the first one.
         assert_eq!(matched(&filter_for("a/b #2")), ["a/b"]);
         let many: BTreeSet<String> = (0..2000).map(|i| format!("{i:060}")).collect();
         assert_eq!(regex_for_cases(&many), None, "too long to be passed");

@@ -1,5 +1,5 @@
-//! Finds the bench executables that a verb runs: those that cargo builds in the current folder, or
-//! those in a given folder.
+//! Finds the bench executables that a command runs: those that cargo builds in the current folder,
+//! or those in a given folder.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use super::{package, versions};
 /// The bench executables that a verb uses, by the flags of its command line.
 #[derive(Debug, Clone, Copy)]
 pub struct BenchChoice<'a> {
-    /// Targets to build, and to select in a folder.
+    /// Bench targets to build, or to select in a folder.
     pub targets: BuildTargets<'a>,
     /// Folder with bench executables, in place of a build.
     pub folder: Option<&'a Path>,
@@ -90,7 +90,7 @@ impl BenchChoice<'_> {
             .map(|built| built.benches)
             .map_err(|error| {
                 match error {
-                    // Cargo's messages need no repetition, because they were printed while cargo
+                    // The error does not repeat cargo's messages, which were printed while cargo
                     // ran.
                     BuildError::Failed(_) => anyhow::anyhow!("the package does not build"),
                     other => anyhow::anyhow!("the package {other}"),
@@ -122,14 +122,14 @@ impl BenchChoice<'_> {
     }
 }
 
-/// Checks that an executable can be asked. The check runs the executable, so only a file with a
-/// harness's mark is checked.
+/// Checks by its mark that an executable is a bench of kernelgate, which may be started with a
+/// request. The check runs the executable, so only a file with a harness's mark is checked.
 fn check_bench_mark(
     executable: &BenchExecutable,
     running: &ChildProcess,
     timeout: Duration,
 ) -> Result<(), String> {
-    match harness_kind::kind(&executable.path) {
+    match harness_kind::harness_kind_of_file(&executable.path) {
         Ok(BenchHarnessKind::Ours) => {}
         Ok(BenchHarnessKind::Criterion) => {
             let so = "it does not use kernelgate, but Criterion alone: `compare` and \

@@ -9,7 +9,7 @@ use regex::bytes::Regex;
 use kernelgate::gpu_time;
 use kernelgate::protocol;
 
-/// The harness of a bench executable.
+/// Kind of harness that a bench executable uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum BenchHarnessKind {
     /// The executable uses kernelgate's harness, which also uses Criterion.
@@ -25,7 +25,7 @@ pub enum BenchHarnessKind {
 }
 
 impl BenchHarnessKind {
-    /// Name of the harness in a sentence.
+    /// Describes the harness for use in a sentence.
     pub const fn words(self) -> &'static str {
         match self {
             Self::Ours => "it uses kernelgate",
@@ -41,21 +41,21 @@ impl BenchHarnessKind {
 /// is found decides.
 const EXECUTABLE_MARKS: [(&str, BenchHarnessKind); 5] = [
     (protocol::BENCH_MARK, BenchHarnessKind::Ours),
-    // Criterion's own main, with times of a GPU's stream.
+    // The executable uses Criterion's own `main`, with times of a GPU stream.
     (gpu_time::CRITERION_MAIN_MARK, BenchHarnessKind::Criterion),
-    // Criterion 0.5 to 0.8 contains this text as part of its help.
+    // Criterion 0.5 to 0.8 has this text in its help, so an executable with it uses Criterion.
     ("This executable is a Criterion.rs benchmark.", BenchHarnessKind::Criterion),
     ("DIVAN_SAMPLE_COUNT", BenchHarnessKind::Divan),
     ("RUST_TEST_THREADS", BenchHarnessKind::Libtest),
 ];
 /// First bytes of a script; a script is not a bench executable, even if its text has the mark.
 const SCRIPT_START: &[u8] = b"#!";
-/// Bytes that are searched at a time.
+/// Number of bytes of the file that are searched at once.
 const SEARCHED_PIECE_BYTES: usize = 1 << 20;
 
-/// The kind of bench executable that a file is. Only regular files are read: opening a FIFO would
-/// wait for its writer, and a device may react.
-pub fn kind(path: &Path) -> io::Result<BenchHarnessKind> {
+/// Determines the kind of harness of the executable in a file. Only regular files are read: opening
+/// a FIFO would wait for its writer, and a device may react.
+pub fn harness_kind_of_file(path: &Path) -> io::Result<BenchHarnessKind> {
     if !std::fs::metadata(path)?.is_file() {
         return Ok(BenchHarnessKind::Unknown);
     }
@@ -66,7 +66,7 @@ pub fn kind(path: &Path) -> io::Result<BenchHarnessKind> {
 fn search_for_mark(mut from: impl Read, piece: usize) -> io::Result<BenchHarnessKind> {
     let any = EXECUTABLE_MARKS.map(|(mark, _)| regex::escape(mark)).join("|");
     let any = Regex::new(&any).expect("an escaped text is a regular expression");
-    // A mark may cross the end of a part.
+    // A mark may cross the border between two parts, so the parts overlap.
     let overlap = EXECUTABLE_MARKS.iter().map(|(mark, _)| mark.len()).max().unwrap_or(1) - 1;
     let mut held = Vec::with_capacity(overlap + piece);
     let (mut first, mut best) = (true, EXECUTABLE_MARKS.len());
@@ -113,7 +113,7 @@ mod tests {
             assert_eq!(search_for_mark(script.as_bytes(), 32).unwrap(), BenchHarnessKind::Unknown);
         }
         assert_eq!(search_for_mark(&b""[..], 32).unwrap(), BenchHarnessKind::Unknown);
-        // A bench of this harness links Criterion, and may be linked with tests.
+        // A bench of this harness also contains Criterion's mark, and may contain libtest's.
         let all = EXECUTABLE_MARKS.map(|(mark, _)| mark);
         let from = [
             BenchHarnessKind::Ours,
@@ -136,8 +136,13 @@ mod tests {
         let fifo = folder.path().join("fifo");
         assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
         for path in [&fifo, folder.path(), Path::new("/dev/null")] {
-            assert_eq!(kind(path).unwrap(), BenchHarnessKind::Unknown, "{}", path.display());
+            assert_eq!(
+                harness_kind_of_file(path).unwrap(),
+                BenchHarnessKind::Unknown,
+                "{}",
+                path.display()
+            );
         }
-        assert!(kind(&folder.path().join("none")).is_err());
+        assert!(harness_kind_of_file(&folder.path().join("none")).is_err());
     }
 }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::cargo;
 use crate::commands;
 
-/// The needed part of the output of `cargo metadata`.
+/// The part of `cargo metadata`'s output that is needed here.
 #[derive(Deserialize)]
 struct CargoMetadata {
     packages: Vec<MetadataPackage>,
@@ -55,7 +55,7 @@ pub fn store(folder: &Path) -> BaselineStore {
     }
 }
 
-/// Folders of baselines of the other packages of the workspace.
+/// Returns the folders of baselines of the workspace's other packages.
 pub fn other_baselines(store: &BaselineStore) -> Vec<PathBuf> {
     let packages =
         cargo_metadata(&store.root).map(|metadata| metadata.packages).unwrap_or_default();
@@ -102,7 +102,10 @@ impl WorkspaceMember {
 ///
 /// # Errors
 /// Fails if there is no such package, or several without a name.
-pub fn member(folder: &Path, name: Option<&str>) -> Result<WorkspaceMember, PackageLookupError> {
+pub fn find_member(
+    folder: &Path,
+    name: Option<&str>,
+) -> Result<WorkspaceMember, PackageLookupError> {
     let packages = cargo_metadata(folder).ok_or(PackageLookupError::NoPackage)?.packages;
     let members = packages
         .into_iter()
@@ -134,12 +137,12 @@ pub enum PackageLookupError {
     Ambiguous(Vec<String>),
 }
 
-/// Whether a folder, or a parent folder, has a manifest.
+/// Returns whether a folder or one of its parents has a `Cargo.toml`.
 pub fn has_manifest(folder: &Path) -> bool {
     folder.ancestors().any(|folder| folder.join("Cargo.toml").is_file())
 }
 
-/// The message that a folder has no package.
+/// Returns the message that a folder belongs to no package.
 pub fn no_package_message(folder: &Path) -> String {
     format!("no package here: neither {} nor a folder above it has a Cargo.toml", folder.display())
 }
@@ -169,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_has_its_own_baselines_and_the_workspaces_target_folder() {
+    fn a_member_package_has_its_own_baselines_and_the_workspaces_target_folder() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().canonicalize().unwrap();
         write(&root, "Cargo.toml", "[workspace]\nmembers = [\"member\"]\nresolver = \"3\"\n");

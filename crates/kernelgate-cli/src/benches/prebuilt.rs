@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 
 use kernelgate::record::text;
 
-/// The executables in a folder and in its `deps/`, by name without cargo's hash. The newest file of
-/// a name counts.
+/// The executables in a folder and in its `deps/`, by name without cargo's hash. If there are
+/// several executables of one bench, the newest counts.
 pub fn prebuilt_benches(folder: &Path) -> std::io::Result<BTreeMap<String, PathBuf>> {
     let mut newest: BTreeMap<String, (std::time::SystemTime, PathBuf)> = BTreeMap::new();
     let entries = std::fs::read_dir(folder)?;
     let below = std::fs::read_dir(folder.join("deps")).into_iter().flatten();
     for entry in entries.chain(below).flatten() {
         let path = entry.path();
-        // Metadata of the file that a link leads to.
+        // Metadata of the file to which a symbolic link leads.
         let Ok(facts) = std::fs::metadata(&path) else { continue };
         if let (Some(name), Ok(modified)) = (executable_name(&path, &facts), facts.modified())
             && newest.get(&name).is_none_or(|(earlier, _)| *earlier < modified)
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prebuilt_executables_lose_their_hash() {
+    fn prebuilt_executables_are_listed_without_the_hash_in_their_names() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("deps")).unwrap();

@@ -12,7 +12,7 @@ pub const KEPT_START_BYTES: usize = 8 << 20;
 /// Time in which the rest of the output must arrive once the process has ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The part of a stream that is kept.
+/// Which part of a process's output stream is kept.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum KeptOutput {
     /// Keep the first [`KEPT_START_BYTES`] of the stream.
@@ -62,7 +62,7 @@ pub fn drain_on_thread(
     receiver
 }
 
-/// Lines of a failed process that are shown.
+/// Number of lines of a failed process's output that are shown.
 const SHOWN_LINES: usize = 4;
 
 /// Lines of a process's output that explain its failure: the message of its last panic without the
@@ -73,7 +73,7 @@ pub struct FailureLines {
     place: OutputSection,
 }
 
-/// Part of the output that a line belongs to.
+/// Section of a failed process's output, such as its backtrace.
 #[derive(Default, Clone, Copy, PartialEq, Eq)]
 enum OutputSection {
     /// Output before any panic.
@@ -122,8 +122,8 @@ impl FailureLines {
     }
 }
 
-/// Whether a line belongs to a backtrace: "5: criterion::analysis::common", "at src/lib.rs:1:2",
-/// and the note at its end.
+/// Returns whether a line belongs to a backtrace: "5: criterion::analysis::common", "at
+/// src/lib.rs:1:2", or the note at its end.
 fn is_backtrace_line(text: &str) -> bool {
     let number = text.split_once(':').map(|(number, _)| number);
     number.is_some_and(|number| number.parse::<u32>().is_ok())
@@ -131,8 +131,8 @@ fn is_backtrace_line(text: &str) -> bool {
         || text.starts_with("note: Some details are omitted")
 }
 
-/// Output of a process that has ended. The wait for the output is limited, because processes that
-/// the bench left behind may hold its streams open.
+/// Waits for the captured output of a process that has ended. The wait for the output is limited,
+/// because processes that the bench left behind may hold its streams open.
 pub fn wait_for_captured_text(stream: Option<Receiver<CapturedText>>) -> CapturedText {
     stream.and_then(|stream| stream.recv_timeout(DRAIN_TIMEOUT).ok()).unwrap_or_default()
 }
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_explains_a_failure_and_its_backtrace_does_not() {
+    fn a_panic_message_is_shown_without_its_backtrace() {
         let panicked = "thread 'main' (7) panicked at src/lib.rs:1:2:\nBatch size is zero.\n";
         let trace = "stack backtrace:\n   0: std::panicking\n             at /rustc/x.rs:1:2\n  1: main\n\
                      note: Some details are omitted, run with `RUST_BACKTRACE=full`.\n";
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_start_or_the_end_of_a_flood_is_kept() {
+    fn only_the_start_or_the_end_of_a_long_output_is_kept() {
         let flood: Vec<u8> = (0..3 * KEPT_START_BYTES).map(|i| (i / 1000) as u8).collect();
         let kept =
             |keep| drain_on_thread(std::io::Cursor::new(flood.clone()), keep).recv().unwrap();

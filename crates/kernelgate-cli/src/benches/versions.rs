@@ -15,7 +15,7 @@ pub const VERSION_TIMEOUT: Duration = Duration::from_secs(20);
 /// Largest part of an answer that is read; an answer has a few lines, but benches of other kinds
 /// list their cases.
 const MAX_ANSWER_BYTES: usize = 1 << 16;
-/// Largest number of bytes that may follow that part.
+/// Largest number of bytes that an executable may print after its version.
 const MAX_PRINTED_BYTES: u64 = 8 << 20;
 /// Time in which the rest of an answer must arrive once the process has ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -23,25 +23,25 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// The reason why an executable did not state its protocol versions.
 #[derive(Debug, thiserror::Error)]
 pub enum VersionQueryError {
-    /// The executable did not start, or was lost.
+    /// Error: the executable could not be started, or its process was lost.
     #[error("it does not start: {0}")]
     Start(std::io::Error),
     /// The executable hangs.
     #[error("no answer within {} s", .0.as_secs_f64())]
     TimedOut(Duration),
-    /// The executable takes too much memory.
+    /// Error: the executable took too much memory.
     #[error("{0}")]
     OverMemory(String),
     /// The executable printed more than a list of versions can have.
     #[error("asked for its version it printed more than {}", display::byte_text(MAX_PRINTED_BYTES))]
     TooLong,
-    /// The executable ended with an error status.
+    /// Error: the executable ended with a failure status.
     #[error("asked for its version it ended with {0}")]
     Ended(ExitStatus),
-    /// The executable printed something else than an answer.
+    /// Error: the executable printed something other than its version.
     #[error("it does not speak the kernelgate protocol")]
     None,
-    /// The executable is this program, which is not a bench.
+    /// Error: the executable is the program kernelgate itself, which is not a bench.
     #[error("it is the kernelgate program")]
     IsProgram,
 }
@@ -53,8 +53,8 @@ pub fn ask_version_range(
     running: &ChildProcess,
 ) -> Result<(u64, u64), VersionQueryError> {
     let mut command = Command::new(path);
-    // A bench of another harness lists its cases, or ends because it does not know the flag; it
-    // measures nothing.
+    // A bench with another harness lists its cases, or ends because it does not know the flag;
+    // either way it measures nothing.
     command.arg("--list").env(protocol::REQUEST_VARIABLE, protocol::VERSION_QUESTION);
     command.stdin(Stdio::null()).stderr(Stdio::null()).stdout(Stdio::piped());
     let (stdout, _) = running.start_process(&mut command).map_err(VersionQueryError::Start)?;
@@ -81,7 +81,7 @@ pub fn ask_version_range(
     }
 }
 
-/// Returns the start of the output, and whether there is too much output: then the stream is
+/// Returns the start of a program's output, and whether the output was too long: then the stream is
 /// closed, which ends most programs.
 fn read_start(mut stream: impl Read) -> (Vec<u8>, bool) {
     let mut start = Vec::new();
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_start_of_a_flood_is_read_and_the_rest_is_too_long() {
+    fn output_beyond_the_limit_is_reported_as_too_long() {
         let answer = b"kernelgate-protocol 1-2\n";
         assert_eq!(read_start(&answer[..]), (answer.to_vec(), false));
         let listed = [&answer[..], &vec![b'x'; 1 << 20]].concat();

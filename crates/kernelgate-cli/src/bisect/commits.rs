@@ -41,9 +41,9 @@ pub struct BisectionRequest {
 pub struct Bisection {
     /// The case.
     pub case: String,
-    /// Revision of the good end: "v1.0 (1a2b3c4d)".
+    /// Good end of the search, name and commit: "v1.0 (1a2b3c4d)".
     pub good: String,
-    /// Revision of the bad end: "main (5e6f7a8b)".
+    /// Bad end of the search, name and commit: "main (5e6f7a8b)".
     pub bad: String,
     /// Commits after the good end up to the bad one, along first parents.
     pub commits: usize,
@@ -63,8 +63,8 @@ pub struct FoundCommits {
     pub suspects: Vec<SuspectCommit>,
     /// Output of `git diff --stat` between the last good commit and the first bad one.
     pub diff_stat: String,
-    /// The executables of both, if they were compared with each other: they show what changed in
-    /// machine code.
+    /// Executables of the two commits, if they were compared with each other: they show what
+    /// changed in machine code.
     pub executables: Option<[PathBuf; 2]>,
     /// Commits that were skipped, with the reason.
     pub left_out: BTreeMap<String, String>,
@@ -110,8 +110,8 @@ pub fn run(request: &BisectionRequest) -> Result<Bisection, CompareError> {
     })
 }
 
-/// The good commit, then those up to the bad one along first parents: the commits of a branch count
-/// as their merge.
+/// Lists the good commit, then the commits up to the bad one along first parents: a merge stands
+/// for the commits of its branch.
 fn first_parent_commits(
     repository: &GitRepository,
     good: &GitRevision,
@@ -138,7 +138,7 @@ fn first_parent_commits(
     Ok(std::iter::once(good.commit.clone()).chain(listed.lines().map(str::to_owned)).collect())
 }
 
-/// Compares pairs of commits, and remembers the answers.
+/// Compares pairs of commits and stores the answers.
 struct CommitComparer<'a> {
     request: &'a BisectionRequest,
     repository: &'a GitRepository,
@@ -242,8 +242,8 @@ impl<'a> CommitComparer<'a> {
                 self.bench = self.bench.take().or(outcome.bench);
                 Ok(bisection_answer(&outcome.comparison, &self.request.case))
             }
-            // The good end is the base of every question: if it does not build, no other commit can
-            // be measured.
+            // The good end is the base of every comparison: if it does not build, no other commit
+            // can be measured.
             Err(error) if error.is_unbuildable() => {
                 Ok(BisectionAnswer::Unusable(shortened_subject(&error.to_string())))
             }
@@ -305,7 +305,7 @@ fn first_attempt_blocks(request: &BisectionRequest) -> usize {
     request.comparison.plan.max_blocks.unwrap_or(TestPlan::default().max_blocks)
 }
 
-/// Whether a comparison shows the case as slower.
+/// Converts a comparison into an answer of the search: whether a case is slower.
 fn bisection_answer(comparison: &Comparison, case: &str) -> BisectionAnswer {
     let facts = &comparison.facts;
     if facts.untimed.iter().any(|id| id == case) {
@@ -353,7 +353,7 @@ fn shortened_subject(text: &str) -> String {
     first.take(SHOWN_LINES).copied().collect::<Vec<_>>().join("; ")
 }
 
-/// The answer of a comparison as a short text, such as "slower, +5.0 % (+4.1 to +6.0)".
+/// Formats the answer of a comparison, such as "slower, +5.0 % (+4.1 to +6.0)".
 pub fn words(answer: &BisectionAnswer) -> String {
     let times = |CommitTimeRatio { ratio, low, high }: &CommitTimeRatio| {
         let percent = |ratio: f64| 100.0 * (ratio - 1.0);

@@ -5,8 +5,8 @@
 //! either. The comparison promises that each answer is wrong with at most the probability that the
 //! plan gives, so all of them together with at most [`WRONG_ANSWER_PROBABILITY`]. An undecided
 //! question is asked again with twice as many blocks; if it stays undecided its commit is skipped,
-//! never guessed. At the end the commit is compared with the one before it, so that the reported
-//! difference was measured on these two.
+//! never guessed. At the end of the search, the first bad commit is compared with the commit before
+//! it, so that the reported difference was measured on these two.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,13 +23,13 @@ pub const MAX_ATTEMPTS: u32 = 3;
 pub struct BisectionQuestion {
     /// Position of the base in the list of commits; 0 is the good end.
     pub base: usize,
-    /// Position of the head in the list of commits.
+    /// Position of the head in the searched list of commits.
     pub head: usize,
-    /// Number of earlier attempts at this question; each attempt takes twice as many blocks as the
-    /// one before.
+    /// Number of earlier attempts at this comparison; each attempt takes twice as many blocks as
+    /// the one before.
     pub attempt: u32,
-    /// Thresholds of the comparisons; `None` uses the device's thresholds, as the comparison of the
-    /// two ends does.
+    /// Thresholds of the comparison; `None` uses the thresholds of the device, as the comparison of
+    /// the two ends does.
     pub plan: Option<TestPlan>,
 }
 
@@ -38,9 +38,9 @@ pub struct BisectionQuestion {
 pub struct CommitTimeRatio {
     /// Time of the head commit over that of the base commit.
     pub ratio: f64,
-    /// Lower end of the ratio's confidence interval.
+    /// Lower end of the confidence interval of the time ratio.
     pub low: f64,
-    /// Upper end of the ratio's confidence interval.
+    /// Upper end of the confidence interval of the time ratio.
     pub high: f64,
 }
 
@@ -63,9 +63,11 @@ pub enum BisectionAnswer {
     Slower(CommitTimeRatio),
     /// The head is not slower than the base by more than the threshold.
     NotSlower(CommitTimeRatio),
-    /// The noise is too large for this number of blocks; the text states the reason.
+    /// The comparison was inconclusive: the noise is too large for this number of blocks; the text
+    /// states the reason.
     Undecided(String),
-    /// The head cannot be measured, with the reason; for example, it does not build.
+    /// The head commit cannot be measured; the text states the reason, for example that it does not
+    /// build.
     Unusable(String),
 }
 
@@ -79,23 +81,24 @@ pub enum SearchEnd {
     NoDifference(CommitTimeRatio),
     /// The comparison of the ends was inconclusive, with the reason.
     EndsUndecided(String),
-    /// An end cannot be measured, with the reason.
+    /// One end of the search cannot be measured; the text states the reason.
     EndUnusable(String),
 }
 
-/// The commits that slowed the case down.
+/// The range of commits that contains the slow-down.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SlowdownRange {
     /// Position of the last commit at which the case is not slow.
     pub last_good: usize,
-    /// Index of the first commit that is slow. If the first bad commit does not directly follow the
-    /// last good commit, it or any commit between them caused the slow-down.
+    /// Index of the first commit at which the case is slow. If the first bad commit does not
+    /// directly follow the last good one, any commit after the last good one may have caused the
+    /// slow-down.
     pub first_bad: usize,
     /// Places that could not be compared, with the reason, in the order of the questions.
     pub left_out: Vec<(usize, String)>,
     /// Comparison of the ends.
     pub ends: CommitTimeRatio,
-    /// Comparison of the two places with each other.
+    /// Comparison of the last good commit with the first bad one.
     pub confirmation: BisectionAnswer,
     /// Number of comparisons that were made, including repeated ones.
     pub asked: usize,
@@ -104,7 +107,7 @@ pub struct SlowdownRange {
 }
 
 impl SlowdownRange {
-    /// Whether the two commits differ as much as the two ends.
+    /// Returns whether the two commits differ as much as the two ends of the search.
     pub const fn is_confirmed(&self) -> bool {
         matches!(self.confirmation, BisectionAnswer::Slower(_))
     }
@@ -136,8 +139,8 @@ pub fn search_slowdown<E>(
         BisectionAnswer::Undecided(why) => return Ok(SearchEnd::EndsUndecided(why)),
         BisectionAnswer::Unusable(why) => return Ok(SearchEnd::EndUnusable(why)),
     };
-    // Each halving asks one question, and the confirmation asks one more; the ends were compared at
-    // the device's own level.
+    // Each halving takes one comparison, and the confirmation one more; the two ends were compared
+    // at the device's own level.
     let questions = usize::BITS - last.leading_zeros() + 1;
     let level = WRONG_ANSWER_PROBABILITY / f64::from(questions);
     let plan = bisection_plan(ends.ratio, level);
@@ -182,7 +185,7 @@ pub fn search_slowdown<E>(
 /// Returns a test plan that distinguishes commits like the good end from commits like the bad end,
 /// each wrongly with at most the given probability.
 fn bisection_plan(ratio: f64, level: f64) -> TestPlan {
-    // Rounded, so that values from a file give the same plan.
+    // The threshold is rounded, so that values read from a file give an equal plan.
     let relative = ((ratio.sqrt() - 1.0) * 1e5).round() / 1e5;
     TestPlan {
         relative,
@@ -194,8 +197,8 @@ fn bisection_plan(ratio: f64, level: f64) -> TestPlan {
     }
 }
 
-/// The place nearest to the middle between two that was not skipped; `None` if there is no such
-/// place.
+/// Returns the commit nearest to the middle of a range that was not skipped; `None` if there is no
+/// such commit.
 fn middle_commit(low: usize, high: usize, left_out: &[(usize, String)]) -> Option<usize> {
     let open = |place: &usize| !left_out.iter().any(|(other, _)| other == place);
     (low + 1..high).filter(open).min_by_key(|place| (2 * place).abs_diff(low + high))

@@ -1,4 +1,4 @@
-//! The reasons why a comparison fails: facts in fields, sentences where they are printed.
+//! Errors of comparisons: fields hold the facts, and sentences are made when an error is printed.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use crate::gate::rules::rules_file::RulesError;
 /// The reason why a comparison of two builds fails.
 #[derive(Debug, thiserror::Error)]
 pub enum CompareError {
-    /// A record file cannot be read or written.
+    /// Error: a record file cannot be read or written.
     #[error(transparent)]
     File(#[from] RecordFileError),
     /// A file or folder of the comparison cannot be used.
@@ -28,7 +28,7 @@ pub enum CompareError {
     /// The working tree cannot be copied into the object store.
     #[error("failed to {action}: {cause}")]
     Snapshot { action: &'static str, cause: std::io::Error },
-    /// The folder has no Cargo package to compare.
+    /// Error: the folder has no Cargo package to compare.
     #[error("{}", no_package_message(.0))]
     NoPackage(PathBuf),
     /// Git does not start.
@@ -41,7 +41,7 @@ pub enum CompareError {
         action: String,
         message: String,
     },
-    /// The git repository has no such revision.
+    /// Error: the git repository does not have the named revision.
     #[error(
         "no revision `{name}` in {}{}{}", top.display(), similar_names_hint(similar, branches),
         if *shallow { SHALLOW_CLONE_ADVICE } else { "" }
@@ -49,7 +49,7 @@ pub enum CompareError {
     NoRevision {
         name: String,
         top: PathBuf,
-        /// Names like the requested one, best first.
+        /// Names of revisions that are similar to the requested one, best first.
         similar: Vec<String>,
         branches: Vec<String>,
         shallow: bool,
@@ -62,7 +62,7 @@ pub enum CompareError {
         "{bad} does not descend from {good}: a search needs the good commit before the bad one"
     )]
     NotDescended { good: String, bad: String },
-    /// Another process already runs a comparison in the folder.
+    /// Error: another process runs a comparison in the folder.
     #[error("another comparison runs in {}: wait for it", .0.display())]
     Busy(PathBuf),
     /// A path of `--leave-out` is missing, or tracked by git.
@@ -72,7 +72,7 @@ pub enum CompareError {
         /// The reason, as a fragment of a sentence.
         why: &'static str,
     },
-    /// The repository of a submodule is not on this machine.
+    /// Error: the repository of a submodule is not on this machine.
     #[error(
         "submodule {0} of {revision} is not on this machine: `git submodule update --init \
          --recursive -- {0}` gets it in a work tree of that revision", path.display()
@@ -83,10 +83,10 @@ pub enum CompareError {
          origin {commit}` gets it", path.display(), commit.get(..8).unwrap_or_default()
     )]
     NoSubmoduleCommit { path: PathBuf, commit: String, revision: String },
-    /// A build left a symbolic link in a checkout.
+    /// Error: a build left a symbolic link in a checkout.
     #[error("{} is a link: remove {} and repeat the command", link.display(), checkout.display())]
     Link { link: PathBuf, checkout: PathBuf },
-    /// A revision does not contain the package.
+    /// Error: a revision does not contain the package.
     #[error("{side} {label} has no {}", manifest.display())]
     NoManifest {
         side: Arm,
@@ -94,7 +94,7 @@ pub enum CompareError {
         /// Path of the manifest, relative to the repository's root.
         manifest: PathBuf,
     },
-    /// The benches of a revision cannot be built.
+    /// Error: the benches of a revision cannot be built.
     #[error("{side} {label} {cause}{}", build_failure_advice(cause, notes, slot))]
     NotBuilt { side: Arm, label: String, cause: BuildError, notes: Vec<String>, slot: PathBuf },
     /// Two packages of a workspace have a bench of one name.
@@ -103,13 +103,13 @@ pub enum CompareError {
          folder of one of them", packages[0], packages[1]
     )]
     OneBenchTwice { side: Arm, label: String, bench: String, packages: [String; 2] },
-    /// The folder contains no bench executable.
+    /// Error: the folder contains no bench executable.
     #[error("no bench executable in {0}")]
     NoExecutable(String),
-    /// A requested bench exists in neither build.
+    /// Error: neither build has a requested bench.
     #[error("--bench {bench}: neither side has it; there are {}", known.join(", "))]
     NoBench { bench: String, known: Vec<String> },
-    /// A bench did not say which protocol it speaks.
+    /// Error: a bench did not state its protocol version.
     #[error(
         "{side}: bench `{bench}` cannot be asked for the protocol that it speaks: {cause}{}",
         if matches!(cause, VersionQueryError::TimedOut(_)) { " (--wait sets this)" } else { "" }
@@ -118,7 +118,7 @@ pub enum CompareError {
     /// The first bench has no case to compare; the text is its own message.
     #[error("{0}")]
     NothingSelected(String),
-    /// No bench has any of the requested cases.
+    /// Error: no bench has any of the requested cases.
     #[error("no bench that can be driven has a case that was asked for")]
     NoCase,
     /// No bench was verified.
@@ -127,7 +127,7 @@ pub enum CompareError {
     /// No case has a time that a calibration can use.
     #[error("no case here takes long enough, or short enough, to calibrate with: name some")]
     NothingToCalibrate,
-    /// A process of a calibration's comparison failed.
+    /// Error: a process of a calibration's comparison failed.
     #[error("bench `{bench}` broke: {reason}")]
     Broken {
         bench: String,
@@ -144,7 +144,7 @@ pub enum CompareError {
         /// The reason, as a fragment of a sentence.
         why: String,
     },
-    /// The interrupted comparison or calibration had other settings.
+    /// Error: the interrupted comparison or calibration had other settings.
     #[error(
         "--resume: the interrupted {what} was another: {differs} differs; repeat its command to go \
          on, or leave --resume out to start anew"
@@ -154,7 +154,7 @@ pub enum CompareError {
         what: &'static str,
         differs: String,
     },
-    /// The calibration that was interrupted had other settings.
+    /// Error: the interrupted calibration had other settings.
     #[error(
         "--resume: {} was measured with another {differs}; without --resume it is replaced",
         path.display()
@@ -163,7 +163,7 @@ pub enum CompareError {
     /// Two parts of a calibration differ, as a fragment of a sentence.
     #[error("--resume: {0}")]
     Unmergeable(String),
-    /// `kernelgate.toml` of a side cannot be used.
+    /// Error: `kernelgate.toml` of one side cannot be used.
     #[error(transparent)]
     Rules(#[from] RulesError),
     /// Ctrl-C cannot be watched.
@@ -187,7 +187,7 @@ pub enum CompareError {
 }
 
 impl CompareError {
-    /// Exit code of a comparison that ended with this error.
+    /// Returns the exit code of a comparison that ended with this error.
     pub const fn exit(&self) -> ExitReason {
         match self {
             Self::Refused { .. } | Self::Changed { .. } => ExitReason::Refused,
@@ -195,7 +195,8 @@ impl CompareError {
         }
     }
 
-    /// Whether a revision has no executables, because it does not build or has no such package.
+    /// Returns whether the error means that a revision has no executables: it does not build, or
+    /// lacks the package.
     pub const fn is_unbuildable(&self) -> bool {
         matches!(
             self,

@@ -19,9 +19,9 @@ pub struct MatchedCases {
     pub new: Vec<String>,
     /// Cases that only the base build has.
     pub removed: Vec<String>,
-    /// Cases of the base that the head skipped.
+    /// Cases of the base that the head skipped, with the reason.
     pub skipped: BTreeMap<String, String>,
-    /// Cases that failed in the head build.
+    /// Cases that failed in the head build, with the error.
     pub failed: BTreeMap<String, CaseFailure>,
     /// Cases that failed in the base only, and are verified or absent in the head.
     pub failed_in_base: BTreeMap<String, CaseFailure>,
@@ -93,7 +93,7 @@ impl MatchedCases {
         }
     }
 
-    /// Every case id that base or head has.
+    /// Returns every case id of base or head.
     pub fn ids(&self) -> Vec<String> {
         let named = self.failed.keys().chain(self.failed_in_base.keys());
         let others = self.skipped.keys().chain(self.unmeasured.keys());
@@ -102,7 +102,7 @@ impl MatchedCases {
         listed.chain(named).chain(others).chain(refused).cloned().collect()
     }
 
-    /// Removes and records those cases of a run whose ids an earlier bench already has.
+    /// Removes and records the cases of a run whose ids an earlier bench already has.
     pub fn remove_duplicate_cases(
         &mut self,
         run: &mut ProcessRun,
@@ -132,7 +132,8 @@ impl MatchedCases {
         self.unmeasured.extend(both.map(|(id, why)| (id.clone(), reason(why))));
     }
 
-    /// Adds a bench that failed while it was verified, as far as the other side lists its cases.
+    /// Adds the cases of a bench that failed during verification, as far as the other side lists
+    /// them.
     pub fn abandon_cases(
         &mut self,
         base: Option<&ProcessRun>,
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_that_two_benches_have_is_measured_in_the_first() {
+    fn a_case_id_of_two_benches_is_measured_only_in_the_first() {
         let owners = [("both".to_owned(), "first".to_owned())].into();
         let mut matched = MatchedCases::default();
         for _side in 0..2 {
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_that_neither_side_can_measure_is_kept_if_every_case_is_requested() {
+    fn a_case_that_neither_side_can_measure_is_listed_if_all_cases_were_requested() {
         let (base, head) = (run(&["a"], &[], &["twice", "gone"]), run(&["a"], &[], &["twice"]));
         let mut matched = MatchedCases::default();
         matched.add(Some(&base), Some(&head));
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn every_case_goes_where_it_belongs() {
+    fn cases_are_sorted_into_matched_new_removed_skipped_and_failed() {
         let mut matched = MatchedCases::default();
         let base = run(&["both", "gone", "skips", "breaks"], &["mended", "wrong"], &[]);
         let head = run(&["both", "new", "mended"], &["breaks", "wrong"], &["skips"]);
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn support_that_the_head_adds_is_new_and_memory_that_the_base_lacked_is_not() {
+    fn newly_supported_cases_are_new_and_cases_that_lacked_memory_are_not() {
         let mut matched = MatchedCases::default();
         let base = run(&[], &[], &["supported now", "too large before"]);
         let base = ProcessRun { unsupported: ["supported now".to_owned()].into(), ..base };
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_that_one_side_cannot_judge_keeps_its_reason() {
+    fn a_case_that_one_side_cannot_measure_keeps_the_reason() {
         let mut matched = MatchedCases::default();
         let base = run(&[], &["worse"], &["large", "nowhere"]);
         matched.add(Some(&base), Some(&run(&["large"], &[], &["worse", "nowhere"])));
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn another_definition_or_environment_is_refused_with_the_field() {
+    fn a_differing_definition_or_environment_is_refused_with_the_field() {
         let mut matched = MatchedCases::default();
         let (base, mut head) = (run(&["a", "b"], &[], &[]), run(&["a", "b"], &[], &[]));
         head.cases.get_mut("a").unwrap().work.read_bytes = 9;

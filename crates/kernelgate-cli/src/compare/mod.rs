@@ -1,9 +1,10 @@
 //! Compares two builds: their processes are interleaved, and each case is decided by itself.
 //!
-//! `sides` builds both sides in one folder. Each executable verifies its cases, then blocks of four
-//! fresh processes (`trials`) run until the gate has decided every case or the budget ends
-//! (`engine`). `calibrate` repeats comparisons whose answer is known. Deliberately absent: how to
-//! decide (`gate::paired`), how to time (`harness`), printing results (`report`).
+//! The module `sides` builds both sides in one folder. Each executable verifies its cases, then
+//! blocks of four fresh processes (`trials`) run until the gate has decided every case or the
+//! budget ends (`engine`). The module `calibrate` repeats comparisons whose correct answer is
+//! known. Deliberately absent: how to decide (`gate::paired`), how to time (`harness`), printing
+//! results (`report`).
 
 pub mod calibrate;
 mod engine;
@@ -37,15 +38,16 @@ pub enum SideSource {
     Folder(PathBuf),
 }
 
-/// Changes that a calibration makes to the head on purpose, to test whether they are found.
+/// Changes that a calibration makes to the head on purpose, to test whether comparisons find them.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SideInjection {
-    /// Delays that are added to launches, or to the times of iterations where nothing can delay
-    /// them: nanoseconds by case.
+    /// Delays that are added to launches, or to measured times if launches cannot be delayed:
+    /// nanoseconds by case.
     pub delays_ns: BTreeMap<String, f64>,
-    /// Whether launches are delayed by work in place of a wait.
+    /// Whether extra work delays launches, instead of a wait.
     pub by_work: bool,
-    /// Sizes of these delays, by case: a process without a size finds its own.
+    /// Sizes of the injected delays by case; a process determines the size itself for a case
+    /// without one.
     pub delay_sizes: BTreeMap<String, u64>,
     /// Number of the artificial layout of code and memory; `None` for the usual layout.
     pub layout: Option<usize>,
@@ -73,15 +75,15 @@ pub struct ComparisonRequest {
     pub benches: Vec<String>,
     /// Package of the workspace to which the comparison is restricted.
     pub member: Option<String>,
-    /// The part of the problems that is compared.
+    /// The shard of the problems that is compared.
     pub shard: Option<Shard>,
     /// Criterion's filter.
     pub filter: Option<String>,
     /// Settings of the bench executables, as environment variables.
     pub settings: BTreeMap<String, String>,
-    /// Changes made to the head on purpose.
+    /// Changes that are made to the head on purpose.
     pub injection: SideInjection,
-    /// Thresholds of time and accuracy, and the error rates.
+    /// Thresholds for time and accuracy, and error rates of the test.
     pub plan: PlanRequest,
     /// Time for which a process times a case; `None` for the usual time on the device.
     pub sampling: Option<TrialSampling>,
@@ -91,11 +93,11 @@ pub struct ComparisonRequest {
     pub wait: Option<Duration>,
     /// Timeout of each build.
     pub build_wait: Duration,
-    /// Whether cases are timed whose executable is the same file on both sides.
+    /// Whether cases are timed even if both sides have an identical executable for them.
     pub time_identical: bool,
-    /// Whether only cases are timed whose machine code or launches changed, or are unknown.
+    /// Whether only cases are timed whose machine code or launches changed, or cannot be compared.
     pub affected: bool,
-    /// Whether both builds are profiled if a case regressed.
+    /// Whether both builds are profiled if a case has regressed.
     pub profile_slower: bool,
     /// Cargo's profile.
     pub profile: String,
@@ -105,7 +107,7 @@ pub struct ComparisonRequest {
     pub resume: bool,
     /// Root of the package.
     pub package: PathBuf,
-    /// The target folder, which does not belong to the sources.
+    /// The target folder of cargo, which is not part of the compared sources.
     pub target: PathBuf,
     /// Untracked files and folders that do not belong to the work tree's side.
     pub leave_out: Vec<PathBuf>,
@@ -119,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn delays_are_written_as_a_bench_reads_them() {
+    fn injected_delays_are_written_in_the_format_that_benches_parse() {
         assert_eq!(SideInjection::default().delays(), None);
         let injection = SideInjection {
             delays_ns: [("a/b=c".to_owned(), 4_400.0), ("d".to_owned(), 7.0)].into(),

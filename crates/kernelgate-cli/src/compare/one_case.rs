@@ -7,10 +7,10 @@ use super::session::{ComparisonSession, SessionTools, open_trials};
 use super::{CompareError, ComparisonRequest};
 use crate::gate::comparison::Comparison;
 
-/// A comparison, and the bench that has the case.
+/// A comparison of one case, with the bench that has the case.
 pub struct SingleCaseComparison {
     pub comparison: Comparison,
-    /// The bench that has the case, on either side.
+    /// Name of the bench that has the case, on either side.
     pub bench: Option<String>,
 }
 

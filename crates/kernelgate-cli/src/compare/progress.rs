@@ -13,14 +13,14 @@ use kernelgate::record::text::printable_on_terminal;
 /// Time between lines that stay, for text that changes often.
 const PROGRESS_LINE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Prints to standard error. The text may come from others, such as a bench process.
+/// Prints to standard error. A progress text may come from other programs, such as a bench process.
 #[derive(Clone)]
 pub struct ComparisonProgress {
     line: Option<ProgressBar>,
-    /// Label of the task that this progress is a part of; then only a line that changes shows
-    /// details.
+    /// Label of the task of which this progress is a part; with a label, details are shown only in
+    /// the line that is updated in place.
     within: Option<String>,
-    /// Lines that were printed and are not printed again.
+    /// Lines that were printed once and are not printed again.
     said: Arc<Mutex<BTreeSet<String>>>,
     /// Time at which the last progress line was printed.
     latest: Arc<Mutex<Option<Instant>>>,
@@ -82,7 +82,7 @@ impl ComparisonProgress {
         }
     }
 
-    /// Prints a line, but never the same line twice.
+    /// Prints a line unless it was printed before.
     pub fn print_once(&self, text: &str) {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         if said.insert(text.to_owned()) {

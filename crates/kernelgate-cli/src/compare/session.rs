@@ -1,5 +1,5 @@
-//! State at the start of a comparison: built, verified and matched sides, and the trials of one
-//! that was interrupted.
+//! State at the start of a comparison: sides that were built, verified and matched, and the trials
+//! of an interrupted comparison.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -30,10 +30,10 @@ use kernelgate::record::{
     ComparisonTrials, Environment, Provenance, Shard, TrialSampling, VerificationExtent, file,
 };
 
-/// File of a comparison's trials, in its folder.
+/// Name of the file with a comparison's trials, in its folder.
 pub const TRIALS_FILE: &str = "trials.json";
 
-/// A bench binary that both sides have.
+/// A bench that both sides have.
 #[derive(Clone)]
 pub struct ComparedBench {
     pub name: String,
@@ -57,7 +57,7 @@ pub struct ComparedBench {
 /// Base and head after verification, with the cases to compare.
 #[derive(Clone)]
 pub struct PreparedSides {
-    /// The cases of base and head, matched by id.
+    /// The cases of base and head, matched by their ids.
     pub matched: MatchedCases,
     /// Benches that have at least one case to compare.
     pub benches: Vec<ComparedBench>,
@@ -69,7 +69,7 @@ pub struct PreparedSides {
     pub provenance: Provenance,
     /// Nanoseconds per launch of each case, measured at the single launch that verified it.
     pub verification_ns: BTreeMap<String, f64>,
-    /// Benches that use Criterion alone, among the compared ones.
+    /// Those of the compared benches that use Criterion alone.
     pub criterion: Vec<CriterionOnlyBench>,
     /// How far both sides verified each common case, base first.
     pub verification: BTreeMap<String, [VerificationExtent; 2]>,
@@ -102,10 +102,10 @@ impl Default for PreparedSides {
     }
 }
 
-/// A shard of a comparison, before anything is timed.
+/// A shard of a comparison before its cases are timed.
 pub struct PlannedShard {
     pub shard: Shard,
-    /// Hash of all cases of both builds.
+    /// Hash of all cases of both builds, equal in all shards.
     pub plan: String,
     /// Number of cases of all shards together.
     pub cases: usize,
@@ -116,7 +116,7 @@ pub struct PlannedShard {
 }
 
 impl PreparedSides {
-    /// Describes this comparison as a shard; `None` if no process ran to its end.
+    /// Describes the cases of this comparison as a shard; `None` if no process ran to its end.
     pub fn planned_shard(&self, shard: Shard) -> Option<PlannedShard> {
         Some(PlannedShard {
             shard,
@@ -127,12 +127,12 @@ impl PreparedSides {
         })
     }
 
-    /// Ids of the cases that both sides have.
+    /// Returns the ids of the cases that both sides have.
     pub const fn cases(&self) -> &BTreeSet<String> {
         &self.matched.judged
     }
 
-    /// Cases that failed, or were skipped, with the reason.
+    /// Returns the cases that failed or were skipped, with the reason.
     pub fn case_errors(&self) -> impl Iterator<Item = (&String, String)> {
         let MatchedCases { failed, skipped, unmeasured, .. } = &self.matched;
         let failed = failed.iter().map(|(id, why)| (id, why.text.clone()));
@@ -176,8 +176,8 @@ impl PreparedSides {
 
     /// Moves the changed cases to the front: benches with a change in machine code or launches come
     /// first, and within each process of a bench so do the changed cases, unless it uses Criterion
-    /// alone. Cases of one bench are timed by the same processes, because all of them count in each
-    /// decision.
+    /// alone. All cases of one bench are timed by the same processes, because all of them count in
+    /// each verdict.
     pub fn put_changed_first(&mut self, code: &BTreeMap<String, CodeComparison>) {
         let changed = |case: &&String| code.get(*case).is_some_and(CodeComparison::has_changed);
         self.benches.sort_by_key(|bench| !bench.cases.iter().any(|case| changed(&case)));
@@ -188,7 +188,7 @@ impl PreparedSides {
         }
     }
 
-    /// Removes all cases except the given ones.
+    /// Keeps the given cases and removes all others.
     pub fn keep(&mut self, cases: &BTreeSet<String>) {
         self.matched.judged.retain(|id| cases.contains(id));
         for bench in &mut self.benches {
@@ -245,13 +245,14 @@ pub struct ComparisonSession {
     pub work: PathBuf,
     /// Base and head.
     pub sides: [ComparisonSide; 2],
-    /// The running process that is measured.
+    /// Handle of the running process that is measured.
     pub running: ChildProcess,
-    /// The process that runs beside those of the head as artificial load, if requested.
+    /// Handle of the process that runs beside the head's processes as artificial load, if
+    /// requested.
     pub co_running: ChildProcess,
     /// Progress on standard error.
     pub progress: ComparisonProgress,
-    /// Environment of benches that do not record their environment.
+    /// Environment that is recorded for benches without their own environment record.
     pub environment: Environment,
 }
 
@@ -278,7 +279,7 @@ impl ComparisonSession {
         Ok(Self { folder, work, sides, running, co_running, progress, environment })
     }
 
-    /// Benches whose executable is the same file on both sides, byte by byte.
+    /// Returns the benches whose executable is byte by byte equal on both sides.
     pub fn identical(&self) -> BTreeSet<String> {
         let [base, head] = [0, 1].map(|side| &self.sides[side].executables.driven);
         let same = |name: &String| {
@@ -290,8 +291,8 @@ impl ComparisonSession {
         base.keys().filter(|name| same(name)).cloned().collect()
     }
 
-    /// Checks that an executable is still the installed file. The executable is read again only if
-    /// its size or times changed.
+    /// Checks that an executable was not changed since it was installed. The executable is read
+    /// again only if its size or times changed.
     ///
     /// # Errors
     /// Fails with [`CompareError::Changed`] if the executable was replaced.
@@ -326,7 +327,7 @@ impl ComparisonSession {
         request: &ComparisonRequest,
     ) -> Result<(PackageRules, Vec<String>), CompareError> {
         let rules_of = |arm: Arm| -> Result<PackageRules, CompareError> {
-            // The packages of both sides use the same path, one after the other.
+            // The packages of both sides are linked at one path, one after the other.
             self.folder.link_slot_to_side(arm)?;
             let shown = format!("{RULES_FILE} of the {arm}");
             let side = &self.sides[usize::from(arm == Arm::Head)];
@@ -341,12 +342,12 @@ impl ComparisonSession {
                             accepts: `[[accept]]` holds and does not expire";
                 Ok((head, vec![note.to_owned()]))
             }
-            // Rules that cannot be read accept nothing.
+            // If the base's rules cannot be read, no change of them is accepted.
             _ => Ok(head.rules_added_since(&rules_of(Arm::Base).unwrap_or_default())),
         }
     }
 
-    /// Facts that must be the same for measurements to belong together.
+    /// Facts that must be equal for measurements to be combined.
     pub fn comparison_identity(
         &self,
         request: &ComparisonRequest,
@@ -378,14 +379,14 @@ impl Drop for ComparisonSession {
     }
 }
 
-/// Delays as a line; `None` without delays.
+/// Describes injected delays on one line; `None` without delays.
 pub fn delays_text(delays_ns: &BTreeMap<String, f64>) -> Option<String> {
     let each: Vec<String> =
         delays_ns.iter().map(|(id, delay_ns)| format!("{id}={delay_ns}")).collect();
     (!each.is_empty()).then(|| each.join(","))
 }
 
-/// The trials of an interrupted comparison of the same sides, or none yet.
+/// Opens the trials of an interrupted comparison of these sides, or starts without trials.
 pub fn open_trials(
     request: &ComparisonRequest,
     session: &ComparisonSession,
@@ -460,7 +461,7 @@ mod tests {
     use kernelgate::record::ProcessRun;
 
     #[test]
-    fn changed_cases_are_timed_first_and_only_known_identical_ones_are_skipped() {
+    fn changed_cases_are_timed_first_and_only_cases_known_to_be_identical_are_skipped() {
         let ids = ["changed", "same", "unknown", "unlisted"].map(str::to_owned);
         let mut prepared = PreparedSides::default();
         prepared.matched.judged = ids.into();
@@ -499,7 +500,7 @@ mod tests {
         assert_eq!(order, ["c", "d", "a", "b"]);
         let first = |bench: &ComparedBench| bench.first.iter().cloned().collect::<Vec<_>>();
         assert_eq!(first(&prepared.benches[0]), ["changed"]);
-        // Criterion runs the cases in its own order.
+        // Criterion runs the cases of a bench in its own order.
         assert!(prepared.benches[1..].iter().all(|bench| bench.first.is_empty()));
         assert_eq!(prepared.remove_unaffected(&code), ["same"]);
         assert_eq!(prepared.cases().iter().collect::<Vec<_>>(), ["changed", "unknown", "unlisted"]);

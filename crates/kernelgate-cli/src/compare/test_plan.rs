@@ -23,9 +23,9 @@ pub struct PlanRequest {
 /// Source of the values that no flag sets.
 #[derive(Debug, Clone)]
 pub enum PlanBasis {
-    /// One plan is used on every device.
+    /// The values are those of one plan, used on every device.
     Fixed(TestPlan),
-    /// The calibration of the device in this store, else the default.
+    /// The values come from the device's calibration in this store, else the defaults apply.
     Calibration(BaselineStore),
 }
 
@@ -41,12 +41,12 @@ pub struct ResolvedPlan {
 }
 
 impl PlanRequest {
-    /// A request for this plan on every device.
+    /// Makes a request for this plan on every device.
     pub fn with_fixed_plan(plan: TestPlan) -> Self {
         Self { asked: AskedLimits::default(), max_blocks: None, basis: PlanBasis::Fixed(plan) }
     }
 
-    /// Resolves the plan for a device.
+    /// Resolves the request to a plan for a device.
     pub fn on(
         &self,
         environment: &Environment,
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn recorded_identities_keep_their_text() {
+    fn the_recorded_identity_of_a_plan_keeps_its_text() {
         let plan = "Plan { relative: 0.01, absolute_ns: 100.0, tolerated: 0.05, settle_blocks: \
                     24, false_alarms: 0.01, missed: 0.05, contention: 0.02, contention_weight: \
                     2.0, power: 0.8, max_blocks: 96 }";
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_comes_before_the_plan_and_is_named_as_the_source() {
+    fn a_flag_overrides_the_plan_and_is_named_as_the_source() {
         let ResolvedPlan { plan, limits, .. } =
             plan_request().overriding(TestPlan::default(), LimitSource::Default);
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Finds the shards that ran on equally fast cards: those whose anchors agree.
+//! Finds the shards whose cards are equally fast: those with similar anchor rates.
 
 use kernelgate::measure::anchors::AnchorRates;
 
@@ -17,7 +17,7 @@ pub enum AnchorKind {
 }
 
 impl AnchorKind {
-    /// Name of the anchor: "memory ceiling" or "matmul ceiling".
+    /// Returns the name of the anchor rate: "memory ceiling" or "matmul ceiling".
     pub const fn name(self) -> &'static str {
         match self {
             Self::Memory => "memory ceiling",
@@ -25,7 +25,7 @@ impl AnchorKind {
         }
     }
 
-    /// Rate of the anchor's work, amount per second.
+    /// Returns the anchor rate: bytes or operations a second.
     pub const fn rate(self, anchors: &AnchorRates) -> Option<f64> {
         match self {
             Self::Memory => Some(anchors.memory_bytes_per_s),
@@ -34,7 +34,7 @@ impl AnchorKind {
     }
 }
 
-/// A shard whose anchor rate differs from those of the largest agreeing group.
+/// A shard whose anchor rate differs from the rates of the largest agreeing group.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AnchorOutlier {
     /// Index of the shard.
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn cards_outside_of_the_largest_group_are_named_with_their_anchor() {
+    fn cards_outside_of_the_largest_agreeing_group_are_named_with_their_anchor() {
         let equal = anchor_rates(4.0e12, 9.0e14);
         let near = anchor_rates(4.1e12, 8.9e14);
         assert_eq!(outlier_indices(&[equal, near, equal]), []);
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_faster_of_two_equal_groups_counts() {
+    fn the_faster_of_two_equally_large_groups_is_used() {
         let (slow, fast) = (anchor_rates(3.0e12, 9.0e14), anchor_rates(4.0e12, 9.0e14));
         assert_eq!(outlier_indices(&[slow, fast]), [(0, AnchorKind::Memory)]);
         assert_eq!(outlier_indices(&[None, fast, None]), []);

@@ -10,14 +10,14 @@ use kernelgate::display::counted_noun;
 use kernelgate::measure::anchors::{AnchorRates, AnchorRecord};
 use kernelgate::record::{Environment, Shard};
 
-/// The record of one shard, with its file.
+/// The record of one shard, with the file that it was read from.
 #[derive(Debug, Clone)]
 pub struct RecordPiece<T> {
     /// File of the record.
     pub path: PathBuf,
     /// Hash of the record file's content.
     pub hash: String,
-    /// Name of the work that is divided: "bench attention".
+    /// Name of the divided work: "bench attention".
     pub work: String,
     pub shard: Shard,
     /// Whether the process ran to its end.
@@ -36,7 +36,7 @@ pub struct RecordPiece<T> {
 pub struct AnchorTolerance(pub Option<f64>);
 
 impl AnchorTolerance {
-    /// The allowed relative difference of anchors on a device.
+    /// Returns the relative difference of anchor rates that is allowed between cards of a device.
     fn on(self, environment: &Environment) -> f64 {
         let usual = if environment.is_on_host() {
             MAX_HOST_ANCHOR_DIFFERENCE
@@ -52,24 +52,24 @@ impl AnchorTolerance {
 pub struct MergeAccount {
     /// Shards whose records were merged, each as "bench attention, shard 1/4".
     pub merged: Vec<String>,
-    /// Records that were read more than once.
+    /// Number of records that were given more than once.
     pub identical: usize,
     /// Further records of a shard that has a record already.
     pub superseded: Vec<UnusedRecord>,
-    /// Shards whose anchor could not be measured.
+    /// Shards whose anchor rates could not be measured.
     pub without_anchor: Vec<UnusedRecord>,
     /// Shards whose cards are slower or faster than the other cards.
     pub other_speed: Vec<UnusedRecord>,
     /// Shards whose process did not run to its end; their finished cases count.
     pub interrupted: Vec<String>,
-    /// Shards for which no usable record exists.
+    /// Shards without a usable record.
     pub missing: Vec<String>,
     /// Numbers of the shards that are missing or interrupted.
     #[serde(skip)]
     pub lacking: BTreeSet<u32>,
 }
 
-/// A record that is not used in a merge.
+/// A record that a merge does not use, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct UnusedRecord {
     /// Name of the shard: "bench attention, shard 1/4".
@@ -81,7 +81,7 @@ pub struct UnusedRecord {
 }
 
 impl MergeAccount {
-    /// Whether every shard counts and is complete.
+    /// Returns whether every shard was merged and is complete.
     pub fn is_whole(&self) -> bool {
         self.missing.is_empty() && self.interrupted.is_empty()
     }
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_complete_record_of_a_shard_counts_once() {
+    fn the_first_complete_record_of_a_shard_is_merged_once() {
         let interrupted = RecordPiece { complete: false, ..piece_at_time(1, "t0") };
         let copy = RecordPiece { path: "copy.json".into(), ..piece_at_time(2, "t1") };
         let (kept, account) = chosen_piece_names(&[
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_on_a_slow_card_or_without_anchor_is_excluded_and_its_repetition_counts() {
+    fn a_shard_on_a_slow_card_or_without_anchor_is_excluded_and_may_be_repeated() {
         let slow = |index, time: &str| {
             let anchors = AnchorRates {
                 power: PowerMode::Steady,

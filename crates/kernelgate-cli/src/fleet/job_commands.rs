@@ -1,25 +1,25 @@
-//! Commands of one shard and of the merge, as a person would type them in a job script.
+//! Writes the commands of one shard and of the merge, as a person would type them in a job script.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DividedWork {
-    /// Run every bench executable with these flags.
+    /// The shards run every bench executable with these flags.
     Bench {
-        /// Executables with the folders of their packages.
+        /// Paths of the executables, each with the folder of its package.
         executables: Vec<(PathBuf, PathBuf)>,
         /// Flags of a bench.
         flags: Vec<String>,
     },
-    /// `kernelgate compare` of two folders of executables, with these flags.
+    /// The shards run `kernelgate compare` on two folders of executables, with these flags.
     Compare {
-        /// Folders that hold base and head.
+        /// Folders with the executables of base and head.
         sides: [PathBuf; 2],
-        /// Flags of the verb, without those that name base and head.
+        /// Flags of the command, without those that name base and head.
         flags: Vec<String>,
     },
-    /// `kernelgate calibrate` of a folder of executables, with these flags.
+    /// The shards run `kernelgate calibrate` on a folder of executables, with these flags.
     Calibrate {
         /// Folder of executables.
         executables: PathBuf,
@@ -27,22 +27,22 @@ pub enum DividedWork {
     },
 }
 
-/// Places of a submission. All machines of the cluster see these folders under the same paths.
+/// Places of a submission. All machines of the cluster must see these folders under equal paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubmissionPlaces {
     pub program: PathBuf,
-    /// Folder of the package in which the program runs.
+    /// Folder of the package in which the shards' commands run.
     pub package: PathBuf,
     pub folder: PathBuf,
 }
 
 impl SubmissionPlaces {
-    /// Folder of the records of all shards.
+    /// Returns the folder of the records of all shards.
     pub fn records_folder(&self) -> PathBuf {
         self.folder.join("records")
     }
 
-    /// Folder in which the merged result is written.
+    /// Returns the folder for the merged result.
     pub fn result_folder(&self) -> PathBuf {
         self.folder.join("result")
     }
@@ -52,7 +52,7 @@ impl SubmissionPlaces {
         self.folder.join("exit")
     }
 
-    /// Log of all attempts of a shard.
+    /// Returns the path of the log of all attempts of a shard.
     pub fn log(&self, shard: &str) -> PathBuf {
         self.folder.join("logs").join(format!("{shard}.log"))
     }
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_of_a_bench_runs_each_executable_in_its_package() {
+    fn a_shard_of_a_bench_runs_each_executable_in_its_package_folder() {
         let executables = vec![("/shared/run/bin/spin".into(), "/home/me/my kernels".into())];
         let flags = vec!["--effort".to_owned(), "thorough".to_owned(), "a(b|c)".to_owned()];
         let work = DividedWork::Bench { executables, flags };
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_of_a_comparison_alternates_both_builds_and_the_merge_decides() {
+    fn a_shard_of_a_comparison_runs_both_builds_and_the_merge_gives_verdicts() {
         let sides = ["/shared/run/base".into(), "/shared/run/head".into()];
         let work = DividedWork::Compare { sides, flags: vec!["forward".to_owned()] };
         let both = work.shard_script_lines(&submission_places(), "")

@@ -12,19 +12,19 @@ pub struct KubernetesOptions {
     pub name: String,
     /// Number of shards.
     pub shards: u32,
-    /// Number of shards that may run at once.
+    /// Number of shards that may run at the same time.
     pub parallelism: u32,
     /// Container image with the package, its executables and the program.
     pub image: String,
-    /// Kubernetes resource of a GPU: "nvidia.com/gpu"; absent on hosts.
+    /// Name of the GPU resource in Kubernetes: "nvidia.com/gpu"; absent for the CPU.
     pub gpu_resource: Option<String>,
     /// Labels that a Kubernetes node must have.
     pub node_selector: Vec<(String, String)>,
     /// Claim of the volume that all pods mount at the folder of the submission.
     pub claim: String,
-    /// Number of further attempts of a shard that failed.
+    /// Number of further attempts for a shard that failed.
     pub retries: u32,
-    /// Seconds after which the Jobs are ended.
+    /// Seconds after which Kubernetes ends the Jobs.
     pub deadline_s: Option<u64>,
 }
 
@@ -48,8 +48,8 @@ impl KubernetesOptions {
         script += "exit $code\n";
         let deadline =
             self.deadline_s.map_or(String::new(), |s| format!("  activeDeadlineSeconds: {s}\n"));
-        // Exit code 1 means that a case is wrong, which another attempt does not change. A pod that
-        // was lost with its node does not count as an attempt.
+        // Exit code 1 means that a case is wrong, which another attempt would not change. A pod
+        // that is lost with its node does not count as an attempt.
         format!(
             "apiVersion: batch/v1\nkind: Job\nmetadata:\n  name: {name}\nspec:\n  \
              completionMode: Indexed\n  completions: {shards}\n  parallelism: {parallelism}\n  \
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn manifests_are_an_indexed_job_and_a_merge() {
+    fn the_manifests_are_an_indexed_job_and_a_merge_job() {
         let places = SubmissionPlaces {
             program: "kernelgate".into(),
             package: "/src".into(),

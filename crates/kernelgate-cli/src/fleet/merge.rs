@@ -14,13 +14,13 @@ use kernelgate::record::run::NOT_RUN_PREFIX;
 use kernelgate::record::{DifferingRunFact, Measurement, ProcessRun, RecordFileError, Shard};
 use rayon::prelude::*;
 
-/// The reason why shards cannot be merged.
+/// Error: the records of shards cannot be merged.
 #[derive(Debug, thiserror::Error)]
 pub enum MergeError {
-    /// A record or folder cannot be read or written.
+    /// Error: a record or folder cannot be read or written.
     #[error(transparent)]
     File(#[from] RecordFileError),
-    /// A folder cannot be listed or written.
+    /// Error: a folder cannot be listed or written.
     #[error("failed to {action} {}: {cause}", path.display())]
     Folder {
         /// The action that failed: "list", "write".
@@ -31,13 +31,13 @@ pub enum MergeError {
     /// There are no records.
     #[error("no record in {}", paths_on_one_line(.0))]
     Nothing(Vec<PathBuf>),
-    /// A file is not a record of a shard.
+    /// Error: a file is not the record of a shard.
     #[error(
         "{}: not a shard of a run, a comparison, a calibration or a verification",
         .0.display()
     )]
     Foreign(PathBuf),
-    /// The records to merge are of different kinds.
+    /// Error: the records to merge are of different kinds.
     #[error(
         "{} is a {one}, {} is a {other}: merge them one after the other", first.display(),
         second.display()
@@ -46,10 +46,10 @@ pub enum MergeError {
     /// A run is not a shard: it has all cases.
     #[error("{}: measured without --shard: it is the whole, not a part", .0.display())]
     NoShard(PathBuf),
-    /// The folder of the merged session has other files.
+    /// Error: the folder for the merged session has other files.
     #[error("--output {}: the folder is not empty", .0.display())]
     NotEmpty(PathBuf),
-    /// The records to merge do not belong together.
+    /// Error: the records to merge do not belong together.
     #[error(
         "refused: {field} is `{left}` in {} and `{right}` in {}", files[0].display(),
         files[1].display()
@@ -69,7 +69,7 @@ pub enum MergedRecordKind {
     Comparisons,
     /// Parts of a calibration.
     Calibrations,
-    /// Verifications of cases against their references.
+    /// Records of comparisons of outputs with their references.
     Verifications,
 }
 
@@ -121,7 +121,7 @@ pub fn record_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, MergeError> {
     }
 }
 
-/// Returns the one kind that all records have.
+/// Returns the kind that all records have in common.
 pub fn kind(files: &[PathBuf]) -> Result<MergedRecordKind, MergeError> {
     let kinds: Vec<(MergedRecordKind, &PathBuf)> = files
         .par_iter()
@@ -143,17 +143,17 @@ pub fn kind(files: &[PathBuf]) -> Result<MergedRecordKind, MergeError> {
     }
 }
 
-/// Folder of the device below `baselines/`, from a run.
+/// Returns the folder name of a run's device below `baselines/`.
 pub fn device_of_run(path: &Path) -> Result<String, MergeError> {
     Ok(file::read::<ProcessRun>(path)?.environment.baseline_folder_name())
 }
 
-/// Folder of the device below `baselines/`, from a shard of a comparison.
+/// Returns the folder name of the device below `baselines/`, from a shard of a comparison.
 pub fn device_of_comparison(path: &Path) -> Result<String, MergeError> {
     Ok(file::read::<ComparisonShard>(path)?.environment.baseline_folder_name())
 }
 
-/// Folder of the device below `baselines/`, from a part of a calibration.
+/// Returns the folder name of the device below `baselines/`, from a part of a calibration.
 pub fn device_of_calibration(path: &Path) -> Result<String, MergeError> {
     Ok(file::read::<Calibration>(path)?.environment.baseline_folder_name())
 }
@@ -174,7 +174,7 @@ pub struct MergedRuns {
     pub runs: Vec<RecordPiece<ProcessRun>>,
     /// Lists of records that count, that are missing and that do not count.
     pub account: MergeAccount,
-    /// Cases that no process began, for lack of time.
+    /// Number of cases that no process began, because time was over.
     pub not_run: usize,
 }
 
@@ -210,7 +210,7 @@ fn bench_and_package_name(run: &ProcessRun) -> String {
     }
 }
 
-/// Returns the pieces if their runs belong together.
+/// Returns the records of the shards if their runs belong together.
 fn checked_together(
     pieces: Vec<RecordPiece<ProcessRun>>,
 ) -> Result<Vec<RecordPiece<ProcessRun>>, MergeError> {
@@ -263,7 +263,7 @@ pub fn write_session(folder: &Path, runs: &[RecordPiece<ProcessRun>]) -> Result<
     std::fs::rename(&written, folder).map_err(|cause| failed(folder, cause))
 }
 
-/// Whether a folder holds exactly the named files.
+/// Returns whether a folder contains exactly the named files.
 fn folder_holds_exactly(folder: &Path, names: &BTreeMap<String, &Path>) -> bool {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let there: BTreeSet<String> =
@@ -349,10 +349,10 @@ fn refuse_different_records<T>(
     Ok(())
 }
 
-/// A merged calibration, with the fate of all records.
+/// A merged calibration, with how each record was used.
 #[derive(Debug)]
 pub struct MergedCalibrations {
-    /// The merged calibration; absent if no record counts.
+    /// The merged calibration; absent if no record could be used.
     pub calibration: Option<Calibration>,
     /// Lists of records that count, that are missing and that do not count.
     pub account: MergeAccount,
@@ -408,8 +408,8 @@ pub struct MergedVerifications {
     pub account: MergeAccount,
 }
 
-/// Merges verifications of shards. Errors do not depend on the speed of a card: there are no
-/// anchors.
+/// Merges verifications of shards. Output errors do not depend on the speed of a card, so this
+/// merge checks no anchor rates.
 pub fn merge_verification_shards(files: &[PathBuf]) -> Result<MergedVerifications, MergeError> {
     let pieces = read_records(files, |path, hash, record: VerificationShard| {
         Ok(RecordPiece {

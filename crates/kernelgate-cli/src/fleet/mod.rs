@@ -1,7 +1,7 @@
 //! Work that is divided among machines: merging shards, and jobs of schedulers.
 //!
-//! The scheduler queues, places and repeats jobs; this module divides the work, and merges the
-//! results that belong together. Deliberately absent: measuring, deciding.
+//! A cluster scheduler queues, places and repeats jobs; this module divides the work among them,
+//! and merges results that belong together. Deliberately absent: measuring, deciding.
 
 pub mod anchors;
 pub mod counted_shards;

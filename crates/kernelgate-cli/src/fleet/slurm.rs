@@ -1,4 +1,4 @@
-//! Slurm: job scripts as a person would write them, and the states of their tasks.
+//! Writes Slurm job scripts as a person would write them, and reads the states of Slurm's tasks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -12,9 +12,9 @@ pub struct SlurmOptions {
     pub shards: u32,
     /// Partition of both jobs.
     pub partition: Option<String>,
-    /// Slurm's generic resources of a task: "gpu:h200:1".
+    /// Generic resources (GRES) of a Slurm task: "gpu:h200:1".
     pub gres: Option<String>,
-    /// Slurm's time limit of a task.
+    /// Time limit of a Slurm task, in Slurm's format.
     pub time: Option<String>,
     /// Number of further attempts of a shard that failed.
     pub retries: u32,
@@ -88,10 +88,10 @@ impl SlurmOptions {
 /// node, reason and comment.
 pub const SQUEUE_LINE_FORMAT: &str = "%F|%K|%T|%N|%r|%k";
 
-/// States of a submission's jobs, as far as Slurm remembers them.
+/// States of the jobs of a submission, as far as Slurm remembers them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SlurmJobs {
-    /// States of the array's tasks, by task number.
+    /// States of the tasks of the job array, by task number.
     pub tasks: BTreeMap<u32, SlurmJobState>,
     pub merge: Option<SlurmJobState>,
 }
@@ -110,7 +110,7 @@ impl SlurmJobs {
         jobs
     }
 
-    /// Whether any job runs or waits in the queue.
+    /// Returns whether any job of the submission runs or is queued.
     pub fn any_active(&self) -> bool {
         self.tasks.values().chain(&self.merge).any(SlurmJobState::is_active)
     }
@@ -154,7 +154,7 @@ pub fn jobs_with_comment(printed: &str, comment: &str) -> [Vec<u64>; 2] {
     found.map(|jobs| jobs.into_iter().collect())
 }
 
-/// Numbers in the format of the option `--array`: "1-3,7".
+/// Formats task numbers for the `--array` option of sbatch: "1-3,7".
 pub fn array_option(numbers: impl IntoIterator<Item = u32>) -> String {
     let mut ranges: Vec<(u32, u32)> = Vec::new();
     for number in numbers {
@@ -173,7 +173,7 @@ pub fn array_option(numbers: impl IntoIterator<Item = u32>) -> String {
 /// State of a task, or of a job without tasks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlurmJobState {
-    /// Slurm's name of the job state: "RUNNING".
+    /// Name of the job state in Slurm: "RUNNING".
     pub state: String,
     /// Node on which the job runs, if it has one.
     pub node: String,
@@ -181,12 +181,12 @@ pub struct SlurmJobState {
 }
 
 impl SlurmJobState {
-    /// Whether the job runs or waits in the queue.
+    /// Returns whether the job runs or is queued.
     pub fn is_active(&self) -> bool {
         self.state != "COMPLETED" && !self.has_failed()
     }
 
-    /// Whether the job ended without success.
+    /// Returns whether the job ended without success.
     pub fn has_failed(&self) -> bool {
         let failed = ["FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"];
         failed.contains(&&*self.state)
@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_script_is_one_that_a_person_could_have_written() {
+    fn the_slurm_job_script_has_the_expected_text() {
         let places = SubmissionPlaces {
             program: "/opt/kernelgate".into(),
             package: "/home/me/kernels".into(),
@@ -228,7 +228,7 @@ mod tests {
                            9|3|RUNNING|n1|None|two\n\nx|y\n";
 
     #[test]
-    fn states_of_an_array_are_read_by_task() {
+    fn states_of_an_array_job_are_parsed_by_task() {
         let jobs = SlurmJobs::parse(SQUEUE_OUTPUT, 7, Some(8));
         assert_eq!(jobs.tasks.keys().copied().collect::<Vec<_>>(), [3, 4, 5]);
         assert!(jobs.tasks[&5].has_failed() && !jobs.tasks[&3].has_failed());
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_whose_tasks_and_merge_have_ended_are_not_active() {
+    fn jobs_whose_tasks_and_merge_have_ended_are_inactive() {
         let ended = SQUEUE_OUTPUT.replace("RUNNING", "CANCELLED").replace("PENDING", "COMPLETED");
         assert!(!SlurmJobs::parse(&ended, 7, Some(8)).any_active());
         // A task that Slurm requeued counts as waiting.
@@ -249,14 +249,14 @@ mod tests {
     }
 
     #[test]
-    fn jobs_are_found_by_their_comment() {
+    fn slurm_jobs_of_a_submission_are_found_by_their_comment() {
         assert_eq!(jobs_with_comment(SQUEUE_OUTPUT, "one"), [vec![7], vec![8]]);
         assert_eq!(jobs_with_comment(SQUEUE_OUTPUT, "two"), [vec![9], vec![]]);
         assert!(jobs_with_comment(SQUEUE_OUTPUT, "on").iter().all(Vec::is_empty));
     }
 
     #[test]
-    fn numbers_of_tasks_are_written_as_ranges() {
+    fn task_numbers_are_formatted_as_ranges() {
         assert_eq!(array_option([1, 2, 3, 7, 9, 10]), "1-3,7,9-10");
         assert_eq!(array_option([]), "");
     }

@@ -17,7 +17,7 @@ pub struct JobSubmission {
     /// Time at which the jobs were submitted, RFC 3339, UTC.
     #[serde(default)]
     pub made: String,
-    /// Words of the command that the shards run.
+    /// Words of the command that the shards of a submission run.
     pub command: Vec<String>,
     /// Number of shards.
     pub shards: u32,
@@ -40,24 +40,24 @@ impl RecordType for JobSubmission {
 
 /// Longest file of a shard's attempts, bytes.
 const MAX_ATTEMPTS_FILE_BYTES: u64 = 1 << 20;
-/// File of a submission in its folder.
+/// Name of a submission's file in its folder.
 pub const SUBMISSION_FILE: &str = "submission.json";
 
 /// The reason why a folder cannot be used for a submission.
 #[derive(Debug, thiserror::Error)]
 pub enum SubmissionError {
-    /// The submission's file cannot be read or written.
+    /// Error: the file of the submission cannot be read or written.
     #[error(transparent)]
     File(#[from] RecordFileError),
-    /// The folder holds another submission.
+    /// Error: the folder holds another submission.
     #[error(
         "{folder}: a submission is there already: --resume follows it, --folder names another folder"
     )]
     Taken { folder: String },
-    /// The submission in the folder has other settings.
+    /// Error: the submission in the folder has other settings.
     #[error("--resume: the submission in {folder} has {field} `{there}`, not `{asked}`")]
     Other { folder: String, field: &'static str, there: String, asked: String },
-    /// The folder has no submission to resume.
+    /// Error: the folder has no submission to resume.
     #[error("--resume: no submission in {0}")]
     Nothing(String),
 }
@@ -98,7 +98,7 @@ impl JobSubmission {
         }
     }
 
-    /// Comment of the submission's jobs, by which they are found in the queue.
+    /// Returns the comment by which the submission's jobs are found in Slurm's queue.
     pub fn comment(&self, folder: &Path) -> String {
         format!("kernelgate {} {}", self.made, folder.display())
     }
@@ -134,7 +134,7 @@ impl JobSubmission {
     }
 }
 
-/// Number of further attempts of each shard, as its tasks recorded them.
+/// Returns the number of further attempts of each shard, as the shards' tasks recorded them.
 pub fn shard_retries(places: &SubmissionPlaces, shards: u32) -> Vec<(u32, usize)> {
     let attempts = places.folder.join("attempts");
     let used = |shard: u32| {
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_has_one_submission_which_only_its_command_resumes() {
+    fn a_folder_holds_one_submission_which_only_its_own_command_resumes() {
         let folder = tempfile::tempdir().unwrap();
         let message = |error: String| error.replace(&folder.path().display().to_string(), "FOLDER");
         let nothing = test_submission(4).resume_in_folder(folder.path()).unwrap_err().to_string();
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_after_the_first_are_counted() {
+    fn attempts_of_a_shard_after_the_first_are_counted_as_retries() {
         let folder = tempfile::tempdir().unwrap();
         let places = SubmissionPlaces {
             program: "k".into(),

@@ -31,15 +31,15 @@ pub type GateReport = Verdicts<BaselineFacts>;
 pub struct GatePolicy {
     /// Smallest slow-downs that count as regressions.
     pub limits: CaseLimits,
-    /// Relative difference that two devices of one model may have: added where a case's baseline is
-    /// not known to be of the same device.
+    /// Relative time difference that two devices of one model may have: added if a case's baseline
+    /// is not known to be of the same device.
     pub other_device: f64,
     /// Relative half-width assumed for a side with a single process run, where neither a
     /// calibration nor earlier runs show its process-to-process variance.
     pub single_run: f64,
-    /// Widest relative interval of an unchanged case.
+    /// Widest relative confidence interval with which a case counts as unchanged.
     pub widest: f64,
-    /// Share of the host's CPU time taken by co-running processes above which the report warns.
+    /// Share of the host's CPU time used by other processes above which the report warns.
     pub contention: f64,
 }
 
@@ -56,7 +56,7 @@ impl Default for GatePolicy {
 }
 
 impl GatePolicy {
-    /// Largest relative difference of the devices of both sides.
+    /// Returns the largest relative time difference between the devices of both sides.
     pub const fn device_difference(&self, same: bool) -> f64 {
         if same { 0.0 } else { self.other_device }
     }
@@ -89,9 +89,9 @@ pub struct BaselineFacts {
     pub base_commits: Vec<String>,
     /// Code that was judged.
     pub head_commits: Vec<String>,
-    /// The baseline's device and the run's, if they may be two devices.
+    /// Devices of the baseline and of the run, if they may be two devices.
     pub other_device: Option<(String, String)>,
-    /// Whether the baseline's file has no checksum, so that an edit of it is not noticed.
+    /// Whether the baseline's file lacks a checksum, so that editing it goes unnoticed.
     pub unsealed: bool,
     /// Age of the baseline; absent where it was not computed.
     pub staleness: Option<BaselineStaleness>,
@@ -99,10 +99,11 @@ pub struct BaselineFacts {
     pub policy: GatePolicy,
     /// Cases of the baseline that the runs lack: removed, or not requested.
     pub not_run: Vec<String>,
-    /// Bench processes that did not run to their end.
+    /// Bench processes that ended before their last case.
     pub interrupted: Vec<String>,
     pub missing_shards: Vec<String>,
-    /// Process runs that are on both sides: these were compared with themselves.
+    /// Process runs that are both in the baseline and in the judged run: they were compared with
+    /// themselves.
     pub own: Vec<String>,
 }
 
@@ -119,9 +120,9 @@ pub struct BaselineStaleness {
     pub recorded: String,
     /// Commit of the code that the baseline's run measured.
     pub commit: String,
-    /// Whole days since then; absent where `recorded` does not parse as a time.
+    /// Whole days since the baseline was recorded; absent if `recorded` is not a valid time.
     pub days: Option<i64>,
-    /// Commits since then; absent if git does not know.
+    /// Number of commits since the baseline's commit; absent if git does not know it.
     pub commits: Option<u64>,
 }
 
@@ -222,7 +223,7 @@ pub fn judge_against_baseline(
     report
 }
 
-/// Compares the output errors of judged cases with the baseline's errors, from runs and from
+/// Compares the output errors of judged cases with those of the baseline, from runs and from error
 /// records of the same executables.
 pub fn judge_numerics(
     report: GateReport,
@@ -284,7 +285,7 @@ pub struct BaselineCaseFigures {
     host_bound: bool,
 }
 
-/// The baseline's runs that judged cases use.
+/// Returns the runs of the baseline that judged cases use.
 fn runs_in_use<'a>(
     baseline: &'a Baseline,
     judged: impl IntoIterator<Item = &'a Judgement>,
@@ -399,8 +400,8 @@ fn unsettled_reason<'a>(
     (width > threshold && covered).then_some(InconclusiveReason::Unsettled { width })
 }
 
-/// Ratio of clocks below which the difference is not due to the code: the clock was set, or the
-/// power limit lowered.
+/// Ratio of SM clocks below which a time difference is not due to the code: the clock was set, or
+/// the power limit lowered.
 const LOW_CLOCK_RATIO: f64 = 0.9;
 
 /// The reason why a verdict is inconclusive because a lower clock slowed one side down: a slowed

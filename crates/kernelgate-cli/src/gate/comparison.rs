@@ -31,11 +31,12 @@ pub struct BuildFacts {
     pub calibration: Option<String>,
     /// Cases that only the base build has.
     pub removed: Vec<String>,
-    /// Cases that failed in the base only, when it was verified: they have no base to compare with.
+    /// Cases that failed only in the base, during verification: the head has nothing to be compared
+    /// with.
     pub failed_in_base: BTreeMap<String, CaseFailure>,
     /// Processes that failed.
     pub broken: Vec<FailedProcess>,
-    /// Bench binaries that cannot be driven, with the reason.
+    /// Bench executables that cannot be run, with the reason.
     pub left_alone: BTreeMap<String, String>,
     /// Benches that use Criterion alone.
     pub criterion: Vec<CriterionOnlyBench>,
@@ -46,26 +47,26 @@ pub struct BuildFacts {
     pub untimed: Vec<String>,
     /// Whether the builds were compiled with optimisation.
     pub optimised: bool,
-    /// Delays that were injected into launches of the head, so that its times are not those of the
-    /// code.
+    /// Delays that were injected into launches of the head, whose times therefore do not describe
+    /// its code.
     pub delays: Option<String>,
-    /// Blocks, processes and time of each round.
+    /// Number of blocks, processes and seconds of each round.
     pub rounds: Vec<ComparisonRound>,
-    /// Comparison of each case's kernels in both builds, if the bench lists them.
+    /// Comparison of each case's kernels in both builds, if the bench lists its kernels.
     pub code: BTreeMap<String, CodeComparison>,
-    /// Explanations of regressed cases, as far as a profile of each build shows them; they change
-    /// no verdict.
+    /// Explanations of regressed cases, from a profile of each build; they change no verdict.
     pub explanations: BTreeMap<String, ChangeExplanation>,
     /// Cases that `--affected` verified but did not time: their machine code and launches are
-    /// identical in both builds. Code that runs on the host is not compared.
+    /// identical in both builds. The comparison of machine code excludes code that runs on the
+    /// host.
     pub unaffected: Vec<String>,
-    /// Shards that are missing in a merged comparison.
+    /// Shards without a record in a merged comparison.
     #[serde(default)]
     pub missing_shards: Vec<String>,
 }
 
 impl BuildFacts {
-    /// Benches that were abandoned on one side.
+    /// Returns the benches whose cases were abandoned on one side.
     pub fn abandoned_benches(&self, side: Arm) -> BTreeSet<&str> {
         let of_side = self.broken.iter().filter(|it| it.abandoned && it.side == side);
         of_side.map(|it| it.bench.as_str()).collect()
@@ -91,8 +92,8 @@ impl ExitFacts for BuildFacts {
     }
 }
 
-/// Whether a case was removed without being accepted, and the package's rules give removed cases
-/// this meaning.
+/// Returns whether a case was removed without acceptance, and the package's rules give removed
+/// cases this meaning.
 fn has_removed_cases(
     Comparison { facts, rules, .. }: &Comparison,
     meaning: RemovedCasesMeaning,
@@ -100,7 +101,7 @@ fn has_removed_cases(
     rules.removed == meaning && facts.removed.iter().any(|case| !rules.accepts_removed(case))
 }
 
-/// A process that did not run to its end.
+/// A process of a comparison that failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedProcess {
     /// The bench binary.
@@ -109,7 +110,7 @@ pub struct FailedProcess {
     pub side: Arm,
     /// The reason.
     pub reason: String,
-    /// Whether the cases of the bench were abandoned because it failed, and are undecided.
+    /// Whether the cases of the bench are undecided, because it failed and was abandoned.
     pub abandoned: bool,
 }
 
@@ -126,7 +127,7 @@ impl FailedProcess {
 pub struct CriterionOnlyBench {
     /// The bench binary.
     pub bench: String,
-    /// Cases of the bench that are compared.
+    /// The bench's cases that were being compared.
     pub cases: Vec<String>,
     /// Time of a process that measured all its cases, seconds.
     pub process_s: f64,
@@ -136,7 +137,7 @@ pub struct CriterionOnlyBench {
 }
 
 impl CriterionOnlyBench {
-    /// The abandoned bench and its cost, as a sentence.
+    /// Describes the abandoned bench and its cost as a sentence.
     pub fn words(&self) -> String {
         let plural = |count: usize| if count == 1 { "case" } else { "cases" };
         let cost = format!(
@@ -160,7 +161,7 @@ impl CriterionOnlyBench {
 /// Numbers of blocks and processes of a round, and its wall time.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ComparisonRound {
-    /// Largest number of blocks of a bench binary.
+    /// Largest number of blocks that any bench had in the round.
     pub blocks: usize,
     /// Number of processes.
     pub processes: usize,
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_verdict_decides_the_exit_code() {
+    fn the_worst_verdict_of_all_cases_sets_the_exit_code() {
         let exit =
             |verdict| exit_of_judgements(vec![judgement("x", verdict)], BuildFacts::default());
         assert_eq!(exit(Verdict::Unchanged), ExitReason::Fine);
@@ -265,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bench_that_breaks_in_the_head_alone_is_a_regression() {
+    fn a_bench_that_fails_only_in_the_head_is_a_regression() {
         let broken = |side, abandoned| FailedProcess {
             bench: "b".to_owned(),
             side,
@@ -284,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cost_that_grew_is_a_regression_once_it_is_shown() {
+    fn a_cost_that_grew_significantly_is_a_regression() {
         let grown = |further| {
             let cost = CostGrowth {
                 case: "x".to_owned(),
@@ -304,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_judged_is_fine_only_where_nothing_can_have_changed() {
+    fn a_comparison_without_judged_cases_passes_only_if_nothing_can_have_changed() {
         assert_eq!(exit_of_judgements(vec![], BuildFacts::default()), ExitReason::Inconclusive);
         let untimed = BuildFacts { untimed: vec!["x".to_owned()], ..BuildFacts::default() };
         assert_eq!(exit_of_judgements(vec![], untimed), ExitReason::Fine);

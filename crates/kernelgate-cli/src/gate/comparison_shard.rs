@@ -26,7 +26,7 @@ use kernelgate::record::file::RecordType;
 use kernelgate::record::{Environment, Shard, text};
 use kernelgate_cuda::CaseFailure;
 
-/// A comparison of the cases of one shard.
+/// Record of the comparison of one shard's cases.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ComparisonShard {
     /// The shard.
@@ -140,8 +140,8 @@ impl ComparisonShard {
         }
     }
 
-    /// The part of the identity that two shards must share. Executables may differ if two machines
-    /// built them from the same commits.
+    /// The part of the identity that two shards must share. Executables of two shards may differ if
+    /// two machines built them from the same commits.
     fn shared_identity(&self, other: &Self) -> BTreeMap<String, String> {
         let one_code = self.sources.is_some() && self.sources == other.sources;
         let is_shared = |name: &str| {
@@ -162,7 +162,7 @@ impl ComparisonShard {
         decide_cases(&observed, &plan, &limits, ErrorRateFamily::Plan(self.planned), true)
     }
 
-    /// Verdicts on the cases of all shards.
+    /// Judges the cases of all shards.
     fn judge(&self) -> Vec<Judgement> {
         let [first, second] = [&self.first, &self.second].map(|round| self.decide(round));
         let plan: TestPlan = self.findings.facts.plan;

@@ -1,5 +1,4 @@
-//! The reasons why a case is inconclusive: facts in fields, which become a sentence when they are
-//! printed.
+//! Reasons why a case is inconclusive: fields hold the facts, and printing makes a sentence.
 
 use std::fmt;
 
@@ -18,7 +17,7 @@ pub enum InconclusiveReason {
         /// Relative half-width that is assumed for the variance between processes.
         assumed: f64,
     },
-    /// The interval contains both relevant and irrelevant changes.
+    /// The confidence interval contains both relevant and irrelevant changes.
     Wide(TimeRatio),
     /// The estimate is beyond the threshold, and smaller than the runs can detect.
     Undetectable {
@@ -29,44 +28,44 @@ pub enum InconclusiveReason {
     Throttled(DecidingSide),
     /// Another process computed on the GPU during the run.
     SharedGpu(DecidingSide),
-    /// The SM clock differs between the sides.
+    /// The SM clock of base and head differs.
     Clock {
         /// SM clock of the head over that of the base.
         ratio: f64,
     },
     /// The power state of a side did not settle, and its range covers the change.
     Unsettled {
-        /// Relative width of the range of times.
+        /// Relative width of the range of the case's times.
         width: f64,
     },
     /// The host's launch time is in the times of one side only.
     HostBound(DecidingSide),
-    /// The outputs were verified less than before.
+    /// The outputs were verified less completely than before.
     LessVerified(VerificationLoss),
     /// Too few pairs for any verdict at the promised error rate.
     TooFewPairs {
         /// Usable pairs.
         pairs: usize,
     },
-    /// There are too few pairs, because the GPU was throttled in the others.
+    /// Too few pairs remain, because the GPU was throttled in the others.
     ThrottledPairs {
         /// Usable pairs.
         pairs: usize,
     },
-    /// Contention of the host's CPU differs between the builds.
+    /// The contention for the host's CPU differs between the builds.
     Contention {
         /// Mean contention share beside the base; absent if unknown.
         base: Option<f64>,
         /// Mean contention share beside the head; absent if unknown.
         head: Option<f64>,
     },
-    /// Processes of one build differ in this case by more than the threshold.
+    /// Processes of one and the same build differ in this case by more than the threshold.
     Null(TimeRatio),
-    /// Processes of one build differ in too many cases.
+    /// Processes of one and the same build differ in too many cases.
     Environment,
     /// The second round did not confirm the slow-down that the first round found.
     NotConfirmed,
-    /// A process of one build skipped the case.
+    /// A process of one build skipped the case, although others ran it.
     Skipped(BuildFailure),
     /// The case failed in a process of one build.
     Failed(BuildFailure),
@@ -74,11 +73,11 @@ pub enum InconclusiveReason {
     BenchBroke(BuildFailure),
     /// The bench that contains the case has neither kernelgate's nor Criterion's flags.
     Undrivable(BuildFailure),
-    /// Another bench has a case with the same id, and that case is compared.
+    /// Another bench has a case with an equal id, and that case is compared instead.
     OtherBench {
         /// The bench whose case is compared.
         owner: String,
-        /// The bench that also has this case.
+        /// Name of the other bench that has this case.
         bench: String,
     },
     /// No block of the case ended before the budget did.
@@ -113,7 +112,7 @@ impl BuildFailure {
 }
 
 impl InconclusiveReason {
-    /// The reason why a decision is inconclusive.
+    /// Reason why a decision is inconclusive.
     pub fn from_decision(decision: &PairedDecision) -> Option<InconclusiveReason> {
         let ratio = decision.ratio;
         Some(match decision.reason? {
@@ -132,7 +131,7 @@ impl InconclusiveReason {
         })
     }
 
-    /// Whether the reason kept the case from being measured to the end.
+    /// Returns whether the reason prevented a complete measurement of the case.
     pub const fn is_case_error(&self) -> bool {
         use InconclusiveReason::{
             BenchBroke, Failed, LessVerified, NoBlock, OtherBench, Skipped, Undrivable,
@@ -149,7 +148,7 @@ impl InconclusiveReason {
         )
     }
 
-    /// The `kind` in JSON, and the reason in words.
+    /// Returns the `kind` in JSON, and the reason in words.
     fn parts(&self) -> (&'static str, String) {
         let failed = |what: &str, BuildFailure { side, why }: &BuildFailure| {
             format!("{what} the {side}: {why}")
@@ -198,7 +197,7 @@ impl InconclusiveReason {
         (kind, words.to_owned())
     }
 
-    /// The `kind` that JSON and JUnit XML have.
+    /// Returns the `kind` of the reason for JSON and JUnit XML.
     pub fn name(&self) -> &'static str {
         self.parts().0
     }

@@ -1,6 +1,6 @@
 //! The judgement of one case, the same for `gate` and `compare`: verdict, effect with its interval,
-//! detectable change, reasons, and the evidence of the method. Deliberately absent: the two methods
-//! (`baseline`, `paired`), printing (`report`).
+//! detectable change, reasons, and the evidence of the method. This module contains neither the two
+//! methods (`baseline`, `paired`) nor printing (`report`).
 
 use super::inconclusive_reason::{InconclusiveReason, joined};
 use super::limits::{CaseLimits, SourcedLimit};
@@ -31,7 +31,7 @@ pub struct Judgement {
     pub evidence: JudgementEvidence,
 }
 
-/// The measurements on which a judgement is based.
+/// Measurements on which a judgement is based: pairs of processes or runs.
 #[derive(Debug, Clone, PartialEq)]
 pub enum JudgementEvidence {
     /// Process runs of a baseline and of the judged measurement.
@@ -43,7 +43,7 @@ pub enum JudgementEvidence {
 /// Process runs of baseline and head (of the gate).
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunEvidence {
-    /// Whether all runs are known to be of the same device.
+    /// Whether all runs are known to be from one device.
     pub same_device: bool,
     /// The card whose runs were compared, if a side also has runs of other cards.
     pub card: Option<String>,
@@ -134,7 +134,8 @@ impl Judgement {
         plan: &TestPlan,
         limits: &CaseLimits,
     ) -> Judgement {
-        // The case is decided alone, because the error rates of the others hold for measured cases.
+        // The case is decided separately, because the other cases' error rates hold only for
+        // measured cases.
         let alone = decide_all(&BlocksByCase::from([(case, Vec::new())]), plan, true);
         let decision = alone.decisions.into_iter().next().expect("a case that goes in comes out");
         Self::from_rounds(decision, None, why, limits)
@@ -155,12 +156,12 @@ impl Judgement {
         self
     }
 
-    /// Whether there are times; a case that could not be measured has none.
+    /// Returns whether the case has times; a case that could not be measured has none.
     pub const fn is_timed(&self) -> bool {
         self.base_ns > 0.0
     }
 
-    /// All reasons for an inconclusive verdict as text; `None` if there is no reason.
+    /// Returns all reasons for an inconclusive verdict as text; `None` without a reason.
     pub fn reason(&self) -> Option<String> {
         Some(joined(&self.reasons)).filter(|words| !words.is_empty())
     }
@@ -207,14 +208,14 @@ pub(crate) mod tests {
         Judgement::from_rounds(decision, again, Vec::new(), &TEST_LIMITS)
     }
 
-    /// A judgement of a case with these times, for tests.
+    /// Makes a judgement of a case with these times, for tests.
     pub fn timed(case: &str, verdict: Verdict, ratio: TimeRatio) -> Judgement {
         let base_ns = 1e6;
         Judgement { base_ns, head_ns: base_ns * ratio.center, ratio, ..judgement(case, verdict) }
     }
 
     #[test]
-    fn a_regression_counts_when_a_second_round_finds_it_again() {
+    fn a_regression_counts_only_if_a_second_round_confirms_it() {
         use Verdict::{Inconclusive, Regressed, Unchanged};
         let judge = |first, second: Option<Verdict>| {
             let second = second.map(|verdict| decision("x", verdict));
@@ -233,7 +234,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_case_error_makes_a_case_inconclusive_with_its_reason() {
+    fn an_error_of_a_case_makes_it_inconclusive_with_the_reason() {
         use Verdict::{Improved, Inconclusive, Regressed, Unchanged};
         let why = || vec![InconclusiveReason::Skipped(BuildFailure::new(Arm::Head, "no memory"))];
         for first in [Unchanged, Improved, Inconclusive] {
@@ -257,7 +258,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_build_that_verifies_less_is_not_unchanged() {
+    fn a_case_that_is_verified_less_than_before_is_not_unchanged() {
         let all = VerificationExtent::Verified { checked: 1600, total: 1600 };
         let loss =
             VerificationLoss::from_extents("a", all, VerificationExtent::Unverified).unwrap();

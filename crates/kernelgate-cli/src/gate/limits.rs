@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::verdict::Verdict;
 
-/// Limits that flags or a `[[threshold]]` set. A limit that is absent here has the value of the
-/// next source.
+/// Limits of time and accuracy that flags or a `[[threshold]]` set. A limit that is absent takes
+/// the value of the next source.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct AskedLimits {
     /// Smallest relative change of the time that matters.
@@ -20,7 +20,7 @@ pub struct AskedLimits {
     pub absolute_ns: Option<f64>,
     /// Largest relative change that an unchanged case may hide.
     pub tolerated: Option<f64>,
-    /// Ratio of the errors against the reference above which they count as grown.
+    /// Ratio of the output errors of head and base above which they count as grown.
     pub growth: Option<f64>,
     /// Relative growth of the device memory that counts as a regression; without this value growth
     /// is ignored.
@@ -85,7 +85,7 @@ impl SourcedLimit {
         value.map_or(self, |value| Self { value, source })
     }
 
-    /// The larger one of this limit and the limit that the package accepts.
+    /// Returns the larger one of this limit and the limit that the package accepts.
     fn larger_with_accepted(self, accepted: Option<f64>) -> Self {
         self.overridden_by(accepted.filter(|accepted| *accepted > self.value), LimitSource::Accept)
     }
@@ -150,7 +150,8 @@ impl CaseLimits {
         }
     }
 
-    /// These limits, raised to the slow-down and the growth of errors that the package accepts.
+    /// Returns these limits, raised to the slow-down and the growth of errors that the package
+    /// accepts.
     pub fn larger_with_accepted(self, slower: Option<f64>, growth: Option<f64>) -> Self {
         Self { accepted: slower, growth: self.growth.larger_with_accepted(growth), ..self }
     }
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_larger_of_both_limits_of_a_time_applies() {
+    fn the_larger_of_the_relative_and_absolute_time_limit_applies() {
         let limits = CaseLimits::default_limit(0.05);
         assert_eq!(limits.threshold(1e6, 0.0), limits.relative);
         assert_eq!(limits.threshold(1e3, 0.0), SourcedLimit::from_default(0.1));
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn an_accepted_slow_down_is_not_called_unchanged() {
+    fn an_accepted_slow_down_does_not_count_as_unchanged() {
         let plain = CaseLimits::default_limit(0.05);
         let accepting = plain.larger_with_accepted(Some(0.2), None);
         let reported =

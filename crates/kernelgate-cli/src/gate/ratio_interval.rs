@@ -17,7 +17,7 @@ pub struct SingleRunSpread {
     pub from: SpreadSource,
 }
 
-/// Sources of the difference between runs of a case.
+/// Source of the assumed spread between runs of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SpreadSource {
@@ -54,10 +54,10 @@ impl SideTimeInterval {
     ///
     /// If contention on the host matters (`contended`) and took the share c of the CPU time, the
     /// lower end is reduced by the factor (1 - c), because the run would have been that much
-    /// shorter without it. Equal shares of contention on both sides do not cancel: the same load
+    /// shorter without it. Equal contention on both sides does not cancel, because the same load
     /// slows one run more than the next.
     ///
-    /// `runs` must have at least one entry.
+    /// The list `runs` must have at least one entry.
     pub fn ratio_from_runs<'a>(
         runs: impl IntoIterator<Item = &'a CaseRun>,
         single_run: f64,
@@ -90,7 +90,7 @@ impl SideTimeInterval {
     }
 }
 
-/// Time of the head over that of the base, with its interval: above 1 is slower.
+/// Returns the time of the head divided by that of the base, with an interval: above 1 is slower.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TimeRatio {
     /// Ratio of the medians.
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_run_gets_the_allowance_or_its_own_spread() {
+    fn the_interval_of_a_single_run_is_the_allowance_or_its_own_spread() {
         let steady = SideTimeInterval::ratio_from_runs([&run(&[100.0, 100.0, 101.0])], 0.1, true);
         assert_eq!((steady.center_ns, steady.runs), (100.0, 1));
         assert!((steady.low_ns - 90.0).abs() < 1e-9 && (steady.high_ns - 110.0).abs() < 1e-9);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn several_runs_span_their_medians() {
+    fn the_interval_of_several_runs_spans_their_medians() {
         let side = SideTimeInterval::ratio_from_runs(
             [&run(&[100.0]), &run(&[104.0]), &run(&[98.0])],
             0.1,
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn load_from_others_stretches_the_interval_downwards() {
+    fn contention_extends_the_interval_of_a_time_downwards() {
         let side = |contended| {
             let conditions =
                 SampleConditions { contention: Some(0.2), ..SampleConditions::default() };

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use kernelgate::record::{Baseline, BaselineCase, CaseInRun, CaseRun, Environment};
 
-/// The process runs of a case that are compared.
+/// The process runs of a case that are compared with each other.
 pub struct ComparedCaseRuns<'a> {
     /// Runs of the baseline that are compared, at least one.
     pub base: Vec<(&'a Environment, &'a CaseRun)>,
@@ -13,7 +13,7 @@ pub struct ComparedCaseRuns<'a> {
     pub head: Vec<CaseInRun<'a>>,
     /// Whether all runs are known to be of the same device.
     pub same_device: bool,
-    /// The card that both sides share, if there are runs of other cards, which are not compared.
+    /// The card that base and head share, if runs of other cards are excluded.
     pub card: Option<String>,
 }
 

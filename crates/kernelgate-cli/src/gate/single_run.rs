@@ -10,7 +10,7 @@ use kernelgate::stats::{median, quantile};
 
 /// Smallest number of processes from which a calibration shows how runs of a case differ.
 const MIN_PROCESSES_FOR_SPREAD: usize = 20;
-/// Share of the processes that lie within the spread.
+/// Share of the processes whose times lie within the spread.
 const SPREAD_COVERED_SHARE: f64 = 0.99;
 
 /// Differences between processes by case, as a calibration measured them on one device.
@@ -66,7 +66,7 @@ impl CalibratedSpreads {
         self.get(id, environment).or_else(kept).unwrap_or_else(|| assumed_spread(assumed))
     }
 
-    /// The allowance for a single judged run.
+    /// Relative spread that is allowed for a single judged run.
     pub fn spread_of_head_case(&self, id: &str, run: &ProcessRun, assumed: f64) -> SingleRunSpread {
         self.get(id, &run.environment).unwrap_or_else(|| assumed_spread(assumed))
     }

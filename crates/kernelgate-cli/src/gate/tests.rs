@@ -57,7 +57,7 @@ fn baseline_of_two_runs(run: &ProcessRun) -> Baseline {
     baseline
 }
 
-/// Compares with a baseline of two runs.
+/// Compares a run with a baseline of two runs.
 fn gate_with_defaults(base: &ProcessRun, head: &ProcessRun) -> GateReport {
     judge_runs_against(
         &baseline_of_two_runs(base),
@@ -67,7 +67,7 @@ fn gate_with_defaults(base: &ProcessRun, head: &ProcessRun) -> GateReport {
 }
 
 #[test]
-fn identical_times_are_unchanged_and_fine() {
+fn equal_times_are_unchanged_and_exit_with_success() {
     let report = gate_with_defaults(&run("1", &[("a", 1e6)]), &run("2", &[("a", 1e6)]));
     assert_eq!(report.judged[0].verdict, Verdict::Unchanged);
     assert_eq!(report.exit(), ExitReason::Fine);
@@ -76,7 +76,7 @@ fn identical_times_are_unchanged_and_fine() {
 }
 
 #[test]
-fn a_slow_down_by_half_is_a_regression_named_first() {
+fn a_slow_down_by_half_is_a_regression_and_is_listed_first() {
     let report = gate_with_defaults(
         &run("1", &[("a", 1e6), ("b", 1e6)]),
         &run("2", &[("a", 1e6), ("b", 1.5e6)]),
@@ -89,21 +89,21 @@ fn a_slow_down_by_half_is_a_regression_named_first() {
 }
 
 #[test]
-fn the_detectable_effect_is_where_the_verdict_turns() {
+fn the_verdict_changes_at_the_detectable_effect() {
     let base = run("1", &[("a", 1e6)]);
     let detectable = gate_with_defaults(&base, &base).judged[0].detectable.unwrap();
     let at = |slowdown: f64| {
         gate_with_defaults(&base, &run("2", &[("a", 1e6 * (1.0 + slowdown))])).judged[0].verdict
     };
     assert_eq!(at(detectable * 1.01), Verdict::Regressed);
-    // Below the detectable change nothing is shown, and only changes that do not matter are
-    // unchanged.
+    // A change below the detectable one is not shown, and only a change that does not matter counts
+    // as unchanged.
     assert_eq!([at(detectable * 0.99), at(0.051)], [Verdict::Inconclusive; 2]);
     assert_eq!([at(0.049), at(-0.049)], [Verdict::Unchanged; 2]);
 }
 
 #[test]
-fn a_change_that_matters_and_cannot_be_detected_is_not_called_unchanged() {
+fn a_relevant_change_that_cannot_be_detected_is_not_called_unchanged() {
     let mut base = baseline_of_run(&run("1", &[("a", 1e6)]));
     for (session, time) in [("2", 0.95e6), ("3", 1.05e6), ("4", 0.98e6), ("5", 1.02e6)] {
         base.add(&run(session, &[("a", time)])).unwrap();
@@ -133,7 +133,7 @@ fn a_change_that_matters_and_cannot_be_detected_is_not_called_unchanged() {
 }
 
 #[test]
-fn faster_is_improved_and_a_tiny_absolute_change_is_nothing() {
+fn a_faster_case_is_improved_and_a_tiny_absolute_change_is_ignored() {
     let improved = gate_with_defaults(&run("1", &[("a", 1e6)]), &run("2", &[("a", 5e5)]));
     assert_eq!(
         (improved.judged[0].verdict, improved.exit()),
@@ -144,7 +144,7 @@ fn faster_is_improved_and_a_tiny_absolute_change_is_nothing() {
 }
 
 #[test]
-fn noise_wider_than_the_policy_is_inconclusive() {
+fn noise_above_the_limit_of_the_policy_makes_a_case_inconclusive() {
     let mut noisy = run("2", &[("a", 1e6)]);
     let samples = &mut noisy.cases.get_mut("a").unwrap().samples;
     samples.elapsed_ns = (1..=11).map(|i| 2e5 * f64::from(i)).collect();
@@ -188,7 +188,7 @@ fn another_device_or_definition_is_refused_with_the_field() {
 }
 
 #[test]
-fn a_baseline_case_that_is_skipped_now_does_not_pass() {
+fn a_baseline_case_that_is_now_skipped_does_not_pass() {
     let mut head = run("2", &[("a", 1e6)]);
     head.skipped.insert("gone".to_owned(), "no GPU".to_owned());
     head.skipped.insert("never measured".to_owned(), "no GPU".to_owned());
@@ -199,7 +199,7 @@ fn a_baseline_case_that_is_skipped_now_does_not_pass() {
 }
 
 #[test]
-fn load_from_others_excuses_a_slow_side_and_not_on_a_gpu() {
+fn contention_on_the_host_excuses_a_slow_side_on_the_cpu_only() {
     let mut busy = run("2", &[("a", 1e6)]);
     busy.cases.get_mut("a").unwrap().samples.conditions.contention = Some(0.07);
     assert_eq!(gate_with_defaults(&busy, &busy).judged[0].verdict, Verdict::Unchanged);
@@ -227,7 +227,7 @@ fn in_power_state(mut run: ProcessRun, power: Option<PowerRecord>) -> ProcessRun
 }
 
 #[test]
-fn power_states_that_differ_are_refused() {
+fn different_power_states_are_refused() {
     let run = |session, state: Option<PowerState>| {
         let power = state.map(|state| PowerRecord::from_reading(state, CardReading::default()));
         in_power_state(run(session, &[("a", 1e6)]), power)
@@ -261,7 +261,7 @@ fn power_states_that_differ_are_refused() {
 }
 
 #[test]
-fn a_power_limit_that_changed_is_refused_at_the_cap() {
+fn another_power_limit_is_refused_for_cases_at_the_power_cap() {
     let run = |session, limit_mw, at_cap| {
         let reading = CardReading { power_limit_mw: Some(limit_mw), ..CardReading::default() };
         let power =
@@ -281,7 +281,7 @@ fn a_power_limit_that_changed_is_refused_at_the_cap() {
 }
 
 #[test]
-fn a_card_that_idled_between_samples_is_refused_at_the_cap() {
+fn times_of_a_card_that_idled_between_samples_are_refused_at_the_cap() {
     let run = |session, at_cap, busy| {
         let steady = PowerRecord::from_reading(PowerState::Steady, CardReading::default());
         in_power_state(run(session, &[("a", 1e6)]), Some(PowerRecord { at_cap, busy, ..steady }))
@@ -298,7 +298,7 @@ fn a_card_that_idled_between_samples_is_refused_at_the_cap() {
 }
 
 #[test]
-fn a_lower_clock_at_the_power_cap_is_the_kernels_own() {
+fn a_lower_clock_at_the_power_cap_is_attributed_to_the_kernel() {
     let run = |session, time, clock_mhz: f64, at_cap| {
         let mut run = on_test_gpu(run(session, &[("a", time)]));
         let samples = &mut run.cases.get_mut("a").unwrap().samples;
@@ -333,9 +333,9 @@ fn a_change_within_the_range_of_an_unsettled_power_state_is_inconclusive() {
 }
 
 /// A throttled head is not judged a regression, and a throttled baseline hides one. Another process
-/// on the GPU, or host time in a case's time, has the same effect.
+/// on the GPU, or host time in a case's time, also makes the time too long.
 #[test]
-fn times_that_are_too_long_decide_nothing_against_the_code() {
+fn times_that_something_else_made_too_long_do_not_count_against_the_code() {
     type ChangeSamples = fn(&mut kernelgate::record::CaseSamples);
     let with = |time: f64, change: ChangeSamples| {
         let mut run = run("1", &[("a", time)]);
@@ -376,7 +376,7 @@ fn times_that_are_too_long_decide_nothing_against_the_code() {
 }
 
 #[test]
-fn several_runs_narrow_the_interval_and_others_are_not_added() {
+fn several_runs_narrow_the_interval_and_runs_of_other_code_are_not_added() {
     let mut baseline = baseline_of_run(&run("1", &[("a", 1e6)]));
     for (session, time) in [("2", 1.01e6), ("3", 0.99e6)] {
         baseline.add(&run(session, &[("a", time)])).unwrap();
@@ -424,7 +424,7 @@ fn new_missing_failed_and_interrupted_cases_are_reported() {
 }
 
 #[test]
-fn a_baseline_keeps_what_a_later_run_did_not_measure() {
+fn a_baseline_keeps_cases_that_a_later_run_did_not_measure() {
     let mut baseline = baseline_of_run(&run("1", &[("a", 1e6), ("b", 1e6)]));
     baseline.merge_run(&run("2", &[("b", 2e6)]));
     assert_eq!(baseline.cases.len(), 2);
@@ -436,7 +436,7 @@ fn a_baseline_keeps_what_a_later_run_did_not_measure() {
 }
 
 #[test]
-fn a_baseline_of_one_run_blames_nobody_for_what_runs_may_differ_by() {
+fn with_a_baseline_of_one_run_the_usual_spread_of_runs_is_no_regression() {
     let base = baseline_of_run(&run("1", &[("a", 1e6)]));
     let at = |time: f64| {
         let report = judge_runs_against(&base, &[run("2", &[("a", time)])], GatePolicy::default());
@@ -445,7 +445,7 @@ fn a_baseline_of_one_run_blames_nobody_for_what_runs_may_differ_by() {
     };
     let doubt = (Verdict::Inconclusive, Some("single_run"), ExitReason::Inconclusive);
     let fine = (Verdict::Unchanged, None, ExitReason::Fine);
-    // Changes within the threshold of 5 %.
+    // In this test the changes are within the threshold of 5 %.
     assert_eq!([at(1.049e6), at(0.951e6)], [fine, fine]);
     assert_eq!([at(1.06e6), at(1e6 / 1.06), at(1.28e6), at(1e6 / 1.28)], [doubt; 4]);
     // The threshold, and 10 % on either side as the allowance for a single run: 1.05 x 1.1 / 0.9.
@@ -459,7 +459,7 @@ fn with_commit(commit: &str, run: ProcessRun) -> ProcessRun {
     ProcessRun { provenance, executable: Some(format!("built from {commit}")), ..run }
 }
 
-/// Five runs of one commit, within ±1 %.
+/// Adds five runs of one commit with times within ±1 %.
 fn baseline_of_five_runs() -> Baseline {
     let mut baseline = Baseline::new("main");
     for (session, time) in
@@ -471,7 +471,7 @@ fn baseline_of_five_runs() -> Baseline {
 }
 
 #[test]
-fn a_run_that_replaces_several_is_given_how_they_differed() {
+fn a_run_that_replaces_several_keeps_their_spread() {
     let mut base = baseline_of_five_runs();
     assert_eq!(base.cases["a"].runs.len(), 5, "runs of one build add");
     let at = |base: &Baseline, time: f64| {
@@ -486,7 +486,7 @@ fn a_run_that_replaces_several_is_given_how_they_differed() {
     let earlier = Some(SpreadSource::EarlierRuns);
     assert_eq!(at(&base, 1.19e6), (Verdict::Regressed, earlier));
     assert_eq!(at(&base, 1.17e6), (Verdict::Inconclusive, earlier));
-    // The known spread stays when another single run replaces this run.
+    // The recorded spread remains when another single run replaces this run.
     base.merge_run(&with_commit("dddd", run("7", &[("a", 1e6)])));
     assert_eq!(at(&base, 1.19e6), (Verdict::Regressed, earlier));
     // With another definition the times are not comparable.
@@ -497,7 +497,7 @@ fn a_run_that_replaces_several_is_given_how_they_differed() {
 }
 
 #[test]
-fn a_device_that_was_calibrated_gives_single_runs_its_spread() {
+fn on_a_calibrated_device_a_single_run_has_the_calibrated_spread() {
     let here = run("1", &[("a", 1e6)]).environment;
     let case = "w/f/a/cpu/hot";
     // A calibration with sixty processes whose times lie within ±0.5 %.
@@ -532,7 +532,7 @@ fn a_device_that_was_calibrated_gives_single_runs_its_spread() {
 }
 
 #[test]
-fn another_device_of_the_same_model_gets_more_tolerance() {
+fn another_device_of_the_same_model_gets_a_larger_tolerance() {
     let base = baseline_of_two_runs(&run("1", &[("a", 1e6)]));
     let on = |machine: Option<&str>, time: f64| {
         let mut head = run("2", &[("a", time)]);
@@ -608,7 +608,7 @@ fn verified_before_and_now(
 }
 
 #[test]
-fn a_case_that_is_no_longer_verified_is_a_failure_whatever_its_time() {
+fn a_case_that_lost_its_verification_fails_whatever_its_time() {
     let report = verified_before_and_now((1600, 1600), (0, 1600), &PackageRules::default());
     let judged = &report.judged[0];
     assert_eq!(verdict_and_reason(judged), (Verdict::Inconclusive, Some("less_verified")));
@@ -620,7 +620,7 @@ fn a_case_that_is_no_longer_verified_is_a_failure_whatever_its_time() {
 }
 
 #[test]
-fn a_case_of_which_fewer_elements_are_compared_is_inconclusive() {
+fn a_case_with_fewer_compared_elements_is_inconclusive() {
     let report = verified_before_and_now((1600, 1600), (1, 1600), &PackageRules::default());
     assert_eq!(
         (report.judged[0].verdict, report.exit()),
@@ -630,7 +630,7 @@ fn a_case_of_which_fewer_elements_are_compared_is_inconclusive() {
 }
 
 #[test]
-fn a_case_that_is_verified_now_and_was_not_is_unchanged() {
+fn a_case_that_is_newly_verified_is_judged_by_its_time() {
     let report = verified_before_and_now((0, 1600), (1600, 1600), &PackageRules::default());
     assert_eq!((report.judged[0].verdict, report.exit()), (Verdict::Unchanged, ExitReason::Fine));
     assert!(report.verification.is_empty() && report.numerics.grown.is_empty());
@@ -644,7 +644,7 @@ fn a_case_that_was_never_verified_is_listed_and_judged_by_its_time() {
 }
 
 #[test]
-fn a_loss_of_verification_may_be_accepted_with_a_reason() {
+fn a_lost_verification_may_be_accepted_with_a_reason() {
     let text = "[[accept]]\ncases = \"a\"\nless-verified = true\nreason = \"too large\"";
     let rules = rules_file::parse("kernelgate.toml", text).unwrap();
     let report = verified_before_and_now((1600, 1600), (1, 1600), &rules);
@@ -654,7 +654,7 @@ fn a_loss_of_verification_may_be_accepted_with_a_reason() {
 }
 
 #[test]
-fn records_keep_the_grid_the_threads_and_the_shared_memory() {
+fn a_judgement_keeps_the_grid_the_threads_and_the_shared_memory() {
     let shape = Launch { shared_bytes: 512, ..Launch::new([8, 2, 1], [128, 1, 1]) };
     let text = serde_json::to_string(&Launch { cooperative: true, ..shape }).unwrap();
     assert_eq!(text, r#"{"grid":[8,2,1],"block":128,"shared_bytes":512}"#);

@@ -10,7 +10,7 @@ pub enum Verdict {
     Regressed,
     /// The estimate is slower by more than the threshold, and by no more than the package accepts.
     Accepted,
-    /// A change that matters is neither shown nor excluded.
+    /// Inconclusive: a relevant change is neither shown nor excluded.
     Inconclusive,
     /// The whole interval is faster by more than the threshold.
     Improved,

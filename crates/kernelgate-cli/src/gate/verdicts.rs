@@ -1,5 +1,5 @@
 //! The outcome of `gate` or `compare`: a judgement for each case, other findings, and the exit
-//! code. Each method of judgement (gate, compare) adds facts of its own.
+//! code. Each method of judgement (gate, compare) adds its own facts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use super::verdict::Verdict;
 use kernelgate::exit::ExitReason;
 use kernelgate_cuda::CaseFailure;
 
-/// The judged cases, with the facts of the method.
+/// The judged cases, with facts of the method that judged them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Verdicts<F> {
     pub device: String,
@@ -23,7 +23,7 @@ pub struct Verdicts<F> {
     pub limits: CaseLimits,
     /// Requested cases that could be judged, worst verdict first, then by id.
     pub judged: Vec<Judgement>,
-    /// Differences that forbid a comparison, with the cases concerned.
+    /// Differences that prevent a comparison, each with its cases.
     pub refused: Vec<RefusedBench>,
     /// Cases that only the head has.
     pub new: Vec<String>,
@@ -33,15 +33,15 @@ pub struct Verdicts<F> {
     pub failed: BTreeMap<String, CaseFailure>,
     /// Judged cases whose outputs are compared with nothing on either side.
     pub unverified: Vec<String>,
-    /// Cases whose outputs the head compares less completely.
+    /// Cases whose outputs the head verifies less completely.
     pub verification: Vec<VerificationLoss>,
-    /// Errors against the reference, of base and head.
+    /// Output errors of base and head against the reference.
     pub numerics: NumericsReport,
     /// Costs of a launch besides time that grew by more than the package allows.
     pub costs: Vec<CostGrowth>,
     /// Effects of the package's rules on the verdicts.
     pub rules: RulesReport,
-    /// Facts that only this method has.
+    /// Facts that only this method of judgement has.
     pub facts: F,
 }
 
@@ -101,20 +101,21 @@ impl<F> Verdicts<F> {
         self.judged.iter().map(|judged| judged.case.as_str()).collect()
     }
 
-    /// Puts the worst verdict first, then orders by id.
+    /// Sorts judgements: the worst verdict first, then by id.
     pub fn sort(&mut self) {
         self.judged.sort_by(|a, b| a.verdict.cmp(&b.verdict).then_with(|| a.case.cmp(&b.case)));
     }
 }
 
 impl<F: ExitFacts> Verdicts<F> {
-    /// Whether no case could be judged, and none is known to be unchanged without timing.
+    /// Returns whether no case could be judged, and no case is known to be unchanged without
+    /// timing.
     pub fn judged_nothing(&self) -> bool {
         self.judged.is_empty() && self.facts.identical_case_count() == 0
     }
 
     /// The exit code: refusal comes before regression, regression before inconclusive. Without a
-    /// judged case the outcome is inconclusive.
+    /// judged case the outcome of the comparison is inconclusive.
     pub fn exit(&self) -> ExitReason {
         if !self.refused.is_empty() {
             ExitReason::Refused

@@ -22,7 +22,7 @@ pub struct HistoryIndex {
     pub folders: BTreeMap<String, IndexedFolder>,
 }
 
-/// A folder of records, as it was read.
+/// A folder of records as it was when it was indexed.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct IndexedFolder {
     /// Time of the last change, nanoseconds since 1970.

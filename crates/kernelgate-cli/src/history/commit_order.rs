@@ -1,5 +1,5 @@
-//! Orders commits by the git history, if git has them. Recorded times are unreliable: branches are
-//! merged later, and clocks go backwards.
+//! Orders commits by the git history, if the repository contains them. Recorded times are
+//! unreliable: branches are merged later, and clocks go backwards.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -55,8 +55,8 @@ impl CommitOrder {
         self.places.get(commit).copied()
     }
 
-    /// The commits after one up to another, the oldest first; empty if one is unknown, or they are
-    /// in the other order.
+    /// Returns the commits after one commit up to another, oldest first; empty if one is unknown or
+    /// they are in the other order.
     pub fn between(&self, after: &str, up_to: &str) -> &[String] {
         let (Some(after), Some(up_to)) = (self.place(after), self.place(up_to)) else {
             return &[];

@@ -34,7 +34,7 @@ pub struct ImportResult {
 ///
 /// # Errors
 /// Fails if a named file or folder is missing, a folder cannot be listed, or the store cannot be
-/// written. Records that were imported until then stay.
+/// written. Records that were imported before an error stay in the store.
 pub fn import_records(
     store: &HistoryStore,
     sources: &[PathBuf],
@@ -52,8 +52,8 @@ pub fn import_records(
     Ok(imported)
 }
 
-/// Imports the records in a folder and those below. Links are not followed: they may lead in a
-/// circle, or out of the folder. A skipped file that has the name of a record is reported.
+/// Imports the records in a folder and those below. Symbolic links are not followed: they may form
+/// a circle or lead out of the folder. A skipped file that has the name of a record is reported.
 fn import_folder(
     store: &HistoryStore,
     path: &Path,

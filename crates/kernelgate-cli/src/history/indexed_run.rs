@@ -22,7 +22,7 @@ pub struct IndexedRun {
     pub started_ms: i64,
     /// Fingerprint that all comparable environments share.
     pub model: String,
-    /// Identifier of the card or host among those of the same model.
+    /// Identifier that distinguishes the card or host from others of its model.
     pub card: String,
     /// Description of the device.
     pub device: String,

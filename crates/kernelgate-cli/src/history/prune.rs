@@ -9,7 +9,7 @@ use super::store::{HistoryStore, json_files};
 
 /// Removes the folders of records in which no process run is among the last `keep` of its bench,
 /// package and device, by the recorded start; returns how many folders. Files that are not records
-/// stay, and so do their folders. With `dry`, nothing is removed from the store.
+/// stay, and so do their folders. With `dry`, the function removes nothing from the store.
 pub fn prune_store(store: &HistoryStore, keep: usize, dry: bool) -> Result<usize, HistoryError> {
     let (index, _) = store.index()?;
     let removed = runs_to_prune(&index, keep);
@@ -23,7 +23,7 @@ pub fn prune_store(store: &HistoryStore, keep: usize, dry: bool) -> Result<usize
             std::fs::remove_file(record)
                 .map_err(|cause| HistoryError::io("remove", record, cause))?;
         }
-        // A folder that holds something else stays.
+        // A folder that contains anything else is not removed.
         let _ = std::fs::remove_dir(&path);
     }
     store.index()?;
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn benches_of_two_packages_with_one_name_are_counted_apart() {
+    fn benches_of_two_packages_with_equal_names_are_counted_separately() {
         let index = index_of(&[
             ("runs/old", Some("one"), "b", 1),
             ("runs/other", Some("two"), "b", 2),
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_of_each_bench_and_device_stay() {
+    fn pruning_keeps_the_last_runs_of_each_bench_and_device() {
         let index = index_of(&[
             ("first", None, "a", 1),
             ("second", None, "a", 2),

@@ -33,7 +33,7 @@ pub struct HistoryQuery<'a> {
     pub renamed: &'a BTreeMap<String, String>,
     /// Whether cards of one model count as one device.
     pub join_cards: bool,
-    /// Excludes runs of commits that the order does not know.
+    /// Excludes runs of commits that are not in the commit order.
     pub known_only: bool,
     /// Smallest relative change that is reported.
     pub smallest: f64,
@@ -115,7 +115,7 @@ pub struct LevelChange {
     pub high: f64,
     /// Equals [`kernelgate::stats::ChangePoint::confidence`].
     pub confidence: f64,
-    /// Whether one build had both levels: then the machine changed.
+    /// Whether one build had times on both levels: then the machine changed, not the code.
     pub same_build: bool,
 }
 

@@ -11,7 +11,7 @@ use kernelgate::record::Measurement;
 
 /// Name of the folder with records of bench processes.
 pub(super) const RUNS_FOLDER: &str = "runs";
-/// Folder with imported records, which never count as the last run of this machine.
+/// Folder of imported records, which never count as this machine's last run.
 pub(super) const IMPORTED_FOLDER: &str = "imported";
 const INDEX_FILE: &str = "history.index";
 /// A folder that was changed less than this ago may change again within one tick of its file
@@ -28,7 +28,7 @@ pub struct HistoryStore {
     runs: PathBuf,
 }
 
-/// A file that holds nothing for a history.
+/// A file of the store that contains no run.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct SkippedRecordFile {
     /// The file.
@@ -49,7 +49,7 @@ impl HistoryStore {
         Self { root, runs: runs.to_owned() }
     }
 
-    /// Whether a folder looks like a store.
+    /// Returns whether a folder looks like a history store.
     pub fn is_store(root: &Path) -> bool {
         [RUNS_FOLDER, IMPORTED_FOLDER].iter().any(|part| root.join(part).is_dir())
     }
@@ -73,7 +73,7 @@ impl HistoryStore {
     }
 
     /// The index, up to date: folders that are new, changed or removed since it was last used are
-    /// read again. Returns also whether the index is in a file.
+    /// read again. Also returns whether the index is stored in a file.
     pub fn index(&self) -> Result<(HistoryIndex, bool), HistoryError> {
         std::fs::create_dir_all(&self.root)
             .map_err(|cause| HistoryError::io("make", &self.root, cause))?;
@@ -117,8 +117,8 @@ impl HistoryStore {
             };
             for entry in entries {
                 let entry = entry.map_err(|cause| HistoryError::io("read", &path, cause))?;
-                // Another process may have removed the file since the folder was read. The program
-                // only makes names that are valid text.
+                // Another process may have removed the file since the folder was read. All names
+                // that the program makes are valid text.
                 let Ok(facts) = entry.metadata() else { continue };
                 let (true, Ok(name)) = (facts.is_dir(), entry.file_name().into_string()) else {
                     continue;

@@ -39,7 +39,7 @@ pub struct ReportMeasurements {
     pub peers: Vec<PeerTime>,
     /// Skipped cases by reason.
     pub skipped: BTreeMap<String, BTreeSet<String>>,
-    /// Wrong or failed cases, with the error.
+    /// Cases with wrong outputs or an error, with the message.
     pub failed: BTreeMap<String, CaseFailure>,
 }
 
@@ -61,7 +61,7 @@ pub struct MeasuredCase {
     pub computed_samples: Option<u64>,
     /// Unit of the samples in which throughput is stated.
     pub sample_unit: SampleUnit,
-    /// The time that the ceilings allow, if they are known.
+    /// Time that the measured ceilings allow for a launch, if they are known.
     pub limit: Option<TimeLimit>,
     /// Median time of each process run, nanoseconds per launch; at least one.
     pub medians_ns: Vec<f64>,
@@ -76,9 +76,9 @@ pub struct MeasuredCase {
     pub skew_ns: Option<f64>,
     /// Energy of a launch in the middle process, joules; absent without `--energy`.
     pub launch_j: Option<f64>,
-    /// Errors against the reference; `None` for unverified cases.
+    /// Output errors against the reference; `None` for unverified cases.
     pub errors: Option<OutputErrors>,
-    /// Whether the case is the fastest case of its problem with the same state of the caches.
+    /// Whether the case is the fastest of its problem for its cache state.
     pub best: bool,
 }
 
@@ -109,8 +109,8 @@ impl MeasuredCase {
 }
 
 impl ReportMeasurements {
-    /// Times of the peers for a case's problem, each peer once, the fastest first. Peers are
-    /// compared with hot cases only.
+    /// Times of the peers for a case's problem, each peer once, the fastest first. Peers' times are
+    /// compared only with hot cases.
     pub fn peers_of(&self, case: &MeasuredCase) -> Vec<&PeerTime> {
         if case.cache != "hot" {
             return Vec::new();
@@ -132,7 +132,7 @@ impl ReportMeasurements {
         self.skipped.retain(|_, ids| !ids.is_empty());
     }
 
-    /// Problems of peers' times for which there is no case.
+    /// Problems for which peers have times and no case exists.
     pub fn peers_without_case(&self) -> Vec<&str> {
         let problems: BTreeSet<String> =
             self.cases.iter().map(MeasuredCase::problem_with_workload).collect();
@@ -194,7 +194,7 @@ impl MeasuredCase {
     }
 }
 
-/// The reason why records cannot be on one page.
+/// Reason why records cannot be shown on one page.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("the records are of different devices ({}): give those of one", .0.join(", "))]
 pub struct SeveralDevicesError(pub Vec<String>);
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_a_baseline_holds_adds_no_times_and_a_baseline_has_limits() {
+    fn a_run_that_a_baseline_contains_adds_no_times() {
         let (held, other) = (run("1", 100.0), run("2", 300.0));
         let mut baseline = Baseline::new("main");
         baseline.merge_run(&held);
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_have_a_utilization_by_both_peaks() {
+    fn networks_show_their_utilization_of_both_peaks() {
         let mut network = run("1", 1e6);
         network.environment.device_name = "NVIDIA H100 80GB HBM3".to_owned();
         network.limits.flops_per_s.insert("matmul bf16".to_owned(), 800e12);
@@ -547,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_do_not_mix() {
+    fn records_of_two_devices_are_not_shown_on_one_page() {
         let mut other = run("2", 1.0);
         other.environment.device_name = "another".to_owned();
         let refused = ReportMeasurements::new(

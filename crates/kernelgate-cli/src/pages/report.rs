@@ -382,7 +382,7 @@ mod tests {
     use super::without_constant_columns;
 
     #[test]
-    fn columns_that_are_empty_or_constant_are_not_in_the_table() {
+    fn empty_or_constant_columns_are_not_shown_in_the_table() {
         let header = ["case", "time", "power", "rate", "energy"];
         let row = |cells: [&str; 5]| cells.map(str::to_owned).to_vec();
         let one = row(["a", "1 ms", "steady", "1 GB/s", "-"]);

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn the_picture_begins_with_regressions_and_is_never_too_long() {
+    fn the_verdict_picture_begins_with_regressions_and_has_a_limited_length() {
         let mut rows: Vec<Judgement> =
             (0..100).map(|i| row(i, Verdict::Unchanged, 1.0 + 0.0001 * i as f64)).collect();
         rows.push(row(100, Verdict::Regressed, 1.002));
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_has_every_case_and_no_markup_of_others() {
+    fn the_verdict_page_lists_every_case_and_escapes_foreign_markup() {
         let page = page(&verdict_summary(vec![row(1, Verdict::Regressed, 1.5)])).unwrap();
         assert!(page.contains("w/f/&lt;b&gt;1") && page.contains("a &lt;note&gt;"), "{page}");
         assert!(!page.contains("<b>") && page.contains("<svg"), "{page}");

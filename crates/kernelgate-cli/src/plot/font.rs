@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_darkens_the_pixels_that_it_was_measured_to_take() {
+    fn a_text_darkens_exactly_the_pixels_that_its_measured_size_covers() {
         let (width, height) = (100, 20);
         let mut bytes = vec![255; 3 * width * height];
         let wide = text_width("1.5 ms", 12.0);

@@ -5,8 +5,8 @@
 //! in pixels, from which both formats are drawn, so that they cannot differ. One font is embedded:
 //! it measures every text and draws the texts of a PNG; an SVG uses a font of the reader's system.
 //!
-//! Deliberately absent: the choice of charts (`pages`), and themes: a drawing has the colours of
-//! the light one, and a page maps them ([`colour`]).
+//! This module neither chooses charts (`pages` does) nor has themes: a drawing has the colours of
+//! the light theme, which a page maps ([`colour`]).
 
 mod axis;
 mod chart_frame;

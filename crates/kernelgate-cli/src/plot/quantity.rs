@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_short_and_have_units() {
+    fn numbers_in_charts_are_short_and_have_units() {
         let texts = |quantity: PlottedUnit, values: &[f64]| -> Vec<String> {
             values.iter().map(|value| quantity.text(*value)).collect()
         };

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn ticks_are_round() {
+    fn ticks_are_at_round_numbers() {
         let ticks = |kind, values: &[f64], about| scale_of_values(kind, values).axis_ticks(about);
         assert_eq!(ticks(ScaleKind::FromZero, &[0.9], 5), [0.0, 0.2, 0.4, 0.6000000000000001, 0.8]);
         assert_eq!(ticks(ScaleKind::Log, &[2e3, 5e6], 6), [1e4, 1e5, 1e6]);
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn values_without_a_place_are_skipped() {
+    fn values_that_a_scale_cannot_show_are_skipped() {
         let log = scale_of_values(ScaleKind::Log, &[0.0, -1.0, f64::NAN, 1.0, 10.0]);
         assert!(log.at(0.0).is_none() && log.at(f64::INFINITY).is_none());
         assert!(log.at(1.0).is_some());
@@ -132,7 +132,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn order_is_kept_and_values_lie_inside(
+        fn a_scale_keeps_the_order_of_values_between_its_ends(
             mut values in prop::collection::vec(1e-3f64..1e12, 2..20),
             kind in prop::sample::select(vec![ScaleKind::FromZero, ScaleKind::Linear, ScaleKind::Log]),
         ) {

@@ -91,7 +91,7 @@ fn shape_numbers(svg: &str, tag: &str, attribute: &str, colour: colour::PurposeC
 }
 
 #[test]
-fn curves_have_a_mark_for_every_value_in_order() {
+fn a_curve_has_a_mark_for_every_value_in_order() {
     for kind in [ScaleKind::Log, ScaleKind::FromZero] {
         let svg = curves_chart(kind).svg().unwrap();
         assert_eq!(count_tags(&svg, "circle"), 8);
@@ -121,7 +121,7 @@ fn curves_have_a_mark_for_every_value_in_order() {
 }
 
 #[test]
-fn text_of_others_is_escaped_in_a_drawing() {
+fn foreign_text_in_a_drawing_is_escaped() {
     let svg = curves_chart(ScaleKind::Log).svg().unwrap();
     assert!(svg.contains("cuda/&lt;naive&gt; &amp; &quot;co&quot;") && !svg.contains("<naive>"));
     let mut chart = heat_map_chart();
@@ -131,7 +131,7 @@ fn text_of_others_is_escaped_in_a_drawing() {
 }
 
 #[test]
-fn rows_have_their_labels_and_stay_inside() {
+fn chart_rows_have_labels_and_stay_inside_the_picture() {
     let chart = rows_chart();
     let svg = chart.svg().unwrap();
     // The dot of the interval, and two dots of the runs.
@@ -159,7 +159,7 @@ fn assert_shapes_inside(picture: &VectorPicture) {
 }
 
 #[test]
-fn long_labels_take_lines_rather_than_lose_parts_and_leave_marks_their_room() {
+fn long_labels_are_wrapped_and_leave_room_for_the_marks() {
     let labels = [
         "s200_d64_causal_bf16_outliers_tokens1600 cuda/flash_wgmma_deterministic cold",
         "b4_h12_s4096_d128_causal_bf16_outliers_tokens1600_pages64_e4m3 cuda/flash cold",
@@ -186,7 +186,7 @@ fn long_labels_take_lines_rather_than_lose_parts_and_leave_marks_their_room() {
 }
 
 #[test]
-fn titles_and_names_of_columns_take_lines_rather_than_lose_words() {
+fn long_titles_and_column_names_are_wrapped() {
     let mut chart = heat_map_chart();
     chart.subtitle =
         "share of the limit, fastest implementation; h56 w56 conv1 f32 int8, cold".to_owned();
@@ -203,7 +203,7 @@ fn titles_and_names_of_columns_take_lines_rather_than_lose_words() {
 }
 
 #[test]
-fn a_cell_has_the_colour_of_its_value() {
+fn a_heat_map_cell_has_the_colour_of_its_value() {
     let svg = heat_map_chart().svg().unwrap();
     let cells_of_step =
         |step| shape_numbers(&svg, "rect", "x", colour::PurposeColour::Step(step)).len();
@@ -215,7 +215,7 @@ fn a_cell_has_the_colour_of_its_value() {
 }
 
 #[test]
-fn a_png_shows_what_the_svg_does_without_a_font_of_the_system() {
+fn a_png_shows_the_svg_without_needing_a_system_font() {
     let chart = curves_chart(ScaleKind::Log);
     let image = png::Decoder::new(std::io::Cursor::new(chart.png().unwrap()));
     let mut reader = image.read_info().unwrap();
@@ -240,7 +240,7 @@ fn a_png_shows_what_the_svg_does_without_a_font_of_the_system() {
 }
 
 #[test]
-fn an_empty_chart_does_not_panic() {
+fn drawing_an_empty_chart_does_not_panic() {
     let empty = ChartAxis::new("x", PlottedUnit::Time, ScaleKind::Log);
     let bodies = [
         ChartBody::Xy(Xy {

@@ -39,7 +39,7 @@ pub fn text(histories: &[CaseHistory], order: &CommitOrder, columns: Option<usiz
     wrap_terminal_text(&lines.join("\n"), columns)
 }
 
-/// The order of the commits in words.
+/// Describes in words how commits were put in order.
 pub fn commit_order_text(histories: &[CaseHistory], order: &CommitOrder) -> String {
     let by_time: usize = histories.iter().map(|history| history.placed_by_time).sum();
     let runs = histories.iter().flat_map(|history| &history.points);
@@ -65,7 +65,7 @@ pub fn skipped(files: &[SkippedRecordFile]) -> String {
         .map(|file| format!("skipped {}: {}", file.path.display(), file.problem));
     let more = files.len().saturating_sub(MAX_NAMED_SKIPPED_FILES);
     let more = (more > 0).then(|| format!("skipped {more} more files"));
-    // Names and contents of files are not trusted.
+    // The program does not trust names and contents of files.
     printable_on_terminal(&each.chain(more).collect::<Vec<_>>().join("\n")).into_owned()
 }
 

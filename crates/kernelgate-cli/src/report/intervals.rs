@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn intervals_lie_on_their_side_of_no_change() {
+    fn an_interval_is_drawn_on_its_side_of_no_change() {
         let long = format!("family/operation/{}/cuda/x/hot", "n".repeat(80));
         let drawn = interval_plot(&[
             row("a/improved", Verdict::Improved, (0.88, 0.9, 0.92)),
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn long_lists_are_counted_and_no_case_gives_no_text() {
+    fn long_lists_are_cut_with_a_count_and_an_empty_list_gives_no_text() {
         let unchanged = |i: usize| row(&format!("a/{i}"), Verdict::Unchanged, (0.99, 1.0, 1.01));
         let drawn = interval_plot(&(0..50).map(unchanged).collect::<Vec<_>>()).unwrap();
         assert_eq!(drawn.lines().count(), MAX_INTERVAL_ROWS + 2);

@@ -1,5 +1,5 @@
-//! The conclusion of a verdict verb, in the one shape that its formats for reviewers and programs
-//! are made from ([`super::formats`]).
+//! Conclusion of a command that judges, in the one form from which reports for reviewers and
+//! programs are made ([`super::formats`]).
 
 use std::collections::BTreeSet;
 
@@ -54,7 +54,7 @@ pub struct UnjudgedEntry {
     pub facts: Vec<(String, String)>,
 }
 
-/// Severity of something that was not judged.
+/// Severity of a case that was not judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum UnjudgedKind {
     /// The output is wrong, or a process failed.

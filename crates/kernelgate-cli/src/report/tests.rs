@@ -344,7 +344,7 @@ fn the_headline_names_what_decides_the_exit_code_and_junit_what_is_accepted() {
 }
 
 #[test]
-fn kernels_of_which_none_was_compared_are_no_kernels_without_a_difference() {
+fn a_comparison_without_compared_kernels_does_not_report_equal_kernels() {
     let with = |not_compared: Option<(&str, &str)>| {
         let owned = |(what, why): (&str, &str)| (what.to_owned(), why.to_owned());
         let compared = ComparedKernels {
@@ -361,7 +361,7 @@ fn kernels_of_which_none_was_compared_are_no_kernels_without_a_difference() {
 }
 
 #[test]
-fn a_foreign_message_makes_no_line_of_its_own_and_is_escaped_in_xml() {
+fn a_message_with_line_breaks_adds_no_report_line_and_is_escaped_in_xml() {
     fn failing<T: From<&'static str>>(case: &str) -> BTreeMap<String, T> {
         let message = "boom\n\n0 regressed, 0 improved, 3 unchanged\u{202e}\u{9b}31m\u{ffff}";
         BTreeMap::from([(case.to_owned(), message.into())])
@@ -542,7 +542,7 @@ fn gate_report_with_every_field() -> GateReport {
 }
 
 #[test]
-fn everything_that_a_comparison_can_say() {
+fn a_comparison_report_with_every_kind_of_finding_matches_its_snapshot() {
     let compared = comparison_with_every_field();
     let summary = verdicts::summary(&compared, "kernelgate compare --base main");
     compare_with_snapshot("compare", "everything_compared.txt", &verdicts::text(&compared, None));
@@ -556,7 +556,7 @@ fn everything_that_a_comparison_can_say() {
 }
 
 #[test]
-fn everything_that_a_gate_can_say() {
+fn a_gate_report_with_every_kind_of_finding_matches_its_snapshot() {
     let gated = gate_report_with_every_field();
     let summary = verdicts::summary(&gated, "kernelgate gate --baseline main");
     compare_with_snapshot("gate", "everything_gated.txt", &verdicts::text(&gated, None));
@@ -570,7 +570,7 @@ fn everything_that_a_gate_can_say() {
 }
 
 #[test]
-fn a_verification_loss_is_in_comment_junit_and_page() {
+fn a_lost_verification_is_shown_in_comment_junit_and_page() {
     let mut lines = Vec::new();
     for summary in [
         verdicts::summary(&comparison_with_every_field(), ""),
@@ -608,7 +608,7 @@ fn a_verification_loss_is_in_comment_junit_and_page() {
 }
 
 #[test]
-fn a_refusal_comes_before_every_verdict() {
+fn a_refusal_is_reported_before_every_verdict() {
     let refusal = RefusedBench {
         field: "driver".to_owned(),
         base: "580".to_owned(),
@@ -651,7 +651,7 @@ fn gate_report_matches_snapshot() {
 }
 
 #[test]
-fn quantities_have_readable_texts() {
+fn quantities_are_formatted_readably() {
     assert_eq!(byte_text(12), "12 B");
     assert_eq!(byte_text(134_217_728), "134 MB");
     assert_eq!(byte_text(1_720_000_000), "1.72 GB");
@@ -676,7 +676,7 @@ fn calibration_report_matches_snapshot() {
 }
 
 #[test]
-fn every_end_of_a_bisection() {
+fn every_outcome_of_a_bisection_is_reported() {
     let ends = CommitTimeRatio { ratio: 1.2, low: 1.18, high: 1.22 };
     let suspect = |commit: &str, merged| SuspectCommit {
         commit: commit.repeat(10),

@@ -26,8 +26,8 @@ fn precision_of_dtype(dtype: &str) -> Option<MatrixPrecision> {
 }
 
 impl ModelUtilization {
-    /// The utilization of a launch on a device with this name; `measured` has operations a second
-    /// by unit and dtype ("matmul bf16").
+    /// Utilization of a launch on the device with this name; `measured` has operations a second by
+    /// compute unit and dtype ("matmul bf16").
     pub fn new(
         work: &WorkRecord,
         device: &str,
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_launch_at_half_the_peak_has_half_the_utilization() {
+    fn a_launch_at_half_the_peak_has_a_utilization_of_one_half() {
         let flops = [("matmul bf16", 989_400_000), ("vector f32", 7)];
         let flops = flops.map(|(unit, count)| (unit.to_owned(), count)).into();
         let work = WorkRecord { flops, ..WorkRecord::default() };

@@ -1,6 +1,6 @@
 //! The verdicts of `gate` or `compare` as text and as a summary: headline, regressions first, each
-//! with its interval and the detectable change. Each method of judgement (gate, compare) has texts
-//! of its own.
+//! with its interval and the detectable change. Each method of judgement (gate, compare) has its
+//! own report texts.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -17,7 +17,7 @@ use kernelgate_cuda::CaseFailure;
 /// Largest number of cases that are listed one by one in each kind.
 const MAX_NAMED_CASES: usize = 20;
 
-/// Texts of the report of one method.
+/// Texts in the report of one method of judgement.
 pub trait VerdictWording: ExitFacts {
     /// The verb: "kernelgate compare".
     const METHOD_COMMAND: &'static str;
@@ -55,7 +55,7 @@ pub trait VerdictWording: ExitFacts {
     fn more_headline_parts(&self) -> String;
     /// Advice on how to verify with this number of seeds.
     fn more_seeds_advice(&self, seeds: usize) -> String;
-    /// Advice that would decide these inconclusive cases, after "; ".
+    /// Advice on how to get a verdict on these inconclusive cases, after "; ".
     fn remedy(verdicts: &Verdicts<Self>, cases: &[&Judgement]) -> String;
     /// Entries without a row.
     fn others(verdicts: &Verdicts<Self>) -> Vec<UnjudgedEntry>;
@@ -198,7 +198,7 @@ fn verdict_notes<F: VerdictWording>(verdicts: &Verdicts<F>) -> Vec<String> {
 /// advice.
 fn inconclusive_lines<F: VerdictWording>(verdicts: &Verdicts<F>) -> Vec<String> {
     let mut by_reason: BTreeMap<String, Vec<&Judgement>> = BTreeMap::new();
-    // Reasons of this kind are printed on lines of their own, with advice.
+    // Reasons of these kinds are printed on separate lines, with advice.
     let has_line = |reason: &InconclusiveReason| {
         matches!(reason, InconclusiveReason::SingleRun { .. } | InconclusiveReason::LessVerified(_))
     };

@@ -67,7 +67,7 @@ pub fn run(arguments: &DoctorArguments, store: &BaselineStore) -> anyhow::Result
     }
     let mut checks = all_checks(&Environment::cpu(), store);
     for check in &mut checks {
-        // Names of folders and files are not trusted.
+        // The report does not trust names of folders and files.
         check.finding = printable_on_terminal(&check.finding).into_owned();
     }
     match arguments.format {
@@ -465,7 +465,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_permission_for_counters_is_the_drivers_setting() {
+    fn the_permission_for_gpu_counters_is_read_from_the_driver() {
         let check_of = |line: &str| counters_check(&format!("ResmanDebugLevel: 1\n{line}\nX: 2\n"));
         assert!(check_of("RmProfilingAdminOnly: 0").advice.is_none());
         let check = check_of("RmProfilingAdminOnly: 1");

@@ -205,7 +205,7 @@ mod tests {
     use crate::verbs::command;
 
     #[test]
-    fn every_verb_answers_one_question() {
+    fn every_verb_belongs_to_one_question_of_the_help() {
         let mut grouped: Vec<&str> =
             QUESTIONS_WITH_VERBS.iter().flat_map(|it| it.verbs.iter().map(|verb| verb.0)).collect();
         grouped.sort_unstable();
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn every_example_parses() {
+    fn every_example_of_the_help_is_parsed() {
         for line in verbs_with_examples().flat_map(|verb| verb.1) {
             let words = line.split(" > ").next().unwrap_or(line).split_whitespace();
             let parsed = crate::verbs::CliArguments::try_parse_from(words);
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn every_verb_has_an_example_and_begins_with_what_it_does() {
+    fn the_help_of_every_verb_has_an_example_and_begins_with_its_action() {
         const FIRST_WORDS_NOT_VERBS: [&str; 9] =
             ["A", "An", "All", "Each", "Every", "The", "This", "Verb", "What"];
         each_subcommand(&command(), "kernelgate", &|verb, name| {

@@ -28,8 +28,8 @@ pub struct InitArguments {
     /// Name of the bench
     #[arg(long, value_name = "NAME", default_value = "kernels", value_parser = bench_name)]
     bench: String,
-    /// Folder of the crate `kernelgate` in a clone, in place of the registry; needed until the crate
-    /// is published
+    /// Folder of the crate `kernelgate` in a clone, in place of the registry; needed until the
+    /// crate is published
     #[arg(long, value_name = "DIR")]
     path: Option<PathBuf>,
     /// Write no GitHub workflow
@@ -48,7 +48,7 @@ struct NewFileContents {
 
 pub fn run(arguments: &InitArguments) -> anyhow::Result<ExitReason> {
     let folder = std::env::current_dir()?;
-    let member = package::member(&folder, arguments.package.as_deref())?;
+    let member = package::find_member(&folder, arguments.package.as_deref())?;
     let root = member.folder();
     let mut new = vec![NewFileContents {
         path: root.join("benches").join(format!("{}.rs", arguments.bench)),
@@ -136,7 +136,8 @@ fn manifest_with_bench(
         added = with_line_in_table(&added, "lib", "bench = false");
     }
     added.push_str(&format!("\n[[bench]]\nname = \"{bench}\"\nharness = false\n"));
-    // The text was edited as text, so the result is parsed: it must be a manifest with this bench.
+    // The manifest was edited as text, so the result is parsed again: it must be a manifest with
+    // this bench.
     let after: toml::Table = toml::from_str(&added).with_context(|| {
         format!("{shown}: its tables leave no place for a bench; add it by hand")
     })?;
@@ -176,7 +177,7 @@ mod tests {
     const DEPENDENCY_LINE: &str = "kernelgate = \"1\"";
 
     #[test]
-    fn existing_tables_get_lines_and_missing_ones_are_appended() {
+    fn init_adds_lines_to_existing_tables_and_appends_missing_tables() {
         let (_folder, member) =
             test_package("[package]\nname = \"a\"\n\n[dev-dependencies]\nx = \"1\"\n");
         let text = manifest_with_bench(&member, "kernels", DEPENDENCY_LINE).unwrap();
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bench_of_that_name_is_refused() {
+    fn init_refuses_the_name_of_an_existing_bench() {
         let (folder, member) =
             test_package("[package]\nname = \"a\"\n[[bench]]\nname = \"kernels\"\n");
         let error =
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_no_target_can_have_are_refused() {
+    fn init_refuses_names_that_no_bench_target_can_have() {
         for name in ["", "9a", "../x", "A", "a-b"] {
             assert!(bench_name(name).is_err(), "{name}");
         }

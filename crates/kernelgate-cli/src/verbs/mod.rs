@@ -4,7 +4,7 @@
 //! Results go to standard output in the requested format, everything else to standard error; the
 //! exit code is the verdict.
 //!
-//! A new verb needs one file and one arm in this match.
+//! A new command needs one file and one arm in this match.
 
 #![allow(clippy::disallowed_methods, reason = "the boundary: variables are read here")]
 
@@ -172,7 +172,7 @@ mod tests {
     use super::command;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn clap_accepts_the_definition_of_the_command_line() {
         command().debug_assert();
     }
 }

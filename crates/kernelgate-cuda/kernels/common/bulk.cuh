@@ -58,7 +58,7 @@ __device__ __forceinline__ void send_f32x2(u32 cluster_to, float x, float y, u32
       : "memory");
 }
 
-// Sends 4, 8 and 16 bytes.
+// Functions that send 4, 8 and 16 bytes to another thread block of the cluster.
 __device__ __forceinline__ void send_b32(u32 cluster_to, u32 x, u32 cluster_barrier) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(cluster_to),
@@ -81,7 +81,8 @@ __device__ __forceinline__ void send_b128(u32 cluster_to, u32 x, u32 y, u32 z, u
       : "memory");
 }
 
-// Lets the L2 read `bytes` (a multiple of 16); nothing signals when they are there.
+// Asks L2 to read `bytes` bytes (a multiple of 16) from device memory; nothing signals their
+// arrival.
 __device__ __forceinline__ void prefetch_bulk(const void* from, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
@@ -91,7 +92,8 @@ __device__ __forceinline__ void fence_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Makes device memory that this thread has seen visible to the copies that it starts from here on.
+// Makes device memory that this thread has seen visible to the asynchronous copies that it starts
+// afterwards.
 __device__ __forceinline__ void fence_async_global() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }

@@ -10,7 +10,8 @@ __device__ __forceinline__ u32 cluster_rank() {
   return rank;
 }
 
-// Address in block `rank` of the cluster of the variable at `shared` in this block.
+// Returns the address, in block `rank` of the cluster, of the variable that lies at `shared` in
+// this block.
 __device__ __forceinline__ u32 cluster_address(u32 shared, u32 rank) {
   u32 address;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));
@@ -22,7 +23,8 @@ __device__ __forceinline__ u32 cluster_address(u32 shared, u32 rank) {
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
-// Arrives without making writes visible: the other threads only learn that this thread is here.
+// Arrives at the cluster barrier without making writes visible: other threads only learn that this
+// thread has arrived.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -56,7 +58,8 @@ __device__ __forceinline__ void wait_for_previous_kernels() {
 #endif
 }
 
-// Lets the next kernel's blocks start as soon as every block of this one has come here.
+// Lets the blocks of the next kernel start as soon as every block of this kernel has called this
+// function.
 __device__ __forceinline__ void allow_next_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

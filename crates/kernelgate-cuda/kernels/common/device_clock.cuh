@@ -2,15 +2,16 @@
 // or merged.
 #pragma once
 
-/// Nanoseconds of the device-wide timer. The timer's step differs between devices (measure it); the
-/// timer does not follow the SM clock.
+/// Nanoseconds of the device-wide timer. The step of the device-wide timer differs between devices
+/// and must be measured; the timer does not follow the SM clock.
 __device__ __forceinline__ unsigned long long global_timer_ns() {
   unsigned long long now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
   return now;
 }
 
-/// Cycles of this multiprocessor's clock. Only differences on one multiprocessor mean anything.
+/// Returns the cycle counter of this multiprocessor's clock. Only differences between counter
+/// values of one multiprocessor are meaningful.
 __device__ __forceinline__ unsigned long long sm_cycles() {
   unsigned long long now;
   asm volatile("mov.u64 %0, %%clock64;" : "=l"(now)::"memory");

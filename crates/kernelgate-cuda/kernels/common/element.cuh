@@ -1,6 +1,6 @@
 // The element type of activations and gradients in memory, chosen by one macro: ELEMENT_F32,
-// ELEMENT_F16 or ELEMENT_BF16. Arithmetic is always fp32; these wrappers are the only place that
-// knows the storage format.
+// ELEMENT_F16 or ELEMENT_BF16. Arithmetic is always fp32; these wrappers are the only code that
+// knows the storage format of tensor elements.
 #pragma once
 
 #include "common/streaming.cuh"

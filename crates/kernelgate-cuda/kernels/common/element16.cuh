@@ -1,5 +1,6 @@
 // The two 16-bit element types, as policies: storage is raw bits, conversion and the tensor-core
-// instruction differ. A kernel is compiled for one of them by -DDTYPE=Bf16 or -DDTYPE=F16.
+// instruction differ. A kernel is compiled for one of these 16-bit types by -DDTYPE=Bf16 or
+// -DDTYPE=F16.
 #pragma once
 #include "common/math.cuh"
 #include "common/types.cuh"

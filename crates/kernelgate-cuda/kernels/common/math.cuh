@@ -62,7 +62,7 @@ __device__ __forceinline__ float fma_saturated(float a, float b, float c) {
   return result;
 }
 
-// Bytes 0 and 1 of `low` below bytes 0 and 1 of `high`.
+// Packs bytes 0 and 1 of `low` and, above them, bytes 0 and 1 of `high` into a word.
 __device__ __forceinline__ unsigned int join_low_halves(unsigned int low, unsigned int high) {
   unsigned int result;
   asm("prmt.b32 %0, %1, %2, 0x5410;" : "=r"(result) : "r"(low), "r"(high));

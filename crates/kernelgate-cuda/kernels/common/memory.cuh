@@ -7,7 +7,7 @@ __device__ __forceinline__ u32 shared_address(const void* p) {
   return static_cast<u32>(__cvta_generic_to_shared(p));
 }
 
-// Global -> shared, 16 bytes, past L1.
+// Copies 16 bytes asynchronously from global to shared memory, past L1.
 __device__ __forceinline__ void cp_async_16(u32 shared, const void* global) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global)
                : "memory");
@@ -25,7 +25,7 @@ __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Waits until at most `kPending` of this thread's newest groups are still under way.
+// Waits until at most `kPending` of this thread's newest groups of copies are unfinished.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -39,7 +39,7 @@ __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 shared) {
                : "memory");
 }
 
-// The same, each matrix transposed on the way.
+// Loads matrices as the function before it does, and transposes each.
 __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -94,7 +94,7 @@ __device__ __forceinline__ void stmatrix_x4(u32 shared, const u32 (&r)[4]) {
 #endif
 }
 
-// The same, each matrix transposed on the way; from sm_90 on.
+// Stores matrices as the function before it does, and transposes each; needs sm_90.
 __device__ __forceinline__ void stmatrix_x4_trans(u32 shared, const u32 (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared),
                "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
@@ -137,8 +137,8 @@ __device__ __forceinline__ float4 load_shared_f32x4(u32 shared) {
   return x;
 }
 
-// Adds two floats to device memory in the L2, without waiting for the result. The order among
-// blocks is not defined.
+// Adds two floats to device memory in the L2, without waiting for the result. The order of the
+// blocks' additions is not defined.
 __device__ __forceinline__ void reduce_add_f32x2(float* global, float a, float b) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1,%2};" ::"l"(global), "f"(a), "f"(b)
@@ -189,7 +189,7 @@ __device__ __forceinline__ void store_shared_f32x2(u32 shared, float x, float y)
   asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(shared), "f"(x), "f"(y) : "memory");
 }
 
-// Loads past L1, which may hold what lay there before another block wrote it.
+// Loads past L1, which may hold the value from before another block's write.
 __device__ __forceinline__ u32 load_l2(const u32* p) {
   u32 x;
   asm volatile("ld.global.cg.b32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");

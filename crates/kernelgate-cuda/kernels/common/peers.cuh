@@ -12,8 +12,8 @@ __device__ __forceinline__ u32 load_acquire_sys(const u32* p) {
   return x;
 }
 
-// Waits until this block of every GPU has come here in launch `epoch`. `flags` has the flags of
-// every GPU, two for each block and GPU; `which` is 0 or 1.
+// Waits until this thread block has called the function on every GPU in launch `epoch`. `flags` has
+// the flags of every GPU, two for each block and GPU; `which` is 0 or 1.
 template <int kGpus>
 __device__ __forceinline__ void wait_for_peers(u32* const* flags, int rank, int which, u32 epoch) {
   __syncthreads();

@@ -1,5 +1,5 @@
-// Reductions over a power-of-two group of neighbouring lanes, and over a block. All lanes get the
-// result.
+// Reductions over a power-of-two group of neighbouring lanes, and over a block. Each reduction
+// gives its result to all lanes.
 #pragma once
 #include "common/math.cuh"
 #include "common/types.cuh"

@@ -7,9 +7,9 @@
 //   stages_finish();
 //
 // Each cycle from the begin to the finish belongs to the stage that ends next. Thread 0 of a block
-// calls all of them; other threads may call them, to no effect. The sums lie in shared memory until
-// the kernel ends, because a store to device memory for each would delay the fences behind it. A
-// block that never calls `stages_finish` is not counted.
+// must call all stage functions; calls by other threads have no effect. The sums lie in shared
+// memory until the kernel ends, because a store to device memory for each would delay the fences
+// behind it. A block that never calls `stages_finish` is not counted.
 #pragma once
 #include "common/types.cuh"
 
@@ -17,7 +17,7 @@
 #include "common/device_clock.cuh"
 
 extern "C" {
-// [blocks][stages]: cycles of all launches since this array was set to zero.
+// Array [blocks][stages]: cycles of all launches since it was set to zero.
 __device__ u64 kernelgate_stages[STAGE_BLOCKS * STAGES];
 }
 

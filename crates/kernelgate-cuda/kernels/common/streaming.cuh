@@ -48,7 +48,7 @@ __device__ __forceinline__ Packet<kBytes> load_stream(const void* address) {
   return packet;
 }
 
-/// Loads one packet coherently: sees this thread's own earlier stores.
+/// Loads one packet coherently, so that the thread sees its own earlier stores.
 template <int kBytes>
 __device__ __forceinline__ Packet<kBytes> load_coherent(const void* address) {
   Packet<kBytes> packet;
@@ -106,7 +106,7 @@ __device__ __forceinline__ void store_coherent(void* address, const Packet<kByte
                : "memory");
 }
 
-/// Fetches the line of an address to L2.
+/// Fetches the cache line of an address into L2.
 __device__ __forceinline__ void prefetch_l2(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
 }

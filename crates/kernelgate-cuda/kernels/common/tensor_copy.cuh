@@ -4,7 +4,7 @@
 #pragma once
 #include "common/types.cuh"
 
-// A tensor map, as the driver encodes it. Kernels take a tensor map by value, as `const
+// A tensor map in the encoding of the driver. Kernels take a tensor map by value, as `const
 // __grid_constant__`.
 struct __align__(64) TensorMap {
   u64 words[16];
@@ -15,8 +15,8 @@ struct BoxOrigin {
   int column, row, matrix, batch;
 };
 
-// Starts the copy of a box to shared memory. Elements outside the tensor become zeros, and count in
-// the barrier's bytes too.
+// Starts the tensor copy (TMA) of a box from device to shared memory. Elements outside the tensor
+// become zeros, and count in the barrier's bytes too.
 __device__ __forceinline__ void copy_box(u32 to, const TensorMap& map, const BoxOrigin& at,
                                          u32 barrier) {
   asm volatile(
@@ -26,7 +26,8 @@ __device__ __forceinline__ void copy_box(u32 to, const TensorMap& map, const Box
       : "memory");
 }
 
-// Starts the copy of a box from shared memory. Elements outside the tensor are not written.
+// Starts the tensor copy (TMA) of a box from shared to device memory. Elements of the box that lie
+// outside the tensor are not written.
 __device__ __forceinline__ void store_box(const TensorMap& map, const BoxOrigin& at, u32 from) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::
@@ -35,17 +36,17 @@ __device__ __forceinline__ void store_box(const TensorMap& map, const BoxOrigin&
       : "memory");
 }
 
-// Closes a group of this thread's stores.
+// Closes a group of this thread's tensor stores.
 __device__ __forceinline__ void store_box_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Waits until all groups of this thread have read their shared memory.
+// Waits until all groups of this thread's tensor stores have read their shared memory.
 __device__ __forceinline__ void store_box_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-// Gives registers back, or takes them, so that each thread of the warpgroup has kRegisters.
+// Changes the number of registers of each thread in the warpgroup to kRegisters.
 template <int kRegisters>
 __device__ __forceinline__ void registers_down() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));

@@ -1,5 +1,5 @@
-// Fixed-width integers and raw 16-bit storage. No toolkit header is included anywhere under
-// kernels/.
+// Fixed-width integers and raw 16-bit storage. No file under kernels/ includes a header of the CUDA
+// toolkit.
 #pragma once
 
 using u8 = unsigned char;

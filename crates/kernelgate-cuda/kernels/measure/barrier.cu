@@ -4,7 +4,7 @@
 //
 // Threads: a warp, one thread for each of the `gpus`. `flags` is the table of the sets' flag
 // arrays, each in the memory of its GPU and accessible to all. Each use of the barrier takes the
-// next epoch. The dead-man timeout ends the wait if a GPU never arrives.
+// next epoch number. The dead-man timeout ends the wait if a GPU never arrives.
 #include "common/device_clock.cuh"
 
 extern "C" __global__ void measure_barrier(unsigned int* const* flags, unsigned int rank,

@@ -5,9 +5,9 @@
 //   *outcome = 1 if released, 2 if timed out
 //
 // Threads: one. `flag` and `outcome` are mapped (or pinned) host memory; `flag` may also be set
-// before the launch. Each use takes a new ticket, so that a late store for an earlier use releases
-// nothing. The dead-man timeout runs on the device-wide timer: if the host dies or forgets to
-// release it, the stream goes on and the sample is marked.
+// before the launch. Each use takes a new ticket, so that a late store for an earlier use does not
+// release the stream. The dead-man timeout runs on the device-wide timer: if the host dies or
+// forgets to release it, the stream goes on and the sample is marked.
 #include "common/device_clock.cuh"
 
 constexpr unsigned int kReleased = 1;

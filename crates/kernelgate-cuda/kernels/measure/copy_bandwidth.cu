@@ -1,8 +1,8 @@
-// The copy ceiling: target = source.
+// Measures the copy ceiling of device memory: target = source.
 //
 // Threads: PACKETS 16-byte packets each, a block apart, all loaded before the first is stored.
 // Grid: ceil(packets / (blockDim.x · PACKETS)).
-// Bound: 2 bytes moved a byte of buffer.
+// Bound: 2 bytes of memory traffic for each byte of a buffer.
 #include "common/streaming.cuh"
 
 static_assert(PACKETS >= 1 && PACKETS <= 32, "PACKETS are held in registers: 1 to 32");

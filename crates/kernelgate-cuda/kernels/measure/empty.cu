@@ -1,2 +1,2 @@
-// Does nothing: the cost of a launch, of a graph node, and of an event pair around one.
+// Does nothing; its time is the cost of a launch, of a graph node, or of an event pair around one.
 extern "C" __global__ void measure_empty() {}

@@ -3,8 +3,8 @@
 //   sum += word[i] for every 4-byte word; the sum is thrown away
 //
 // Threads: a grid-stride loop of 16-byte packets, any grid. Plain loads, so that lines are
-// allocated like any kernel's. Dirty lines are written back while this runs, and the flushed lines
-// are clean: a cold launch pays for its own traffic only.
+// allocated like any kernel's. Dirty L2 lines are written back while this kernel runs, and the
+// flushed lines are clean: a cold launch then pays only for its own traffic.
 // Bound: memory, one byte read for each byte of the buffer.
 #include "common/streaming.cuh"
 
@@ -18,7 +18,7 @@ extern "C" __global__ void measure_flush_l2(void* buffer, long long packets) {
 #pragma unroll
     for (int word = 0; word < Packet<16>::kWords; ++word) sum += packet.word[word];
   }
-  // The condition is never true. The compiler does not know that the condition is false, so it
-  // keeps the loads.
+  // The condition of the store is never true. The compiler does not know that the condition is
+  // false, so it keeps the loads.
   if (packets < 0) *reinterpret_cast<unsigned int*>(bytes) = sum;
 }

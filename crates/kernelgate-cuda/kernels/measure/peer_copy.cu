@@ -2,7 +2,7 @@
 //
 //   to[i] = from[i] for packets i of 16 bytes
 //
-// Threads: stride over the packets, kAtOnce each at a time. `to` lies on the other GPU.
+// Threads: stride over the packets, kAtOnce each at a time. The buffer `to` lies on the other GPU.
 // Bound: the link between the GPUs.
 #include "common/types.cuh"
 

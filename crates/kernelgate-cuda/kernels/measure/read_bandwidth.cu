@@ -6,7 +6,7 @@
 //
 // Threads: PACKETS 16-byte packets each, a block apart, all loaded before the first use.
 // Grid: ceil(packets / (blockDim.x · PACKETS)).
-// Bound: 1 byte moved a byte of buffer.
+// Bound: 1 byte of memory traffic for each byte of the buffer.
 #include "common/streaming.cuh"
 
 static_assert(PACKETS >= 1 && PACKETS <= 32, "PACKETS are held in registers: 1 to 32");

@@ -6,9 +6,9 @@
 // these instructions alone. The sum of d is written only if it equals a given number, so that the
 // instructions cannot be dropped.
 //
-// Threads: two warpgroups, each with rows of its own against the same columns.
+// Threads: two warpgroups, each with its own rows and the same columns.
 // Shared memory: b, 256 rows of 128 bytes, then a of each warpgroup, 64 rows of 128 bytes.
-// Grid: a block a multiprocessor.
+// Grid: one thread block for each multiprocessor.
 // Bound: 2 * 2 * 64 * 256 * 128 / (bytes of an element) operations a block and round.
 //
 // TYPE is the operands' name in PTX, STEP how many of them are 32 bytes.

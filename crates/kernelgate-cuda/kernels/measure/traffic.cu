@@ -3,17 +3,18 @@
 //   guard = xor of all 4-byte words that a thread reads
 //   word[i] = a value that depends on i and `seed`, never all zero
 //
-// Every block reads a share and writes a share. With READERS_FIRST, blocks 0 to readers read and the
-// others write. The host divides: a division takes as long as a tenth of a small pass, as 64-bit
-// indices would. The guard is written only if it equals a given word, so that the reads cannot be
-// dropped.
+// Every block reads a share and writes a share. With READERS_FIRST, thread blocks 0 to readers - 1
+// read and the others write. The host divides: a division takes as long as a tenth of a small pass,
+// as 64-bit indices would. The guard is written only if it equals a given word, so that the reads
+// cannot be dropped.
 //
-// Threads: THREADS, PACKETS 16-byte packets each in flight; a block loops over its share. The packets
-// of a thread lie a block apart or, with PLANES, a plane of that many packets.
-// Grid: all readers and writers.
-// Bound: 1 byte moved a byte of either buffer.
+// Threads: THREADS, PACKETS 16-byte packets each in flight; a block loops over its share. The
+// packets of a thread lie a block apart or, with PLANES, a plane of that many packets.
+// Grid: one thread block for each reader and writer.
+// Bound: 1 byte of memory traffic for each byte of both buffers.
 //
-// PAST_L1: loads leave nothing in L1. STORES_KEPT: written lines leave L2 no sooner than others.
+// With PAST_L1, loads leave nothing in L1. With STORES_KEPT, written lines stay in L2 as long as
+// other lines.
 // WRITES_FIRST: a block writes before it reads, so that its writes wait for no read.
 #ifdef PAST_L1
 #define STREAM_LOAD "ld.global.nc.L1::no_allocate"
@@ -29,7 +30,7 @@ __device__ __forceinline__ unsigned int words(const Packet<16>& packet) {
   return packet.word[0] ^ packet.word[1] ^ packet.word[2] ^ packet.word[3];
 }
 
-// Writes share `number` of the packets.
+// Writes share `number` of the packets of the target buffer.
 __device__ __forceinline__ void write_share(void* target, unsigned int packets, unsigned int share,
                                             unsigned int number, unsigned int seed) {
   const unsigned int begin = number * share, end = min(begin + share, packets);
@@ -43,8 +44,8 @@ __device__ __forceinline__ void write_share(void* target, unsigned int packets, 
   }
 }
 
-// Reads share `number` of the packets, or of the first plane with those behind it. Returns the xor of
-// its words.
+// Reads share `number` of the packets, or of the first plane with the packets behind it. Returns
+// the xor of the words that were read.
 __device__ __forceinline__ unsigned int read_share(const void* source, unsigned int packets,
                                                    unsigned int plane, unsigned int share,
                                                    unsigned int number) {

@@ -1,4 +1,4 @@
-//! Compiled kernels on disk, so that the second process does not compile again.
+//! Stores compiled kernels on disk, so that later processes do not compile them again.
 //!
 //! A file is named by a hash of everything that decides its content: source, headers, options and
 //! the compiler's own file. A file that cannot be read or written only costs a compilation.
@@ -121,7 +121,7 @@ fn store_cubin(path: &Path, cubin: &[u8]) {
         file.persist(path)?;
         Ok(())
     };
-    // Without a cache kernels are compiled each time.
+    // If the cache cannot be written, kernels are compiled in every process.
     let _ = write();
 }
 
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_depends_on_everything_that_decides_the_code() {
+    fn a_cache_key_depends_on_everything_that_affects_the_machine_code() {
         let build = |define: &str| Source::new("a", "text").build(&[define]);
         let base = cache_key(&build("A"), "sm_90a", "13.0");
         assert_eq!(base, cache_key(&build("A"), "sm_90a", "13.0"));
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_follows_included_headers_and_no_others() {
+    fn a_cache_key_depends_only_on_included_headers() {
         let hash = |headers| {
             let source = Source::new("k", "#include \"a.cuh\"").with_headers(headers);
             cache_key(&source.build(&[]), "sm_90a", "13.0")
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_file_is_not_taken() {
+    fn a_truncated_cache_file_is_not_used() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep").join("x.cubin");
         store_cubin(&path, b"machine code");
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(remove_seal(whole[..whole.len() - 1].to_vec()), None);
     }
     #[test]
-    fn machine_code_is_neither_read_nor_kept_where_others_can_write() {
+    fn a_cache_folder_that_others_can_write_is_not_used() {
         use std::os::unix::fs::PermissionsExt;
         let home = tempfile::tempdir().unwrap();
         let folder = home.path().join("deep").join("kernels");

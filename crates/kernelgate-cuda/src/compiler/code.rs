@@ -34,7 +34,7 @@ pub fn machine_code_in_image(image: &[u8], symbol: &str) -> Option<KernelMachine
     }
     let text = String::from_utf8_lossy(image);
     let mut hasher = Xxh3Default::new();
-    // Comments hold the build number of the compiler, so they are not compared.
+    // Comments of machine code hold the compiler's build number, so comparisons ignore them.
     let lines = text.lines().filter(|line| !line.starts_with("//"));
     lines.for_each(|line| add(&mut hasher, line.as_bytes()));
     text.contains(symbol).then(|| KernelMachineCode { hash: hex_digest(&hasher), facts: None })
@@ -67,8 +67,8 @@ pub fn machine_code_hashes(cubin: &[u8]) -> Result<BTreeMap<String, String>, Cub
     for kernel in &kernels {
         let mut hasher = Xxh3Default::new();
         for (name, section) in &sections {
-            // ELF sections without an owning kernel belong to the whole module, and any of its
-            // kernels may read them.
+            // ELF sections without an owning kernel belong to the whole module, so they count for
+            // each of its kernels.
             if owner(name).is_some_and(|owner| owner != *kernel) {
                 continue;
             }
@@ -117,7 +117,7 @@ mod tests {
         extern "C" __global__ void other(float* x) { x[0] = 2 * x[0]; }
     "#;
 
-    /// Compiles both kernels of a text; `None` without NVRTC.
+    /// Compiles both test kernels of a source text; `None` without NVRTC.
     fn compile_both(text: &str, name: &str) -> Option<[KernelMachineCode; 2]> {
         let options = ["--gpu-architecture=sm_90a".to_owned()];
         match nvrtc::compile_source_text(name, text, &[], &options, "sm_90a") {
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_executed_counts() {
+    fn the_code_hash_covers_only_what_the_gpu_executes() {
         let Some([reads, other]) = compile_both(CODE_TEST_KERNELS, "a") else { return };
         let facts = reads.facts.as_ref().unwrap();
         assert!(facts.registers > 0 && facts.instructions > 0, "{facts:?}");
@@ -144,15 +144,15 @@ mod tests {
             compile_both(&CODE_TEST_KERNELS.replace("x * table", "3 * x * table"), "a").unwrap();
         assert_ne!(changed.hash, reads.hash, "a function that it calls");
         assert_eq!(same, other);
-        // The code does not state which kernel reads a constant of the module, so all of its
-        // kernels differ.
+        // The cubin does not state which kernel reads a constant of the module, so all its kernels
+        // count as changed.
         let [changed, _] = compile_both(&CODE_TEST_KERNELS.replace("{1, 2", "{1, 7"), "a").unwrap();
         assert_ne!(changed.hash, reads.hash, "a constant that it reads");
         assert_eq!(changed.facts, reads.facts);
     }
 
     #[test]
-    fn ptx_counts_without_its_comments() {
+    fn the_ptx_hash_ignores_comments() {
         let code = |text: &str| machine_code_in_image(text.as_bytes(), "reads");
         let ptx = code("// Compiler Build ID: 1\n.entry reads { ret; }\n").unwrap();
         assert_eq!(code("// Compiler Build ID: 2\n.entry reads { ret; }\n"), Some(ptx.clone()));

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub struct CompiledKernelFacts {
     /// Registers a thread.
     pub registers: u32,
-    /// Local stack of a thread, bytes.
+    /// Local stack memory of a thread, bytes.
     pub stack_bytes: u32,
     /// Bytes a thread writes when registers run out.
     pub spill_store_bytes: u32,
@@ -24,7 +24,8 @@ pub struct CompiledKernelFacts {
     /// Instructions by class, absent where none: "fp32", "load_global" and so on.
     pub mix: BTreeMap<String, u32>,
     /// Performance loss that the assembler reports, with its reason: tensor instructions that do
-    /// not overlap (`wgmma`). The kernel computes correctly, and several times slower.
+    /// not overlap (`wgmma`). Whether the compiler warned that tensor instructions run one after
+    /// the other: results are correct, but several times slower.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub performance_loss: Option<String>,
 }
@@ -37,7 +38,12 @@ pub enum CubinError {
     Elf(String),
     /// The cubin lacks the machine code or the register count of a kernel.
     #[error("cubin holds no {what} of kernel {kernel}")]
-    Missing { what: &'static str, kernel: String },
+    Missing {
+        /// Part that the cubin lacks: "code" or "register count".
+        what: &'static str,
+        /// Symbol of the kernel.
+        kernel: String,
+    },
 }
 
 /// Attributes of `.nv.info`: registers and frame size of a function, by symbol index.
@@ -122,8 +128,8 @@ fn info_attributes(mut info: &[u8]) -> Vec<(u8, u32, u32)> {
     found
 }
 
-/// A number that the assembler reports: the one before `words` in the kernel's part of the log, 0
-/// if there is no such line.
+/// Returns the number that the assembler's log reports before `words` for this kernel; 0 if there
+/// is no such line.
 fn reported_bytes(log: &str, kernel: &str, words: &str) -> u32 {
     let entry = format!("'{kernel}'");
     let is_entry = |line: &&str| line.contains("Compiling entry function");
@@ -203,7 +209,7 @@ mod tests {
     use crate::compiler::nvrtc;
 
     #[test]
-    fn the_report_is_read_for_the_right_kernel() {
+    fn the_assemblers_log_is_read_for_the_right_kernel() {
         let log = "ptxas info    : Compiling entry function 'a' for 'sm_90a'\nptxas info    : \
                    Function properties for a\n    24 bytes stack frame, 16 bytes spill stores, 20 \
                    bytes spill loads\nptxas info    : Used 255 registers, used 1 barriers, 17408 \
@@ -219,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn tensor_instructions_that_do_not_overlap_are_told() {
+    fn a_warning_about_serialised_tensor_instructions_is_found() {
         let source = r#"
             extern "C" __global__ void serial(float* out, unsigned long long w, unsigned x) {
               float d[4] = {};
@@ -264,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_skip_what_they_do_not_know_and_stop_at_the_end() {
+    fn unknown_cubin_attributes_are_skipped() {
         let mut info =
             vec![0x01, 0x3f, 0, 0, SIZED_ATTRIBUTE_FORMAT, REGISTER_COUNT_ATTRIBUTE, 8, 0];
         info.extend([7, 0, 0, 0, 64, 0, 0, 0]);
@@ -273,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_an_error() {
+    fn a_broken_cubin_is_an_error() {
         assert!(matches!(kernel_facts(b"not an elf file", ""), Err(CubinError::Elf(_))));
         assert!(matches!(kernel_facts(&[], ""), Err(CubinError::Elf(_))));
     }

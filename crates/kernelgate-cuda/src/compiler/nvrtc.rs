@@ -16,7 +16,14 @@ pub enum CompileError {
     Missing,
     /// The source is wrong, or the architecture is unknown.
     #[error("kernel {kernel} does not compile for {arch}:\n{log}")]
-    Source { kernel: String, arch: String, log: String },
+    Source {
+        /// File and macros of the kernel build.
+        kernel: String,
+        /// Architecture for which it was compiled, such as "sm_90a".
+        arch: String,
+        /// Messages of the compiler, with source lines.
+        log: String,
+    },
     /// The executable does not embed the kernel file.
     #[error(
         "the text of kernel {kernel} is not embedded: `{kernel}.cu` is missing in the files of the \
@@ -28,7 +35,12 @@ pub enum CompileError {
     },
     /// NVRTC itself failed.
     #[error("NVRTC failed on kernel {kernel}: {code}")]
-    Compiler { kernel: String, code: String },
+    Compiler {
+        /// File and macros of the kernel build.
+        kernel: String,
+        /// NVRTC's name for its result code.
+        code: String,
+    },
 }
 
 /// Machine code that NVRTC compiled, with the compiler's log.
@@ -220,7 +232,7 @@ type NvrtcSizeFunction = unsafe extern "C" fn(NvrtcHandle, *mut usize) -> NvrtcS
 /// NVRTC function that copies an output of a program (machine code, log) to memory.
 type Get = unsafe extern "C" fn(NvrtcHandle, *mut c_char) -> NvrtcStatus;
 
-/// NVRTC's functions, of the library that was opened.
+/// Functions of the NVRTC library that was opened.
 struct NvrtcApi {
     create: unsafe extern "C" fn(
         *mut NvrtcHandle,

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_answers_of_the_occupancy_calculator() {
+    fn occupancy_equals_known_results_of_nvidias_calculator() {
         assert_eq!(theoretical_occupancy("sm_90a", 32, 0, 256), Some(1.0));
         assert_eq!(theoretical_occupancy("sm_90a", 255, 98_304, 128), Some(8.0 / 64.0));
         assert_eq!(theoretical_occupancy("sm_90a", 64, 0, 128), Some(0.5));

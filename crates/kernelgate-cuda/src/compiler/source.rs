@@ -7,8 +7,8 @@ use crate::layout;
 /// A kernel file or a header: its name, by which kernels include the header, and its text.
 pub type KernelFile = (&'static str, &'static str);
 
-/// A table of embedded files: a folder, relative to the file that calls this, and the names of the
-/// files in the folder: `embedded_files!("../kernels", "mine/tile.cuh", "mine/sum.cu")`.
+/// Makes a table of embedded files from a folder, relative to the calling file, and the names of
+/// files in it: `embedded_files!("../kernels", "mine/tile.cuh", "mine/sum.cu")`.
 #[macro_export]
 macro_rules! embedded_files {
     ($folder:literal, $($name:literal),+ $(,)?) => {
@@ -78,8 +78,8 @@ impl Source {
         Self { file, own_text: Some(text), files: &[] }
     }
 
-    /// A kernel source file whose text is in the package's files as `{file}.cu`. Without files of
-    /// its own it takes those that the executable gives to the device
+    /// A kernel source file whose text is in the package's files as `{file}.cu`. A source without
+    /// files of its own takes the files that the executable gives to the device
     /// ([`DeviceOptions::files`](crate::DeviceOptions::files)).
     pub const fn in_files(file: &'static str, files: &'static [KernelFile]) -> Source {
         Self { file, own_text: None, files }
@@ -103,7 +103,7 @@ impl Source {
         self.find_text().unwrap_or_default()
     }
 
-    /// The file with macros, each `NAME` or `NAME=VALUE`.
+    /// Makes a build of the source file with macros, each written `NAME` or `NAME=VALUE`.
     pub fn build(self, defines: &[&str]) -> KernelBuild {
         KernelBuild {
             source: self,
@@ -117,10 +117,10 @@ impl Source {
 /// A variant of the same code: another layout, or line numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KernelVariant {
-    /// Number of the code and memory layout ([`layout`]).
+    /// Number of the code and memory layout, as in [`layout`].
     pub layout: Option<u32>,
-    /// Whether machine code names its source lines, for profilers and compute-sanitizer; without,
-    /// an edit of a comment changes no machine code.
+    /// Whether the machine code names its source lines, for profilers and compute-sanitizer;
+    /// otherwise editing a comment leaves the machine code unchanged.
     pub line_info: bool,
 }
 
@@ -184,8 +184,8 @@ impl KernelBuild {
         }
     }
 
-    /// The compiler's options for an architecture: a real one such as `sm_90a`, or a virtual one
-    /// such as `compute_80`, for PTX.
+    /// Returns the compiler options for an architecture: a real one such as `sm_90a`, or a virtual
+    /// one such as `compute_80`, for PTX.
     pub fn compiler_options(&self, arch: &str) -> Vec<String> {
         let fixed = [
             format!("--gpu-architecture={arch}"),
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_found_through_headers_and_macros() {
+    fn included_headers_are_found_through_headers_and_macros() {
         const TEST_HEADERS: &[KernelFile] = &[
             ("mine/a.cuh", "#include <mine/b.cuh>"),
             ("mine/b.cuh", "#include \"common/math.cuh\""),
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_takes_its_text_from_the_files_of_the_executable() {
+    fn a_source_without_own_files_takes_those_of_the_executable() {
         const FILES: &[KernelFile] = &[
             ("mine/other.cu", ""),
             ("mine/sum.cu", "#include \"mine/sum.cuh\" // and not mine/other.cu"),

@@ -1,7 +1,7 @@
 //! Settings that a launch of other code can change for the whole context, and that later launches
 //! would inherit: sizes of the stack, of the heap and of the printf buffer, the L2 fetch
-//! granularity, the preferred split of L1 and shared memory, the set-aside of L2. Each case begins
-//! with the settings that the device was opened with.
+//! granularity, the preferred split of L1 and shared memory, the set-aside of L2. Each case starts
+//! with the context settings with which the device was opened.
 //!
 //! Deliberately absent: clocks and other settings of the card, which need an administrator.
 
@@ -11,8 +11,8 @@ use cudarc::driver::{CudaContext, DriverError};
 use super::driver_error::failed;
 use crate::BackendError;
 
-/// Limits that are restored, with their names. Limits of dynamic parallelism are restored too if
-/// the installed driver still has them.
+/// Context limits that are restored after each case, with their names. Limits of dynamic
+/// parallelism are restored too if the driver still supports them.
 const CONTEXT_LIMITS: [(CUlimit, &str); 5] = [
     (Limit::CU_LIMIT_STACK_SIZE, "stack of a thread"),
     (Limit::CU_LIMIT_MALLOC_HEAP_SIZE, "heap of kernels"),
@@ -74,7 +74,7 @@ mod tests {
     use crate::testing::lock_first_gpu;
 
     #[test]
-    fn restores_settings_of_the_whole_context() {
+    fn settings_of_a_context_are_restored_after_a_change() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let context = device.context();
         let opened = device.current_settings();

@@ -1,7 +1,7 @@
 //! An open GPU: its facts, memory, kernels and the one stream that everything runs on.
 //!
-//! Every driver result is checked and named. Nothing here is called inside a timed region but
-//! [`Kernel::launch`].
+//! The result of every driver call is checked; errors name the failed action. Only
+//! [`Kernel::launch`] is called inside a timed region.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -46,13 +46,15 @@ pub struct DeviceFacts {
     /// Architecture to compile for, such as "sm_90a"; the value of `KERNELGATE_ARCH` if that
     /// variable is set.
     pub arch: String,
-    /// NVRTC target to which kernels are compiled: `arch`, or PTX of a named one, "compute_80".
+    /// NVRTC target for which kernels are compiled: `arch`, or PTX of a named one, "compute_80".
     pub code: String,
     /// Latest CUDA that the driver supports: 13000 is 13.0.
     pub driver_cuda: i32,
+    /// Number of multiprocessors (SMs) of the GPU.
     pub multiprocessors: u32,
     /// L2 cache, bytes.
     pub l2_bytes: u64,
+    /// Device memory of the GPU, bytes.
     pub memory_bytes: u64,
     /// Highest SM clock, MHz.
     pub max_clock_mhz: u32,
@@ -83,8 +85,8 @@ impl LoadedKernelBuild {
     }
 }
 
-/// An open GPU with a stream, or a view of it: views share everything except the record of loaded
-/// kernels.
+/// An open GPU with a stream, or a view of it: all views share everything except their records of
+/// loaded kernels.
 pub struct Device {
     facts: DeviceFacts,
     context: Arc<CudaContext>,
@@ -97,7 +99,7 @@ pub struct Device {
     staging: Arc<PinnedStagingBuffer>,
     /// Allocation that moves all later ones, if another layout is requested.
     _padding: Option<Arc<CudaSlice<u8>>>,
-    /// Kernels that were loaded through this view; `None` if they are not collected.
+    /// Kernels that were loaded through this view; `None` if the view does not record them.
     loaded: Option<LoadedKernels>,
     /// Whether kernels are built with clocks of their stages, where their rows name any.
     clocks_stages: bool,
@@ -157,7 +159,8 @@ impl Device {
         &self.options
     }
 
-    /// A view of the same device, and the kernels that are loaded through it from now on.
+    /// Returns a view of the device, and a record of the kernels that are loaded through it from
+    /// now on.
     pub fn recording_view(&self) -> (Arc<Self>, LoadedKernels) {
         let loaded = LoadedKernels::default();
         (self.recording_kernels_into(&loaded), loaded)
@@ -205,12 +208,12 @@ impl Device {
         &self.settings
     }
 
-    /// Current settings of the GPU's whole context.
+    /// Returns the current settings of the GPU's context.
     pub fn current_settings(&self) -> ContextSettings {
         ContextSettings::read_current(&self.context)
     }
 
-    /// Restores the settings of the context and of the stream to those when the device was opened.
+    /// Restores the settings that the context and the stream had when the device was opened.
     pub(super) fn restore_settings(&self) -> Result<(), BackendError> {
         self.settings.restore(&self.context)?;
         self.stream_settings.restore(&self.stream)
@@ -254,7 +257,8 @@ impl Device {
         Ok((free as u64, total as u64))
     }
 
-    /// Most shared memory that a block may ask for on this card and on its architecture, bytes.
+    /// Returns the largest amount of shared memory that a block may use on this card and its
+    /// architecture, bytes.
     pub fn shared_bytes_a_block(&self) -> Result<u32, BackendError> {
         let most = self
             .context
@@ -264,7 +268,7 @@ impl Device {
         Ok((most.max(0) as u32).min(named))
     }
 
-    /// Whether blocks may be launched in clusters.
+    /// Returns whether blocks may be launched in clusters.
     pub fn supports_clusters(&self) -> Result<bool, BackendError> {
         let clusters = self.context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH);
         let clusters =
@@ -282,7 +286,7 @@ impl Device {
         self.stream.synchronize().map_err(|error| failed("wait for the GPU", &error))
     }
 
-    /// Whether something on the stream has not finished.
+    /// Returns whether work on the stream has not finished yet.
     pub fn is_busy(&self) -> Result<bool, BackendError> {
         // SAFETY: the stream lives.
         match unsafe { sys::cuStreamQuery(self.stream.cu_stream()) }.result() {
@@ -297,10 +301,10 @@ impl Device {
         self.context.synchronize().map_err(|error| failed("wait for the GPU", &error))
     }
 
-    /// Allocates device memory, which is freed with the buffer. Every byte is 0xff, which is NaN in
-    /// every float format, so that a kernel that reads unwritten memory never finds results of an
-    /// earlier case. [`DeviceOptions::fills_memory`] decides whether new memory is filled with a
-    /// pattern.
+    /// Allocates device memory, which is freed when the buffer is dropped. Every byte is 0xff,
+    /// which is NaN in every float format, so that a kernel that reads unwritten memory never finds
+    /// results of an earlier case. [`DeviceOptions::fills_memory`] decides whether new memory is
+    /// filled with a pattern.
     ///
     /// # Errors
     /// Fails if the device has too little free memory.
@@ -361,8 +365,8 @@ impl Device {
     }
 
     /// A kernel, compiled (or taken from the cache) and loaded. A repeated request returns the same
-    /// function of the driver. A carve-out that was set for it is reset when it is requested while
-    /// none of it is in use.
+    /// kernel function of the driver. A carve-out that was set for it is reset when it is requested
+    /// while none of it is in use.
     ///
     /// # Errors
     /// Fails if the kernel does not compile or load; the error names the kernel.
@@ -404,7 +408,7 @@ impl Device {
         }
     }
 
-    /// A build in the form that this device runs.
+    /// Adapts a kernel build to the code target and layout of this device.
     fn build_for_device(&self, build: &KernelBuild) -> KernelBuild {
         let build = build.clone().with_files(self.options.files);
         KernelBuild { variant: self.options.variant, ..build }
@@ -435,8 +439,8 @@ impl Device {
 }
 
 impl Device {
-    /// Loads the compiled module of a kernel build. If the driver does not load the cached code, it
-    /// is compiled anew.
+    /// Loads the compiled module of a kernel build. If the driver does not load the cached code,
+    /// the kernel is compiled again.
     fn load_build(&self, build: &KernelBuild) -> Result<LoadedKernelBuild, BackendError> {
         let failed_to_compile = |error: CompileError| BackendError::Compile(error.to_string());
         let load = |cubin: Vec<u8>| {

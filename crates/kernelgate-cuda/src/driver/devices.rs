@@ -1,4 +1,4 @@
-//! The GPUs on which a case runs. This module does not divide work among several GPUs.
+//! The set of GPUs on which a case runs. This module does not divide work among several GPUs.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use super::options::DeviceOptions;
 use super::peers::{self, PeerLink};
 use crate::BackendError;
 
-/// GPUs in a fixed order, at least one: open ones, or the ordinals of those to open. Code that runs
-/// on a single GPU takes the first GPU ([`Self::first_device`]).
+/// GPUs in a fixed order, at least one: either open devices, or the ordinals of devices to open.
+/// Code that runs on a single GPU takes the first GPU ([`Self::first_device`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Devices<D = Arc<Device>> {
     first: D,
@@ -74,7 +74,8 @@ impl Devices<usize> {
 }
 
 impl Devices {
-    /// Views of the same GPUs, and the kernels that are loaded through them from now on.
+    /// Returns views of the GPUs, and a record of the kernels that are loaded through them from now
+    /// on.
     pub fn recording_views(&self) -> (Self, LoadedKernels) {
         let loaded = LoadedKernels::default();
         (self.with_device_views(|device| device.recording_kernels_into(&loaded)), loaded)
@@ -149,14 +150,14 @@ mod tests {
     use crate::testing::{lock_first_gpu, second_gpu_for_test};
 
     #[test]
-    fn a_set_has_its_gpus_in_their_order() {
+    fn a_set_keeps_the_order_of_its_gpus() {
         let set = Devices { first: 1, others: vec![0, 2] };
         assert_eq!((*set.first_device(), set.iter().copied().collect()), (1, vec![1, 0, 2]));
         assert_eq!(Devices::from(3).iter().collect::<Vec<_>>(), [&3]);
     }
 
     #[test]
-    fn a_set_names_each_gpu_once_and_gives_the_first_of_them() {
+    fn a_set_with_a_repeated_gpu_is_refused() {
         assert_eq!(Devices::in_launch_order([1, 0]), Some(Devices { first: 1, others: vec![0] }));
         assert_eq!(
             [Devices::in_launch_order([]), Devices::in_launch_order([0, 1, 0])],
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn two_gpus_open_in_their_order() {
+    fn two_gpus_are_opened_in_the_given_order() {
         let Some((_device, _alone)) = lock_first_gpu() else { return };
         if second_gpu_for_test().is_none() {
             return;

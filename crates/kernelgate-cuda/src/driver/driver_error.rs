@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_without_a_text_of_the_driver_has_its_name() {
+    fn a_driver_error_without_a_text_is_described_by_its_name() {
         let mut status = DriverStatusCode { name: "CUDA_ERROR_X".to_owned(), text: None };
         assert_eq!(status.to_string(), "CUDA_ERROR_X (without a text of the driver)");
         status.text = Some("x".to_owned());

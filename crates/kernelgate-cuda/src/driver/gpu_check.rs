@@ -1,4 +1,5 @@
-//! Checks whether there is a GPU that kernels run on, and which code it needs; opens nothing.
+//! Checks, without opening it, whether a GPU can run kernels, and determines the code that it
+//! needs.
 
 use std::ffi::c_void;
 use std::path::PathBuf;
@@ -19,7 +20,12 @@ pub enum DeviceError {
     Missing(RequiredLibrary),
     /// The driver is installed and returns an error.
     #[error("the NVIDIA driver failed to {action}: {error}")]
-    Driver { action: &'static str, error: String },
+    Driver {
+        /// Action that failed, such as "initialise".
+        action: &'static str,
+        /// Text of the driver's or the system's error.
+        error: String,
+    },
     /// The driver lacks functions that are called.
     #[error(
         "the NVIDIA driver supports CUDA {0}, {OLDEST_SUPPORTED_DRIVER} is needed: update the driver"
@@ -32,19 +38,36 @@ pub enum DeviceError {
          LD_LIBRARY_PATH",
         .found.display(), .driver.display()
     )]
-    Stub { found: PathBuf, driver: PathBuf },
+    Stub {
+        /// Path of the stub that the loader finds.
+        found: PathBuf,
+        /// Path of the driver library that should be loaded instead.
+        driver: PathBuf,
+    },
     /// The driver cannot load the code that NVRTC generates.
     #[error(
         "the NVIDIA driver supports CUDA {driver} and does not take what NVRTC {nvrtc} generates \
          ({}): {}", .file.display(), older_nvrtc_hint(*.driver)
     )]
-    NewCompiler { nvrtc: CudaVersion, file: PathBuf, driver: CudaVersion },
-    /// NVRTC does not know the architecture of the GPU.
+    NewCompiler {
+        /// CUDA version of NVRTC.
+        nvrtc: CudaVersion,
+        /// Path of the NVRTC library.
+        file: PathBuf,
+        /// Latest CUDA version that the driver supports.
+        driver: CudaVersion,
+    },
+    /// Error: NVRTC does not know the architecture of the GPU.
     #[error(
         "NVRTC {nvrtc} does not generate code for {arch}: a newer one does, or KERNELGATE_ARCH=sm_80 \
          runs what older cards run"
     )]
-    OldCompiler { nvrtc: CudaVersion, arch: String },
+    OldCompiler {
+        /// CUDA version of NVRTC.
+        nvrtc: CudaVersion,
+        /// Architecture of the GPU, such as "sm_90a".
+        arch: String,
+    },
     /// The GPU is older than Ampere.
     #[error("the GPU is {0}, sm_80 (Ampere) or later is needed")]
     OldDevice(String),
@@ -62,20 +85,27 @@ pub enum DeviceError {
         })
     )]
     NoSuchDevice {
+        /// Requested ordinal of the GPU.
         wanted: usize,
+        /// Number of GPUs that the driver finds.
         count: usize,
         /// Value of the environment variable that hides and reorders GPUs, if it is set.
         visible: Option<String>,
     },
-    /// GPUs of different models in one set.
+    /// Error: a set has GPUs of different models.
     #[error(
         "GPU {} is {}, GPU {} is {}: the GPUs of a set are of one model, --devices names them",
         first.0, first.1, other.0, other.1
     )]
-    OtherModel { first: (usize, String), other: (usize, String) },
+    OtherModel {
+        /// Ordinal and model name of the first GPU of the set.
+        first: (usize, String),
+        /// Ordinal and model name of the GPU that differs.
+        other: (usize, String),
+    },
 }
 
-/// Number of GPUs that the driver finds.
+/// Returns the number of GPUs that the driver finds.
 ///
 /// # Errors
 /// Fails if there is no driver, it is too old, or it fails.
@@ -106,7 +136,7 @@ pub fn gpu_count() -> Result<usize, DeviceError> {
     Ok(CudaContext::device_count().map_err(failed("count GPUs"))?.max(0) as usize)
 }
 
-/// The GPUs that the variable of the driver shows.
+/// Returns the value of the environment variable that selects the GPUs visible to the driver.
 #[expect(clippy::disallowed_methods, reason = "a variable of the driver")]
 fn visible_gpus() -> Option<String> {
     std::env::var("CUDA_VISIBLE_DEVICES").ok()
@@ -181,7 +211,8 @@ pub fn check_gpu(ordinal: usize, architecture: Option<&str>) -> Result<(), Devic
     check_compiler_supports(&code.arch)
 }
 
-/// Whether there is an NVRTC that knows an architecture and whose code the driver takes.
+/// Checks that an installed NVRTC supports an architecture and generates code that the driver can
+/// load.
 fn check_compiler_supports(arch: &str) -> Result<(), DeviceError> {
     let missing = DeviceError::Missing(RequiredLibrary::Nvrtc);
     let Some(loaded) = library::load_once(RequiredLibrary::Nvrtc) else { return Err(missing) };
@@ -200,7 +231,7 @@ fn check_compiler_supports(arch: &str) -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// The number of the architecture that the user named.
+/// Parses the number of the architecture that the user named.
 fn parse_architecture_number(named: Option<&str>) -> Result<Option<u32>, DeviceError> {
     let Some(arch) = named else { return Ok(None) };
     let wrong = |what: String| Err(DeviceError::Architecture(what));
@@ -239,7 +270,7 @@ fn driver_file_of_cudarc() -> PathBuf {
     address.and_then(library::mapped_library_file).unwrap_or_else(|| PathBuf::from("libcuda.so"))
 }
 
-/// Code that kernels are compiled to for a card.
+/// The code for which kernels are compiled on a card.
 pub(super) struct CodeTarget {
     /// The architecture: "sm_80".
     pub arch: String,
@@ -285,7 +316,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gpu_that_is_hidden_is_named_with_the_variable() {
+    fn an_invisible_gpu_is_reported_with_the_variable_that_hides_it() {
         let error = |visible: Option<&str>| {
             let visible = visible.map(str::to_owned);
             DeviceError::NoSuchDevice { wanted: 1, count: 1, visible }.to_string()
@@ -297,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_of_another_model_is_named() {
+    fn gpus_of_different_models_are_named_in_the_error() {
         assert_eq!(require_one_gpu_model([(0, "NVIDIA H200"), (2, "NVIDIA H200")]), Ok(()));
         let mixed =
             require_one_gpu_model([(3, "NVIDIA H200"), (0, "NVIDIA H200"), (1, "NVIDIA H100")]);
@@ -307,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_architecture_is_one_that_the_card_can_run_as() {
+    fn a_named_architecture_must_be_one_that_the_card_can_run() {
         let target = |own, named: &str| {
             CodeTarget::for_architecture(own, Some(named)).map(|code| (code.arch, code.code))
         };

@@ -25,7 +25,7 @@ pub struct ExecutableGraph {
 }
 
 impl ExecutableGraph {
-    /// Captures what `enqueue` puts on the device's stream.
+    /// Captures the work that `enqueue` puts on the device's stream as a graph.
     ///
     /// # Errors
     /// Fails with the error of `enqueue`, or when something in it cannot be captured.
@@ -36,7 +36,7 @@ impl ExecutableGraph {
         Self::capture_on(device.stream(), enqueue)
     }
 
-    /// Captures another stream, on which the graph is then launched.
+    /// Captures work on `stream`, on which the graph is launched later.
     pub fn capture_on(
         stream: &Arc<CudaStream>,
         enqueue: impl FnOnce() -> Result<(), BackendError>,
@@ -58,8 +58,8 @@ impl ExecutableGraph {
         StreamCapture::begin(device.stream())?.end(enqueue(), cleared)
     }
 
-    /// Captures several launches of the same work. Each launch begins after the previous launch has
-    /// ended.
+    /// Captures several launches of one piece of work as a graph. Each launch begins after the
+    /// previous launch has ended.
     ///
     /// On a stream, a kernel launched with programmatic dependent launch (PDL) may overlap the
     /// preceding kernel. If a launch has kernels with programmatic dependent launch, an empty node
@@ -135,7 +135,7 @@ impl ExecutableGraph {
         Ok(count)
     }
 
-    /// Whether the graph allocates memory, which a launch should not do.
+    /// Returns whether the graph allocates memory, which a timed launch must not do.
     pub fn allocates(&self) -> Result<bool, BackendError> {
         allocates(self.graph)
     }
@@ -200,7 +200,7 @@ impl Drop for ExecutableGraph {
     }
 }
 
-/// Whether a graph, or a graph inside of it, allocates memory.
+/// Returns whether a graph, or a graph nested in it, allocates memory.
 fn allocates(graph: sys::CUgraph) -> Result<bool, BackendError> {
     let failed_query = |error: DriverError| failed("query a graph's nodes", &error);
     // SAFETY: the graph is alive; the array has room for all nodes.
@@ -248,8 +248,8 @@ impl<'a> StreamCapture<'a> {
         Ok(graph)
     }
 
-    /// Ends the capture, after the enqueued work. The graph is not executable yet: making it so is
-    /// refused while another stream of the thread is in capture.
+    /// Ends the capture without using what was captured. The graph is not executable yet: making it
+    /// so is refused while another stream of the thread is in capture.
     pub(super) fn end_capture_only(
         self,
         enqueued: Result<(), BackendError>,
@@ -342,7 +342,7 @@ mod tests {
     use cudarc::driver::result;
 
     #[test]
-    fn clears_of_a_range_are_one_clear_before_all_launches() {
+    fn fills_of_one_range_become_one_fill_before_all_launches() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let spin = SpinKernel::new(&device).unwrap();
         let buffer = device.allocate(64).unwrap();
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_graph_shows_whether_it_allocates() {
+    fn a_captured_graph_shows_whether_it_allocates_memory() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let spin = SpinKernel::new(&device).unwrap();
         let stream = device.stream().cu_stream();

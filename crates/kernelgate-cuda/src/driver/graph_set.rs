@@ -37,7 +37,7 @@ impl GraphSet {
         devices.first_device().make_current()?;
         let mut enqueued = enqueue();
         let mut graphs = Vec::with_capacity(captures.len());
-        // Every capture is ended, also after an error.
+        // Every capture is ended, even after an error.
         for (device, capture) in captures {
             let ended = device.make_current().and_then(|()| {
                 let before = std::mem::replace(&mut enqueued, Ok(()));
@@ -54,8 +54,8 @@ impl GraphSet {
         Ok(Self { graphs })
     }
 
-    /// Captures several launches of the same work. On each GPU no launch begins before the one
-    /// before it has ended, as in [`ExecutableGraph::capture_repeated`].
+    /// Captures several launches of the same work. On each GPU a launch begins after the previous
+    /// one has ended, as in [`ExecutableGraph::capture_repeated`].
     pub fn capture_repeated_launches(
         devices: &Devices,
         times: u64,
@@ -95,7 +95,7 @@ impl GraphSet {
         self.graphs.iter().map(ExecutableGraph::command_count).collect()
     }
 
-    /// Whether a GPU has nodes that only order commands, such as events.
+    /// Returns whether the graph of a GPU has nodes that only order other commands, such as events.
     pub fn has_ordering_nodes(&self) -> bool {
         self.graphs.iter().any(|graph| graph.node_count() > graph.command_count())
     }
@@ -133,7 +133,7 @@ mod tests {
     use crate::testing::two_gpus_for_test;
 
     #[test]
-    fn a_graph_of_each_gpu_is_captured_and_replayed_with_the_others() {
+    fn graphs_of_several_gpus_are_captured_and_replayed_together() {
         let Some((devices, _alone)) = two_gpus_for_test() else { return };
         let mut spins = Vec::new();
         devices

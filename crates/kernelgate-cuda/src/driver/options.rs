@@ -1,4 +1,4 @@
-//! Options for opening a device and compiling for it, apart from the card's own facts.
+//! Options for opening a device and for compiling kernels for it.
 #![allow(
     clippy::disallowed_methods,
     reason = "the boundary: variables of the process become options here"
@@ -12,9 +12,9 @@ use crate::compiler::source::{KernelFile, KernelVariant};
 /// Options with which a device was opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceOptions {
-    /// A kernel that runs longer is treated as hung.
+    /// Time after which a running kernel is treated as hung.
     pub timeout: Duration,
-    /// Architecture to run as, instead of the card's own.
+    /// Architecture for which kernels are compiled, instead of the card's own.
     pub architecture: Option<String>,
     /// Variant of compiled kernels: layout of code and memory, line information.
     pub variant: KernelVariant,

@@ -1,5 +1,5 @@
-//! Access of GPUs to each other's memory. This module deliberately has no copies or kernels that
-//! use peer access.
+//! Access of GPUs to each other's memory. This module has neither copies nor kernels that use peer
+//! access.
 
 use cudarc::driver::sys::{
     self, CUdevice_P2PAttribute_enum as Attribute, CUmemAccess_flags_enum as Access,
@@ -63,7 +63,7 @@ impl PeerLink {
     }
 }
 
-/// All ordered pairs of two different GPUs.
+/// Returns all ordered pairs of two different GPUs.
 fn ordered_pairs<'a>(devices: &[&'a Device]) -> Vec<(&'a Device, &'a Device)> {
     let mut pairs = Vec::new();
     for &one in devices {
@@ -74,7 +74,7 @@ fn ordered_pairs<'a>(devices: &[&'a Device]) -> Vec<(&'a Device, &'a Device)> {
     pairs
 }
 
-/// Whether a pair has a property; a driver that does not answer says no.
+/// Returns whether a pair of GPUs has a property; a driver that does not answer counts as no.
 fn peer_attribute(one: &Device, other: &Device, attribute: Attribute) -> bool {
     let mut value = 0;
     let (one, other) = (one.context().cu_device(), other.context().cu_device());
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gpus_without_access_to_each_other_are_a_skip_with_the_reason() {
+    fn gpus_without_peer_access_skip_the_case_with_the_reason() {
         for link in [PeerLink::Peer, PeerLink::PeerAtomic] {
             assert!(link.require_peer_access().is_ok());
         }

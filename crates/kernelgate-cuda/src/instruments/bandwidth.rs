@@ -2,7 +2,7 @@
 
 use crate::{BackendError, Device, DeviceBuffer, KernelArgument, KernelSpec, LoadedKernel, Source};
 
-/// Kernel rows; their parameter is the number of packets.
+/// The bandwidth kernels; their parameter is the number of packets.
 pub(super) const BANDWIDTH_KERNELS: &[KernelSpec<usize>] = &[READ_KERNEL, COPY_BANDWIDTH_KERNEL];
 
 const READ_KERNEL_THREADS: usize = 1024;
@@ -72,7 +72,7 @@ impl BandwidthPasses {
         let arguments = [
             KernelArgument::from(&self.buffer),
             KernelArgument::I64(packets as i64),
-            // The kernel writes its sum if it equals this number, so that the compiler cannot drop
+            // The kernel writes its sum only if it equals this number, so that the compiler keeps
             // the loads.
             KernelArgument::U32(0xdead_beef),
             KernelArgument::from(&self.guard),
@@ -111,7 +111,7 @@ mod tests {
     const PASS_TEST_PACKETS: usize = 2 * 1021;
 
     #[test]
-    fn passes_move_what_they_say_and_nothing_behind_it() {
+    fn bandwidth_passes_move_exactly_the_declared_bytes() {
         let Some((device, _one_at_a_time)) = lock_first_gpu() else { return };
         let bytes = (PASS_TEST_PACKETS + 1) * BANDWIDTH_PACKET_BYTES as usize;
         let pattern: Vec<u8> = (0..bytes).map(|i| (i ^ (i >> 8)) as u8).collect();

@@ -24,7 +24,7 @@ const RESIDENT_MATMUL_KERNEL: KernelSpec<(ResidentDtype, usize)> = KernelSpec {
     )
 };
 
-/// Type of both operands; sums are f32.
+/// Element type of both operands; sums are f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResidentDtype {
     /// 8-bit floats of 4 exponent and 3 mantissa bits.
@@ -60,7 +60,7 @@ impl ResidentDtype {
     }
 }
 
-/// Operands in device memory, and the kernel that multiplies them over and over.
+/// Operands in device memory, and a kernel that multiplies them many times.
 pub struct ResidentMatmul {
     kernel: LoadedKernel,
     operands: DeviceBuffer,

@@ -45,9 +45,10 @@ const TRAFFIC_KERNEL: KernelSpec<MemoryPass> = KernelSpec {
 
 /// Bytes that a thread moves at once.
 const TRAFFIC_PACKET_BYTES: u64 = 16;
-/// Most packets of a buffer: the kernel counts them in 32 bits, up to one share behind the last.
+/// Largest number of packets of a buffer: the kernel counts them in 32 bits, up to one share behind
+/// the last packet.
 const MAX_PACKETS: u64 = 1 << 31;
-/// Threads that a multiprocessor has room for.
+/// Number of threads that a multiprocessor can hold.
 const RESIDENT_THREADS: usize = 2048;
 
 /// A memory pass: one way to read and write bytes.
@@ -63,7 +64,7 @@ pub struct MemoryPass {
     apart: ThreadPacketDistance,
 }
 
-/// The caches that a load fills.
+/// Which caches a load fills.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LoadCaching {
     AllCaches,
@@ -77,7 +78,7 @@ enum StoreCaching {
     EvictedFirst,
 }
 
-/// Division of reading and writing among blocks.
+/// How reading and writing are divided among thread blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReadWriteOrder {
     /// Each thread block reads its share of the data and then writes a share.
@@ -176,7 +177,8 @@ impl fmt::Display for MemoryPass {
     }
 }
 
-/// Blocks of a launch by role. Unless readers come first, each block reads and writes.
+/// Number of thread blocks of a launch by their role. Unless readers come first, each thread block
+/// reads and writes.
 #[derive(Debug, PartialEq, Eq)]
 struct ReaderAndWriterBlocks {
     readers: u64,
@@ -233,7 +235,7 @@ pub struct TrafficBytes {
     pub read_bytes: u64,
     /// Bytes written, rounded up to whole packets.
     pub write_bytes: u64,
-    /// Beginning in both buffers, bytes; a multiple of 16.
+    /// Offset in both buffers at which the traffic begins, bytes; a multiple of 16.
     pub offset: u64,
 }
 
@@ -319,7 +321,7 @@ mod tests {
     use crate::testing::lock_first_gpu;
 
     #[test]
-    fn readers_and_writers_are_as_many_as_their_packets_need() {
+    fn reader_and_writer_blocks_are_as_many_as_their_packets_need() {
         let roles = |order, blocks, reads, writes| {
             let pass = MemoryPass::new(128, 4, LoadCaching::L2, StoreCaching::Kept, order, blocks);
             let ReaderAndWriterBlocks { readers, writers } =
@@ -342,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_writes_all_of_its_bytes_and_none_behind_them() {
+    fn a_memory_pass_writes_all_of_its_bytes_and_none_behind_them() {
         let Some((device, _one_at_a_time)) = lock_first_gpu() else { return };
         const BUFFER_BYTES: u64 = 16 * 4096;
         let traffic =

@@ -1,4 +1,5 @@
-//! The kernels that measuring needs, embedded: how they are used is decided in `kernelgate`.
+//! Kernels that measurements need, embedded in the library; the crate `kernelgate` decides how they
+//! are used.
 
 pub mod bandwidth;
 pub mod barrier;
@@ -30,7 +31,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn every_kernel_file_has_its_row() {
+    fn every_instrument_kernel_file_is_listed() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels").join("measure");
         let entries = std::fs::read_dir(folder).unwrap();
         let mut files: Vec<_> = entries

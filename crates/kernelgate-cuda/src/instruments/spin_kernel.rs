@@ -1,8 +1,8 @@
-//! Kernels of known length, against which timing is checked: one that spins, one that does nothing.
+//! Kernels of known duration that check the timing: one spins, one does nothing.
 
 use crate::{BackendError, Device, DeviceBuffer, KernelArgument, KernelSpec, LoadedKernel, Source};
 
-/// The kernels of this file; their grids are fixed.
+/// The spin kernel and the empty kernel, whose grids are fixed.
 pub(super) const SPIN_KERNELS: &[KernelSpec<()>] = &[EMPTY_KERNEL, SPIN_KERNEL_SPEC];
 
 const EMPTY_KERNEL: KernelSpec<()> = KernelSpec {
@@ -48,11 +48,11 @@ pub struct SpinKernel {
     report: DeviceBuffer,
 }
 
-/// Nanoseconds by the device's timer, SM cycles.
+/// Bytes of a spin kernel's report: nanoseconds by the device timer, and SM cycles.
 const SPIN_REPORT_BYTES: usize = 16;
 
 impl SpinKernel {
-    /// Compiles and allocates.
+    /// Compiles the kernel and allocates its report.
     ///
     /// # Errors
     /// Fails if the kernel does not compile or memory is short.
@@ -83,7 +83,7 @@ mod tests {
     use crate::testing::lock_first_gpu;
 
     #[test]
-    fn a_spin_takes_as_long_as_it_is_told() {
+    fn a_spin_kernel_takes_the_requested_time() {
         let Some((device, _one_at_a_time)) = lock_first_gpu() else { return };
         let (empty, spin) = (EmptyKernel::new(&device).unwrap(), SpinKernel::new(&device).unwrap());
         empty.launch().unwrap();

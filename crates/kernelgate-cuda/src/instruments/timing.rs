@@ -53,7 +53,8 @@ pub struct StreamBlocker {
 /// The kernels that timing launches, and their memory, made once for a device.
 pub struct TimingInstruments {
     probe: LoadedKernel,
-    /// Readings of the probes, in host memory: reading them does not wait for later work.
+    /// Readings of the clock probes in pinned host memory: reading them does not wait for later
+    /// work.
     readings: PinnedWords,
     flush: LoadedKernel,
     flushed: DeviceBuffer,
@@ -139,8 +140,9 @@ impl TimingInstruments {
         self.flush.launch_with(&[KernelArgument::from(&self.flushed), packets])
     }
 
-    /// SM clock between probe `first` and the next one, both of which have run, MHz. Cycles of
-    /// different multiprocessors do not compare: none then.
+    /// SM clock between probe `first` and the next one, both of which have run, MHz. Returns the SM
+    /// clock between two probes, MHz; `None` if they ran on different multiprocessors, whose cycles
+    /// do not compare.
     pub fn clock_mhz(&self, first: usize) -> Option<f64> {
         let [before, after] = [self.reading(first), self.reading(first + 1)];
         let (elapsed_ns, cycles) =
@@ -161,7 +163,7 @@ mod tests {
     use crate::testing::lock_first_gpu;
 
     #[test]
-    fn a_blocker_ends_when_it_is_released_or_after_its_time() {
+    fn a_blocked_stream_continues_after_release_or_timeout() {
         let Some((device, _one_at_a_time)) = lock_first_gpu() else { return };
         // A buffer whose size is not a whole number of packets.
         let mut blocker = StreamBlocker::new(&device).unwrap();

@@ -37,6 +37,7 @@ impl OperandDtypes {
         }
     }
 
+    /// Returns the size of an operand element, bytes.
     pub const fn element_bytes(self) -> usize {
         match self {
             Self::Fp8 => 1,
@@ -63,8 +64,7 @@ impl OperandDtypes {
     }
 }
 
-/// The product B·Aᵀ of square matrices on a GPU, and the algorithms that the library proposes for
-/// it.
+/// The product B·Aᵀ of square matrices on a GPU, with the algorithms that cuBLASLt proposes for it.
 pub struct SquareGemm {
     gemm: PreparedGemm,
     a: DeviceBuffer,

@@ -1,5 +1,5 @@
-//! The functions of cuBLASLt that are called here, of the library that was opened; CUDA 12 and 13
-//! have them alike. The argument types of functions are those of cuBLASLt's header.
+//! Functions of the opened cuBLASLt library that are called here; they are equal in CUDA 12 and 13.
+//! The argument types of functions are those of cuBLASLt's header.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -18,15 +18,15 @@ use crate::library::{self, RequiredLibrary};
 /// Object that the library creates and destroys: a handle, a description, a layout, a preference.
 pub type CublasLtHandle = *mut c_void;
 
-/// An error of cuBLASLt, by its status. These enumeration values have the same numbers in every
+/// Error of cuBLASLt with its status code. These enumeration values have the same numbers in every
 /// version of cuBLASLt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LtError(c_int);
 
 impl LtError {
-    /// The library does not support the operation, or not on this GPU.
+    /// Status code: cuBLASLt does not support the operation, in general or on this GPU.
     pub const NOT_SUPPORTED: LtError = Self(15);
-    /// The library is missing, or lacks a function.
+    /// Status code: the library is missing, or lacks a function.
     pub const NO_FUNCTION: LtError = Self(-1);
 }
 
@@ -395,7 +395,7 @@ pub struct CublasLtLaunch {
     pub matrices: [u64; 4],
     /// Layouts of a, b, c and d.
     pub layouts: [CublasLtHandle; 4],
-    /// The algorithm; null for one that the library chooses.
+    /// Algorithm for the GEMM; a null pointer lets cuBLASLt choose.
     pub algorithm: *const Algorithm,
     /// Device address and size of the workspace, bytes.
     pub workspace: (u64, usize),

@@ -1,4 +1,5 @@
-//! Collectives by NCCL: one communicator a GPU of the set, all in this process.
+//! Collective operations through NCCL, with one communicator for each GPU of the set, all in this
+//! process.
 //!
 //! The first exchange of each kind connects the GPUs, and the host waits for all GPUs during it. A
 //! watchdog aborts NCCL's wait if it takes too long. This module supports neither several processes
@@ -24,7 +25,9 @@ type RawCommunicator = *mut c_void;
 /// Type of the elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NcclElement {
+    /// 32-bit floats.
     F32,
+    /// 16-bit floats with the exponent range of f32 (bfloat16).
     Bf16,
 }
 
@@ -57,7 +60,7 @@ pub enum NcclCollective {
     ReduceScatter,
     /// Every GPU gets the data of the first GPU.
     Broadcast,
-    /// The last GPU gets what the first one has.
+    /// The last GPU gets the data of the first GPU.
     Send,
 }
 
@@ -134,7 +137,7 @@ fn load_nccl() -> Result<NcclApi, String> {
     }
 }
 
-/// Checks whether this crate uses the NCCL version that the library reports.
+/// Checks that this crate supports the NCCL version that the library reports.
 fn check_nccl_version(status: c_int, number: c_int) -> Result<(), String> {
     if status == 0 && number >= OLDEST_NCCL {
         return Ok(());
@@ -158,7 +161,7 @@ impl NcclApi {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: NCCL returns a static text for every status.
+        // SAFETY: For every status, NCCL returns a static text.
         let text = unsafe { CStr::from_ptr((self.error)(status)) }.to_string_lossy();
         Err(BackendError::Launch(format!("NCCL failed to {action}: {text}")))
     }
@@ -172,9 +175,9 @@ struct CommunicatorHandle(RawCommunicator);
 // to abort it.
 unsafe impl Send for CommunicatorHandle {}
 
-/// A thread that aborts the first communicator if a call does not return in time. After an abort,
-/// NCCL ends the calls of the other communicators in the group, and frees memory only when the last
-/// communicator is aborted.
+/// A thread that aborts the first communicator if an NCCL call does not return in time. After an
+/// abort, NCCL ends the calls of the other communicators in the group, and frees memory only when
+/// the last communicator is aborted.
 struct NcclWatchdog {
     /// Channel that gets a message when an NCCL call begins, and one when the call has returned.
     calls: Option<mpsc::Sender<()>>,
@@ -226,7 +229,7 @@ impl NcclWatchdog {
     }
 }
 
-/// The communicators of a set, one a GPU.
+/// The communicators of a set of GPUs, one for each.
 pub struct NcclCommunicators {
     api: &'static NcclApi,
     raw: Vec<CommunicatorHandle>,
@@ -261,7 +264,7 @@ impl NcclCommunicators {
                     api.check(status, &format!("connect rank {rank}"))?;
                     Ok(CommunicatorHandle(raw))
                 });
-                // After the timeout nothing receives the result.
+                // After a timeout nobody receives this result.
                 let _ = done.send((rank, connected));
             });
         }
@@ -393,8 +396,9 @@ impl Drop for NcclCommunicators {
         // communicator's memory is not freed.
         std::thread::spawn(move || {
             for communicator in left {
-                // SAFETY: the communicator was made by ncclCommInitRank and is ended once. While a
-                // GPU works, or has failed, NCCL would wait for it: it aborts instead.
+                // SAFETY: the communicator was made by ncclCommInitRank and is ended once. If a GPU
+                // still works, or has failed, NCCL would wait for it, so the communicators are
+                // aborted instead.
                 let _ = unsafe { end(communicator.0) };
             }
             let _ = done.send(());
@@ -404,8 +408,8 @@ impl Drop for NcclCommunicators {
     }
 }
 
-/// Keeps NCCL from NVLink multicast, which not every machine offers to every process. A user who
-/// sets the variable decides.
+/// Keeps NCCL from NVLink multicast, which not every machine offers to every process. Multicast is
+/// not changed if the user has set NCCL's variable.
 #[expect(clippy::disallowed_methods, reason = "a variable of NCCL")]
 fn disable_multicast() {
     const MULTICAST_VARIABLE: &str = "NCCL_NVLS_ENABLE";
@@ -421,7 +425,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_old_nccl_is_refused_with_both_versions() {
+    fn an_outdated_nccl_is_refused_with_both_versions() {
         assert_eq!(check_nccl_version(0, 22_809), Ok(()));
         let old = Err("needs NCCL 2.18 or later, here is 2.10".to_owned());
         assert_eq!(check_nccl_version(0, 21_003), old);
@@ -435,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_does_not_return_is_aborted_once() {
+    fn an_nccl_call_that_does_not_return_is_aborted_once() {
         let waits = |milliseconds: u64| {
             let flag: &'static AtomicBool = Box::leak(Box::default());
             let first = CommunicatorHandle(std::ptr::from_ref(flag).cast_mut().cast());

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_truncated_library_is_neither_whole_nor_missing() {
+    fn a_truncated_library_file_is_distinguished_from_a_missing_one() {
         use std::io::Read as _;
         #[allow(clippy::disallowed_methods, reason = "a test reads its own file")]
         let own = std::env::current_exe().unwrap();

@@ -1,10 +1,10 @@
-//! CUDA version that a cuDNN was built for, which its file name does not contain.
+//! Finds the CUDA version that a cuDNN library was built for, which its file name does not contain.
 //!
 //! The function `cudnnGetCudartVersion` returns the CUDA version of cuDNN, but must not be called
 //! on a library that may not be used: each function opens a component file (`libcudnn_graph.so.9`)
 //! by its name alone, and the first opened component stays in the process and serves every later
 //! cuDNN. This module therefore searches the component file with kernels for the version text that
-//! NVIDIA's compiler leaves there. Without the text, the version is unknown.
+//! NVIDIA's compiler leaves there. If the file lacks this text, the CUDA version is unknown.
 
 use std::fs::File;
 use std::io::Read;
@@ -19,7 +19,8 @@ const READ_CHUNK_BYTES: usize = 1 << 20;
 /// Bytes that are searched in all: the part has 107 MB for CUDA 12.
 const MAX_SEARCHED_BYTES: u64 = 1 << 30;
 
-/// Whether a cuDNN may be used with a CUDA of that major version, as far as is known.
+/// Returns whether a cuDNN library may be used with a CUDA of that major version, as far as is
+/// known.
 pub fn fits_cuda_version(file: &Path, major: u32) -> bool {
     cuda_major_of_file(file).is_none_or(|of| of == major)
 }
@@ -64,7 +65,7 @@ mod tests {
     const CUDNN_VERSION_TEXT: &[u8] = b"Cuda compilation tools, release 13.0, V13.0.48";
 
     #[test]
-    fn a_cudnn_for_another_cuda_is_recognised_by_the_library_beside_it() {
+    fn a_cudnn_for_another_cuda_version_is_recognised_by_the_file_beside_it() {
         let folder = tempfile::tempdir().unwrap();
         let library = folder.path().join("libcudnn.so.9");
         assert!(fits_cuda_version(&library, 12), "nothing is known");
@@ -80,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_is_found_wherever_it_lies() {
+    fn the_version_text_is_found_at_any_offset_in_the_file() {
         for before in [
             0,
             7,

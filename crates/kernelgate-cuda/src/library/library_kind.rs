@@ -23,6 +23,7 @@ pub enum RequiredLibrary {
 }
 
 impl RequiredLibrary {
+    /// Every library that this crate opens.
     pub const ALL_LIBRARIES: [Self; 7] = [
         Self::Driver,
         Self::Nvrtc,
@@ -46,6 +47,7 @@ impl RequiredLibrary {
         }
     }
 
+    /// Returns the name of the library in run records: "nvrtc".
     pub const fn record_name(self) -> &'static str {
         match self {
             Self::Driver => "driver",
@@ -72,7 +74,7 @@ impl RequiredLibrary {
         }
     }
 
-    /// A function that every version of the library has.
+    /// Name of a function that every version of the library has.
     pub(super) const fn function_in_every_version(self) -> &'static CStr {
         match self {
             Self::Driver => c"cuDriverGetVersion",
@@ -85,8 +87,8 @@ impl RequiredLibrary {
         }
     }
 
-    /// Whether the library comes with the driver and must match the kernel module, so that no
-    /// Python wheel contains it.
+    /// Returns whether the library comes with the driver and must match the kernel module, so that
+    /// no Python wheel contains it.
     pub(super) const fn comes_with_driver(self) -> bool {
         matches!(self, Self::Driver | Self::Nvml)
     }

@@ -6,7 +6,7 @@
 use super::search::LibraryOrigin;
 use super::version::CudaVersion;
 
-/// Whether a driver can load the code that an NVRTC generates.
+/// Returns whether a driver can load the code that this NVRTC version generates.
 pub fn driver_loads_code(nvrtc: CudaVersion, driver: Option<CudaVersion>, as_ptx: bool) -> bool {
     driver.is_none_or(|driver| if as_ptx { nvrtc <= driver } else { nvrtc.major <= driver.major })
 }
@@ -27,7 +27,8 @@ pub fn best_candidate(
 }
 
 /// The installed candidate libraries, followed by the candidates of `others` if the driver supports
-/// no installed one. Otherwise `others`, which may start a process, is not called.
+/// no installed one. If an installed candidate suffices, `others`, which may start a process, is
+/// not called.
 pub fn with_others_unless_enough<T, O: Iterator<Item = T>>(
     installed: impl Iterator<Item = T>,
     enough: impl Fn(&T) -> bool,
@@ -45,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn python_is_not_asked_where_what_is_installed_will_do() {
+    fn python_is_not_started_if_an_installed_nvrtc_suffices() {
         let mut asked = 0;
         let mut found = |installed: &[u32]| {
             let wheels = || {
@@ -66,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn machine_code_needs_a_driver_of_its_major_version_and_ptx_one_as_new() {
+    fn nvrtc_machine_code_needs_a_driver_of_its_major_version_and_ptx_an_equally_new_one() {
         let on = |nvrtc, driver| {
             [false, true].map(|as_ptx| driver_loads_code(nvrtc, Some(driver), as_ptx))
         };
@@ -79,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn prefers_named_then_fitting_then_newest_libraries() {
+    fn nvrtc_is_chosen_by_name_then_by_driver_then_by_age() {
         let chosen = |offered: &[(LibraryOrigin, CudaVersion)], driver: CudaVersion| {
             best_candidate(offered, |version| driver_loads_code(version, Some(driver), false))
                 .map(|at| offered[at])
@@ -91,8 +92,8 @@ mod tests {
         ];
         assert_eq!(chosen(&both, cuda_version(13, 1)), Some(both[0]));
         assert_eq!(chosen(&both, cuda_version(12, 4)), Some(both[2]));
-        // A named candidate wins although it is older and does not fit; opening the device reports
-        // that.
+        // An NVRTC that the user named wins although it is older and does not fit the driver;
+        // opening the device reports that.
         let named = (Named, cuda_version(12, 4));
         assert_eq!(chosen(&[both[0], named], cuda_version(13, 0)), Some(named));
         let unfit = (Named, cuda_version(13, 0));

@@ -40,8 +40,8 @@ impl OpenedLibrary {
         Ok(opened)
     }
 
-    /// Path of the file; the name that the library was opened by if the system does not report the
-    /// path.
+    /// Path of the library's file, or the name by which it was opened if the system does not report
+    /// the path.
     pub fn library_path(&self) -> &Path {
         &self.file
     }
@@ -83,7 +83,7 @@ pub fn keep_open(file: &Path) {
     }
 }
 
-/// Symbols of the library stay local: otherwise calls of one version could reach another version in
+/// Symbols of the library stay local; otherwise calls of one version could reach another version in
 /// the process.
 fn open_with_local_symbols(file: &Path) -> Result<libloading::Library, String> {
     // Path at which the loader will find the library, if that can be determined.
@@ -97,7 +97,8 @@ fn open_with_local_symbols(file: &Path) -> Result<libloading::Library, String> {
     opened.map(libloading::Library::from).map_err(|error| error.to_string())
 }
 
-/// File that an address of this process was loaded from, if the system reports it (Linux).
+/// Returns the file from which an address of this process was mapped, if the system reports it
+/// (Linux).
 pub fn mapped_library_file(address: *const c_void) -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     mapped_file_at_address(&maps, address as u64)
@@ -120,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_leads_to_the_file_that_it_lies_in() {
+    fn a_function_address_leads_to_its_library_file() {
         let maps = "7f10-7f20 r--p 00000000 fd:00 12 /lib/a b.so\n7f20-7f30 r-xp 00010000 fd:00 12  \
                     \u{20}             /lib/c.so\n7f30-7f40 rw-p 00000000 00:00 0\n";
         let at =

@@ -34,8 +34,8 @@ fn opened_library(library: RequiredLibrary) -> Option<&'static (OpenedLibrary, L
     let find = || {
         let opened = match library {
             RequiredLibrary::Nvrtc => open_nvrtc(),
-            // The driver's libraries are the loader's files, because they must match the kernel
-            // module.
+            // The driver's libraries are the files that the loader finds, because they must match
+            // the kernel module.
             _ if library.comes_with_driver() => library
                 .file_names(0)
                 .iter()
@@ -166,8 +166,9 @@ fn reported_library_version(library: RequiredLibrary, opened: &OpenedLibrary) ->
 /// The NVRTC library that is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NvrtcChoice {
+    /// CUDA version of the chosen NVRTC.
     pub version: CudaVersion,
-    /// Whether the driver accepts NVRTC's code; true without a driver.
+    /// Whether the driver can load code that NVRTC generates; true without a driver.
     pub fits: bool,
 }
 
@@ -177,14 +178,15 @@ pub fn driver_cuda_version() -> Option<CudaVersion> {
 }
 
 /// Selects an NVRTC library: the library that the user names, else the newest installed one that
-/// fits the driver, else the newest fitting one in Python wheels. If none fits, selects the newest
-/// one: its code compiles but does not run. Returns `None` if no NVRTC library was found.
+/// fits the driver, else the newest fitting one in Python wheels. If no NVRTC fits the driver, this
+/// selects the newest one: its code compiles but does not run. Returns `None` if no NVRTC library
+/// was found.
 pub fn choose_nvrtc() -> Option<NvrtcChoice> {
     let version = CudaVersion::parse(load_once(RequiredLibrary::Nvrtc)?.version.as_ref()?)?;
     Some(NvrtcChoice { version, fits: driver_accepts_code_of(version) })
 }
 
-/// Whether the driver accepts code that an NVRTC of that version generates.
+/// Returns whether the driver can load code that an NVRTC of this version generates.
 fn driver_accepts_code_of(nvrtc: CudaVersion) -> bool {
     nvrtc_choice::driver_loads_code(
         nvrtc,
@@ -193,8 +195,8 @@ fn driver_accepts_code_of(nvrtc: CudaVersion) -> bool {
     )
 }
 
-/// Major version of CUDA that all libraries must have: NVRTC's, else the newest that the driver
-/// accepts.
+/// Returns the major version of CUDA that all libraries must have: NVRTC's version, else the newest
+/// that the driver supports.
 pub fn cuda_major_to_use() -> u32 {
     if let Some(nvrtc) = choose_nvrtc() {
         return nvrtc.version.major;

@@ -12,19 +12,23 @@ pub const LIBRARIES_VARIABLE: &str = "KERNELGATE_CUDA_LIBS";
 const LOADER_PATH_VARIABLE: &str = "LD_LIBRARY_PATH";
 const TOOLKIT_FOLDER_VARIABLES: [&str; 2] = ["CUDA_HOME", "CUDA_PATH"];
 
+/// Place in which a library file was found; earlier places are preferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LibraryOrigin {
     /// A folder of `KERNELGATE_CUDA_LIBS`.
     Named,
     /// A folder of the loader, or of a CUDA toolkit.
     Installed,
+    /// A Python wheel of NVIDIA.
     Wheel,
 }
 
 /// A file that may be the library: a path, or a name on the loader's path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LibraryCandidate {
+    /// Path of the file, or a name that the loader looks up.
     pub file: PathBuf,
+    /// Kind of place in which the file was found.
     pub origin: LibraryOrigin,
 }
 
@@ -104,7 +108,7 @@ fn loader_path_folders() -> Vec<PathBuf> {
     absolute_paths(paths_in_variable(LOADER_PATH_VARIABLE))
 }
 
-/// Whether two paths lead to one file.
+/// Returns whether two paths lead to one file.
 pub fn same_file(one: &Path, other: &Path) -> bool {
     let real = |path: &Path| std::fs::canonicalize(path).ok();
     one == other || real(one).is_some_and(|one| Some(one) == real(other))

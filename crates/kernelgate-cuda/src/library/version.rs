@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+/// A version of CUDA, such as 13.0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CudaVersion {
     /// 13 of 13.0.
@@ -32,6 +33,7 @@ impl fmt::Display for CudaVersion {
 
 /// Major versions of CUDA that are known here, the newest first.
 pub const SUPPORTED_CUDA_MAJORS: [u32; 2] = [NEWEST_CUDA_MAJOR, 12];
+/// Newest major version of CUDA that this crate supports.
 pub const NEWEST_CUDA_MAJOR: u32 = 13;
 /// The oldest driver version that has every driver function called here without a check.
 pub const OLDEST_SUPPORTED_DRIVER: CudaVersion = CudaVersion { major: 12, minor: 4 };

@@ -1,8 +1,8 @@
 //! Records of CUPTI as plain data: one list for each kind of record, names by their index.
 //!
 //! The response to the program and the file of a recording hold this type, so its fields are a
-//! format: fields are added, never changed. Times are nanoseconds of CUPTI's clock, the same for
-//! the host and every device. Deliberately absent: the meaning of the records, and which belong
+//! format: fields are added, never changed. Times are nanoseconds of CUPTI's clock, which is common
+//! to the host and every device. Deliberately absent: the meaning of the records, and which belong
 //! together.
 
 use serde::{Deserialize, Serialize};
@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 use crate::{BackendError, Device};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
-/// Everything that was recorded in a stretch of time.
+/// Everything that CUPTI recorded during a stretch of time.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordedActivity {
     /// The process.
     pub pid: u32,
-    /// Texts; every `name` is an index into this list.
+    /// Texts of the record; every `name` is an index into this list.
     pub names: Vec<String>,
     /// Records of kernels, in order of their start.
     pub kernels: Vec<KernelRecord>,
@@ -25,7 +25,7 @@ pub struct RecordedActivity {
     pub sets: Vec<MemsetRecord>,
     /// Calls of the driver and of the runtime.
     pub calls: Vec<CallRecord>,
-    /// Waits of the host, and of streams for events.
+    /// Waits of the host for the GPU, and of streams for events.
     pub waits: Vec<WaitRecord>,
     /// Named ranges that ended.
     pub ranges: Vec<RangeRecord>,
@@ -103,16 +103,16 @@ pub struct CopyRecord {
     /// Direction of the copy, as CUPTI numbers them: 1 to the device, 2 to the host, 8 on the
     /// device, 10 from device to device.
     pub kind: u8,
-    /// The memory that is read, as CUPTI numbers them: 1 pageable, 2 pinned, 3 device, 4 array, 5
-    /// managed.
+    /// Kind of the memory that the copy reads, by CUPTI's numbers: 1 pageable, 2 pinned, 3 device,
+    /// 4 array, 5 managed.
     pub source: u8,
-    /// Kind of the memory that is written.
+    /// Kind of the memory that the copy writes.
     pub target: u8,
     /// The graph node that launched the operation; 0 if no graph did.
     pub graph_node: u64,
 }
 
-/// Memory set to a value.
+/// Record of a memset on the device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemsetRecord {
     /// Time at which the set began, nanoseconds.
@@ -245,7 +245,7 @@ impl RecordedDevice {
 }
 
 impl RecordedActivity {
-    /// The nodes of graphs that launched something, with repetitions.
+    /// Nodes of the graphs that launched something, with repetitions.
     pub(super) fn used_graph_nodes(&self) -> impl Iterator<Item = u64> + '_ {
         let kernels = self.kernels.iter().map(|kernel| kernel.graph_node);
         let copies = self.copies.iter().map(|copy| copy.graph_node);
@@ -285,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn removes_earlier_records_except_kernels_without_times() {
+    fn draining_cupti_removes_earlier_records_except_kernels_without_times() {
         let kernel = |start, end| KernelRecord { start, end, ..KernelRecord::default() };
         let range = |start| RangeRecord { start, end: 99, ..RangeRecord::default() };
         let allocation = |time| AllocationRecord { time, ..AllocationRecord::default() };

@@ -1,11 +1,10 @@
 //! Named ranges: session, case, warm-up, sample; the phases of a computation.
 //!
-//! An attached profiler receives them through NVTX; without one a range costs some nanoseconds.
-//! While [`super::cupti`] records they are also kept here, with CUPTI's clock, because CUPTI
-//! reports NVTX ranges only if it was loaded as NVTX's tool before the first range, which an
+//! An attached profiler receives the ranges through NVTX; without a profiler, a range costs some
+//! nanoseconds. While [`super::cupti`] records they are also kept here, with CUPTI's clock, because
+//! CUPTI reports NVTX ranges only if it was loaded as NVTX's tool before the first range, which an
 //! environment variable decides at the start of a process. Deliberately absent: ranges that other
-//! code opens through NVTX.
-//! opens through NVTX.
+//! code opens through NVTX. opens through NVTX.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -11,7 +11,8 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 use serde::{Deserialize, Serialize};
 
-/// One reading of a GPU's sensors and settings. A quantity that the card does not report is absent.
+/// One reading of a GPU's sensors and settings. A quantity that the card does not report is absent
+/// from the reading.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CardReading {
     /// SM clock, MHz.
@@ -31,13 +32,13 @@ pub struct CardReading {
 }
 
 impl CardReading {
-    /// Whether heat or a slow-down of the hardware holds the clock down.
+    /// Whether heat or a slow-down of the hardware limits the clock.
     pub fn is_slowed_by_hardware(&self) -> bool {
         names_slowdown(&self.throttle)
     }
 }
 
-/// Whether throttle reasons name heat or a slow-down of the hardware.
+/// Returns whether throttle reasons name heat or a slow-down of the hardware.
 pub fn names_slowdown(throttle: &[String]) -> bool {
     let slowing = reason_names(SLOWDOWN_REASONS);
     throttle.iter().any(|reason| slowing.contains(reason))
@@ -151,15 +152,15 @@ impl CardTelemetry {
         }
     }
 
-    /// Whether heat or a slow-down of the hardware holds the clock down now; the power cap and
-    /// clocks that were set do not count. `None` if the card does not report reasons.
+    /// Returns whether heat or a slow-down of the hardware limits the clock now; the power cap and
+    /// clocks that were set do not count. The result is `None` if the card does not report reasons.
     pub fn is_slowed_by_hardware(&self) -> Option<bool> {
         let reasons = self.nvml_device().and_then(|device| device.current_throttle_reasons());
         reasons.ok().map(slows_hardware)
     }
 
-    /// Whether the power cap holds the clock down now; `None` if the card does not report reasons.
-    /// This function makes one NVML call, while [`Self::read_card`] makes many.
+    /// Returns whether the power cap limits the clock now; `None` if the card does not report
+    /// reasons. This function makes one NVML call, while [`Self::read_card`] makes many.
     pub fn is_power_capped(&self) -> Option<bool> {
         let reasons = self.nvml_device().and_then(|device| device.current_throttle_reasons());
         reasons.ok().map(|reasons| reasons.contains(ThrottleReasons::SW_POWER_CAP))
@@ -170,7 +171,7 @@ impl CardTelemetry {
         self.nvml_device().and_then(|device| device.temperature(TemperatureSensor::Gpu)).ok()
     }
 
-    /// Whether the card is a virtual one, whose clock and power a hypervisor divides.
+    /// Returns whether the card is a virtual one, whose clock and power a hypervisor divides.
     pub fn is_virtual(&self) -> bool {
         let mode = self.nvml_device().and_then(|device| device.virtualization_mode());
         mode.is_ok_and(|mode| mode == GpuVirtualizationMode::Vgpu)
@@ -228,9 +229,9 @@ fn other_process_count(computed: BTreeSet<u32>, own: u32) -> Option<u32> {
     (others > 0 || computed.contains(&own)).then_some(others)
 }
 
-/// Processes with a context on a card.
+/// Returns the processes that have a context on a card.
 struct ComputingProcesses {
-    /// Whether NVML lists this process.
+    /// Returns whether NVML lists this process.
     own: bool,
     /// Number of other processes.
     others: u32,
@@ -264,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn others_are_unknown_where_not_even_this_process_is_sampled() {
+    fn other_processes_are_unknown_if_nvml_does_not_sample_this_process() {
         let others = |computed: &[u32]| other_process_count(computed.iter().copied().collect(), 7);
         assert_eq!(others(&[]), None);
         assert_eq!(others(&[7]), Some(0));
@@ -273,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn throttle_reasons_have_the_names_of_nvml_without_idling() {
+    fn throttle_reasons_have_nvmls_names_and_exclude_idling() {
         assert_eq!(
             reason_names(ThrottleReasons::GPU_IDLE | ThrottleReasons::SW_POWER_CAP),
             ["sw_power_cap"]
@@ -282,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn the_card_in_use_is_listed_and_no_other() {
+    fn only_the_card_in_use_is_listed() {
         let Some((device, _alone)) = crate::testing::lock_first_gpu() else { return };
         let listed = is_card_listed(&device.facts().uuid);
         eprintln!("{}: listed: {listed:?}", device.facts().uuid);
@@ -291,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn heat_slows_a_card_and_its_power_limit_does_not() {
+    fn heat_counts_as_slowing_a_card_and_its_power_limit_does_not() {
         for reason in [
             ThrottleReasons::GPU_IDLE,
             ThrottleReasons::SW_POWER_CAP,

@@ -10,17 +10,17 @@ use crate::driver::launch::shape::Launch;
 /// Specification of a kernel: all facts that its launches, its record of resources and its tests
 /// need.
 ///
-/// `P` is what variants and grids depend on: the problem, or the part of it that a family's kernels
-/// share. Specifications of one source file, or of one kernel family, differ in few fields: write
-/// one constant with the common fields and `..COMMON` in the others. [`KernelSpec::new`] is a
-/// specification with default fields.
+/// `P` is the type on which variants and grids depend: the problem, or the part of it that a
+/// family's kernels share. Specifications of one source file, or of one kernel family, differ in
+/// few fields: write one constant with the common fields and `..COMMON` in the others.
+/// [`KernelSpec::new`] is a specification with default fields.
 pub struct KernelSpec<P: 'static> {
     /// The source file of the kernel; a file may hold several kernels.
     pub source: Source,
     /// The `extern "C"` symbol of the kernel.
     pub symbol: &'static str,
-    /// Macros that select the variant, `NAME` or `NAME=VALUE`: part of the build's name. The value
-    /// is the same for all kernels of a file.
+    /// Macros that select the variant, `NAME` or `NAME=VALUE`: part of the build's name. The macro
+    /// has the same value for all kernels of a source file.
     pub defines: fn(&P) -> Vec<String>,
     /// Numbers that the source gets as macros, so that they are written on this side only: block
     /// sizes, tiles, capacities, shared bytes to assert. All kernels of a source file share these
@@ -34,14 +34,14 @@ pub struct KernelSpec<P: 'static> {
     /// Dynamic shared memory of a block, bytes.
     pub shared_bytes: fn(&P) -> usize,
     /// Whether the multiprocessors keep the whole shared memory while it runs (a carve-out of 100
-    /// %). Concurrent kernels need the same carve-out: a kernel with another one waits until the
-    /// multiprocessor is empty.
+    /// %). Kernels run concurrently only with equal carve-outs: a kernel with another carve-out
+    /// waits until the multiprocessor is empty.
     pub whole_shared: bool,
     /// Blocks of a cluster, in x, as in `__cluster_dims__`; `None` without clusters.
     pub cluster: Option<usize>,
-    /// Whether blocks wait for each other across the grid, so that all of them must be resident at
-    /// once: launches are cooperative. No other process may compute on the GPU during such a
-    /// launch.
+    /// Whether blocks wait for each other across the grid, so that the launch must be cooperative:
+    /// all blocks are resident at once. No other process may compute on the GPU during a
+    /// cooperative launch.
     pub co_resident: bool,
     /// The least architecture.
     pub requires: RequiredArchitecture,
@@ -158,7 +158,7 @@ mod tests {
     };
 
     #[test]
-    fn a_build_is_named_by_what_selects_it_and_compiled_with_its_constants() {
+    fn a_build_is_named_by_its_selecting_macros_and_compiled_with_all_constants() {
         let build = HALVING_KERNEL.build_for_parameters(&1000);
         assert_eq!(build.name(), "mine/halve EVEN=1");
         assert_eq!(build.compiler_options("sm_80").last().unwrap(), "-DTHREADS=128");
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shape_has_the_rows_threads_and_shared_memory() {
+    fn a_launch_shape_has_the_specified_blocks_threads_and_shared_memory() {
         let shape = HALVING_KERNEL.launch_for(&1000).unwrap();
         assert_eq!(shape, Launch { shared_bytes: 512, ..Launch::new([8, 1, 1], [128, 1, 1]) });
         assert!(HALVING_KERNEL.launch_for(&0).is_err());

@@ -88,6 +88,7 @@ impl LoadedKernel {
         &self.kernel
     }
 
+    /// Returns the grid, block and shared memory that the specification gives the kernel.
     pub const fn launch_shape(&self) -> Launch {
         self.launch
     }
@@ -100,7 +101,7 @@ mod tests {
     use crate::{RequiredArchitecture, Source};
 
     #[test]
-    fn blocks_that_wait_for_each_other_are_launched_together_or_not_at_all() {
+    fn cooperative_blocks_are_launched_together_or_refused() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let source = r#"extern "C" __global__ void nothing() {}"#;
         let build = Source::new("nothing", source).build(&[]);
@@ -179,7 +180,7 @@ extern "C" __global__ void spin_stages() {
     };
 
     #[test]
-    fn stages_take_what_their_blocks_spin() {
+    fn stage_clocks_measure_the_time_that_blocks_spin() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let (view, loaded) = device.recording_view();
         STAGED_SPIN_KERNEL.compile_and_load(&view, &()).unwrap().launch_with(&[]).unwrap();

@@ -9,8 +9,8 @@ use crate::architecture::capability_number;
 pub enum RequiredArchitecture {
     /// The compute capability, major and minor digits together, and every later one: 80 is sm_80.
     AtLeast(u32),
-    /// The first compute capability and later ones below the second, from which on another build is
-    /// used.
+    /// Compute capabilities from the first to below the second; from the second on, another build
+    /// is used.
     Between(u32, u32),
     /// The kernel runs on one architecture only, because of instructions that no other has:
     /// "sm_90a" has `wgmma`.
@@ -18,7 +18,7 @@ pub enum RequiredArchitecture {
 }
 
 impl RequiredArchitecture {
-    /// Whether a GPU of the given architecture ("sm_90a") can run the kernel.
+    /// Returns whether a GPU of the given architecture ("sm_90a") can run the kernel.
     pub fn is_met_by(self, arch: &str) -> bool {
         let matches = |holds: &dyn Fn(u32) -> bool| capability_number(arch).is_some_and(holds);
         match self {
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn later_architectures_run_what_asks_for_a_least_one_only() {
+    fn only_kernels_with_a_minimum_architecture_run_on_later_ones() {
         let least = RequiredArchitecture::AtLeast(90);
         assert_eq!(
             ["sm_80", "sm_89", "sm_90", "sm_90a", "sm_120a"].map(|arch| least.is_met_by(arch)),

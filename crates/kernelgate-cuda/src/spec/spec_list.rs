@@ -1,4 +1,4 @@
-//! Rows of any parameter type in one list, for compiling all of them: `kernelgate resources` and
+//! Lists kernels of any parameter type, in order to compile all of them: `kernelgate resources` and
 //! the tests.
 
 use super::kernel_spec::{KernelSpec, unmet_requirement};
@@ -44,7 +44,7 @@ impl ListedKernel {
     }
 }
 
-/// Every kernel of every build of these rows, in the rows' order.
+/// Returns every kernel of every build in this list, in order.
 pub fn list_kernel_rows<P>(rows: &[KernelSpec<P>]) -> Vec<ListedKernel> {
     let listed = |row: &KernelSpec<P>, p: &P| ListedKernel {
         build: row.build_for_parameters(p),
@@ -73,7 +73,7 @@ mod tests {
     };
 
     #[test]
-    fn each_build_of_each_row_is_listed_by_name() {
+    fn each_build_of_each_kernel_is_listed_by_name() {
         let listed = list_kernel_rows(&[
             TEST_FILE_KERNEL,
             KernelSpec { symbol: "mine_sums_finish", ..TEST_FILE_KERNEL },
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_unmet_requirements_by_architecture_name() {
+    fn unmet_requirements_are_reported_by_architecture_name() {
         let row = KernelSpec { shared_bytes: |_| 150 << 10, ..TEST_FILE_KERNEL };
         let large = &list_kernel_rows(&[row])[0];
         assert_eq!((large.unmet_by("sm_80"), large.unmet_by("sm_100a")), (None, None));

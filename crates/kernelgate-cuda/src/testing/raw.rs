@@ -188,7 +188,7 @@ impl PinnedFloats {
 
     /// Copies all floats.
     pub fn read_floats(&self) -> Vec<f32> {
-        // SAFETY: SAFETY: `count` floats were allocated and written.
+        // SAFETY: SAFETY: SAFETY: `count` floats were allocated and written before.
         unsafe { std::slice::from_raw_parts(self.floats, self.count) }.to_vec()
     }
 

@@ -70,7 +70,7 @@ mod tests {
 
     /// 0 of n has the closed form 1 - error^(1/n); the rest as in R's `binom.test`.
     #[test]
-    fn matches_known_intervals() {
+    fn the_binomial_interval_matches_known_values() {
         assert!(
             (upper_confidence_bound(0, 200, 0.05) - (1.0 - 0.05f64.powf(1.0 / 200.0))).abs()
                 < 1e-12
@@ -110,7 +110,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_interval_holds_what_was_seen_and_narrows(
+        fn the_binomial_interval_contains_the_observed_share_and_narrows(
             trials in 1usize..400,
             share in 0.0f64..=1.0,
         ) {

@@ -9,7 +9,8 @@
 //! (E-divisive) needs twenty values before its smallest p value is small enough to be tested after
 //! every run, and histories stay shorter than that for a long time.
 //!
-//! This module does not know commits and times. Callers pass logarithms if changes are relative.
+//! This module does not use commits or times. Callers pass logarithms of values if changes are
+//! relative.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -1,4 +1,4 @@
-//! Pure functions of statistics on slices of numbers. This module does not know files, cases and
+//! Pure functions of statistics on slices of numbers. This module does not use files, cases or
 //! judgements.
 
 pub mod binomial;

@@ -28,7 +28,7 @@ mod tests {
     /// The 15 p values of the article (page 295): four are rejected at 0.05, where Bonferroni
     /// rejects three.
     #[test]
-    fn the_example_of_the_article() {
+    fn adjusted_p_values_equal_the_example_of_benjamini_and_hochberg() {
         let p = [
             0.0001, 0.0004, 0.0019, 0.0095, 0.0201, 0.0278, 0.0298, 0.0344, 0.0459, 0.3240, 0.4262,
             0.5719, 0.6528, 0.7590, 1.0,
@@ -45,7 +45,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn adjusted_values_keep_the_order_and_only_grow(
+        fn adjusted_p_values_keep_their_order_and_never_shrink(
             p in prop::collection::vec(0.0f64..1.0, 1..30),
         ) {
             let adjusted = benjamini_hochberg_adjusted(&p);
@@ -60,7 +60,7 @@ mod tests {
         }
 
         #[test]
-        fn the_step_up_rule_rejects_the_same(
+        fn adjusted_p_values_reject_the_same_hypotheses_as_the_step_up_rule(
             p in prop::collection::vec(0.0f64..0.2, 1..30),
             q in 0.01f64..0.2,
         ) {

@@ -58,7 +58,7 @@ mod tests {
 
     /// Values of Wichura's AS 241 and of R's `pnorm`.
     #[test]
-    fn matches_known_quantiles() {
+    fn normal_quantiles_match_known_values() {
         for (x, p) in [
             (0.0, 0.5),
             (1.0, 0.841_344_746_068_542_9),
@@ -83,12 +83,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_quantile_inverts_the_distribution(p in 1e-12f64..1.0) {
+        fn the_normal_quantile_inverts_the_distribution_function(p in 1e-12f64..1.0) {
             prop_assert!((normal_cdf(normal_quantile(p)) - p).abs() < 1e-9 * p.max(1e-3));
         }
 
         #[test]
-        fn both_tails_are_alike(x in -8.0f64..8.0) {
+        fn both_tails_of_the_normal_distribution_are_symmetric(x in -8.0f64..8.0) {
             prop_assert!((normal_cdf(x) + normal_cdf(-x) - 1.0).abs() < 1e-12);
         }
     }

@@ -48,7 +48,7 @@ mod tests {
     use rand_distr::{Distribution, StandardNormal};
 
     #[test]
-    fn matches_known_powers() {
+    fn the_power_of_the_test_matches_known_values() {
         assert_eq!(
             (
                 fewest_pairs_for_level(0.5),
@@ -72,7 +72,7 @@ mod tests {
     /// In 400 samples each, a shift of the median detectable size is found in 80 % of them, give or
     /// take ten points.
     #[test]
-    fn detectable_shifts_are_detected_with_the_given_power() {
+    fn shifts_reported_as_detectable_are_detected_with_the_given_power() {
         let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(1);
         for (pairs, level) in [(8, 0.01), (14, 1.25e-4), (24, 1e-3), (40, 0.01)] {
             let mut samples: Vec<Vec<f64>> = Vec::new();

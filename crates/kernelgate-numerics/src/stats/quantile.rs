@@ -25,8 +25,8 @@ pub fn median(values: &[f64]) -> f64 {
 /// The value at which half of the weight is reached: the middle between its two neighbours where
 /// half is reached between them, so that equal weights give [`median`].
 ///
-/// `values` is not empty, holds no NaN and need not be sorted; `weights` has the same length, and
-/// each weight is above 0.
+/// `values` must not be empty or hold NaN and need not be sorted; `weights` has the same length,
+/// and each weight is above 0.
 pub fn weighted_median(values: &[f64], weights: &[f64]) -> f64 {
     let mut sorted: Vec<(f64, f64)> = values.iter().copied().zip(weights.iter().copied()).collect();
     sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -82,7 +82,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn matches_known_medians() {
+    fn weighted_medians_match_known_values() {
         let values = [7.0, 1.0, 3.0, 5.0];
         assert_eq!(median(&values), 4.0);
         assert_eq!(
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_move_the_middle() {
+    fn weights_move_the_median() {
         assert_eq!(weighted_median(&[3.0, 1.0, 2.0], &[1.0, 1.0, 9.0]), 2.0);
         assert_eq!(weighted_median(&[1.0, 2.0, 3.0], &[3.0, 1.0, 1.0]), 1.0);
         assert_eq!(weighted_median(&[1.0, 2.0, 3.0], &[2.0, 1.0, 1.0]), 1.5);
@@ -102,7 +102,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn equal_weights_give_the_median(
+        fn equal_weights_give_the_unweighted_median(
             values in prop::collection::vec(0.1f64..1e9, 1..50),
             weight in 0.1f64..1e6,
         ) {
@@ -112,7 +112,7 @@ mod tests {
         }
 
         #[test]
-        fn quantiles_are_ordered_and_inside_the_sample(
+        fn quantiles_are_ordered_and_lie_inside_the_sample(
             values in prop::collection::vec(0.1f64..1e9, 1..50),
             a in 0.0f64..1.0,
             b in 0.0f64..1.0,

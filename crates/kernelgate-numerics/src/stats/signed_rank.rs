@@ -16,8 +16,8 @@ pub const MAX_EXACT_PAIRS: usize = 128;
 ///
 /// Zero differences are dropped, as Wilcoxon did; differences of equal size share the mean of their
 /// ranks, and the distribution is that of these ranks. More than [`MAX_EXACT_PAIRS`] differences
-/// use the normal approximation with continuity and tie correction. A NaN, or no difference at all,
-/// gives 1.
+/// use the normal approximation with continuity and tie correction. The p value is 1 if there is a
+/// NaN, or no difference at all.
 pub fn signed_rank_p_greater(differences: &[f64]) -> f64 {
     if differences.iter().any(|difference| difference.is_nan()) {
         return 1.0;
@@ -76,8 +76,8 @@ fn rank_sum_lower_tail(doubled: &[usize], sum: usize) -> f64 {
 }
 
 /// Probabilities of rank sums of at most 0, 1, 2, … for `pairs` ranks without ties, at most
-/// [`MAX_EXACT_PAIRS`]. The distributions are computed once per process, because a gate needs the
-/// same ones after every block.
+/// [`MAX_EXACT_PAIRS`]. The distributions are computed once per process, because a gate needs them
+/// after every block.
 fn rank_sum_probabilities(pairs: usize) -> &'static [f64] {
     static RANK_SUM_PROBABILITIES: [OnceLock<Vec<f64>>; MAX_EXACT_PAIRS + 1] =
         [const { OnceLock::new() }; MAX_EXACT_PAIRS + 1];
@@ -93,7 +93,7 @@ fn rank_sum_probabilities(pairs: usize) -> &'static [f64] {
     })
 }
 
-/// Probabilities of the rank sums 0 to `most`.
+/// Returns the probabilities of the rank sums 0 to `most`.
 fn rank_sum_distribution(ranks: impl IntoIterator<Item = usize>, most: usize) -> Vec<f64> {
     let mut probability = vec![0.0; most + 1];
     probability[0] = 1.0;
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The p value by enumeration of all signs.
+    /// Computes the p value by enumeration of all signs.
     fn enumerated_p_value(differences: &[f64]) -> f64 {
         let ranks = doubled_signed_ranks(differences);
         let sum = |signs: u32| {
@@ -146,7 +146,7 @@ mod tests {
 
     /// Darwin's maize (Fisher 1935): W- = 24 of 15 pairs, two-sided p = 0.04126 (R's wilcox.test).
     #[test]
-    fn matches_known_p_values() {
+    fn wilcoxon_p_values_match_known_values() {
         let maize = [
             49.0, -67.0, 8.0, 16.0, 6.0, 23.0, 28.0, 41.0, 14.0, 29.0, 56.0, 24.0, 75.0, 60.0,
             -48.0,
@@ -173,7 +173,7 @@ mod tests {
 
     /// Tables of the signed-rank statistic, one-sided (Hollander and Wolfe, table A.4).
     #[test]
-    fn critical_values_are_those_of_the_tables() {
+    fn critical_values_equal_published_wilcoxon_tables() {
         let table = [
             (5, 0.05, Some(0)),
             (5, 0.025, None),
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_approximation_takes_over_smoothly() {
+    fn the_normal_approximation_continues_the_exact_p_values() {
         // One more large positive difference multiplies p by about 0.6.
         let shifted = |n: i32| -> Vec<f64> {
             (1..=n).map(|i| f64::from(if i % 3 == 1 { -i } else { i })).collect()
@@ -207,13 +207,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn equal_to_counting_with_ties_and_zeros(values in prop::collection::vec(-4i8..=5, 0..11)) {
+        fn wilcoxon_p_values_equal_counting_with_ties_and_zeros(values in prop::collection::vec(-4i8..=5, 0..11)) {
             let values: Vec<f64> = values.into_iter().map(f64::from).collect();
             prop_assert!((signed_rank_p_greater(&values) - enumerated_p_value(&values)).abs() < 1e-12);
         }
 
         #[test]
-        fn scale_does_not_matter_and_an_upward_shift_lowers_p(
+        fn the_wilcoxon_test_ignores_scale_and_an_upward_shift_lowers_p(
             values in prop::collection::vec(-1.0f64..1.0, 1..40),
             by in 0.0f64..0.5,
         ) {
@@ -226,7 +226,7 @@ mod tests {
         }
 
         #[test]
-        fn the_critical_sum_is_the_largest_within_the_tail(
+        fn the_critical_rank_sum_is_the_largest_within_the_tail(
             pairs in 1usize..60,
             tail in 1e-6f64..0.5,
         ) {

@@ -16,8 +16,8 @@ pub struct WalshAverages {
 }
 
 impl WalshAverages {
-    /// Computes the averages of all pairs of differences and drops NaNs. Memory grows with the
-    /// square of their number.
+    /// Computes the averages of all pairs of differences and drops NaNs. The memory needed grows
+    /// with the square of the number of differences.
     pub fn new(differences: &[f64]) -> Self {
         let values: Vec<f64> =
             differences.iter().copied().filter(|value| !value.is_nan()).collect();
@@ -45,7 +45,7 @@ impl WalshAverages {
         (beyond <= last).then(|| (self.averages[beyond], self.averages[last]))
     }
 
-    /// The smallest and the largest difference; `None` without differences.
+    /// Returns the smallest and the largest difference; `None` without differences.
     pub fn range(&self) -> Option<(f64, f64)> {
         Some((*self.averages.first()?, *self.averages.last()?))
     }
@@ -82,7 +82,7 @@ mod tests {
     /// -0.786 to -0.010.
     #[test]
     #[allow(clippy::approx_constant)] // A depression score of 3.14.
-    fn agrees_with_published_tables() {
+    fn the_interval_agrees_with_published_tables() {
         let before = [1.83, 0.50, 1.62, 2.48, 1.68, 1.88, 1.55, 3.06, 1.30];
         let after = [0.878, 0.647, 0.598, 2.05, 1.06, 1.29, 1.06, 3.14, 1.29];
         let differences: Vec<f64> =
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_comes_of_nothing() {
+    fn an_empty_sample_has_no_interval() {
         let none = WalshAverages::new(&[f64::NAN]);
         assert_eq!(
             (
@@ -112,7 +112,7 @@ mod tests {
 
     /// For normal differences of standard deviation 1, the error is sqrt(pi / (3 n)).
     #[test]
-    fn the_standard_error_of_normal_differences() {
+    fn the_standard_error_of_normal_differences_is_as_expected() {
         for n in [6, 9, 12, 16, 40] {
             let scores: Vec<f64> = (0..n)
                 .map(|i| normal::normal_quantile((f64::from(i) + 0.5) / f64::from(n)))
@@ -125,7 +125,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_interval_is_the_test_inverted(
+        fn the_interval_contains_exactly_the_shifts_that_the_test_does_not_reject(
             values in prop::collection::vec(-1.0f64..1.0, 6..30),
             tail in 0.02f64..0.3,
         ) {
@@ -141,7 +141,7 @@ mod tests {
         }
 
         #[test]
-        fn the_estimate_is_inside_and_moves_with_the_values(
+        fn the_estimate_lies_in_the_interval_and_moves_with_the_values(
             values in prop::collection::vec(-1.0f64..1.0, 6..30),
             by in -3.0f64..3.0,
         ) {

@@ -104,7 +104,7 @@ fn add<T>(values: &mut Vec<T>, levels: &mut Vec<i16>, value: Option<T>) {
 pub struct ParquetLayout {
     /// Number of rows of a row group.
     pub group_rows: usize,
-    /// Whether columns are written without dictionaries and compression.
+    /// Whether columns are written without dictionaries and without compression.
     pub plain: bool,
 }
 

@@ -1,7 +1,7 @@
 //! The class of each operation: compute, communication, copy, page migration, set or whole graph.
 //!
 //! Kernels are classified by the name of their function alone: template arguments and parameters
-//! name types. This module does not find out what a compute kernel computes (`kernel_kinds` does).
+//! name types. This module does not determine what a compute kernel computes (`kernel_kinds` does).
 
 use crate::analyze::operations::{AllOperations, OperationId, OperationKind};
 use crate::model::Trace;
@@ -43,14 +43,14 @@ impl OperationClass {
     }
 }
 
-/// A library that moves data between GPUs, as far as kernel names distinguish them.
+/// A library that moves data between GPUs, as far as kernel names distinguish libraries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CommunicationLibrary {
     /// NCCL and RCCL, whose kernels have the same names.
     Nccl,
     /// NVSHMEM and its users.
     Nvshmem,
-    /// All-reduce and exchange kernels that frameworks bring along.
+    /// All-reduce and exchange kernels that come with frameworks.
     Custom,
     /// Communication by MPI, whose copies lie inside MPI's ranges.
     Mpi,
@@ -120,7 +120,7 @@ impl CommunicationKind {
         Some(Self { library: *library, collective: CollectiveKind::from_name(&function) })
     }
 
-    /// Communication of copies in a range of MPI, such as `MPI_Allreduce`.
+    /// Returns the communication of copies inside an MPI range, such as `MPI_Allreduce`.
     pub fn from_range_name(name: &str) -> Option<CommunicationKind> {
         let call = name.rsplit(':').next()?.trim().strip_prefix("MPI_")?;
         Some(Self {
@@ -143,7 +143,7 @@ impl OpenBrackets {
         self.open.is_empty()
     }
 
-    /// Whether the next character is outside of all brackets, and is itself not a bracket.
+    /// Returns whether the next character, not itself a bracket, is outside of all brackets.
     pub fn is_outside(&mut self, character: char) -> bool {
         let before = std::mem::replace(&mut self.before, character);
         let named = before.is_ascii_alphanumeric() || ['_', ':'].contains(&before);
@@ -152,7 +152,7 @@ impl OpenBrackets {
             '<' if self.open.is_empty() || named => self.open.push(character),
             '>' if self.open.last() == Some(&'<') && before != '-' => _ = self.open.pop(),
             ')' | ']' | '}' => {
-                // A `<` that compares has no closing bracket.
+                // A `<` that is a comparison has no closing bracket.
                 while self.open.pop().is_some_and(|open| open == '<') {}
             }
             '<' | '>' => {}
@@ -169,7 +169,7 @@ pub fn short_function_name(name: &str) -> String {
     let mut brackets = OpenBrackets::default();
     let mut rest = name;
     while let Some(character) = rest.chars().next() {
-        // Anonymous namespaces look like arguments, so they are removed.
+        // Anonymous namespaces look like argument lists, so they are removed from names.
         let anonymous =
             ["(anonymous namespace)::", "<unnamed>::"].iter().find(|word| rest.starts_with(**word));
         if let Some(word) = anonymous {
@@ -189,13 +189,13 @@ pub fn short_function_name(name: &str) -> String {
     if function.is_empty() { name.to_owned() } else { function }
 }
 
-/// Whether copies of this label are migrations of unified memory, which no call launches.
+/// Returns whether copies with this label are migrations of unified memory, which no call launches.
 pub fn is_migration(label: &str) -> bool {
     let label = label.to_ascii_lowercase();
     label.starts_with("unified") || label.contains("uvm")
 }
 
-/// Communication of copies of this label, if they go from one GPU to another.
+/// Returns the communication of copies with this label, if they go from one GPU to another.
 fn communication_of_copies(label: &str) -> Option<CommunicationKind> {
     let (library, collective) = (CommunicationLibrary::Peer, CollectiveKind::SendRecv);
     ["Peer-to-Peer", "CUDA_MEMCPY_KIND_PTOP"]
@@ -208,11 +208,11 @@ fn communication_of_copies(label: &str) -> Option<CommunicationKind> {
 pub struct OperationClasses<'a> {
     all: AllOperations<'a>,
     trace: &'a Trace,
-    /// The communication that each function does; indexed by function.
+    /// Communication that each kernel function does, by function number.
     kernels: Vec<Option<CommunicationKind>>,
     /// The labels of copies that are migrations.
     migrations: Vec<NameId>,
-    /// The labels of copies from GPU to GPU, and how those communicate.
+    /// Labels of copies from GPU to GPU, each with its kind of communication.
     peers: Vec<(NameId, CommunicationKind)>,
     /// By copy, the collective of MPI around its launch; empty where no range is one of MPI.
     copies: Vec<Option<CommunicationKind>>,
@@ -306,7 +306,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn function_names_lose_types_and_keep_namespaces() {
+    fn a_readable_function_name_has_no_types_and_keeps_namespaces() {
         assert_eq!(short_function_name("ampere_sgemm_128x64_tn"), "ampere_sgemm_128x64_tn");
         assert_eq!(
             short_function_name(
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn communication_is_recognised_by_the_function_alone() {
+    fn a_kernel_is_communication_only_by_its_function_name() {
         let found = |name: &str| {
             let of_name = CommunicationKind::from_kernel_name(name)?;
             Some((of_name.library, of_name.collective))
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_of_mpi_name_their_collective() {
+    fn an_mpi_range_is_named_after_its_collective() {
         let found =
             |name: &str| CommunicationKind::from_range_name(name).map(|found| found.collective);
         assert_eq!(found("MPI_Allreduce"), Some(CollectiveKind::AllReduce));
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_between_gpus_and_barriers_communicate() {
+    fn copies_between_gpus_and_barrier_kernels_count_as_communication() {
         let copy = communication_of_copies("Peer-to-Peer").unwrap();
         assert_eq!(
             (copy.library, copy.collective),
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn migrations_are_copies_of_unified_memory() {
+    fn copies_of_unified_memory_count_as_migrations() {
         assert!(is_migration("Unified Host-to-Device"));
         assert!(is_migration("CUDA_MEMCPY_KIND_UVM_DTOH"));
         assert!(!is_migration("Host-to-Device"));

@@ -46,7 +46,7 @@ impl<'a> AllOperations<'a> {
         self.bounds[3] as usize
     }
 
-    /// Whether the trace has no GPU operation.
+    /// Returns whether the trace has no GPU operation.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

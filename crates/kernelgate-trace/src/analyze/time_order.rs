@@ -1,12 +1,12 @@
-//! Lists of operations in an order of time. Most recorders write operations in that order, and then
-//! no list is made.
+//! Lists of operations, sorted by time. Most recorders write operations in that order, and then no
+//! list is made.
 
 use crate::analyze::operations::OperationId;
 use crate::model::packed_columns::{PackedColumn, partition_point};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SortedOperations {
-    /// All operations with smaller numbers than this one, in the order of their numbers.
+    /// All operations with numbers below this one, in numeric order.
     Numbers(u32),
     /// The operations of a list, in the order of the list.
     Listed(PackedColumn<OperationId>),
@@ -45,7 +45,7 @@ impl SortedOperations {
         }
     }
 
-    /// Whether the order contains no operation.
+    /// Returns whether the list contains no operation.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_order_of_numbers_lists_nothing() {
+    fn a_list_in_numeric_order_stores_no_numbers() {
         let starts = [3, 5, 5, 9];
         let order = SortedOperations::operations_by_key(0..4, |id| starts[id as usize]);
         assert_eq!(order, SortedOperations::Numbers(4));
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn other_orders_are_sorted_and_listed() {
+    fn lists_in_another_order_are_sorted_and_stored() {
         let starts = [9, 5, 3, 5];
         let order = SortedOperations::operations_by_key(0..4, |id| starts[id as usize]);
         assert_eq!(order, SortedOperations::Listed([2, 1, 3, 0].into_iter().collect()));

@@ -13,7 +13,7 @@ use super::text::wrap_line;
 pub enum ChecklistMark {
     /// The line holds: the rules that could contradict it found nothing.
     Holds,
-    /// The line does not hold: a rule found something.
+    /// A rule found a problem, so the checklist line is not fulfilled.
     Fails,
     /// The trace lacks the data for this line.
     NotMeasured,
@@ -55,7 +55,7 @@ pub struct ChecklistLine {
 enum By {
     /// Any of these rules.
     Rules(&'static [&'static str]),
-    /// All of these rules decide the line, except rules that have nothing to inspect.
+    /// All these rules decide the checklist line, except rules that had nothing to inspect.
     All(&'static [&'static str]),
     /// No trace can decide the line; the text names what can.
     Other(&'static str),

@@ -23,7 +23,7 @@ pub struct MemoryUse {
     pub taken: usize,
     /// Number of allocations that were freed.
     pub given_back: usize,
-    /// Freed memory whose allocation is not in the trace; it does not count.
+    /// Freed memory whose allocation is not in the trace; its bytes are not counted.
     pub unknown: usize,
     /// Memory of the outermost ranges in order of their first start; the first entry is the time
     /// before all ranges.
@@ -44,7 +44,7 @@ pub struct OutermostRangeMemory {
 }
 
 impl OutermostRangeMemory {
-    /// Label of the time before the first range.
+    /// Label of the phase before the first range.
     pub const BEFORE_FIRST_RANGE_LABEL: &str = "before the first range";
 }
 

@@ -90,7 +90,7 @@ pub struct FindingEvidence {
     pub total_ns: Option<i64>,
     /// The path of the innermost range in which all operations of the finding were launched.
     pub range: Option<String>,
-    /// The span of one of them, the longest if they differ, in nanoseconds of the trace.
+    /// Span of the longest such kernel, call or copy, in nanoseconds of the trace.
     pub span: Option<(i64, i64)>,
     /// Process id and device.
     pub place: Option<(i64, u32)>,
@@ -112,7 +112,7 @@ pub struct ShortenedKernels {
 pub struct FusibleKernel {
     /// Index into [`crate::model::Trace::functions`].
     pub function: u32,
-    /// Whether the fused kernel is the longest of its chain, whose time stays.
+    /// Whether the fused kernel is the longest one of its chain, whose time remains.
     pub stays: bool,
     /// Whether another kernel of the chain runs before this one; fusing removes the time between
     /// them.
@@ -128,14 +128,14 @@ pub enum FindingRemedy {
     Graph,
     /// The host takes no time in these spans.
     WithoutPauses(Vec<(i64, i64)>),
-    /// The host waits for the GPU nowhere.
+    /// The host never waits for the GPU.
     NoWaits,
     /// Operations of a class take no time.
     Without(OperationClass),
     /// The given single operations take no time.
     WithoutOperations(Vec<OperationId>),
     Shorter(Vec<ShortenedKernels>),
-    /// Chains of kernels are one kernel each.
+    /// Each chain of kernels is replaced by one kernel.
     Fused(Vec<FusibleKernel>),
 }
 

@@ -74,7 +74,7 @@ mod tests {
     use super::readable_name;
 
     #[test]
-    fn words_that_all_names_share_are_dropped() {
+    fn words_shared_by_all_kernel_names_are_dropped() {
         assert_eq!(
             readable_name(
                 "void at::native::vectorized_elementwise_kernel<(int)4, \

@@ -13,11 +13,11 @@ use crate::model::interned_names::without_numbers_in_name;
 
 /// Part of the time of a range in which the device must be busy for launches not to matter.
 const BUSY_DEVICE_SHARE: f64 = 0.7;
-/// Part of a limit from which that limit bounds. Declared work is what the mathematics needs. A
-/// kernel at its unit's limit reaches less than the whole, because other work (exponentials,
-/// addresses, repeated reads) is not included.
+/// Share of a limit from which on that limit counts as bounding. Declared work is what the
+/// mathematics needs. A kernel at its unit's limit reaches less than the whole, because other work
+/// (exponentials, addresses, repeated reads) is not included.
 pub(super) const MIN_BOUNDING_LIMIT_SHARE: f64 = 0.4;
-/// Between two limits, a difference of this part decides which.
+/// The larger of two limits bounds only if they differ by this share.
 const DECISIVE_LIMIT_DIFFERENCE: f64 = 0.1;
 
 /// The bound of a range's time: memory, compute, both, latency or launches.
@@ -32,7 +32,7 @@ pub enum TimeBound {
     /// Neither memory nor compute bounds the range: it has dependencies, or too little parallel
     /// work.
     Latency,
-    /// Memory and a compute unit bound the range equally.
+    /// Memory and a compute unit limit the range about equally.
     Mixed,
     /// The device is busy; no limit of the work is known.
     Busy,
@@ -79,7 +79,7 @@ pub struct RangeTreeNode {
     /// Number of kernels, copies, memsets and graph launches.
     pub operations: usize,
     pub bound: TimeBound,
-    /// The part of each limit that it reaches, 0 to 1, where its work is declared.
+    /// Share of each limit that the range reaches, 0 to 1, if its work is declared.
     pub of_limits: Vec<(String, f64)>,
 }
 

@@ -553,7 +553,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_lines_are_broken_between_words() {
+    fn long_lines_of_a_report_are_broken_between_words() {
         let mut text = String::new();
         wrap_line(&mut text, &"word ".repeat(40), "  - ", "    ");
         assert!(text.lines().all(|line| line.chars().count() <= TEXT_WIDTH), "{text}");
@@ -564,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn times_have_units() {
+    fn times_are_formatted_with_a_suitable_unit() {
         assert_eq!(time(999), "999 ns");
         assert_eq!(time(20_000), "20.0 µs");
         assert_eq!(time(342_000_000), "342.000 ms");

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_has_one_name() {
+    fn equal_texts_of_a_trace_share_one_name() {
         let mut names = TraceNames::default();
         let all: Vec<NameId> =
             (0..5000).map(|i| names.intern_text(&format!("kernel {i}"))).collect();
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn siblings_differ_in_numbers() {
+    fn names_that_differ_only_in_numbers_share_a_pattern() {
         assert_eq!(without_numbers_in_name("step_12/layer_3/mlp"), "step_#/layer_#/mlp");
         assert_eq!(without_numbers_in_name("Forward"), "Forward");
     }

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_any_width_are_exact() {
+    fn packed_columns_store_rows_of_any_width_exactly() {
         let extremes = [i64::MIN, i64::MAX, 0, -1, 1];
         let rows: Vec<i64> = (0..20_000).map(to_i64).chain(extremes).chain([7; 1000]).collect();
         let column: PackedColumn<i64> = rows.iter().copied().collect();
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn replaced_rows_are_exact_in_any_order() {
+    fn replaced_rows_of_a_packed_column_are_exact_in_any_order() {
         let mut rows = vec![-5; 10_000];
         let mut column = PackedColumn::column_filled_with(rows.len(), -5);
         for step in 0..40_000 {
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_near_each_other_take_few_bytes() {
+    fn neighbouring_values_take_few_bytes_in_a_packed_column() {
         let column: PackedColumn<i64> = (0..100_000).map(|row| row * 10_000 + row % 7).collect();
         let narrow = column.blocks.iter().filter(|block| block.bits < u64::BITS);
         let bytes: usize = narrow.map(|block| block.distances.len()).sum();
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn unsigned_rows_keep_their_upper_bits() {
+    fn unsigned_rows_of_a_packed_column_keep_their_upper_bits() {
         let column: PackedColumn<u64> = [u64::MAX, 0, 1 << 63].into_iter().collect();
         assert_eq!(column.iter().collect::<Vec<_>>(), [u64::MAX, 0, 1 << 63]);
         let column: PackedColumn<u32> = [u32::MAX, 0, 3].into_iter().collect();

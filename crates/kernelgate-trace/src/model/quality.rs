@@ -35,8 +35,8 @@ pub struct TraceQuality {
     pub broken_events: u64,
     /// Number of texts that were not valid UTF-8.
     pub invalid_texts: u64,
-    /// Values that do not fit the format, such as a correlation id beyond 32 bits or a time beyond 146
-    /// years; the end of a span of more than 26 days, which is taken as its start.
+    /// Values that do not fit the format, such as a correlation id beyond 32 bits or a time beyond
+    /// 146 years; the end of a span of more than 26 days, which is taken as its start.
     pub odd_values: u64,
     /// Spans in which the profiler says that it worked itself, in nanoseconds of the trace.
     pub overhead: Vec<(i64, i64)>,
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_have_differences_and_what_has_none_is_counted() {
+    fn differences_of_times_are_stored_and_missing_times_are_counted() {
         let mut quality = TraceQuality::default();
         for time in [0, -5, TIME_LIMIT_NS - 1, 1 - TIME_LIMIT_NS] {
             assert_eq!(quality.time(Some(time)), Some(time));
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_span_is_believed_within_what_a_profile_can_last() {
+    fn a_span_end_is_accepted_only_within_the_length_of_a_profile() {
         let mut quality = TraceQuality::default();
         let month = MAX_SPAN_NS;
         assert_eq!(quality.plausible_span_end(5, 9), 9);

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use cpp_demangle::{DemangleOptions, Symbol};
 
-/// The name of a kernel in a readable form; names that are not mangled stay as they are.
+/// Returns a readable form of a kernel's name; names that are not mangled are unchanged.
 pub(super) fn readable_kernel_name(name: &str) -> Cow<'_, str> {
     // AMD's recorders name the descriptor of a kernel.
     let symbol = name.strip_suffix(".kd").unwrap_or(name);
@@ -38,7 +38,7 @@ mod tests {
     use super::readable_kernel_name;
 
     #[test]
-    fn mangled_names_are_readable_and_others_stay() {
+    fn mangled_function_names_are_demangled_and_others_are_unchanged() {
         assert_eq!(readable_kernel_name("_Z3addPfS_"), "add(float*, float*)");
         assert_eq!(readable_kernel_name("_ZN3ops4gemmILi4EEEvPf.kd"), "void ops::gemm<4>(float*)");
         assert_eq!(readable_kernel_name("attn_fwd.kd"), "attn_fwd");

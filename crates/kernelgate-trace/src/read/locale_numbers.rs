@@ -1,6 +1,6 @@
 //! Numbers as a program prints them in the locale of its user: `1,234.5`, `1.234,5`, `1 234,5`.
 
-/// How the numbers of a file are written.
+/// Format in which the numbers of a file are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum DecimalFormat {
     /// `1,234.5`.
@@ -94,7 +94,7 @@ impl DecimalFormat {
     }
 }
 
-/// Whether a text looks like a number in some format.
+/// Returns whether a text looks like a number in some format.
 pub(super) fn looks_numeric(text: &str) -> bool {
     let text = without_separators(text);
     text.contains(|c: char| c.is_ascii_digit())
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_has_separators_where_its_format_has_them() {
+    fn a_number_is_parsed_with_the_separators_of_its_format() {
         let (point, comma) = (DecimalFormat::Point, DecimalFormat::Comma);
         assert_eq!(point.parse_number("1,234,567.5"), Some(1_234_567.5));
         assert_eq!(comma.parse_number("1.234.567,5"), Some(1_234_567.5));
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn other_rows_and_units_decide_what_a_separator_is() {
+    fn an_ambiguous_separator_is_decided_by_other_rows_and_units() {
         assert_eq!(detected_format(&[("117.344", "us"), ("97,94", "%")]), DecimalFormat::Comma);
         assert_eq!(detected_format(&[("117.344", "us"), ("97.94", "%")]), DecimalFormat::Point);
         assert_eq!(detected_format(&[("152.192", "ns")]), DecimalFormat::Comma);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_without_digits_is_not_a_number() {
+    fn a_text_without_digits_is_not_parsed_as_a_number() {
         assert!(looks_numeric("1.2,3") && looks_numeric("12") && looks_numeric("1 234"));
         assert!(!looks_numeric("n/a") && !looks_numeric("") && !looks_numeric("12 warps"));
     }

@@ -1,8 +1,8 @@
 //! CSV of Nsight Compute (`ncu --csv`), the details page or the raw page.
 //!
 //! Program output and `==PROF==` lines may stand before, behind and between the records. Columns
-//! are found by their header: versions of `ncu` write 12, 15 or 20 columns. Absent: the timeline,
-//! which Nsight Compute does not record.
+//! are found by their header: versions of `ncu` write 12, 15 or 20 columns. This reader has no
+//! timeline, which Nsight Compute does not record.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -59,7 +59,7 @@ fn csv_separator(line: &str) -> Option<u8> {
     (CSV_SEPARATORS.contains(&first) && line.contains("\"Kernel Name\"")).then_some(first)
 }
 
-/// Whether a file has the header of Nsight Compute's CSV somewhere.
+/// Returns whether a file contains the header of Nsight Compute's CSV.
 pub(super) fn looks_like_ncu_csv(path: &Path) -> std::io::Result<bool> {
     let mut lines = BufReader::new(std::fs::File::open(path)?.take(MAX_CSV_BYTES));
     let mut line = Vec::new();
@@ -277,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dimensions_have_one_spelling_or_another() {
+    fn launch_dimensions_are_parsed_in_both_notations() {
         assert_eq!(parse_dimensions("(9, 32, 1)"), [9, 32, 1]);
         assert_eq!(parse_dimensions("128x2"), [128, 2, 0]);
     }

@@ -17,7 +17,7 @@ use crate::model::{Trace, TraceRecorder, TracedDevice};
 
 const ROCPROF_ROOT_KEY: &str = "rocprofiler-sdk-tool";
 
-/// Whether a text begins like a file of rocprofv3.
+/// Returns whether a text begins like a file of rocprofv3.
 pub(super) fn looks_like_rocprof(head: &[u8]) -> bool {
     head.windows(ROCPROF_ROOT_KEY.len()).any(|part| part == ROCPROF_ROOT_KEY.as_bytes())
 }

@@ -56,7 +56,7 @@ pub enum RangeOrCall {
     Call(CallRow),
 }
 
-/// Results once all rows were handed out.
+/// Returns the results after all rows were passed on.
 #[derive(Debug)]
 pub struct StreamedRows {
     /// The trace without its ranges and calls.

@@ -13,7 +13,7 @@ pub(super) fn recognise_unsupported(path: &Path, head: &[u8]) -> Option<String> 
     recognise_by_name(name).or_else(|| recognise_by_magic(head)).or_else(json).map(str::to_owned)
 }
 
-/// Why a text without records is not read.
+/// Returns the reason why a file without records is not read.
 pub(super) fn recognise_text(head: &[u8]) -> Option<String> {
     describe_text(String::from_utf8_lossy(head).trim_start_matches('\u{feff}').trim_start())
 }
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn known_files_are_named_with_a_command() {
+    fn a_known_file_that_is_no_trace_is_named_with_a_conversion_command() {
         for (name, head, what) in [
             ("host.xplane.pb", "\u{a}x", "trace.json.gz"),
             ("a.pftrace", "x", "traceconv json"),
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn other_databases_are_named_by_their_tables() {
+    fn a_database_without_a_trace_is_described_by_its_tables() {
         let name = |tables: &[&str]| recognise_database(tables.iter().copied()).unwrap_or_default();
         assert!(name(&["x", "rocpd_kernel_dispatch_1"]).contains("rocprofv3"));
         assert!(name(&["CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL"]).contains("nvprof"));

@@ -139,7 +139,7 @@ mod tests {
     use super::without_interface_version;
 
     #[test]
-    fn four_digits_are_a_version() {
+    fn a_version_number_of_four_digits_is_parsed() {
         assert_eq!(without_interface_version("cudaLaunchKernel_v7000"), "cudaLaunchKernel");
         assert_eq!(without_interface_version("cudaGraphLaunch_v10000"), "cudaGraphLaunch_v10000");
         assert_eq!(

@@ -150,8 +150,8 @@ fn table_from_rows(trace: &Trace, mut sums: impl StreamedSums) -> StatsTable {
     sums.projection_table(&EndOfRows { trace, name_of: NameId, last: i64::MAX })
 }
 
-/// A table of an export of any length: ranges and calls are summed while they are read, and
-/// not kept. `None` for a table of neither, and for a file of another format.
+/// Makes a table from an export of any length: ranges and calls are summed while they are read, and
+/// not stored. `None` for a table of neither, and for a file of another format.
 pub fn table_of_streamed_export(
     path: &Path,
     report: StatsReport,
@@ -165,7 +165,7 @@ pub fn table_of_streamed_export(
     }
 }
 
-/// A table of an export that was not kept.
+/// Makes a table from an export that is not kept in memory.
 #[derive(Debug)]
 pub struct StreamedTable {
     pub table: StatsTable,

@@ -3,7 +3,7 @@
 use super::summary::ValueSummary;
 use super::table::{StatsTable, TableCell};
 
-/// Share of a total, per cent.
+/// Computes a share of a total, per cent.
 #[allow(clippy::cast_precision_loss)]
 fn percent_cell(part: i64, total: i64) -> TableCell {
     TableCell::Decimal(if total == 0 { 0.0 } else { part as f64 / total as f64 * 100.0 }, 1)

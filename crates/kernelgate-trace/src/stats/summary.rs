@@ -19,7 +19,7 @@ pub struct ValueSummary {
 }
 
 impl ValueSummary {
-    /// The summary of some values, whose order changes.
+    /// Summarises values, whose order changes.
     pub fn new(values: &mut [i64]) -> Self {
         values.sort_unstable();
         Self::summary_of_sorted(|| values.iter().map(|&value| (value, 1)))
@@ -111,7 +111,7 @@ impl GroupedSamples {
         self.counted.sort_unstable();
     }
 
-    /// The summary of each group.
+    /// Returns the summary of each group.
     pub fn group_summaries(self, groups: usize) -> Vec<ValueSummary> {
         let samples = self.into_counted_values();
         (0u32..).take(groups).map(|group| samples.summary_of_group(group)).collect()
@@ -132,7 +132,7 @@ pub struct ValueCountsByGroup {
 }
 
 impl ValueCountsByGroup {
-    /// The groups that have values, in order.
+    /// Returns the groups that have values, in order.
     pub fn groups_with_values(&self) -> impl Iterator<Item = u32> {
         self.rows.chunk_by(|a, b| a.0 == b.0).map(|rows| rows[0].0)
     }
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_are_summed_apart() {
+    fn durations_are_summed_separately_for_each_group() {
         let mut samples = GroupedSamples::default();
         for (group, value) in [(1, 4), (0, 10), (1, 2), (1, 9), (1, 3)] {
             samples.push(group, value);
@@ -166,14 +166,14 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_beyond_numbers_is_the_largest_one() {
+    fn a_sum_of_durations_that_overflows_is_the_largest_number() {
         let mut samples = GroupedSamples::default();
         (0..5).for_each(|_| samples.push(0, i64::MAX / 4));
         assert_eq!(samples.group_summaries(1)[0].total, i64::MAX);
     }
 
     #[test]
-    fn values_that_were_counted_are_summed_as_others_are() {
+    fn counted_values_are_summed_like_single_values() {
         let mut samples = GroupedSamples::default();
         let values = [(0, 7), (1, 5), (0, 7), (2, 1), (0, 9), (1, 5), (0, 8), (1, 4), (2, 3)];
         for (group, value) in values {

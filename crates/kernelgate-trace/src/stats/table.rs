@@ -15,7 +15,7 @@ pub enum TableCell {
 }
 
 impl TableCell {
-    /// The value as text, in CSV's form.
+    /// Returns the value as text in CSV format.
     pub fn csv_text(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
@@ -68,7 +68,7 @@ impl StatsTable {
         }
     }
 
-    /// The table as CSV, with a line of titles.
+    /// Formats the table as CSV, with a line of titles.
     pub fn to_csv(&self) -> String {
         let mut writer = csv::Writer::from_writer(Vec::new());
         let written = writer.write_record(&self.columns).and_then(|()| {
@@ -80,7 +80,7 @@ impl StatsTable {
         String::from_utf8(bytes.expect("writing to memory does not fail")).expect("cells are UTF-8")
     }
 
-    /// Converts to JSON: `{"report": …, "rows": [{title: value}]}`.
+    /// Converts to JSON: Formats the table as JSON: `{"report": …, "rows": [{title: value}]}`.
     pub fn cell_to_json(&self) -> serde_json::Value {
         let rows: Vec<serde_json::Value> = self
             .rows

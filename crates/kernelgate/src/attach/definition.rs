@@ -12,7 +12,7 @@ const MIN_DEFAULT_TOLERANCE: f64 = 1e-5;
 /// Default tolerance in unit roundoffs of the output's dtype.
 const DEFAULT_TOLERANCE_ROUNDOFFS: f64 = 4.0;
 
-/// A tensor by its name, shape and dtype.
+/// Declaration of a tensor without values: its name, shape and dtype.
 ///
 /// Inputs are drawn from N(0, 1) by the seed; in i8, from -128 to 127 with a standard deviation of
 /// 32; in fp8 (e4m3), of either sign and magnitudes from 2⁻³ to 2. An output in fp8 is refused when

@@ -1,4 +1,4 @@
-//! A definition as a problem of the harness.
+//! Adapts the definition of an attached problem to the harness's trait for problems.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::workload::{
     Work, random,
 };
 
-/// A row on the host or over a raw stream.
+/// An attached row: a closure that computes on the host, or one that enqueues work on a raw stream.
 pub(super) struct AttachedRow {
     pub name: &'static str,
     /// Names of the tensors that an attached row takes.
@@ -33,7 +33,7 @@ type PrepareAttachedRow = dyn Fn(&BoundDefinition, &Tensors, &Arc<Device>) -> Re
     + Send
     + Sync;
 
-/// The definition of a point, with the tensors of its golden file.
+/// A problem definition at one point of the axes, with the tensors of its golden file.
 pub(super) struct BoundDefinition {
     pub point: Point,
     pub rows: Arc<[AttachedRow]>,

@@ -65,7 +65,7 @@ impl At<'_> {
         self.device.load_module(image)?.kernel_of_symbol(symbol)
     }
 
-    /// A kernel of CUDA source, compiled by NVRTC.
+    /// Compiles a kernel from CUDA source with NVRTC.
     pub fn compile(
         &self,
         source: &'static str,
@@ -74,7 +74,7 @@ impl At<'_> {
         self.device.kernel(&Source::new(symbol, source).build(&[]), symbol)
     }
 
-    /// Launches of one kernel of CUDA source.
+    /// Makes a row's launches from one kernel of CUDA source.
     ///
     /// # Errors
     /// Fails if the kernel does not compile or load, or cannot be launched with these arguments.

@@ -45,7 +45,7 @@ impl TensorEntry {
     }
 }
 
-/// The start of a name that a message quotes.
+/// Cuts a tensor name to the length that an error message quotes.
 fn shorten_name(name: &str) -> String {
     name.chars().take(100).collect()
 }
@@ -160,7 +160,7 @@ impl SafeTensorsFile {
         self.entries.keys().map(String::as_str)
     }
 
-    /// The tensor of a name, which has this shape.
+    /// Returns the tensor with this name and shape.
     ///
     /// # Errors
     /// The error is a fragment of a message that names it: it is missing, or of another shape or a
@@ -175,18 +175,18 @@ impl SafeTensorsFile {
 
     /// Decodes a tensor whose dtype this module supports.
     pub(super) fn decode(&self, entry: &TensorEntry) -> Result<Tensor, String> {
-        fn all<const N: usize, T>(bytes: &[u8], of: fn([u8; N]) -> T) -> Vec<T> {
+        fn decode_all<const N: usize, T>(bytes: &[u8], of: fn([u8; N]) -> T) -> Vec<T> {
             bytes.as_chunks::<N>().0.iter().map(|bytes| of(*bytes)).collect()
         }
         let [from, to] = entry.data_offsets;
         let elements = &self.bytes[self.elements..];
         let bytes = elements.get(from..to).ok_or("lies beyond the end of the file")?;
         let data = match &*entry.dtype {
-            "F64" => TensorData::F64(all(bytes, f64::from_le_bytes)),
-            "F32" => TensorData::F32(all(bytes, f32::from_le_bytes)),
-            "F16" => TensorData::F16(all(bytes, f16::from_le_bytes)),
-            "BF16" => TensorData::Bf16(all(bytes, bf16::from_le_bytes)),
-            "I8" => TensorData::I8(all(bytes, i8::from_le_bytes)),
+            "F64" => TensorData::F64(decode_all(bytes, f64::from_le_bytes)),
+            "F32" => TensorData::F32(decode_all(bytes, f32::from_le_bytes)),
+            "F16" => TensorData::F16(decode_all(bytes, f16::from_le_bytes)),
+            "BF16" => TensorData::Bf16(decode_all(bytes, bf16::from_le_bytes)),
+            "I8" => TensorData::I8(decode_all(bytes, i8::from_le_bytes)),
             other => return Err(format!("is {other}, which no row computes")),
         };
         let elements = entry.shape.iter().try_fold(1, |all: usize, &of| all.checked_mul(of));

@@ -1,4 +1,4 @@
-//! Rows that are closures as a suite.
+//! Turns a workload whose rows are closures into a suite of the harness.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -42,9 +42,10 @@ pub struct Attached {
 type DefineProblem = dyn Fn(&Point) -> Result<ProblemDefinition, AxisError> + Send + Sync;
 
 impl Attached {
-    /// A workload of that name (`family/operation`, the start of every id), at these points:
-    /// `&["n=1024,4096 layout=row"]`; `define` returns the definition of a point. An axis whose
-    /// values are all numbers accepts any number; another axis accepts only the listed words.
+    /// Makes a workload with this name (`family/operation`, the start of every case id) and these
+    /// points of its axes: `&["n=1024,4096 layout=row"]`; `define` returns the definition of a
+    /// point. An axis whose values are all numbers accepts any number; another axis accepts only
+    /// the listed words.
     pub fn new(
         name: &'static str,
         points: &'static [&'static str],

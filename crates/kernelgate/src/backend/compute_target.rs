@@ -51,7 +51,8 @@ impl BenchTarget {
         }
     }
 
-    /// A view of the target for one row, and the kernels that the row loads; none on the host.
+    /// Returns a view of the target that records the kernels which one row loads, and that record;
+    /// on the host it stays empty.
     pub fn recording(&self) -> (Self, LoadedKernels) {
         match self {
             Self::Cpu => (Self::Cpu, LoadedKernels::default()),

@@ -23,19 +23,20 @@ pub struct Input {
 }
 
 impl Input {
-    /// The workload's input of that name, which lies in `buffer` as it does in the workload:
+    /// Declares that `buffer` holds the workload's input of that name as the workload has it:
     /// row-major, of its dtype.
     pub fn new(name: impl Into<String>, buffer: &DeviceBuffer) -> Self {
         Self { name: name.into(), buffer: buffer.clone() }
     }
 
-    /// This input buffer, under the name that the workload gives the input of a rank.
+    /// Returns this input buffer under the name that the workload gives the input of GPU number
+    /// `rank`.
     pub(super) fn named_for_rank(self, name: fn(&str, usize) -> &'static str, rank: usize) -> Self {
         Self { name: name(&self.name, rank).to_owned(), ..self }
     }
 }
 
-/// Inputs by the workload's names, and the memory that they lie in.
+/// Pairs buffers with the names of the workload's inputs that they hold.
 pub fn named_inputs<const N: usize>(named: [(&str, &DeviceBuffer); N]) -> [Input; N] {
     named.map(|(name, buffer)| Input::new(name, buffer))
 }
@@ -98,7 +99,8 @@ impl Output {
         })
     }
 
-    /// This output buffer, under the name that the workload gives the output of a rank.
+    /// Returns this output buffer under the name that the workload gives the output of GPU number
+    /// `rank`.
     pub(super) fn named_for_rank(self, name: fn(&str, usize) -> &'static str, rank: usize) -> Self {
         Self { name: name(self.name, rank), ..self }
     }
@@ -133,7 +135,8 @@ impl Output {
         }
     }
 
-    /// Whether samples from its beginning to its end hold poison only, as seen by that stream.
+    /// Returns whether samples of the output buffer, from beginning to end, hold only poison as
+    /// `stream` sees them.
     fn still_poisoned(&self, stream: &CudaStream) -> Result<bool, BackendError> {
         let (bytes, poison) = (self.buffer.bytes(), self.poison_byte());
         let length = POISON_SAMPLE_BYTES.min(bytes);
@@ -163,7 +166,8 @@ pub struct CudaTask {
     observers: Vec<Arc<CudaStream>>,
     inputs: Vec<Input>,
     outputs: Vec<Output>,
-    /// Memory from which each output is rewritten, once it is needed.
+    /// Copies of each output in device memory, from which outputs are rewritten; allocated when
+    /// first used.
     copies: Vec<OutputCopies>,
     launch: LaunchFunction,
     state: CudaTaskState,
@@ -174,13 +178,13 @@ pub struct CudaTask {
     host: Tensors,
 }
 
-/// Memory of the size of an output.
+/// Device memory for two copies of one output.
 struct OutputCopies {
     results: DeviceBuffer,
     poison: DeviceBuffer,
 }
 
-/// Enqueues what brings the state back that launches carry on.
+/// Closure that enqueues the restoring of the state which launches change.
 type ResetFunction = Box<dyn FnMut() -> Result<(), BackendError>>;
 
 /// State that a launch leaves for the next launch.

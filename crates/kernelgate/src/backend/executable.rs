@@ -38,7 +38,8 @@ pub trait Executable {
         Ok(())
     }
 
-    /// Whether there is such state: a launch is then no repetition of the one before.
+    /// Returns whether one launch leaves state for the next, so that a launch does not repeat the
+    /// previous one.
     fn carries_state(&self) -> bool {
         false
     }

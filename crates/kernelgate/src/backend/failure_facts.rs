@@ -6,8 +6,9 @@ use kernelgate_cuda::CaseFailure;
 use serde::Serialize;
 use serde_json::Value;
 
-/// The sentence of an error and its facts. The error is serialized with a tag `kind`; its other
-/// fields are numbers and names. A number that is not finite stays in the sentence alone.
+/// Makes the record of a failed case from an error: its message as a sentence, and its fields as
+/// facts. The error is serialized with a tag `kind`; its other fields are numbers and names. A
+/// number that is not finite stays in the sentence alone.
 pub fn failure_with_facts(error: &(impl Serialize + Display)) -> CaseFailure {
     let mut failure = CaseFailure::from(error.to_string());
     let Ok(Value::Object(fields)) = serde_json::to_value(error) else { return failure };

@@ -17,8 +17,8 @@ pub fn start_watchdog(limit: Duration, ended: impl FnOnce(&str) + Send + 'static
     }
 }
 
-/// Sets the name of the case whose launches follow, for the message.
-pub fn name(case: &str) {
+/// Sets the name of the case whose launches follow, for the timeout's message.
+pub fn set_case_name(case: &str) {
     if let Some(watch) = LAUNCH_WATCHDOG.get() {
         case.clone_into(&mut watch.lock().case);
     }

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn markdown_sees_no_markup_of_others() {
+    fn markdown_markup_in_foreign_text_is_escaped() {
         for (text, shown) in [
             ("a|b\\c", "a\\|b\\\\c"),
             ("<b>x</b>", "&lt;b>x&lt;/b>"),
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn csv_holds_no_formula_of_others() {
+    fn csv_formulas_in_foreign_text_are_disabled() {
         for (text, shown) in [
             ("=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"),
             ("@SUM(1)", "'@SUM(1)"),
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn other_media_show_no_character_that_acts() {
+    fn terminal_html_and_junit_show_control_characters_as_escapes() {
         let text = "a\u{1b}]0;t\u{7}\u{202e}\u{ffff}\nb";
         let shown = "a\\u{1b}]0;t\\u{7}\\u{202e}\\u{ffff}\nb";
         assert_eq!(TerminalText(text).to_string(), shown);

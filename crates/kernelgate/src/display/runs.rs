@@ -87,7 +87,7 @@ const TABLE_REMARKS: [TableRemark; 11] = [
         !run.environment.is_on_host()
             && case.verification.after.is_some()
             && !launches_ns.is_empty()
-            && !reused_results::is_resolved(stats::median(&launches_ns))
+            && !reused_results::is_reuse_detectable(stats::median(&launches_ns))
     }),
 ];
 
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_without_a_record_of_a_launch_says_so() {
+    fn a_case_whose_launches_cupti_did_not_record_is_named_below_the_table() {
         let mut run = ProcessRun::start_now("b", "s", Environment::cpu(), Provenance::default());
         run.cases.insert("w/f/n1/cuda/seen/hot".to_owned(), timed_case("cuda/seen", "hot", 100.0));
         let mut unseen = timed_case("cuda/unseen", "hot", 100.0);
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_messages_are_indented() {
+    fn continued_lines_of_a_failure_message_are_indented() {
         let mut run = ProcessRun::start_now("b", "s", Environment::cpu(), Provenance::default());
         let message = "boom\n\n0 regressed, 3 unchanged";
         run.failed.insert("w/f/a".to_owned(), message.into());

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_is_one_line_and_no_markup() {
+    fn a_table_cell_with_line_breaks_or_markup_stays_one_plain_cell() {
         let mut table = TextTable::new(&["case"]);
         table.row(vec!["a\u{1b}[2J\n| b \\[x](y) <img>".to_owned()]);
         assert_eq!(table.text(), "case\na | b \\[x](y) <img>");

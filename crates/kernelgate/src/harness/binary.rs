@@ -137,8 +137,8 @@ impl Harness {
         outcome.map_or_else(|error| process::print_failure(&error), Into::into)
     }
 
-    /// Workloads of the package's other bench binaries; the list of siblings may contain this
-    /// binary's workloads too.
+    /// Workloads of the package's other bench binaries; they exclude this binary's workloads, which
+    /// the list of siblings may contain.
     fn suites_of_other_benches(&self) -> impl Iterator<Item = &Suite> {
         let own = |name| self.suites.iter().any(|suite| suite.name() == name);
         self.siblings.iter().filter(move |suite| !own(suite.name()))
@@ -336,7 +336,7 @@ impl Harness {
             }
             (Err(_), Some(text)) => Err(match self.unmatched_axes_error(settings, place) {
                 Some(error) => refused(error),
-                // The program puts close ids together from all benches.
+                // The `kernelgate` program merges similar ids of all benches for its suggestion.
                 None => nothing(
                     format!("no case matches `{}`", shorten_for_message(text)),
                     cases::closest_ids(filter, &cases::all_case_ids(self.own_suites())),
@@ -444,8 +444,8 @@ impl Harness {
         run: &ProcessRun,
     ) -> Result<(), HarnessError> {
         let named = settings.filter.text().is_some() || !settings.axes.is_empty();
-        // Shards do not fail here, because another shard may have the case, or with a budget,
-        // which may end before the first case.
+        // A shard does not fail if it has no case, because another shard may have it; nor does a
+        // run with a budget, which may end before its first case.
         let in_part = settings.shard.is_some() || settings.budget.is_some();
         if !named
             || in_part
@@ -461,7 +461,7 @@ impl Harness {
         Err(HarnessError::NothingRuns { case, reason })
     }
 
-    /// Matching cases of the package's other bench binaries.
+    /// Returns the cases of the package's other bench binaries that match.
     fn select_in_other_benches(
         &self,
         settings: &BenchSettings,
@@ -492,7 +492,7 @@ mod tests {
     use crate::backend::BackendKind;
 
     #[test]
-    fn a_mistyped_filter_gets_suggestions_where_siblings_name_the_own_workloads_too() {
+    fn suggestions_for_a_mistyped_filter_name_each_workload_once() {
         let harness = Harness::new("spike", own_suites()).siblings(suites_of_all_binaries());
         assert_eq!(harness.all_suites().count(), suites_of_all_binaries().len());
         let filter = CaseFilter::parse(Some("atention/sofmax"), false).unwrap();
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_name_is_refused_before_anything_else() {
+    fn an_invalid_declared_name_is_refused_before_any_other_error() {
         let refused = |name, line: &str| {
             let settings = BenchSettings::parse(line).unwrap();
             let error = Harness::new(name, own_suites()).run(&settings).unwrap_err();

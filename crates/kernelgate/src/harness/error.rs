@@ -47,7 +47,7 @@ pub enum HarnessError {
     SessionTaken {
         /// The name.
         session: String,
-        /// Path of the earlier run's record.
+        /// Path of the record of the earlier run with that session name.
         path: PathBuf,
     },
     /// The variable `KERNELGATE_COMMIT` is not a commit id.
@@ -77,10 +77,10 @@ pub enum HarnessError {
         /// Names of the axes of all workloads.
         axes: Vec<&'static str>,
     },
-    /// A value that an axis does not take.
+    /// Error: the command line gives an axis a value that the axis does not take.
     #[error(transparent)]
     Axis(#[from] AxisError),
-    /// Values of axes that no case has together.
+    /// Error: no case has the combination of axis values that the command line gives.
     #[error(
         "no case has the axes {} together; `kernelgate list` shows the axes of each workload",
         .axes.join(" ")
@@ -119,7 +119,7 @@ pub enum HarnessError {
         /// The workload's reason.
         problem: AxisError,
     },
-    /// No case that was named can run.
+    /// Error: none of the cases that the user named can run here.
     #[error("nothing of what was asked for can run here: {case}: {reason}")]
     NothingRuns {
         /// The first of them.
@@ -178,7 +178,7 @@ pub enum HarnessError {
         cause: Box<RecordFileError>,
         /// The baseline.
         name: String,
-        /// Session folder that holds the run's record.
+        /// Name of the session folder that holds the run's record.
         session: String,
     },
     /// A baseline file cannot be used, or a baseline name is invalid.

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_closed_pipe_is_distinguished_from_a_full_disk() {
+    fn a_broken_pipe_is_distinguished_from_a_full_disk() {
         let cause_of = |message| {
             failed_print_stream(message).map(|(stream, cause)| (stream, is_broken_pipe(cause)))
         };

@@ -8,7 +8,7 @@ use crate::protocol::PeerProgram;
 pub struct PeerProgramSource {
     /// Family of the workloads: the first part of their names.
     pub family: &'static str,
-    /// Name of the file that is run.
+    /// Name of the Python file in the peer program that is run.
     pub main: &'static str,
     /// Source files of the peer program, each with name and text.
     pub files: &'static [(&'static str, &'static str)],

@@ -16,8 +16,8 @@ struct PhaseProfile {
     spent: BTreeMap<&'static str, Duration>,
     /// Time of each activity, including time in activities nested inside it.
     whole: BTreeMap<&'static str, Duration>,
-    /// Activities that are running, the innermost last. `since` is the time up to which they are
-    /// charged.
+    /// Activities that are running, the innermost last. `since` is the time up to which the
+    /// activities in `open` have been charged.
     open: Vec<&'static str>,
     since: Option<Instant>,
 }
@@ -32,7 +32,7 @@ impl PhaseProfile {
     }
 }
 
-/// An activity, which lasts until this value is dropped.
+/// A running activity of the phase timer; it ends when this value is dropped.
 #[must_use = "an activity ends where it is dropped"]
 pub struct TimedActivity(Instant);
 
@@ -56,12 +56,12 @@ pub fn start_activity(activity: &'static str) -> TimedActivity {
     TimedActivity(Instant::now())
 }
 
-/// Time of an activity on this thread so far, including the activities nested inside it.
+/// Time that this thread has spent in an activity so far, with the activities nested inside it.
 pub fn activity_time(activity: &'static str) -> Duration {
     PHASE_PROFILE.with_borrow(|profile| profile.whole.get(activity).copied().unwrap_or_default())
 }
 
-/// Returns the seconds of each activity that has ended on this thread, and resets the timer.
+/// Returns the seconds that this thread spent in each finished activity, and resets the timer.
 pub fn take_phase_times() -> BTreeMap<&'static str, f64> {
     let spent = PHASE_PROFILE.with_borrow_mut(|profile| {
         profile.whole.clear();
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_is_given_to_the_innermost_activity() {
+    fn phase_time_is_charged_to_the_innermost_activity() {
         let pause = Duration::from_millis(20);
         take_phase_times();
         {

@@ -1,5 +1,5 @@
-//! One case at a time, for tests of the checks that a case passes; `cargo bench` does the same with
-//! each of its cases.
+//! Runs one case at a time for tests of the checks that a case passes, with the steps of `cargo
+//! bench`.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -36,7 +36,7 @@ pub const SHORT_SAMPLING: TrialSampling =
 /// Samples of a case, and its check after timing; or the reason why it has none.
 pub type TimedOutcome = Result<(CaseSamples, AfterTiming), CaseError>;
 
-/// How a case is chosen and timed.
+/// Settings by which a test chooses and times a case.
 #[derive(Clone, Copy)]
 pub struct TestBench<'a> {
     /// Device of the test.
@@ -152,7 +152,7 @@ impl TestBench<'_> {
     }
 }
 
-/// The record of a process that found these outputs right.
+/// Makes the record of an earlier process that verified these outputs.
 fn record_of_earlier_verification(outputs: &Tensors) -> VerificationRecord {
     let total = outputs.iter().map(|(_, tensor)| tensor.len() as u64).sum();
     VerificationRecord {
@@ -165,7 +165,7 @@ fn record_of_earlier_verification(outputs: &Tensors) -> VerificationRecord {
 /// A test session with one case and without a run record.
 struct OneCaseSession {
     sampling: TrialSampling,
-    /// Outputs that an earlier process found right.
+    /// Makes from the case's outputs those that an earlier process verified.
     verified: Option<fn(&Tensors) -> Tensors>,
     /// Error of each case; `None` for a case with a time.
     errors: RefCell<BTreeMap<String, Option<CaseFailure>>>,
@@ -191,7 +191,7 @@ impl CaseSession for OneCaseSession {
             return ready.verify_case_once(group, case, target);
         };
         let earlier = record_of_earlier_verification(&verified(&ready.inputs));
-        // Another row of the group set these expected outputs.
+        // Another row of the problem has set these expected outputs.
         ready.expected =
             verify::outputs_as_reference(&Tensors::new().with("y", [1], vec![1.0_f32]));
         let verified = ready.verify_by_output_bits(group, case, target, Some(earlier))?;

@@ -31,7 +31,7 @@ pub struct TimedSpinRow {
     pub offset_ns: f64,
 }
 
-/// A kernel, timed by events and by the hardware.
+/// A kernel's time, measured by events and by CUPTI's hardware timestamps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EventAndCuptiTimeRow {
     /// Name of the operation that was measured.
@@ -40,9 +40,9 @@ pub struct EventAndCuptiTimeRow {
     pub cache: String,
     /// Median time of a launch by events without a recorder, as results are timed, nanoseconds.
     pub events_ns: f64,
-    /// Events around the launches that CUPTI recorded.
+    /// Time by events around the launches that CUPTI recorded, nanoseconds.
     pub events_recorded_ns: f64,
-    /// Time of the same launches in CUPTI's record, nanoseconds.
+    /// Time of the launches in CUPTI's record, nanoseconds.
     pub cupti_ns: f64,
 }
 
@@ -74,8 +74,8 @@ impl EventAndCuptiTimeRow {
             .try_for_each(|ns| plausibility::check_launch_ns("a kernel", ns))
     }
 
-    /// How much longer the recorded launches took by events than by CUPTI's record of them, per
-    /// cent.
+    /// Returns by how many per cent the recorded launches took longer by events than in CUPTI's
+    /// record.
     pub fn event_excess_percent(&self) -> f64 {
         100.0 * (self.events_recorded_ns - self.cupti_ns) / self.cupti_ns
     }
@@ -101,7 +101,7 @@ const LAUNCHES_PER_ROW: usize = 15;
 /// Bytes of the copies that are timed both ways: from some microseconds to about a millisecond.
 const COPY_SIZES_BYTES: [u64; 7] =
     [8 << 20, 16 << 20, 48 << 20, 96 << 20, 256 << 20, 1 << 30, 4 << 30];
-/// Bytes of the reads that are timed hot and cold: all of them fit L2.
+/// Numbers of bytes that are read with hot and with cold caches; all fit into L2.
 const READ_SIZES_BYTES: [u64; 3] = [4 << 20, 16 << 20, 32 << 20];
 /// Bytes of a read that comes from memory: far more than any L2.
 const READ_BYTES_BEYOND_CACHES: u64 = 2 << 30;
@@ -236,7 +236,7 @@ fn recorded_launch_times_ns(
     Ok(spans.chunks(each).map(span_ns).collect())
 }
 
-/// Reads what fits L2, hot and cold.
+/// Times reads of memory that fits into L2, with hot and with cold caches.
 pub fn time_hot_and_cold_reads(
     events: &mut EventTimer,
 ) -> Result<Vec<HotAndColdReadRow>, BackendError> {
@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn launches_are_distinguished_by_their_number_of_operations() {
+    fn recorded_launches_are_distinguished_by_their_number_of_operations() {
         let names = [TimingInstruments::CLOCK_PROBE_SYMBOL, "a", "b"].map(str::to_owned).into();
         let kernel = |name, start, end| KernelRecord { name, start, end, ..Default::default() };
         // Two launches of `a` and `b`, which overlap, between two probes.

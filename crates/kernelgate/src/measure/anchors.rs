@@ -2,7 +2,7 @@
 //! noticed before its times are merged with times of other cards.
 //!
 //! Anchors are ceilings of fixed work, so that shards with other problems have comparable ones.
-//! This module deliberately does not decide how far anchors may differ.
+//! This module does not decide how far two anchor rates may differ.
 
 use serde::{Deserialize, Serialize};
 
@@ -41,7 +41,8 @@ pub struct AnchorRates {
 pub enum AnchorRecord {
     /// Both anchors were measured.
     Measured(AnchorRates),
-    /// Measuring failed: times of this process belong to no merged measurement.
+    /// Measuring the anchor rates failed: times of this process cannot be merged with times of
+    /// other cards.
     Failed(String),
 }
 
@@ -110,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_host_has_both_anchors() {
+    fn the_host_has_a_memory_and_a_compute_anchor_rate() {
         let AnchorRecord::Measured(anchors) = AnchorRecord::measure_cpu(PowerMode::Steady) else {
             panic!("the host's ceilings cannot fail");
         };

@@ -8,7 +8,7 @@ pub struct CpuTimeTicks {
     total: u64,
     /// Time in which cores worked, also for other virtual machines, in clock ticks.
     busy: u64,
-    /// CPU time of the measured processes: this process, or its child processes.
+    /// CPU time of the processes that are measured: this process, or its child processes.
     own: u64,
 }
 
@@ -25,8 +25,8 @@ impl CpuTimeTicks {
         Self::read(OwnProcesses::This)
     }
 
-    /// Current CPU times for a process that measures its child processes. The time of this process
-    /// itself then counts as other load.
+    /// Current CPU times for a process that measures its child processes. CPU times of child
+    /// processes; the time of this process itself counts as other load.
     pub fn for_children() -> Option<CpuTimeTicks> {
         Self::read(OwnProcesses::Children)
     }
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn others_are_what_is_busy_beyond_this_process() {
+    fn cpu_contention_is_what_is_busy_beyond_this_process() {
         let process =
             |user: u64| format!("7 (a) name) S 1 1 1 0 -1 0 0 0 0 0 {user} 10 3 4 20 0 1 0 5 0 0");
         let own = OwnProcesses::This;
@@ -94,7 +94,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn reads_cpu_times() {
+    fn cpu_times_are_parsed_from_proc_files() {
         assert!(CpuTimeTicks::now().is_some() && CpuTimeTicks::for_children().is_some());
     }
 }

@@ -60,7 +60,8 @@ impl Measurement for ElapsedTimeMethod {
     }
 }
 
-/// Elements are floating-point operations here, bytes are bytes; both in decimal units.
+/// In Criterion's throughput, elements mean floating-point operations and bytes mean bytes, both in
+/// decimal units.
 #[derive(Debug, Clone, Default)]
 struct ElapsedFormatter {
     case: Rc<RefCell<CriterionDisplayedCase>>,
@@ -124,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn throughput_is_shown_with_the_share_of_the_limit() {
+    fn throughput_is_shown_with_its_share_of_the_limit() {
         let elapsed = ElapsedTimeMethod::default();
         let format = |throughput| elapsed.formatter().format_throughput(&throughput, 2e6);
         assert_eq!(format(Throughput::Elements(3_000_000_000)), "1.50 TFLOP/s");
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_scaled_to_the_typical_value() {
+    fn times_are_scaled_to_the_unit_of_the_typical_value() {
         let elapsed = ElapsedTimeMethod::default();
         let mut values = [1.5e6, 2.5e6];
         assert_eq!(elapsed.formatter().scale_values(2e6, &mut values), "ms");

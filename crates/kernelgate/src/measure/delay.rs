@@ -1,9 +1,9 @@
 //! Delays of known length added to launches on purpose, to test which delays a gate finds.
 //!
-//! A wait does not affect caches and memory. Work in the form of passes over memory affects the
-//! next launch as additional work of a kernel would. On a GPU both are fitted to the case before it
-//! is timed: by the added time of a launch, which is more than the delay takes alone. A calibration
-//! fits once per comparison and passes the size to its processes.
+//! An injected wait does not affect caches and memory. Work in the form of passes over memory
+//! affects the next launch as additional work of a kernel would. On a GPU both are fitted to the
+//! case before it is timed: by the added time of a launch, which is more than the delay takes
+//! alone. A calibration fits once per comparison and passes the size to its processes.
 
 use std::hint::black_box;
 use std::str::FromStr;
@@ -41,10 +41,10 @@ const MAX_DELAY_ERROR: f64 = 0.25;
 /// series of launches, with the injected delay or without it.
 const TARGET_TURN_NS: f64 = 2e6;
 const MAX_LAUNCHES_PER_TURN: f64 = 50.0;
-/// Turns come in groups of four: without, with, with, without. About how long all of them take,
-/// nanoseconds, and how many groups there are at most. One turn of each kind would be too few: a
-/// launch after an idle moment takes a few µs more or less than the next launch, and the clock
-/// drifts by 1 % within ten milliseconds.
+/// Turns come in groups of four: without, with, with, without. Target time of all turns together,
+/// nanoseconds, and the largest number of groups. One turn of each kind would be too few: a launch
+/// after an idle moment takes a few µs more or less than the next launch, and the clock drifts by 1
+/// % within ten milliseconds.
 const TARGET_TURNS_NS: f64 = 1e8;
 const MAX_TURN_GROUPS: f64 = 8.0;
 
@@ -53,9 +53,9 @@ const MAX_TURN_GROUPS: f64 = 8.0;
 pub struct InjectedDelay {
     /// The delayed cases: a part of the case id, or the whole id.
     pub case: String,
-    /// Delay that is added to each launch, nanoseconds.
+    /// Delay that is added to each launch of a case, nanoseconds.
     pub delay_ns: u64,
-    /// Whether the delay is work instead of a wait.
+    /// Whether extra work, instead of a wait, delays the launches.
     pub by_work: bool,
     /// Fitted size that adds the delay on a GPU: nanoseconds of a spin, or bytes that are read. The
     /// size is `None` before it is fitted, and on the host.
@@ -98,7 +98,8 @@ impl FromStr for InjectedDelay {
 }
 
 impl InjectedDelay {
-    /// Delay of a case: the one for its whole id, else the last one whose text the id contains.
+    /// Returns the delay of a case: the one for exactly this id, else the last one whose filter
+    /// text the id contains.
     pub fn find_for_case<'a>(delays: &'a [Self], id: &str) -> Option<&'a InjectedDelay> {
         let exact = delays.iter().rfind(|delay| delay.case == id);
         exact.or_else(|| delays.iter().rfind(|delay| id.contains(&delay.case)))
@@ -394,7 +395,7 @@ mod tests {
     use crate::backend::cuda::CudaTask;
 
     #[test]
-    fn delays_are_parsed_and_the_whole_id_wins() {
+    fn the_delay_for_the_whole_case_id_takes_precedence() {
         let delays: Vec<InjectedDelay> =
             ["a/b=100", "a/b/cpu/hot=7", "b=3"].map(|text| text.parse().unwrap()).into();
         let delay_ns =
@@ -418,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delayed_launch_takes_at_least_that_long() {
+    fn a_delayed_host_launch_takes_at_least_the_delay() {
         let mut task = CpuTask::new(Arc::default(), Tensors::new(), |_, _| {});
         let mut delayed =
             DelayedExecutable::with_host_delay(&mut task, &"a=2000000".parse().unwrap());
@@ -428,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_delayed_by_work_goes_over_memory() {
+    fn a_launch_delayed_by_work_reads_extra_memory() {
         let mut task = CpuTask::new(Arc::default(), Tensors::new(), |_, _| {});
         let mut delayed =
             DelayedExecutable::with_host_delay(&mut task, &"a=2000000:work".parse().unwrap());
@@ -456,8 +457,8 @@ mod tests {
     }
 
     #[test]
-    fn a_size_is_found_though_time_does_not_follow_it_in_proportion() {
-        // A floor, a step, and a slope that changes.
+    fn the_delay_size_is_found_for_times_that_are_not_proportional() {
+        // In this simulation the added time has a floor, a step, and a slope that changes.
         let added = |size: f64| 2_000.0 + size / 4.0 + if size > 6_000.0 { 3_000.0 } else { 0.0 };
         for delay_ns in [2_500.0, 3_400.0, 7_000.0, 90_000.0] {
             for per_ns in [1.0, 4.0, 20.0] {
@@ -484,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn launches_on_a_gpu_are_longer_by_what_was_asked_for_however_slow_the_host_is() {
+    fn gpu_launches_get_longer_by_the_delay_even_on_a_slow_host() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let mut events = EventTimer::new(&device).unwrap();
         for cache in [CacheState::Hot, CacheState::Cold] {

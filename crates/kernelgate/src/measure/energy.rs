@@ -1,11 +1,11 @@
 //! Energy of a launch, by NVML's counter of the card's energy.
 //!
-//! The counter steps (each 100 ms on an H100). A thread reads the counter each millisecond while
-//! launches run back to back, so a measurement begins and ends at a counter step, at least 1 s
-//! apart; the energy between both steps over the launches between them is the energy of a launch.
-//! The measured energy includes the idle power of the card. Deliberately absent: the energy of the
-//! host, and passes whose launches read memory that is not in the caches (filling them would be in
-//! the energy).
+//! The energy counter of a card advances in steps, on an H100 every 100 ms. A thread reads the
+//! counter each millisecond while launches run back to back, so a measurement begins and ends at a
+//! counter step, at least 1 s apart; the energy between both steps over the launches between them
+//! is the energy of a launch. The measured energy includes the idle power of the card. Deliberately
+//! absent: the energy of the host, and passes whose launches read memory that is not in the caches
+//! (filling them would be in the energy).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -21,14 +21,14 @@ use crate::stats::median;
 const ENERGY_WINDOW: Duration = Duration::from_secs(1);
 /// Time after which a counter without a step is not waited for.
 const MAX_COUNTER_STEP_TIME: Duration = Duration::from_millis(500);
-/// Pause between two readings of the counter.
+/// Pause between two readings of the energy counter.
 const COUNTER_READ_INTERVAL: Duration = Duration::from_millis(1);
 /// Time of the launches that are enqueued together, nanoseconds: the device is idle for some 20 µs
 /// after each group.
 const LAUNCH_GROUP_NS: f64 = 25e6;
-/// Smallest number of steps in the window.
+/// Smallest number of counter steps in the energy window.
 const MIN_COUNTER_STEPS: usize = 8;
-/// Smallest share of the time in which launches run.
+/// Smallest share of the energy window in which launches must run.
 const MIN_BUSY_SHARE_FOR_ENERGY: f64 = 0.9;
 
 /// Energy of a launch, or the reason why it was not measured.
@@ -37,8 +37,8 @@ const MIN_BUSY_SHARE_FOR_ENERGY: f64 = 0.9;
 pub enum LaunchEnergy {
     /// The energy was measured.
     Measured(EnergyMeasurement),
-    /// The measurement was not possible; a fragment with the reason: "NVML has no energy counter
-    /// for this card".
+    /// The energy was not measured; a fragment gives the reason: "NVML has no energy counter for
+    /// this card".
     NotResolved(String),
 }
 
@@ -90,7 +90,7 @@ struct CounterStep {
     energy_mj: u64,
 }
 
-/// Launches that had ended at a moment.
+/// Number of launches that had ended at a point in time.
 #[derive(Debug, Clone, Copy)]
 struct EndedLaunchesMark {
     at: Duration,
@@ -180,14 +180,15 @@ fn launches_ended_at(marks: &[EndedLaunchesMark], at: Duration) -> Option<f64> {
     Some(share.mul_add((right.launches - left.launches) as f64, left.launches as f64))
 }
 
-/// Computes the energy of a launch from the counter's steps and the launches between them.
+/// Computes the energy of one launch from the steps of the card's counter and the number of
+/// launches between the steps.
 fn launch_energy(
     steps: &[CounterStep],
     marks: &[EndedLaunchesMark],
     launch_ns: f64,
 ) -> LaunchEnergy {
     let not_resolved = |why: String| LaunchEnergy::NotResolved(why);
-    // The launches end behind the last step; those before the first mark are not counted.
+    // Only launches between the first mark and the last counter step are counted.
     let covered: Vec<(CounterStep, f64)> =
         steps.iter().filter_map(|step| Some((*step, launches_ended_at(marks, step.at)?))).collect();
     let (Some((first, from)), Some((last, to))) = (covered.first(), covered.last()) else {
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_begins_and_ends_on_a_step() {
+    fn the_energy_window_begins_and_ends_with_a_counter_step() {
         assert!(!spans_enough_steps(&counter_steps(10)), "from 0.1 s to 1.0 s");
         assert!(spans_enough_steps(&counter_steps(11)));
         let energy = launch_energy(&counter_steps(11), &regular_marks(300), 99e3);
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_outside_of_the_launches_do_not_count() {
+    fn counter_steps_without_running_launches_are_excluded() {
         let energy = launch_energy(&counter_steps(40), &regular_marks(300), 99e3);
         assert!((energy.measured_energy().unwrap().window_s - 1.8).abs() < 1e-9, "{energy:?}");
         assert!(
@@ -261,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_device_and_a_counter_without_steps_have_no_energy() {
+    fn an_idle_device_or_a_counter_without_steps_gives_no_energy() {
         assert!(
             launch_energy(&counter_steps(11), &regular_marks(150), 99e3)
                 .measured_energy()
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_that_stops_ends_the_pass() {
+    fn a_counter_without_new_steps_ends_the_energy_measurement() {
         let done = AtomicBool::new(false);
         assert!(watch_energy_counter(|| None, Instant::now(), &done).is_empty());
         assert!(watch_energy_counter(|| Some(7), Instant::now(), &done).is_empty());

@@ -27,10 +27,11 @@ use crate::stats;
 use kernelgate_cuda::driver::graph_set::GraphSet;
 use kernelgate_cuda::{Device, Devices};
 
-/// Timeout of the blocking kernel. A burst that meets this timeout is discarded.
+/// Time after which the kernel that blocks a stream gives up. A burst whose blocking kernel times
+/// out is discarded.
 const BLOCKER_TIMEOUT: Duration = Duration::from_millis(500);
-/// Hot launches shorter than this are captured several to a graph: an event pair would be most of
-/// the interval.
+/// Hot launches shorter than this, in nanoseconds, are captured several to a graph: an event pair
+/// would take most of the interval.
 const SHORT_LAUNCH_NS: f64 = 20_000.0;
 /// Minimum duration of a graph of short launches. Launches of several commands that take less are
 /// captured, too, hot and cold: the gap between two commands in a stream varies between processes;
@@ -40,12 +41,12 @@ const GRAPH_TARGET_NS: f64 = 100_000.0;
 const MAX_GRAPH_LAUNCHES: f64 = 64.0;
 /// Launches of a ceiling that show how long one is.
 const CEILING_TRIAL_LAUNCHES: usize = 3;
-/// Attempts a sample before a throttled one is kept.
+/// Number of attempts at a sample; the last one is kept even if it is throttled.
 const MAX_THROTTLED_ATTEMPTS: u64 = 4;
 /// A burst that takes longer is not enqueued while another one runs: the device idles for less than
 /// a fiftieth of the time between two such bursts.
 const MAX_BURST_AHEAD_NS: f64 = 50e6;
-/// Resolution of events: no launch takes less.
+/// Resolution of event times, nanoseconds: no launch takes less.
 const EVENT_RESOLUTION_NS: f64 = 32.0;
 
 /// Times launches on the GPUs of a set.
@@ -57,7 +58,7 @@ pub struct EventTimer {
     clock: SampleClockWatch,
     power: Arc<PowerMeter>,
     bursts: FoundBursts,
-    /// Burst that is in the queue, or runs, behind the one that was read last.
+    /// The burst that is queued or running behind the burst that was read last.
     ahead: Option<QueuedBurst>,
 }
 
@@ -67,7 +68,8 @@ struct QueuedBurst {
     slot: usize,
     launches: usize,
     cache: CacheState,
-    /// Whether the queue holds the burst, so that the host's launch time is not in it.
+    /// Whether the whole burst was queued before it began, so that its intervals exclude the host's
+    /// launch time.
     hidden: bool,
 }
 
@@ -91,7 +93,8 @@ struct LaunchBurst {
     clock_mhz: Option<f64>,
     /// Whether the host's launch time may be in the intervals.
     host_bound: bool,
-    /// Whether the burst is invalid only because the blocker timed out before the host released it.
+    /// Whether the burst is invalid only because the blocking kernel timed out before the host
+    /// released it.
     held_up: bool,
 }
 
@@ -158,12 +161,12 @@ impl EventTimer {
         self.devices.first_device()
     }
 
-    /// The GPUs that can be timed.
+    /// The GPUs of the set whose launches can be timed.
     pub const fn devices(&self) -> &Devices {
         &self.devices
     }
 
-    /// The cost of launching and timing, measured when this was made.
+    /// Cost of launching and timing, measured when this timer was made.
     pub fn overhead(&self) -> LaunchOverhead {
         self.overhead
     }
@@ -186,7 +189,7 @@ impl EventTimer {
         Ok(intervals_ns.into_iter().map(|interval| interval - around_ns).collect())
     }
 
-    /// Prepares launches of a ceiling to be timed as those of a case are: short hot launches are
+    /// Prepares launches of a ceiling for timing in the same way as a case: short hot launches are
     /// captured together.
     pub fn ceiling_launches<'a>(
         &'a mut self,
@@ -198,8 +201,8 @@ impl EventTimer {
         self.ceiling_of_set(cache, &first, launch)
     }
 
-    /// Prepares a ceiling as [`Self::ceiling_launches`] does, unless the median of the first
-    /// launches is more than `most_ns`. Also returns the median time of the trial, nanoseconds.
+    /// Prepares a ceiling as [`Self::ceiling_launches`] does, unless the median time of trial
+    /// launches exceeds `most_ns`. Also returns the median time of the trial launches, nanoseconds.
     pub fn ceiling_within<'a>(
         &'a mut self,
         cache: CacheState,
@@ -297,7 +300,7 @@ impl EventTimer {
         }
     }
 
-    /// Captures as many launches of about this time as make a graph of [`GRAPH_TARGET_NS`].
+    /// Captures a graph of as many launches of this duration as fill [`GRAPH_TARGET_NS`].
     fn capture_batch(
         &self,
         launch_ns: f64,
@@ -319,8 +322,8 @@ impl EventTimer {
         // A launch that carries state on may have room for one only.
         let counts: &[usize] = if executable.carries_state() { &[] } else { &[16, 4] };
         for &count in counts {
-            // A burst that does not fit takes half a second. The count is too high if another
-            // process delays the burst.
+            // A burst that does not fit the queue takes half a second until it is given up. The
+            // count is too high if another process delays the burst.
             if !self.burst_once(count, CacheState::Hot, 1, &mut || executable.launch())?.host_bound
             {
                 return Ok(MAX_QUEUED_COMMANDS / count);
@@ -392,7 +395,7 @@ impl EventTimer {
         ended
     }
 
-    /// Enqueues a burst in a slot and releases it.
+    /// Enqueues a burst in a slot of the event pool, behind a held stream, and releases the stream.
     fn enqueue_burst(
         &mut self,
         slot: usize,
@@ -429,13 +432,13 @@ impl EventTimer {
         })
     }
 
-    /// The GPUs whose streams are timed now.
+    /// The GPUs of the set whose streams are being timed.
     fn timed_devices(&self) -> Devices {
         self.devices.first(self.lanes.timed_gpu_count())
     }
 }
 
-/// The launches of a ceiling, burst after burst.
+/// Launches of a ceiling, which are timed one burst after the other.
 pub struct CeilingLaunches<'a> {
     timer: &'a mut EventTimer,
     cache: CacheState,
@@ -444,7 +447,7 @@ pub struct CeilingLaunches<'a> {
     /// Number of launches, or of graphs of launches, in a burst.
     launches: usize,
     last: Option<LaunchBurst>,
-    /// Whether the next burst is enqueued while one runs.
+    /// Whether the next burst is enqueued while the current one runs, so that the GPU never idles.
     keeps_loaded: bool,
 }
 
@@ -512,7 +515,7 @@ impl CeilingLaunches<'_> {
 }
 
 impl Drop for CeilingLaunches<'_> {
-    /// The launches in the queue end before what they use is freed.
+    /// Waits until queued launches end, before the memory that they use is freed.
     fn drop(&mut self) {
         let _ = self.timer.discard_ahead();
     }
@@ -566,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_repeated_while_the_host_is_held_up() {
+    fn a_burst_is_repeated_if_the_host_was_held_up() {
         let bursts = |hidden, held_up: u64| {
             let mut done = 0;
             let last = unless_held_up(|| {
@@ -584,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_with_the_hosts_time_is_no_figure() {
+    fn a_burst_that_includes_host_time_is_an_error() {
         let burst = |host_bound: bool| LaunchBurst {
             intervals_ns: vec![1.0, 2.0],
             ..burst(!host_bound, true)

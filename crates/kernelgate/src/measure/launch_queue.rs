@@ -1,5 +1,5 @@
 //! The device's queue behind the blocker: how many launches fit, and how many commands one is. The
-//! launches themselves are deliberately in another module (`events`).
+//! launches themselves are in the module `events`.
 
 use std::sync::Arc;
 
@@ -14,18 +14,18 @@ pub const MAX_LAUNCHES_PER_BURST: usize = 64;
 /// thousand, and a host that waits for room in the queue cannot release the kernel.
 pub const MAX_QUEUED_COMMANDS: usize = 400;
 
-/// Whether `launches` launches of `commands` commands each, with their events, fit into the
-/// device's queue.
+/// Returns whether `launches` launches of `commands` commands each fit into the device's queue,
+/// with their events.
 pub const fn fits_queue(commands: usize, launches: usize) -> bool {
     commands.saturating_add(3).saturating_mul(launches)
         <= MAX_QUEUED_COMMANDS + 3 * MAX_LAUNCHES_PER_BURST
 }
 
-/// Graphs with nodes that only order commands. Such nodes take entries of the queue in a number
-/// that CUDA does not state.
+/// Describes graphs with nodes that only order other commands. Such nodes take entries of the queue
+/// in a number that CUDA does not state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OrderedGraphs {
-    /// GPUs on which a graph is replayed.
+    /// Number of GPUs on which a graph is replayed.
     pub gpus: usize,
     /// Whether L2 is flushed before each replay.
     pub flushed: bool,
@@ -33,14 +33,14 @@ pub struct OrderedGraphs {
     pub nodes: usize,
 }
 
-/// Number of replays of graphs with the same commands that fit the queue, as trials have shown. A
-/// trial that does not fit takes half a second.
+/// Numbers of graph replays that fit the device's queue, as trials have shown, by the graph's
+/// commands. A trial with too many replays takes half a second.
 #[derive(Debug, Default)]
 pub struct FoundBursts(Vec<(OrderedGraphs, usize)>);
 
 impl FoundBursts {
-    /// Finds the longest burst of these graphs that fits the queue: `longest`, halved until `fits`,
-    /// which tries a burst, agrees. A graph with more nodes has no longer burst.
+    /// Finds the longest burst of such graphs that fits the queue: `longest`, halved until `fits`,
+    /// which tries a burst, agrees. A graph with more nodes gets no longer burst.
     ///
     /// # Errors
     /// Those of a trial.
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_that_was_found_is_not_tried_again() {
+    fn the_longest_burst_of_a_graph_is_searched_once() {
         let graphs = |flushed, nodes| OrderedGraphs { gpus: 2, flushed, nodes };
         let mut bursts = FoundBursts::default();
         // 200 nodes fit.
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_trial_leaves_no_burst() {
+    fn a_failed_search_stores_no_burst() {
         let graphs = OrderedGraphs { gpus: 1, flushed: false, nodes: 9 };
         let mut bursts = FoundBursts::default();
         assert_eq!(bursts.find_longest_burst(graphs, 63, |_| Err("lost")), Err("lost"));

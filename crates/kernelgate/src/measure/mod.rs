@@ -1,7 +1,7 @@
 //! Samples: how long launches took, and the ceilings of the measured roofline.
 //!
-//! Deliberately absent: decisions about how many samples to take (Criterion plans them) and what
-//! they mean (`stats`, `gate`).
+//! This module decides neither how many samples to take (Criterion plans them) nor what they mean
+//! (`stats`, `gate`).
 
 pub mod accuracy;
 pub mod anchors;
@@ -31,7 +31,7 @@ pub use kernelgate_cuda::observe::range;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CacheState {
-    /// Hot caches hold the data that the previous launch left there.
+    /// Hot caches hold the data that the previous launch left in them.
     Hot,
     /// Cold caches are filled with other data before each launch: the L2 cache holds no inputs.
     Cold,
@@ -59,10 +59,10 @@ pub struct LaunchSample {
     pub skew_ns: Option<f64>,
     /// SM clock during the sample's launches, MHz, if the device reports it.
     pub clock_mhz: Option<f64>,
-    /// Attempts thrown away before this one, because the device was throttled or its clock not
-    /// steady.
+    /// Number of attempts that were discarded before this sample, because the device was throttled
+    /// or its clock not steady.
     pub discarded: u64,
-    /// Whether the device was throttled in this one too, the last attempt.
+    /// Whether the device was throttled in the kept sample as well, which was the last attempt.
     pub throttled: bool,
 }
 
@@ -89,23 +89,23 @@ pub struct SampleConditions {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contention: Option<f64>,
     /// Number of other processes that computed on the GPU during the samples; absent on the host,
-    /// and if NVML does not report it.
+    /// or if NVML does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub other_processes: Option<u32>,
 }
 
-/// Whether a number is zero, so that a record can omit it.
+/// Returns whether a number is zero, so that a record can omit it.
 pub(crate) fn is_zero<T: Default + PartialEq>(number: &T) -> bool {
     *number == T::default()
 }
 
 impl SampleConditions {
-    /// Whether another process computed on the GPU.
+    /// Returns whether another process computed on the GPU during the samples.
     pub fn shared_gpu(&self) -> bool {
         self.other_processes.is_some_and(|others| others > 0)
     }
 
-    /// Whether all conditions have their default values and need no record.
+    /// Returns whether all conditions have their default values, so that a record omits them.
     #[allow(clippy::trivially_copy_pass_by_ref)]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -132,7 +132,8 @@ pub struct ReplayResult {
     pub clock_mhz: Option<f64>,
     /// Launches in the replay.
     pub launches: u64,
-    /// By how much an earlier replay of the same work may have been slower, nanoseconds.
+    /// Nanoseconds by which an earlier replay of the same work may have been slower without a
+    /// finding.
     pub allowed_ns: f64,
 }
 
@@ -206,7 +207,7 @@ pub trait Stopwatch {
     }
 
     /// Keeps the device loaded between samples: the launches of the next sample are enqueued while
-    /// the host waits for one. With `false`, waits for the launches in the queue.
+    /// the host waits for one. With `false`, only waits until the queued launches have finished.
     fn keep_loaded(&mut self, _loaded: bool) -> Result<(), BackendError> {
         Ok(())
     }
@@ -229,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_replay_that_does_more_takes_longer_at_the_same_clock() {
+    fn a_replay_with_more_work_takes_longer_at_the_same_clock() {
         let replay = |elapsed_ns| ReplayResult {
             elapsed_ns,
             clock_mhz: None,

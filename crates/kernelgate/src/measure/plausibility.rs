@@ -1,6 +1,6 @@
 //! Plausible ranges of measured numbers: a value outside is a mistake, or was written into a file
-//! by hand. The plausible ranges are wide; they decide no verdict. The errors are fragments of a
-//! message that name the number.
+//! by hand. The ranges of plausible values are wide; they decide no verdict. The errors are
+//! fragments of a message that name the number.
 
 use std::ops::RangeInclusive;
 
@@ -10,19 +10,20 @@ pub const PLAUSIBLE_LAUNCH_NS: RangeInclusive<f64> = 1e-6..=1e18;
 const PLAUSIBLE_HOST_NS: RangeInclusive<f64> = 0.0..=1e18;
 /// Plausible SM clocks, MHz; some devices report 0.
 const PLAUSIBLE_CLOCK_MHZ: RangeInclusive<f64> = 0.0..=1e6;
-/// Wall times of processes: up to thirty years, seconds.
+/// Plausible wall times of a process, seconds: up to thirty years.
 const PLAUSIBLE_SECONDS: RangeInclusive<f64> = 0.0..=1e9;
 /// Shares of a whole.
 const PLAUSIBLE_SHARE: RangeInclusive<f64> = 0.0..=1.0;
 /// Clock cycles of a launch; 0 if a device reports a clock of 0.
 const PLAUSIBLE_CYCLES: RangeInclusive<f64> = 0.0..=1e18;
-/// Sizes of memory and files, bytes: up to an exbibyte, so that sums of them are numbers.
+/// Plausible sizes of memory and files, bytes: up to an exbibyte, so that sums of sizes do not
+/// overflow.
 const PLAUSIBLE_BYTES: RangeInclusive<u64> = 0..=1 << 60;
 /// Things that are counted: launches, commands, cycles of a stage.
 const PLAUSIBLE_COUNT: RangeInclusive<u64> = 0..=1 << 53;
 /// Ratios of two times.
 const PLAUSIBLE_TIME_RATIO: RangeInclusive<f64> = 1e-12..=1e12;
-/// Spreads of samples, relative to their median.
+/// Plausible spreads of samples, relative to their median.
 const PLAUSIBLE_SPREAD: RangeInclusive<f64> = 0.0..=1e24;
 /// Plausible rates: bytes or operations a second.
 const PLAUSIBLE_RATE: RangeInclusive<f64> = 1.0..=1e21;
@@ -56,7 +57,7 @@ pub fn check_cost_ns(ns: f64) -> Result<(), String> {
     check_in_range(&PLAUSIBLE_COST_NS, ns, || format!("an overhead of {} ns", short_number(ns)))
 }
 
-/// Accepts a wall time; `what` begins the error: "wall_s".
+/// Checks that a wall time is plausible; `what` begins the error message: "wall_s".
 pub fn check_seconds(what: &str, seconds: f64) -> Result<(), String> {
     check_in_range(&PLAUSIBLE_SECONDS, seconds, || format!("{what} of {} s", short_number(seconds)))
 }
@@ -71,7 +72,7 @@ pub fn check_bytes(what: &str, bytes: u64) -> Result<(), String> {
     check_in_range(&PLAUSIBLE_BYTES, bytes, || format!("{what} of {bytes} bytes"))
 }
 
-/// Accepts a plausible count; `what` begins the error: "commands".
+/// Checks that a count is plausible; `what` begins the error message: "commands".
 pub fn check_count(what: &str, count: u64) -> Result<(), String> {
     check_in_range(&PLAUSIBLE_COUNT, count, || format!("{what} of {count}"))
 }
@@ -100,13 +101,13 @@ pub fn check_cycles(cycles: f64) -> Result<(), String> {
     })
 }
 
-/// Formats a number without hundreds of zeros.
+/// Formats a number so that a huge or tiny one does not show hundreds of zeros.
 fn short_number(value: f64) -> String {
     let plain = !value.is_normal() || (1e-9..1e21).contains(&value.abs());
     if plain { value.to_string() } else { format!("{value:e}") }
 }
 
-/// NaN lies in no range, so it is refused.
+/// NaN lies in no range, so this comparison refuses it.
 fn check_in_range<T: PartialOrd>(
     range: &RangeInclusive<T>,
     value: T,

@@ -2,7 +2,7 @@
 //! burst that follows a pause.
 //!
 //! A card at its power cap lowers its clock some tens of milliseconds after a load begins. A short
-//! sample behind a pause therefore runs above the sustained clock. In the steady state a case is
+//! sample after a pause therefore runs above the sustained clock. In the steady state a case is
 //! launched, the way it is sampled, until its time no longer changes: [`SettlingWindows`] decides
 //! when. Deliberately absent: how launches are timed, how many samples follow.
 
@@ -17,28 +17,28 @@ use kernelgate_cuda::observe::telemetry::{CardReading, CardTelemetry, names_slow
 
 /// Length of the windows of a load that are compared.
 pub const SETTLING_WINDOW: Duration = Duration::from_millis(100);
-/// Length of the windows of samples. The clock of a capped card may dip for a tenth of a second,
-/// which longer windows average away.
+/// Length of the windows into which samples are divided. The clock of a capped card may dip for a
+/// tenth of a second, which longer windows average away.
 const SAMPLE_WINDOW: Duration = Duration::from_millis(50);
-/// Shortest load of a case at the power cap.
+/// Shortest load before the samples of a case at the power cap.
 const LEAST_LOAD_TIME: Duration = Duration::from_millis(150);
 /// Time after which a case is called unsettled.
 pub const MAX_SETTLING_TIME: Duration = Duration::from_secs(1);
 /// Longest time to wait for a hot card to cool.
 const MAX_COOLING_TIME: Duration = Duration::from_secs(10);
-/// Degrees below the temperature of the slow-down at which a load begins again.
+/// Degrees below the slow-down temperature at which the load of a hot card starts again.
 const COOLED_DEGREES: u32 = 10;
 /// Times that a load begins again because heat slowed the card down.
 const MAX_COOLINGS: u32 = 2;
 /// Largest relative difference of two successive windows of a settled load.
-const WINDOW_AGREEMENT: f64 = 0.015;
+const MAX_SETTLED_WINDOW_DIFFERENCE: f64 = 0.015;
 /// Largest share of its samples' time that the card of a settled case waits for a host that was
 /// held up: its clock rises meanwhile.
 const MAX_IDLE_SHARE: f64 = 0.05;
-/// A clock below this share of the highest one may be due to the power cap.
+/// A clock below this share of the highest clock may be due to the power cap.
 const FULL_CLOCK_RATIO: f64 = 0.98;
 /// Reason why a MIG partition has no power state.
-const MIG: &str = "a MIG partition shares the card's power with others";
+const MIG_LIMITATION: &str = "a MIG partition shares the card's power with others";
 /// NVML's name of the power cap among the throttle reasons.
 const POWER_CAP: &str = "sw_power_cap";
 
@@ -46,10 +46,10 @@ const POWER_CAP: &str = "sw_power_cap";
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PowerMode {
-    /// The card runs at the clock that it sustains under this load.
+    /// Mode of timing: the card runs at the clock that it sustains under this load.
     #[default]
     Steady,
-    /// Pauses between samples keep the average power below the cap.
+    /// Mode of timing: pauses between samples keep the average power below the cap.
     Burst,
 }
 
@@ -67,13 +67,14 @@ impl PowerMode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PowerState {
-    /// The time no longer changed under the load, or the card was below its power cap.
+    /// Steady: the time of launches no longer changed under the load, or the card was below its
+    /// power cap.
     Steady,
     /// The time still changed after [`MAX_SETTLING_TIME`], or the samples do not fix their median.
     Unsettled,
-    /// Pauses between samples kept the average power below the cap.
+    /// Burst: pauses between samples kept the average power below the cap.
     Burst,
-    /// The state means nothing here, or cannot be read; the record has the reason.
+    /// The power state has no meaning here, or cannot be read; the record has the reason.
     NotApplicable,
 }
 
@@ -88,8 +89,8 @@ impl PowerState {
         }
     }
 
-    /// Whether times of both states may be compared. An unsettled case ran under the same load as a
-    /// steady one; its interval is wider.
+    /// Returns whether times in these two power states may be compared. An unsettled case ran under
+    /// the same load as a steady one, but its interval is wider.
     pub const fn comparable(self, other: Self) -> bool {
         matches!(
             (self, other),
@@ -105,10 +106,10 @@ impl PowerState {
 pub struct PowerRecord {
     /// The state.
     pub state: PowerState,
-    /// Reason why the state is not applicable.
+    /// Reason why no power state applies to the case.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whether the power cap held the SM clock down.
+    /// Whether the power cap limited the SM clock.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub at_cap: bool,
     /// For an unsettled case only: where another run's median may lie, relative to the median
@@ -116,7 +117,8 @@ pub struct PowerRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub range: Option<[f64; 2]>,
     /// Share of the samples' wall time during which their launches ran: a card at its cap that
-    /// idles between samples has a higher clock. Absent in records of versions that let it idle.
+    /// idles between samples has a higher clock. Absent in records of versions that let the card
+    /// idle between samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy: Option<f64>,
     /// Power drawn at the end of the samples, milliwatts.
@@ -153,7 +155,8 @@ impl PowerRecord {
         }
     }
 
-    /// Whether heat or a slow-down of the hardware held the clock down at the end of the samples.
+    /// Returns whether heat or a slow-down of the hardware limited the clock at the end of the
+    /// samples.
     pub fn was_slowed(&self) -> bool {
         names_slowdown(&self.throttle)
     }
@@ -169,11 +172,11 @@ impl PowerRecord {
 /// Why settling ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SettlingEnd {
-    /// The average power of the card is below its cap.
+    /// The load ended because the average power of the card is below its cap.
     BelowCap,
-    /// Two successive windows at the cap agree.
+    /// The load ended because two successive windows at the power cap agree.
     AtCap,
-    /// No two successive windows agreed within [`MAX_SETTLING_TIME`].
+    /// The load ended because no two successive windows agreed within [`MAX_SETTLING_TIME`].
     Unsettled,
 }
 
@@ -188,12 +191,13 @@ pub struct TimedLaunches {
     pub clock_mhz: Option<f64>,
 }
 
-/// Launches of a case or of a ceiling, one sample after the other without a pause.
+/// Launches of a case or a ceiling, timed in one sample after the other without a pause.
 pub trait GpuLoad {
     /// Takes the next sample.
     fn take_load_sample(&mut self) -> Result<TimedLaunches, BackendError>;
 
-    /// Reads the card at the end of a window whose last sample had this clock.
+    /// Reads whether the power cap or heat limits the clock, at the end of a window; `clock_mhz` is
+    /// the SM clock of the window's last sample.
     fn cap_reading(&mut self, clock_mhz: Option<f64>) -> CapReading;
 
     /// From now on, enqueues the next sample's launches while one runs: the clock of a capped card
@@ -204,8 +208,8 @@ pub trait GpuLoad {
     fn cool_card(&mut self);
 }
 
-/// Runs a load until its samples may begin; the load is running when this returns. If heat slows
-/// the card down, the load pauses and begins again, twice at most.
+/// Runs a load until samples may begin; the load still runs when this function returns. If heat
+/// slows the card down, the load pauses and begins again, twice at most.
 pub fn wait_until_steady(
     load: &mut dyn GpuLoad,
 ) -> Result<(SettlingWindows, SettlingEnd), BackendError> {
@@ -234,7 +238,7 @@ pub fn wait_until_steady(
 pub struct PowerMeter {
     highest_mhz: f64,
     telemetry: Option<CardTelemetry>,
-    /// Telemetry of the other cards of the set.
+    /// Telemetry of the other GPUs of the set.
     others: Vec<CardTelemetry>,
     /// Reason why the card's power is not that of one process alone, if the reason is known without
     /// NVML.
@@ -248,7 +252,7 @@ impl PowerMeter {
             highest_mhz: f64::from(facts.max_clock_mhz),
             telemetry: CardTelemetry::open_card(&facts.uuid),
             shared: match facts {
-                _ if facts.uuid.starts_with("MIG-") => Some(MIG),
+                _ if facts.uuid.starts_with("MIG-") => Some(MIG_LIMITATION),
                 _ if facts.mps => Some("MPS shares the card's power with other processes"),
                 _ => None,
             },
@@ -272,15 +276,15 @@ impl PowerMeter {
         Self { highest_mhz: 1980.0, telemetry: None, others: Vec::new(), shared }
     }
 
-    /// Whether heat or a slow-down of the hardware holds the clock down now; absent where NVML does
-    /// not report reasons.
+    /// Returns whether heat or a slow-down of the hardware limits the clock now; `None` if NVML
+    /// does not report reasons.
     pub fn is_slowed_by_hardware(&self) -> Option<bool> {
         let others = self.others.iter().any(|card| card.is_slowed_by_hardware() == Some(true));
         self.telemetry.as_ref()?.is_slowed_by_hardware().map(|slowed| slowed || others)
     }
 
     /// Reads whether the power cap or heat holds the card's clock down, at the end of a window.
-    /// Reading the cap takes two calls of NVML.
+    /// Reading whether the cap limits the clock takes two calls of NVML.
     pub fn cap_reading(&self, clock_mhz: Option<f64>) -> CapReading {
         let capped = self.telemetry.as_ref().and_then(CardTelemetry::is_power_capped);
         CapReading {
@@ -303,7 +307,7 @@ impl PowerMeter {
         }
     }
 
-    /// Number of other processes that computed on the card since a time; absent if NVML does not
+    /// Number of other processes that computed on the card since `then`; `None` if NVML does not
     /// report it.
     pub fn others_computing_since(&self, then: SystemTime) -> Option<u32> {
         let cards = self.telemetry.iter().chain(&self.others);
@@ -312,8 +316,8 @@ impl PowerMeter {
         (!counts.is_empty()).then(|| counts.into_iter().sum())
     }
 
-    /// Reads all quantities that NVML reports for the card. Reading NVML takes some milliseconds,
-    /// so it is never done while samples are taken.
+    /// Reads every quantity of the card that NVML reports. Reading NVML takes some milliseconds, so
+    /// it is never done while samples are taken.
     pub fn reading(&self) -> Option<CardReading> {
         self.telemetry.as_ref().map(CardTelemetry::read_card)
     }
@@ -343,7 +347,7 @@ impl PowerMeter {
     }
 }
 
-/// Samples that were taken behind a load.
+/// Summary of the samples that were taken after a load brought the card to a steady state.
 #[derive(Debug, Clone, Copy)]
 pub struct SamplesBehindLoad<'a> {
     /// Time of a launch in each whole window of the samples, nanoseconds.
@@ -385,7 +389,7 @@ impl PowerRecord {
         }
     }
 
-    /// Builds the power record of samples from a reading of the card after them.
+    /// Builds the power record of samples from a card reading taken after them.
     pub fn from_reading(state: PowerState, reading: CardReading) -> PowerRecord {
         Self {
             state,
@@ -407,7 +411,7 @@ impl PowerRecord {
 pub struct SettlingWindows {
     /// Length of a window.
     window: Duration,
-    /// Time of a launch in each whole window, nanoseconds.
+    /// Nanoseconds of a launch in each complete window.
     windows_ns: Vec<f64>,
     open: LoadWindow,
     elapsed: Duration,
@@ -429,22 +433,24 @@ pub struct CapReading {
     pub clock_mhz: Option<f64>,
     /// Highest SM clock that the card supports, MHz.
     pub highest_mhz: f64,
-    /// Whether NVML names the power cap; absent where NVML does not report reasons.
+    /// Whether NVML names the power cap as a reason for the clock; `None` if NVML does not report
+    /// reasons.
     pub capped: Option<bool>,
-    /// Whether NVML names heat or a slow-down of the hardware; absent likewise.
+    /// Whether NVML names heat or a slow-down of the hardware as a reason for the clock; `None` if
+    /// NVML does not report reasons.
     pub slowed: Option<bool>,
 }
 
 impl CapReading {
-    /// Whether the power cap may hold the clock down: The power cap may hold the clock down if NVML
-    /// names it, if NVML reports nothing, or if the clock is clearly below the highest one.
+    /// Returns whether the power cap may limit the clock: The power cap may hold the clock down if
+    /// NVML names it, if NVML reports nothing, or if the clock is clearly below the highest one.
     pub fn may_be_capped(&self) -> bool {
         let low = self.clock_mhz.is_some_and(|clock| clock < FULL_CLOCK_RATIO * self.highest_mhz);
         low || self.capped.unwrap_or(self.clock_mhz.is_none())
     }
 }
 
-/// Whether NVML's reading names the power cap.
+/// Returns whether NVML's reading names the power cap as a reason for the clock.
 pub fn names_power_cap(reading: &CardReading) -> bool {
     reading.throttle.iter().any(|reason| reason == POWER_CAP)
 }
@@ -470,8 +476,8 @@ impl SettlingWindows {
         Self::in_windows(SAMPLE_WINDOW)
     }
 
-    /// Adds a sample of the load, which took `wall` in all. Returns whether the sample ended a
-    /// window.
+    /// Adds a sample of the load, which took `wall` in all. Adds a sample; returns whether it
+    /// completed a window.
     pub fn add(
         &mut self,
         wall: Duration,
@@ -499,7 +505,7 @@ impl SettlingWindows {
         }
         if self.elapsed >= LEAST_LOAD_TIME
             && let [.., before, last] = self.windows_ns[..]
-            && times_agree(before, last, WINDOW_AGREEMENT)
+            && times_agree(before, last, MAX_SETTLED_WINDOW_DIFFERENCE)
         {
             return Some(SettlingEnd::AtCap);
         }
@@ -517,7 +523,7 @@ impl SettlingWindows {
     }
 
     /// Range in which another run's median may lie, relative to the samples' median: the windows of
-    /// a load, and the samples' [`precision::range_of_medians`]. The first window, which is a burst,
+    /// a load, and the samples' `precision::range_of_medians`. The first window, which is a burst,
     /// does not count. A card that does not idle is slower, at most by
     /// the share that it idled.
     pub fn relative_window_range(&self, samples: &SamplesBehindLoad<'_>) -> Option<[f64; 2]> {
@@ -530,9 +536,9 @@ impl SettlingWindows {
         Some([low, high * (1.0 + samples.idle)])
     }
 
-    /// Whether the samples behind this load have a median that is precise enough for a settled case,
-    /// by their windows and those of the load: without its first, which is a burst, and its last,
-    /// which holds samples.
+    /// Whether the samples behind this load have a median that is precise enough for a settled
+    /// case, by their windows and those of the load: without its first, which is a burst, and its
+    /// last, which holds samples.
     pub fn median_is_precise(&self, windows_ns: &[f64]) -> bool {
         let [_, of_load_ns @ .., _] = &self.windows_ns[..] else {
             return precision::median_is_precise(windows_ns);
@@ -569,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_below_the_cap_goes_on_after_one_window() {
+    fn a_case_below_the_power_cap_needs_one_window_of_load() {
         let below = CapReading { clock_mhz: Some(1980.0), capped: None, ..CAPPED_READING };
         assert_eq!(settling_time(&[1.0], &below), (100, Some(SettlingEnd::BelowCap)));
         let named = CapReading { capped: Some(true), ..below };
@@ -580,7 +586,7 @@ mod tests {
         assert_eq!(settling_time(&[1.0], &blind), (100, None));
     }
 
-    /// A simulated card that heat slows down until it has cooled this many times.
+    /// A simulated hot card, which is slowed down until it has cooled this many times.
     struct HotCard {
         needs: u32,
         coolings: u32,
@@ -607,7 +613,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_begins_again_when_a_hot_card_has_cooled() {
+    fn the_load_starts_again_after_a_hot_card_has_cooled() {
         for (needs, coolings) in [(0, 0), (1, 1), (5, MAX_COOLINGS)] {
             let mut card = HotCard { needs, coolings: 0 };
             let (settling, settled) = wait_until_steady(&mut card).unwrap();
@@ -617,7 +623,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slowed_card_is_not_at_its_cap() {
+    fn a_card_slowed_by_heat_is_not_at_its_power_cap() {
         let hot = |reasons: &[&str]| {
             let throttle = reasons.iter().map(|reason| (*reason).to_owned()).collect();
             let reading = CardReading { throttle, ..CardReading::default() };
@@ -630,7 +636,7 @@ mod tests {
     }
 
     #[test]
-    fn attention_settles_behind_its_burst() {
+    fn simulated_attention_settles_after_its_initial_burst() {
         // An H100 after a pause: the first 100 ms are a burst.
         let attention = [0.92, 0.995, 1.0, 1.0];
         assert_eq!(settling_time(&attention, &CAPPED_READING), (300, Some(SettlingEnd::AtCap)));
@@ -638,7 +644,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_that_wanders_is_unsettled_after_a_second() {
+    fn a_load_whose_time_wanders_is_unsettled_after_a_second() {
         let gemm = [0.93, 0.99, 1.02, 1.05, 1.08, 1.11, 1.14, 1.16, 1.13, 1.10, 1.07];
         assert_eq!(settling_time(&gemm, &CAPPED_READING), (1000, Some(SettlingEnd::Unsettled)));
         let mut settling = SettlingWindows::default();
@@ -653,7 +659,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_hold_whole_samples() {
+    fn a_window_consists_of_whole_samples() {
         let mut settling = SettlingWindows::default();
         assert!(!settling.add(Duration::from_millis(60), 3, 30.0, None));
         assert!(settling.add(Duration::from_millis(60), 1, 14.0, Some(1500.0)));
@@ -663,7 +669,7 @@ mod tests {
 
     /// One launch of 400 ms is a sample, and a window.
     #[test]
-    fn a_launch_longer_than_a_window_is_one() {
+    fn a_launch_longer_than_a_window_fills_one_window() {
         let settling_time = |launches_ns: &[f64]| {
             let mut settling = SettlingWindows::default();
             for &launch_ns in launches_ns {
@@ -680,7 +686,7 @@ mod tests {
     }
 
     #[test]
-    fn cards_whose_power_cannot_be_read_have_no_state() {
+    fn a_card_without_readable_power_has_no_power_state() {
         let record = |meter: &PowerMeter| {
             let load = (SettlingWindows::default(), SettlingEnd::Unsettled);
             let samples = SamplesBehindLoad { windows_ns: &[1.0, 2.0], median_ns: 1.5, idle: 0.0 };
@@ -688,20 +694,20 @@ mod tests {
         };
         for (shared, reason) in [
             (None, "NVML is missing, or does not know this device"),
-            (Some(MIG), "a MIG partition shares the card's power with others"),
+            (Some(MIG_LIMITATION), "a MIG partition shares the card's power with others"),
         ] {
             let PowerRecord { state, reason: found, at_cap, range, .. } =
                 record(&PowerMeter::without_nvml(shared));
             assert_eq!((state, at_cap, range), (PowerState::NotApplicable, false, None));
             assert_eq!(found.as_deref(), Some(reason));
         }
-        assert_eq!(PowerMeter::without_nvml(Some(MIG)).energy_mj(), None);
+        assert_eq!(PowerMeter::without_nvml(Some(MIG_LIMITATION)).energy_mj(), None);
     }
 
     /// Launches of 5 ms behind a load that had settled, as an H100 took them: the clock dips for a
     /// tenth of a second, and both windows of 100 ms have the same time.
     #[test]
-    fn a_dip_of_the_clock_while_sampling_is_unsettled() {
+    fn a_drop_of_the_clock_during_samples_makes_the_state_unsettled() {
         let launches = [4.92, 4.96, 5.15, 5.15, 5.24, 5.15, 5.05, 5.0, 4.98, 4.98];
         let windows = |mut windows: SettlingWindows| {
             for launch_ms in launches.into_iter().flat_map(|launch_ms| [launch_ms; 4]) {
@@ -734,14 +740,14 @@ mod tests {
     }
 
     #[test]
-    fn states_compare_with_their_like() {
+    fn only_equal_kinds_of_power_state_are_comparable() {
         use PowerState::{Burst, NotApplicable, Steady, Unsettled};
         assert!(Steady.comparable(Unsettled) && Burst.comparable(Burst));
         assert!(!Steady.comparable(Burst) && !Unsettled.comparable(NotApplicable));
     }
 
     #[test]
-    fn impossible_ranges_are_refused() {
+    fn impossible_unsettled_ranges_are_refused() {
         let record = PowerRecord {
             range: Some([0.99, 1.2]),
             ..PowerRecord::not_applicable("the host computes")

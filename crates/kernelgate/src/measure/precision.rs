@@ -1,12 +1,12 @@
 //! How well the time of a case at the power cap is known, from windows of its samples.
 //!
 //! The clock of a capped card wanders, and some cards lower it for some tenths of a second now and
-//! then. The median hardly moves by such dips, so its interval decides whether a case is settled: by
-//! the order of the windows, as if they were independent. The mean moves by them, and successive
-//! windows depend on each other. The method of batch means divides them into a few long parts: their
-//! means hardly depend on each other, and show by their spread what another run would give. A clock
-//! that wanders more slowly than the samples last cannot be seen. Deliberately absent: how long
-//! samples go on, what a case without precision is called.
+//! then. The median hardly moves by such dips, so its interval decides whether a case is settled:
+//! by the order of the windows, as if they were independent. The mean moves by them, and successive
+//! windows depend on each other. The method of batch means divides them into a few long parts:
+//! their means hardly depend on each other, and show by their spread what another run would give. A
+//! clock that wanders more slowly than the samples last cannot be seen. Deliberately absent: how
+//! long samples go on, what a case without precision is called.
 
 use crate::stats::binomial::median_interval;
 use crate::stats::mean;
@@ -17,11 +17,11 @@ const MEDIAN_ERROR: f64 = 0.05;
 /// Largest width of that interval, relative to its lower end.
 const MAX_MEDIAN_WIDTH: f64 = 0.015;
 /// Numbers of equal parts into which the windows are divided, and the 99.5 % quantile of Student's
-/// distribution for as many means. Parts of different lengths show a clock that wanders at different
-/// speeds.
+/// distribution for as many means. Parts of different lengths show a clock that wanders at
+/// different speeds.
 const PARTS_OF_SAMPLES: [(usize, f64); 2] = [(4, 5.84), (8, 3.50)];
 /// Largest distance of an end of [`mean_interval`] from the mean, relative to the mean.
-const MAX_DISTANCE: f64 = 0.5;
+const MAX_MEAN_DISTANCE: f64 = 0.5;
 
 /// Whether the windows give a median that another run would repeat: its 95 % interval is at most
 /// 1.5 % wide. All windows must lie as close together if they are too few for that interval.
@@ -30,9 +30,9 @@ pub fn median_is_precise(windows_ns: &[f64]) -> bool {
     interval.is_none_or(|[low, high]| high - low <= MAX_MEDIAN_WIDTH * low)
 }
 
-/// Range in which the median of another run may lie: that of the windows and of the mean's interval,
-/// and around it half the width that the interval of a settled median may have. Absent without
-/// windows.
+/// Range in which the median of another run may lie: that of the windows and of the mean's
+/// interval, and around it half the width that the interval of a settled median may have. Absent
+/// without windows.
 pub fn range_of_medians(windows_ns: &[f64]) -> Option<[f64; 2]> {
     let around_ns = mean_interval(windows_ns).into_iter().flatten();
     let [low, high] = range(&windows_ns.iter().copied().chain(around_ns).collect::<Vec<_>>())?;
@@ -46,13 +46,13 @@ fn range(values: &[f64]) -> Option<[f64; 2]> {
 
 /// The 99 % interval of the mean; absent for fewer than four windows.
 fn mean_interval(windows_ns: &[f64]) -> Option<[f64; 2]> {
-    let distance = relative_half_width(windows_ns)?.min(MAX_DISTANCE);
+    let distance = relative_half_width(windows_ns)?.min(MAX_MEAN_DISTANCE);
     let mean_ns = mean(windows_ns);
     Some([mean_ns * (1.0 - distance), mean_ns * (1.0 + distance)])
 }
 
-/// Half-width of the 99 % interval of the mean, relative to the mean: the largest by 4 and by 8 parts;
-/// absent for fewer than four windows.
+/// Half-width of the 99 % interval of the mean, relative to the mean: the largest by 4 and by 8
+/// parts; absent for fewer than four windows.
 fn relative_half_width(windows_ns: &[f64]) -> Option<f64> {
     let half_width = |(parts, quantile): (usize, f64)| {
         let windows_per_part = windows_ns.len() / parts;
@@ -106,8 +106,8 @@ mod tests {
 
     /// How runs of 4 to 12 windows end on a card whose clock wanders by `deviation` around its
     /// mean, with this correlation between successive windows: shares of runs whose median is
-    /// precise, whose median is called precise and is wrong by more than 1 %, and whose range misses
-    /// the truth.
+    /// precise, whose median is called precise and is wrong by more than 1 %, and whose range
+    /// misses the truth.
     fn outcomes_on_wandering_clock(deviation: f64, correlation: f64) -> [f64; 3] {
         const RUNS: usize = 2000;
         const MOST_WINDOWS: usize = 12;
@@ -155,7 +155,7 @@ mod tests {
 
     /// A clock that stays where it is for half a second looks steady for a tenth.
     #[test]
-    fn a_clock_that_wanders_slowly_is_seen_in_part() {
+    fn a_slowly_wandering_clock_is_detected_in_some_of_the_runs() {
         let [precise, wrong, missed] = outcomes_on_wandering_clock(0.03, 0.9);
         println!("{precise} precise, {wrong} wrong, {missed} missed");
         assert!(precise < 0.35 && missed < 0.1);

@@ -1,9 +1,10 @@
 //! Protocol between the program and a bench executable: one request in a file, one response in a
 //! file.
 //!
-//! The program starts the executable with [`REQUEST_VARIABLE`] naming the request; the same flags and
-//! variables as in `cargo bench` select cases. An executable answers the argument [`VERSION_QUESTION`] with
-//! its protocol versions, so that the two sides of a comparison may use different releases.
+//! The program starts the executable with [`REQUEST_VARIABLE`] naming the request; the same flags
+//! and variables as in `cargo bench` select cases. An executable answers the argument
+//! [`VERSION_QUESTION`] with its protocol versions, so that the two sides of a comparison may use
+//! different releases.
 //!
 //! A release that adds an optional field keeps the version. A release that changes a meaning, or
 //! adds a field that must survive, raises it: readers reject a file of a newer version, and so
@@ -20,20 +21,21 @@ pub use response::{
     ListedRow, PeerProgram, ProfiledCase, ResourcesReport, TimingMethodReport, VerifiedCase,
 };
 
-/// Names the request's file, or asks [`VERSION_QUESTION`].
+/// Environment variable with the path of the request's file, or with [`VERSION_QUESTION`].
 pub const REQUEST_VARIABLE: &str = "KERNELGATE_REQUEST";
 
 /// Value of [`REQUEST_VARIABLE`] that asks only which versions an executable speaks.
 pub const VERSION_QUESTION: &str = "protocol";
 
-/// Oldest and newest version that this library speaks.
+/// Oldest and newest version of the protocol that this library supports.
 pub const SUPPORTED_VERSIONS: (u64, u64) = (1, 1);
 
 /// Text at the beginning of the line that states the protocol versions.
 const VERSION_LINE_PREFIX: &str = "kernelgate-protocol ";
 
 /// A text in the file of every bench executable, by which the program `kernelgate` recognises it
-/// without running it. The NUL bytes keep this mark out of scripts and other text.
+/// without running it. The NUL bytes ensure that scripts and other text files do not contain this
+/// mark.
 pub const BENCH_MARK: &str = "\0kernelgate bench executable\0";
 
 /// Makes sure that the compiler and the linker leave [`BENCH_MARK`] in the executable.
@@ -42,13 +44,15 @@ pub fn keep_executable_mark() {
     std::hint::black_box(BENCH_MARK.as_ptr());
 }
 
-/// The newest version that an executable of these versions and this library speak.
+/// Returns the newest protocol version that this library and an executable with these versions both
+/// support.
 pub fn newest_common_version((oldest, newest): (u64, u64)) -> Option<u64> {
     let version = newest.min(SUPPORTED_VERSIONS.1);
     (version >= oldest.max(SUPPORTED_VERSIONS.0)).then_some(version)
 }
 
-/// Response to [`VERSION_QUESTION`]: the oldest and the newest supported version, on a line of its own.
+/// Response to [`VERSION_QUESTION`]: the oldest and the newest supported version, on a line of its
+/// own.
 pub fn version_answer() -> String {
     format!("{VERSION_LINE_PREFIX}{}-{}", SUPPORTED_VERSIONS.0, SUPPORTED_VERSIONS.1)
 }
@@ -69,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_parsed_and_other_text_is_not() {
+    fn a_version_answer_is_parsed_and_other_text_is_rejected() {
         assert_eq!(
             parse_version_answer(&format!("noise\n{}\nmore noise\n", version_answer())),
             Some(SUPPORTED_VERSIONS)
@@ -88,14 +92,14 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_version_of_both_is_spoken() {
+    fn the_newest_common_protocol_version_is_used() {
         let newest = SUPPORTED_VERSIONS.1;
         assert_eq!(newest_common_version((1, newest)), Some(newest));
         assert_eq!(newest_common_version((1, newest + 5)), Some(newest));
         assert_eq!(newest_common_version((newest + 1, newest + 5)), None);
     }
 
-    /// These types are version 2 of the protocol files, as a later release may write them.
+    /// Defines version 2 of the protocol files, as a later release may write them.
     mod next {
         use serde::{Deserialize, Serialize};
 
@@ -122,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_and_a_later_one_understand_each_other() {
+    fn protocol_version_1_and_a_later_version_read_each_others_files() {
         use crate::record::file;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("request.json");
@@ -138,7 +142,8 @@ mod tests {
         assert_eq!(file::read::<BenchRequest>(&path).unwrap(), request);
         assert_eq!(file::read::<next::RequestFile>(&path).unwrap().priority, 7);
         // A version 1 that reads and writes it drops the field: it must not carry a meaning that
-        // others rely on. A field that does raises the version, and is refused.
+        // others rely on. A field that changes the meaning raises the version, and older readers
+        // refuse it.
         file::write(&path, &file::read::<BenchRequest>(&path).unwrap()).unwrap();
         assert_eq!(file::read::<next::RequestFile>(&path).unwrap().priority, 0);
         file::write(&path, &next::RequestFile { priority: 7, ..later }).unwrap();

@@ -28,46 +28,46 @@ pub struct CaseRecording {
     pub launch_cost_ns: Option<f64>,
     /// The least times of a launch by the device's measured ceilings, hot.
     pub limits: Vec<TimeLimit>,
-    /// The declared work of one launch.
+    /// Declared work of one launch of the recorded case.
     #[serde(default)]
     pub work: WorkRecord,
-    /// Samples that a launch computes, for a rate.
+    /// Number of samples that a launch computes, for a throughput.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples: Option<u64>,
     /// Unit of the samples in which throughput is stated.
     #[serde(default, skip_serializing_if = "SampleUnit::is_default_unit")]
     pub sample_unit: SampleUnit,
-    /// Parts of the network for which tables have rows.
+    /// Parts of the network that have rows in tables of the profile.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<RecordedPart>,
     /// Stages inside the case's kernels, if their rows name stages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<RecordedStages>,
-    /// Purposes of the case's device memory, with bytes.
+    /// Device memory of the case by purpose, bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory_uses: Vec<(String, u64)>,
     /// The device on which the case ran; the first device, if it ran on several.
     pub device: RecordedDevice,
-    /// Further devices that the case ran on.
+    /// Further GPUs on which the case ran.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub other_devices: Vec<RecordedDevice>,
     /// Recorded operations, and the allocations since the preparation began.
     pub trace: RecordedActivity,
 }
 
-/// A part of a problem, as [`crate::workload::BreakdownPart`], with the ceiling that bounds it on this
-/// device.
+/// One part of a problem, as in [`crate::workload::BreakdownPart`], with the ceiling that limits it
+/// on this device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RecordedPart {
     /// Table of the part.
     pub table: String,
-    /// Name of this part in tables.
+    /// Name of the problem's part in tables.
     pub label: String,
     /// End of the paths of the part's ranges.
     pub range: String,
     /// The least times of the declared work in one launch, hot.
     pub limits: Vec<TimeLimit>,
-    /// Declared work of the part in one launch.
+    /// Declared work of the problem's part in one launch.
     #[serde(default)]
     pub work: WorkRecord,
 }
@@ -80,15 +80,16 @@ pub struct RecordedStages {
     pub kernel: String,
     /// Stages of the kernel.
     pub names: Vec<String>,
-    /// Launches of the case that were counted.
+    /// Number of launches whose stages were counted.
     pub launches: u32,
-    /// Cycles of each stage in each block, of all those launches: by block, then by stage.
+    /// Cycles of each stage in each thread block over all counted launches: by block, then by
+    /// stage.
     pub cycles: Vec<Vec<u64>>,
 }
 
 impl CaseRecording {
     /// Name of the range around each recorded launch.
-    pub const STEP_RANGE: &str = "step";
+    pub const LAUNCH_RANGE: &str = "step";
 }
 
 impl RecordType for CaseRecording {

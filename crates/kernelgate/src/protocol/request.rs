@@ -20,11 +20,11 @@ pub struct BenchRequest {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RequestedAction {
-    /// List the cases, and which of them can run on this machine.
+    /// Request to list the cases and which of them can run on this machine.
     List,
-    /// Compare the outputs of every case with the reference.
+    /// Request to compare the outputs of every case with its reference.
     Verify {
-        /// Folder for inputs, outputs and reference of each case.
+        /// Folder into which the inputs, outputs and reference of each case are written.
         dump: Option<PathBuf>,
     },
     /// Sum up the kernels of one launch of each case.
@@ -35,18 +35,18 @@ pub enum RequestedAction {
     Resources {
         /// "sm_90a".
         arch: String,
-        /// Compile only builds that have a kernel whose name matches this regular expression.
+        /// Regular expression: only builds with a kernel whose name matches are compiled.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         filter: Option<String>,
     },
-    /// Measure how good event timing is on the GPU.
+    /// Request to measure how exact event timing is on the GPU.
     Timing {
         /// Part of the report to measure; all parts if absent.
         part: Option<TimingReportPart>,
     },
-    /// Report the device on which cases would run.
+    /// Request to report the device on which cases would run.
     Environment,
-    /// Hand out the programs that time other people's kernels for the same problems.
+    /// Request for the programs that time other people's kernels for the same problems.
     Peers,
     /// Verify and time the cases of one trial of a comparison.
     Trial(Box<TrialRequest>),
@@ -62,7 +62,7 @@ impl RequestedAction {
     }
 }
 
-/// How often a case is launched for a recording.
+/// Number of launches of a case that are recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct RecordedLaunches {
     /// Number of launches before the recorded ones; the bench chooses it if absent.
@@ -79,7 +79,7 @@ pub enum TimingReportPart {
     Spins,
     /// Copies, against CUPTI's record of the same launches.
     Cupti,
-    /// The cases that are selected, against CUPTI's record of the same launches.
+    /// Compares event times of the selected cases with CUPTI's record of the same launches.
     Cases,
     /// Reads with the caches hot and cold.
     Cold,

@@ -29,22 +29,23 @@ pub struct BenchResponse {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BenchResponseBody {
-    /// The bench has none of the requested cases.
+    /// Answer: the bench has none of the requested cases.
     NoMatch {
         /// Reason, as a sentence.
         reason: String,
         /// Ids, or parts of ids, that are close to the requested ones; best first.
         close: Vec<String>,
     },
-    /// The action is not possible here: a fragment that names the missing part.
+    /// Answer: the action is not possible here, with a fragment that names the missing part.
     Refused(String),
     /// The cases.
     List(BenchListing),
-    /// Comparison of each implementation's outputs with the reference.
+    /// Answer: the comparison of each implementation's outputs with the reference.
     Verify(Vec<VerifiedCase>),
-    /// Each case's kernels as the hardware recorded them, one an implementation.
+    /// Answer: the kernels of each case as the hardware recorded them, one case for each
+    /// implementation.
     Profile(Vec<ProfiledCase>),
-    /// Registers, spills and shared memory of the kernels.
+    /// Answer: registers, spills and shared memory of the kernels.
     Resources(ResourcesReport),
     /// How good timing is.
     Timing(Box<TimingMethodReport>),
@@ -56,10 +57,10 @@ pub enum BenchResponseBody {
     Trial,
 }
 
-/// Compiler output for a bench binary's kernels.
+/// Resources of the kernels of a bench binary, as the compiler reports them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ResourcesReport {
-    /// Resources of the kernels that the architecture runs.
+    /// Resources of the kernels that run on the architecture.
     pub resources: RunResources,
     /// Builds that the architecture cannot run, each with its requirement.
     pub left_out: Vec<String>,
@@ -74,7 +75,7 @@ pub struct ResourcesReport {
 pub struct BenchListing {
     /// The backend on which cases run on this machine.
     pub backend: String,
-    /// The reason why cases do not run on the other backend, as a fragment of a sentence.
+    /// Reason why cases do not run on the other backend, as a fragment of a sentence.
     pub otherwise: String,
     /// The workloads.
     pub workloads: Vec<ListedProblem>,
@@ -109,16 +110,17 @@ pub struct ListedRow {
 pub struct ListedCase {
     /// Id of the case.
     pub case: String,
-    /// Whether the case can run on this machine. Status of the case.
+    /// Whether the case can run on this machine, was skipped or failed. Status of the case.
     pub status: CaseStatus,
     /// Why not, a fragment.
     pub reason: Option<String>,
-    /// Whether no machine can run it: its implementation does not compute the problem.
+    /// Whether no machine can run the case, because its implementation does not compute the
+    /// problem.
     #[serde(default)]
     pub unsupported: bool,
     /// Declared operations of GEMMs; 0 if the case is skipped.
     pub matmul_flops: u64,
-    /// Declared fewest bytes; 0 if the case is skipped.
+    /// Fewest bytes that the case moves, as declared; 0 if it is skipped.
     pub bytes: u64,
     /// Host memory at the peak, bytes; 0 if the case is skipped.
     pub host_bytes: u64,
@@ -130,9 +132,9 @@ pub struct ListedCase {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CaseStatus {
-    /// The case ran and is right, or can run.
+    /// The case ran with correct outputs, or can run.
     Ok,
-    /// The case is wrong, or failed with an error.
+    /// The case has wrong outputs, or failed with an error.
     Failed,
     /// The case cannot run on this machine.
     Skipped,
@@ -156,7 +158,7 @@ pub struct VerifiedCase {
     pub case: String,
     /// Status of the case.
     pub status: CaseStatus,
-    /// Elements compared; 0 if the case did not pass.
+    /// Number of elements that were compared; 0 if the case did not pass.
     pub checked: u64,
     /// Elements of the outputs; 0 if the case did not pass.
     pub total: u64,
@@ -164,7 +166,7 @@ pub struct VerifiedCase {
     pub max_error: f64,
     /// Relative L2 error of the outputs, ‖out - ref‖₂ / ‖ref‖₂.
     pub relative_l2: f64,
-    /// Relative error from rounding the outputs to their dtypes.
+    /// Relative error that rounding the outputs to their dtypes causes.
     pub rounding: f64,
     /// Errors of each output, by name, if several outputs are compared within bounds.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -175,18 +177,18 @@ pub struct VerifiedCase {
     /// [`VerificationRecord`]: crate::record::run::VerificationRecord::data_set
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_set: Option<String>,
-    /// Hash of the inputs of a case whose outputs are known for one seed only, if `data_set` holds
+    /// Hash of the inputs of a case whose outputs are known for only one seed, if `data_set` holds
     /// no hash; absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inputs: Option<String>,
-    /// Whether a second launch gave the same bits: a fact, not a verdict. Absent if the case did
-    /// not pass.
+    /// Whether a second launch gave the same bits: a fact, not a verdict. The field `repeatable` is
+    /// absent if the case did not pass.
     pub repeatable: Option<bool>,
     /// Reason why the case failed or was skipped.
     pub reason: Option<String>,
     /// The kernels of the row that were launched on the GPU, each by file, macros and symbol as in
-    /// records of resources: `attention/forward_flash DTYPE=Bf16 HEAD_DIM=64 CAUSAL=0`. Kernels of
-    /// libraries and of other code are unknown.
+    /// records of resources: `attention/forward_flash DTYPE=Bf16 HEAD_DIM=64 CAUSAL=0`. Names of
+    /// the kernels that ran; kernels of libraries and of other code are unknown.
     pub kernels: Vec<String>,
 }
 
@@ -207,7 +209,7 @@ pub struct ProfiledCase {
     pub samples: Option<u64>,
     /// Why it failed or was skipped, or what its phases do not show.
     pub reason: Option<String>,
-    /// Everything that was recorded, where kernels were.
+    /// Everything that CUPTI recorded of the case, if it recorded kernels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recording: Option<Box<CaseRecording>>,
 }
@@ -218,7 +220,7 @@ pub struct ProfiledCase {
 pub struct TimingMethodReport {
     /// Environment of the measurements.
     pub environment: Environment,
-    /// Readings of the card, before and after.
+    /// Readings of the card before and after the recording.
     pub telemetry: Vec<CardReading>,
     /// Measured cost of launching and timing.
     pub overhead: LaunchOverhead,
@@ -230,7 +232,7 @@ pub struct TimingMethodReport {
     pub cold: Option<Vec<HotAndColdReadRow>>,
     /// Against CUPTI.
     pub cupti: Option<Vec<EventAndCuptiTimeRow>>,
-    /// Unavailable measurements and their reasons, in sentences.
+    /// Measurements that were not possible, with the reasons, in sentences.
     pub notes: Vec<String>,
 }
 
@@ -278,7 +280,7 @@ impl RecordType for BenchResponse {
     }
 }
 
-/// Accepts ids of cases, each of which stands there once.
+/// Checks that no case id occurs twice.
 fn check_case_ids<'a>(mut ids: impl Iterator<Item = &'a String>) -> Result<(), String> {
     let mut seen = BTreeSet::new();
     ids.try_for_each(|id| {
@@ -317,7 +319,7 @@ impl ProfiledCase {
 }
 
 impl TimingMethodReport {
-    /// Checks that the times and the ceilings are plausible.
+    /// Checks that the times and ceilings of a profiled case are plausible.
     fn validate(&self) -> Result<(), String> {
         self.environment.validate()?;
         self.overhead.validate()?;
@@ -373,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_stands_in_a_response_once() {
+    fn a_case_id_that_occurs_twice_in_a_response_is_refused() {
         let response = |cases: &[&str]| {
             let case =
                 |id: &&str| VerifiedCase { case: (*id).to_owned(), ..verified_case_example() };

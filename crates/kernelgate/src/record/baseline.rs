@@ -38,7 +38,7 @@ pub struct ReplacedRuns {
     pub of: String,
     /// Cases concerned.
     pub cases: usize,
-    /// Largest number of runs that one of these cases had.
+    /// Largest number of replaced runs that any of these cases had.
     pub runs: usize,
 }
 
@@ -50,19 +50,21 @@ impl std::fmt::Display for ReplacedRuns {
     }
 }
 
-/// Whether two cases of a GPU were measured in comparable power states. An unrecorded state is
-/// comparable with no other.
+/// Whether two cases of a GPU were measured in comparable power states. A case without a recorded
+/// power state is comparable with no other.
 fn have_comparable_power(one: Option<CasePower>, other: Option<CasePower>) -> bool {
     one.zip(other).is_some_and(|(one, other)| one.comparable(other))
 }
 
-/// Text of a power state in the message of a refusal, beside the other state.
+/// Describes a power state beside the other one, for the message of a refusal.
 fn power_text(power: Option<CasePower>, other: Option<CasePower>) -> String {
-    const ANEW: &str = "`cargo bench -- --save-baseline NAME` measures it anew";
-    let Some(power) = power else { return format!("not recorded: {ANEW}") };
+    const HOW_TO_MEASURE_AGAIN: &str = "`cargo bench -- --save-baseline NAME` measures it anew";
+    let Some(power) = power else { return format!("not recorded: {HOW_TO_MEASURE_AGAIN}") };
     let loaded = |power: CasePower| power.busy.is_some();
     if !loaded(power) && other.is_some_and(loaded) && power.at_cap {
-        return format!("{power}, by a version that let the card idle between samples: {ANEW}");
+        return format!(
+            "{power}, by a version that let the card idle between samples: {HOW_TO_MEASURE_AGAIN}"
+        );
     }
     power.to_string()
 }
@@ -80,22 +82,22 @@ impl Baseline {
     pub fn open_or_empty(path: &Path, name: &str) -> Result<Baseline, RecordFileError> {
         match file::read(path) {
             Err(error) if error.is_not_found() => Ok(Self::new(name)),
-            // The file may have been copied under another name.
+            // The name of the file replaces the name inside, because the file may have been copied.
             read => read.map(|baseline: Self| Self { name: name.to_owned(), ..baseline }),
         }
     }
 
     /// Replaces the cases that a run measured; other cases stay.
     ///
-    /// Runs of the same session, and runs of one executable built from one commit without changes,
-    /// add up. All other runs of a case are replaced, so that a case never mixes commits; if
-    /// several runs are replaced, their medians stay as [`BaselineCase::earlier`].
+    /// Runs of one session, or of one executable built from one clean commit, are added to each
+    /// other. All other runs of a case are replaced, so that a case never mixes commits; if several
+    /// runs are replaced, their medians stay as [`BaselineCase::earlier`].
     pub fn merge_run(&mut self, run: &ProcessRun) {
         self.insert(run, |baseline, key| baseline.belongs_to_same_code(key, run));
     }
 
-    /// The runs that a [`Self::merge_run`] of a run with these cases replaces, grouped by their
-    /// code.
+    /// Returns the earlier runs of these cases that [`Self::merge_run`] would replace, grouped by
+    /// their code.
     pub fn runs_replaced_by<'a>(
         &self,
         run: &ProcessRun,
@@ -117,7 +119,8 @@ impl Baseline {
         replaced.into_iter().map(each).collect()
     }
 
-    /// Whether a run of the baseline is of the same session or the same code as another.
+    /// Returns whether a run of the baseline belongs to the same session or the same code as
+    /// another run.
     fn belongs_to_same_code(&self, key: &str, run: &ProcessRun) -> bool {
         let (there, here) = (self.runs[key].origin(), run.origin());
         let same_session = key.split('/').next() == Some(&run.session);
@@ -125,8 +128,8 @@ impl Baseline {
             || (there.is_same_build(here) && there.has_same_inputs_and_environment(here))
     }
 
-    /// States the first difference between a run of the baseline and another run that does not
-    /// match it.
+    /// Returns the first fact in which a run of the baseline differs from a run that does not match
+    /// it.
     fn first_difference(&self, key: &str, run: &ProcessRun) -> String {
         let there = &self.runs[key];
         let commit = there.provenance.short_commit();
@@ -163,8 +166,8 @@ impl Baseline {
         Ok(())
     }
 
-    /// Takes over errors that were recorded of an executable, in the cases that a run of it has;
-    /// how many these are.
+    /// Adds the recorded errors of an executable to the cases of this baseline that its runs
+    /// measured; returns the number of these cases.
     pub fn add_seed_errors(&mut self, numerics: &Numerics) -> usize {
         let is_same_build = |run: &BaselineRun| {
             run.executable.as_ref() == Some(&numerics.executable)
@@ -184,7 +187,7 @@ impl Baseline {
         count
     }
 
-    /// All facts in which a case of a run differs from the same case of this baseline.
+    /// Returns all facts in which a case of a run differs from the same case of this baseline.
     pub fn case_mismatches(
         &self,
         base: &BaselineCase,
@@ -221,8 +224,8 @@ impl Baseline {
         found
     }
 
-    /// Adds a run to the baseline; of the earlier runs of its cases only those that `keep` accepts
-    /// stay.
+    /// Adds a run to the baseline; of earlier runs of its cases, only those that `keep` accepts
+    /// remain.
     fn insert(&mut self, run: &ProcessRun, keep: impl Fn(&Self, &str) -> bool) {
         let run_key = self.unused_run_key(run);
         for (id, case) in &run.cases {
@@ -233,8 +236,8 @@ impl Baseline {
                 .filter(|before| before.revision == entry.revision && before.work == entry.work);
             if let Some(before) = before {
                 let power = case.samples.power.as_ref().map(CasePower::from);
-                // Times in another power state are replaced, because they are never judged
-                // together.
+                // Times in another power state are replaced, because times in two states are never
+                // judged together.
                 let kept = before.runs.iter().filter(|(key, of)| {
                     keep(self, key)
                         && (run.environment.is_on_host() || have_comparable_power(of.power, power))
@@ -274,8 +277,8 @@ impl Baseline {
         self.runs.retain(|key, _| used.contains(key));
     }
 
-    /// The run's own key, with a number where another run has it: sessions may be given the same
-    /// name in several checkouts.
+    /// Returns the run's own key, with a number added if another run has it: several checkouts may
+    /// have sessions of one name.
     fn unused_run_key(&self, run: &ProcessRun) -> String {
         let process = run.process_name_of_run();
         let numbered = (2..).map(|number| format!("{}-{number}/{process}", run.session));
@@ -284,7 +287,7 @@ impl Baseline {
         keys.find(free).unwrap_or_else(|| run.baseline_key())
     }
 
-    /// Whether the baseline has this run already.
+    /// Returns whether the baseline has this run already.
     pub fn has(&self, run: &ProcessRun) -> bool {
         self.runs.get(&run.baseline_key()).is_some_and(|there| there.is(run))
     }
@@ -318,7 +321,7 @@ impl Baseline {
 }
 
 impl BaselineRun {
-    /// Checks the time, the place and the ceilings.
+    /// Checks the time, the place and the ceilings of a baseline's run.
     fn validate(&self) -> Result<(), String> {
         text::check_rfc3339_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
         self.environment.validate()?;
@@ -328,7 +331,7 @@ impl BaselineRun {
         self.limits.validate()
     }
 
-    /// Whether the entry belongs to this run, which has the same key.
+    /// Returns whether a baseline's entry describes this run, which has the same key.
     fn is(&self, run: &ProcessRun) -> bool {
         self.started == run.started && self.provenance == run.provenance
     }
@@ -437,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_of_one_clean_build_add_and_others_replace() {
+    fn runs_of_one_clean_build_add_up_and_other_runs_are_replaced() {
         let first = run("1", "aaaa", Some("x"));
         let with = |second: &ProcessRun| {
             let mut baseline = Baseline::new("main");
@@ -465,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_of_the_same_name_is_another_run() {
+    fn a_session_with_an_equal_name_in_another_checkout_is_another_run() {
         let mut baseline = Baseline::new("main");
         baseline.merge_run(&run("1", "aaaa", Some("x")));
         let mut second = run("1", "bbbb", Some("y"));
@@ -478,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_kept_and_files_without_them_are_read() {
+    fn a_baseline_keeps_limits_and_may_lack_them() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("main.json");
         let limit = TimeLimit { time_ns: 50.0, by: "memory".to_owned() };
@@ -524,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn baseline_rejects_runs_of_other_code() {
+    fn a_run_of_other_code_is_not_merged_into_a_baseline() {
         let mut baseline = Baseline::new("main");
         baseline.add(&run("1", "aaaa+changes", Some("x"))).unwrap();
         let mut field =

@@ -15,7 +15,7 @@ use crate::stats::{QuartileSpread, median};
 /// Times and facts of a case from one process run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CaseRun {
-    /// Median over the samples, nanoseconds a launch.
+    /// Median time of a launch over the samples, nanoseconds.
     pub median_ns: f64,
     /// Half the interquartile range of the samples over their median.
     pub spread: f64,
@@ -39,7 +39,8 @@ pub struct CaseRun {
     /// Costs of a launch other than device time.
     #[serde(default, skip_serializing_if = "LaunchCosts::is_empty")]
     pub costs: LaunchCosts,
-    /// Time that the ceilings of the process allowed; absent if they were not measured.
+    /// Time that the measured ceilings allow for a launch, nanoseconds; absent if they were not
+    /// measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<TimeLimit>,
 }
@@ -63,7 +64,7 @@ impl CaseRun {
         }
     }
 
-    /// Summarizes a case whose samples were validated.
+    /// Summarises a case whose samples were validated before.
     pub fn from_record(case: &CaseRecord) -> CaseRun {
         Self { limit: case.limit.clone(), ..Self::from_samples(&case.samples) }
     }
@@ -114,7 +115,8 @@ pub struct CasePower {
     /// Whether the power cap held the SM clock down.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub at_cap: bool,
-    /// Range of an unsettled case, as in [`PowerRecord::range`].
+    /// Range in which another run's time may lie if the case is unsettled, as in
+    /// [`PowerRecord::range`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub range: Option<[f64; 2]>,
     /// Share of the samples' wall time during which launches ran, as in [`PowerRecord::busy`].
@@ -158,7 +160,7 @@ impl From<&PowerRecord> for CasePower {
 /// Rounds a number to `count` significant digits.
 pub(super) fn round_to_digits(number: f64, count: usize) -> f64 {
     let rounded: Option<f64> = format!("{number:.*e}", count - 1).parse().ok();
-    // Rounding may make the largest number infinite.
+    // Rounding to fewer digits may turn the largest number into infinity.
     rounded.filter(|it| it.is_finite()).unwrap_or(number)
 }
 
@@ -167,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_digits_are_the_same_number() {
+    fn numbers_are_rounded_to_significant_digits() {
         assert_eq!(
             [round_to_digits(1348146.384, 7), round_to_digits(0.00115122, 4)],
             [1348146.0, 0.001151]
@@ -181,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn launches_beyond_all_numbers_do_not_overflow() {
+    fn a_sum_of_launch_counts_does_not_overflow() {
         let mut case = CaseRecord::untimed_samples(vec![1e20, 1e20]);
         case.samples.launches = vec![u64::MAX, 1];
         assert_eq!(CaseRun::from_samples(&case.samples).total_launches, u64::MAX);

@@ -61,8 +61,8 @@ impl StoredCriterionCase {
     }
 }
 
-/// Results of one process in Criterion's store. The key of a case is its id, followed by a number
-/// if an earlier case has the same id.
+/// Results of one process, read from Criterion's store. The key of a case is its id, with a number
+/// added if an earlier case has the same id.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CriterionStoreResults {
     /// Cases by id.
@@ -79,7 +79,7 @@ pub enum StoreError {
     /// An operation of the file system failed.
     #[error("failed to read {0}: {1}")]
     Io(PathBuf, std::io::Error),
-    /// The file does not have Criterion's format.
+    /// A file of Criterion's store does not have Criterion's format.
     #[error("failed to read {0}: not as Criterion writes it ({1})")]
     Json(PathBuf, serde_json::Error),
 }
@@ -142,7 +142,7 @@ pub fn title_without_repeat_suffix(title: &str) -> Option<&str> {
     number.parse::<u32>().is_ok().then_some(id)
 }
 
-/// Whether a process left no result in the store.
+/// Returns whether a process left no result in Criterion's store.
 pub fn is_empty(store: &Path) -> bool {
     std::fs::read_dir(store).map_or(true, |mut entries| entries.next().is_none())
 }
@@ -208,7 +208,7 @@ mod tests {
     fn write_criterion_case(store: &Path, folder: &str, (id, title): (&str, &str), sample: &str) {
         let folder = store.join(folder);
         std::fs::create_dir_all(&folder).unwrap();
-        // A file as Criterion 0.5 writes it; 0.8 writes the same format.
+        // Writes a result in the format of Criterion 0.5, which 0.8 also writes.
         let benchmark = format!(
             "{{\"group_id\":\"grüppe/β ?*\",\"function_id\":\"with/slash\",\"value_str\":\"1000\",\
              \"throughput\":{{\"Elements\":1000}},\"full_id\":\"{id}\",\
@@ -219,14 +219,15 @@ mod tests {
     }
 
     #[test]
-    fn samples_are_read_by_id_wherever_they_lie() {
+    fn criterions_samples_are_found_by_their_ids_in_any_folder() {
         let store = tempfile::tempdir().unwrap();
         let store = store.path();
         assert_eq!(read(&store.join("none")).unwrap(), CriterionStoreResults::default());
         assert!(is_empty(store));
         let linear = "{\"sampling_mode\":\"Linear\",\"iters\":[3.0,6.0],\"times\":[30.0,66.5]}";
         write_case(store, "grüppe_β __/with_slash/1000/new", "grüppe/β ?*/with/slash/1000", linear);
-        // What Criterion copies to compare with, and a case named as its folders are.
+        // Writes the copies that Criterion keeps for comparisons, and a case whose name equals a
+        // folder's name.
         write_case(store, "grüppe_β __/with_slash/1000/base", "base", linear);
         write_case(store, "new/new", "new", linear);
         std::fs::create_dir_all(store.join("report/new")).unwrap();
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_the_field_of_an_impossible_value() {
+    fn an_impossible_sample_is_reported_with_its_field() {
         let folder = tempfile::tempdir().unwrap();
         let store = folder.path();
         for (id, sample, words) in [
@@ -268,8 +269,7 @@ mod tests {
         let stored = read(store).unwrap();
         assert!(stored.cases.is_empty(), "{:?}", stored.cases);
         assert_eq!(stored.unusable["same"], "two cases have this id");
-        // Covers titles that Criterion numbered, and titles that are equal only because Criterion
-        // cut them.
+        // These titles were numbered by Criterion, or are equal only because Criterion cut them.
         for (folder, id, title) in [
             ("a", "numbered", "numbered"),
             ("a_2", "numbered", "numbered #2"),
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_in_place_of_a_sample_is_not_read() {
+    fn a_device_file_in_place_of_a_sample_is_not_read() {
         let folder = tempfile::tempdir().unwrap();
         write_case(folder.path(), "a/new", "a", "");
         let sample = folder.path().join("a/new/sample.json");

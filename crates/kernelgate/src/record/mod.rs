@@ -1,9 +1,9 @@
 //! Runs and baselines as versioned files: measured values, environment and code.
 //!
-//! Runs hold raw samples, and statistics are derived when they are read. Baselines are committed
-//! and hold only the numbers that a verdict needs. Files are deterministic (same content, same
-//! bytes) and written atomically; an invalid or foreign file is refused by name, never overwritten.
-//! Records deliberately contain no judgement of the results (`gate`).
+//! Runs hold raw samples; statistics are derived when runs are read. Baselines are committed and
+//! hold only the numbers that a verdict needs. Files are deterministic (same content, same bytes)
+//! and written atomically; an invalid or foreign file is refused by name, never overwritten.
+//! Records contain no judgement of the results, which is the task of `gate`.
 
 pub mod baseline;
 pub mod case_run;
@@ -43,7 +43,7 @@ pub use work::WorkRecord;
 
 pub use crate::workload::SampleUnit;
 
-/// Current time as text in the format of records: RFC 3339 in UTC with whole seconds.
+/// Returns the current time in the text format of records: RFC 3339 in UTC with whole seconds.
 pub fn current_timestamp() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

@@ -1,5 +1,5 @@
 //! Errors of the outputs relative to the reference, by seed. The errors show whether a change of
-//! the code lost accuracy. Deliberately absent: thresholds for a loss of accuracy (`gate`).
+//! the code lost accuracy. This module has no thresholds for a loss of accuracy; `gate` has them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +28,7 @@ impl DataSetsByCase {
         self.0.entry(case.to_owned()).or_default().insert(data_set.to_owned())
     }
 
-    /// Whether all seeds of a case gave one data set.
+    /// Returns whether all seeds of a case gave the same data, such as golden tensors.
     pub fn has_one_data_set(&self, case: &str) -> bool {
         self.0.get(case).is_some_and(|sets| sets.len() == 1)
     }
@@ -39,7 +39,7 @@ impl DataSetsByCase {
 pub struct Numerics {
     /// The bench binary.
     pub bench: String,
-    /// When the first seed was verified, RFC 3339, UTC.
+    /// Time at which the first seed was verified, RFC 3339, UTC.
     pub started: String,
     /// Environment of the process.
     pub environment: Environment,
@@ -52,8 +52,8 @@ pub struct Numerics {
 }
 
 impl Numerics {
-    /// Errors of a case. An implementation is verified once for all cache states, so the other
-    /// cache state's errors are used if this case has none.
+    /// Errors of a case. An implementation is verified once for all cache states, so the errors of
+    /// the other cache state are used if this case has none.
     pub fn errors_of_case(&self, id: &str) -> Option<&CaseNumerics> {
         let without_cache = |id: &str| id.rfind('/').map_or(0, |at| at + 1);
         let stem = &id[..without_cache(id)];
@@ -68,15 +68,15 @@ impl Numerics {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "CaseNumericsWire", into = "CaseNumericsWire")]
 pub struct CaseNumerics {
-    /// Seeds of the inputs, in ascending order.
+    /// Seeds with which the inputs were drawn, in ascending order.
     pub seeds: Vec<u64>,
     /// Errors over all outputs.
     pub errors: SeedErrors,
-    /// Errors of each output, if several outputs are compared within bounds and every seed has
+    /// Errors of each output, if several outputs have error bounds and every seed has errors for
     /// them.
     pub by_output: BTreeMap<String, SeedErrors>,
-    /// Whether all seeds have the same inputs or the same reference, so that one entry of errors
-    /// covers them.
+    /// Whether all seeds have equal inputs or an equal reference, so that one set of errors covers
+    /// them.
     pub one_data_set: bool,
 }
 
@@ -118,8 +118,8 @@ pub struct SeedErrors {
     pub max_error: Vec<f64>,
     /// Relative L2 error ‖out - ref‖₂ / ‖ref‖₂, one entry for each seed.
     pub relative_l2: Vec<f64>,
-    /// Relative error from rounding the outputs to their dtype. Errors below this value come from
-    /// rounding alone.
+    /// Relative error that rounding the outputs to their dtype causes. Errors below this value come
+    /// from rounding alone.
     #[serde(default)]
     pub rounding: f64,
 }
@@ -132,7 +132,8 @@ impl SeedErrors {
         OutputErrors { max_error, relative_l2, rounding: self.rounding }
     }
 
-    /// Puts errors at an index: replaces the errors there, or inserts the new ones before them.
+    /// Stores errors at an index of the lists: replaces the errors there, or inserts the new ones
+    /// before them.
     fn put(&mut self, index: usize, in_place: bool, errors: OutputErrors) {
         let lists =
             [(&mut self.max_error, errors.max_error), (&mut self.relative_l2, errors.relative_l2)];
@@ -151,7 +152,7 @@ impl SeedErrors {
         if seeds != max || seeds != l2 {
             return Err(format!("{seeds} seeds against {max} and {l2} errors"));
         }
-        // The rounding is checked even without a seed.
+        // The rounding error is checked even if there is no seed.
         OutputErrors { rounding: self.rounding, ..OutputErrors::default() }.validate()?;
         let each = self.max_error.iter().zip(&self.relative_l2);
         each.map(|(&max_error, &relative_l2)| OutputErrors {
@@ -171,7 +172,7 @@ fn round_error(error: f64) -> f64 {
 
 impl CaseNumerics {
     /// Replaces the errors of a seed: over all outputs and of each output. Errors of single outputs
-    /// are kept only if every seed has them for the same outputs.
+    /// are kept only if every seed has errors for the same outputs.
     pub fn insert_seed(
         &mut self,
         seed: u64,
@@ -198,8 +199,8 @@ impl CaseNumerics {
         }
     }
 
-    /// Takes over the errors of a case that was compared with the reference, and whether other seeds
-    /// have other inputs. Nothing of another case: "never compared" is not an error of 0.
+    /// Takes over the errors of a case that was compared with the reference, and whether other
+    /// seeds have other inputs. Nothing of another case: "never compared" is not an error of 0.
     pub fn insert_verified_case(&mut self, seed: u64, verification: &VerificationRecord) {
         if !verification.value().is_verified() {
             return;
@@ -208,7 +209,7 @@ impl CaseNumerics {
         self.insert_seed(seed, verification.errors(), &verification.by_output);
     }
 
-    /// Adds or replaces the errors of the other record's seeds.
+    /// Adds the errors of another record; seeds that both records have are replaced.
     pub fn insert_all_seeds(&mut self, other: &Self) {
         self.one_data_set |= other.one_data_set;
         for (index, seed) in other.seeds.iter().enumerate() {
@@ -218,7 +219,7 @@ impl CaseNumerics {
         }
     }
 
-    /// The position of a seed in the lists.
+    /// Returns the position of a seed in the lists of errors.
     pub fn position(&self, seed: u64) -> Option<usize> {
         self.seeds.binary_search(&seed).ok()
     }
@@ -261,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seeds_with_the_same_inputs_are_one_data_set() {
+    fn seeds_with_equal_inputs_count_as_one_data_set() {
         let mut sets = DataSetsByCase::default();
         let mut is_new = |case: &str, set| sets.is_new_data_set(case, set);
         assert!(is_new("a", Some("1")) && is_new("b", Some("1")) && is_new("c", None));
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn outputs_without_a_comparison_have_no_errors() {
+    fn outputs_that_were_not_compared_have_no_recorded_errors() {
         let mut numerics = CaseNumerics::default();
         numerics.insert_verified_case(1, &VerificationRecord { total: 4, ..Default::default() });
         let with_base =
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_outputs_are_kept_only_if_every_seed_has_them() {
+    fn errors_of_single_outputs_are_kept_only_if_every_seed_has_them() {
         let errors =
             |relative_l2: f64| OutputErrors { max_error: 1e-3, relative_l2, rounding: 0.0 };
         let both = |a: f64, b: f64| {

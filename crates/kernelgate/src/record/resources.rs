@@ -36,7 +36,7 @@ pub struct KernelResources {
     pub facts: CompiledKernelFacts,
     /// Number of threads of a block, as the kernel is launched.
     pub block: u32,
-    /// Dynamic shared memory a block, bytes, as launched.
+    /// Dynamic shared memory of a thread block, bytes, with which the kernel is launched.
     pub dynamic_shared_bytes: u32,
     /// Share of a multiprocessor's warps that can be resident, in percent; absent for an unknown
     /// architecture.
@@ -74,7 +74,7 @@ pub struct ResourceRecord {
 /// Static facts of one kernel in a file; an absent number is 0.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RecordedKernel {
-    /// Threads a block, as launched.
+    /// Threads of a block with which the kernel is launched.
     pub block: u32,
     /// Dynamic shared memory a block, bytes, as launched.
     #[serde(default, skip_serializing_if = "crate::measure::is_zero")]
@@ -215,7 +215,8 @@ impl RunResources {
     }
 }
 
-/// Most registers, bytes and instructions of a kernel: sums of them over any file are numbers.
+/// Largest number of registers, bytes or instructions of a kernel: sums of such numbers do not
+/// overflow.
 const MAX_RESOURCE_COUNT: u32 = 1 << 30;
 /// Largest number of classes of instructions in a file.
 const MAX_INSTRUCTION_CLASSES: usize = 64;
@@ -251,7 +252,7 @@ pub enum ResourcesError {
     /// NVRTC is missing, or a kernel does not compile.
     #[error(transparent)]
     Compile(#[from] CompileError),
-    /// The machine code of a kernel cannot be read.
+    /// The machine code of a compiled kernel cannot be read.
     #[error("kernel {kernel}: {error}")]
     Cubin {
         /// Build.
@@ -334,7 +335,7 @@ pub fn compile_resources(
     Ok(CompiledKernels { resources, code: all, sources })
 }
 
-/// Completes the resources of a kernel by its occupancy, which follows from the other numbers.
+/// Adds the occupancy to the resources of a kernel, which follows from the other numbers.
 fn kernel_resources(
     facts: CompiledKernelFacts,
     block: u32,
@@ -353,7 +354,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_keeps_every_fact() {
+    fn a_resource_record_keeps_every_fact_when_written_and_read() {
         let kernel = |mix: &[(&str, u32)], stack_bytes| {
             let mix: BTreeMap<String, u32> =
                 mix.iter().map(|(class, count)| ((*class).to_owned(), *count)).collect();
@@ -396,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mix_without_classes_is_refused() {
+    fn an_instruction_mix_without_classes_is_refused() {
         let kernel = serde_json::json!({"block": 32, "registers": 8, "mix": [1, 2]});
         let record = |classes: &[&str]| -> ResourceRecord {
             let value = serde_json::json!({

@@ -39,8 +39,8 @@ pub struct ProcessRun {
     /// Package of the bench; absent if the process found no manifest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub package: Option<CargoPackage>,
-    /// Id of the cargo process that started this one, from its start time and process id, whatever
-    /// name the session has; absent in trials.
+    /// Id of the cargo process that started this process, from its start time and process id; it
+    /// does not depend on the session's name; absent in trials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub invocation: Option<String>,
     /// When the process started, RFC 3339, UTC.
@@ -54,7 +54,7 @@ pub struct ProcessRun {
     /// Part of the selection that this process measured; absent if it measured the whole selection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shard: Option<Shard>,
-    /// Plan of all shards, of which `shard` is one.
+    /// Division of the problems among all shards; `shard` is one of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<BenchShardPlan>,
     /// Environment of the process.
@@ -65,8 +65,8 @@ pub struct ProcessRun {
     pub machine: Option<String>,
     /// Revision of the code.
     pub provenance: Provenance,
-    /// Whether `KERNELGATE_COMMIT` stated the commit: then nothing checked that the executable was
-    /// built from that commit.
+    /// Whether `KERNELGATE_COMMIT` stated the commit: then nobody checked that the executable was
+    /// built from it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stated_commit: bool,
     /// Rates of fixed work, by which shards of several cards are compared; only in shards.
@@ -74,15 +74,15 @@ pub struct ProcessRun {
     pub anchors: Option<AnchorRecord>,
     /// The device's ceilings, as measured by this process.
     pub limits: DeviceLimits,
-    /// Delays added to launches on purpose to test the gate: nanoseconds by case id. Times with a
-    /// delay do not describe the code.
+    /// Delays added to launches on purpose to test the gate: nanoseconds by case id. Delays that
+    /// were added to launches, by case; times with a delay do not describe the code.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub delays: BTreeMap<String, u64>,
     /// Content hash of the executable; absent where its file could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub executable: Option<String>,
     /// Wall time of the process in seconds, by activity. The entries `whole` and `checks after
-    /// timing` include the activities nested inside them.
+    /// timing` include activities nested inside them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub spent_s: BTreeMap<String, f64>,
     /// Wall time of each problem with all of its cases, seconds.
@@ -99,7 +99,7 @@ pub struct ProcessRun {
     /// problem.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub unsupported: BTreeSet<String>,
-    /// Cases that are wrong or broke, with the error; they have no time.
+    /// Cases with wrong outputs or an error, with the message; they have no time.
     pub failed: BTreeMap<String, CaseFailure>,
 }
 
@@ -118,14 +118,14 @@ pub struct CaseRecord {
     pub cache: String,
     /// Declared work of one launch of the case.
     pub work: WorkRecord,
-    /// Samples that a launch computes, such as tokens or images, for a rate; absent where its
-    /// workload names none.
+    /// Number of samples, such as tokens or images, that a launch computes, for a throughput;
+    /// absent if the workload names none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub computed_samples: Option<u64>,
     /// Unit of the samples in which throughput is stated.
     #[serde(default, skip_serializing_if = "SampleUnit::is_default_unit")]
     pub sample_unit: SampleUnit,
-    /// Time that the measured ceilings allow for that work, if they were measured.
+    /// Time that the measured ceilings allow for the declared work, if they were measured.
     pub limit: Option<TimeLimit>,
     /// Comparison of the outputs with the reference.
     pub verification: VerificationRecord,
@@ -137,7 +137,7 @@ pub struct CaseRecord {
     pub samples: CaseSamples,
 }
 
-/// Costs of a launch other than device time. An absent cost is unknown or does not apply.
+/// Costs of a launch other than device time. A cost that is absent is unknown or does not apply.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct LaunchCosts {
     /// Device memory that the implementation declares, bytes: inputs, outputs and scratch.
@@ -148,8 +148,8 @@ pub struct LaunchCosts {
     /// the card, and in trials that measure times.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured_device_bytes: Option<u64>,
-    /// Commands that a launch puts into the device's queue, the nodes of its graph; absent where
-    /// they cannot be counted.
+    /// Number of commands that a launch puts into the device's queue, such as the nodes of its
+    /// graph; absent if they cannot be counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commands: Option<u64>,
     /// Time of the host to start a launch on an idle device, nanoseconds: the shortest of a few.
@@ -183,14 +183,14 @@ impl LaunchCosts {
         }
     }
 
-    /// Whether no cost of a launch is known.
+    /// Returns whether no cost of a launch is known.
     #[allow(clippy::trivially_copy_pass_by_ref)]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// Raw timings, one entry a sample in both lists.
+/// Raw times of a case: two lists with one entry for each sample.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct CaseSamples {
     /// Launches in the sample.
@@ -254,7 +254,7 @@ impl CaseSamples {
         LaunchCosts { launch_j, ..self.costs }
     }
 
-    /// Nanoseconds a launch, one entry a sample.
+    /// Returns the nanoseconds of a launch in each sample.
     pub fn per_launch_ns(&self) -> Vec<f64> {
         self.elapsed_ns
             .iter()
@@ -358,7 +358,7 @@ impl ProcessRun {
         }
     }
 
-    /// Code, build, inputs and device of the run.
+    /// Returns the code, build, inputs and device of the run.
     pub fn origin(&self) -> RunOrigin<'_> {
         RunOrigin {
             provenance: &self.provenance,
@@ -368,7 +368,8 @@ impl ProcessRun {
         }
     }
 
-    /// Whether the run may be a run of a package: one that records no package may be of any.
+    /// Returns whether the run may belong to a package: a run that records no package may belong to
+    /// any.
     pub fn may_be_of_package(&self, package: &CargoPackage) -> bool {
         self.package.as_ref().is_none_or(|own| own == package)
     }
@@ -378,7 +379,7 @@ impl ProcessRun {
         format!("{}/{}", self.session, self.process_name_of_run())
     }
 
-    /// Message about a run that is not complete.
+    /// Returns the message about a run that was interrupted.
     pub fn interrupted_message(&self) -> String {
         format!("interrupted: bench `{}` did not get to its end", self.process_name_of_run())
     }
@@ -421,8 +422,7 @@ impl CaseRecord {
         self.limit.as_ref().map_or(Ok(()), TimeLimit::validate)
     }
 
-    /// A case of nothing in particular with these samples, of one launch each: for tests of what
-    /// reads records.
+    /// Makes a case with these samples of one launch each, for tests of code that reads records.
     pub fn untimed_samples(elapsed_ns: Vec<f64>) -> CaseRecord {
         Self {
             workload: "w/f".to_owned(),

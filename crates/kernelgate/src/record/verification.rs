@@ -32,7 +32,7 @@ pub struct VerificationRecord {
     /// Errors that were allowed, for the output with the widest tolerance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowed: Option<AllowedErrors>,
-    /// Hash of the outputs' bits; only in trials.
+    /// Hash of the bits of all outputs; only in trials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
     /// Identity of the inputs: a hash, or [`CONSTANT_DATA_SET`]; the hash only in trials.
@@ -43,8 +43,8 @@ pub struct VerificationRecord {
     /// Result of the comparison after timing; absent if nothing was timed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<AfterTiming>,
-    /// The earlier run whose comparison with the reference applies, because the outputs have the
-    /// same bits; absent if this run compared.
+    /// Key of the earlier run whose comparison with the reference applies, because the outputs have
+    /// equal bits; absent if this run compared them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
 }
@@ -69,7 +69,7 @@ impl VerificationRecord {
         });
         let mut all = self.by_output.values().copied().chain([self.errors(), after]).chain(allowed);
         all.try_for_each(|errors| errors.validate())?;
-        // A case with such an error failed, and has no record.
+        // A case with larger errors than allowed has failed and has no record.
         let Some(allowed) = allowed.map(|allowed| allowed.max_error) else { return Ok(()) };
         let beyond = |error: f64, when: &str| match error > allowed {
             true => Err(format!("a maximum error of {error}{when} where {allowed} is allowed")),
@@ -79,7 +79,7 @@ impl VerificationRecord {
         beyond(after.max_error, " after timing")
     }
 
-    /// Which part of the outputs was verified.
+    /// Returns which part of the outputs was verified.
     pub const fn value(&self) -> VerificationExtent {
         let Self { checked, total, .. } = *self;
         match (checked, self.with_base) {
@@ -96,7 +96,7 @@ impl VerificationRecord {
     }
 }
 
-/// How far the outputs of a case were verified.
+/// Extent to which the outputs of a case were verified.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum VerificationExtent {
@@ -116,18 +116,18 @@ pub enum VerificationExtent {
     },
     /// Compared with nothing.
     Unverified,
-    /// Whether outputs were compared was not recorded.
+    /// No record states whether the outputs were compared.
     #[default]
     Unknown,
 }
 
 impl VerificationExtent {
-    /// Whether the outputs were compared with the reference, at least in part.
+    /// Returns whether the outputs were compared with the reference, at least in part.
     pub const fn is_verified(self) -> bool {
         matches!(self, Self::Verified { .. })
     }
 
-    /// Whether it is unknown that the outputs were verified.
+    /// Returns whether it is unknown if the outputs were verified.
     #[allow(clippy::trivially_copy_pass_by_ref)]
     pub fn is_unknown(&self) -> bool {
         *self == Self::Unknown
@@ -141,7 +141,7 @@ impl VerificationExtent {
         kind < other_kind || (kind == other_kind && shares[0] < shares[1])
     }
 
-    /// The weaker of two verifications: the one that compared fewer outputs.
+    /// Returns the weaker of two verifications, the one that compared fewer outputs.
     pub fn weaker_verification(self, other: Self) -> Self {
         if other.compares_less_than(self) { other } else { self }
     }
@@ -210,7 +210,7 @@ impl From<&ErrorBounds> for AllowedErrors {
 /// reference.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct AfterTiming {
-    /// Change of the inputs before this comparison.
+    /// Change of the inputs before the outputs were compared after timing.
     pub inputs: InputChange,
     /// Largest |out - ref| over the largest |ref|; 0 if the outputs have the bits of the verified
     /// ones.
@@ -229,13 +229,13 @@ impl AfterTiming {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InputChange {
-    /// Rolled along an axis on which the computation does not depend.
+    /// The inputs were rolled along an axis on which the computation does not depend.
     Rolled,
     /// Inputs were negated, because the computation is linear.
     Negated,
     /// Drawn anew.
     Redrawn,
-    /// Inputs were not changed: a remembered result would pass.
+    /// The inputs were not changed: a remembered result would pass.
     Same,
 }
 
@@ -274,7 +274,7 @@ mod tests {
     use VerificationExtent::{ComparedWithBase, Unknown, Unverified, Verified};
 
     #[test]
-    fn a_smaller_share_of_compared_elements_is_less() {
+    fn a_verification_of_fewer_elements_counts_as_weaker() {
         let verified = |checked, total| Verified { checked, total };
         let based = ComparedWithBase { checked: 4, total: 4 };
         for (less, more) in [
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_without_compared_elements_is_unverified() {
+    fn a_record_without_compared_elements_counts_as_unverified() {
         let record = |checked, with_base| VerificationRecord {
             checked,
             total: 4,
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_cannot_be_is_refused() {
+    fn a_verification_with_impossible_numbers_is_refused() {
         for (checked, total) in [(0, 4), (5, 4)] {
             let why = Err(format!("{checked} elements compared of {total}"));
             assert_eq!(Verified { checked, total }.validate(), why);

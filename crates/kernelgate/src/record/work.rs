@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_whose_sums_are_no_numbers_is_invalid() {
+    fn declared_work_whose_sums_overflow_is_invalid() {
         let work = |matmul: u64, read_bytes: u64| WorkRecord {
             flops: BTreeMap::from([("matmul f32".to_owned(), matmul), ("other f32".to_owned(), 1)]),
             read_bytes,

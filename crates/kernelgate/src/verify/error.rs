@@ -7,11 +7,11 @@ use crate::backend::BackendError;
 use crate::backend::failure_facts::failure_with_facts;
 use crate::workload::Dtype;
 
-/// The reason why a case is wrong.
+/// The reason why the outputs of a case are wrong.
 #[derive(Debug, Clone, PartialEq, Serialize, thiserror::Error)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum VerifyError {
-    /// Elements that are NaN or infinite (or still poisoned).
+    /// The output has elements that are NaN, infinite or still poisoned.
     #[error(
         "output `{output}`: {count} of {total} elements are not finite, first at {first}: not \
          written, or overflowed"
@@ -50,8 +50,8 @@ pub enum VerifyError {
         /// The reference.
         expected: f64,
     },
-    /// The output's errors are within the tolerance, but about as large as those of a lower
-    /// precision than the declared one.
+    /// The output's errors are within the tolerance, but as large as those of a computation in a
+    /// lower precision than declared.
     #[error(
         "output `{output}`: relative L2 {relative_l2:.2e} (the declared {} allows {relative_l2_allowed:.1e}: a \
          quarter of what rounding the inputs to {bits} significant bits costs): it computes in a \
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_facts_of_a_wrong_output_are_its_fields() {
+    fn a_wrong_output_is_recorded_as_a_reason_with_its_fields() {
         let precision = VerifyError::Precision {
             output: "out".to_owned(),
             relative_l2: 0.5,

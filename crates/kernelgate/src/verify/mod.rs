@@ -25,20 +25,20 @@ pub struct OutputErrors {
     pub max_error: f64,
     /// Relative L2 error ‖out - ref‖₂ / ‖ref‖₂; of several outputs, the largest.
     pub relative_l2: f64,
-    /// Unit roundoff of the output's dtype (the largest one if there are several): the relative
-    /// error from rounding an output. 0 for integers.
+    /// Unit roundoff of the outputs' dtype (the largest one of several outputs): the relative error
+    /// from rounding; 0 for integers.
     #[serde(default, skip_serializing_if = "is_zero_error")]
     pub rounding: f64,
 }
 
-/// Whether an error is 0, which files do not store.
+/// Returns whether an error is 0, which files do not store.
 #[allow(clippy::trivially_copy_pass_by_ref)]
 pub(crate) fn is_zero_error(error: &f64) -> bool {
     *error == 0.0
 }
 
 impl OutputErrors {
-    /// The larger value of each kind of error.
+    /// Returns the larger value of each kind of error.
     pub const fn larger_of_each_error(self, other: Self) -> Self {
         Self {
             max_error: self.max_error.max(other.max_error),
@@ -69,7 +69,8 @@ pub struct OutputComparison {
     pub by_output: BTreeMap<String, OutputErrors>,
     /// Number of elements that were compared with the reference.
     pub checked: u64,
-    /// Elements of the outputs; those not compared are checked finite.
+    /// Number of elements in the outputs; those that are not compared are only checked to be
+    /// finite.
     pub total: u64,
     /// Whether the elements were compared with the base build's outputs because there is no
     /// reference.
@@ -218,8 +219,8 @@ pub fn compare_outputs(
     Ok(comparison)
 }
 
-/// Whether every reference holds the values that its shape and rows promise, finite, and no row
-/// twice.
+/// Checks that every reference is finite, holds the values that its shape and rows promise, and no
+/// row twice.
 fn check_reference(expected: &[Expected]) -> Result<(), VerifyError> {
     // Rows found per output, one mark for each: an output may have a hundred thousand rows.
     let mut seen: BTreeMap<&str, Vec<bool>> = BTreeMap::new();
@@ -259,7 +260,7 @@ fn check_reference(expected: &[Expected]) -> Result<(), VerifyError> {
     Ok(())
 }
 
-/// The output that a reference is about, if it is there in its shape and kind.
+/// Finds the output that a reference describes, if its shape and kind agree.
 fn output_with_expected_shape<'a>(
     outputs: &'a Tensors,
     expected: &Expected,
@@ -388,7 +389,7 @@ fn check_finite(name: &str, output: &Tensor) -> Result<(), VerifyError> {
     }
 }
 
-/// Checks that integers were overwritten: they are all finite, so only the poison value shows a
+/// Checks that integers were overwritten: they are always finite, so only the poison value shows a
 /// missing write.
 fn check_not_poison(name: &str, output: &Tensor) -> Result<(), VerifyError> {
     match output.tensor_data() {

@@ -3,7 +3,7 @@
 //!
 //! The measure needs only the reference: its inputs are rounded to the next lower precision, and
 //! the resulting change of the outputs approximates the error of computing in that precision. A row
-//! whose error is a large part of that change does not compute in the declared precision.
+//! whose error is a large part of that change computes in a lower precision than declared.
 
 use std::collections::BTreeMap;
 
@@ -16,9 +16,9 @@ use crate::workload::{Dtype, Expected, Problem, Tensor, TensorData, Tensors, Tol
 const LOWER_PRECISION_SHARE: f64 = 0.25;
 /// Minimum number of values of an output for which the effect of rounding is about the same with
 /// other inputs; with fewer values it may be almost zero by chance.
-const FEW: usize = 64;
+const MIN_VALUES_FOR_ROUNDING_EFFECT: usize = 64;
 
-/// How close outputs must be to the reference.
+/// Bounds within which outputs must agree with the reference.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ErrorBounds {
     /// The workload's tolerance.
@@ -92,7 +92,7 @@ impl ErrorBounds {
         Tolerance { max_error, relative_l2: relative_l2.min(limit) }
     }
 
-    /// The tolerance of one output.
+    /// Returns the tolerance of one output.
     pub fn tolerance_of_output(&self, output: &str) -> Tolerance {
         self.by_output.get(output).copied().unwrap_or(self.tolerance)
     }
@@ -105,8 +105,8 @@ impl ErrorBounds {
     }
 }
 
-/// Errors above which an implementation is taken to compute in a lower precision than the declared
-/// one.
+/// Error limits above which an implementation is taken to compute in a lower precision than
+/// declared.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PrecisionLimit {
     /// Declared precision.
@@ -116,8 +116,8 @@ pub struct PrecisionLimit {
 }
 
 /// Significant bits of the most precise floating-point format below a dtype: f32 below f64, tf32
-/// and f16 below f32, bf16 below f16, fp8 (e4m3) below bf16. The bits are `None` for fp8, which has
-/// no format below it, and for integers.
+/// and f16 below f32, bf16 below f16, fp8 (e4m3) below bf16. Returns the significant bits of the
+/// next lower precision; `None` for fp8, which has no lower format, and for integers.
 pub const fn next_lower_precision_bits(dtype: Dtype) -> Option<u32> {
     match dtype {
         Dtype::F64 => Some(24),
@@ -129,7 +129,8 @@ pub const fn next_lower_precision_bits(dtype: Dtype) -> Option<u32> {
 }
 
 /// Rounds every floating-point value of the inputs to `bits` significant bits, to nearest, ties to
-/// even. Integers, and values that would overflow, are not rounded.
+/// even. Rounds the inputs to `bits` significant bits; integers, and values that would overflow,
+/// stay unchanged.
 pub fn round_inputs(inputs: &Tensors, bits: u32) -> Tensors {
     let mut all = Tensors::new();
     for (name, tensor) in inputs.iter() {
@@ -192,7 +193,7 @@ pub fn precision_error_limit(
             let worst = relative_l2.entry(one.name.clone()).or_default();
             *worst = worst.max(allowed);
             largest = largest.max(allowed);
-            if values.len() < FEW {
+            if values.len() < MIN_VALUES_FOR_ROUNDING_EFFECT {
                 few.push(&one.name);
             }
         }
@@ -208,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rounding_to_the_bits_of_a_format_is_that_format() {
+    fn rounding_to_the_bits_of_a_format_equals_conversion_to_it() {
         for i in 0..2000u32 {
             let x = f64::from(i).mul_add(0.037, -31.0).exp2() * if i % 2 == 0 { 1.0 } else { -1.0 };
             let x = f64::from(x as f32);
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn outputs_exact_in_a_lower_precision_have_no_limit() {
+    fn outputs_exact_in_a_lower_precision_have_no_precision_limit() {
         let expected = |x: f64| vec![Expected::all("y", [1, 2], vec![x, 2.0])];
         assert_eq!(precision_error_limit(Dtype::F32, &expected(1.0), &expected(1.0)), None);
         let off = precision_error_limit(Dtype::F32, &expected(1.0), &expected(1.1)).unwrap();
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn each_output_is_limited_by_its_own_rounding_error() {
+    fn each_output_has_a_precision_limit_from_its_own_rounding_error() {
         let expected = |by: [f64; 3]| {
             let output_of = |name: &str, len: usize, by: f64| {
                 Expected::all(name, [1, len], vec![1.0 + by; len])

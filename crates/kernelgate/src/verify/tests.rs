@@ -17,7 +17,7 @@ fn compare_values(actual: Vec<f32>, expected: Vec<f64>) -> Result<OutputComparis
 }
 
 #[test]
-fn close_outputs_pass_with_their_errors() {
+fn outputs_within_tolerance_pass_and_report_their_errors() {
     let comparison = compare_values(vec![1.0, 2.0, 3.0, 4.002], vec![1.0, 2.0, 3.0, 4.0]).unwrap();
     assert!((comparison.errors.max_error - 0.0005).abs() < 1e-6, "{comparison:?}");
     assert_eq!((comparison.checked, comparison.total), (4, 4));
@@ -25,7 +25,7 @@ fn close_outputs_pass_with_their_errors() {
 
 /// Outputs that cancel keep the rounding error of their terms, whatever the number of elements.
 #[test]
-fn against_a_reference_of_zeros_errors_are_absolute_and_their_number_does_not_count() {
+fn errors_relative_to_a_reference_of_zeros_are_absolute() {
     for count in [4, 1 << 20] {
         let found = compare_values(vec![9e-4; count], vec![0.0; count]).unwrap();
         assert!((found.errors.max_error - 9e-4).abs() < 1e-9, "{found:?}");
@@ -40,7 +40,7 @@ fn against_a_reference_of_zeros_errors_are_absolute_and_their_number_does_not_co
 }
 
 #[test]
-fn outputs_have_their_own_errors_tolerances_and_precision() {
+fn each_output_has_its_own_errors_tolerance_and_precision() {
     let outputs = |fine: f32, codes: i8| {
         let all = Tensors::new().with("fine", [1, 2], vec![fine, 2.0f32]);
         let coarse = vec![bf16::from_f32(1.01), bf16::from_f32(2.0)];
@@ -53,7 +53,7 @@ fn outputs_have_their_own_errors_tolerances_and_precision() {
     ];
     let loose = Tolerance { max_error: 1e-2, relative_l2: 1e-2 };
     let found = compare_outputs(&outputs(1.00002, 3), &expected, loose).unwrap();
-    // Integer outputs have no errors, so none are recorded.
+    // Integer outputs have no errors, so the record contains none for them.
     assert_eq!(found.by_output.keys().collect::<Vec<_>>(), ["coarse", "fine"]);
     let [coarse, fine] = [found.by_output["coarse"], found.by_output["fine"]];
     assert!((fine.max_error - 1e-5).abs() < 1e-7 && coarse.max_error > 1e-3, "{found:?}");
@@ -82,7 +82,7 @@ fn outputs_have_their_own_errors_tolerances_and_precision() {
 }
 
 #[test]
-fn a_digest_is_of_names_shapes_and_bits() {
+fn the_output_digest_depends_on_names_shapes_and_bits() {
     let outputs = |name: &str, shape: [usize; 2], values: [f32; 4]| {
         digest_of_outputs(&Tensors::new().with(name, shape, values.to_vec()))
     };
@@ -99,7 +99,7 @@ fn a_digest_is_of_names_shapes_and_bits() {
 }
 
 #[test]
-fn nan_and_infinity_never_pass() {
+fn outputs_with_nan_or_infinity_never_pass() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let error = compare_values(vec![1.0, 2.0, bad, 4.0], vec![1.0, 2.0, 3.0, 4.0]).unwrap_err();
         assert!(matches!(error, VerifyError::NotFinite { count: 1, first: 2, .. }), "{error}");
@@ -118,7 +118,7 @@ fn one_wrong_element_among_many_is_found_and_named() {
 }
 
 #[test]
-fn sampled_rows_are_compared_and_the_rest_is_checked_finite() {
+fn only_sampled_rows_are_compared_and_other_rows_must_be_finite() {
     let sampled = |actual: Vec<f32>| {
         let expected = Expected::sampled_rows("y", [3, 2], vec![1], vec![3.0, 4.0]);
         compare_outputs(&Tensors::new().with("y", [3, 2], actual), &[expected], LOOSE_TOLERANCE)
@@ -136,7 +136,7 @@ fn sampled_rows_are_compared_and_the_rest_is_checked_finite() {
 }
 
 #[test]
-fn several_references_of_one_output_count_its_elements_once() {
+fn elements_covered_by_several_references_are_counted_once() {
     let outputs = Tensors::new().with("y", [2, 2], vec![1.0f32, 2.0, 3.0, 4.0]);
     let part =
         |row: usize, values: Vec<f64>| Expected::sampled_rows("y", [2, 2], vec![row], values);
@@ -158,7 +158,7 @@ fn several_references_of_one_output_count_its_elements_once() {
 }
 
 #[test]
-fn integers_are_exact_and_poison_is_a_mismatch() {
+fn integer_outputs_must_be_equal_and_poison_is_a_mismatch() {
     let spikes = |actual: Vec<i8>| {
         let expected = Expected::all("s", [1, 3], vec![0i8, 1, -1]);
         compare_outputs(&Tensors::new().with("s", [1, 3], actual), &[expected], LOOSE_TOLERANCE)
@@ -169,7 +169,7 @@ fn integers_are_exact_and_poison_is_a_mismatch() {
 }
 
 #[test]
-fn missing_and_misshapen_outputs_are_errors() {
+fn missing_outputs_and_wrong_shapes_are_errors() {
     let expected = [Expected::all("y", [2, 1], vec![1.0, 2.0])];
     for outputs in [Tensors::new(), Tensors::new().with("y", [1, 2], vec![1.0f32, 2.0])] {
         assert!(matches!(
@@ -201,7 +201,7 @@ fn outputs_of_another_kind_or_unknown_to_the_reference_are_errors() {
 }
 
 #[test]
-fn a_reference_that_checks_less_than_it_seems_to_is_an_error() {
+fn a_reference_with_missing_or_repeated_rows_is_an_error() {
     let outputs = Tensors::new().with("y", [2, 2], vec![1.0f32, 2.0, 3.0, 4.0]);
     let message = |expected: &[Expected]| {
         compare_outputs(&outputs, expected, LOOSE_TOLERANCE).unwrap_err().to_string()
@@ -234,7 +234,7 @@ fn a_reference_that_checks_less_than_it_seems_to_is_an_error() {
 }
 
 #[test]
-fn an_implementation_that_writes_nothing_or_only_once_fails() {
+fn an_implementation_that_writes_its_outputs_never_or_only_once_fails() {
     let expected = [Expected::all("y", [1, 2], vec![1.0, 2.0])];
     let outputs = || Tensors::new().with_output("y", [1, 2], Dtype::F32);
     let mut idle = CpuTask::new(Arc::default(), outputs(), |_, _| {});

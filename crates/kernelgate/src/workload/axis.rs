@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// Something that can vary in a workload.
+/// An axis: a named quantity that varies among the problems of a workload.
 #[derive(Debug, Clone, Copy)]
 pub struct Axis {
     /// Short name of the axis, unique in the workload: `s`, `d`, `dtype`.
@@ -31,7 +31,7 @@ pub enum AxisValues {
 }
 
 impl Axis {
-    /// An axis of whole numbers from 1.
+    /// Makes an axis that accepts whole numbers from 1.
     pub const fn number(name: &'static str, about: &'static str) -> Axis {
         Self { name, values: AxisValues::Number, about }
     }
@@ -103,7 +103,7 @@ impl Axis {
     }
 }
 
-/// The items `axis=values` of selection lines, before they are parsed.
+/// Splits selection lines into items of the form `axis=values`, before they are parsed.
 fn line_items(
     lines: &'static [&'static str],
 ) -> impl Iterator<Item = (&'static str, &'static str)> {
@@ -111,7 +111,7 @@ fn line_items(
     parts.map(|part| part.split_once('=').unwrap_or((part, "")))
 }
 
-/// The reason why a point is invalid.
+/// The reason why a point of the axes is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AxisError {
     /// The axis does not accept the value.
@@ -202,7 +202,7 @@ impl fmt::Display for Point {
     }
 }
 
-/// Values that replace a line's own, from `--axis name=value[,value]`.
+/// Values from `--axis name=value[,value]` that replace those of selection lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AxisOverride {
     /// Name of the axis whose values are replaced.
@@ -225,7 +225,7 @@ impl std::str::FromStr for AxisOverride {
     }
 }
 
-/// Every point of the lines, in order, without repeats.
+/// Returns every point of the selection lines, in order, without repeats.
 ///
 /// Overrides replace the values of their axis; overrides of one axis are combined, and selection
 /// lines without that axis are skipped.
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_the_product_of_its_values_in_axis_order() {
+    fn a_selection_line_expands_to_all_combinations_in_axis_order() {
         assert_eq!(
             ids(&["mask=full,causal s=128,256 d=64"], &[]).unwrap(),
             ["s128_d64_full", "s128_d64_causal", "s256_d64_full", "s256_d64_causal"]
@@ -333,12 +333,12 @@ mod tests {
     }
 
     #[test]
-    fn repeats_across_lines_are_dropped() {
+    fn points_repeated_in_several_selection_lines_are_dropped() {
         assert_eq!(ids(&["s=128 d=64", "d=64 s=128"], &[]).unwrap(), ["s128_d64"]);
     }
 
     #[test]
-    fn an_override_replaces_values_and_drops_lines_without_the_axis() {
+    fn an_axis_override_replaces_values_and_drops_lines_without_the_axis() {
         assert_eq!(ids(&["s=128 d=64", "d=128"], &["s=777"]).unwrap(), ["s777_d64"]);
         assert_eq!(ids(&["s=128,256 d=64"], &["s=1"]).unwrap(), ["s1_d64"]);
         // Several overrides of one axis select all of their values, once each.
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_values_name_the_axis_and_what_is_valid() {
+    fn an_invalid_axis_value_is_reported_with_the_valid_ones() {
         let message = |overrides: &[&str]| ids(&["s=1 d=64"], overrides).unwrap_err().to_string();
         assert_eq!(message(&["d=65"]), "axis `d` takes one of 64, 128, not `65`");
         assert_eq!(message(&["s=0"]), "axis `s` takes a whole number from 1, not `0`");

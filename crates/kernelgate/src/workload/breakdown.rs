@@ -9,11 +9,11 @@ use super::Work;
 /// Parts of a problem and its launches.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Breakdown {
-    /// Samples that one execution computes, for its throughput.
+    /// Number of samples that one execution computes, for its throughput.
     pub samples: Option<u64>,
-    /// Unit of a sample of this workload.
+    /// Unit of the workload's samples, such as images or tokens.
     pub unit: SampleUnit,
-    /// The parts, in the order of the tables.
+    /// Parts of the problem, in the order of the tables.
     pub parts: Vec<BreakdownPart>,
 }
 
@@ -29,7 +29,7 @@ pub enum SampleUnit {
 }
 
 impl SampleUnit {
-    /// A rate of samples a second, as text.
+    /// Formats a rate of samples a second as text.
     pub fn per_second(self, rate: f64) -> String {
         match self {
             Self::Samples => format!("{rate:.0} samples/s"),
@@ -37,7 +37,7 @@ impl SampleUnit {
         }
     }
 
-    /// Whether the unit is the unit of records that name none.
+    /// Returns whether this is the unit of records that name no unit.
     pub fn is_default_unit(&self) -> bool {
         *self == Self::default()
     }
@@ -46,12 +46,13 @@ impl SampleUnit {
 /// A named part of a problem's execution, such as a layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BreakdownPart {
-    /// The table that has the part, such as `component` or `layer`.
+    /// Name of the table in which the part is a row, such as `component` or `layer`.
     pub table: &'static str,
     /// Label in the table.
     pub label: String,
-    /// Path of the ranges of this part: names with `/` between them; a longer path that ends with
-    /// it counts too. Rows open them around their launches; work outside of them has no range.
+    /// Path of the named ranges of this part: names separated by `/`; a longer path that ends with
+    /// it counts too. Rows open these ranges around their launches; work outside of every range
+    /// belongs to no part.
     pub range: String,
     /// Work that the mathematics needs; empty if nothing bounds the part.
     pub work: Work,

@@ -42,7 +42,7 @@ pub use work::{FlopUnit, GpuLinkWork, Work};
 /// }
 /// ```
 pub trait Problem: Send + Sync + 'static {
-    /// Inputs drawn from the seed: the same seed gives the same bits everywhere.
+    /// Draws the inputs from a seed: equal seeds give equal bits on every machine.
     fn inputs(&self, seed: u64) -> Tensors;
 
     /// Computes the expected outputs in fp64, or some sampled rows of them.
@@ -62,9 +62,9 @@ pub trait Problem: Send + Sync + 'static {
         ReferenceSource::Definition
     }
 
-    /// Whether inputs or reference are read from a file. The file may change between two runs, so
-    /// neither inputs nor references are kept elsewhere. All seeds then have one data set: only the
-    /// first seed has a reference and counts.
+    /// Returns whether the inputs or the reference are read from a file. The file may change
+    /// between two runs, so neither inputs nor references are kept elsewhere. All seeds then have
+    /// one data set: only the first seed has a reference and counts.
     fn reads_files(&self) -> bool {
         false
     }
@@ -72,7 +72,7 @@ pub trait Problem: Send + Sync + 'static {
     /// Changes of inputs whose effect on the outputs is known, the best first. After timing, the
     /// first symmetry that changes only inputs that every launch reads shows that the timed launch
     /// still computes its outputs from its inputs. Without a symmetry, inputs are drawn anew for
-    /// this check and the reference is computed again.
+    /// the check after timing, and their reference is computed.
     fn symmetries(&self) -> Vec<Symmetry> {
         Vec::new()
     }
@@ -86,8 +86,8 @@ pub trait Problem: Send + Sync + 'static {
     /// Operations and fewest bytes of one execution.
     fn work(&self) -> Work;
 
-    /// Number of GPUs that one execution is spread over. On a machine with fewer GPUs, these cases
-    /// are skipped.
+    /// Number of GPUs that one execution is spread over. Cases that need more GPUs than the machine
+    /// has are skipped.
     fn gpus(&self) -> usize {
         1
     }
@@ -98,15 +98,15 @@ pub trait Problem: Send + Sync + 'static {
         None
     }
 
-    /// The parts of the problem that `kernelgate profile` shows.
+    /// Returns the parts of the problem that `kernelgate profile` shows.
     fn breakdown(&self) -> Breakdown {
         Breakdown::default()
     }
 
-    /// How far each output may be from the reference.
+    /// Returns the error that each output may have relative to the reference.
     fn tolerance(&self) -> Tolerance;
 
-    /// Tolerances of outputs that differ from [`Self::tolerance`], by name.
+    /// Returns the tolerances of outputs that differ from [`Self::tolerance`], by output name.
     fn tolerances(&self) -> BTreeMap<String, Tolerance> {
         BTreeMap::new()
     }
@@ -114,8 +114,8 @@ pub trait Problem: Send + Sync + 'static {
     /// Precision in which implementations must compute, if the tolerance would accept a lower
     /// precision. Rows are then wrong if they deviate by more than a quarter of the error from
     /// rounding the inputs to the next lower precision (tf32 and f16 below f32, bf16 below f16, fp8
-    /// below bf16). The check computes the reference of the rounded inputs, which needs the same
-    /// memory again.
+    /// below bf16). The precision check also computes the reference of rounded inputs, which needs
+    /// as much memory again.
     fn precision(&self) -> Option<Dtype> {
         None
     }
@@ -132,15 +132,15 @@ pub trait Problem: Send + Sync + 'static {
 pub enum ReferenceSource {
     /// [`Problem::reference`].
     Definition,
-    /// The expected outputs are those of another implementation for the same inputs. The other
-    /// implementation itself is unverified.
+    /// The expected outputs are those of another implementation for the same inputs. The
+    /// implementation that serves as the reference is itself unverified.
     Row(&'static str),
     /// Outputs are not compared: every row is timed, and marked as unverified.
     Nothing,
 }
 
 impl ReferenceSource {
-    /// Whether there is nothing to compare with.
+    /// Returns whether the outputs have no reference to be compared with.
     pub const fn is_without_reference(self) -> bool {
         matches!(self, Self::Nothing)
     }
@@ -154,14 +154,14 @@ pub struct Expected {
     pub name: String,
     /// Shape of the whole output; its last extent is the length of a row.
     pub shape: Vec<usize>,
-    /// Indices of the rows that `values` holds, ascending; `None` when it holds them all.
+    /// Indices of the rows that `values` holds, ascending; `None` if it holds all rows.
     pub rows: Option<Vec<usize>>,
     /// Expected values, row after row: f64, or i8 if the comparison is exact.
     pub values: TensorData,
 }
 
 impl Expected {
-    /// Expected values of a whole output.
+    /// Makes the expected values of a whole output.
     pub fn all(name: &str, shape: impl Into<Vec<usize>>, values: impl Into<TensorData>) -> Self {
         Self { name: name.to_owned(), shape: shape.into(), rows: None, values: values.into() }
     }
@@ -182,7 +182,8 @@ impl Expected {
     }
 }
 
-/// How far an output may be from its reference. Integer outputs are compared exactly.
+/// Largest error that an output may have relative to its reference. Integer outputs are compared
+/// exactly.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tolerance {
     /// Largest allowed |out - ref| over the largest |ref|.
@@ -191,7 +192,7 @@ pub struct Tolerance {
     pub relative_l2: f64,
 }
 
-/// A family of computations with one mathematical definition.
+/// A workload: a family of computations with one mathematical definition.
 ///
 /// ```
 /// # use kernelgate::prelude::*;
@@ -240,7 +241,7 @@ pub struct Workload<P> {
     pub accelerator: &'static [&'static str],
     /// The whole sweep.
     pub thorough: &'static [&'static str],
-    /// Makes the problem of a point.
+    /// Function that makes the problem at a point of the axes.
     pub bind: fn(&Point) -> Result<P, AxisError>,
 }
 
@@ -290,7 +291,7 @@ pub struct SelectionLines {
 }
 
 impl SelectionLines {
-    /// The selection lines that an effort uses.
+    /// Returns the selection lines that an effort uses.
     pub fn select(&self, effort: Effort, scale: DefaultScale) -> Vec<&'static str> {
         match (effort, scale) {
             (Effort::Quick | Effort::Default, DefaultScale::Accelerator)
@@ -299,8 +300,8 @@ impl SelectionLines {
                 self.accelerator.to_vec()
             }
             (Effort::Quick | Effort::Default, _) => self.default.to_vec(),
-            // The default problems are part of the sweep, so that a filter finds them at any
-            // effort.
+            // The default problems are part of the thorough sweep, so that a filter finds them at
+            // any effort.
             (Effort::Thorough, _) => [self.default, self.accelerator, self.thorough].concat(),
         }
     }

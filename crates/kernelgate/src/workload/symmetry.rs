@@ -1,5 +1,6 @@
-//! Symmetries of a workload: changes of its inputs whose effect on its outputs is known. Once that
-//! effect is undone, the outputs of the changed inputs equal those of the original inputs.
+//! Symmetries of a workload: changes of its inputs whose effect on its outputs is known. Once the
+//! effect of the symmetry is undone, outputs of the changed inputs equal those of the original
+//! inputs.
 //!
 //! Deliberately absent: approximate symmetries. Every symmetry here holds in exact arithmetic.
 
@@ -10,16 +11,17 @@ use super::{Dtype, Expected, Problem, Tensor, TensorData, Tensors};
 /// A change of inputs with its effect on the outputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Symmetry {
-    /// Each of these inputs rolled along an axis, and each of these outputs rolled alike: heads of
-    /// attention, neurons of a layer. All rolled axes have the same extent. Tensor and axis.
+    /// Symmetry: the named inputs are rolled along an axis, and the named outputs roll alike, such
+    /// as heads of attention or neurons of a layer. All rolled axes have the same extent. Tensor
+    /// and axis.
     Roll {
         /// Inputs.
         inputs: &'static [(&'static str, usize)],
         /// Outputs.
         outputs: &'static [(&'static str, usize)],
     },
-    /// Each of these inputs negated, and each of these outputs negated: gradients are linear in the
-    /// gradient that they are made of.
+    /// Symmetry: the named inputs are negated, and the named outputs change sign: gradients are
+    /// linear in the gradient that they are computed from.
     Negate {
         /// Inputs.
         inputs: &'static [&'static str],
@@ -81,8 +83,8 @@ impl Symmetry {
     }
 }
 
-/// Checks that the symmetries of a problem hold. This function is for the tests of a workload, at a
-/// small shape whose reference holds every row. Returns how many symmetries there were to check.
+/// Checks that the symmetries of a problem hold. Tests of a workload call this function, at a small
+/// shape whose reference holds every row. Returns how many symmetries there were to check.
 ///
 /// # Errors
 /// The error names the first output that differs by more than `tolerated`, relative to its largest
@@ -110,7 +112,7 @@ pub fn check_symmetries(problem: &dyn Problem, seed: u64, tolerated: f64) -> Res
     Ok(checked)
 }
 
-/// Joins the rows of expected outputs to whole tensors.
+/// Joins the rows of expected outputs into whole tensors.
 fn whole_outputs(expected: &[Expected]) -> Result<Tensors, String> {
     let mut outputs = Tensors::new();
     for one in expected {
@@ -161,7 +163,8 @@ fn roll_axis(tensor: &Tensor, axis: usize, by: usize) -> Option<Tensor> {
     Some(rolled)
 }
 
-/// Copies a slice to another of the same length, on all cores: there may be a single long row.
+/// Copies a slice to another slice of the same length on all cores, because a tensor may have a
+/// single long row.
 fn copy_in_parallel(to: &mut [u8], from: &[u8]) {
     const PIECE_BYTES: usize = 1 << 19;
     let pieces = to.par_chunks_mut(PIECE_BYTES).zip(from.par_chunks(PIECE_BYTES));
@@ -204,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_roll_moves_whole_slices_around_the_end() {
+    fn rolling_moves_whole_slices_around_the_end_of_the_axis() {
         let mut inputs = Tensors::new();
         inputs.insert("x", counted_tensor([2, 4, 1]));
         let changed = ROLL_HEADS.changed_inputs(&inputs).unwrap();
@@ -212,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_many_tasks_copy_is_rolled_whole() {
+    fn a_long_row_copied_by_many_tasks_is_rolled_completely() {
         let (extent, inner) = (5, 1 << 18);
         let element = |i: usize| (i % 113) as i8;
         let len = extent * inner;
@@ -229,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn roll_along_any_axis_is_undone() {
+    fn a_roll_along_any_axis_can_be_undone() {
         let outputs =
             Tensors::new().with("y", [2, 5, 3], (0..30).map(f64::from).collect::<Vec<_>>());
         let along = [
@@ -245,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn inputs_that_cannot_be_rolled_are_rejected() {
+    fn inputs_whose_axes_cannot_be_rolled_are_rejected() {
         let mut inputs = Tensors::new();
         inputs.insert("x", counted_tensor([4, 1, 2]));
         assert_eq!(ROLL_HEADS.changed_inputs(&inputs), None);
@@ -255,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn negation_is_exact_in_every_dtype() {
+    fn floats_and_integers_are_negated_exactly() {
         let negation = Symmetry::Negate { inputs: &["g"], outputs: &["y"] };
         let inputs = Tensors::new().with("g", [3], vec![1.0f32, -2.0, 0.5]);
         let changed = negation.changed_inputs(&inputs).unwrap();

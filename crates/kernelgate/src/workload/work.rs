@@ -53,13 +53,14 @@ pub struct Work {
     pub link: Option<GpuLinkWork>,
 }
 
-/// Bytes that pass between the GPUs of a set.
+/// Bytes that pass between the GPUs of a set in one execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuLinkWork {
-    /// Fewest bytes that a GPU has to receive; the GPU with the most counts. Over the time of a
-    /// launch this is the bus bandwidth of nccl-tests.
+    /// Fewest bytes that a GPU has to receive; the GPU with the most counts. Divided by the time of
+    /// a launch, these bytes give the bus bandwidth of nccl-tests.
     pub bytes: u64,
-    /// Whether every GPU also sends as many bytes; otherwise the first GPU only sends.
+    /// Whether every GPU also sends as many bytes as it receives; otherwise only the first GPU
+    /// sends.
     pub both_ways: bool,
     /// Number of GPUs.
     pub gpus: usize,

@@ -1,6 +1,6 @@
 //! Attention backward through `mma.sync`: kernels and launcher of
-//! `kernels/attention/backward_flash_mma`. The backward through `wgmma` launches the first and last
-//! of these kernels too.
+//! `kernels/attention/backward_flash_mma`. The backward through `wgmma` also launches the first and
+//! last of these kernels.
 
 use std::sync::Arc;
 
@@ -195,7 +195,7 @@ impl PendingLaunches<'_> {
         self.kernel_arguments(&tensors, &[&forward.out, grad_out_strides, &forward.lse])
     }
 
-    /// Arguments of the kernel after the main one.
+    /// Arguments of the kernel that runs after the main one.
     pub fn arguments_of_finish_kernel(&self) -> Arguments {
         self.kernel_arguments(
             &[self.dq_accumulator_address(), self.addresses.grad_q],
@@ -256,7 +256,7 @@ mod tests {
     use kernelgate::workload::Dtype;
 
     #[test]
-    fn blocks_cover_padding() {
+    fn the_grid_covers_all_padded_rows() {
         let narrow =
             Extents { causal: true, ..Extents::self_attention_extents(6, 200, Dtype::Bf16) };
         let wide = Extents { d: 128, ..narrow };

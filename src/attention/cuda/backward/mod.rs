@@ -1,7 +1,8 @@
 //! Attention backward on the GPU: rows, and kernels that only they launch.
 //!
 //! The forward's output and the rows' log-sum-exp are computed beforehand ([`saved_forward`]). Each
-//! row times the launches of a training step: first the row sums of dout · out, then the gradients.
+//! row times the launches that a training step needs: first the row sums of dout · out, then the
+//! gradients.
 
 pub mod mma;
 pub mod saved_forward;
@@ -27,7 +28,7 @@ use wgmma::{
     FLASH_WGMMA, GROUPED_HEADS_KERNEL, TRANSPOSE_KERNEL, WIDE_STEPS_KERNEL, most_bytes_to_zero,
 };
 
-/// Kernels that are launched by the rows of this file only.
+/// Kernels that only the rows of this file launch.
 pub const KERNELS: &[KernelSpec<Extents>] = &[NAIVE_DELTA, NAIVE_SCORES, NAIVE_DQ, NAIVE_DKV];
 
 const THREADS: usize = 256;
@@ -129,7 +130,7 @@ pub const WGMMA_ROW: Implementation<AttentionBackward> = Implementation {
     },
 };
 
-/// Row whose gradients have the same bits in every launch.
+/// Row of the backward ladder whose gradients have equal bits in every launch.
 pub const FIXED_ORDER_ROW: Implementation<AttentionBackward> = Implementation {
     name: "cuda/flash_wgmma_deterministic",
     about: "as flash_wgmma, the sums of dq in a fixed order: a block of keys waits for its turn",

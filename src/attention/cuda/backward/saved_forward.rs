@@ -2,8 +2,8 @@
 //! it.
 //!
 //! The forward pass is our fastest one that the device can run; it runs once while a case is
-//! prepared. A choice of the forward by row is excluded on purpose: all rows, the library's too,
-//! start from the same numbers.
+//! prepared. The forward pass cannot be chosen by row: all rows, the library's too, start from
+//! equal numbers.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub struct BackwardInputs {
 
 impl BackwardInputs {
     /// The only input that the harness may replace between launches: grad_out. The saved output and
-    /// normalisers are functions of q, k and v, so these stay.
+    /// normalisers depend on q, k and v, so these three inputs are not replaced.
     pub fn inputs_of_every_launch(&self) -> [Input; 1] {
         cuda::named_inputs([("grad_out", &self.grad_out)])
     }
@@ -124,7 +124,7 @@ mod tests {
     const MAX_TEST_ERROR: f64 = 5e-5;
 
     #[test]
-    fn both_forwards_save_the_log_sum_exp_of_the_reference() {
+    fn both_forward_kernels_save_the_log_sum_exp_of_the_reference() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         // The numbers of query heads, key heads and queries: a single row, edges of tiles and of
         // key blocks, several tiles for each multiprocessor.
@@ -150,7 +150,7 @@ mod tests {
                         BackwardInputs::upload_with_arbitrary_outputs(&extents, &inputs, &device)
                             .unwrap();
                     let check = |technique| {
-                        // Every row of lse starts as NaN.
+                        // In this test every row of lse starts as NaN.
                         saved.lse.fill(0xff).unwrap();
                         saved.save_forward_outputs(&attention, technique, &device).unwrap();
                         let mut found = vec![0f32; expected.len()];
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_was_not_written_is_an_error() {
+    fn a_row_of_lse_that_was_not_written_is_an_error() {
         assert!(largest_relative_error(&[1.0, 2.0], &[1.0, 2.0]) <= MAX_TEST_ERROR);
         assert!(largest_relative_error(&[1.0, 2.001], &[1.0, 2.0]) > MAX_TEST_ERROR);
         assert!(largest_relative_error(&[f32::NAN, 2.0], &[1.0, 2.0]) > MAX_TEST_ERROR);

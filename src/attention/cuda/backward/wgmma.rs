@@ -54,7 +54,7 @@ pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
 pub const GROUPED_HEADS_KERNEL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| defines_with(extents, "GROUPED=1"),
     constants: |extents| kernel_macros(extents, &["DETERMINISTIC", "WHOLE", "WIDE"]),
-    // The grid has at most this size: if each query head has blocks of its own.
+    // Largest possible grid: each query head has its own thread blocks.
     blocks: |extents| [grid_blocks(extents, 1), 1, 1],
     ..FLASH_WGMMA
 };
@@ -75,7 +75,7 @@ const WHOLE_HEADS_KERNEL: KernelSpec<Extents> = KernelSpec {
         replace_macros(kernel_macros(extents, &["DETERMINISTIC", "GROUPED", "WIDE"]), &shared)
     },
     shared_bytes: shared_bytes_of_two_stages,
-    // The launcher sets one block for each multiprocessor.
+    // The launcher sets one thread block for each multiprocessor.
     blocks: |_| [1, 1, 1],
     ..FLASH_WGMMA
 };
@@ -94,7 +94,8 @@ const WIDE_GROUPED_HEADS_KERNEL: KernelSpec<Extents> = KernelSpec {
     blocks: GROUPED_HEADS_KERNEL.blocks,
     ..WIDE_STEPS_KERNEL
 };
-/// The fixed order of full attention. With a causal mask, steps would not begin at blocks of keys.
+/// Build that adds in a fixed order, for full attention. With a causal mask, steps would not begin
+/// at blocks of keys.
 const WIDE_FIXED_ORDER_KERNEL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| {
         [defines_with(extents, "WIDE=1"), vec!["DETERMINISTIC=1".to_owned()]].concat()
@@ -114,7 +115,7 @@ fn macros_of_wide_steps(extents: &Extents, zeros: &[&'static str]) -> Vec<(&'sta
     replace_macros(kernel_macros(extents, zeros), &wide)
 }
 
-/// Row statistics in the order of wide steps.
+/// Build that stores row statistics in the order of wide steps.
 const WIDE_PREPARE_KERNEL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| {
         let queries = format!("PREPARED_QUERIES={QUERIES_OF_WIDE_STEP}");
@@ -137,13 +138,14 @@ fn in_wide_steps(variants: fn() -> Vec<Extents>) -> Vec<Extents> {
     variants().into_iter().filter(computes_in_wide_steps).collect()
 }
 
-/// Whether there is a build with wide steps. It rounds gradients of probabilities, which might
-/// overflow f16.
+/// Returns whether there is a build with wide steps for these extents. Wide steps round gradients
+/// of probabilities, which might overflow in f16.
 fn computes_in_wide_steps(extents: &Extents) -> bool {
     extents.d == 128 && extents.dtype == Dtype::Bf16
 }
 
-/// Whether a head is as long as the shortest for which wide steps were measured to be faster.
+/// Returns whether a head is at least as long as the shortest for which wide steps were measured to
+/// be faster.
 fn takes_wide_steps(extents: &Extents) -> bool {
     let shortest = if extents.causal || extents.share > 1 { 4096 } else { 2048 };
     computes_in_wide_steps(extents) && extents.s >= shortest
@@ -187,7 +189,8 @@ impl LastRound {
     /// Every key block has one thread block.
     pub const UNSHARED: Self = Self { halved: 0, others: 0, parts: 1 };
 
-    /// The division that takes the least time. With a causal mask, the last blocks are short.
+    /// Returns the division of the last round that takes the least time. With a causal mask, the
+    /// blocks of the last round are short.
     fn fastest_division(extents: &Extents, multiprocessors: usize) -> Self {
         let steps = extents.s.div_ceil(QUERIES_PER_STEP);
         let left = grid_blocks(extents, extents.share) % multiprocessors;
@@ -215,7 +218,7 @@ impl LastRound {
 }
 
 /// Bytes that must be zero before a launch: sums of dk and dv of shared key blocks, and counters.
-/// These count turns, for each query step, or arrivals at each warpgroup's sums.
+/// The counters count turns, for each query step, or arrivals at the sums of each warpgroup.
 fn zeroed_bytes(extents: &Extents, shared_blocks: usize) -> u64 {
     let turns = extents.heads * extents.s.div_ceil(QUERIES_PER_STEP);
     shared_sum_bytes(extents, shared_blocks) + 4 * turns.max(2 * shared_blocks) as u64
@@ -243,7 +246,7 @@ pub fn most_bytes_to_zero(extents: &Extents) -> u64 {
 /// Loading the keys and storing the gradients of a block takes the time of some steps, and of more
 /// steps if gradients are added to sums in memory. Blocks of many heads work on different heads at
 /// the same time and find less of them in L2; with a causal mask, blocks drift apart further.
-/// Blocks of one long head keep in step.
+/// Thread blocks of a single long head proceed in step.
 fn heads_per_block(extents: &Extents, multiprocessors: usize) -> usize {
     let Extents { s, share, causal, .. } = *extents;
     if s >= MIN_LONG_HEAD_QUERIES {
@@ -255,7 +258,7 @@ fn heads_per_block(extents: &Extents, multiprocessors: usize) -> usize {
         let of_block = if heads == share { 2 } else { 4 };
         let longest = (heads * steps + of_block) as f64;
         if causal {
-            // Every key block begins at its own diagonal.
+            // Every key block starts at its own diagonal of the causal mask.
             let of_head: usize =
                 (0..rows).map(|row| steps - row * KEYS_PER_BLOCK / QUERIES_PER_STEP).sum();
             let all = (extents.heads * of_head + blocks * of_block) as f64;
@@ -290,12 +293,14 @@ fn shared_bytes(extents: &Extents) -> usize {
         + 6 * 16
 }
 
-/// Shared memory of a build with two stages of keys and values; otherwise like [`shared_bytes`].
+/// Returns the shared memory of a build with two stages of keys and values; otherwise like
+/// [`shared_bytes`].
 fn shared_bytes_of_two_stages(extents: &Extents) -> usize {
     shared_bytes(extents) + 2 * KEYS_PER_BLOCK * extents.d * ELEMENT_BYTES as usize + 16
 }
 
-/// [`shared_bytes`] with steps of more queries. Gradients of the scores have rows for 128.
+/// Returns [`shared_bytes`] for a build with wide steps. In a wide step, gradients of the scores
+/// have rows for 128 queries.
 fn shared_bytes_of_wide_steps(extents: &Extents) -> usize {
     let (row, queries) = (extents.d * ELEMENT_BYTES as usize, QUERIES_OF_WIDE_STEP);
     let scores = KEYS_PER_BLOCK * 128 * ELEMENT_BYTES as usize;
@@ -318,9 +323,11 @@ const fn takes_whole_heads(extents: &Extents, multiprocessors: usize) -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackwardBlockWork {
     /// A block computes one key block, for `heads` of the query heads that read it. The sums of dq
-    /// have a fixed order only if a block handles all of these heads, and so has the last round.
+    /// have a fixed order only if one thread block handles all query heads of a key head, also in
+    /// the last round.
     OfKeys { heads: usize, order: QueryGradientSumOrder, wide: bool, last: LastRound },
-    /// Each of `count` persistent blocks computes whole heads; the sums of dq have a fixed order.
+    /// Each of `count` persistent thread blocks computes whole heads, so that dq is summed in a
+    /// fixed order.
     OfHeads { count: u32 },
 }
 
@@ -496,7 +503,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn shared_memory_is_what_the_kernel_lays_out_and_fits_a_block() {
+    fn the_declared_shared_memory_equals_the_kernels_layout_and_fits_a_block() {
         let narrow = Extents::self_attention_extents(6, 200, Dtype::Bf16);
         let wide = Extents { d: 128, ..narrow };
         assert_eq!(shared_bytes(&narrow), (64 + 32 + 1) * 1024 + 96);
@@ -506,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_have_as_many_heads_as_were_fastest() {
+    fn the_number_of_heads_a_block_is_the_one_measured_as_fastest() {
         // Measured choices: batch, query heads, sequence length, mask; then the fastest number of
         // heads for a block, and all within 4 % of it.
         for (b, h, s, causal, good) in [
@@ -534,18 +541,18 @@ mod tests {
     }
 
     #[test]
-    fn last_rounds_of_few_blocks_are_shared() {
+    fn last_rounds_with_few_blocks_are_divided_among_more() {
         let division = |heads, s, causal| {
             let extents = Extents::self_attention_extents(heads, s, Dtype::Bf16);
             let LastRound { halved, others, parts } =
                 LastRound::fastest_division(&Extents { causal, d: 128, ..extents }, 132);
             (halved, others, parts)
         };
-        // 15 rounds and 68 blocks; 31 rounds and four.
+        // These shapes give 15 rounds and 68 blocks, and 31 rounds and four blocks.
         assert_eq!(division(16, 16_384, false), (66, 2, 16));
         assert_eq!(division(32, 16_384, false), (0, 4, 16));
         assert_eq!(division(64, 4096, false), (66, 2, 4));
-        // One round that is half full, and full rounds.
+        // These shapes give one round that is half full, and full rounds only.
         assert_eq!(division(4, 2048, false), (0, 64, 2));
         assert_eq!(division(33, 16_384, false), (0, 0, 1));
         for unshared in
@@ -556,7 +563,7 @@ mod tests {
     }
 
     #[test]
-    fn many_short_heads_are_the_work_of_a_block_each() {
+    fn each_of_many_short_heads_is_computed_by_one_block() {
         let many = Extents::self_attention_extents(512, 128, Dtype::Bf16);
         for (causal, longest) in [(false, 256), (true, 512)] {
             let takes = |s| takes_whole_heads(&Extents { s, keys: s, causal, ..many }, 132);
@@ -585,7 +592,7 @@ mod tests {
             Self { device, problem, inputs, expected }
         }
 
-        /// Outputs of two launches; both agree with the reference.
+        /// Returns the outputs of two launches, after checking that both agree with the reference.
         fn launch_twice(&self, blocks: BackwardBlockWork) -> [Tensors; 2] {
             let Self { device, problem, inputs, expected } = self;
             let shape = AttentionShape::from(&problem.attention);
@@ -629,7 +636,7 @@ mod tests {
         if device.facts().arch != "sm_90a" {
             return;
         }
-        // The long ones keep in step.
+        // In this test, blocks of the long heads proceed in step.
         let short = [1, 79, 80, 81, 200, 333].map(|s| [(2, s, 4), (2, s, 2)]);
         let all = short.into_iter().flatten().chain([(1, 4097, 4), (1, 4100, 2)]);
         for (b, s, h_kv) in all {
@@ -654,7 +661,7 @@ mod tests {
     }
 
     #[test]
-    fn any_number_of_heads_a_block_agrees_with_the_reference() {
+    fn the_gradients_agree_with_the_reference_for_any_number_of_heads_a_block() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         if device.facts().arch != "sm_90a" {
             return;

@@ -35,7 +35,7 @@ struct DecodeTile {
     stages: usize,
 }
 
-/// Number of query rows that read the same keys: those of all heads that share them.
+/// Number of query rows that read the same keys: the rows of all heads that share these keys.
 const fn rows_with_shared_keys(extents: &Extents) -> usize {
     extents.share * extents.s
 }
@@ -143,7 +143,7 @@ pub const FLASH_DECODE_ROW: Implementation<AttentionForward> = Implementation {
             Err(format!("takes up to {MAX_DECODE_QUERIES} queries a head"))
         }
     },
-    // Blocks exchange partial results of at most nine megabytes.
+    // Thread blocks exchange partial results of at most nine megabytes.
     prepare: Prepare::CudaWithin {
         device_bytes: fused_device_bytes,
         prepare: prepare_flash_decode,
@@ -179,7 +179,7 @@ fn decode_launcher(
     let units = extents.key_heads() * row_tiles;
     let tiles = units * extents.keys.div_ceil(tile.keys_per_step());
     let blocks = block_count(units, tiles.min(device.facts().multiprocessors as usize));
-    // Each block has two partial results: o, m and l of each row.
+    // Each thread block has two partial results: o, m and l of each row.
     let sums = allocate_scratch(device, (2 * blocks * tile.rows * (extents.d + 2) * 4) as u64)?;
     let arrived = device.upload(&vec![0; 4 * units])?;
     let parameters = Arguments::new()
@@ -214,7 +214,7 @@ mod tests {
     use kernelgate::workload::Problem;
 
     #[test]
-    fn shared_memory_is_what_the_kernel_lays_out_and_fits_a_block() {
+    fn the_declared_shared_memory_of_decoding_equals_the_kernels_layout() {
         let one = Extents { d: 128, ..Extents::self_attention_extents(8, 1, Dtype::Bf16) };
         let (narrow, many) = (Extents { d: 64, ..one }, Extents { s: 64, ..one });
         let bytes = |extents| (FLASH_DECODE_KERNEL.shared_bytes)(extents);
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_the_queries_of_the_heads_that_share_keys() {
+    fn the_rows_of_a_decode_tile_are_the_queries_that_share_keys() {
         let one = Extents { share: 8, ..Extents::self_attention_extents(64, 1, Dtype::Bf16) };
         assert_eq!(
             (rows_with_shared_keys(&one), decode_tile(&one).rows, one.key_heads()),
@@ -237,16 +237,17 @@ mod tests {
     }
 
     #[test]
-    fn blocks_have_whole_units_or_equal_shares_of_one_where_few_are_left_idle() {
+    fn decode_blocks_get_whole_units_or_equal_shares_if_few_would_be_idle() {
         // With 132 multiprocessors: 64 units get two blocks each, 8 units sixteen, and 256 units
         // share blocks in pairs.
         assert_eq!([64, 8, 256].map(|units| block_count(units, 132)), [128; 3]);
-        // No divisor is close enough to 132, or there are fewer key tiles than multiprocessors.
+        // In these cases no divisor is close enough to 132, or there are fewer key tiles than
+        // multiprocessors.
         assert_eq!((block_count(75, 132), block_count(5, 5), block_count(3, 1)), (132, 5, 1));
     }
 
     #[test]
-    fn the_build_for_less_shared_memory_agrees_with_the_reference() {
+    fn the_decode_build_with_less_shared_memory_agrees_with_the_reference() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         for (s, keys, d, causal) in [(1, 1000, 128, false), (9, 333, 64, true)] {
             let attention = Attention { h_kv: 2, keys, ..bf16_attention(2, 8, s, d, causal) };

@@ -15,8 +15,8 @@ pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_MMA_KERNEL];
 const THREADS: usize = 128;
 const QUERIES_PER_BLOCK: usize = 128;
 
-/// Kernel of the forward row, and of the forward before a backward where `forward::wgmma` does not
-/// run.
+/// Kernel of the forward row, which also runs before a backward if `forward::wgmma` does not
+/// support the device.
 pub const FLASH_MMA_KERNEL: KernelSpec<Extents> = KernelSpec {
     defines: |extents| strided_defines(extents, |rows| [("K_ROW", rows.k), ("V_ROW", rows.v)]),
     variants: strided_variants,
@@ -84,7 +84,7 @@ mod tests {
     const SMALL: Extents = Extents::self_attention_extents(6, 200, Dtype::Bf16);
 
     #[test]
-    fn arguments_are_the_parameters_of_flash_mma() {
+    fn the_launch_arguments_equal_the_parameters_of_flash_mma() {
         let shape = AttentionShape::from(&bf16_attention(2, 3, 77, 64, true));
         let addresses = ForwardAddresses { q: 0, k: 0, v: 0, out: 0, lse: None };
         let layout = ForwardLayout::strides_of_bshd(&shape);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn strides_of_rows_are_part_of_a_builds_name() {
+    fn row_strides_are_part_of_a_builds_name() {
         let rows = RowStrides { q: 384, k: 128, v: 256, grad_out: 64 };
         let name =
             FLASH_MMA_KERNEL.build_for_parameters(&Extents { rows: Some(rows), ..SMALL }).name();

@@ -273,7 +273,7 @@ mod tests {
         Extents { causal: true, ..Extents::self_attention_extents(6, 200, Dtype::Bf16) };
 
     #[test]
-    fn blocks_cover_rows_and_tiles() {
+    fn the_grids_of_forward_kernels_cover_all_rows_and_tiles() {
         let wide = Extents { d: 128, ..SMALL };
         assert_eq!((NAIVE_SCORES.blocks)(&SMALL), [13, 13, 6]);
         assert_eq!((NAIVE_SOFTMAX.blocks)(&SMALL), [1200, 1, 1]);

@@ -1,10 +1,10 @@
 //! Assignment of query tiles to the thread blocks of a persistent kernel.
 //!
-//! Each multiprocessor runs one block, and each block takes a list of tiles that is made while a
-//! case is prepared. The heaviest tiles are assigned first, each to the block with the least work
-//! so far. Heads whose tensors fit into L2 together are neighbours in the order. The light tiles of
-//! long sequences come last and balance the blocks. Lists that change while the kernel runs are
-//! excluded on purpose.
+//! Each multiprocessor runs one thread block, and each block processes a list of tiles that is made
+//! while a case is prepared. The heaviest tiles are assigned first, each to the block with the
+//! least work so far. Heads whose tensors fit into L2 together are neighbours in the order. The
+//! light tiles of long sequences come last and balance the blocks. Lists that change while the
+//! kernel runs are excluded on purpose.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -19,9 +19,9 @@ const TILE_COST: usize = 4;
 const L2_BYTES: usize = 20 << 20;
 /// Maximum number of tiles of two warpgroups that are tried for a head.
 const MAX_NARROW_GROUPS: usize = 24;
-/// Number of queries up to which a head counts as short. Blocks then have many tiles, so that one
-/// more or less matters little. Light tiles of short heads need not come last, because they would
-/// read their keys from memory again.
+/// Number of queries up to which a head counts as short. Thread blocks then have so many tiles that
+/// one more or less hardly matters. Light tiles of short heads are not moved to the end, because
+/// their keys would be read from memory again.
 const MAX_QUERIES_OF_SHORT_HEAD: usize = 1024;
 
 /// A tile of queries of one head that a block computes at a time.
@@ -47,7 +47,8 @@ pub struct QueryTiling {
     /// Number of keys of a head.
     pub keys: usize,
     pub key_bytes: usize,
-    /// Whether the last query sees all keys and each earlier query one key less than the next.
+    /// Whether the mask is causal: the last query sees all keys, and each earlier query one key
+    /// less than the next.
     pub causal: bool,
     /// Number of keys in a key block.
     pub block_keys: usize,
@@ -57,9 +58,9 @@ impl QueryTiling {
     /// Makes a list of tiles for each of `blocks` blocks; together the lists hold every query once.
     pub fn tile_lists(&self, blocks: usize) -> Vec<Vec<QueryTile>> {
         // Without a causal mask all query rows have equal cost. Tiles of two warpgroups are mixed
-        // with tiles of three, so that no block has a whole tile more than the others. With a
-        // causal mask the costs differ enough, but two tiles of two warpgroups are better than one
-        // of three and one of one.
+        // with tiles of three, so that no thread block has a whole tile more than the others. With
+        // a causal mask the costs differ enough, but two tiles of two warpgroups are better than
+        // one of three and one of one.
         let most = if !self.causal {
             MAX_NARROW_GROUPS.min(self.s / (2 * GROUP_ROWS))
         } else if self.s <= MAX_QUERIES_OF_SHORT_HEAD {
@@ -73,8 +74,8 @@ impl QueryTiling {
         best.expect("no narrow tile is a way too").1
     }
 
-    /// Makes the lists where each head ends with `narrow` tiles of two warpgroups. Returns the cost
-    /// of the most expensive list too.
+    /// Makes the lists where each head ends with `narrow` tiles of two warpgroups. Also returns the
+    /// cost of the most expensive list.
     fn lists_with_narrow_tiles(
         &self,
         narrow: usize,
@@ -116,7 +117,7 @@ impl QueryTiling {
         let (last, first): (Vec<_>, Vec<_>) = tiles_of_head
             .iter()
             .partition(|tile| self.s > MAX_QUERIES_OF_SHORT_HEAD && light(tile));
-        // Bytes of the heads that read the same keys.
+        // Returns the bytes of query heads that read the same keys, with these keys.
         let bytes = 2 * (self.keys + self.share * self.s) * self.key_bytes;
         let together = (L2_BYTES / bytes).max(1) * self.share;
         let all = |heads: std::ops::Range<usize>, tiles: &[(usize, usize)]| -> Vec<QueryTile> {
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn every_query_is_in_one_tile() {
+    fn every_query_belongs_to_exactly_one_tile() {
         for s in [1, 63, 64, 127, 129, 192, 193, 777, 1000, 4096] {
             for causal in [false, true] {
                 let tiling = QueryTiling { s, keys: s + 77, causal, ..SMALL };
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_have_about_the_same_to_do() {
+    fn the_tile_lists_of_all_blocks_cost_about_the_same() {
         for (s, d, block_keys) in [(4096, 128, 80), (16_384, 128, 80), (4096, 64, 128)] {
             for causal in [false, true] {
                 let heads = 16_384 * 2048 / (s * d);
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn heavy_tiles_come_first_and_heads_that_fit_l2_together() {
+    fn heavy_tiles_come_first_and_heads_that_fit_into_l2_stay_together() {
         let tiling = QueryTiling { heads: 16, s: 4096, keys: 4096, ..SMALL };
         // The tensors of a head take 4 MiB.
         let order = tiling.tiles_in_order_of_assignment(&tiling.tiles_of_head(0));
@@ -242,10 +243,10 @@ mod tests {
     }
 
     #[test]
-    fn tiles_of_short_sequences_read_the_keys_of_a_head_one_soon_after_the_other() {
+    fn tiles_of_a_short_head_are_processed_soon_after_each_other() {
         let tiling = QueryTiling { heads: 1024, s: 256, keys: 256, ..SMALL };
         let lists = tiling.tile_lists(132);
-        // Each head has two tiles of two warpgroups, not one of three and one of one.
+        // Each head is cut into two tiles of two warpgroups, not into one of three and one of one.
         assert!(lists.iter().flatten().all(|tile| tile.groups == 2));
         let order = tiling.tiles_in_order_of_assignment(&tiling.tiles_of_head(2));
         let place = |head, row| order.iter().position(|it| (it.head, it.row) == (head, row));
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_in_the_kernels_order() {
+    fn the_table_of_tiles_has_the_order_that_the_kernel_reads() {
         let tile = |head, row, groups| QueryTile { head, row, groups };
         let lists = [vec![tile(4, 192, 3), tile(2, 64, 1)], vec![tile(7, 0, 2)]];
         let first = [192, 3, 1, 1, 0, 2, 1, 2];

@@ -26,8 +26,8 @@ pub const KERNELS: &[KernelSpec<Extents>] =
 /// Threads of a block: three warpgroups that compute and one that copies.
 const THREADS: usize = 512;
 
-/// Maximum number of parts of a short head, 64 queries each; the keys of a short head are limited
-/// to the same number.
+/// Maximum number of parts of a short head, which have 64 queries each; it also limits the number
+/// of keys.
 const MAX_PARTS_PER_SHORT_HEAD: usize = 4;
 const MAX_KEYS_OF_SHORT_HEAD: usize = MAX_PARTS_PER_SHORT_HEAD * GROUP_ROWS;
 /// Minimum number of heads for tiles of whole heads: two for each multiprocessor of an H100 or
@@ -48,7 +48,7 @@ const fn takes_short_heads(extents: &Extents) -> bool {
 }
 
 /// Number of keys in a key block: as many as fit with a thread's scores and output into its 160
-/// registers. The number is 64 if there are so few keys that they fill larger blocks badly.
+/// registers. The number is 64 if there are few keys, which would fill larger blocks badly.
 const fn keys_per_block(extents: &Extents) -> usize {
     if takes_short_heads(extents) {
         return 64;
@@ -264,7 +264,7 @@ fn upload_tile_lists(
 /// How a thread block gets the next tile to compute: from a list or from a shared counter.
 #[derive(Debug, Clone, Copy)]
 enum TileSchedule {
-    /// Address of the lists, one for each block.
+    /// Device address of the lists of tiles, one list for each thread block.
     Listed(u64),
     /// Address of the counter of taken heads, which is zero before and after each launch.
     Counted(u64),
@@ -279,7 +279,7 @@ struct ForwardOperands<'a> {
     lse_strides: Strides,
     /// Addresses of the fp8 scales of queries, keys and values.
     scales: [u64; 3],
-    /// Source of the tiles of thread blocks.
+    /// How thread blocks find their tiles.
     tiles: TileSchedule,
 }
 
@@ -397,7 +397,7 @@ mod tests {
     use crate::kernel_tests::kernel_parameters;
 
     #[test]
-    fn shared_memory_is_what_the_kernel_lays_out_and_fits_a_block() {
+    fn the_declared_shared_memory_of_the_forward_equals_the_kernels_layout() {
         let narrow = Extents::self_attention_extents(6, 300, Dtype::Bf16);
         let wide = Extents { d: 128, ..narrow };
         assert_eq!(shared_bytes(&narrow), (384 + 8 * 128) * 128 + 160);
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn all_keys_of_a_head_in_turns_are_in_shared_memory() {
+    fn all_keys_of_a_head_computed_in_turns_fit_into_shared_memory() {
         let wide = Extents {
             d: 128,
             ..Extents::self_attention_extents(MIN_SHORT_HEADS, 256, Dtype::Bf16)
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_the_parameters_of_the_kernel() {
+    fn the_launch_arguments_equal_the_parameters_of_the_forward_kernel() {
         let bytes = |parameter: &str, fp8: bool| match parameter {
             _ if parameter.contains('*') => 8,
             _ if parameter.contains("Values") && fp8 => 8,
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn other_architectures_are_declined_with_the_reason() {
+    fn architectures_without_wgmma_are_declined_with_a_reason() {
         let extents = Extents::self_attention_extents(6, 200, Dtype::F16);
         for arch in ["sm_80", "sm_90", "sm_100a", "sm_120a"] {
             let unmet = FLASH_WGMMA_KERNEL.unmet_requirement_for(&extents, arch, 227 << 10);

@@ -235,7 +235,7 @@ fn check_backward(
 }
 
 #[test]
-fn scratch_is_declared_without_a_device() {
+fn scratch_memory_is_declared_without_a_gpu() {
     let attention = bf16_attention(2, 4, 100, 128, true);
     // Eight heads of 100 queries are padded to steps of 80.
     let any = 8 * 160 * (2 * 4 + 4 * 128);
@@ -254,7 +254,7 @@ fn scratch_is_declared_without_a_device() {
 }
 
 #[test]
-fn every_layout_agrees_with_the_reference() {
+fn attention_in_every_memory_layout_agrees_with_the_reference() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let wgmma = device.facts().arch == "sm_90a";
     // Numbers of batches, query heads, key heads and rows: single rows, edges of tiles, several
@@ -295,7 +295,7 @@ fn every_layout_agrees_with_the_reference() {
 }
 
 #[test]
-fn heads_from_a_counter_have_the_same_bits_in_every_launch_of_a_graph() {
+fn heads_taken_from_a_counter_give_equal_bits_in_every_launch_of_a_graph() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     if device.facts().arch != "sm_90a" {
         return;
@@ -343,7 +343,7 @@ fn heads_from_a_counter_have_the_same_bits_in_every_launch_of_a_graph() {
 }
 
 #[test]
-fn grouped_sums_are_stored_by_strides() {
+fn gradients_summed_over_grouped_heads_are_stored_with_strides() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     if device.facts().arch != "sm_90a" {
         return;
@@ -382,7 +382,7 @@ fn grouped_sums_are_stored_by_strides() {
 }
 
 #[test]
-fn declined_problems_are_skips() {
+fn a_problem_that_kernels_decline_skips_the_case() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let shape = AttentionShape::from(&bf16_attention(1, 4, 64, 64, false));
     let layout = ForwardLayout::strides_of_bshd(&shape);

@@ -12,7 +12,7 @@ const SHAPE: AttentionShape = AttentionShape {
 };
 
 #[test]
-fn strides_follow_the_order_of_dimensions() {
+fn strides_follow_the_order_of_a_tensors_dimensions() {
     assert_eq!(Strides::dense_bhsd(6, 77, 64), Strides { batch: 29_568, head: 4928, row: 64 });
     assert_eq!(Strides::dense_bshd(6, 77, 64), Strides { batch: 29_568, head: 64, row: 384 });
     let layout = ForwardLayout::strides_of_bshd(&SHAPE);
@@ -46,7 +46,7 @@ fn only_a_tensor_that_is_not_dense_needs_a_build_with_strides() {
 }
 
 #[test]
-fn shapes_without_a_kernel_have_a_reason() {
+fn shapes_that_no_kernel_supports_are_declined_with_a_reason() {
     let reason = |shape: AttentionShape| shape.check().unwrap_err();
     assert_eq!(
         reason(AttentionShape { head_dim: 80, ..SHAPE }),
@@ -77,7 +77,7 @@ fn shapes_without_a_kernel_have_a_reason() {
 }
 
 #[test]
-fn tensors_that_no_copy_finds_have_a_reason() {
+fn tensors_that_tensor_copies_cannot_address_are_declined_with_a_reason() {
     let layout = ForwardLayout::strides_of_bshd(&SHAPE);
     let row = Strides { row: 388, ..layout.q };
     assert_eq!(
@@ -107,7 +107,7 @@ fn tensors_that_no_copy_finds_have_a_reason() {
 }
 
 #[test]
-fn a_reason_becomes_a_skip() {
+fn a_declined_problem_is_skipped_with_the_reason() {
     let error = BackendError::from(UnsupportedAttention::HeadDim { head_dim: 80 });
     assert_eq!(
         error,

@@ -17,7 +17,7 @@ pub struct EpilogueGemm {
     pub shape: LmShape,
     /// Number of multiprocessors of the device; each runs one block.
     pub multiprocessors: usize,
-    /// Whether the kernel writes gates and ups too.
+    /// Whether the kernel also writes gates and ups, which a backward pass needs.
     pub saved: bool,
 }
 

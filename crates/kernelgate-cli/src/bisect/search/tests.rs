@@ -45,7 +45,7 @@ fn expect_slowdown_found(ended: SearchEnd) -> SlowdownRange {
 }
 
 #[test]
-fn every_place_is_found_with_a_question_for_each_halving() {
+fn the_slow_commit_is_found_at_every_place_with_one_comparison_a_halving() {
     for last in 1..40 {
         for first_bad in 1..=last {
             let (ended, asked) = search_without_noise(last, first_bad, &[]);
@@ -64,7 +64,7 @@ fn every_place_is_found_with_a_question_for_each_halving() {
 }
 
 #[test]
-fn unusable_commits_are_searched_around_or_reported_as_a_range() {
+fn commits_that_cannot_be_measured_are_skipped_or_reported_as_a_range() {
     let places = |unusable: &[usize]| {
         let found = expect_slowdown_found(search_without_noise(10, 6, unusable).0);
         (found.last_good, found.first_bad)
@@ -82,14 +82,14 @@ fn unusable_commits_are_searched_around_or_reported_as_a_range() {
 }
 
 #[test]
-fn an_undecided_question_is_asked_again_with_more_blocks_and_never_guessed() {
+fn an_inconclusive_comparison_is_repeated_with_more_blocks() {
     let mut asked = Vec::new();
     let compare = |question: &BisectionQuestion| -> Result<BisectionAnswer, Infallible> {
         asked.push(*question);
         Ok(match question.head {
             4 => BisectionAnswer::Slower(TEN_PERCENT_SLOWER),
             2 => BisectionAnswer::Undecided("noise".to_owned()),
-            // In this test the second attempt decides.
+            // In this test the second attempt gives a verdict.
             1 if question.attempt == 0 => BisectionAnswer::Undecided("noise".to_owned()),
             1 => BisectionAnswer::NotSlower(TEN_PERCENT_SLOWER),
             _ => BisectionAnswer::Slower(TEN_PERCENT_SLOWER),
@@ -114,7 +114,7 @@ fn an_undecided_question_is_asked_again_with_more_blocks_and_never_guessed() {
 }
 
 #[test]
-fn a_slow_down_that_is_spread_is_not_blamed_on_one_commit() {
+fn a_slow_down_spread_over_many_commits_is_not_blamed_on_one() {
     // Each commit is one per cent slower than the commit before, which is less than half of the
     // searched effect.
     let compare = |BisectionQuestion { base, head, plan, .. }: &BisectionQuestion| -> Result<BisectionAnswer, Infallible> {
@@ -165,7 +165,7 @@ fn simulate_round(
     }
 }
 
-/// The answer of a comparison with both rounds.
+/// Simulates the answer of a comparison with both of its rounds.
 fn simulate_answer(
     noise: &[TrialBlock],
     sides: [f64; 2],

@@ -1,4 +1,4 @@
-//! Chooses the cases that a calibration measures.
+//! Chooses the cases on which a calibration measures the gate.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,17 +17,17 @@ const GPU_TIME_RANGE_NS: (f64, f64) = (50e3, 20e6);
 /// Largest ratio of the time of a case's first launch to that of a later launch.
 const MAX_FIRST_LAUNCH_RATIO: f64 = 4.0;
 
-/// Facts about the choice of cases before they are timed.
+/// Facts about a calibration's choice of cases before these are timed.
 pub struct CalibrationCaseChoice {
-    /// Whether the user named the cases; named cases are all used.
+    /// Whether the user named the cases; if so, all of them are calibrated.
     pub named: bool,
-    /// Largest number of cases if the user names none.
+    /// Largest number of calibrated cases if the user names none.
     pub most: usize,
     /// Calibration that is continued with the cases that it used before.
     pub earlier: Option<Calibration>,
 }
 
-/// Narrows the cases to those that will be calibrated, and returns their times. A resumed
+/// Reduces the cases to those that will be calibrated, and returns their times. A resumed
 /// calibration keeps its cases, because measured times vary from run to run.
 pub fn choose_cases(
     request: &ComparisonRequest,
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cases_are_taken_from_every_workload_the_shortest_first() {
+    fn calibration_cases_are_taken_from_every_workload_shortest_first() {
         let times: BTreeMap<String, f64> = [
             ("a/f/1/cpu/hot", 5.0),
             ("a/f/2/cpu/hot", 3.0),

@@ -32,13 +32,13 @@ use probe_processes::InjectedDelaySizes;
 const PROBE_PROCESSES: usize = 3;
 /// Time between two measurements of the anchors, which are a process with several ceilings each.
 const ANCHOR_INTERVAL: Duration = Duration::from_secs(120);
-/// Number of layouts that alternate: on a GPU each of them is compiled once.
+/// Number of code layouts that alternate: on a GPU each layout is compiled once.
 const MAX_CODE_LAYOUTS: usize = 16;
 
 /// Number and settings of the comparisons of a calibration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CalibrationRequest {
-    /// A/A comparisons: base and head are the same build.
+    /// Number of A/A comparisons, whose base and head are the same build.
     pub null: usize,
     /// Comparisons in which code and memory of the head have other addresses.
     pub layouts: usize,
@@ -52,18 +52,17 @@ pub struct CalibrationRequest {
     pub single: usize,
     /// Comparisons with the host busy with co-running load while the head runs.
     pub sham: usize,
-    /// The shard of the comparisons that this process runs; absent if the process runs all
-    /// comparisons.
+    /// The shard of the calibration's comparisons that this process runs; absent if it runs all.
     pub shard: Option<Shard>,
     /// Thresholds and error rates.
     pub plan: TestPlan,
-    /// Largest number of cases if none are named.
+    /// Largest number of calibrated cases if the user names none.
     pub cases: usize,
     /// Whether the user named the cases, which are then all calibrated.
     pub named: bool,
-    /// Time within which the last comparison must end.
+    /// Time within which the last comparison of the calibration must end.
     pub total: Option<Duration>,
-    /// The command line, to be printed in the report.
+    /// Command line of the calibration, for its report.
     pub command: String,
     /// File with all comparisons so far, written after each comparison.
     pub state: PathBuf,
@@ -185,7 +184,7 @@ fn measure_calibration(
 }
 
 impl CalibrationRequest {
-    /// The part that is measured, if this is a shard.
+    /// Describes the part of the calibration that is measured, if this process is a shard.
     fn part(&self, cases: &BTreeSet<String>) -> Option<CalibrationPart> {
         let shard = self.shard?;
         let all = comparison_schedule(&Self { shard: None, ..self.clone() });
@@ -196,8 +195,8 @@ impl CalibrationRequest {
     }
 }
 
-/// All comparisons of this shard in an order that mixes the kinds evenly, so that drift of the
-/// machine affects all kinds.
+/// All comparisons of this shard, in an order that mixes their kinds evenly, so that drift of the
+/// machine affects all kinds equally.
 fn comparison_schedule(settings: &CalibrationRequest) -> Vec<(ComparisonKind, usize)> {
     let untouched = [
         (ComparisonKind::Null, settings.null),
@@ -253,8 +252,8 @@ fn continue_or_start_calibration(
     (prepared, environment, cases): (&PreparedSides, Environment, BTreeMap<String, f64>),
 ) -> Result<Calibration, CompareError> {
     let identity = session.comparison_identity(request)?;
-    // An executable that was built elsewhere does not record its commit: the package around it is
-    // the best guess.
+    // An executable that was built elsewhere does not record its commit: the commit of the package
+    // around it is the best guess.
     let provenance = match request.base {
         SideSource::Folder(_) => Provenance::detect_from_git(&request.package),
         _ => prepared.provenance.clone(),
@@ -393,8 +392,8 @@ fn run_calibration_comparison(
     Ok(comparison_record)
 }
 
-/// Determines the sizes of the injected delays once and carefully, so that all processes use the
-/// same sizes. Removes the cases to which the requested delay cannot be added, and returns the
+/// Determines the sizes of the injected delays once, with many launches, so that all processes use
+/// equal sizes. Removes the cases to which the requested delay cannot be added, and returns the
 /// reasons.
 fn fit_injected_delays(
     request_of_head: &mut ComparisonRequest,
@@ -517,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_share_everything_and_nothing_twice() {
+    fn shards_of_a_calibration_divide_its_comparisons_without_overlap() {
         let whole = comparison_schedule(&calibration_request(None));
         assert_eq!(whole.len(), 21);
         // The first half has comparisons of every kind that occurs several times.

@@ -1,6 +1,6 @@
-//! Single processes before a comparison of a calibration: they measure how long cases take, and
-//! find the sizes of delays. This module deliberately does not use the probes' results (`calibrate`
-//! does).
+//! Runs single processes before a calibration's comparison, which measure how long cases take and
+//! find the sizes of injected delays. This module does not use the results of these processes;
+//! `calibrate` does.
 
 use std::collections::BTreeMap;
 
@@ -32,8 +32,8 @@ impl ComparisonEngine<'_> {
         Ok(timings.map(|(id, timing)| (id, timing.time_ns)).collect())
     }
 
-    /// Rates of fixed work, as one process of the base measures them next to one case; absent if
-    /// every bench uses Criterion alone.
+    /// Returns the rates of fixed work, which one process of the base measures beside one case;
+    /// absent if every bench uses Criterion alone.
     pub fn anchors(&self, prepared: &PreparedSides) -> Result<Option<AnchorRecord>, CompareError> {
         let of_harness = |bench: &&ComparedBench| bench.driver != BenchDriver::Criterion;
         let Some(bench) = prepared.benches.iter().find(of_harness) else { return Ok(None) };
@@ -49,8 +49,8 @@ impl ComparisonEngine<'_> {
         Ok(run.and_then(|run| run.anchors))
     }
 
-    /// The delay sizes that one process of the head finds for each bench, by case, and the reasons
-    /// why other cases have none.
+    /// Returns the delay sizes that one process of the head finds for each bench, by case, and the
+    /// reasons why other cases have none.
     pub fn injected_delay_sizes(
         &self,
         prepared: &PreparedSides,

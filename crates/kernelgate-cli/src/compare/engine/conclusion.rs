@@ -17,7 +17,7 @@ use crate::gate::verdict::Verdict;
 use kernelgate::record::VerificationExtent;
 
 impl ComparisonEngine<'_> {
-    /// Concludes from the outcome of both rounds.
+    /// Derives the conclusion of a comparison from the outcomes of both rounds.
     pub(super) fn conclude_comparison(
         &self,
         (mut matched, benches): (MatchedCases, &[ComparedBench]),
@@ -96,7 +96,7 @@ impl ComparisonEngine<'_> {
         comparison
     }
 
-    /// Judgements of decided cases, confirmed by the second round.
+    /// Judges the cases that have a verdict, as confirmed by the second round.
     fn judgements_of_cases(
         &self,
         decisions: impl Iterator<Item = PairedDecision>,

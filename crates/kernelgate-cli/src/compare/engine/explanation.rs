@@ -1,6 +1,6 @@
-//! Profiles both builds once for the cases that regressed, after everything is decided, to explain
-//! why they are slower. The explanation costs one process for each bench and side, and changes no
-//! verdict.
+//! Profiles both builds once for the cases that regressed, after all verdicts are final, to explain
+//! why these cases are slower. The explanation costs one process for each bench and side, and
+//! changes no verdict.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -89,7 +89,7 @@ impl ComparisonEngine<'_> {
     }
 }
 
-/// The profiles of a case, or of the same implementation with other caches.
+/// Returns both builds' profiles of a case, or of its implementation with the other cache state.
 fn profiles_of_case<'a>(
     case: &str,
     base: &'a [ProfiledCase],

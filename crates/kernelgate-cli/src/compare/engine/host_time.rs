@@ -39,7 +39,7 @@ impl ComparisonEngine<'_> {
         rest
     }
 
-    /// The host's times of these cases in one more process of base and head each.
+    /// Measures the host time of launches of these cases in one more process of base and head each.
     fn measure_host_times(
         &self,
         prepared: &PreparedSides,
@@ -54,7 +54,7 @@ impl ComparisonEngine<'_> {
                 continue;
             }
             let mut times = [BTreeMap::new(), BTreeMap::new()];
-            // A drift then has opposite signs in neighbouring pairs.
+            // The order alternates, so that a drift has opposite signs in neighbouring pairs.
             let order = [Arm::Base, Arm::Head];
             for arm in if pair.is_multiple_of(2) { order } else { [order[1], order[0]] } {
                 times[index(arm)] = self.host_times_of(arm, bench, &cases);
@@ -66,8 +66,8 @@ impl ComparisonEngine<'_> {
         found
     }
 
-    /// Runs a process that launches these cases. If the process fails, prints the error and returns
-    /// no times.
+    /// Runs a process that measures the host time of these cases. If the process fails, prints the
+    /// error and returns no times.
     fn host_times_of(
         &self,
         arm: Arm,

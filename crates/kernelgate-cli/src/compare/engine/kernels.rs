@@ -15,7 +15,7 @@ use crate::gate::paired::Arm;
 use kernelgate::protocol::{BenchResponseBody, RequestedAction, ResourcesReport};
 use kernelgate::record::{ComparisonTrials, TrialRequest, TrialSampling};
 
-/// Builds both sides and compares their kernels, compiled for each of these architectures. No case
+/// Builds both sides and compares their kernels, compiled for each requested architecture. No case
 /// is verified or timed.
 ///
 /// # Errors

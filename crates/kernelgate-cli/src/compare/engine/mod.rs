@@ -55,11 +55,11 @@ pub struct ComparisonEngine<'a> {
     pub(super) plan: TestPlan,
     /// Limits of every case that the package says nothing about.
     pub(super) limits: CaseLimits,
-    /// Limits and acceptances of the head's package.
+    /// Smallest relevant changes and accepted cases, as the head's package states them.
     pub(super) rules: PackageRules,
     /// The family of cases among which the error rates are divided.
     family: ErrorRateFamily,
-    /// Co-running load while the head's processes run.
+    /// Artificial load that runs beside the processes of the head.
     co_running: CoRunningLoad,
     /// Every process so far.
     pub trials: ComparisonTrials,
@@ -68,13 +68,13 @@ pub struct ComparisonEngine<'a> {
     pub(super) undrivable: BTreeMap<String, String>,
 }
 
-/// Progress of a round as it was shown last.
+/// Progress of a comparison's round, as it was shown last.
 #[derive(Default)]
 struct RoundProgress {
     /// Estimate of the time left, and the time when it was made.
     estimate: Option<RoundTimeLeft>,
     estimated: Option<Instant>,
-    /// Decided cases; `None` before the first line.
+    /// Number of decided cases; `None` before the first line was printed.
     decided: Option<usize>,
 }
 
@@ -87,7 +87,7 @@ pub struct ComparisonFacts {
     pub criterion: Vec<CriterionOnlyBench>,
     /// How far both sides verified each common case, base first.
     pub verification: BTreeMap<String, [VerificationExtent; 2]>,
-    /// Cases that are not timed because their executable is the same on both sides.
+    /// Cases that are not timed because base and head have the same executable.
     pub untimed: Vec<String>,
 }
 
@@ -95,8 +95,8 @@ pub struct ComparisonFacts {
 pub struct ComparisonOutcome {
     /// Verdicts and facts.
     pub comparison: Comparison,
-    /// The record of the shard for [`merge`](crate::gate::comparison_shard::merge), if this is a
-    /// shard.
+    /// Record of this shard for [`merge`](crate::gate::comparison_shard::merge), if the comparison
+    /// is a shard.
     pub shard: Option<Box<ComparisonShard>>,
 }
 
@@ -186,7 +186,8 @@ pub fn run(request: &ComparisonRequest) -> Result<ComparisonOutcome, CompareErro
 }
 
 impl<'a> ComparisonEngine<'a> {
-    /// An engine with the trials of an interrupted comparison of the same sides, or without trials.
+    /// Makes an engine with the trials of an interrupted comparison of these sides, or without
+    /// trials.
     pub fn new(
         request: &'a ComparisonRequest,
         session: &'a ComparisonSession,
@@ -208,8 +209,8 @@ impl<'a> ComparisonEngine<'a> {
         }
     }
 
-    /// An engine for one of the comparisons of a calibration: with this plan and co-running load on
-    /// the head. The progress of the comparison is printed after `label`.
+    /// Makes an engine for one comparison of a calibration, with this plan, and with artificial
+    /// load beside the head. The progress of the comparison is printed after `label`.
     pub fn for_calibration(
         request: &'a ComparisonRequest,
         session: &'a ComparisonSession,
@@ -238,12 +239,12 @@ impl<'a> ComparisonEngine<'a> {
         Ok(note)
     }
 
-    /// Time for which a process times a case.
+    /// Determines for how long a process times a case.
     pub fn sampling(prepared: &PreparedSides) -> TrialSampling {
         prepared.benches.first().map_or(TrialSampling::HOST_SAMPLING, |bench| bench.sampling)
     }
 
-    /// The record of a shard that was compared.
+    /// Makes the record of a compared shard.
     fn shard_record(
         &self,
         planned: PlannedShard,
@@ -314,7 +315,7 @@ impl<'a> ComparisonEngine<'a> {
         self.session.folder.side_folder_path(arm).join("inputs")
     }
 
-    /// Settings that all processes of the comparison share.
+    /// Returns the settings that all processes of the comparison share.
     pub(super) fn setup(&self) -> TrialSetup<'_> {
         TrialSetup {
             settings: &self.request.settings,
@@ -380,7 +381,7 @@ impl<'a> ComparisonEngine<'a> {
         outcome
     }
 
-    /// Starts the load that is co-running with a trial.
+    /// Starts the artificial load that runs beside a trial.
     fn start_co_running(
         &self,
         setup: &TrialSetup<'_>,
@@ -522,8 +523,8 @@ impl<'a> ComparisonEngine<'a> {
         }
     }
 
-    /// The timing of each case in a process. A threshold in nanoseconds that was asked for is meant
-    /// for every time.
+    /// Returns the time of each case in a process's run. A threshold in nanoseconds that was asked
+    /// for is meant for every time.
     fn timings(&self, run: &ProcessRun) -> BTreeMap<String, CaseTiming> {
         let mut timings = rounds::timings_by_case(run);
         let for_all = self.request.plan.asked.absolute_ns.is_some();
@@ -531,7 +532,7 @@ impl<'a> ComparisonEngine<'a> {
         timings
     }
 
-    /// Runs four processes of a bench, all with the same cases.
+    /// Runs a block: four processes of a bench with equal cases.
     fn run_block(
         &mut self,
         round: u32,

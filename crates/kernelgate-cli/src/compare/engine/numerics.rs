@@ -4,8 +4,8 @@
 //! The processes that verified both sides record the errors of one seed and a hash of the outputs.
 //! Outputs with the same bits on both sides are equally accurate, and an error that did not grow
 //! for one seed is decided; all other cases are verified again on both sides with further seeds,
-//! without timing. These further processes do not decide about the host time of a launch: a
-//! suspected growth is measured again (`host_time`).
+//! without timing. The additional verifying processes do not decide about the host time of a
+//! launch: a suspected growth is measured again (`host_time`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -26,7 +26,7 @@ use kernelgate::record::run::VerificationRecord;
 use kernelgate::record::{CaseNumerics, ProcessRun, TrialRequest, TrialSampling, file};
 use kernelgate_cuda::CaseFailure;
 
-/// Results of both sides' verification besides time.
+/// Findings of both builds' verification other than times.
 #[derive(Debug, Default)]
 pub struct VerificationFindings {
     /// Errors against the reference.
@@ -35,13 +35,13 @@ pub struct VerificationFindings {
     pub costs: Vec<CostGrowth>,
     /// The package's bounds on costs, each with the reason if it could not be judged.
     pub bounds: Vec<CostBound>,
-    /// The kernels of each case in both builds.
+    /// Comparison of the kernels of each case in both builds.
     pub code: BTreeMap<String, CodeComparison>,
     /// Cases that fail in the head with another seed, with the error.
     pub failed: BTreeMap<String, CaseFailure>,
 }
 
-/// Errors of base and head by case.
+/// Output errors of base and head, by case.
 type ErrorsOfSides = BTreeMap<String, [CaseNumerics; 2]>;
 
 impl ComparisonEngine<'_> {
@@ -77,7 +77,7 @@ impl ComparisonEngine<'_> {
                 if code != CodeComparison::default() {
                     findings.code.insert(id.clone(), code);
                 }
-                // Trials are too short for the energy counter.
+                // Energy is not judged, because trials are too short for the energy counter.
                 let limits = AskedLimits { energy: None, ..rules.limits(id) };
                 let (sides, on_host) = ([&costs[..1], &costs[1..]], head.environment.is_on_host());
                 findings.costs.extend(costs::grown_costs(id, sides, &limits));
@@ -152,9 +152,9 @@ impl ComparisonEngine<'_> {
         Ok(findings)
     }
 
-    /// Verifies both sides with a further seed and adds the errors, unless the seed's inputs equal
-    /// those of an earlier seed. A case that one side does not verify gets no errors, and is
-    /// decided if the head fails.
+    /// Verifies both sides with another seed and adds the errors, unless the seed's inputs equal
+    /// those of an earlier seed. A case that one side cannot verify gets no errors; if the head
+    /// fails, its verdict is final.
     fn verify_with_another_seed(
         &self,
         bench: &ComparedBench,
@@ -237,7 +237,7 @@ fn arm_and_case_id(arm: &str, id: &str) -> String {
 struct VerifiedInputs {
     /// Inputs of the cases of each arm, by [`arm_and_case_id`].
     sets: DataSetsByCase,
-    /// Cases whose inputs were the same for a further seed.
+    /// Cases whose inputs did not change with another seed.
     repeated: BTreeSet<String>,
 }
 
@@ -252,7 +252,7 @@ impl VerifiedInputs {
     }
 }
 
-/// Whether both sides computed bit-identical outputs from the same inputs.
+/// Returns whether both sides computed bit-identical outputs from equal inputs.
 fn have_identical_outputs(base: &VerificationRecord, head: &VerificationRecord) -> bool {
     base.digest.is_some() && base.digest == head.digest
 }

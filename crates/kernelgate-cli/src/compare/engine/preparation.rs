@@ -33,17 +33,17 @@ struct VerificationRun {
     path: PathBuf,
     took: Duration,
     driver: BenchDriver,
-    /// Number of cases of all shards together.
+    /// Number of cases that all shards have together.
     planned: usize,
 }
 
-/// The reason why no run verified an executable.
+/// Reason why an executable has no verification run.
 enum UnverifiedReason {
-    /// Base or head has no such bench.
+    /// Base or head does not have the bench.
     Absent,
     /// The bench failed, which was reported; the ids of the cases that it listed before.
     Broke(BTreeSet<String>),
-    /// The bench has no requested case, with the message.
+    /// The bench has none of the requested cases; the text is its message.
     NoCase(String),
     /// The bench has neither kernelgate's nor Criterion's flags; the text states the reason.
     Undrivable(String),
@@ -180,10 +180,10 @@ impl ComparisonEngine<'_> {
         let sources = &self.session.sides[index(arm)].sources;
         let earlier_run = |path: PathBuf| {
             let run = file::read::<ProcessRun>(&path).ok()?;
-            // The source files that the executable read are those of the recorded commit.
+            // Whether the source files that the executable read belong to the recorded commit.
             let read = sources.is_none() || run.provenance.commit == *sources;
             let same = read && run.complete && run.executable.as_ref() == Some(&executable.hash);
-            // Time of the process that verified the outputs earlier.
+            // Duration of the process that verified the outputs earlier.
             let took = Duration::from_secs_f64(run.spent_s.get("whole").copied().unwrap_or(0.0));
             let planned = planned_cases(&run);
             same.then_some(VerificationRun { run, path, took, driver, planned })
@@ -196,8 +196,8 @@ impl ComparisonEngine<'_> {
                 .driven
                 .get(bench)
                 .is_some_and(|base| base.has_same_contents(&executable));
-        // A resumed comparison accepts an earlier verification of the same executable; otherwise
-        // only this process's verification counts.
+        // A resumed comparison accepts an earlier verification of the executable; otherwise only
+        // the verification by this process counts.
         let earlier =
             if twin { self.verification_record_path(Arm::Base, bench) } else { path.clone() };
         if (twin || !self.trials.trials.is_empty())
@@ -320,9 +320,9 @@ impl ComparisonEngine<'_> {
         Ok(VerificationRun { run, path, took: started.elapsed(), driver, planned })
     }
 
-    /// Compares cases that the base verified and the head does not with the base's outputs. The
-    /// base stores these once more, because it was not known before which would be needed. If a
-    /// process fails, the cases stay unverified.
+    /// For cases that only the base can verify, compares the head's outputs with those of the base.
+    /// The base runs these cases once more to store their outputs, because it was not known before
+    /// which are needed. If one of these processes fails, the cases stay unverified.
     fn compare_with_base(&self, bench: &str, verified: &mut [Option<VerificationRun>; 2]) {
         let [Some(base), Some(head)] = verified else { return };
         let by_protocol = |side: &VerificationRun| matches!(side.driver, BenchDriver::Protocol(_));
@@ -406,8 +406,8 @@ impl ComparisonEngine<'_> {
 }
 
 impl PreparedSides {
-    /// Records facts that all benches share, from a bench with kernelgate's harness if there is
-    /// one.
+    /// Records facts that all benches share, taken from a bench with kernelgate's harness if there
+    /// is one.
     fn note_shared_facts(&mut self, VerificationRun { run, driver, .. }: &VerificationRun) {
         self.plans.extend(run.plan.iter().map(|plan| plan.digest.clone()));
         self.anchors = self.anchors.take().or_else(|| run.anchors.clone());

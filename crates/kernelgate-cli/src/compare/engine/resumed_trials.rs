@@ -10,7 +10,7 @@ use kernelgate::record::TrialRecord;
 
 /// Checks that the trials of an interrupted comparison fit its plan: known benches and cases, no
 /// more blocks than planned, each place once and with the planned build. Blocks with a failed
-/// process are absent. `listed` are all cases that a side lists: a case that fails now may have
+/// process are not stored. `listed` are all cases that a side lists: a case that fails now may have
 /// been timed before.
 pub fn check_trials_fit_plan(
     trials: &[TrialRecord],
@@ -55,7 +55,7 @@ mod tests {
     use kernelgate::record::{CaseTiming, Environment, ProcessRun, Provenance, TrialSampling};
 
     #[test]
-    fn trials_of_another_plan_do_not_fit() {
+    fn trials_of_another_plan_are_refused_on_resumption() {
         let run = ProcessRun::start_now("b", "verify", Environment::cpu(), Provenance::default());
         let expected =
             || ExpectedRun::from_verified(&run, &BTreeSet::new(), Some(PowerState::Steady));

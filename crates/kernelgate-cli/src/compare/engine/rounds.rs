@@ -58,7 +58,7 @@ pub fn timings_by_case(run: &ProcessRun) -> BTreeMap<String, CaseTiming> {
     run.cases.iter().map(|(id, case)| (id.clone(), timing_of(case))).collect()
 }
 
-/// Removes trials that belong to unfinished blocks.
+/// Removes the trials of blocks that were not finished.
 pub fn drop_unfinished_blocks(trials: &mut Vec<TrialRecord>) {
     let mut places: BTreeMap<(u32, String, usize), usize> = BTreeMap::new();
     for trial in trials.iter().filter(|trial| trial.broke.is_none()) {
@@ -118,8 +118,8 @@ pub fn undecided_cases(
         .collect()
 }
 
-/// Requested cases without a time in a run, with the reason: skipped in it, or absent without a
-/// reason.
+/// Returns the requested cases that have no time in a run, each with the reason: skipped by it, or
+/// absent.
 pub fn skip_reasons(
     asked: &BTreeSet<String>,
     run: Option<&ProcessRun>,
@@ -199,7 +199,7 @@ pub fn time_left(
     RoundTimeLeft { likely_s, most_s }
 }
 
-/// Time that is left for the current round, seconds.
+/// Estimate of the time left in the current round, seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RoundTimeLeft {
     /// Remaining time if later pairs have the variance of the pairs so far, seconds.
@@ -212,8 +212,8 @@ impl RoundTimeLeft {
     /// Weight of the newest estimate: a single block moves it a lot while blocks are few.
     const NEWEST_ESTIMATE_WEIGHT: f64 = 0.25;
 
-    /// The estimate to show after the one before, since which `passed_s` seconds have passed: their
-    /// weighted mean, at least one block.
+    /// Weights this estimate with the one shown `passed_s` seconds before; the result is at least
+    /// one block.
     pub fn smoothed_estimate(self, before: Option<Self>, passed_s: f64) -> Self {
         let Some(before) = before else { return self };
         let counted_down = (before.likely_s - passed_s).max(0.0);
@@ -245,7 +245,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_case_without_a_time_is_asked_for_once_and_its_reason_kept() {
+    fn a_case_without_a_time_is_requested_once_and_keeps_its_reason() {
         let requested: BTreeSet<String> =
             ["gone", "short", "timed", "wrong"].map(str::to_owned).into();
         fn reasons<T: From<&'static str>>(ids: &[&str]) -> BTreeMap<String, T> {
@@ -283,7 +283,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn samples_are_weighted_by_their_iterations() {
+    fn samples_are_weighted_by_their_number_of_iterations() {
         // Linear sampling: 1 to 5 times as many iterations; the short samples are outliers.
         let mut case = CaseRecord::untimed_samples(vec![30.0, 44.0, 30.3, 40.0, 50.5]);
         case.samples.launches = vec![1, 2, 3, 4, 5];
@@ -299,7 +299,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn blocks_are_abba_and_baab() {
+    fn blocks_alternate_between_the_orders_abba_and_baab() {
         use Arm::{Base, Head};
         assert_eq!([0, 1, 2, 3].map(|place| arm(0, place)), [Base, Head, Head, Base]);
         assert_eq!([0, 1, 2, 3].map(|place| arm(1, place)), [Head, Base, Base, Head]);
@@ -307,7 +307,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn whole_blocks_count_and_others_are_dropped() {
+    fn trials_of_unfinished_blocks_are_dropped() {
         let mut trials: Vec<_> = (0..7).map(|i| trial(i / 4, i % 4, 10.0 + i as f64)).collect();
         let blocks = &whole_blocks_by_case(&trials, 1)["x"];
         assert_eq!(blocks.len(), 1);
@@ -326,7 +326,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn cases_without_a_block_are_undecided() {
+    fn cases_without_a_finished_block_are_undecided() {
         let selected: BTreeSet<String> = ["x".to_owned(), "y".to_owned()].into();
         let trials: Vec<_> = (0..4).map(|i| trial(0, i, 1.0)).collect();
         let outcome = PairedOutcome {
@@ -344,7 +344,7 @@ pub(super) mod tests {
     /// The test has two cases in a bench whose block takes 4 s: one case needs 10 more pairs, the
     /// need of the other is unknown.
     #[test]
-    fn time_left_counts_every_open_case_at_its_cost() {
+    fn the_time_left_counts_the_cost_of_every_undecided_case() {
         let mut trials: Vec<_> = (0..8).map(|i| trial(i / 4, i % 4, 1.0)).collect();
         for trial in &mut trials {
             trial.cases.insert("y".to_owned(), CaseTiming::default());
@@ -364,7 +364,7 @@ pub(super) mod tests {
 
     /// The estimates of a comparison in which nothing was decided for a minute: 1 s, 3 min, 1 s.
     #[test]
-    fn a_smoothed_estimate_does_not_jump() {
+    fn a_smoothed_estimate_of_the_time_left_does_not_jump() {
         let raw = [180.0, 4.0, 176.0, 2.0, 172.0, 1.0, 168.0];
         let mut shown: Option<RoundTimeLeft> = None;
         for likely_s in raw {

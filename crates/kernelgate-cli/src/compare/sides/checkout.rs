@@ -8,7 +8,7 @@ use super::leftover_files;
 use super::submodules::{self, Gitlink};
 use crate::compare::CompareError;
 
-/// Name of a branch that never exists: `HEAD` points there while objects of an earlier snapshot are
+/// Name of a branch that never exists: `HEAD` points to it while objects of an earlier snapshot are
 /// removed.
 const NONEXISTENT_BRANCH: &str = "refs/heads/kernelgate-nothing";
 /// Folder below `.git` with the objects of a snapshot, which the user's repository lacks.
@@ -54,18 +54,19 @@ impl SnapshotCheckout {
         leftover_files::remove_path(&list).map_err(io)?;
         std::fs::write(list, alternates.join("\n") + "\n").map_err(io)?;
         run_git(git(folder).args(["symbolic-ref", "HEAD", NONEXISTENT_BRANCH]), action)?;
-        // A killed git leaves this file; this program holds the comparison's lock.
+        // A git process that was killed leaves its lock file; removing it is safe, because this
+        // program holds the comparison's lock.
         let _ = leftover_files::remove_path(&folder.join(".git/index.lock"));
         Ok(())
     }
 
-    /// Puts a revision into the checkout: files that are the same stay untouched, so that cargo
-    /// builds only the differences. Returns notes about submodules that stay empty, as they are in
-    /// the user's work tree.
+    /// Puts the files of a revision into the checkout; unchanged files keep their times, so that
+    /// cargo rebuilds only what differs. Returns notes about submodules that stay empty, as in the
+    /// user's working tree.
     pub fn check_out(&self, revision: &GitRevision) -> Result<Vec<String>, CompareError> {
         let notes = self.fill(revision)?;
         let (folder, source) = (&self.folder, &self.source);
-        // Both checkouts get the uncommitted lock file with which the user builds.
+        // Both checkouts get the uncommitted `Cargo.lock` with which the user builds.
         for lock in [Path::new("Cargo.lock").to_owned(), source.package.join("Cargo.lock")] {
             let action = format!("check out {}", revision.label());
             let tracked =
@@ -83,7 +84,7 @@ impl SnapshotCheckout {
         let (folder, commit) = (&self.folder, &revision.commit);
         let action = format!("check out {}", revision.label());
         let links = submodules::submodules_in_commit(folder, commit)?;
-        // Git keeps the folder of a former submodule, and then cannot create a file at its path.
+        // Git keeps the folder of a removed submodule, and then cannot create a file at its path.
         for before in submodules::submodules_in_index(git(folder))? {
             if !links.iter().any(|link| link.path == before.path) {
                 self.remove(&before.path)?;
@@ -148,8 +149,8 @@ impl SnapshotCheckout {
         }
     }
 
-    /// Converts a path to one below the checkout. The path is refused if a link, which a build may
-    /// have left, leads elsewhere.
+    /// Converts a relative path to a path below the checkout, and refuses any other. The path is
+    /// refused if a link, which a build may have left, leads elsewhere.
     fn checked_path_inside(&self, path: &Path) -> Result<PathBuf, CompareError> {
         let whole = self.folder.join(path);
         let below = path.ancestors().filter(|part| part.components().next().is_some());
@@ -178,7 +179,8 @@ mod tests {
         take_working_snapshot(of, checkout, options).unwrap()
     }
 
-    /// A repository with the submodule `deps/outer` and in it `inner`, each with a file `a`.
+    /// Makes a repository with the submodule `deps/outer`, which has the submodule `inner`; each
+    /// has a file `a`.
     fn nested_repository() -> (Vec<tempfile::TempDir>, GitRepository) {
         let (inner, _) = test_repository();
         let (outer, _) = test_repository();
@@ -195,14 +197,14 @@ mod tests {
     }
 
     #[test]
-    fn submodules_are_checked_out_at_the_recorded_commits() {
+    fn submodules_are_checked_out_at_their_recorded_commits() {
         let (folders, repository) = nested_repository();
         let top = folders[0].path();
         let elsewhere = tempfile::tempdir().unwrap();
         let read = |name: &str| std::fs::read_to_string(elsewhere.path().join(name)).ok();
         let first = repository.resolve("HEAD").unwrap();
         let before = repository.resolve("HEAD~1").unwrap();
-        // The test makes a commit of the submodule that only this clone has, and a commit of the
+        // The test makes a commit in this clone of the submodule only, and a commit of the
         // repository that records it.
         write(&top.join("deps/outer"), "a", "2");
         at(&top.join("deps/outer"), &["commit", "--quiet", "-am", "second"]);
@@ -218,7 +220,8 @@ mod tests {
         std::fs::remove_dir_all(top.join("deps/outer")).unwrap();
         checkout.check_out(&second).unwrap();
         assert_eq!(read("deps/outer/inner/a").as_deref(), Some("1"));
-        // The earlier revision has no submodule there; in the next one a file takes its place.
+        // The earlier revision has no submodule at this path; in the next revision a file takes the
+        // submodule's place.
         checkout.check_out(&before).unwrap();
         assert_eq!(read("deps/outer/a"), None);
         checkout.check_out(&second).unwrap();
@@ -229,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_in_a_submodule_are_part_of_the_working_tree() {
+    fn changes_in_a_submodule_belong_to_the_working_tree_snapshot() {
         let (folders, repository) = nested_repository();
         let top = folders[0].path();
         let elsewhere = tempfile::tempdir().unwrap();
@@ -266,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_submodule_that_is_not_here_is_named_with_the_command() {
+    fn a_missing_submodule_is_reported_with_the_command_that_fetches_it() {
         let (folders, _) = nested_repository();
         let url = folders[0].path().to_str().unwrap();
         let clone = tempfile::tempdir().unwrap();
@@ -284,7 +287,7 @@ mod tests {
         let message = checkout.check_out(&head).unwrap_err().to_string();
         insta::assert_snapshot!(hidden(message), @"submodule deps/outer of HEAD (HASH) is not on this machine: `git submodule update --init --recursive -- deps/outer` gets it in a work tree of that revision");
 
-        // The repository of the submodule is here, but not the commit.
+        // The submodule's repository is on this machine, but the recorded commit is missing.
         at(clone.path(), &["submodule", "--quiet", "update", "--init"]);
         let commit = "1".repeat(40);
         let entry = format!("160000,{commit},deps/outer");

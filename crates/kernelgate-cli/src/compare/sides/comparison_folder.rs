@@ -23,7 +23,7 @@ const MAX_SIDE_LABEL_BYTES: u64 = 16;
 /// Time between two attempts.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
-/// The comparison's folder, locked until this value is dropped.
+/// The folder of a comparison, locked until this value is dropped.
 pub struct LockedFolder {
     root: PathBuf,
     _lock: File,
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slot_is_one_side_at_a_time_and_survives_an_interrupted_build() {
+    fn the_slot_links_to_one_side_at_a_time_even_after_an_interrupted_build() {
         let root = tempfile::tempdir().unwrap();
         let folder = LockedFolder::open_and_lock(root.path()).unwrap();
         let busy = LockedFolder::open_and_lock(root.path()).err().unwrap().to_string();
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_others_at_its_paths_are_removed() {
+    fn foreign_files_at_the_paths_of_a_comparison_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let (root, outside) = (folder.path().join("compare"), folder.path().join("outside"));
         std::fs::write(&outside, "x").unwrap();

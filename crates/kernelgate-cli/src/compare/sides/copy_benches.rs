@@ -13,10 +13,11 @@ use crate::compare::CompareError;
 use kernelgate::protocol;
 use kernelgate::record::file::content_hash_of_file;
 
-/// How the processes of an executable get their request.
+/// How a bench executable gets its requests: by kernelgate's protocol or by Criterion's flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BenchDriver {
-    /// The newest protocol version that the executable and this program speak.
+    /// The bench supports the protocol; the number is the newest version that this program supports
+    /// too.
     Protocol(u64),
     /// The bench is driven by Criterion's flags, because it does not use kernelgate.
     Criterion,
@@ -33,16 +34,16 @@ impl BenchDriver {
     }
 }
 
-/// A bench executable in its side's folder.
+/// A bench executable that was copied into its side's folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstalledBench {
-    /// File name below `bin/`, which is the bench's name.
+    /// Name of the executable's file below `bin/`, which is the bench's name.
     pub bench: String,
     /// Content hash.
     pub hash: String,
     /// Size and times of the file when it was hashed.
     pub stamp: FileSizeAndTimes,
-    /// The way in which the executable gets its request.
+    /// How the executable gets its requests.
     pub driver: BenchDriver,
 }
 
@@ -62,17 +63,17 @@ pub struct InstalledBenches {
 pub struct SideInstaller<'a> {
     /// The benches that were asked for by name; all if it is empty.
     pub wanted: &'a [String],
-    /// Whether the executables were built from the package, whose benches may be run as `cargo
-    /// bench` would.
+    /// Whether the executables were built from the user's package, so that running them is as safe
+    /// as `cargo bench`.
     pub built: bool,
     /// Timeout of a process that is asked for its version.
     pub timeout: Duration,
-    /// Handle by which an interrupt ends the process.
+    /// Handle by which an interrupt ends the running process.
     pub running: &'a ChildProcess,
 }
 
-/// Copies executables into `side/bin` and asks each for its version. An executable is run to be
-/// asked, so only files with the mark of this harness and files that the user named are asked.
+/// Copies executables into `side/bin` and asks each for its version. Asking an executable for its
+/// version runs it, so only files with this harness's mark and files that the user named are asked.
 /// Plain Criterion benches are not asked for versions; executables that were not built here must be
 /// named.
 ///
@@ -92,7 +93,7 @@ pub fn install_benches(
     for (bench, path) in
         found.iter().filter(|(bench, _)| how.wanted.is_empty() || how.wanted.contains(bench))
     {
-        let kind = harness_kind::kind(path);
+        let kind = harness_kind::harness_kind_of_file(path);
         let named = !how.wanted.is_empty();
         let driver = match kind {
             Ok(BenchHarnessKind::Criterion) if how.built || named => BenchDriver::Criterion,
@@ -132,7 +133,7 @@ pub fn install_benches(
     Ok(executables)
 }
 
-/// Size and times of a file: writing to it changes at least one of them.
+/// Size and times of a file; writing to the file changes at least one of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FileSizeAndTimes {
     bytes: u64,
@@ -154,7 +155,7 @@ impl FileSizeAndTimes {
 }
 
 impl InstalledBench {
-    /// Whether both have the same contents and the same driver.
+    /// Returns whether both sides' executables have equal contents and are driven alike.
     pub fn has_same_contents(&self, other: &Self) -> bool {
         self.hash == other.hash && self.driver == other.driver
     }
@@ -212,7 +213,7 @@ fn ask_driver(
     }
 }
 
-/// The reason why an executable is not run.
+/// Returns the reason why an executable is not run.
 fn not_run_reason(kind: &std::io::Result<BenchHarnessKind>, bench: &str) -> String {
     let why = match kind {
         Ok(BenchHarnessKind::Criterion) => {
@@ -241,7 +242,7 @@ mod tests {
     use kernelgate::exit::ExitReason;
 
     #[test]
-    fn an_executable_that_changed_in_place_is_refused() {
+    fn an_executable_that_changed_after_installation_is_refused() {
         let side = tempfile::tempdir().unwrap();
         std::fs::create_dir(side.path().join("bin")).unwrap();
         let path = side.path().join("bin/b");
@@ -250,7 +251,7 @@ mod tests {
         let driver = BenchDriver::Criterion;
         let bench = InstalledBench { bench: "b".to_owned(), hash, stamp, driver };
         assert!(bench.check_untouched(side.path()).is_ok());
-        // A new time with the same contents counts as the same executable.
+        // A new time with equal contents counts as an unchanged executable.
         let file = std::fs::File::options().write(true).open(&path).unwrap();
         file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
         assert!(bench.check_untouched(side.path()).is_ok());
@@ -266,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn an_executable_without_the_mark_runs_only_if_it_is_named() {
+    fn an_executable_without_the_harness_mark_runs_only_if_the_user_names_it() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let (side, ran) = (folder.path().join("side"), folder.path().join("ran"));

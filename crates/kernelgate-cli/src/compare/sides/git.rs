@@ -1,6 +1,6 @@
 //! Reads the user's repository. Nothing in the user's repository is changed: not its index, work
-//! tree, branches, stash or object store. Deliberately absent: the copies that are built
-//! (`checkout`, `snapshot`).
+//! tree, branches, stash or object store. This module does not copy files for builds; `checkout`
+//! and `snapshot` do.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -10,14 +10,14 @@ use crate::commands;
 use crate::compare::CompareError;
 use kernelgate::record::provenance::WITHOUT_HOOKS;
 
-/// The git repository that holds the package.
+/// The git repository that contains the user's package.
 #[derive(Debug, Clone)]
 pub struct GitRepository {
     /// Root folder of the working tree.
     pub top: PathBuf,
     /// The package's folder, relative to the repository's root.
     pub package: PathBuf,
-    /// Folders with the git objects of the repository.
+    /// Folders that hold the git objects of the repository.
     pub objects: Vec<PathBuf>,
     /// Folders in which git keeps the repositories of its submodules, by name.
     pub modules: Vec<PathBuf>,
@@ -25,7 +25,7 @@ pub struct GitRepository {
     pub object_format: String,
 }
 
-/// A git commit, with the user's name for it.
+/// A git commit, with the name by which the user gave it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GitRevision {
     /// The revision as the user names it: "main", "HEAD~1", "working tree".
@@ -35,7 +35,7 @@ pub struct GitRevision {
 }
 
 impl GitRevision {
-    /// Name and commit of the revision: "main (1a2b3c4d)".
+    /// Returns name and commit of the revision: "main (1a2b3c4d)".
     pub fn label(&self) -> String {
         format!("{} ({})", self.name, self.commit.get(..8).unwrap_or(&self.commit))
     }
@@ -66,7 +66,7 @@ pub fn output(command: &mut Command) -> Result<Output, CompareError> {
     command.output().map_err(CompareError::NoGit)
 }
 
-/// Standard output of a git command that must succeed.
+/// Runs a git command that must succeed, and returns its standard output.
 pub fn run_git(command: &mut Command, action: &str) -> Result<String, CompareError> {
     let output = output(command)?;
     if output.status.success() {
@@ -101,8 +101,8 @@ impl GitRepository {
             )
         };
         let at = |relative: String| package.join(relative).canonicalize();
-        // A linked working tree keeps its submodules separately, or uses those of the main working
-        // tree.
+        // A linked working tree has its own submodule repositories, or uses those of the main
+        // working tree.
         let kept = [ask(&["--git-dir"])?, ask(&["--git-common-dir"])?];
         let modules = kept.map(|kept| at(kept).map(|kept| kept.join("modules")));
         Ok(Self {
@@ -114,7 +114,7 @@ impl GitRepository {
         })
     }
 
-    /// The commit that a name refers to.
+    /// Finds the commit that a revision's name refers to.
     pub fn resolve(&self, name: &str) -> Result<GitRevision, CompareError> {
         let object = format!("{name}^{{commit}}");
         let found = output(git(&self.top).args([
@@ -144,14 +144,14 @@ impl GitRepository {
         })
     }
 
-    /// Whether the clone's history is cut off.
+    /// Returns whether the clone is shallow: its history is cut off.
     fn is_shallow(&self) -> bool {
         run_git(git(&self.top).args(["rev-parse", "--is-shallow-repository"]), "ask")
             .is_ok_and(|answer| answer == "true")
     }
 }
 
-/// The names most similar to one that does not exist, best first.
+/// Returns the names of revisions most similar to an unknown name, best first.
 fn similar_names<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut scored: Vec<(f64, &str)> =
         names.map(|other| (strsim::normalized_damerau_levenshtein(name, other), other)).collect();
@@ -188,7 +188,7 @@ pub mod tests {
     }
 
     #[test]
-    fn a_revision_that_is_not_there_is_named_with_similar_ones() {
+    fn an_unknown_revision_is_reported_with_similar_names() {
         let (folder, repository) = test_repository();
         let hidden = |text: String| text.replace(folder.path().to_str().unwrap(), "FOLDER");
         let message = repository.resolve("mian").unwrap_err().to_string();
@@ -199,7 +199,7 @@ pub mod tests {
     }
 
     #[test]
-    fn a_shallow_clone_says_how_to_get_what_it_lacks() {
+    fn a_shallow_clone_is_reported_with_the_command_that_completes_it() {
         let (folder, repository) = test_repository();
         at(folder.path(), &["commit", "--quiet", "--allow-empty", "-m", "second"]);
         assert!(!repository.resolve("HEAD~7").unwrap_err().to_string().contains("shallow"));

@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn leftovers_of_any_kind_are_removed() {
+    fn leftover_files_folders_and_links_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let work = folder.path().join("work");
         std::fs::create_dir_all(work.join("run.json/deep")).unwrap();
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_in_place_of_the_folder_is_replaced() {
+    fn a_file_at_the_folders_path_is_replaced_by_the_folder() {
         let folder = tempfile::tempdir().unwrap();
         let work = folder.path().join("work");
         std::fs::write(&work, "x").unwrap();

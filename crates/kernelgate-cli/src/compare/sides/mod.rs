@@ -42,14 +42,14 @@ const MAX_LOCK_FILE_BYTES: u64 = 64 << 20;
 
 /// One side of a comparison (base or head) with its executables.
 pub struct ComparisonSide {
-    /// Name and commit of the side: "main (1a2b3c4d)".
+    /// Name and commit of the compared side: "main (1a2b3c4d)".
     pub label: String,
-    /// Commit that the side's runs record.
+    /// Commit that the run records of this side state.
     pub commit: String,
-    /// The commit whose files the side's processes find, if they run in its checkout; `None` if
-    /// they run in the user's package.
+    /// Commit whose files the side's processes find, if they run in its checkout; `None` if they
+    /// run in the user's package.
     pub sources: Option<String>,
-    /// Folder of the side's package: below the slot, or the user's own folder.
+    /// Folder of the side's package: below the slot that both sides use, or the user's own folder.
     pub package: PathBuf,
     /// Package folders in which the side's benches run, if cargo reported them.
     pub packages: BTreeMap<String, PathBuf>,
@@ -77,7 +77,7 @@ struct CheckedOutRevision {
     repository: GitRepository,
 }
 
-/// Makes the sides of a comparison ready.
+/// Builds and installs both sides of a comparison.
 #[derive(Clone, Copy)]
 pub struct SideBuilder<'a> {
     pub request: &'a ComparisonRequest,
@@ -85,12 +85,12 @@ pub struct SideBuilder<'a> {
     pub folder: &'a LockedFolder,
     /// Shows the progress.
     pub progress: &'a ComparisonProgress,
-    /// The running build, which an interrupt ends.
+    /// Handle of the running build, which an interrupt ends.
     pub running: &'a ChildProcess,
 }
 
 impl<'a> SideBuilder<'a> {
-    /// Makes both sides ready. Revisions are resolved before anything is built.
+    /// Makes both sides ready. All revisions are resolved before the first one is built.
     pub fn sides(self) -> Result<[ComparisonSide; 2], CompareError> {
         self.prepare_both_sides(false)
     }
@@ -130,8 +130,8 @@ impl<'a> SideBuilder<'a> {
         let sources = [find(Arm::Base, &request.base)?, find(Arm::Head, &request.head)?];
         let make = |arm, sources: &SideExecutableSource<'_>| match sources {
             SideExecutableSource::Folder(path) => {
-                // If both sides are identical, the executables in the base's folder were checked
-                // when they were copied there.
+                // If both sides are identical, the executables were checked when they were copied
+                // into the base's folder.
                 let built = twins && arm == Arm::Head;
                 self.install_folder(arm, path, built)
             }
@@ -193,7 +193,7 @@ impl<'a> SideBuilder<'a> {
     /// has sources, the head's sources are a link to the base's.
     pub fn prepare_identical_sides(self) -> Result<[ComparisonSide; 2], CompareError> {
         let folder = self.folder;
-        // Removes executables of an earlier build that this one does not have.
+        // Removes executables of an earlier build that the new build does not have.
         for arm in [Arm::Base, Arm::Head] {
             let bin = folder.side_folder_path(arm).join("bin");
             leftover_files::remove_path(&bin).map_err(CompareError::io("remove", &bin))?;
@@ -366,7 +366,7 @@ impl<'a> SideBuilder<'a> {
                 built.map(|built| (built, unbuilt)).map_err(not_built)
             })
         };
-        // A bench that one side lacks does not fail the build: cargo is asked for the benches that
+        // A bench that one side lacks does not fail the build: cargo is asked only for benches that
         // exist.
         match build(targets) {
             Err(CompareError::NotBuilt { cause: BuildError::Failed(lines), .. })

@@ -1,11 +1,11 @@
 //! Links to the files beside the user's repository, for a package that uses some of them: a path
 //! dependency, a `[patch]`, an `include_str!` or a build script with a path out of the repository.
 //!
-//! The copy of a side lies at `sources/<grandparent>/<parent>/<repository>` below the side's
-//! folder, under the user's names of these folders. Beside a side's folder are links, so that
-//! `../other` and `../../other` lead to the user's files, which both sides read as they are now.
-//! Deliberately absent: paths that lead out of more than two folders, and hidden files (cargo finds
-//! its configuration above the target folder already).
+//! A side's copy of the repository lies at `sources/<grandparent>/<parent>/<repository>` below the
+//! side's folder, under the user's names of these folders. Links beside the copy make `../other`
+//! and `../../other` lead to the user's files, which both sides read as they are now. This module
+//! covers neither paths that lead more than two folders up, nor hidden files; cargo already finds
+//! its configuration above the target folder.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -16,17 +16,17 @@ use crate::compare::CompareError;
 
 /// Folder of a side that holds the copy of the repository and the links.
 pub const SIDE_SOURCES_FOLDER: &str = "sources";
-/// Manifests that would make a workspace around the copy.
+/// Names of manifests that would make a workspace around the copied repository.
 const WORKSPACE_MANIFESTS: [&str; 2] = ["Cargo.toml", "Cargo.lock"];
 
-/// The copy of a repository and its surroundings, below the folder of a side.
+/// A side's copy of a repository and the links around it, below the side's folder.
 pub struct PackageSurroundings {
     top: PathBuf,
     names: [OsString; 3],
 }
 
 impl PackageSurroundings {
-    /// Surroundings of the repository with this root.
+    /// Describes the surroundings of the repository with this root folder.
     pub fn new(top: &Path) -> Self {
         let mut above = top.ancestors().map(Path::file_name);
         let mut name = |default: &str| {

@@ -48,7 +48,7 @@ fn split_build_hash(name: &str) -> Option<(&str, &str)> {
 }
 
 /// Copies compiled registry crates of a profile, such as `release`, from the target folder `from`
-/// into a side's empty target folder. `lock` is the text of the lock file. Returns the number of
+/// into a side's empty target folder. `lock` is the text of `Cargo.lock`. Returns the number of
 /// copied crate builds.
 pub fn seed_registry(
     from: &Path,
@@ -95,7 +95,7 @@ pub fn copy_target_folder(from: &Path, to: &Path) -> std::io::Result<()> {
     if fresh.exists() || !built.is_dir() {
         return Ok(());
     }
-    // The copy has another name until it is complete.
+    // Until it is complete, the copied folder has a temporary name.
     let partial = to.join("target.partial");
     leftover_files::remove_path(&partial)?;
     copy_with_times(&built, &partial)?;
@@ -143,7 +143,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn crates_of_the_registry_are_copied_and_those_of_the_workspace_are_not() {
+    fn compiled_registry_crates_are_copied_and_workspace_crates_are_not() {
         let root = tempfile::tempdir().unwrap();
         let (user, side) = (root.path().join("user"), root.path().join("base"));
         let (from, to) = (user.join("release"), side.join("target/release"));

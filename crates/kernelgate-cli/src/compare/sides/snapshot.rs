@@ -13,23 +13,23 @@ use crate::compare::CompareError;
 
 /// Largest size of untracked files that are copied without a note.
 const MAX_UNTRACKED_BYTES_WITHOUT_NOTE: u64 = 50_000_000;
-/// Files, or submodules, that a message names.
+/// Largest number of files or submodules that a message names.
 const MAX_NAMED_FILES_IN_MESSAGE: usize = 3;
 const SNAPSHOT_ACTION: &str = "snapshot the working tree";
 
-/// Exclusions of a snapshot, and the output for notes.
+/// Exclusions of a working-tree snapshot, and where its notes are printed.
 #[derive(Clone, Copy)]
 pub struct SnapshotOptions<'a> {
-    /// The target folder, which is excluded even where git does not ignore it.
+    /// Target folder of cargo, which is excluded even if git does not ignore it.
     pub target: &'a Path,
     /// Untracked files and folders that are excluded.
     pub leave_out: &'a [PathBuf],
-    /// Called with a note before much is copied.
+    /// Function that prints a note before many files are copied.
     pub say: &'a dyn Fn(&str),
 }
 
 /// The work tree as a commit: tracked changes, new files that are not ignored, and both also in its
-/// submodules. Equal content gives the same commit.
+/// submodules. Working trees with equal content give the same commit.
 ///
 /// The snapshot's objects go to the store of the checkout.
 pub fn take_working_snapshot(
@@ -58,7 +58,7 @@ pub fn take_working_snapshot(
 }
 
 /// Returns the snapshot's commit, and the submodules that contain uncommitted changes. Objects of
-/// submodules are stored below the store, by their paths, as `checkout` expects them.
+/// submodules are stored below the snapshot's store, by the paths where `checkout` looks for them.
 fn commit_snapshot(
     of: &GitRepository,
     store: &Path,
@@ -113,7 +113,7 @@ fn commit_snapshot(
     Ok((GitRevision { name: "working tree".to_owned(), commit }, changed))
 }
 
-/// Copies a git index together with its time. Git skips reading a file of the recorded size and
+/// Copies a git index with its modification time. Git skips reading a file of the recorded size and
 /// second only if the index was written in a later second: with a new time on the copy, git would
 /// miss an edit of equal length in the second of the commit.
 fn copy_with_time(from: &Path, to: &Path) -> std::io::Result<()> {
@@ -150,14 +150,14 @@ fn add(
     print_untracked_size(of, &run_git(&mut listing, SNAPSHOT_ACTION)?, options.say);
     let quietly = ["-c", "core.safecrlf=false", "-c", "advice.addEmbeddedRepo=false", "add"];
     if !unwanted.is_empty() {
-        // Tracked files belong to the snapshot wherever they lie.
+        // Tracked files belong to the snapshot wherever they are.
         run_git(plumbing().args(quietly).arg("--update"), SNAPSHOT_ACTION)?;
     }
     run_git(plumbing().args(quietly).args(["--all", "--", "."]).args(&unwanted), SNAPSHOT_ACTION)
         .map(drop)
 }
 
-/// Prints the size of the untracked files if they are large, because each of them is copied.
+/// Prints the size of the untracked files if they are large, because all of them are copied.
 fn print_untracked_size(of: &GitRepository, untracked: &str, say: &dyn Fn(&str)) {
     let size = |name: &str| std::fs::symlink_metadata(of.top.join(name)).map_or(0, |it| it.len());
     let mut sizes: Vec<(u64, &str)> =
@@ -180,7 +180,7 @@ fn print_untracked_size(of: &GitRepository, untracked: &str, say: &dyn Fn(&str))
     ));
 }
 
-/// Refuses a path that cannot be excluded.
+/// Refuses a path whose exclusion the user asked for, but which git tracks.
 fn check_untracked(of: &GitRepository, path: &Path) -> Result<(), CompareError> {
     let refuse = |why| Err(CompareError::LeaveOut { path: path.to_owned(), why });
     if std::fs::symlink_metadata(path).is_err() {
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_holds_changes_and_new_files_and_touches_nothing() {
+    fn a_snapshot_contains_changes_and_new_files_and_leaves_the_repository_untouched() {
         let (folder, repository) = test_repository();
         let elsewhere = tempfile::tempdir().unwrap();
         let checkout = SnapshotCheckout::open_or_create(&repository, elsewhere.path()).unwrap();
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edit_of_equal_length_in_the_second_of_the_commit_is_seen() {
+    fn an_edit_of_equal_length_in_the_second_of_the_commit_is_noticed() {
         let (folder, repository) = test_repository();
         let elsewhere = tempfile::tempdir().unwrap();
         let checkout = SnapshotCheckout::open_or_create(&repository, elsewhere.path()).unwrap();
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn large_untracked_files_are_reported_can_be_excluded_and_are_not_kept() {
+    fn large_untracked_files_are_reported_and_can_be_excluded() {
         let (folder, repository) = test_repository();
         let elsewhere = tempfile::tempdir().unwrap();
         let large = folder.path().join("data/large");

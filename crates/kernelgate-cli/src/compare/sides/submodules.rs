@@ -1,6 +1,6 @@
-//! Handles git submodules: the commits that a revision records for them, and the clones of them on
-//! this machine. Nothing is fetched: a commit that the user's clone does not hold is an error that
-//! states how to get it.
+//! Lists the commits that a revision records for git submodules, and finds their clones on this
+//! machine. No commit is fetched: a commit that the user's clone lacks is an error that states how
+//! to get it.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -48,8 +48,8 @@ fn parse(listed: &str, place: usize) -> Vec<Gitlink> {
     links.collect()
 }
 
-/// Whether a relative path stays inside of the folder where it starts. Git does not let other paths
-/// into an index, but the author of `.gitmodules` may write any name.
+/// Returns whether a relative path stays inside of the folder where it starts. Git refuses such
+/// paths in its index, but the author of `.gitmodules` may write any name.
 fn is_below(path: &Path) -> bool {
     path.components().next().is_some()
         && path.components().all(|part| matches!(part, Component::Normal(_)))

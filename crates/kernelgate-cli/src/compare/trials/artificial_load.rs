@@ -6,21 +6,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Load that runs at the same time as a process.
+/// Artificial load that runs at the same time as a measured process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CoRunningLoad {
     /// No load.
     Nothing,
-    /// Load by this number of spinning threads of this program, which the benches see as another
-    /// process.
+    /// Artificial load by this number of spinning threads in this program, which benches see as
+    /// another process.
     Threads(usize),
-    /// A second process of the same executable, which times its first case again and again on the
-    /// same GPU. Background load from another bench process, which starts this long before the
-    /// measured process.
+    /// Artificial load by a second process of the executable, which times its first case again and
+    /// again on the same GPU. The load process starts this long before the measured process.
     Process(Duration),
 }
 
-/// Busy threads, which end when this is dropped.
+/// Threads that keep the CPU busy until this value is dropped.
 pub struct BusyLoadThreads {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,

@@ -1,10 +1,10 @@
-//! Processes of benches that use Criterion alone: they are driven by flags, and their times are
-//! read from Criterion's store.
+//! Runs benches that use Criterion alone: flags drive their processes, and times are read from
+//! Criterion's store.
 //!
-//! Each Criterion process gets a folder of its own for its results. Nothing verifies what such a
-//! bench computes, no delay can be made in it, and how long it takes is in the end up to its
-//! source: groups may set their own sample size and times, which flags do not override.
-//! Deliberately absent: Criterion's flags and files are in another module (`benches::criterion`).
+//! Each process of such a bench gets its own folder for results. Nothing verifies what such a bench
+//! computes, no delay can be made in it, and how long it takes is in the end up to its source:
+//! groups may set their own sample size and times, which flags do not override. Deliberately
+//! absent: Criterion's flags and files are in another module (`benches::criterion`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -28,8 +28,8 @@ use kernelgate::record::{CaseRecord, CaseSamples, ProcessRun, Provenance, TrialS
 
 /// Exit code of a Rust program that panicked.
 const PANIC_EXIT_CODE: i32 = 101;
-/// Name under which [`ProcessRun::spent_s`] has the wall time of a whole process, as in benches of
-/// this harness.
+/// Name of the wall time of a whole process in [`ProcessRun::spent_s`], as benches of this harness
+/// record it.
 const WHOLE_PROCESS_TIME: &str = "whole";
 
 /// The reason why a bench has no list of cases.
@@ -37,7 +37,7 @@ const WHOLE_PROCESS_TIME: &str = "whole";
 pub enum CaseListFailure {
     /// Criterion's flags do not drive the bench, with the reason.
     Undrivable(String),
-    /// The bench hung or failed, with the reason.
+    /// Error: the bench hung or failed, with the reason.
     Broken(String),
 }
 
@@ -65,7 +65,7 @@ pub fn list_criterion_cases(
     if !ended.status.success() {
         let how = format!("{prefix} ended with {}", ended.process_failure());
         // A `main` that does not know the flag ends with an exit code; one that panics or is killed
-        // might have listed its cases.
+        // may have listed its cases before.
         return Err(match ended.status.code() {
             Some(code) if code != PANIC_EXIT_CODE => CaseListFailure::Undrivable(how),
             _ => CaseListFailure::Broken(how),
@@ -108,8 +108,8 @@ pub fn measuring_command(
     Ok(command)
 }
 
-/// The record that a process wrote itself: it has the times of a GPU's stream, if the bench
-/// measures any.
+/// Reads the run record that a Criterion bench wrote itself, if it measures the time of a GPU
+/// stream.
 fn read_own_record(trial: &TrialProcess<'_>) -> Result<Option<ProcessRun>, String> {
     match file::read(&trial.request.record) {
         Ok(run) => Ok(Some(run)),
@@ -127,8 +127,8 @@ pub fn measure_criterion_trial(
     measure_listed_cases(setup, trial, &ListedCriterionIds::default())
 }
 
-/// Measures as [`measure_criterion_trial`] does; a case that was listed and that the trial's filter
-/// matches counts as requested.
+/// Measures as [`measure_criterion_trial`] does; a listed case that the trial's filter matches
+/// counts as requested.
 pub fn measure_listed_cases(
     setup: &TrialSetup<'_>,
     trial: &TrialProcess<'_>,

@@ -1,5 +1,5 @@
-//! Processes of benches of this harness: they read a request from a file, and their run is read
-//! from another.
+//! Runs benches of this harness: a process reads its request from one file, and its run record is
+//! read from another file.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -100,8 +100,8 @@ fn command_with_request(
     if let Some(filter) = setup.filter {
         command.arg("--").arg(filter);
     }
-    // A shard of the comparison is among the settings; the variable of this process does not apply
-    // to the bench.
+    // The shard of a comparison is passed in the settings; the variable in this process's
+    // environment does not apply to the bench.
     command.env_remove("KERNELGATE_SHARD").envs(setup.settings);
     command.env(protocol::REQUEST_VARIABLE, request);
     command.env("KERNELGATE_COMMIT", &trial.commit);

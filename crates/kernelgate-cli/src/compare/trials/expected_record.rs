@@ -41,7 +41,7 @@ impl From<&CaseRecord> for CaseDefinition {
 }
 
 impl ExpectedRun {
-    /// Facts of the process that verified these cases.
+    /// Collects the facts that runs must agree with from the process that verified these cases.
     pub fn from_verified(
         run: &ProcessRun,
         cases: &BTreeSet<String>,
@@ -112,7 +112,7 @@ impl ExpectedRun {
     }
 }
 
-/// Compares a record with the request that it answers.
+/// Compares a run record with the request that it answers.
 pub fn check_record_matches_request(
     run: &ProcessRun,
     trial: &TrialProcess<'_>,
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_another_definition_or_device_is_refused() {
+    fn a_record_with_another_case_definition_or_device_is_refused() {
         let work =
             refusal_of_changed_run(|run| run.cases.get_mut("x").unwrap().work.read_bytes = 9);
         insta::assert_snapshot!(work, @"its record has work of x `read 9 B, write 8 B`, the verified process `read 8 B, write 8 B`");
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_in_another_power_state_than_the_requested_is_refused() {
+    fn a_record_with_another_power_state_than_requested_is_refused() {
         let in_state = |state| {
             let mut run = run();
             run.environment.device_kind = "cuda".to_owned();
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn longer_samples_than_the_process_took_are_refused() {
+    fn samples_that_exceed_the_process_time_are_refused() {
         let mut run = run();
         run.cases.insert("y".to_owned(), CaseRecord::untimed_samples(vec![6e8, 4e8]));
         let check = |ms| check_plausible_times(&run, Duration::from_millis(ms), &run.environment);

@@ -1,5 +1,5 @@
-//! Starts one process and waits for it until its timeout. The request and the reading of its result
-//! are up to its driver (`driver`).
+//! Starts a process of a trial and waits until it ends or times out. The request and the reading of
+//! its result are up to its driver (`driver`).
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -24,7 +24,7 @@ pub struct TrialSetup<'a> {
     pub settings: &'a BTreeMap<String, String>,
     /// Criterion's filter.
     pub filter: Option<&'a str>,
-    /// Folder for the request, the run and the messages.
+    /// Folder for the request, the run record and the messages of a trial.
     pub work: &'a Path,
     /// Handle by which an interrupt ends the process.
     pub running: &'a ChildProcess,
@@ -41,13 +41,13 @@ pub struct TrialProcess<'a> {
     pub program: PathBuf,
     /// Hash of the executable's content.
     pub hash: &'a str,
-    /// Folder of the sources of the executable's package.
+    /// Folder with the sources of the executable's package.
     pub package: PathBuf,
     /// Commit of the sources.
     pub commit: String,
-    /// Changes made to the process on purpose.
+    /// Changes that are made to the process on purpose.
     pub injection: SideInjection,
-    /// The way in which the process gets its request.
+    /// How the process gets its request.
     pub driver: BenchDriver,
     pub request: &'a TrialRequest,
     pub timeout: Duration,
@@ -75,12 +75,12 @@ pub struct FinishedProcess {
     pub status: ExitStatus,
     /// Standard output of the process, if it is piped.
     pub printed: CapturedText,
-    /// The end of the process's standard error.
+    /// The last part of the process's standard error.
     stderr: Vec<u8>,
 }
 
 impl FinishedProcess {
-    /// The end of the process's standard error as text.
+    /// Returns the last part of the process's standard error as text.
     pub fn messages(&self) -> String {
         String::from_utf8_lossy(&self.stderr).into_owned()
     }

@@ -1,5 +1,5 @@
-//! Runs a trial with either driver: benches of this harness by the protocol, others by Criterion's
-//! flags.
+//! Runs a trial with the driver of its bench: by the protocol for benches of this harness, by
+//! Criterion's flags for others.
 
 use std::process::Stdio;
 

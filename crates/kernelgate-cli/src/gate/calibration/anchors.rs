@@ -20,8 +20,8 @@ const MIN_ANCHOR_TOLERANCE: f64 = 0.01;
 /// Largest relative difference of anchors that the noise of one card explains; absent if no card
 /// measured enough anchors.
 ///
-/// The standard deviation of the logarithm of a rate is computed within cards, so that a slow card
-/// does not widen the tolerance.
+/// The standard deviation of the logarithm of a rate is computed for each card separately, so that
+/// a slow card does not widen the tolerance.
 pub fn anchor_tolerance(comparisons: &[CalibrationComparison]) -> Option<f64> {
     let mut cards: BTreeMap<&str, Vec<AnchorRates>> = BTreeMap::new();
     for known in comparisons {
@@ -98,11 +98,11 @@ mod tests {
     }
 
     #[test]
-    fn noise_of_one_card_sets_the_tolerance() {
+    fn the_noise_of_one_card_sets_the_anchor_tolerance() {
         // 0.5 % each way, 21 of 22 degrees of freedom: 0.51 %, times eight.
         let tolerance = |cards: &[Vec<CalibrationComparison>]| anchor_tolerance(&cards.concat());
         assert_eq!(tolerance(&[comparisons_on_card("a", 22, 4e12, 0.005)]), Some(0.042));
-        // A second card that is 10 % slower has the same noise.
+        // In this test a second card is 10 % slower and has equal noise.
         let both = [
             comparisons_on_card("a", 12, 4e12, 0.005),
             comparisons_on_card("b", 12, 3.6e12, 0.005),
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_has_the_median_of_its_anchors() {
+    fn a_part_of_a_calibration_has_the_median_of_its_anchor_rates() {
         let mut comparisons = comparisons_on_card("a", 3, 4e12, 0.0);
         comparisons[0].anchors = Some(AnchorRecord::Failed("no memory".to_owned()));
         let Some(AnchorRecord::Measured(anchors)) = median_anchors(&comparisons) else {

@@ -5,8 +5,8 @@
 //! such a comparison. *Layout* comparisons have code and memory at other addresses. *Injected*
 //! comparisons delay the head's launches by a share of their time; *work* comparisons do so by
 //! passes over memory; *single* comparisons delay one case alone. *Sham* comparisons run artificial
-//! load beside the head's processes only. Running comparisons (`compare::calibrate`) and printing
-//! are deliberately elsewhere.
+//! load beside the head's processes only. This module neither runs comparisons
+//! (`compare::calibrate` does) nor prints.
 
 pub mod anchors;
 pub mod recommend;
@@ -35,19 +35,18 @@ const MAX_BLOCKS: usize = 10_000;
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ComparisonKind {
-    /// Both builds are identical, so nothing is slower.
+    /// Both builds are identical, so no case is slower.
     Null,
     /// The two builds are identical; the host or the GPU had co-running load during the head's
     /// processes.
     Sham,
     /// The two builds are identical, but the head's code and memory lay at other addresses.
     Layout,
-    /// Every case of the head is delayed by this percentage of its time.
+    /// Every launch of the head is delayed by this percentage of the case's time.
     Injected(f64),
-    /// Every case of the head is slowed by this percentage through additional work, not through a
-    /// wait.
+    /// Every case of the head is slowed by this percentage through extra work instead of a wait.
     Work(f64),
-    /// One case of the head alone is delayed by this percentage of its time.
+    /// Only one case of the head is delayed, by this percentage of its time.
     Single(f64),
 }
 
@@ -89,31 +88,31 @@ pub struct Calibration {
     pub identity: BTreeMap<String, String>,
     /// The command lines with which the calibration was measured.
     pub commands: BTreeSet<String>,
-    /// Test plan of each comparison: thresholds and blocks.
+    /// Test plan of each comparison: thresholds and numbers of blocks.
     pub plan: TestPlan,
     /// Largest wall time of a round, seconds.
     pub budget_s: f64,
-    /// Time for which a process timed a case.
+    /// Duration for which each process timed a case.
     pub sampling: TrialSampling,
     /// Nanoseconds per launch of each case, from the process that verified it or from a later
     /// process.
     pub cases: BTreeMap<String, f64>,
-    /// Cases that were not measured, with the reason.
+    /// Cases that the calibration did not measure, with the reason.
     pub left_out: BTreeSet<String>,
-    /// Cases of benches that use Criterion alone, whose slow-downs are simulated. Launches of these
-    /// benches cannot be delayed: the injected delay was added to their times instead.
+    /// Cases of benches that use Criterion alone, whose slow-downs are simulated. Benches whose
+    /// launches cannot be delayed: the injected delay was added to their times instead.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub simulated: BTreeSet<String>,
-    /// The shard that this is; absent for a whole calibration.
+    /// The shard of the calibration that this file holds; absent for a whole calibration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<CalibrationPart>,
-    /// Largest relative difference of the anchors of two cards of this model whose shards are
-    /// merged, [`anchor_tolerance()`]; absent if the default applies.
+    /// Largest relative difference of the anchor rates of two cards of this model whose shards may
+    /// be merged, [`anchor_tolerance()`]; absent if the default applies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub anchor_tolerance: Option<f64>,
     /// Thresholds that [`recommend()`] derived when the file was written.
     pub recommended: Option<RecommendedThresholds>,
-    /// All comparisons of the calibration, in time order. Comparisons name a case by its index in
+    /// All comparisons of the calibration in order of time. Comparisons name a case by its index in
     /// the map `cases`: `#0` is the first.
     pub comparisons: Vec<CalibrationComparison>,
 }
@@ -129,7 +128,7 @@ pub struct CalibrationPart {
     pub comparisons: usize,
 }
 
-/// A comparison whose correct answer is known.
+/// One comparison of a calibration, whose correct answer is known.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CalibrationComparison {
     /// The change that was made to the head, if any, from which the right answer follows.
@@ -145,7 +144,7 @@ pub struct CalibrationComparison {
     /// Nanoseconds added to each launch of the head, by case.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub delays_ns: BTreeMap<String, f64>,
-    /// Verdicts of the gate at that time.
+    /// Verdicts that the gate gave when the comparison was made.
     pub verdicts: BTreeMap<String, Verdict>,
     /// Reasons why cases were inconclusive, by case.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -157,13 +156,13 @@ pub struct CalibrationComparison {
     /// Processes that failed, with the reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub broken: Vec<String>,
-    /// All times of the first round, by case.
+    /// All times of the comparison's first round, by case.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty", with = "json_columns")]
     pub first: BTreeMap<String, BlockSeries>,
-    /// Every time of the round that confirms, by case.
+    /// All times of the confirming second round, by case.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty", with = "json_columns")]
     pub second: BTreeMap<String, BlockSeries>,
-    /// The card or host on which the comparison ran.
+    /// Name of the card or host on which the comparison ran.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub card: String,
     /// Rates of fixed work on that device, measured just before.
@@ -191,12 +190,12 @@ pub struct BlockSeries {
 pub struct TrialColumn {
     /// [`CaseTiming::time_ns`].
     pub time_ns: Vec<f64>,
-    /// Values of [`CaseTiming::cycles`]; empty if no process has them, one entry if all processes
-    /// have the same value.
+    /// Values of [`CaseTiming::cycles`]; empty if no process has them, a single value if it is the
+    /// same for all processes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cycles: Vec<Option<f64>>,
-    /// Values of [`CaseTiming::contention`]; empty if no process has them, one entry if all
-    /// processes have the same value.
+    /// Values of [`CaseTiming::contention`]; empty if no process has them, a single value if it is
+    /// the same for all processes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub contention: Vec<Option<f64>>,
     /// Indices of the processes that ran at the power cap, [`CaseTiming::at_cap`].
@@ -286,12 +285,12 @@ impl CalibrationComparison {
         self.verdicts.iter().map(|(case, verdict)| (case.as_str(), *verdict))
     }
 
-    /// Whether the comparison called a case slower.
+    /// Returns whether the comparison judged any case as slower.
     pub fn has_regressed_case(&self) -> bool {
         self.judged().any(|(_, verdict)| verdict == Verdict::Regressed)
     }
 
-    /// Whether the comparison called a case slower whose code is unchanged.
+    /// Returns whether the comparison judged a case as slower although its code is unchanged.
     pub fn is_false_alarm(&self) -> bool {
         let slower = |(case, verdict): (&str, Verdict)| {
             verdict == Verdict::Regressed && !self.delays_ns.contains_key(case)
@@ -328,7 +327,7 @@ impl Calibration {
         kinds
     }
 
-    /// The injected slow-downs, per cent, in order.
+    /// Returns the injected slow-downs, per cent, in ascending order.
     pub fn injected_percents(&self) -> Vec<f64> {
         let mut percents: Vec<f64> =
             self.kinds().into_iter().filter_map(ComparisonKind::injected_percent).collect();
@@ -337,7 +336,7 @@ impl Calibration {
         percents
     }
 
-    /// Whether all comparisons of its shard were made.
+    /// Returns whether all comparisons of the calibration's shard were made.
     pub fn is_complete(&self) -> bool {
         self.part.as_ref().is_none_or(|part| self.comparisons.len() >= part.comparisons)
     }
@@ -348,7 +347,8 @@ impl Calibration {
             return Some((mismatch.field.to_owned(), [mismatch.base, mismatch.head]));
         }
         let shared = |of: &Self| {
-            // Two cards of one machine may share a calibration.
+            // Two cards of one machine may share a calibration, so the identity excludes the
+            // card.
             let own = of.identity.iter().filter(|(name, _)| *name != "KERNELGATE_DEVICE");
             own.map(|(name, value)| (name.clone(), value.clone())).collect::<BTreeMap<_, _>>()
         };
@@ -378,8 +378,8 @@ impl Calibration {
         Some((field.to_owned(), [left, right]))
     }
 
-    /// Merges the comparisons of another calibration; one that is already present is not counted
-    /// twice.
+    /// Merges the comparisons of another calibration; a comparison that is already present is
+    /// counted once.
     pub fn merge(&mut self, other: Self) -> Result<(), String> {
         if let Some((field, [left, right])) = self.mismatch(&other) {
             return Err(format!("{field} is `{left}` and `{right}`"));
@@ -388,7 +388,7 @@ impl Calibration {
         Ok(())
     }
 
-    /// Adds comparisons of another part of the same calibration ([`Self::mismatch`]).
+    /// Adds the comparisons of another part of this calibration, which [`Self::mismatch`] accepted.
     pub fn add(&mut self, other: Self) {
         if self.part != other.part {
             self.part = None;
@@ -403,7 +403,7 @@ impl Calibration {
         self.left_out.extend(other.left_out);
         self.simulated.extend(other.simulated);
         self.started = self.started.clone().min(other.started);
-        // Recommendations are derived from all comparisons, so they are computed anew.
+        // Recommendations are derived from all comparisons, so they are removed and computed anew.
         self.recommended = None;
     }
 
@@ -447,7 +447,7 @@ pub(super) fn check_plan(plan: &TestPlan) -> Result<(), String> {
     Ok(())
 }
 
-/// The first name whose values differ between two maps.
+/// Returns the first name whose values differ between two maps.
 pub fn first_differing_name(
     a: &BTreeMap<String, String>,
     b: &BTreeMap<String, String>,
@@ -530,7 +530,7 @@ fn renamed_cases<T>(
 }
 
 impl CalibrationComparison {
-    /// The comparison with other names of its cases.
+    /// Returns the comparison with its cases renamed.
     fn rename(self, name: &impl Fn(String) -> String) -> Self {
         Self {
             delays_ns: renamed_cases(self.delays_ns, name),
@@ -565,7 +565,8 @@ impl CalibrationComparison {
 }
 
 impl BlockSeries {
-    /// Checks that there are two times a block on each side, and each number.
+    /// Checks that there are two values for each block on each side, and that each number is
+    /// plausible.
     pub fn validate(&self) -> Result<(), String> {
         let entries = 2 * self.leaders.chars().count();
         [&self.base, &self.head].iter().try_for_each(|column| column.validate(entries))

@@ -1,9 +1,9 @@
-//! Recommends thresholds from comparisons with a known answer: they are decided again at other
-//! thresholds, which needs no measurement because deciding is pure.
+//! Recommends thresholds from comparisons with a known answer: their recorded times are judged
+//! again at other thresholds, without a new measurement.
 //!
-//! Only the measured threshold and larger ones are tried. A comparison ended when the measured
-//! threshold was decided: a smaller one would have needed more blocks, which nobody measured, while
-//! a larger one never needs more blocks to fail a case.
+//! Only multiples from 1 on are tried: the measured threshold and larger ones. A comparison ended
+//! when the measured threshold was decided: a smaller one would have needed more blocks, which
+//! nobody measured, while a larger one never needs more blocks to fail a case.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use kernelgate::stats::median;
 /// Thresholds that are tried, as multiples of the measured one.
 const TRIED_MULTIPLES: [f64; 7] = [1.0, 1.5, 2.0, 2.5, 3.0, 5.0, 10.0];
 /// Size of a slow-down that must be found, as a multiple of the threshold: at the threshold itself
-/// half of them are found.
+/// half of the slow-downs are found.
 const FOUND_SLOWDOWN_PER_THRESHOLD: f64 = 2.0;
 /// Share of the injected slow-downs that must be found.
 const REQUIRED_POWER: f64 = 0.9;
@@ -28,7 +28,7 @@ const MAX_INCONCLUSIVE_SHARE: f64 = 0.05;
 pub const MIN_COMPARISONS_TO_RECOMMEND: usize = 20;
 /// Smallest difference in contention for which a pair of processes shows what contention costs.
 const MIN_CONTENTION_DIFFERENCE: f64 = 0.1;
-/// Budget relative to the time that the blocks took.
+/// Recommended budget as a multiple of the time that the blocks took.
 const BUDGET_PER_BLOCK_TIME: f64 = 1.25;
 
 /// Largest relative error of a number that was written to a file and read again.
@@ -40,26 +40,26 @@ pub struct RecommendedThresholds {
     /// Smallest threshold without a false alarm that finds slow-downs of twice its size with 90 %;
     /// `None` if no threshold does, or too little was measured.
     pub relative: Option<f64>,
-    /// Smallest [`TestPlan::settle_blocks`] with which this holds and at most 5 % of unchanged
-    /// cases are inconclusive; `None` if no tried number suffices.
+    /// Smallest [`TestPlan::settle_blocks`] with which the power suffices and at most 5 % of
+    /// unchanged cases are inconclusive; `None` if no tried number suffices.
     pub settle_blocks: Option<usize>,
-    /// Wall time of all blocks of these cases and a quarter more, seconds.
+    /// Wall time of all blocks of the calibrated cases and a quarter more, seconds.
     pub budget_s: f64,
     /// Cost of a unit of contention under the sham load, rounded up to halves; not less than the
     /// plan's.
     pub contention_weight: f64,
-    /// The reason why there is no threshold, or a warning.
+    /// Reason why no threshold is recommended, or a warning.
     pub note: Option<String>,
-    /// The thresholds among which the recommendation chose.
+    /// Thresholds that were tried for the recommendation.
     pub tried: Vec<TriedThreshold>,
 }
 
-/// A threshold, and its results on the recorded comparisons.
+/// A tried threshold, with its results on the recorded comparisons.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TriedThreshold {
     /// The threshold.
     pub relative: f64,
-    /// Comparisons that would have called an unchanged case slower.
+    /// Number of comparisons that would have judged an unchanged case as slower.
     pub false_alarms: usize,
     /// Comparisons that were tried.
     pub comparisons: usize,
@@ -68,7 +68,7 @@ pub struct TriedThreshold {
     /// The smallest injected slow-down that is at least twice the threshold, per cent; `None` if
     /// no slow-down is that large.
     pub percent: Option<f64>,
-    /// Cases with that percentage that would have been found.
+    /// Number of cases with that injected percentage that would have been found.
     pub found: usize,
     /// Cases with that percentage.
     pub of: usize,
@@ -83,7 +83,7 @@ impl TriedThreshold {
 }
 
 impl RecommendedThresholds {
-    /// Checks that the recommended values can result from comparisons with that plan, because
+    /// Checks that the recommended values can result from comparisons with this plan, because
     /// `compare` uses them.
     pub(super) fn validate(&self, plan: &TestPlan) -> Result<(), String> {
         for tried in &self.tried {
@@ -173,8 +173,8 @@ pub fn recommend(calibration: &Calibration) -> RecommendedThresholds {
     }
 }
 
-/// The verdicts that a plan gives to a comparison. A case that only this plan calls slower has no
-/// second round: its first round counts.
+/// Returns the verdicts that a plan gives to a recorded comparison. A case that only this plan
+/// judges as slower was not timed in a second round: its first round counts.
 pub fn replay(comparison: &CalibrationComparison, plan: &TestPlan) -> BTreeMap<String, Verdict> {
     let first = decide_all(&comparison.observed(false, plan.max_blocks), plan, true);
     let second =

@@ -8,7 +8,7 @@ use super::{Calibration, CalibrationComparison, ComparisonKind};
 use crate::gate::Verdict;
 use kernelgate::stats::{WalshAverages, binomial, mean, median, quantile};
 
-/// A proportion with the exact interval of its probability.
+/// A proportion of hits, with the exact confidence interval of its probability.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct ProportionWithInterval {
     /// Number of events.
@@ -28,7 +28,7 @@ impl ProportionWithInterval {
         Self { hits, of, low, high }
     }
 
-    /// Observed share of hits; 0 without trials.
+    /// Observed share of hits; 0 if there were no trials.
     pub fn share(self) -> f64 {
         if self.of == 0 { 0.0 } else { self.hits as f64 / self.of as f64 }
     }
@@ -37,15 +37,16 @@ impl ProportionWithInterval {
 /// Tables of a calibration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CalibrationSummary {
-    /// One row for each kind of comparison: A/A, sham load, other layout, and injected slow-downs.
+    /// One row for each kind of the calibration's comparisons: A/A, sham load, other layout, and
+    /// injected slow-downs.
     pub kinds: Vec<ComparisonTally>,
     /// Slow-downs that were found, by kind and case; an entry without a case sums all cases.
     pub power: Vec<MeasuredPower>,
-    /// Differences between processes of one executable, by case.
+    /// Time differences between processes of one executable, by case.
     pub noise: Vec<ProcessNoise>,
 }
 
-/// Counts over the comparisons of a kind.
+/// Counts over all comparisons of one kind.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ComparisonTally {
     /// Name of the kind of comparison: "A/A".
@@ -68,7 +69,7 @@ pub struct ComparisonTally {
     pub reasons: BTreeMap<String, usize>,
     /// Comparisons in which a process failed, or a case that was not to be delayed.
     pub broken: usize,
-    /// Mean number of blocks of a comparison, both rounds.
+    /// Mean number of blocks of a comparison, in both rounds together.
     pub blocks: f64,
     /// Mean wall time of a comparison, seconds.
     pub wall_s: f64,
@@ -76,14 +77,14 @@ pub struct ComparisonTally {
     pub longest_s: f64,
 }
 
-/// Counts of injected slow-downs that were found and missed.
+/// Numbers of injected slow-downs that comparisons found and missed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MeasuredPower {
     /// Name of the kind of comparison: "2 % slower".
     pub kind: String,
     /// Requested slow-down, per cent.
     pub percent: f64,
-    /// Id of the case; `None` for all cases together.
+    /// Id of the case; `None` for the counts of all cases together.
     pub case: Option<String>,
     /// Cases called slower.
     pub found: ProportionWithInterval,
@@ -91,7 +92,7 @@ pub struct MeasuredPower {
     pub missed: usize,
     /// Mean of the added time, per cent of the base's time in the comparison itself.
     pub added: f64,
-    /// Mean of the estimated slow-downs, per cent.
+    /// Mean of the estimated slow-downs of these comparisons, per cent.
     pub measured: f64,
     /// Comparisons in which the delay could not be made, with the reason.
     pub not_injected: Option<(usize, String)>,
@@ -102,7 +103,7 @@ pub struct MeasuredPower {
 pub struct ProcessNoise {
     /// The case.
     pub case: String,
-    /// Median over the processes, nanoseconds a launch.
+    /// Median time of a launch over the processes, nanoseconds.
     pub time_ns: f64,
     /// Number of pairs.
     pub pairs: usize,
@@ -253,7 +254,7 @@ fn process_noise(calibration: &Calibration, case: &str) -> Option<ProcessNoise> 
     })
 }
 
-/// Returns ln(head / base) of neighbouring processes.
+/// Returns ln(head / base) for neighbouring processes.
 fn pair_ratios(series: &super::BlockSeries) -> Vec<f64> {
     series
         .base

@@ -102,7 +102,7 @@ pub fn calibration(null: usize, injected: &[(f64, usize)]) -> Calibration {
 }
 
 #[test]
-fn means_over_iterations_keep_their_digits_in_columns() {
+fn averaged_times_are_stored_in_columns_with_all_digits() {
     let mut blocks = noisy_blocks(1.0, 0.0, 1, 1);
     for timing in blocks.iter_mut().flat_map(|block| block.base.iter_mut().chain(&mut block.head)) {
         *timing = CaseTiming { time_ns: 1.234_567_8, averaged: true, ..*timing };
@@ -114,7 +114,7 @@ fn means_over_iterations_keep_their_digits_in_columns() {
 }
 
 #[test]
-fn blocks_survive_as_columns_and_on_disk() {
+fn blocks_are_restored_from_columns_and_from_disk() {
     let mut original = noisy_blocks(1.02, 0.01, 5, 3);
     original[2].head[0].contention = None;
     let back = BlockSeries::from_blocks(&original).blocks();
@@ -141,7 +141,7 @@ fn blocks_survive_as_columns_and_on_disk() {
 }
 
 #[test]
-fn numbers_that_nothing_can_have_recommended_are_refused_by_file_and_field() {
+fn recommendations_that_no_calibration_can_give_are_refused_with_file_and_field() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("calibration.json");
     let mut calibration = calibration(20, &[(5.0, 20)]);
@@ -194,7 +194,7 @@ fn numbers_that_nothing_can_have_recommended_are_refused_by_file_and_field() {
 }
 
 #[test]
-fn counts_and_intervals_are_those_of_the_comparisons() {
+fn the_summary_counts_the_outcomes_of_the_calibrations_comparisons() {
     let summary = summarise_calibration(&calibration(20, &[(5.0, 20)]));
     let null = &summary.kinds[0];
     assert_eq!(
@@ -213,7 +213,7 @@ fn counts_and_intervals_are_those_of_the_comparisons() {
 }
 
 #[test]
-fn the_threshold_is_the_smallest_that_keeps_both_promises() {
+fn the_recommended_threshold_is_the_smallest_that_meets_both_error_rates() {
     let recommended = recommend(&calibration(20, &[(2.0, 20), (5.0, 20)]));
     assert_eq!(
         (recommended.relative, recommended.note.as_deref()),
@@ -222,7 +222,7 @@ fn the_threshold_is_the_smallest_that_keeps_both_promises() {
     );
     let blocks = recommended.settle_blocks.unwrap();
     assert!((4..=10).contains(&blocks) && recommended.budget_s > 0.0);
-    // No injected slow-down is twice 3 % or more.
+    // No injected slow-down in this test is twice 3 % or more.
     assert_eq!(
         recommended.tried.iter().find(|tried| tried.relative == 0.03).unwrap().percent,
         None
@@ -238,7 +238,7 @@ fn the_threshold_is_the_smallest_that_keeps_both_promises() {
 }
 
 #[test]
-fn deciding_again_gives_what_was_decided() {
+fn judging_recorded_comparisons_again_gives_the_same_verdicts() {
     let calibration = calibration(3, &[(1.0, 3), (5.0, 3)]);
     for known in &calibration.comparisons {
         let again = recommend::replay(known, &calibration.plan);
@@ -246,13 +246,13 @@ fn deciding_again_gives_what_was_decided() {
     }
 }
 
-/// Decides the recorded times of the committed calibrations again: this gate must reach the same
-/// verdicts as the gate that recorded them.
+/// Judges the recorded times of the committed calibrations again: this gate must give the verdicts
+/// of the gate that recorded them.
 #[test]
-fn committed_calibrations_hold_for_this_gate() {
+fn committed_calibrations_give_the_same_verdicts_again() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let files = |folder: &str| std::fs::read_dir(root.join(folder)).unwrap().map(Result::unwrap);
-    // Calibrations of `ci/measure/calibrate` have other thresholds than the default: they lie
+    // Calibrations of `ci/measure/calibrate` have other thresholds than the default and are stored
     // beside the evidence.
     let of_ci = files("docs/calibrations").map(|entry| entry.path());
     let of_devices = files("baselines").map(|entry| entry.path().join("calibration.json"));
@@ -305,7 +305,7 @@ fn committed_calibrations_hold_for_this_gate() {
 }
 
 #[test]
-fn too_little_and_alarms_recommend_nothing() {
+fn few_comparisons_or_false_alarms_give_no_recommendation() {
     let few = recommend(&calibration(19, &[(2.0, 20)]));
     assert_eq!(few.relative, None);
     insta::assert_snapshot!(few.note.unwrap(), @"19 A/A comparisons: too few to recommend anything, 20 are needed");
@@ -329,10 +329,10 @@ fn too_little_and_alarms_recommend_nothing() {
 }
 
 #[test]
-fn repeated_calibrations_add_up_and_others_are_refused() {
+fn parts_of_one_calibration_are_merged_and_others_are_refused() {
     let (mut a, b) = (calibration(4, &[]), calibration(6, &[(5.0, 1)]));
     a.merge(b.clone()).unwrap();
-    // Four comparisons are contained in both parts.
+    // Both parts contain four of the same comparisons.
     assert_eq!(
         (a.comparisons_of(ComparisonKind::Null).count(), a.injected_percents()),
         (6, vec![5.0])

@@ -4,20 +4,20 @@
 //!
 //! With m suspected cases, growth is found where Wilcoxon's signed-rank test on ln(head / base),
 //! less what is allowed, has p of at most `COST_FALSE_ALARMS` / m (Bonferroni); the pairs are new,
-//! so that being suspected does not count. This module deliberately does not run processes.
+//! so that being suspected does not count. This module does not run processes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{ConfirmationPairs, CostGrowth};
 use kernelgate::stats::{median, signed_rank};
 
-/// Smallest number of further pairs that can show growth.
+/// Smallest number of further pairs of processes that can show growth of the host time.
 const MIN_HOST_TIME_PAIRS: usize = 8;
 /// Highest probability of a false finding of growth in any case.
 const COST_FALSE_ALARMS: f64 = 0.01;
 
-/// Number of further pairs for this number of suspected cases: if all pairs have one sign, they
-/// suffice.
+/// Returns how many further pairs of processes are needed for this number of suspected cases:
+/// enough to decide if all pairs have one sign.
 pub fn further_pairs(suspected: usize) -> usize {
     let level = COST_FALSE_ALARMS / suspected.max(1) as f64;
     ((1.0 / level).log2().ceil() as usize).max(MIN_HOST_TIME_PAIRS)
@@ -53,12 +53,13 @@ pub fn confirm_cost_growth(
     open.into_iter().map(judged).collect()
 }
 
-/// ln(head / base) minus the allowed growth.
+/// Returns ln(head / base) minus the allowed growth, for each pair.
 fn log_excess_growth(pairs: &[[f64; 2]], allowed: f64) -> Vec<f64> {
     pairs.iter().map(|[base, head]| (head / base).ln() - allowed.ln_1p()).collect()
 }
 
-/// Whether at least half of the pairs are within the allowed growth, which counts as no growth.
+/// Returns whether at least half of the pairs are within the allowed growth, which counts as no
+/// growth.
 fn shows_no_growth(pairs: &[[f64; 2]], allowed: f64) -> bool {
     pairs.len() >= MIN_HOST_TIME_PAIRS / 2 && median(&log_excess_growth(pairs, allowed)) <= 0.0
 }
@@ -100,8 +101,8 @@ mod tests {
         cases.iter().map(suspect).collect()
     }
 
-    /// The outcome for one suspected case whose heads take these multiples of 4 µs, with the number
-    /// of measured pairs.
+    /// Outcome for a suspected case whose head processes take these multiples of 4 µs; also returns
+    /// the number of measured pairs.
     fn confirmed_growths(heads: &[f64]) -> (Vec<CostGrowth>, usize) {
         let mut requested = 0;
         let settled = confirm_cost_growth(suspected_growths(&["x"]), |cases, pair| {
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_found_once_further_pairs_agree() {
+    fn growth_of_host_time_is_confirmed_if_further_pairs_agree() {
         let (grown, requested) = confirmed_growths(&[1.5; 8]);
         assert_eq!(requested, 8);
         assert!(grown[0].is_shown());
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn more_suspects_take_more_pairs() {
+    fn more_suspected_cases_take_more_pairs_of_processes() {
         assert_eq!([0, 1, 2, 10, 40].map(further_pairs), [8, 8, 8, 10, 12]);
         let cases: Vec<String> = (0..10).map(|i| format!("c{i}")).collect();
         let names: Vec<&str> = cases.iter().map(String::as_str).collect();
@@ -151,7 +152,7 @@ mod tests {
 
     /// If the head takes exactly what is allowed, every alarm is false.
     #[test]
-    fn false_alarms_are_as_rare_as_promised() {
+    fn false_alarms_of_host_time_are_as_rare_as_the_level_promises() {
         let (mut state, mut alarms) = (1u64, 0);
         let mut uniform = || {
             // SplitMix64.

@@ -1,9 +1,9 @@
-//! Costs of a launch besides the device's time, of base and head: judged if the package asks for it
-//! (`rules`).
+//! Compares the costs of a launch besides device time between base and head; they are judged if the
+//! package asks for it (`rules`).
 //!
 //! Device memory is judged by its measured size, if both sides measured it and it grew by more than
 //! `DEVICE_MEMORY_GRANULARITY`, which the driver's pages, graphs and code of kernels may add by
-//! themselves. Otherwise the memory that the rows declare is judged.
+//! themselves. If no run measured it, the memory that the rows declare is judged.
 
 pub mod host_time;
 
@@ -25,7 +25,7 @@ pub enum CaseCost {
     DeviceMemory,
     /// Commands of a launch.
     Launches,
-    /// Time of the host to start a launch, nanoseconds.
+    /// Host time to start a launch, nanoseconds.
     HostTime,
     /// Energy of one launch, joules.
     Energy,
@@ -41,13 +41,13 @@ pub struct CostGrowth {
     pub case: String,
     /// The cost that grew.
     pub cost: CaseCost,
-    /// Cost of the base: the median over the runs.
+    /// Cost of a launch in the base: the median over its runs.
     pub base: f64,
     /// Cost of the head.
     pub head: f64,
-    /// Relative growth of the cost that is allowed.
+    /// Allowed relative growth of the cost.
     pub allowed: f64,
-    /// Result of further pairs of processes, for costs that are decided by them.
+    /// Result of additional pairs of processes, for costs that need them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub further: Option<ConfirmationPairs>,
 }
@@ -57,14 +57,14 @@ pub struct CostGrowth {
 pub struct ConfirmationPairs {
     /// Number of pairs.
     pub pairs: usize,
-    /// Pairs with more growth than is allowed.
+    /// Number of pairs in which the cost grew by more than allowed.
     pub grown: usize,
-    /// Whether the further pairs show the growth; otherwise it stays undecided.
+    /// Whether the additional pairs show the growth; otherwise it stays undecided.
     pub found: bool,
 }
 
 impl CostGrowth {
-    /// Whether the growth is a finding, rather than only suspected.
+    /// Whether the growth of the cost is a finding, rather than only suspected.
     pub fn is_shown(&self) -> bool {
         self.further.is_none_or(|further| further.found)
     }
@@ -106,7 +106,7 @@ pub struct CostBound {
 /// The reason why the memory, commands, host time or energy of a case cannot be judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MissingCostReason {
-    /// The case ran on the host, where there is no such cost.
+    /// The cost has no meaning, because the case ran on the host.
     OnHost,
     /// A bench that uses Criterion alone records no cost.
     Criterion,
@@ -116,7 +116,7 @@ pub enum MissingCostReason {
     Head,
     /// Neither build recorded the cost.
     Both,
-    /// Both builds recorded the cost, but in different figures that cannot be compared.
+    /// Both builds recorded the cost, but as different figures, which cannot be compared.
     Figures,
 }
 
@@ -148,7 +148,7 @@ impl CaseCost {
         }
     }
 
-    /// Growth of this cost that the package allows.
+    /// Growth of the cost that the package allows.
     pub const fn allowed(self, limits: &AskedLimits) -> Option<f64> {
         match self {
             Self::DeviceMemory => limits.device_memory,
@@ -158,8 +158,8 @@ impl CaseCost {
         }
     }
 
-    /// Whether a run recorded each figure of this cost; both builds must have recorded the same
-    /// figure.
+    /// Whether a run recorded each figure of the cost; a comparison needs a figure that both builds
+    /// recorded.
     fn recorded(self, costs: &LaunchCosts) -> Vec<bool> {
         match self {
             Self::DeviceMemory => {
@@ -260,8 +260,8 @@ pub fn unjudged_cost_bounds(rules: &PackageRules, bounds: &[CostBound]) -> Rules
     report
 }
 
-/// The costs of a case that grew by more than allowed; a cost that one side did not record did not
-/// grow.
+/// Returns the costs of a case that grew by more than allowed; a cost that one side did not record
+/// does not count as grown.
 pub fn grown_costs(
     case: &str,
     [base, head]: [&[LaunchCosts]; 2],
@@ -293,7 +293,7 @@ pub fn grown_costs(
     costs.into_iter().flatten().collect()
 }
 
-/// The device memory of both sides that is judged.
+/// Device memory of base and head that is judged: measured or declared.
 fn judged_memory(measured: Option<(f64, f64)>, declared: Option<(f64, f64)>) -> Option<(f64, f64)> {
     let coarse = |(base, head): &(f64, f64)| (head - base).abs() <= DEVICE_MEMORY_GRANULARITY;
     match measured {
@@ -310,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn energy_of_a_launch_is_judged() {
+    fn growth_of_the_energy_of_a_launch_is_judged() {
         let limits = AskedLimits { energy: Some(0.1), ..AskedLimits::default() };
         let launch_costs =
             |joules| [LaunchCosts { launch_j: Some(joules), ..LaunchCosts::default() }];
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn costs_are_judged_where_they_are_known_and_asked_for() {
+    fn costs_are_judged_if_both_sides_know_them_and_the_package_asks() {
         let costs = |bytes, commands, host| LaunchCosts {
             device_bytes: Some(bytes),
             measured_device_bytes: None,
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cost_that_a_side_did_not_record_is_missing_with_the_reason() {
+    fn a_cost_that_one_side_did_not_record_is_missing_with_the_reason() {
         use MissingCostReason::{Base, Both, Head, OnHost};
         let limits =
             AskedLimits { device_memory: Some(0.1), launches: Some(0.0), ..AskedLimits::default() };
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_without_data_is_reported_and_one_that_no_case_decides_is_undecided() {
+    fn an_unused_cost_limit_is_reported_and_one_that_no_case_decides_is_inconclusive() {
         let text = "[[threshold]]\ncases = \".\"\ndevice-memory = 0.1\nlaunches = 0\n\
                     [[threshold]]\ncases = \"^b\"\nhost-time = 0.1\n";
         let rules = rules_file::parse("kernelgate.toml", text).unwrap();
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn measured_memory_precedes_declared_and_small_growth_is_ignored() {
+    fn measured_memory_is_preferred_to_declared_and_small_growth_is_ignored() {
         const MIB: u64 = 1 << 20;
         let limits = AskedLimits { device_memory: Some(0.1), ..AskedLimits::default() };
         let costs = |measured: Option<u64>, declared: Option<u64>| LaunchCosts {
@@ -439,16 +439,17 @@ mod tests {
             let found = grown_costs("x", [&[base], &[head]], &limits);
             found.first().map(|it| (it.base as u64 / MIB, it.head as u64 / MIB))
         };
-        // Two more gigabytes of scratch memory that the row does not declare.
+        // In this test the head has two more gigabytes of scratch memory, which the row does not
+        // declare.
         let same = Some(64);
         assert_eq!(grew(costs(Some(70), same), costs(Some(2118), same)), Some((70, 2118)));
         assert_eq!(grew(costs(Some(70), None), costs(Some(2118), None)), Some((70, 2118)));
         // A few more pages.
         assert_eq!(grew(costs(Some(70), same), costs(Some(84), same)), None);
         assert_eq!(grew(costs(Some(70), None), costs(Some(84), None)), None);
-        // The declared growth is too small to be measured.
+        // In this test the declared growth is too small to be measured.
         assert_eq!(grew(costs(Some(4), Some(2)), costs(Some(6), Some(4))), Some((2, 4)));
-        // The growth is declared and was not measured.
+        // In this test the growth is declared, but was not measured.
         assert_eq!(grew(costs(Some(70), same), costs(Some(70), Some(640))), None);
         // If only one side measured its memory, as with an older baseline, the declared sizes
         // count.

@@ -1,8 +1,9 @@
-//! Decides whether the code of a case changed. The comparison covers the kernels that the case's
-//! implementation uses in both builds: hash of machine code, resources, launch shapes.
+//! Determines whether the code of a case changed between two builds. The comparison covers the
+//! kernels that the case's implementation uses in both builds: hash of machine code, resources,
+//! launch shapes.
 //!
-//! Host code is not compared, nor are kernels of libraries. Verdicts do not depend on changes of
-//! the code.
+//! Host code is not compared, nor are kernels of libraries. Changes of the code do not affect
+//! verdicts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +24,7 @@ const MAX_NAMED_CODE_FACTS: usize = 6;
 pub struct CodeComparison {
     /// Number of kernels whose machine code is identical.
     pub same: usize,
-    /// Differences in machine code, a line a kernel.
+    /// Differences in machine code, one line for each kernel.
     pub code: Vec<String>,
     /// Differences in launches, a line a kernel, and kernels of one build only.
     pub launches: Vec<String>,
@@ -77,17 +78,17 @@ impl CodeComparison {
         }
     }
 
-    /// Whether the kernels of the case are known and can all be compared.
+    /// Returns whether the kernels of the case are known and can all be compared.
     pub const fn is_known(&self) -> bool {
         self.unknown == 0 && (self.same > 0 || self.has_changed())
     }
 
-    /// Whether machine code or launches differ between the builds.
+    /// Returns whether machine code or launches differ between the builds.
     pub const fn has_changed(&self) -> bool {
         !self.code.is_empty() || !self.launches.is_empty()
     }
 
-    /// Whether machine code and launch shapes are known to be identical in both builds.
+    /// Returns whether machine code and launch shapes are known to be equal in both builds.
     pub const fn is_same(&self) -> bool {
         self.is_known() && !self.has_changed()
     }
@@ -151,7 +152,7 @@ impl ComparedKernels {
     }
 }
 
-/// Lists the changes of a kernel in one text. Changes of its instruction counts come last, because
+/// Lists the changes of a kernel in one text. Changed instruction counts are listed last, because
 /// they are the least informative.
 fn listed_changes(words: &[String]) -> String {
     match words.len() {
@@ -211,7 +212,7 @@ pub(super) mod tests {
         UsedKernels::from([(name.to_owned(), kernel)])
     }
 
-    /// Replaces the code of a kernel by one that spills.
+    /// Replaces the code of a kernel by code that spills registers.
     pub fn make_kernel_spill(kernel: &mut UsedKernel) {
         let code = kernel.code.as_mut().unwrap();
         "b".clone_into(&mut code.hash);
@@ -220,7 +221,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_spill_is_named_and_the_same_code_is_the_same() {
+    fn a_spill_is_named_and_equal_code_counts_as_identical() {
         let plain = kernels("k", |_| {});
         let same = CodeComparison::compare_code(&plain, &plain);
         assert!(same.is_same() && same.is_known() && !same.has_changed());
@@ -235,7 +236,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn kernels_of_the_same_source_are_the_same_but_for_their_launches() {
+    fn kernels_of_equal_source_differ_only_in_their_launches() {
         let report = |hash: &str, source: &str, registers, block| {
             let facts = CompiledKernelFacts {
                 registers,
@@ -280,7 +281,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn launches_are_compared_and_an_unknown_kernel_is_not_the_same() {
+    fn launches_are_compared_and_an_unknown_kernel_never_counts_as_identical() {
         let plain = kernels("k", |_| {});
         let wider = kernels("k", |kernel| {
             kernel.shapes[0].grid[0] = 264;

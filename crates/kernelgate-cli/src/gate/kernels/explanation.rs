@@ -1,8 +1,8 @@
 //! Explains why a case got slower: code, launches, clock, host, or an unknown cause. The evidence
 //! is the machine code of both builds, one profile of each, and the SM clock.
 //!
-//! An explanation is printed beside a verdict and does not change it: one profile of each build is
-//! not a measurement.
+//! An explanation is printed beside a verdict and does not change it, because one profile of each
+//! build is not a measurement.
 
 use serde::{Deserialize, Serialize};
 
@@ -27,11 +27,11 @@ pub enum SlowdownCause {
     Code,
     /// Number or shapes of launches, or which kernels are launched.
     Launches,
-    /// A kernel takes longer with the same machine code, or with code that is unknown.
+    /// A kernel takes longer although its machine code is unchanged or unknown.
     Kernels,
     /// The SM clock.
     Clock,
-    /// Code of the host, or time between kernels.
+    /// The host's code, or the time between kernels, takes longer.
     Host,
 }
 
@@ -55,8 +55,7 @@ pub struct ChangeExplanation {
     pub causes: Vec<SlowdownCause>,
     /// Observations in the profiles that show the causes.
     pub evidence: Vec<String>,
-    /// Whether machine code and launch shapes of all kernels of the case are identical in both
-    /// builds.
+    /// Whether machine code and launch shapes of all kernels of the case are equal in both builds.
     pub identical_code: bool,
     /// The reason why a build has no profile.
     pub not_profiled: Option<String>,
@@ -162,7 +161,7 @@ impl ChangeExplanation {
                 counts.push(format!("{} {} -> {} times", kernel.name, before.count, kernel.count));
             }
             let [was, is] = [&before, kernel].map(mean_ns);
-            // A kernel with little time explains nothing.
+            // A kernel with a small share of the time explains no slow-down.
             let grown = kernel.total_ns.saturating_sub(before.total_ns);
             if is > was * (1.0 + MIN_REPORTED_PROFILE_CHANGE)
                 && grown as f64 > 0.01 * base.span_ns as f64
@@ -259,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spill_between_two_builds_is_the_code() {
+    fn a_spill_in_the_head_explains_a_slow_down_by_code() {
         let code = CodeComparison::compare_code(
             &kernels("f/spin", |_| {}),
             &kernels("f/spin", make_kernel_spill),
@@ -279,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn an_extra_launch_is_named() {
+    fn an_additional_launch_explains_a_slow_down() {
         let base = profiled_kernels(&[("a", 1, 10_000)], 0);
         let head = profiled_kernels(&[("a", 1, 10_000), ("b", 2, 2_000)], 0);
         let found = explain_profiles(&base, &head);
@@ -290,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn identical_code_is_reported_and_clock_is_distinguished_from_host() {
+    fn with_identical_code_a_lower_clock_and_host_time_are_distinguished() {
         let same = CodeComparison::compare_code(&kernels("a", |_| {}), &kernels("a", |_| {}));
         let base = profiled_kernels(&[("a", 1, 10_000)], 0);
         let longer = profiled_kernels(&[("a", 1, 12_000)], 0);
@@ -306,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_of_the_host_shows_its_launch_and_a_lost_profile_its_reason() {
+    fn a_host_case_shows_its_launch_and_a_failed_profile_its_reason() {
         let phases = |ns: f64, threads: f64| ProfiledCase {
             summary: None,
             phases: vec![HostPhaseTime::from_durations(

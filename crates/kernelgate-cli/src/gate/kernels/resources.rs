@@ -17,7 +17,7 @@ pub struct ResourceChange {
     pub kernel: String,
     /// The change as text: "registers 64 -> 72".
     pub what: String,
-    /// Whether the change makes the check fail.
+    /// Returns whether the changed resource makes the check fail.
     pub worse: bool,
 }
 
@@ -30,9 +30,10 @@ pub struct ResourcesOutcome {
     pub refused: Option<String>,
     /// Number of compared kernels.
     pub compared: usize,
-    /// Changed kernel resources, sorted by kernel.
+    /// Kernel resources that changed, sorted by kernel.
     pub changes: Vec<ResourceChange>,
-    /// Whether record and build have no kernel in common, although one of them has some.
+    /// Whether record and build have no kernel in common, although at least one of them has
+    /// kernels.
     #[serde(skip)]
     pub nothing_in_common: bool,
 }
@@ -94,7 +95,7 @@ pub fn compare_resources(base: &RunResources, head: &RunResources) -> ResourcesO
         worse,
     };
     let gone = base.kernels.keys().filter(|name| !head.kernels.contains_key(*name));
-    // A kernel that no longer runs on the architecture is reported with its build, below.
+    // A kernel that no longer runs on the architecture is reported below with its build.
     let gone = gone.filter(|name| !head.left_out.contains_key(build_of_kernel(name)));
     outcome.changes.extend(gone.map(|name| change(name, "gone".to_owned(), false)));
     for (build, lack) in &head.left_out {
@@ -108,19 +109,20 @@ pub fn compare_resources(base: &RunResources, head: &RunResources) -> ResourcesO
     outcome
 }
 
-/// Drops the recorded kernels that some benches do not list: they may be of the other benches.
+/// Removes recorded kernels that some benches do not list, because these may belong to other
+/// benches.
 pub fn keep_listed_kernels(record: &mut RunResources, listed: &RunResources) {
     record.kernels.retain(|name, _| {
         listed.kernels.contains_key(name) || listed.left_out.contains_key(build_of_kernel(name))
     });
 }
 
-/// The build that a kernel's name begins with.
+/// Returns the build's name, with which a kernel's name begins.
 fn build_of_kernel(kernel: &str) -> &str {
     kernel.split(": ").next().unwrap_or(kernel)
 }
 
-/// The changes in a kernel, a line each.
+/// Describes the changes in a kernel, one on each line.
 pub(super) fn resource_changes(
     name: &str,
     base: &KernelResources,
@@ -210,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn spills_lost_occupancy_and_growth_fail_and_the_rest_is_reported() {
+    fn spills_lower_occupancy_and_growth_fail_the_resource_check() {
         assert_eq!(exit_after_change(|_| {}), ExitReason::Fine);
         assert_eq!(
             exit_after_change(|kernel| kernel.facts.spill_store_bytes = 8),
@@ -252,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn another_compiler_is_refused_and_new_and_gone_kernels_are_reported() {
+    fn another_compiler_is_refused_and_new_and_removed_kernels_are_reported() {
         let (base, mut head) = (changed_resources(|_| {}), changed_resources(|_| {}));
         head.compiler = "13.1".to_owned();
         let outcome = compare_resources(&base, &head);
@@ -269,13 +271,13 @@ mod tests {
         assert_eq!(outcome.exit(), ExitReason::Inconclusive, "nothing was compared");
         head.kernels.extend(base.kernels.clone());
         assert_eq!(compare_resources(&base, &head).exit(), ExitReason::Fine);
-        // An architecture without applicable kernels has nothing to compare.
+        // An architecture on which no kernel runs has nothing to compare.
         let none = RunResources { kernels: BTreeMap::new(), ..base };
         assert_eq!(compare_resources(&none, &none).exit(), ExitReason::Fine);
     }
 
     #[test]
-    fn kernels_of_other_benches_are_not_gone() {
+    fn recorded_kernels_of_other_benches_do_not_count_as_removed() {
         let mut record = changed_resources(|_| {});
         let kernel = record.kernels["k"].clone();
         record.kernels.extend(["other", "ran"].map(|name| (name.to_owned(), kernel.clone())));
@@ -288,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_build_that_the_architecture_ran_and_runs_no_more_fails() {
+    fn a_build_that_no_longer_runs_on_the_architecture_fails_the_check() {
         let (base, mut head) = (changed_resources(|_| {}), changed_resources(|_| {}));
         let kernel = head.kernels.remove("k").unwrap();
         head.left_out.insert("k".to_owned(), "needs sm_90a".to_owned());
@@ -304,7 +306,7 @@ mod tests {
         let mut base = changed_resources(|_| {});
         base.kernels = [("k: k_finish".to_owned(), kernel)].into();
         assert_eq!(compare_resources(&base, &head).exit(), ExitReason::Regression);
-        // A kernel that never ran there is reported once, when it is new.
+        // A kernel that never ran on the architecture is reported once, when it is new.
         base.kernels.clear();
         assert_eq!(changes(&compare_resources(&base, &head)), ["does not run here: needs sm_90a"]);
         base.left_out = head.left_out.clone();

@@ -1,4 +1,4 @@
-//! Outputs of cases: lost verification, and errors that grew.
+//! Compares the outputs of cases: lost verification, and errors that grew.
 
 pub mod numerics;
 pub mod verification;

@@ -5,14 +5,14 @@
 //! [`MIN_SEEDS_FOR_ERRORS`] seeds. If the median growth is g or less, n seeds all exceed it with a
 //! probability of at most 2⁻ⁿ. Two figures are tested for every output whose errors changed: with m
 //! of these, n is such that 2m · 2⁻ⁿ is at most `FALSE_ALARMS` (Bonferroni). A seed without growth
-//! decides that an output is unchanged, so most cases need a single seed. If either side knows the
-//! errors of all outputs together only, they count as one output.
+//! decides that an output is unchanged, so most cases need a single seed. If one side knows only
+//! the errors of all outputs together, they count as one output.
 //!
 //! A seed counts only if it draws its own data set. If all seeds share their inputs or their
 //! reference (golden tensors), growth is suspected but never shown, because the scatter over inputs
 //! is unknown.
 //!
-//! This module deliberately does not measure errors.
+//! This module does not measure errors.
 
 use std::collections::BTreeMap;
 
@@ -52,7 +52,7 @@ pub enum ErrorFigure {
 }
 
 impl ErrorFigure {
-    /// The value that this figure has among these errors.
+    /// Returns this figure's value among the errors.
     const fn figure_value(self, errors: &OutputErrors) -> f64 {
         match self {
             Self::RelativeL2 => errors.relative_l2,
@@ -92,12 +92,13 @@ pub struct ErrorGrowth {
     pub ratio: Option<f64>,
     /// Growth that was allowed.
     pub allowed: f64,
-    /// Whether there is only one data set, so that more seeds would show nothing new.
+    /// Whether there is only one data set, so that further seeds would show nothing new.
     pub one_data_set: bool,
 }
 
 impl ErrorGrowth {
-    /// Whether the growth is a finding, rather than suspected because of too few seeds.
+    /// Whether the growth of errors is a finding, rather than only suspected because of too few
+    /// seeds.
     pub const fn is_shown(&self) -> bool {
         self.seeds >= self.needed
     }
@@ -127,7 +128,7 @@ impl ErrorGrowth {
 pub struct NumericsReport {
     /// Cases whose errors are known on both sides for a seed.
     pub compared: usize,
-    /// Compared cases with another error for a seed.
+    /// Number of compared cases that have an error for another seed.
     pub changed: usize,
     /// Outputs of the changed cases, each with another error for a seed.
     pub changed_outputs: usize,
@@ -167,7 +168,7 @@ pub fn compare_numerics<'a>(
     let grown = common.iter().filter_map(|(case, (outputs, one_data_set))| {
         let each =
             outputs.iter().filter_map(|output| grown_error(case, output, growth(case), needed));
-        // `None` counts as infinite: the base had no error.
+        // A ratio of `None` means infinite growth: the base had no error.
         let ratio = |growth: &ErrorGrowth| growth.ratio.unwrap_or(f64::INFINITY);
         let found = each.max_by(|a, b| ratio(a).total_cmp(&ratio(b)))?;
         Some(ErrorGrowth { one_data_set: *one_data_set, ..found })
@@ -206,8 +207,8 @@ struct SeedErrorPair {
     floor: f64,
 }
 
-/// Errors of the seeds that both sides have, by output. If either side knows that there is one data
-/// set, only one seed counts.
+/// Errors of the seeds that both sides have, by output. If one side knows that there is only one
+/// data set, one seed counts.
 fn paired_outputs(base: &CaseNumerics, head: &CaseNumerics) -> Vec<OutputErrorPairs> {
     let most = if base.one_data_set || head.one_data_set { 1 } else { usize::MAX };
     let position = |&seed: &u64| base.position(seed).zip(head.position(seed));
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_that_grew_for_eight_seeds_is_a_finding_and_for_fewer_a_suspicion() {
+    fn an_error_that_grew_for_eight_seeds_is_a_finding_and_for_fewer_is_suspected() {
         let eight = numerics_report(&[1e-5; 8], &[1.6e-5; 8]);
         assert_eq!((eight.changed, eight.losses().count()), (1, 1));
         assert_eq!(
@@ -301,7 +302,8 @@ mod tests {
         );
         let seven = numerics_report(&[1e-5; 7], &[1.6e-5; 7]);
         assert_eq!((seven.losses().count(), seven.suspected_growth().count()), (0, 1));
-        // One seed without growth decides the case, and so does a growth within the allowed ratio.
+        // In this test, one seed without growth decides the case, and so does growth within the
+        // allowed ratio.
         let mut one = [1.6e-5; 8];
         one[3] = 1.4e-5;
         for head in [one, [1.5e-5; 8], [1e-5; 8], [1e-9; 8]] {
@@ -310,7 +312,8 @@ mod tests {
         assert_eq!(numerics_report(&[1e-5; 8], &[1e-5; 8]).changed, 0);
     }
 
-    /// A case with an output of 16 bits and one of 32, with these errors for eight seeds.
+    /// Makes a case with an output of 16 bits and one of 32 bits, with these errors for eight
+    /// seeds.
     fn two_output_numerics(wide: f64, narrow: f64) -> CaseNumerics {
         let mut numerics = CaseNumerics::default();
         for seed in 0..8 {
@@ -326,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_of_an_output_grows_below_that_of_another() {
+    fn growth_of_a_small_error_of_one_output_is_found_beside_a_large_one() {
         let (base, head) = (two_output_numerics(4e-3, 1e-6), two_output_numerics(4e-3, 2e-3));
         let judge = |base: &CaseNumerics, head: &CaseNumerics| {
             compare_numerics([("x", base, head)], |_| 1.5)
@@ -339,7 +342,7 @@ mod tests {
         let both = judge(&base, &two_output_numerics(7e-3, 2e-3));
         assert_eq!((both.changed, both.changed_outputs, both.grown[0].needed), (1, 2, 9));
         assert_eq!(both.grown[0].output.as_deref(), Some("lse"));
-        // One side does not record outputs separately, or has other outputs than the other side.
+        // In this test, one side does not record outputs separately, or has other outputs.
         let older = CaseNumerics { by_output: BTreeMap::new(), ..base.clone() };
         assert!(judge(&older, &head).grown.is_empty());
         let mut renamed = head.clone();
@@ -349,8 +352,8 @@ mod tests {
     }
 
     #[test]
-    fn one_data_set_is_one_pair_whatever_the_seeds_and_shows_nothing() {
-        // An older baseline counted the same data eight times.
+    fn one_data_set_counts_as_one_pair_for_any_number_of_seeds() {
+        // In this test, an older baseline counted one data set eight times.
         let base = numerics_of_errors([1e-5; 8]);
         let head = CaseNumerics { one_data_set: true, ..numerics_of_errors([3e-5; 8]) };
         let mut growth = Vec::new();
@@ -370,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_of_exact_outputs_is_not_growth() {
+    fn rounding_of_exact_outputs_does_not_count_as_growth() {
         let exact = [0.0; 8];
         assert!(numerics_report(&exact, &[1e-8; 8]).grown.is_empty(), "below 0.25 · 2^-24");
         let lost = numerics_report(&exact, &[1e-6; 8]);
@@ -379,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_beyond_all_numbers_is_one() {
+    fn an_infinite_ratio_of_errors_is_stored_as_a_number() {
         let mut growth = Vec::new();
         for count in [8, 9] {
             let report = numerics_report(&vec![1e-300; count], &vec![8e307; count]);
@@ -396,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn more_cases_take_more_seeds() {
+    fn more_cases_need_more_seeds_for_a_finding() {
         assert_eq!([0, 1, 2, 10, 181].map(necessary_seeds), [8, 8, 9, 11, 16]);
         let (base, head) = (numerics_of_errors([1e-5; 8]), numerics_of_errors([3e-5; 8]));
         let cases = ["a", "b", "c"].map(|case| (case, &base, &head));
@@ -410,7 +413,7 @@ mod tests {
         /// At the boundary a seed exceeds the ratio with probability one half: eight agree in one
         /// of 256 trials.
         #[test]
-        fn alarms_are_as_rare_as_promised(start in 0u64..1_000_000) {
+        fn false_alarms_about_errors_are_as_rare_as_promised(start in 0u64..1_000_000) {
             let mut alarms = 0;
             let mut state = start.wrapping_mul(2).wrapping_add(1);
             let mut coin = || {

@@ -1,5 +1,5 @@
-//! Decides whether a case was verified less than before. If nobody compared the outputs any more,
-//! the time of a case is not "unchanged".
+//! Determines whether a case was verified less completely than before. If nobody compared the
+//! outputs any more, the time of a case is not "unchanged".
 //!
 //! Deliberately absent: how outputs are compared, and errors that grew
 //! ([`numerics`](super::numerics)).
@@ -14,7 +14,7 @@ pub struct VerificationLoss {
     pub case: String,
     /// Extent to which the base or the baseline was verified.
     pub base: VerificationExtent,
-    /// Extent to which the head was verified.
+    /// Extent to which the outputs of the head were verified.
     pub head: VerificationExtent,
 }
 
@@ -34,7 +34,7 @@ impl VerificationLoss {
         lost.then(|| Self { case: case.to_owned(), base, head })
     }
 
-    /// Whether a case that was verified before is not compared with anything now, which is a
+    /// Returns whether a case that was verified before is now compared with nothing, which is a
     /// failure. Fewer compared elements, and a comparison with the base's outputs only, are
     /// inconclusive.
     pub const fn is_failure(&self) -> bool {
@@ -62,7 +62,7 @@ mod tests {
     const COMPARED_WITH_BASE: VerificationExtent = ComparedWithBase { checked: 1600, total: 1600 };
 
     #[test]
-    fn a_case_that_nothing_verifies_any_more_is_a_failure() {
+    fn a_case_that_is_no_longer_verified_is_a_failure() {
         for (base, head) in [(ALL, Unverified), (ONE, Unverified), (ALL, Unknown)] {
             let loss = VerificationLoss::from_extents("a", base, head).unwrap();
             assert!(loss.is_failure(), "{base} {head}");
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_that_is_verified_in_part_is_inconclusive() {
+    fn a_case_that_is_now_verified_only_in_part_is_inconclusive() {
         for (base, head) in
             [(ALL, ONE), (ALL, COMPARED_WITH_BASE), (COMPARED_WITH_BASE, Unverified)]
         {
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_or_better_verification_is_not_a_loss() {
+    fn equal_or_better_verification_does_not_count_as_a_loss() {
         let same = [(ALL, ALL), (Unverified, Unverified), (Unknown, Unknown)];
         let more =
             [(ONE, ALL), (Unverified, ALL), (Unverified, COMPARED_WITH_BASE), (Unknown, ALL)];

@@ -1,10 +1,10 @@
 //! Interim analyses of a comparison, and the alpha that each may spend.
 //!
-//! A test that is repeated as data arrive finds something sooner or later. Here every interim
-//! analysis has a weight, the weights sum to one, and the p value of an analysis is divided by its
-//! weight. By the union bound, the smallest of these values is a valid p value whenever one stops,
-//! however the analyses depend on each other. The analyses are fixed by the plan and the number of
-//! cases before the first block.
+//! A test that is repeated as data arrive finds something sooner or later. Every interim analysis
+//! has a weight; the weights sum to one, and the p value of an analysis is divided by its weight.
+//! By the union bound, the smallest of these divided values is a valid p value at any stopping
+//! time, however the analyses depend on each other. The analyses are fixed by the plan and the
+//! number of cases before the first block.
 
 use super::TestPlan;
 use kernelgate::stats::power::fewest_pairs_for_level;
@@ -62,8 +62,8 @@ impl AlphaSpending {
         Self { early, last: FINAL_ANALYSIS_WEIGHT }
     }
 
-    /// The analyses that this number of pairs allows; if the blocks ended, only the last one is
-    /// added.
+    /// Returns the analyses that this number of pairs allows; after the last block only the final
+    /// one is added.
     pub fn analyses_up_to(
         &self,
         pairs: usize,
@@ -73,8 +73,8 @@ impl AlphaSpending {
         self.early.iter().copied().filter(move |analysis| analysis.pairs <= pairs).chain(last)
     }
 
-    /// The first interim analysis with at least this number of pairs; `None` if only the end
-    /// follows.
+    /// Returns the first interim analysis with at least this number of pairs; `None` if only the
+    /// final one follows.
     pub fn next_analysis_from(&self, pairs: usize) -> Option<usize> {
         self.early.iter().map(|analysis| analysis.pairs).find(|analysis| *analysis >= pairs)
     }
@@ -85,13 +85,13 @@ impl AlphaSpending {
     }
 }
 
-/// The analyses at which a case may be unchanged because changes above the tolerated one are
+/// Analyses at which a case may be declared unchanged, because changes above the tolerated one are
 /// excluded.
 #[derive(Debug, Clone, PartialEq)]
 pub struct UnchangedAnalyses {
-    /// Pairs after which such an analysis takes place, before the end.
+    /// Numbers of pairs after which such an analysis takes place before the end.
     pub early: Vec<usize>,
-    /// Probability that each of these may spend on either end of the interval.
+    /// Probability that each of these analyses may spend on either end of the interval.
     pub early_tail: f64,
     /// Probability that the analysis at the end may spend on either end of the interval.
     pub last_tail: f64,
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_analysis_can_fail_and_no_more_than_alpha_is_spent() {
+    fn the_first_analysis_can_find_a_regression_and_all_spend_at_most_alpha() {
         for cases in [1, 2, 5, 20, 200] {
             for most in [4, 16, 24, 48, 100] {
                 let level = 0.01 / f64::from(cases);
@@ -148,7 +148,7 @@ mod tests {
 
     /// Compares the analyses with the numbers of docs/concepts/decision.md.
     #[test]
-    fn the_smallest_numbers_of_pairs_that_can_fail() {
+    fn the_fewest_pairs_that_can_show_a_regression_are_known() {
         let first = |cases: f64| {
             AlphaSpending::new(0.01 / cases, 48)
                 .analyses_up_to(48, false)
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_for_unchanged_come_at_doubling_blocks_and_at_the_end() {
+    fn analyses_for_unchanged_take_place_at_doubling_blocks_and_at_the_end() {
         let analyses = |settle_blocks, max_blocks| {
             let plan = TestPlan { settle_blocks, max_blocks, missed: 0.06, ..TestPlan::default() };
             let UnchangedAnalyses { early, early_tail, last_tail } = UnchangedAnalyses::new(&plan);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn p_is_the_smallest_over_weight() {
+    fn the_sequential_p_value_is_the_smallest_p_divided_by_its_weight() {
         let analyses =
             [InterimAnalysis { pairs: 4, weight: 0.25 }, InterimAnalysis { pairs: 8, weight: 0.5 }];
         assert_eq!(

@@ -26,14 +26,14 @@ use kernelgate::stats::{WalshAverages, median, power};
 /// environment unsound.
 const UNSOUND_CASE_SHARE: f64 = 0.1;
 /// Part of [`TestPlan::missed`] at which a difference from 1 is evidence of a change, so that the
-/// case is not unchanged by the tolerated change. Strict: this share of identical builds would be
-/// inconclusive.
+/// case is not unchanged by the tolerated change. This criterion is strict: this share of identical
+/// builds would be inconclusive.
 const CHANGE_EVIDENCE_PART: f64 = 0.1;
 
-/// Decides the cases for which the blocks so far suffice. Pure, and may be called after every
-/// block. `last` says that no more blocks come, and must not depend on their results (the budget is
-/// used up, the user interrupted). If all cases are decided, the test at the end of the comparison
-/// is not needed.
+/// Decides the cases for which the blocks so far suffice. This function is pure and may be called
+/// after every block. `last` says that no more blocks come, and must not depend on their results
+/// (the budget is used up, the user interrupted). If all cases are decided, the test at the end of
+/// the comparison is not needed.
 ///
 /// A case keeps its verdict when more blocks of other cases come. All calls during a comparison
 /// must pass the same set of cases, because their number determines the interim analyses.
@@ -117,7 +117,7 @@ struct InterimTests<'a> {
 /// p values of a case that are valid at any interim analysis, for both directions, with the number
 /// of pairs at the analysis that gave them.
 struct ChangeEvidence {
-    /// p value of the test on times alone.
+    /// p value of the test on times, without clock cycles.
     time: f64,
     /// Largest p value of time, time without contention, and cycles.
     all: f64,
@@ -223,13 +223,13 @@ impl InterimTests<'_> {
         }
     }
 
-    /// Pairs at the interim analysis that decides with this number of pairs: the end, if no other
-    /// follows, unless there are more pairs.
+    /// Returns the pairs at the interim analysis that decides with this number of pairs; if no
+    /// other follows, at the end.
     fn pairs_at_analysis(&self, analysis: Option<usize>, pairs: usize) -> usize {
         analysis.unwrap_or_else(|| self.plan.max_blocks.saturating_mul(2).max(pairs))
     }
 
-    /// Whether contention with the base may hide a slow-down.
+    /// Whether contention beside the base may hide a slow-down.
     fn contention_may_hide_slowdown(&self, pairs: &PairDifferences, n: usize) -> bool {
         pairs.p_base_not_more_contended(n, self.plan) <= FINAL_ANALYSIS_WEIGHT * self.plan.missed
     }
@@ -242,7 +242,8 @@ impl InterimTests<'_> {
         let times = &pairs.time[..n];
         let walsh = WalshAverages::new(times);
         let all_beyond = |sign: f64| times.iter().all(|time| sign * time > threshold);
-        // If the pairs are too few for so wide an interval, only all of them together are evidence.
+        // If there are too few pairs for so wide an interval, only all of them together count as
+        // evidence.
         let evidence = all_beyond(1.0)
             || all_beyond(-1.0)
             || walsh
@@ -350,8 +351,8 @@ impl InterimTests<'_> {
     }
 }
 
-/// The estimate with its interval, or with the range of the differences if they are too few for an
-/// interval.
+/// Returns the estimate with its interval, or with the range of the differences if there are too
+/// few for an interval.
 fn ratio_with_interval(walsh: &WalshAverages, tail: f64) -> TimeRatio {
     let (low, high) = walsh
         .interval_with_tail(tail)
@@ -365,8 +366,8 @@ fn ratio_with_interval(walsh: &WalshAverages, tail: f64) -> TimeRatio {
 }
 
 /// The null control of all cases together, a value for each block: whether an after-effect of one
-/// build's processes (heat, load that outlives them) slows the process that follows. The cases
-/// share such effects, and their median shows them when each case alone is too noisy.
+/// build's processes (heat, load that outlives them) slows the process that follows. All cases
+/// share such effects, and their median shows them even if each case alone is too noisy.
 fn has_after_effect(pairs: &[PairDifferences], plan: &TestPlan, last: bool) -> bool {
     let blocks = pairs.iter().map(|pairs| pairs.len() / 2).max().unwrap_or(0);
     let null: Vec<f64> = (0..blocks)

@@ -11,7 +11,7 @@ pub enum ChangeDirection {
 }
 
 impl ChangeDirection {
-    /// Sign that makes a change in this direction positive.
+    /// Factor that makes a change in this direction positive: 1 or -1.
     const fn sign(self) -> f64 {
         match self {
             Self::Slower => 1.0,
@@ -44,7 +44,7 @@ pub struct PairDifferences {
     /// Whether a time is a mean over many iterations, to which [`TestPlan::absolute_ns`] does not
     /// apply.
     averaged: bool,
-    /// Processes that ran at the power cap.
+    /// Number of processes that ran at the power cap.
     capped: usize,
     /// Blocks with a throttled process, whose clock was lowered by heat or the hardware.
     throttled: usize,
@@ -59,7 +59,7 @@ fn is_usable_timing(observation: &CaseTiming) -> bool {
 
 impl PairDifferences {
     /// Makes pairs of the blocks, in time order. A block with a time that is not positive, or of a
-    /// throttled GPU, does not count.
+    /// throttled GPU, is excluded.
     pub fn from_blocks(blocks: &[TrialBlock]) -> PairDifferences {
         let slowed =
             |block: &&TrialBlock| block.base.iter().chain(&block.head).any(|it| it.throttled);
@@ -119,17 +119,17 @@ impl PairDifferences {
         p_of_shifted(&self.time[..n], direction.sign(), -self.relevant_log_ratio(n, plan))
     }
 
-    /// Whether blocks were excluded because the GPU was throttled.
+    /// Returns whether blocks were excluded because the GPU was throttled.
     pub const fn excludes_throttled_blocks(&self) -> bool {
         self.throttled > 0
     }
 
-    /// Whether most processes ran at the power cap, in which case cycles do not decide.
+    /// Returns whether most processes ran at the power cap, in which case cycles do not decide.
     pub fn is_mostly_power_capped(&self) -> bool {
         self.capped > self.time.len()
     }
 
-    /// Whether cycles were read in every process and count for the decision.
+    /// Returns whether cycles were read in every process and count for the decision.
     pub fn cycles_can_decide(&self) -> bool {
         self.cycles_that_decide().is_some()
     }
@@ -155,7 +155,8 @@ impl PairDifferences {
     /// p value of a change by the times without what contention may have cost: pairs with too
     /// different or unknown contention are excluded, and each other pair is moved against the
     /// direction by what its difference in contention can explain. Contention on the other side is
-    /// never credited. 1 if few pairs remain, because their selection is then not by chance.
+    /// never credited. The result is 1 if few pairs remain, because their selection is then not by
+    /// chance.
     pub fn p_beyond_without_contention(
         &self,
         n: usize,
@@ -183,8 +184,8 @@ impl PairDifferences {
         p_of_shifted(&self.time[..n], -direction.sign(), self.relevant_log_ratio(n, plan))
     }
 
-    /// p value of "by at least the threshold in that direction" by the cycles; 1 if they do not
-    /// decide.
+    /// Returns the p value of "by at least the threshold in that direction" by clock cycles; 1 if
+    /// they do not decide.
     pub fn p_within_in_cycles(&self, n: usize, direction: ChangeDirection, plan: &TestPlan) -> f64 {
         self.cycles_that_decide().map_or(1.0, |cycles| {
             p_of_shifted(&cycles[..n], -direction.sign(), self.relevant_log_ratio(n, plan))
@@ -208,7 +209,8 @@ impl PairDifferences {
         Some(0.5 * pairs.iter().sum::<f64>())
     }
 
-    /// p value of "the base had no more contention than the head": such load hides a slow-down.
+    /// Returns the p value of "the base had no more contention than the head": contention beside
+    /// the base hides a slow-down.
     pub fn p_base_not_more_contended(&self, n: usize, plan: &TestPlan) -> f64 {
         let differences: Vec<f64> = self.contention[..n].iter().copied().flatten().collect();
         p_of_shifted(&differences, -1.0, -plan.contention)

@@ -26,7 +26,7 @@ use kernelgate::stats::benjamini_hochberg_adjusted;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Arm {
-    /// The build that the head is compared with.
+    /// The base build, with which the head is compared.
     Base,
     /// The head build, which is judged.
     Head,
@@ -51,7 +51,7 @@ impl std::fmt::Display for Arm {
 /// A block: four consecutive processes in the order base, head, head, base, or the reverse.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TrialBlock {
-    /// The build of the block's first and last process.
+    /// Returns the build of the block's first and last process.
     pub leader: Arm,
     /// The two processes of the base, in time order.
     pub base: [CaseTiming; 2],
@@ -65,9 +65,9 @@ pub struct TrialBlock {
 pub struct TestPlan {
     /// Smallest change of the time that matters, relative to the faster build.
     pub relative: f64,
-    /// Smallest change of the time that matters, nanoseconds a launch. The larger of the two
-    /// thresholds applies. The absolute threshold does not apply to times that are means over
-    /// iterations ([`CaseTiming::averaged`]).
+    /// Smallest change of the time that matters, nanoseconds a launch. The larger of the relative
+    /// and the absolute threshold applies. The absolute threshold does not apply to times that are
+    /// means over iterations ([`CaseTiming::averaged`]).
     pub absolute_ns: f64,
     /// Largest change that an unchanged case may hide, relative. A case without evidence of a
     /// change, whose interval excludes larger changes, is unchanged after
@@ -90,7 +90,7 @@ pub struct TestPlan {
     /// Assumed relative time that one unit of contention costs below that difference: 1 for
     /// perfectly divisible work, the number of cores for work that is divided among them once.
     pub contention_weight: f64,
-    /// Probability at which an effect counts as detectable.
+    /// Probability with which an effect must be found to count as detectable.
     pub power: f64,
     /// Largest number of blocks of the comparison; they fix the interim analyses.
     pub max_blocks: usize,
@@ -114,7 +114,7 @@ impl Default for TestPlan {
 }
 
 impl TestPlan {
-    /// The plan with the limits that the user set.
+    /// Returns the plan with the limits that the user set.
     pub fn overridden_by(self, asked: &AskedLimits, max_blocks: Option<usize>) -> Self {
         let relative = asked.relative.unwrap_or(self.relative);
         Self {
@@ -135,7 +135,7 @@ impl TestPlan {
         }
     }
 
-    /// The plan for a case with these limits.
+    /// Returns the plan for a case with these limits.
     pub fn within(self, limits: &CaseLimits) -> Self {
         let (relative, absolute_ns) =
             (limits.failing_relative_limit().value, limits.absolute_ns.value);
@@ -143,7 +143,7 @@ impl TestPlan {
     }
 }
 
-/// The cases over which an error rate is divided.
+/// The cases among which an error rate is divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorRateFamily {
     /// The cases of the decision, adjusted by Benjamini-Hochberg.
@@ -233,8 +233,8 @@ pub struct PairedDecision {
     pub detectable: Option<f64>,
     /// Usable pairs.
     pub pairs: usize,
-    /// Pairs with which an open or inconclusive case of this variance would probably be decided;
-    /// `None` if more pairs would not help.
+    /// Number of pairs with which an open or inconclusive case of this variance would probably be
+    /// decided; `None` if more pairs would not help.
     pub pairs_needed: Option<usize>,
     /// Pairs at the interim analysis that decided; `None` if none decided before the blocks ended.
     pub decided_at: Option<usize>,
@@ -253,7 +253,7 @@ pub struct PairedOutcome {
     pub undecided: Vec<String>,
     /// Cases whose null pairs show a difference.
     pub null_fired: Vec<String>,
-    /// Whether the null control is sound; if not, every case is inconclusive.
+    /// Whether processes of equal builds agree; if not, every case is inconclusive.
     pub environment_sound: bool,
 }
 
@@ -263,7 +263,7 @@ impl PairedOutcome {
         self.decisions.iter().filter(|decision| decision.verdict == verdict).count()
     }
 
-    /// The decision on the case with this id.
+    /// Returns the decision on the case with this id.
     pub fn decision(&self, case: &str) -> Option<&PairedDecision> {
         self.decisions.iter().find(|decision| decision.case == case)
     }

@@ -57,7 +57,7 @@ fn one(blocks: Vec<TrialBlock>, plan: &TestPlan, last: bool) -> PairedOutcome {
 }
 
 #[test]
-fn the_absolute_threshold_is_not_meant_for_means_over_iterations() {
+fn the_absolute_threshold_does_not_apply_to_means_over_iterations() {
     let small = |averaged| {
         edit_timings(blocks_with_ratio(1.2, 20), |_, timing| {
             timing.time_ns /= 1e5;
@@ -77,7 +77,7 @@ fn the_absolute_threshold_is_not_meant_for_means_over_iterations() {
 /// The slow-down of 20 % exceeds the threshold; one accepted bound allows it, and a smaller bound
 /// does not.
 #[test]
-fn thresholds_by_case_do_not_touch_other_cases() {
+fn a_threshold_for_some_cases_does_not_change_the_others() {
     let cases = ["a", "b", "c"].map(|case| (case.to_owned(), blocks_with_ratio(1.2, 40)));
     let (cases, plan) = (BlocksByCase::from(cases), TestPlan::default());
     let of_case = |case: &str| match case {
@@ -114,7 +114,7 @@ fn verdict(blocks: Vec<TrialBlock>) -> (Verdict, Option<InconclusiveCause>) {
 }
 
 #[test]
-fn slower_faster_and_unchanged_are_distinguished_early() {
+fn slower_faster_and_unchanged_cases_are_decided_early() {
     let plan = TestPlan::default();
     for (ratio, expected, pairs) in [
         (1.05, Verdict::Regressed, 10),
@@ -138,7 +138,7 @@ fn slower_faster_and_unchanged_are_distinguished_early() {
 }
 
 #[test]
-fn too_few_pairs_never_fail_however_slow() {
+fn too_few_pairs_never_show_a_regression() {
     let outcome = one(blocks_with_ratio(3.0, 3), &TestPlan::default(), true);
     let decision = &outcome.decisions[0];
     assert_eq!(
@@ -151,7 +151,7 @@ fn too_few_pairs_never_fail_however_slow() {
 }
 
 #[test]
-fn blocks_of_a_throttled_gpu_do_not_count() {
+fn blocks_of_a_throttled_gpu_are_excluded() {
     let mut blocks = blocks_with_ratio(3.0, 6);
     blocks.iter_mut().take(3).for_each(|block| block.head[1].throttled = true);
     let outcome = one(blocks.clone(), &TestPlan::default(), true);
@@ -186,7 +186,7 @@ fn evenly_spread_blocks(percent: f64, count: usize) -> Vec<TrialBlock> {
 }
 
 #[test]
-fn quiet_cases_end_at_24_blocks_and_the_rest_go_on() {
+fn quiet_cases_are_decided_after_24_blocks_and_noisy_ones_continue() {
     let plan = TestPlan::default();
     let after = |percent: f64, count: usize| {
         let outcome = one(evenly_spread_blocks(percent, count), &plan, false);
@@ -206,7 +206,7 @@ fn quiet_cases_end_at_24_blocks_and_the_rest_go_on() {
 }
 
 #[test]
-fn a_clock_difference_is_not_blamed_on_the_head() {
+fn a_difference_in_clocks_is_not_attributed_to_the_head() {
     let with = |cycles_ratio: f64| {
         edit_timings(blocks_with_ratio(1.05, 8), |arm, observation| {
             let ratio = if arm == Arm::Head { cycles_ratio / 1.05 } else { 1.0 };
@@ -228,7 +228,7 @@ fn a_clock_difference_is_not_blamed_on_the_head() {
 }
 
 #[test]
-fn load_beside_one_build_excuses_it_and_beside_both_does_not() {
+fn load_beside_one_build_makes_it_inconclusive_and_beside_both_does_not() {
     let with = |ratio: f64, base: f64, head: f64| {
         edit_timings(blocks_with_ratio(ratio, 8), |arm, observation| {
             observation.contention = Some(if arm == Arm::Head { head } else { base })
@@ -255,7 +255,7 @@ fn load_beside_one_build_excuses_it_and_beside_both_does_not() {
         "hides a slow-down"
     );
     assert_eq!(verdict(with(1.0, 0.0, 0.3)), (Verdict::Unchanged, None), "as fast under load");
-    // Two loaded processes of sixteen are excluded, the others decide.
+    // In this test two loaded processes of sixteen are excluded, and the others decide.
     let mut some = with(1.5, 0.0, 0.0);
     some[2].head[0].contention = Some(1.0);
     some[5].head[1].contention = Some(1.0);
@@ -265,7 +265,7 @@ fn load_beside_one_build_excuses_it_and_beside_both_does_not() {
 /// Under load a process may be too short to record its contention: unknown contention must not pass
 /// for none.
 #[test]
-fn pairs_without_recorded_load_are_not_evidence() {
+fn pairs_without_recorded_contention_are_not_evidence() {
     let loaded = |hidden: usize, unknown: Option<f64>| {
         let mut blocks = edit_timings(blocks_with_ratio(1.8, 48), |arm, observation| {
             observation.contention = Some(if arm == Arm::Head { 0.9 } else { 0.0 })
@@ -290,7 +290,7 @@ fn pairs_without_recorded_load_are_not_evidence() {
 }
 
 #[test]
-fn a_build_that_differs_from_itself_makes_the_case_and_then_all_inconclusive() {
+fn a_build_that_differs_from_itself_makes_its_case_or_all_cases_inconclusive() {
     let odd = || {
         let mut blocks = blocks_with_ratio(1.05, 8);
         for block in &mut blocks {
@@ -328,7 +328,7 @@ fn a_build_that_differs_from_itself_makes_the_case_and_then_all_inconclusive() {
 
 /// Every process that runs after the head is 4 % slower, with noise of 0.3 %.
 #[test]
-fn an_after_effect_of_the_head_makes_the_environment_unsound() {
+fn an_after_effect_of_the_head_makes_all_cases_inconclusive() {
     let lingering = |case: usize| -> Vec<TrialBlock> {
         let mut before = Arm::Base;
         (0..16)
@@ -361,8 +361,8 @@ fn an_after_effect_of_the_head_makes_the_environment_unsound() {
 }
 
 #[test]
-fn even_drift_changes_no_verdict() {
-    // The time drifts by 3 % a process.
+fn a_steady_drift_changes_no_verdict() {
+    // In this test the time drifts by 3 % from process to process.
     let drifting: Vec<TrialBlock> = (0..12)
         .map(|index| {
             let at =
@@ -381,7 +381,7 @@ fn even_drift_changes_no_verdict() {
 }
 
 #[test]
-fn nothing_and_nonsense_are_inconclusive() {
+fn empty_or_invalid_times_are_inconclusive() {
     let outcome = decide_all(&BlocksByCase::new(), &TestPlan::default(), true);
     assert!(outcome.decisions.is_empty() && outcome.environment_sound);
     assert_eq!(verdict(Vec::new()), (Verdict::Inconclusive, Some(InconclusiveCause::TooFewPairs)));
@@ -409,7 +409,7 @@ fn nothing_and_nonsense_are_inconclusive() {
 }
 
 #[test]
-fn words_and_fields_are_kept() {
+fn texts_and_fields_of_decisions_are_unchanged() {
     let plan = serde_json::to_string(&TestPlan::default()).unwrap();
     assert_eq!(serde_json::from_str::<TestPlan>(&plan).unwrap(), TestPlan::default());
     let decision = serde_json::to_value(
@@ -439,7 +439,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn swapping_the_builds_mirrors_the_verdict(blocks in arbitrary_blocks(), last: bool) {
+    fn exchanging_the_builds_mirrors_the_verdict(blocks in arbitrary_blocks(), last: bool) {
         let swapped = blocks
             .iter()
             .map(|block| TrialBlock { leader: block.leader, base: block.head, head: block.base })
@@ -461,7 +461,7 @@ proptest! {
     }
 
     #[test]
-    fn a_common_factor_changes_nothing(blocks in arbitrary_blocks(), factor in 1.0f64..1e4) {
+    fn a_factor_common_to_all_times_changes_no_verdict(blocks in arbitrary_blocks(), factor in 1.0f64..1e4) {
         let plan = TestPlan { absolute_ns: 0.0, ..TestPlan::default() };
         let scaled = edit_timings(blocks.clone(), |_, observation| observation.time_ns *= factor);
         let (a, b) = (one(blocks, &plan, true), one(scaled, &plan, true));
@@ -470,7 +470,7 @@ proptest! {
     }
 
     #[test]
-    fn a_decision_stays_while_blocks_come(blocks in arbitrary_blocks(), settle_blocks in 0usize..12) {
+    fn a_decision_is_kept_while_further_blocks_come(blocks in arbitrary_blocks(), settle_blocks in 0usize..12) {
         let plan = TestPlan { settle_blocks, ..TestPlan::default() };
         let mut decided: Option<Verdict> = None;
         for count in 1..=blocks.len() {
@@ -487,7 +487,7 @@ proptest! {
     }
 
     #[test]
-    fn contention_beside_the_head_never_helps_to_fail_it(
+    fn contention_beside_the_head_never_makes_it_a_regression(
         blocks in arbitrary_blocks(),
         shares in prop::collection::vec(0.0f64..0.2, 20),
     ) {
@@ -504,7 +504,7 @@ proptest! {
 }
 
 #[test]
-fn cycles_do_not_decide_at_the_power_cap() {
+fn clock_cycles_do_not_decide_at_the_power_cap() {
     // The head is 5 % slower at equal cycles: the clock caused it, unless the power cap sets the
     // clock.
     let with = |capped: fn(usize) -> bool| {

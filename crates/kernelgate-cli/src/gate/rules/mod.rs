@@ -16,14 +16,14 @@ use serde::{Deserialize, Serialize};
 /// Name of the rules file, next to `Cargo.toml`.
 pub const RULES_FILE: &str = "kernelgate.toml";
 
-/// The rules of a package; empty without a file.
+/// Rules of a package; empty if it has no rules file.
 #[derive(Debug, Clone, Default)]
 pub struct PackageRules {
     /// Whether the file exists.
     pub exists: bool,
-    /// Thresholds in the order of the file.
+    /// Threshold rules in the order of the file.
     pub thresholds: Vec<ThresholdRule>,
-    /// Acceptances in the order of the file.
+    /// Acceptance rules in the order of the file.
     pub accepted: Vec<AcceptanceRule>,
     /// Present ids of cases by their earlier ids, for histories.
     pub renamed: BTreeMap<String, String>,
@@ -44,7 +44,7 @@ pub enum RemovedCasesMeaning {
     Ignore,
 }
 
-/// Limits for some cases. An absent limit is the same as for all other cases.
+/// Limits for some cases. An absent limit keeps the value that other cases have.
 #[derive(Debug, Clone)]
 pub struct ThresholdRule {
     /// Pattern of the case ids to which the rule applies.
@@ -62,7 +62,7 @@ pub struct AcceptanceRule {
     pub slower: Option<f64>,
     /// Largest accepted growth of errors, a ratio.
     pub growth: Option<f64>,
-    /// Whether the cases may be verified less than before.
+    /// Whether the cases of the rule may be verified less completely than before.
     pub less_verified: bool,
     /// Whether the rule accepts that its cases are removed.
     pub removed: bool,
@@ -80,7 +80,7 @@ pub struct AppliedAcceptance {
     pub slower: Option<f64>,
     /// Largest accepted growth of errors, a ratio.
     pub growth: Option<f64>,
-    /// Whether the case may be verified less than before.
+    /// Whether the case may be verified less completely than before.
     pub less_verified: bool,
     /// Whether the rules accept that the case is removed.
     pub removed: bool,
@@ -104,7 +104,7 @@ pub struct RulesReport {
     /// Patterns that match no case of a shard, in sentences: all shards together decide.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub unmatched: BTreeSet<String>,
-    /// Bounds that could not be judged for any of their cases, in sentences: these make the outcome
+    /// Limits that could not be judged for any of their cases, as sentences; they make the outcome
     /// inconclusive.
     pub undecided: Vec<String>,
 }
@@ -165,7 +165,7 @@ impl PackageRules {
         found
     }
 
-    /// Whether a case may be verified less than before.
+    /// Returns whether a case may be verified less completely than before.
     pub fn accepts_less_verified(&self, case: &str) -> bool {
         self.acceptances_for(case).iter().any(|it| it.less_verified)
     }
@@ -183,10 +183,10 @@ impl PackageRules {
         (self, notes)
     }
 
-    /// The rules without acceptances of the cases that are not for a baseline of this code. An
-    /// acceptance names the first digits of the baseline's commit; a baseline that was saved with
-    /// uncommitted changes cannot be named. An entry that names no case of the baseline stays as it
-    /// is.
+    /// Returns the rules without the acceptances of cases that do not belong to a baseline of this
+    /// code. An acceptance names the first digits of the baseline's commit; a baseline that was
+    /// saved with uncommitted changes cannot be named. An entry that names no case of the baseline
+    /// stays as it is.
     pub fn rules_for_baseline(
         mut self,
         code_of: impl Fn(&Regex) -> Vec<Provenance>,
@@ -227,8 +227,8 @@ impl PackageRules {
         (self, notes)
     }
 
-    /// Effects of the file on the cases that are judged. `known` holds all existing case ids, if it
-    /// is certain that there are no others.
+    /// Effects of the file on the cases that are judged. `known` holds all existing case ids, if no
+    /// others can exist.
     pub fn report(&self, judged: &[&str], known: Option<&[&str]>) -> RulesReport {
         let count =
             |cases: &Regex, ids: &[&str]| ids.iter().filter(|id| cases.is_match(id)).count();
@@ -308,7 +308,7 @@ impl ThresholdRule {
         format!("`{}`: {}", one_line(self.cases.as_str()), words.join(", "))
     }
 
-    /// The name of an entry, as in the file: ``[[threshold]] `^denoise/` ``.
+    /// Name of a rule's entry, as in the file: ``[[threshold]] `^denoise/` ``.
     pub fn name(&self) -> String {
         format!("[[threshold]] `{}`", one_line(self.cases.as_str()))
     }
@@ -328,12 +328,12 @@ impl AppliedAcceptance {
 }
 
 impl RulesReport {
-    /// Whether the rules accept that a case is removed.
+    /// Returns whether the rules accept that a case is removed.
     pub fn accepts_removed(&self, case: &str) -> bool {
         self.accepted.iter().any(|accepted| accepted.removed && accepted.case == case)
     }
 
-    /// Lines about the rules that a reader must know.
+    /// Returns the lines about the rules that the report must show.
     pub fn lines(&self) -> Vec<String> {
         let file = self.file.as_deref().unwrap_or(RULES_FILE);
         let accepted = self
@@ -387,7 +387,7 @@ mod tests {
     "#;
 
     #[test]
-    fn the_last_pattern_that_sets_a_limit_applies() {
+    fn the_last_of_several_matching_patterns_sets_the_limit() {
         let rules = parse(COMPLETE_RULES).unwrap();
         let both = rules.limits("denoise/loop/graph/hot");
         assert_eq!(
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_acceptance_applies_and_the_others_stay() {
+    fn the_last_of_several_matching_acceptances_applies() {
         let entry = |cases: &str, bounds: &str, reason: &str| {
             format!("[[accept]]\ncases = \"{cases}\"\n{bounds}\nreason = \"{reason}\"\n")
         };
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_states_which_rules_named_cases_and_which_did_not() {
+    fn the_report_states_which_rules_matched_cases_and_which_did_not() {
         let rules = parse(COMPLETE_RULES).unwrap();
         let judged = ["denoise/loop/a", "denoise/step/b"];
         let report = rules.report(&judged, Some(&judged));

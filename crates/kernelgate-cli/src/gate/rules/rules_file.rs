@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bad_file_is_reported_with_its_line_and_key() {
+    fn an_invalid_rules_file_is_reported_with_line_and_key() {
         let texts = [
             "[[threshold]]\ncases = 3",
             "[[threshold]]\ncases = \"x\"\nrelativ = 1",
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn quotes_in_messages_are_cut() {
+    fn long_quotations_in_rule_messages_are_cut() {
         let long = "x".repeat(900_000);
         for text in [format!("{long} = "), format!("[[threshold]]\n{long} = 1")] {
             let message = parse(RULES_FILE, &text).unwrap_err().to_string();
@@ -292,7 +292,7 @@ mod tests {
 
     /// A commit may contain a link to a device, which has no length and no end.
     #[test]
-    fn a_device_or_a_file_that_is_too_long_is_not_read() {
+    fn a_rules_file_that_is_a_device_or_too_long_is_not_read() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(RULES_FILE);
         let message = || {

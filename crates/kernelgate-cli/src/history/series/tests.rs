@@ -60,11 +60,11 @@ fn numbered_commits(count: usize) -> Vec<String> {
 }
 
 #[test]
-fn runs_are_in_the_order_of_their_commits_and_a_change_names_those_between() {
+fn history_runs_are_in_commit_order_and_a_change_names_its_commits() {
     let folder = tempfile::tempdir().unwrap();
     let commits = numbered_commits(20);
     // The test has two runs of every other commit, measured from the last commit to the first, as
-    // if the clock went backwards. The case is slower from commit 12 on.
+    // if the clock went backwards. In this test the case is slower from commit 12 on.
     for (session, commit) in (0..20).step_by(2).rev().flat_map(|commit| [commit; 2]).enumerate() {
         let slower = if commit >= 12 { 1.1 } else { 1.0 };
         let wobble = 1.0 + 0.002 * (session % 3) as f64;
@@ -100,7 +100,7 @@ fn runs_are_in_the_order_of_their_commits_and_a_change_names_those_between() {
 }
 
 #[test]
-fn a_run_that_is_in_a_baseline_too_counts_once_and_old_names_count_for_the_new() {
+fn a_run_that_is_also_in_a_baseline_counts_once_and_renamed_cases_continue() {
     let folder = tempfile::tempdir().unwrap();
     let commits = numbered_commits(2);
     let runs = [run(0, &commits[0], 0, 1e6), run(1, &commits[1], 1, 2e6)];
@@ -140,7 +140,7 @@ fn a_run_that_is_in_a_baseline_too_counts_once_and_old_names_count_for_the_new()
 }
 
 #[test]
-fn runs_of_another_package_are_another_history() {
+fn runs_of_another_package_form_another_history() {
     let folder = tempfile::tempdir().unwrap();
     let commits = numbered_commits(3);
     let package =
@@ -160,7 +160,7 @@ fn runs_of_another_package_are_another_history() {
 }
 
 #[test]
-fn other_devices_and_revisions_are_other_histories() {
+fn other_devices_and_revisions_form_other_histories() {
     let folder = tempfile::tempdir().unwrap();
     let commits = numbered_commits(4);
     let mut runs: Vec<ProcessRun> = (0..4).map(|at| run(at, &commits[at], at, 1e6)).collect();
@@ -176,7 +176,7 @@ fn other_devices_and_revisions_are_other_histories() {
 }
 
 #[test]
-fn only_the_last_runs_of_100_000_are_searched() {
+fn only_the_last_of_100_000_runs_are_searched_for_changes() {
     let (runs, commits) = (100_000, numbered_commits(1000));
     let folder = tempfile::tempdir().unwrap();
     let example = &run(0, &commits[0], 0, 1e6);
@@ -209,7 +209,7 @@ fn only_the_last_runs_of_100_000_are_searched() {
 }
 
 #[test]
-fn other_files_are_named_and_a_broken_index_is_made_anew() {
+fn foreign_files_are_named_and_a_broken_index_is_rebuilt() {
     let folder = tempfile::tempdir().unwrap();
     let order = CommitOrder::new(numbered_commits(1));
     write(folder.path(), &run(0, &numbered_commits(1)[0], 0, 1e6));
@@ -289,7 +289,7 @@ fn draw_noise(noise: &[f64], count: usize, random: &mut impl Rng) -> Vec<f64> {
 /// Checks the rates that the documentation states, on recorded noise of one executable on an H200;
 /// `KERNELGATE_SIMULATIONS` sets the number of sequences.
 #[test]
-fn steps_are_found_in_recorded_noise_and_false_alarms_are_rare() {
+fn level_changes_are_found_in_recorded_noise_with_few_false_alarms() {
     let count = std::env::var("KERNELGATE_SIMULATIONS").ok().and_then(|it| it.parse().ok());
     let count: u64 = count.unwrap_or(100);
     let found =

@@ -16,14 +16,14 @@ const MAX_GROUPS_PER_AXIS: usize = 3;
 /// Largest number of charts.
 const MAX_CHARTS: usize = 150;
 
-/// A quantity that is drawn over an axis.
+/// A quantity that a chart shows over an axis of the problems.
 struct PlottedQuantity {
     /// Part of the name of the chart's file.
     name: &'static str,
     label: &'static str,
     kind: ScaleKind,
     quantity: PlottedUnit,
-    /// The quantity for a time of the case, nanoseconds.
+    /// Function that computes the quantity from a case and its time in nanoseconds.
     value: fn(&MeasuredCase, f64) -> Option<f64>,
 }
 
@@ -53,11 +53,11 @@ const SHARE_QUANTITY: PlottedQuantity = PlottedQuantity {
     value: |case, time_ns| Some(case.limit.as_ref()?.fraction(time_ns)),
 };
 
-/// Problems that differ in one axis only.
+/// Problems of a workload that differ in only one axis.
 struct CurveGroup<'a> {
     workload: &'a str,
     axis: &'a str,
-    /// Axes and words that the curves share.
+    /// Axis values and words that all curves of the chart share.
     rest: ProblemAxes,
     cache: &'a str,
     cases: Vec<(u64, &'a MeasuredCase)>,

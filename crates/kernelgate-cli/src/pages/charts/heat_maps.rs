@@ -14,8 +14,8 @@ const MAX_COLUMNS: usize = 12;
 /// Largest number of charts.
 const MAX_CHARTS: usize = 24;
 
-/// A chart for each group of problems that differ in two numbers or more: the first number varies
-/// downwards, the others to the right.
+/// Makes a chart for each group of problems that differ in two or more numbers: the first number
+/// varies downwards, the others to the right.
 pub fn heat_maps(measured: &ReportMeasurements) -> ChartGallery {
     let mut gallery = ChartGallery::default();
     type Key<'a> = (&'a str, &'a str, Vec<&'a str>, Vec<&'a str>);

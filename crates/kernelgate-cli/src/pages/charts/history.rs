@@ -134,8 +134,8 @@ mod tests {
         ReportMeasurements::new(&Measurement::group_into_measurements([run]), &[]).unwrap()
     }
 
-    /// A history with a level of 100 ns before the point `slower` and of 110 ns from it on; 0 for
-    /// no change.
+    /// A history with a level of 100 ns before the point `slower` and of 110 ns from there on; 0
+    /// means no change.
     fn history(case: &str, points: usize, slower_from: usize) -> CaseHistory {
         let time = |at: usize| if at >= slower_from { 110.0 } else { 100.0 };
         let point = |at: usize| HistoryPoint {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_cases_are_drawn_first_with_their_levels() {
+    fn charts_of_changed_cases_come_first_and_show_their_levels() {
         let steady = history(TEST_CASE_ID, 5, 0);
         let changed = history("w/f/n2/cpu/hot", 6, 4);
         let of_another = history("w/f/n3/cpu/hot", 5, 0);

@@ -106,7 +106,7 @@ mod tests {
     use kernelgate::record::{CaseRecord, Environment, Measurement, ProcessRun, Provenance};
 
     #[test]
-    fn a_long_ladder_has_its_fastest_rungs_and_says_so() {
+    fn a_chart_of_many_implementations_shows_the_fastest_and_states_it() {
         let mut run = ProcessRun::start_now("b", "s", Environment::cpu(), Provenance::default());
         for i in 0..MAX_ROWS + 40 {
             let name = format!("cuda/row{i:03}");

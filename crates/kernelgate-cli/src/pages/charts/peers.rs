@@ -1,4 +1,4 @@
-//! Charts of other people's kernels beside ours, for the same problems.
+//! Charts that compare other people's kernels with ours for the same problems.
 
 use super::ChartGallery;
 use super::speed::charts_of_at_most_max_rows;

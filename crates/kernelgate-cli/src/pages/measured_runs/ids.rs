@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_gives_its_parts_if_it_has_them() {
+    fn a_case_id_is_divided_into_its_parts() {
         let parts_of = |id| {
             let CaseIdParts { problem, implementation, cache } =
                 CaseIdParts::parse(id, "attention/forward");
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_an_id_are_axes_and_dtypes_are_not() {
+    fn numbers_in_a_case_id_are_axes_and_dtypes_are_not() {
         let axes = ProblemAxes::from_problem_name("pi05_s50_p968_steps10_bf16_int8");
         let numbers: Vec<_> = axes.numbers.iter().map(|(name, n)| (name.as_str(), *n)).collect();
         assert_eq!(numbers, [("p", 968), ("s", 50), ("steps", 10)]);

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comment_is_never_too_long() {
+    fn a_comment_stays_below_the_length_limit() {
         let few = markdown(&summary_with_notes(vec![row(0, Verdict::Regressed)], vec![]));
         assert!(few.contains("n0_") && !few.contains("omitted"));
         let mut omitted = Vec::new();
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn text_of_others_is_escaped() {
+    fn foreign_text_in_a_comment_is_escaped() {
         let text = markdown(&summary_with_notes(vec![], vec!["a <b>\nc | d".to_owned()]));
         assert!(text.contains("- a &lt;b> c \\| d\n"), "{text}");
         let text = markdown(&summary_with_notes(

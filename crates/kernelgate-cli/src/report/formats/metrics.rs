@@ -133,7 +133,7 @@ mod tests {
     use kernelgate::record::{Environment, Provenance};
 
     #[test]
-    fn energy_is_a_measure_of_its_own() {
+    fn energy_is_a_separate_metric() {
         let mut run = ProcessRun::start_now("b", "s", Environment::cpu(), Provenance::default());
         let mut case = CaseRecord::untimed_samples(vec![2e6, 2e6]);
         run.cases.insert("w/f/n1/cpu/hot".to_owned(), case.clone());

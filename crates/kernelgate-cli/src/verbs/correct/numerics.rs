@@ -16,7 +16,7 @@ use kernelgate::record::{BaselineStore, FileLock, Numerics, Provenance, file};
 use kernelgate::verify::OutputErrors;
 
 /// Verifies with `count` seeds, and records the errors after each seed. Each case is returned with
-/// its worst seed.
+/// the seed that gave its largest error.
 pub fn record_errors(
     client: &BenchClient<'_>,
     store: &BaselineStore,
@@ -123,9 +123,9 @@ impl BenchErrors {
         })
     }
 
-    /// The cases whose inputs no earlier seed had: others give no new information, unless they fail
-    /// now. A case with golden tensors should fail for inputs of another seed, but not for inputs
-    /// of an earlier seed.
+    /// Returns the cases whose inputs no earlier seed had: others give no new information, unless
+    /// they fail now. A case with golden tensors should fail for inputs of another seed, but not
+    /// for inputs of an earlier seed.
     fn keep_cases_with_new_data(&mut self, verified: Vec<VerifiedCase>) -> Vec<VerifiedCase> {
         let (new, repeated): (Vec<_>, Vec<_>) = verified.into_iter().partition(|it| {
             let golden = it.data_set.as_deref() == Some(CONSTANT_DATA_SET);
@@ -219,7 +219,7 @@ fn recorded_numerics(path: &Path) -> anyhow::Result<Option<Numerics>> {
     }
 }
 
-/// The difference that keeps errors from being one record, because they cannot be compared.
+/// Returns the difference because of which errors cannot be stored in one record.
 fn incomparable_field(one: &Numerics, other: &Numerics) -> Option<&'static str> {
     if one.executable != other.executable {
         return Some("executable");

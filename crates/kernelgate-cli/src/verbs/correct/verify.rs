@@ -87,8 +87,8 @@ pub fn run(arguments: &VerifyArguments, store: &BaselineStore) -> anyhow::Result
         return Err(broken);
     }
     let any = rows.iter().any(|row| row.status != CaseStatus::Skipped);
-    // If this shard has no cases, another shard may have some; but if all its cases are skipped, it
-    // does not pass.
+    // A shard without cases passes, because another shard may have them; a shard whose cases are
+    // all skipped does not pass.
     let other_shards = rows.is_empty() && arguments.choice.shard().is_some();
     anyhow::ensure!(any || other_shards, "nothing was verified: every case was skipped");
     Ok(exit)

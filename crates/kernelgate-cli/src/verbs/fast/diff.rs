@@ -93,7 +93,7 @@ mod tests {
     use kernelgate::record::{CaseRecord, Environment, Provenance};
 
     #[test]
-    fn a_case_of_one_run_has_no_change() {
+    fn a_case_with_a_single_run_has_no_change_of_time() {
         let side = |cases: [(&str, f64); 2]| {
             let mut run =
                 ProcessRun::start_now("b", "s", Environment::cpu(), Provenance::default());

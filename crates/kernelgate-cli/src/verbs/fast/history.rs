@@ -1,4 +1,4 @@
-//! `kernelgate history`: times over commits, and the store that they come from.
+//! `kernelgate history`: shows times over commits, and manages the store that they come from.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

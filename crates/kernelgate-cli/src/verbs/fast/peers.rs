@@ -121,7 +121,7 @@ struct PeerComparisonRow {
     error: Option<String>,
     implementation: String,
     ours_ns: f64,
-    /// Share of the limit that our implementation reaches.
+    /// Share of the limit that our implementation of the case reaches.
     of_limit: Option<f64>,
 }
 
@@ -177,7 +177,7 @@ pub fn run(arguments: &PeersArguments, store: &BaselineStore) -> anyhow::Result<
     let commit = runs.first().map(|run| run.provenance.short_commit()).unwrap_or_default();
     let report = PeerComparisonReport { device, commit, peers: environment, ended_early, rows };
     report.validate().map_err(|why| anyhow::anyhow!("the peer programs answered {why}"))?;
-    // Partial results are printed, because they took minutes on a GPU.
+    // Partial results of a peer program are printed, because they took minutes on a GPU.
     if report.ended_early.is_none() || !report.rows.is_empty() {
         match arguments.format {
             OutputFormat::Json => print_json(&report)?,
@@ -198,7 +198,7 @@ pub fn run(arguments: &PeersArguments, store: &BaselineStore) -> anyhow::Result<
 struct PeerResults {
     rows: Vec<PeerComparisonRow>,
     environment: BTreeMap<String, String>,
-    /// The reason why times of peers are missing.
+    /// Reason why times of peers are missing.
     ended_early: Option<String>,
 }
 
@@ -437,7 +437,7 @@ fn run_peer_program(
     };
     ensure!(!printed.cut, "peers/{main} printed more than {KEPT_START_BYTES} bytes, the limit");
     let text = String::from_utf8_lossy(&printed.kept);
-    // A line that was cut off while it was written does not count.
+    // A line that was truncated while it was written is ignored.
     let whole =
         if early.is_some() { text.rfind('\n').map_or(0, |end| end + 1) } else { text.len() };
     let lines = text[..whole].lines().map(|line| {
@@ -491,7 +491,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_line_is_an_environment_a_time_or_a_reason() {
+    fn a_line_of_a_peer_is_parsed_as_environment_time_or_reason() {
         let result = |fields: &str| {
             PeerLine::parse(&format!(
                 r#"{{"id": "a/b/c", "peer": "torch", "about": "eager"{fields}}}"#

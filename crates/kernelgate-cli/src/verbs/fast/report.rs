@@ -274,7 +274,7 @@ fn json_record_files(folder: &Path) -> Vec<PathBuf> {
     entries(folder).into_iter().flat_map(inside).filter(is_json).collect()
 }
 
-/// Writes each chart as SVG and PNG. The files can be made again from records, so they are not
+/// Writes each chart as SVG and PNG. Page files can be made again from records, so they are not
 /// synced to disk.
 fn write_plots(folder: &Path, figures: &[ChartFigure]) -> anyhow::Result<()> {
     let failed = || format!("--out: failed to write the plots into {}", folder.display());

@@ -98,7 +98,8 @@ pub fn run(arguments: &TimingArguments, store: &BaselineStore) -> anyhow::Result
         }
         _ => {
             anyhow::ensure!(filter.is_none(), "a filter of cases goes with --part cases");
-            // Every bench would measure the same timing facts, so only the first bench is asked.
+            // Only the first bench is asked, because every bench would measure the same facts about
+            // timing.
             let bench = &found.executables[0];
             show(&bench.bench, bench_requests::ask_one_bench(bench, &asking, &action)?)?;
         }

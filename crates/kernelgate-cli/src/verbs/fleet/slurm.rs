@@ -71,7 +71,7 @@ struct FollowedSubmission<'a> {
     running: ChildProcess,
 }
 
-/// States of tasks that were already printed.
+/// States of those tasks that were already printed.
 #[derive(Default)]
 struct PrintedTaskStates {
     counts: String,
@@ -304,7 +304,7 @@ impl FollowedSubmission<'_> {
             printable_on_terminal(message.trim())
         );
         let printed = String::from_utf8_lossy(&output.stdout);
-        // With several clusters the output is "12;cluster".
+        // With several clusters, sbatch prints "12;cluster".
         let id = printed.trim().split(';').next().and_then(|id| id.parse().ok());
         id.with_context(|| format!("sbatch printed `{}`, not a job", printed.trim()))
     }

@@ -49,12 +49,12 @@ impl CaseSelection {
         Self { filter: Some(filter.to_owned()), benches: benches.clone() }
     }
 
-    /// The settings as environment variables for the executables.
+    /// Returns the settings as environment variables for the executables.
     pub fn variables(&self) -> BTreeMap<String, String> {
         self.benches.settings.variables()
     }
 
-    /// The shard of the cases that was requested.
+    /// Returns the shard of the cases that was requested.
     pub const fn shard(&self) -> Option<Shard> {
         self.benches.settings.shard()
     }
@@ -64,7 +64,7 @@ impl CaseSelection {
         self.benches.settings.shard_text()
     }
 
-    /// The answers of every bench executable of the package.
+    /// Returns the answers of every bench executable of the package.
     pub fn ask_package(
         &self,
         store: &BaselineStore,
@@ -119,7 +119,7 @@ impl BenchClient<'_> {
         )
     }
 
-    /// The answers for all shards, whichever was requested.
+    /// Returns the answers for all shards, whichever one was requested.
     pub fn each_of_all_shards(
         &self,
         action: &RequestedAction,

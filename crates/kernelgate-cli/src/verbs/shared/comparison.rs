@@ -30,8 +30,8 @@ pub struct ComparisonFlags {
 }
 
 impl ComparisonFlags {
-    /// A comparison of the working tree with itself, of every case of the chosen benches, whatever
-    /// shard this process has.
+    /// Makes a request to compare the working tree with itself, for every case of the chosen
+    /// benches, whatever shard this process has.
     pub fn request(
         &self,
         store: &BaselineStore,

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_installed_compiler_is_not_fetched_again() {
+    fn an_installed_compiler_is_not_downloaded_again() {
         let target = tempfile::tempdir().unwrap();
         for nvrtc in [NvrtcMajor::Cuda13, NvrtcMajor::Cuda12] {
             let nvidia =

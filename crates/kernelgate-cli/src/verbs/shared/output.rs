@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_line_can_be_typed_again() {
+    fn a_printed_command_line_can_be_typed_into_a_shell() {
         let line = |words: &[&str]| {
             shell_command_line(
                 words.iter().map(|word| (*word).to_owned()),

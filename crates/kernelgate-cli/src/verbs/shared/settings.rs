@@ -62,7 +62,7 @@ pub struct BenchProcessSettings {
 }
 
 impl BenchProcessSettings {
-    /// The shard of the work that was requested.
+    /// Returns the shard of the work that was requested.
     pub const fn shard(&self) -> Option<Shard> {
         self.shard
     }
@@ -115,7 +115,7 @@ impl BenchProcessSettings {
         self.seed.unwrap_or(1)
     }
 
-    /// Whether axis values select the cases.
+    /// Returns whether axis values select the cases.
     pub const fn names_axes(&self) -> bool {
         !self.axis.is_empty()
     }
@@ -161,7 +161,7 @@ pub struct ProcessTimeouts {
 /// Variables of a bench that change what is measured, which a comparison sets for the head alone.
 pub const INJECTION_VARIABLES: [&str; 2] = ["KERNELGATE_DELAY", "KERNELGATE_LAYOUT"];
 
-/// Refuses variables that would change both sides.
+/// Refuses environment variables that would change both compared sides.
 pub fn refuse_injected_changes() -> anyhow::Result<()> {
     for variable in INJECTION_VARIABLES {
         anyhow::ensure!(
@@ -234,7 +234,7 @@ mod tests {
     use super::parse_fraction;
 
     #[test]
-    fn a_fraction_may_be_a_percentage() {
+    fn a_fraction_on_the_command_line_may_be_a_percentage() {
         assert_eq!(parse_fraction("0.05"), Ok(0.05));
         assert_eq!(parse_fraction("5%"), Ok(0.05));
         for text in ["", "%", "five", "5 percent", "inf", "NaN%"] {

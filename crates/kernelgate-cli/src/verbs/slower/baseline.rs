@@ -127,7 +127,8 @@ fn read(store: &BaselineStore, device: Option<&str>, name: &str) -> anyhow::Resu
     Ok(store.baseline(&device_of_baseline(store, device, name)?, name)?)
 }
 
-/// The named device, or the only device with a baseline of that name, or this machine's CPU.
+/// Returns the named device, or the only device with a baseline of that name, or the CPU of this
+/// machine.
 fn device_of_baseline(
     store: &BaselineStore,
     device: Option<&str>,
@@ -408,7 +409,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cell_is_quoted_where_it_must_be() {
+    fn a_csv_cell_is_quoted_only_if_necessary() {
         assert_eq!(["a/b", "a,b", "a \"b\""].map(csv_cell), ["a/b", "\"a,b\"", "\"a \"\"b\"\"\""]);
     }
 }

@@ -100,7 +100,7 @@ impl CalibrateArguments {
 /// Flags about this machine's files and output, which do not change the measurement.
 const LOCAL_ONLY_FLAGS: &[&str] = &["--dir", "--output", "--baselines", "--records", "--format"];
 
-/// The JSON output: counts and recommendations, without the times.
+/// JSON output of a calibration: counts and recommendations, without times.
 #[derive(serde::Serialize)]
 struct CalibrationReportJson<'a> {
     calibration: &'a Path,

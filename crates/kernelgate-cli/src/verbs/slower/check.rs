@@ -188,7 +188,7 @@ impl CheckRun<'_> {
         }
     }
 
-    /// Judges with the first method that is possible.
+    /// Judges the head with the first method that is possible.
     fn judge(&self) -> anyhow::Result<CompareOrGateExit> {
         let mode = self.arguments.mode;
         let base = match mode {
@@ -226,7 +226,7 @@ impl CheckRun<'_> {
         self.gate()
     }
 
-    /// The commit with which the head is compared.
+    /// The commit with which the head of the pull request is compared.
     fn commit_to_compare_with(&self) -> Result<String, String> {
         let repository = GitRepository::around(&self.store.root)
             .map_err(|_| "this is no git checkout".to_owned())?;
@@ -253,8 +253,8 @@ impl CheckRun<'_> {
         line.extend(["--budget".to_owned(), budget.clone()]);
         line.extend(["--out".to_owned(), self.out.display().to_string()]);
         line.extend(self.bench_arguments());
-        // A clean checkout is compared as its commit; otherwise the working tree is, with its
-        // changes.
+        // A clean checkout is compared as its commit; otherwise its working tree is compared, with
+        // its changes.
         let ask = |arguments: &[&str]| git::run_git(git(&self.store.root).args(arguments), "ask");
         if ask(&["status", "--porcelain"]).is_ok_and(|changes| changes.is_empty())
             && let Ok(head) = ask(&["rev-parse", "HEAD"])
@@ -266,7 +266,7 @@ impl CheckRun<'_> {
         self.call_own_verb(&line)
     }
 
-    /// Whether a baseline exists for this device, or the reason why not.
+    /// Returns whether a baseline exists for this device, or the reason why it does not.
     fn has_baseline_for_device(&self) -> anyhow::Result<Result<(), String>> {
         let name = &self.arguments.baseline;
         self.announce(&format!("kernelgate baseline find {}", shell_quoted(name)));
@@ -313,7 +313,7 @@ impl CheckRun<'_> {
                 }
             }
         }
-        // A page that cannot be drawn does not change the verdict.
+        // If a page cannot be drawn, the verdict does not change.
         let page = self.out.join("report").display().to_string();
         let report = [&["report".to_owned()], &sessions[..], &["--out".to_owned(), page]].concat();
         self.announce(&format!("kernelgate {}", typed_arguments(&report)));
@@ -347,7 +347,7 @@ impl CheckRun<'_> {
     fn exit_code_of_command(&self, command: &mut Command) -> anyhow::Result<i32> {
         let program = command.get_program().to_string_lossy().into_owned();
         command.stdin(Stdio::null()).stdout(std::io::stderr());
-        // Parts that need much memory limit it themselves.
+        // Parts of the check that need much memory limit it themselves.
         let ended = self.running.start_process(command);
         let ended = ended.and_then(|_| self.running.finish_within(CHECK_TIMEOUT, u64::MAX));
         let ended = ended.with_context(|| format!("failed to start {program}"))?;
@@ -437,7 +437,7 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     file::write_text(path, text).context("--out")
 }
 
-/// The exit code of a part; a code that this program does not have ends the check.
+/// Returns the exit code of a part; a code that this program does not define ends the check.
 fn exit_of_code(code: i32) -> ExitReason {
     ExitReason::from_code(code).unwrap_or_else(|| {
         say(&format!("ended with {code}"));
@@ -485,7 +485,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_of_this_program_count_and_others_end_the_check() {
+    fn exit_codes_of_this_program_are_kept_and_others_end_the_check() {
         assert_eq!(
             [0, 1, 2, 3, 4].map(|code| ExitReason::from_code(code).map(|exit| exit as i32)),
             [0, 1, 2, 3, 4].map(Some)
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn worse_kernels_are_visible_and_long_lists_are_cut() {
+    fn worsened_kernels_stay_visible_when_long_lists_are_cut() {
         let lines: Vec<String> = (0..40).map(|i| format!("WORSE k{i}: registers")).collect();
         let text = format!("sm_90a: 40 kernels\n{}\n", lines.join("\n"));
         let worse = resources_for_comment(ExitReason::Regression, &text);

@@ -117,7 +117,7 @@ fn suggest_packages(error: StoreError, store: &BaselineStore, name: &str) -> any
     }
 }
 
-/// Compares a measurement with its device's baseline. If the baseline of that name exists for
+/// Compares a measurement with the baseline of its device. If the baseline of that name exists for
 /// another device only, the refusal states so.
 fn compare_with_baseline(
     store: &BaselineStore,

@@ -55,7 +55,7 @@ pub fn run(arguments: &ResourcesArguments, store: &BaselineStore) -> anyhow::Res
     for arch in &arguments.arch {
         check_architecture_name("--arch", arch)?;
         if arguments.check {
-            // The record is read before anything is built.
+            // The resource record is read before anything is built.
             let mut base = RunResources::read(&path(store, arch)).map_err(|error| {
                 let advice = match error.is_not_found() {
                     true => format!(": `kernelgate resources --arch {arch} --save` makes a record"),
@@ -116,7 +116,7 @@ fn json_document(documents: &[impl serde::Serialize]) -> anyhow::Result<String> 
     }
 }
 
-/// Refuses a text that is not the name of an architecture: such names become names of files.
+/// Refuses a text that cannot name an architecture, because such names become file names.
 pub fn check_architecture_name(flag: &str, arch: &str) -> anyhow::Result<()> {
     let is_known = architecture::capability_number(arch).is_some();
     anyhow::ensure!(is_known, "{flag} takes a real architecture such as sm_90a, not `{arch}`");
@@ -253,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn several_architectures_are_one_document() {
+    fn resources_of_several_architectures_form_one_json_document() {
         assert_eq!(json_document(&["a"; 0]).unwrap(), "");
         assert_eq!(json_document(&["a"]).unwrap(), "\"a\"\n");
         let both: Vec<String> = serde_json::from_str(&json_document(&["a", "b"]).unwrap()).unwrap();

@@ -105,7 +105,7 @@ impl BatchCurve {
         format!("batch efficiency of {}\n{}\n\n", self.cases, shown(&table))
     }
 
-    /// The numbers of a case for programs, if it is in this curve.
+    /// Returns the numbers of a case as JSON, if it is in this curve.
     pub fn batch_json_of_case(&self, case: &str) -> Option<Value> {
         let batch = self.batches.iter().find(|batch| batch.case == case)?;
         let (of_best, of_smallest) = self.batch_efficiency(batch);
@@ -130,12 +130,12 @@ mod tests {
     }
 
     #[test]
-    fn cases_that_differ_in_their_samples_alone_are_a_curve() {
+    fn cases_that_differ_only_in_their_samples_form_one_scaling_curve() {
         let times = [
             batch_time("net/step/w8_b32_t8/cuda/best/hot", 32, 2e6),
             batch_time("net/step/w8_b8_t8/cuda/best/hot", 8, 1e6),
-            // These two cases differ in the number of steps and in the implementation, so that no
-            // curve joins them.
+            // These two cases differ in the number of steps and in the implementation, so no curve
+            // joins them.
             batch_time("net/step/w8_b8_t4/cuda/best/hot", 8, 0.5e6),
             batch_time("net/step/w8_b32_t8/cpu", 32, 9e6),
         ];
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_within_a_word_is_not_a_number_of_samples() {
+    fn a_number_within_a_word_is_not_taken_as_a_number_of_samples() {
         assert_eq!(
             ids_with_batch_wildcard("a/b8_t8_x8y_n18_8/cpu", 8),
             ["a/b*_t8_x8y_n18_8/cpu", "a/b8_t*_x8y_n18_8/cpu"]

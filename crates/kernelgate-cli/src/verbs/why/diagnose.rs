@@ -298,7 +298,7 @@ fn print_text(text: &str) {
     text.lines().for_each(|line| println!("{}", printable_on_terminal(line)));
 }
 
-/// Analyses a trace: while it is read if possible, because a large trace does not fit into memory.
+/// Analyses a trace while it is read if possible, because a large trace does not fit into memory.
 fn analyze_trace<T>(
     path: &Path,
     arguments: &DiagnoseArguments,
@@ -327,7 +327,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cases_and_paths_are_distinguished() {
+    fn arguments_are_distinguished_as_case_ids_or_paths() {
         let filter_of = |word: &str| case_filter_word(&[PathBuf::from(word)]);
         for filter in ["attention/forward/n64/cuda/hot", "^st_bif/", "graph"] {
             assert_eq!(filter_of(filter).as_deref(), Some(filter));

@@ -46,7 +46,7 @@ pub fn from_recording(recording: &CaseRecording, trace: &JoinedTrace<'_>) -> Lau
     let names: Vec<&str> = recording.parts.iter().flat_map(|part| part.range.split('/')).collect();
     let tree = trace.range_tree(&names);
     let is_step =
-        |range: &&RangeTreeNode| range.depth == 1 && range.name == CaseRecording::STEP_RANGE;
+        |range: &&RangeTreeNode| range.depth == 1 && range.name == CaseRecording::LAUNCH_RANGE;
     let step = tree.iter().find(is_step);
     let steps = f64::from(recording.steps.max(1));
     let part = |of: &kernelgate::protocol::RecordedPart| {
@@ -77,7 +77,7 @@ pub fn from_recording(recording: &CaseRecording, trace: &JoinedTrace<'_>) -> Lau
     }
 }
 
-/// Whether a path is this range or ends with it, comparing whole names.
+/// Returns whether a path equals this range or ends with it, comparing whole names.
 fn path_ends_with(path: &str, range: &str) -> bool {
     path.strip_suffix(range).is_some_and(|before| before.is_empty() || before.ends_with('/'))
 }

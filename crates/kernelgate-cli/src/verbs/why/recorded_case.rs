@@ -32,7 +32,7 @@ pub struct ProfiledRecording {
     /// Stage times of kernels whose rows name stages.
     stages: Vec<KernelStages>,
     diagnosis: TraceDiagnosis,
-    /// The GPUs of a case over several.
+    /// The other GPUs of a case that runs on several.
     gpus: Option<JoinedJob>,
 }
 
@@ -80,7 +80,7 @@ impl ProfiledRecording {
         )
     }
 
-    /// Sentences about device and host times.
+    /// Sentences that explain the device and host times.
     fn times(&self) -> String {
         let CaseRecording { wall_ns, steps, warm_up, launch_cost_ns, .. } = &self.recording;
         let wall_ns = *wall_ns as f64;
@@ -142,7 +142,7 @@ impl ProfiledRecording {
     }
 
     fn step(&self) -> Option<&RangeTreeNode> {
-        self.tree.iter().find(|range| range.depth == 1 && range.name == CaseRecording::STEP_RANGE)
+        self.tree.iter().find(|range| range.depth == 1 && range.name == CaseRecording::LAUNCH_RANGE)
     }
 
     fn ranges(&self, shown: &dyn Fn(&TextTable) -> String) -> String {

@@ -21,7 +21,7 @@ pub struct KernelStages {
     kernel: String,
     /// Number of blocks.
     blocks: usize,
-    /// Time of the kernel, as recorded without clocks, nanoseconds.
+    /// Time of the kernel without clocks, as recorded, nanoseconds.
     kernel_ns: f64,
     stages: Vec<StageTime>,
 }

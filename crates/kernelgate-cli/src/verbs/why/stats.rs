@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_trace_has_file_names_of_its_own() {
+    fn every_exported_trace_gets_its_own_file_name() {
         let names =
             |paths: &[&str]| trace_file_names(&paths.iter().map(PathBuf::from).collect::<Vec<_>>());
         assert_eq!(names(&["a/x.sqlite", "b/y.pt.trace.json.gz"]), ["x", "y"]);

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lines_measure_the_case_alone_and_say_what_reads_the_report() {
+    fn the_profiler_commands_measure_only_the_case_and_name_a_viewer() {
         let executable = BenchExecutable {
             bench: "st_bif".to_owned(),
             path: "/a b/st_bif-1".into(),

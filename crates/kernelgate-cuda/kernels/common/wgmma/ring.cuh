@@ -1,5 +1,5 @@
 // Stages of shared memory that copies fill and warps empty alternately: fill n goes to stage n %
-// kCount. A stage has two barriers, full and empty.
+// kCount. Each stage of the ring has two barriers: full and empty.
 #pragma once
 #include "common/bulk.cuh"
 
@@ -18,13 +18,13 @@ struct Ring {
       barrier_init(empty(n), kReaders);
     }
   }
-  // The copying thread calls this function before fill n, which has `bytes` bytes.
+  // The copying thread calls this function before it fills stage n with `bytes` bytes.
   __device__ __forceinline__ void begin_fill(u32 n, u32 bytes) const {
     barrier_wait(empty(n), n / kCount % 2 ^ 1);
     barrier_expect(full(n), bytes);
   }
-  // The computing threads call these functions: `wait` returns when fill n has arrived, `release`
-  // frees its buffer.
+  // The computing threads call these functions of the ring: `wait` returns when fill n has arrived,
+  // `release` frees its buffer.
   __device__ __forceinline__ void wait(u32 n) const { barrier_wait(full(n), n / kCount % 2); }
   __device__ __forceinline__ void release(u32 n) const { barrier_arrive_one(empty(n)); }
   __device__ __forceinline__ void release_by_warp(u32 n) const {

@@ -47,7 +47,7 @@ __device__ __forceinline__ void wgmma(float (&d)[16], u64 x, u64 w) {
       : "l"(x), "l"(w));
 }
 
-// wgmma of the same operands for 64 columns of d.
+// wgmma instruction with both operands in shared memory, for 64 columns of d.
 __device__ __forceinline__ void wgmma(float (&d)[32], u64 x, u64 w) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "

@@ -1,11 +1,11 @@
-//! Nodes of a graph before it can be launched.
+//! Reads and changes the nodes of a graph before it is instantiated.
 
 use std::ops::Range;
 use std::ptr;
 
 use cudarc::driver::{DriverError, sys};
 
-/// Nodes that a driver function writes into an array.
+/// Returns the nodes that a driver function writes into an array.
 pub fn list_graph_nodes(
     list: impl Fn(*mut sys::CUgraphNode, *mut usize) -> sys::CUresult,
 ) -> Result<Vec<sys::CUgraphNode>, DriverError> {
@@ -25,7 +25,8 @@ pub fn graph_node_type(node: sys::CUgraphNode) -> Result<sys::CUgraphNodeType, D
     Ok(kind)
 }
 
-/// Whether a node of this type works. Empty nodes and event nodes only order other graph nodes.
+/// Returns whether nodes of this type do work, and not only order other nodes. Empty nodes and
+/// event nodes only order other graph nodes.
 pub const fn is_work_node(kind: sys::CUgraphNodeType) -> bool {
     use sys::CUgraphNodeType as Type;
     !matches!(

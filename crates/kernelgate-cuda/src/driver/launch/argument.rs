@@ -10,7 +10,7 @@ use crate::driver::memory::buffer::DeviceBuffer;
 #[repr(C, align(64))]
 struct ArgumentBytes([u8; 64]);
 
-/// A struct of any size, by its bytes.
+/// A kernel argument that is a struct of any size, as its bytes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StructArgumentBytes {
     stored: Vec<ArgumentBytes>,
@@ -32,11 +32,12 @@ pub enum KernelArgument {
     U64(u64),
     /// `float`.
     F32(f32),
+    /// A struct as its bytes, of any size.
     Struct(StructArgumentBytes),
 }
 
 impl KernelArgument {
-    /// A struct by its bytes, such as a tensor map that the driver encoded.
+    /// A struct as its bytes, such as a tensor map that the driver encoded.
     pub fn bytes(bytes: &[u8]) -> KernelArgument {
         let mut stored = vec![ArgumentBytes([0; 64]); bytes.len().div_ceil(64).max(1)];
         for (chunk, from) in stored.iter_mut().zip(bytes.chunks(64)) {
@@ -124,12 +125,12 @@ impl Arguments {
         self.with(KernelArgument::Address(address))
     }
 
-    /// Adds a number, or a struct without padding.
+    /// Appends a number, or a struct without padding, to the arguments.
     pub fn value<T: bytemuck::NoUninit>(self, value: T) -> Self {
         self.bytes(bytemuck::bytes_of(&value))
     }
 
-    /// Adds a struct by its bytes, such as a tensor map that the driver encoded.
+    /// Appends a struct as its bytes, such as a tensor map that the driver encoded.
     pub fn bytes(self, bytes: &[u8]) -> Self {
         self.with(KernelArgument::bytes(bytes))
     }
@@ -153,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_are_checked_by_number_and_size() {
+    fn kernel_arguments_are_checked_by_number_and_size() {
         let arguments = Arguments::new().address(8).value(1.5f32).bytes(&[7; 128]);
         assert_eq!(check(&arguments, &[8, 4, 128]), Ok(()));
         assert_eq!(check(&arguments, &[8, 4]).unwrap_err(), "takes 2 arguments, 3 were given");

@@ -20,7 +20,7 @@ pub(crate) const fn cooperative_attribute() -> CUlaunchAttribute {
     }
 }
 
-/// Attribute for clusters of x, y and z blocks.
+/// Makes the launch attribute for clusters of x, y and z blocks.
 pub(crate) const fn cluster_attribute([x, y, z]: [u32; 3]) -> CUlaunchAttribute {
     use cudarc::driver::sys::CUlaunchAttributeValue_union__bindgen_ty_1 as Extents;
     CUlaunchAttribute {

@@ -14,7 +14,7 @@ use crate::driver::driver_error::failed;
 pub(crate) const MAX_PORTABLE_CLUSTER: u64 = 8;
 
 impl Kernel {
-    /// Number of clusters of a launch that an otherwise idle GPU runs at once; 0 if the GPU has no
+    /// Returns how many clusters of a launch an idle GPU runs at once; 0 if it does not support
     /// clusters of that size. Every GPU with clusters supports up to eight blocks.
     ///
     /// # Errors
@@ -37,7 +37,7 @@ impl Kernel {
         };
         use sys::CUresult::{CUDA_ERROR_INVALID_CLUSTER_SIZE, CUDA_ERROR_INVALID_VALUE};
         match counted.result() {
-            // Errors of drivers for clusters that are too large.
+            // These driver errors mean that the clusters are too large.
             Err(DriverError(CUDA_ERROR_INVALID_CLUSTER_SIZE | CUDA_ERROR_INVALID_VALUE))
                 if large =>
             {

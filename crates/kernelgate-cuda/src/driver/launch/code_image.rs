@@ -18,15 +18,21 @@ use crate::driver::device::Device;
 use crate::driver::driver_error::{describe, failed};
 use crate::regular_file;
 
-/// Reasons why bytes are not an image.
+/// Reasons why bytes are not a kernel image.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelImageError {
     /// The image file cannot be read.
     #[error("failed to read {path}: {cause}")]
-    Io { path: PathBuf, cause: std::io::Error },
+    Io {
+        /// Path of the image file.
+        path: PathBuf,
+        /// Error of the operating system.
+        cause: std::io::Error,
+    },
     /// The driver does not load this kind of content.
     #[error("{name}: {problem}")]
     Unknown {
+        /// Path or name that the caller gave the image.
         name: String,
         /// The kind of content found instead of an image, or the defect of the image.
         problem: &'static str,
@@ -34,7 +40,9 @@ pub enum KernelImageError {
     /// The image is shorter than its headers declare, so the driver would read beyond its end.
     #[error("{name}: is cut short: it has {bytes} bytes, and its headers declare {declared}")]
     CutShort {
+        /// Path or name that the caller gave the image.
         name: String,
+        /// Length of the given image, bytes.
         bytes: usize,
         /// Image size that the headers declare, bytes.
         declared: u64,
@@ -47,13 +55,14 @@ impl From<KernelImageError> for BackendError {
     }
 }
 
+/// Content of a kernel image, with the architectures that it is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KernelImageKind {
     /// Machine code for one architecture, if the file names it: "sm_90".
     Cubin(Option<String>),
-    /// Several images, with their names: "sm_80", "PTX for compute_80".
+    /// An image with several kernel codes, by name: "sm_80", "PTX for compute_80".
     Fatbin(Vec<String>),
-    /// Text that the driver compiles, for this architecture and later ones: "sm_80".
+    /// Text (PTX) that the driver compiles for this architecture and later ones: "sm_80".
     Ptx(Option<String>),
 }
 
@@ -87,7 +96,8 @@ impl KernelImage {
         Self::from_bytes(path.display().to_string(), bytes)
     }
 
-    /// Makes an image from bytes in memory: `include_bytes!`, or the output of another compiler.
+    /// Makes a kernel image from bytes in memory: `include_bytes!`, or the output of another
+    /// compiler.
     ///
     /// # Errors
     /// Fails if the bytes are not a kernel image.
@@ -107,7 +117,7 @@ impl KernelImage {
                     return Err(KernelImageError::CutShort { name, bytes: bytes.len(), declared });
                 }
                 if matches!(kind, KernelImageKind::Ptx(_)) && bytes.last() != Some(&0) {
-                    // The driver reads PTX up to a NUL byte.
+                    // The NUL byte marks the end of the PTX text for the driver.
                     bytes.push(0);
                 }
                 Ok(Self { name, bytes, kind })
@@ -116,6 +126,7 @@ impl KernelImage {
         }
     }
 
+    /// Returns whether the image is a cubin, a fatbin or PTX, with its architectures.
     pub const fn image_kind(&self) -> &KernelImageKind {
         &self.kind
     }
@@ -144,11 +155,11 @@ impl LoadedModule {
 }
 
 impl Device {
-    /// Loads an image.
+    /// Loads a kernel image into the context.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`], which skips the case, if it holds no code for this GPU;
-    /// others when it is invalid. Both kinds of errors name the image and its kind.
+    /// others when it is invalid. The errors name the image and its kind.
     pub fn load_module(&self, image: &KernelImage) -> Result<LoadedModule, BackendError> {
         let ptx = match image.kind {
             KernelImageKind::Ptx(_) => {
@@ -171,12 +182,12 @@ impl Device {
     }
 }
 
-/// The reason why the driver does not load an image.
+/// Returns the error for an image that the driver refused to load.
 fn refused_image_error(image: &KernelImage, device: &Device, error: &DriverError) -> BackendError {
     let (name, kind, arch) = (&image.name, &image.kind, &device.facts().arch);
     let text = format!("failed to load {name}, {kind}, on {arch}: {}", describe(error));
     match error.0 {
-        // The image is intact but built for other GPUs.
+        // The image is intact, but built for other GPUs.
         R::CUDA_ERROR_NO_BINARY_FOR_GPU | R::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
             BackendError::Unsupported(text)
         }
@@ -238,8 +249,8 @@ fn cubin_kind(bytes: &[u8]) -> Option<KernelImageKind> {
 /// their contents. The driver gets no length of the image, so its headers are checked first.
 fn declared_cubin_bytes(bytes: &[u8]) -> u64 {
     const ELF_HEADER_BYTES: u64 = 64;
-    /// Section types of the ELF standard with content in the file. ELF section types of NVIDIA,
-    /// which may have no content, are not in this range.
+    /// Section types of the ELF standard with content in the file. NVIDIA's ELF section types,
+    /// which may lack content, are outside of this range.
     const SECTION_TYPES_WITH_CONTENT: std::ops::Range<u32> = 1..8;
     let at = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
     // Start of a table, size of its entries, and their number.
@@ -327,7 +338,7 @@ mod tests {
         image.map(|image| image.image_kind().to_string()).map_err(|error| error.to_string())
     }
 
-    /// A test fatbin that consists of headers alone.
+    /// Makes a fatbin for tests that consists only of headers.
     fn fake_fatbin(entries: &[(u16, u32)]) -> Vec<u8> {
         let mut bytes = Vec::new();
         bytes.extend(FATBIN_MAGIC.to_le_bytes());
@@ -355,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn images_are_recognised_by_their_first_bytes() {
+    fn kernel_images_are_recognised_by_their_first_bytes() {
         let ptx = "//\n// Generated\n//\n.version 7.0\n.target sm_80, debug\n.address_size 64\n";
         assert_eq!(kind_of_image(ptx.as_bytes()).unwrap(), "PTX for sm_80 and later");
         assert_eq!(
@@ -369,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_bytes_that_are_not_an_image() {
+    fn bytes_that_are_no_kernel_image_are_refused() {
         for (bytes, words) in [
             (&b""[..], "mine: is empty"),
             (
@@ -407,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_a_truncated_image_with_both_lengths() {
+    fn a_truncated_image_is_refused_with_both_lengths() {
         let whole = fake_fatbin(&[(2, 80), (1, 90)]);
         // A table of two sections, the second with bytes behind it, then a table of one segment.
         let mut elf = fake_cubin(8, 0x640a);
@@ -461,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cubin_of_another_architecture_skips_with_both_named() {
+    fn a_cubin_for_another_architecture_skips_the_case_naming_both() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let source = Source::new("mine", "extern \"C\" __global__ void mine(float* x) { *x = 1; }");
         let compile = |arch| nvrtc::compile_to_cubin(&source.build(&[]), arch).unwrap().cubin;

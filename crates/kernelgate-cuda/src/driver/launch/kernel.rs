@@ -18,9 +18,9 @@ pub struct Kernel {
     name: String,
     /// Size of each parameter.
     parameter_bytes: Vec<usize>,
-    /// Whether a kernel with this name was launched.
+    /// Whether a kernel with this name was launched at least once.
     launched: Arc<AtomicBool>,
-    /// Token that lives as long as a kernel with this name is in use.
+    /// Token that lives while a kernel with this name is in use.
     in_use: Arc<()>,
 }
 
@@ -115,7 +115,7 @@ impl Kernel {
         .map_err(|error| failed(&format!("query the carve-out of {}", self.name), &error))
     }
 
-    /// Leaves the carve-out to the driver again.
+    /// Lets the driver choose the shared-memory carve-out again.
     pub(crate) fn reset_shared_carve_out(&self) -> Result<(), BackendError> {
         if self.shared_carve_out()? == CARVE_OUT_CHOSEN_BY_DRIVER {
             Ok(())
@@ -157,8 +157,7 @@ impl Kernel {
             .map_err(|error| failed(&format!("query the {what} of {}", self.name), &error))
     }
 
-    /// Number of blocks of a launch without clusters that an otherwise idle multiprocessor runs at
-    /// once.
+    /// Returns how many blocks of a launch without clusters an idle multiprocessor runs at once.
     pub(crate) fn resident_blocks_per_multiprocessor(
         &self,
         launch: &Launch,
@@ -216,7 +215,7 @@ impl Kernel {
         let config = launch.driver_launch_config(&self.stream, &mut attributes);
         // SAFETY: the pointers are to values that outlive the call, which copies them; the check
         // found one of the right size for each parameter; accesses through the kernel's pointers
-        // happen on the device. The launch attributes outlive the driver call too.
+        // happen on the device. The attributes live longer than the driver call that reads them.
         unsafe {
             sys::cuLaunchKernelEx(
                 &raw const config,
@@ -233,7 +232,7 @@ impl Kernel {
 /// The carve-out of a kernel for which none was set.
 const CARVE_OUT_CHOSEN_BY_DRIVER: i32 = -1;
 
-/// Parameters whose addresses are put together without an allocation.
+/// Largest number of kernel parameters whose addresses are collected without an allocation.
 const MAX_INLINE_PARAMETERS: usize = 64;
 
 /// Size of each kernel parameter in bytes, as the driver reports it.
@@ -269,7 +268,7 @@ mod tests {
     use crate::testing::lock_first_gpu;
 
     #[test]
-    fn a_kernel_that_is_asked_for_again_has_no_carve_out_of_before() {
+    fn a_kernel_requested_again_has_the_drivers_carve_out() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let build = Source::new("carved", r#"extern "C" __global__ void carved() {}"#).build(&[]);
         let kernel = device.kernel(&build, "carved").unwrap();

@@ -1,4 +1,4 @@
-//! Launches whose checks happen before anything is timed.
+//! Launches whose arguments and resources are checked before anything is timed.
 
 use super::argument::Arguments;
 use super::kernel::Kernel;
@@ -6,7 +6,7 @@ use super::shape::Launch;
 use crate::BackendError;
 use crate::driver::device::Device;
 
-/// A launch that a GPU was found to run.
+/// A checked launch, which the GPU is known to support.
 pub struct PreparedLaunch {
     kernel: Kernel,
     launch: Launch,

@@ -19,7 +19,7 @@ pub struct Launch {
     pub block: [u32; 3],
     /// Dynamic shared memory of each block, bytes.
     pub shared_bytes: u32,
-    /// Blocks of a cluster in x, y, z, if the launch sets them and not `__cluster_dims__`.
+    /// Blocks of a cluster in x, y, z, if the launch and not `__cluster_dims__` sets them.
     #[serde(skip)]
     pub cluster: Option<[u32; 3]>,
     /// Whether the launch's blocks wait for each other (`cooperative_groups`), so that all of them
@@ -31,18 +31,18 @@ pub struct Launch {
     /// (programmatic dependent launch).
     #[serde(skip)]
     pub programmatic: bool,
-    /// Memory whose lines L2 keeps or releases.
+    /// Range of memory whose lines L2 keeps or releases during the launch.
     #[serde(skip)]
     pub window: Option<L2Window>,
 }
 
-/// Most threads of a block, and of a block in x, y, z: the same for every architecture.
+/// Largest number of threads of a block, in total and in x, y, z; equal on every architecture.
 const MAX_THREADS_PER_BLOCK: u64 = 1024;
 const MAX_BLOCK_DIMENSIONS: [u32; 3] = [1024, 1024, 64];
-/// Most blocks of a grid in x, y, z: the same for every architecture.
+/// Largest number of blocks of a grid in x, y, z; equal on every architecture.
 const MAX_GRID_DIMENSIONS: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 
-/// Resources that a GPU offers a block.
+/// Resources of a GPU that a thread block may use.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BlockResourceUse {
     /// Shared memory, bytes.
@@ -52,7 +52,7 @@ pub(super) struct BlockResourceUse {
 }
 
 impl Launch {
-    /// A launch without shared memory, clusters or attributes.
+    /// Makes a launch without shared memory, clusters or attributes.
     pub const fn new(grid: [u32; 3], block: [u32; 3]) -> Self {
         Self {
             grid,
@@ -92,7 +92,7 @@ impl Launch {
         product_of_extents(self.grid)
     }
 
-    /// Whether a launch can have these dimensions.
+    /// Checks that a launch may have these dimensions.
     pub(super) fn check(&self) -> Result<(), String> {
         let Self { grid, block, cluster, .. } = *self;
         for (what, given, most) in
@@ -115,8 +115,8 @@ impl Launch {
         Ok(())
     }
 
-    /// Reason why a GPU cannot run a kernel with the given static shared memory in this launch: a
-    /// phrase for a message.
+    /// Returns the reason why a GPU cannot run a kernel with this static shared memory in this
+    /// launch, as a phrase for a message.
     pub(super) fn unmet(&self, static_shared: u32, offered: BlockResourceUse) -> Option<String> {
         if self.cluster.is_some() && !offered.clusters {
             return Some("needs clusters, which this GPU has not".to_owned());
@@ -136,7 +136,7 @@ impl Launch {
         cluster.into_iter().chain(cooperative).chain(programmatic).chain(window).collect()
     }
 
-    /// The driver's form of a launch on a stream, with these attributes.
+    /// Converts a launch with these attributes on a stream into the driver's form.
     pub(crate) fn driver_launch_config(
         &self,
         stream: &CudaStream,
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_grid_has_bounds() {
+    fn a_grid_beyond_the_limits_is_refused() {
         let shape = |blocks| Launch::with_blocks(blocks, 64).map(|launch| launch.block_count());
         assert_eq!(shape([3, 2, 1]), Ok(6));
         assert_eq!(shape([i32::MAX as usize, 1, 1]), Ok(i32::MAX as u64));
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn dimensions_have_bounds() {
+    fn block_dimensions_beyond_the_limits_are_refused() {
         let check = |grid, block| Launch::new(grid, block).check();
         assert_eq!(check([7, 65_535, 1], [8, 8, 16]), Ok(()));
         for (grid, block, words) in [
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn unmet_needs_are_named() {
+    fn resources_that_a_launch_lacks_are_named() {
         let launch = Launch { shared_bytes: 90_000, ..Launch::new([16, 1, 1], [32, 1, 1]) };
         let ampere = BlockResourceUse { shared_bytes: 101_376, clusters: false };
         assert_eq!(launch.unmet(11_376, ampere), None);

@@ -32,6 +32,7 @@ impl StageClockedKernel {
         self.symbol
     }
 
+    /// Returns the names of the kernel's stages, in the order of their counters.
     pub const fn stage_names(&self) -> &'static [&'static str] {
         self.stages
     }
@@ -52,14 +53,14 @@ impl StageClockedKernel {
         Ok(all.chunks(self.stages.len().max(1)).map(<[u64]>::to_vec).collect())
     }
 
-    /// Whether the kernel is the same build of the same kernel.
+    /// Returns whether two kernels are the same kernel of the same build.
     pub(crate) fn is_same_build(&self, other: &Self) -> bool {
         let address = |kernel: &Self| kernel.counters.as_ref().map(|counters| counters.address);
         self.symbol == other.symbol && address(self) == address(other)
     }
 }
 
-/// The stage counters of a module, which this value keeps loaded.
+/// Stage counters of a loaded module, which stays loaded as long as this value.
 pub(crate) struct StageCounters {
     _module: Arc<CudaModule>,
     stream: Arc<CudaStream>,

@@ -1,6 +1,6 @@
 //! Tensor maps: how a copy engine finds boxes of a tensor (`common/tensor_copy.cuh`).
 //!
-//! This module supports only the swizzle that `wgmma` reads, and one rank of tensors.
+//! This module supports only the swizzle that `wgmma` reads, and tensors of one rank.
 
 use std::ffi::c_void;
 
@@ -9,8 +9,10 @@ use cudarc::driver::sys;
 use crate::BackendError;
 use crate::driver::driver_error::failed;
 
+/// Element type of a tensor whose boxes are copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TensorMapElement {
+    /// 16-bit floats with the exponent range of f32 (bfloat16).
     Bf16,
     /// IEEE half.
     F16,
@@ -27,7 +29,7 @@ impl TensorMapElement {
     }
 }
 
-/// Bytes of a box's row, which are swizzled.
+/// Largest number of bytes of a box's row, which is swizzled.
 const MAX_BOX_ROW_BYTES: u64 = 128;
 /// Largest number of rows of a tensor-copy box.
 const MAX_BOX_ROWS: u32 = 256;
@@ -42,6 +44,7 @@ const STRIDE_LIMIT: u64 = 1 << 40;
 /// by the row's last three bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorBoxes {
+    /// Element type of the tensor, which sets the bytes of a box's row.
     pub element: TensorMapElement,
     /// Batches, matrices, rows and columns; columns are a multiple of a box's.
     pub extents: [u64; 4],
@@ -120,7 +123,7 @@ impl TensorBoxes {
         let mut strides = [(rows, row), (matrices, matrix), (batches, batch)];
         for (extent, stride) in &mut strides {
             if *extent == 1 {
-                // The copies do not use this stride, but the encoder checks it.
+                // Copies do not use the stride of an extent of one, but the encoder checks it.
                 *stride = columns * self.element.element_bytes();
             }
             if !stride.is_multiple_of(COPY_ALIGNMENT) || *stride >= STRIDE_LIMIT {
@@ -153,7 +156,7 @@ mod tests {
     };
 
     #[test]
-    fn strides_are_encoded_in_bytes_and_innermost_first() {
+    fn tensor_map_strides_are_in_bytes_innermost_first() {
         let batches = TensorBoxes { extents: [3, 2, 5, 64], ..TEST_TENSOR_BOXES };
         assert_eq!(
             batches.tensor_map_encoding(0x1000),
@@ -169,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_and_strides_off_sixteen_bytes_are_refused() {
+    fn tensor_addresses_and_strides_must_be_multiples_of_sixteen_bytes() {
         let refused = |boxes: TensorBoxes, address| boxes.tensor_map_encoding(address).unwrap_err();
         assert_eq!(refused(TEST_TENSOR_BOXES, 0x1008), "address 0x1008 is no multiple of 16");
         assert_eq!(
@@ -181,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn boxes_that_no_copy_moves_are_refused() {
+    fn tensor_boxes_that_no_copy_supports_are_refused() {
         let refused = |boxes: TensorBoxes| boxes.tensor_map_encoding(0).unwrap_err();
         assert_eq!(
             refused(TensorBoxes { extents: [1, 2, 5, 65], ..TEST_TENSOR_BOXES }),
@@ -219,7 +222,7 @@ extern "C" __global__ void unswizzled(const __grid_constant__ TensorMap map, u16
 "#;
 
     #[test]
-    fn a_box_arrives_swizzled_with_zeros_for_what_is_outside() {
+    fn a_copied_box_is_swizzled_with_zeros_outside_the_tensor() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         if !device.supports_clusters().unwrap() {
             eprintln!("skipped: needs sm_90 or later");

@@ -16,13 +16,13 @@ use crate::compiler::code::{self, KernelMachineCode};
 pub struct UsedKernel {
     /// Machine code of the used kernel; absent if it cannot be read.
     pub code: Option<KernelMachineCode>,
-    /// The launch shapes that the kernel was loaded for, each once; empty where its launcher
-    /// chooses them later.
+    /// Launch shapes for which the kernel was loaded, each once; empty if its launcher chooses them
+    /// later.
     #[serde(default)]
     pub shapes: Vec<Launch>,
 }
 
-/// The used kernels by kernel build and symbol.
+/// Kernels that a case loaded, by name of build and symbol.
 pub type UsedKernels = BTreeMap<String, UsedKernel>;
 
 /// Kernels that were loaded through one view of a device ([`Device::recording_view`]). Launching a
@@ -66,7 +66,7 @@ impl LoadedKernels {
         }
     }
 
-    /// Adds a kernel whose row names stages, unless the same build was added before.
+    /// Adds a kernel with named stages, unless its build was added before.
     pub(crate) fn add_stage_clocked(&self, kernel: StageClockedKernel) {
         let mut loaded = self.lock_list();
         if !loaded.staged.iter().any(|known| known.is_same_build(&kernel)) {
@@ -122,7 +122,7 @@ mod tests {
     use crate::testing::lock_first_gpu;
 
     #[test]
-    fn a_view_records_the_code_of_its_own_kernels() {
+    fn a_view_records_the_machine_code_of_kernels_loaded_through_it() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let load = |factor: u32| {
             let text = format!(
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_is_loaded_twice_is_one_with_both_shapes() {
+    fn a_kernel_loaded_for_two_launch_shapes_is_recorded_once_with_both() {
         let image: Arc<[u8]> = Arc::from(&b".entry k { ret; }"[..]);
         let shape = |blocks| Launch::new([blocks, 1, 1], [128, 1, 1]);
         let loaded = LoadedKernels::default();

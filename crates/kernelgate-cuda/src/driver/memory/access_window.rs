@@ -5,20 +5,20 @@ use cudarc::driver::sys;
 /// How L2 treats the lines that a launch touches in a window of addresses.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum L2LineTreatment {
-    /// L2 keeps this share of the window's lines (at most 1), each time the same lines, in
-    /// preference to other lines.
+    /// L2 prefers to keep this share of the window's lines (at most 1), each time the same lines.
     Keep(f32),
     /// Lines get normal priority again, whichever priority an earlier launch set.
     Release,
 }
 
-/// Accesses of a launch to a range of memory.
+/// A range of memory for whose accesses L2 has a policy during a launch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct L2Window {
     /// Start address.
     pub address: u64,
+    /// Length of the window, bytes.
     pub bytes: usize,
-    /// Handling of the lines in the window.
+    /// How L2 treats lines in the window.
     pub lines: L2LineTreatment,
 }
 
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_launch_attribute_has_the_address_size_and_share_of_its_window() {
+    fn the_launch_attribute_of_a_window_has_its_address_size_and_share() {
         use sys::CUaccessProperty_enum as Property;
         let window = L2Window { address: 4096, bytes: 512, lines: L2LineTreatment::Keep(0.25) };
         let found = |window: L2Window| {

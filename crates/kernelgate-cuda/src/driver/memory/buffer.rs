@@ -21,6 +21,7 @@ impl DeviceBuffer {
         Self { slice: Arc::new(slice), staging }
     }
 
+    /// Returns the device address of the first byte of the buffer.
     pub fn address(&self) -> u64 {
         self.slice.device_ptr(self.slice.stream()).0
     }

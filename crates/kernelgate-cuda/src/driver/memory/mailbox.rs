@@ -78,7 +78,7 @@ impl PinnedWords {
         Ok(pinned)
     }
 
-    /// One word.
+    /// Returns one of the pinned words.
     ///
     /// # Panics
     /// If there are no more than `index` words.

@@ -1,4 +1,5 @@
-//! Whether a case fits on the device, asked before anything is allocated, and how much is taken.
+//! Checks whether a case fits into device memory before it allocates any, and reads how much memory
+//! is used.
 
 pub mod access_window;
 pub mod buffer;
@@ -34,7 +35,7 @@ pub fn memory_after_launches(device: &Device) -> Result<(u64, u64), BackendError
     device.synchronize()?;
     device.stream().synchronize().map_err(|error| failed("wait for the GPU", &error))?;
     // SAFETY: the device of an open context; the pool releases only unused memory. A device without
-    // memory pools retains no freed memory.
+    // memory pools keeps no freed memory.
     unsafe {
         if let Ok(pool) = result::device::get_mem_pool(device.context().cu_device()) {
             result::mem_pool::trim_to(pool, 0)
@@ -44,7 +45,7 @@ pub fn memory_after_launches(device: &Device) -> Result<(u64, u64), BackendError
     device.free_and_total()
 }
 
-/// Use of a GPU's memory, bytes.
+/// Memory of a GPU that is in use, bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DeviceMemoryUsage {
     /// Allocated from the device's pool, as every [`DeviceBuffer`](crate::DeviceBuffer) is: the
@@ -58,7 +59,7 @@ pub struct DeviceMemoryUsage {
     pub outside: u64,
 }
 
-/// Reads the current use, without waiting for anything.
+/// Reads the current memory use, without waiting for enqueued work.
 pub fn device_memory_usage(device: &Device) -> Result<DeviceMemoryUsage, BackendError> {
     let (free, total) = device.free_and_total()?;
     let of_pool = |attribute| {
@@ -72,7 +73,7 @@ pub fn device_memory_usage(device: &Device) -> Result<DeviceMemoryUsage, Backend
     Ok(DeviceMemoryUsage { pool, pool_peak: peak.max(pool), outside })
 }
 
-/// A number of the device's pool, 0 if there is no pool.
+/// Reads an attribute of the device's memory pool; 0 if there is no pool.
 fn memory_pool_attribute(
     device: &Device,
     attribute: CUmemPool_attribute,
@@ -114,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reports_use_and_peak_of_the_pool() {
+    fn memory_use_and_peak_use_of_the_pool_are_reported() {
         let Some((device, _alone)) = crate::testing::lock_first_gpu() else { return };
         const MIB: u64 = 1 << 20;
         memory_after_launches(&device).unwrap();
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_both_sizes_of_memory_that_does_not_fit() {
+    fn an_allocation_that_does_not_fit_reports_both_sizes() {
         assert_eq!(check_memory_fits(1 << 30, 2 << 30, 80 << 30), Ok(()));
         let error = check_memory_fits(18_000_000_000, 2_000_000_000, 80_000_000_000).unwrap_err();
         assert_eq!(error.to_string(), "needs 18.00 GB on the GPU of memory, 2.00 GB are free");

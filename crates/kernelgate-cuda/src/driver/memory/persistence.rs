@@ -1,8 +1,8 @@
 //! L2 settings that one case could leave to the next case in the context and on the stream, and a
 //! range of memory kept in L2 between kernels: the set-aside.
 //!
-//! The set-aside belongs to the whole context, so a value owns it and frees it when dropped.
-//! Deliberately absent: windows on the stream, which would outlast the launches that they are for.
+//! The set-aside belongs to the whole context, so a value owns it and frees it when dropped. This
+//! module sets no windows on a stream, because they would outlast the launches that need them.
 
 use std::sync::Arc;
 
@@ -70,19 +70,19 @@ impl PersistingL2 {
     }
 }
 
-/// Bytes of L2 that are set aside now.
+/// Returns the bytes of L2 that are set aside for persisting lines.
 pub fn persisting_l2_bytes(device: &Device) -> Result<usize, BackendError> {
     device.context().get_limit(LIMIT).map_err(|error| failed("query the set-aside of L2", &error))
 }
 
-/// Restores the L2 settings of context and stream that an earlier case changed: its set-aside, and
-/// a window that uses all of it. Every case then begins with the same settings.
+/// Restores the L2 settings that an earlier case changed: the context's set-aside, and the stream's
+/// window. Every case then starts with equal L2 settings.
 pub fn restore_l2_state(device: &Device) -> Result<(), BackendError> {
     device.restore_settings()?;
     reset_persisting_l2(device)
 }
 
-/// Settings of the whole context and of the stream.
+/// L2 settings of the context and of the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct L2Settings {
     pub(crate) context: ContextSettings,
@@ -114,15 +114,14 @@ pub fn restore_l2_settings(device: &Device, before: &L2Settings) -> Result<(), B
 /// that every case begins with the same L2.
 fn reset_persisting_l2(device: &Device) -> Result<(), BackendError> {
     match return_persisting_l2(device.context(), 0) {
-        // Before compute capability 8, on a MIG slice or under MPS, there is no set-aside to give
-        // back.
+        // Before compute capability 8, on a MIG slice or under MPS, no L2 can be set aside.
         Err(DriverError(sys::CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT)) => Ok(()),
         given => given.map_err(|error| failed("give back the set-aside of L2", &error)),
     }
 }
 
-/// Makes the lines that launches kept in L2 like any others, which the next launches replace. What
-/// is on the stream has to have ended.
+/// Makes the lines that launches kept in L2 like any others, which the next launches replace. All
+/// work on the stream must have ended before.
 pub fn reset_persisting_lines(device: &Device) -> Result<(), BackendError> {
     let released = device.context().bind_to_thread().and_then(|()| {
         // SAFETY: the context is this thread's; no memory is involved.
@@ -154,7 +153,7 @@ struct PersistingL2Reserve {
 
 impl PersistingL2Reserve {
     /// A window larger than the set-aside would evict its own lines before they are used again, so
-    /// only a share of it is kept.
+    /// only a share of the window is kept.
     fn access_policy_window(self, address: u64, bytes: usize) -> L2Window {
         let bytes = bytes.min(self.window);
         L2Window {
@@ -171,7 +170,7 @@ mod tests {
     use crate::testing::lock_first_gpu;
 
     #[test]
-    fn a_window_keeps_what_fits() {
+    fn an_l2_window_keeps_the_share_that_fits_into_the_set_aside() {
         let room = PersistingL2Reserve { kept: 30 << 20, window: 128 << 20 };
         let window = |bytes| room.access_policy_window(4096, bytes);
         assert_eq!(
@@ -196,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn frees_the_set_aside_of_l2() {
+    fn dropping_the_set_aside_of_l2_frees_it() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let limit = || device.context().get_limit(LIMIT).unwrap();
         let before = limit();

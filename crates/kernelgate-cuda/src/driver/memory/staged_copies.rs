@@ -13,9 +13,9 @@ use crate::BackendError;
 use crate::driver::driver_error::failed;
 
 const STAGING_BLOCK_BYTES: usize = 16 << 20;
-/// Bytes that one task copies on the host.
+/// Number of bytes that each task copies on the host.
 const COPIED_PIECE_BYTES: usize = 1 << 19;
-/// Smallest copy that is staged here; the driver does shorter ones.
+/// Smallest copy that is staged through pinned memory, bytes; the driver makes shorter copies.
 pub const MIN_STAGED_BYTES: usize = 4 << 20;
 
 /// Two blocks of pinned memory, made for the first large copy.
@@ -26,7 +26,7 @@ pub struct PinnedStagingBuffer {
 }
 
 impl PinnedStagingBuffer {
-    /// Staging for copies to and from that context's device.
+    /// Makes a staging buffer for copies to and from the context's device.
     pub const fn new(context: Arc<CudaContext>) -> Self {
         Self { blocks: Mutex::new(None), context }
     }
@@ -44,8 +44,7 @@ impl PinnedStagingBuffer {
         self.with_blocks(|blocks| {
             for (i, from) in bytes.chunks(STAGING_BLOCK_BYTES).enumerate() {
                 let block = &mut blocks[i % 2].staged_bytes_mut()[..from.len()];
-                // At this point the device still copies the other block and has finished this
-                // block.
+                // While this block is filled, the device still copies the other block.
                 copy_with_threads(from, block);
                 stream.synchronize().map_err(|error| failed("copy to the GPU", &error))?;
                 let to = address + (i * STAGING_BLOCK_BYTES) as u64;
@@ -170,7 +169,7 @@ mod tests {
     use crate::testing::lock_first_gpu;
 
     #[test]
-    fn large_copies_come_back_bit_by_bit() {
+    fn large_copies_to_the_device_and_back_keep_every_bit() {
         let Some((device, _one_at_a_time)) = lock_first_gpu() else { return };
         for len in [
             MIN_STAGED_BYTES,

@@ -21,7 +21,7 @@ impl EventPool {
         Self::on(TimedStream::Ours(Arc::clone(device.stream())), count)
     }
 
-    /// Makes events that keep time on a stream.
+    /// Makes timing events for a stream.
     pub(crate) fn on(stream: TimedStream, count: usize) -> Result<EventPool, BackendError> {
         let _entered = stream.enter_context()?;
         let mut pool = Self { events: Vec::with_capacity(count), stream };

@@ -1,7 +1,7 @@
-//! Timing of a stream that other code made, around the work that this code enqueues.
+//! Times work that is enqueued on a stream which other code made.
 //!
 //! The [`StreamTimer`] of such a stream has two events and is held by a function of the host. The
-//! context of the other code is current during a call only. This module does not interpret the
+//! context of the other code is current only during a call. This module does not interpret the
 //! measured intervals.
 
 use std::time::{Duration, Instant};
@@ -35,14 +35,19 @@ pub enum StreamError {
     NoContext,
     /// The driver does not know the handle.
     #[error("{handle:?} is no stream that lives: {error}")]
-    NoStream { handle: RawStream, error: String },
+    NoStream {
+        /// The handle that the caller gave.
+        handle: RawStream,
+        /// Text of the driver's error.
+        error: String,
+    },
     /// The device failed.
     #[error(transparent)]
     Backend(#[from] BackendError),
 }
 
-/// Durations of intervals around little or no work, nanoseconds. Measured intervals are compared
-/// with these empty intervals, which are never subtracted.
+/// Durations of intervals between events around little or no work, nanoseconds. Measured intervals
+/// are compared with these empty intervals, which are never subtracted.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EmptyIntervalReadings {
     /// Upper quartile of intervals without work between the events, with the stream held.
@@ -59,8 +64,8 @@ pub struct EmptyIntervalReadings {
 pub struct TimedInterval {
     /// Time from the first event of the interval to the last event, nanoseconds.
     pub elapsed_ns: f64,
-    /// Whether the GPU had done everything before the last event was enqueued: it then waited for
-    /// the host, whose time is in the interval.
+    /// Whether the GPU had finished all earlier work before the last event was enqueued: it then
+    /// waited for the host, whose time is in the interval.
     pub drained: bool,
     /// Whether the stream was held until the last event was enqueued: `None` if the stream was not
     /// to be held, false if the hold timed out.
@@ -78,7 +83,7 @@ const WAITED_HOLD_TIME: Duration = Duration::from_millis(1);
 const FIRST_EVENT: usize = 0;
 const LAST_EVENT: usize = 1;
 
-/// Times a stream that other code made.
+/// Timer of a stream that other code made.
 pub struct ForeignStream {
     timer: StreamTimer<HostStreamHold>,
     facts: DeviceFacts,
@@ -116,7 +121,7 @@ impl ForeignStream {
     }
 
     /// Fills a byte on the stream and waits for it: a mark by which a recorder of the context's
-    /// operations knows the stream.
+    /// operations recognises the stream.
     pub fn mark_stream_by_fill(&mut self) -> Result<(), BackendError> {
         self.with_device_byte(|stream, byte| {
             stream.begin_interval(None)?;
@@ -147,7 +152,7 @@ impl ForeignStream {
         outcome
     }
 
-    /// Enqueues the least command: a fill of a byte.
+    /// Enqueues the smallest command: a fill of one byte.
     fn enqueue_byte_fill(&self, byte: sys::CUdeviceptr) -> Result<(), BackendError> {
         let _entered = self.enter_context()?;
         // SAFETY: the stream's context is current, and the byte is allocated.
@@ -178,7 +183,7 @@ impl ForeignStream {
         })
     }
 
-    /// Durations of repeated intervals around the same work, ascending.
+    /// Durations of repeated intervals around equal work, in ascending order.
     fn interval_readings(
         &mut self,
         hold: Duration,
@@ -226,7 +231,7 @@ impl ForeignStream {
         })
     }
 
-    /// Enqueues the last event. Returns whether the stream had finished everything before.
+    /// Enqueues the last event. Returns whether the stream had finished all earlier work.
     fn enqueue_last_event(&self) -> Result<bool, BackendError> {
         self.check_no_capture()?;
         let entered = self.enter_context()?;
@@ -293,13 +298,13 @@ mod tests {
     const STREAM_TIMEOUT: Duration = Duration::from_secs(60);
 
     #[test]
-    fn the_null_handle_is_refused_without_a_driver_too() {
+    fn a_null_stream_handle_is_refused_even_without_a_driver() {
         let refused = ForeignStream::new(RawStream::from(0), STREAM_TIMEOUT).err();
         assert_eq!(refused, Some(StreamError::Null));
     }
 
     #[test]
-    fn events_read_what_a_spin_takes_on_a_stream_that_other_code_made() {
+    fn events_on_a_foreign_stream_measure_the_length_of_a_spin_kernel() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let stream = RawStream::from(device.stream().cu_stream());
         let mut timer = ForeignStream::new(stream, STREAM_TIMEOUT).unwrap();
@@ -324,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_default_stream_is_that_of_the_current_context() {
+    fn a_default_stream_belongs_to_the_current_context() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         device.context().bind_to_thread().unwrap();
         for stream in [RawStream::LEGACY_DEFAULT_STREAM, RawStream::PER_THREAD_DEFAULT] {

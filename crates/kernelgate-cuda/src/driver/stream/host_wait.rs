@@ -40,8 +40,8 @@ pub fn wait_until_passed(event: sys::CUevent, timeout: Duration) -> Result<(), B
                 timeout.as_secs()
             )));
         }
-        // Polled without a pause at first, for launches of microseconds; then with pauses, so that
-        // a long one does not occupy a core.
+        // The event is polled without a pause at first, for launches of microseconds, and then with
+        // pauses, so that a long launch does not occupy a core.
         if waited > Duration::from_millis(2) {
             std::thread::sleep(Duration::from_micros(100));
         }

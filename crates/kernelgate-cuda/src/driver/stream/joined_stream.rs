@@ -54,6 +54,7 @@ impl JoinedStreams {
         Ok(Self { ours: Arc::clone(device.stream()), theirs, there: event()?, back: event()? })
     }
 
+    /// Returns the row's own stream that was joined.
     pub const fn stream(&self) -> RawStream {
         self.theirs
     }
@@ -78,8 +79,8 @@ impl JoinedStreams {
             .result()
             .map_err(failed("let the joined stream wait"))?;
         let enqueued = enqueue();
-        // The stream is joined after an error too, because a capture cannot end otherwise. SAFETY:
-        // as above.
+        // The streams are joined even after an error, because a capture cannot end otherwise.
+        // SAFETY: as above.
         unsafe { sys::cuEventRecord(self.back.cu_event(), theirs) }
             .result()
             .map_err(failed("record an event on the joined stream"))?;
@@ -99,7 +100,7 @@ mod tests {
     use crate::testing::{lock_first_gpu, second_gpu_for_test};
 
     #[test]
-    fn joined_work_runs_between_work_on_our_stream() {
+    fn work_on_a_joined_stream_runs_between_work_on_the_timed_stream() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let other = device.create_stream().unwrap();
         let joined = JoinedStreams::new(&device, other.cu_stream()).unwrap();
@@ -107,7 +108,8 @@ mod tests {
         let around = || joined.enqueue_between(|| spin.launch(1000));
         around().unwrap();
         device.synchronize().unwrap();
-        // The spin is on ours here; what counts is that fork and join can be captured.
+        // In this test the spin kernel runs on our own stream; it checks that fork and join can be
+        // captured.
         assert!(ExecutableGraph::capture_graph(&device, around).unwrap().node_count() > 0);
     }
 
@@ -120,14 +122,14 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_of_another_gpu_is_refused() {
+    fn joining_a_stream_of_another_gpu_is_refused() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let Some(other) = second_gpu_for_test() else { return };
         let stream = other.create_stream().unwrap();
         let refused = JoinedStreams::new(&device, stream.cu_stream()).err().unwrap();
         eprintln!("{refused}");
         assert_eq!(refused, another_context(1, 0));
-        // Each GPU uses its own context, also from a thread on which another context is current.
+        // Each GPU uses its own context, even on a thread with another current context.
         bind(device.context()).unwrap();
         JoinedStreams::new(&other, stream.cu_stream()).unwrap();
         let own = device.create_stream().unwrap();
@@ -137,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_of_other_contexts_and_null_handles_are_refused() {
+    fn joining_a_stream_of_another_context_or_a_null_handle_is_refused() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let null = JoinedStreams::new(&device, 0).err().unwrap();
         let why = "the stream to join has a null handle";

@@ -1,5 +1,5 @@
 //! The handle of a stream that other code made: by another version of cudarc, by a C or C++
-//! library, by another framework. All these handle types stand for one `CUstream` of the driver.
+//! library, by another framework. All these types of handles stand for a `CUstream` of the driver.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub struct RawStream(usize);
 impl RawStream {
     /// The legacy default stream of the current context, by its explicit handle
     /// (`CU_STREAM_LEGACY`). The null handle means the default stream to the driver. A null handle
-    /// is refused here, because a handle that was never set is null too.
+    /// is refused, because a handle that was never set is null as well.
     pub const LEGACY_DEFAULT_STREAM: RawStream = Self(1);
     /// The default stream of the calling thread in the context that is current
     /// (`CU_STREAM_PER_THREAD`).
@@ -32,12 +32,12 @@ impl RawStream {
         self.0 as *mut T
     }
 
-    /// Whether the stream handle is null.
+    /// Returns whether the stream handle is null.
     pub const fn is_null(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether the stream means a stream of whichever context is current.
+    /// Returns whether the handle means a default stream of the current context.
     pub(crate) fn depends_on_current_context(self) -> bool {
         self == Self::LEGACY_DEFAULT_STREAM || self == Self::PER_THREAD_DEFAULT
     }
@@ -67,7 +67,7 @@ impl RawContext {
         self.0
     }
 
-    /// The handle as a pointer of the binding's type.
+    /// Returns the context handle as a pointer of the type that the caller's binding uses.
     pub const fn raw_pointer<T>(self) -> *mut T {
         self.0 as *mut T
     }
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handles_come_as_numbers_and_as_pointers_of_any_binding() {
+    fn stream_handles_convert_from_numbers_and_from_pointers() {
         let pointer = 0x7f00_usize as *mut sys::CUstream_st;
         assert_eq!(RawStream::from(pointer), RawStream::from(0x7f00));
         assert_eq!(RawStream::from(0x7f00).raw_pointer::<u8>() as usize, 0x7f00);

@@ -2,8 +2,8 @@
 //! released, so that the host's launch time is not in what events read.
 //!
 //! A blocker kernel ([`StreamBlocker`](crate::instruments::timing::StreamBlocker)) holds the stream
-//! of a device that the harness opened. On a stream that other code made the harness has no
-//! kernels: there the driver calls a function of the host ([`HostStreamHold`]).
+//! of a device that the harness opened. On a stream that other code made, the harness cannot run
+//! kernels: the driver calls a host function there ([`HostStreamHold`]).
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub trait StreamHold {
     /// Releases the stream, so that its queued work runs; does nothing if the stream is not held.
     fn release(&mut self);
 
-    /// Whether the last hold, which has ended, was released. Otherwise it timed out.
+    /// Returns whether the last hold was released before it timed out. Otherwise it timed out.
     fn was_released(&self) -> bool;
 }
 
@@ -35,7 +35,7 @@ pub struct HostStreamHold {
     last: Arc<HoldState>,
 }
 
-/// Shared with the driver's thread that holds the stream.
+/// State shared with the driver's thread that holds the stream.
 struct HoldState {
     at_most: Duration,
     released: AtomicBool,
@@ -50,7 +50,7 @@ impl HoldState {
 }
 
 impl HostStreamHold {
-    /// A blocking kernel for a stream, not yet launched.
+    /// Makes a blocking kernel for a stream without launching it.
     pub(crate) fn new(stream: RawStream) -> Self {
         Self { stream, last: HoldState::new(Duration::ZERO) }
     }
@@ -107,8 +107,8 @@ impl Drop for HostStreamHold {
 mod tests {
     use super::*;
 
-    /// Runs the driver's call of a hold. Runs the holding host function; returns whether the hold
-    /// timed out.
+    /// Waits in the driver's callback until the hold is released or times out. Runs the holding
+    /// host function; returns whether the hold timed out.
     fn hold_stream(hold: &Arc<HoldState>) -> bool {
         let data = Arc::into_raw(Arc::clone(hold)).cast_mut().cast::<c_void>();
         // SAFETY: the data is an `Arc<HoldState>` that came from `Arc::into_raw`.
@@ -118,14 +118,14 @@ mod tests {
     }
 
     #[test]
-    fn a_released_hold_of_the_host_does_not_time_out() {
+    fn a_host_hold_that_is_released_does_not_time_out() {
         let hold = HoldState::new(Duration::from_secs(60));
         hold.released.store(true, Ordering::Release);
         assert!(!hold_stream(&hold));
     }
 
     #[test]
-    fn a_hold_of_the_host_that_nothing_releases_times_out() {
+    fn a_host_hold_that_is_never_released_times_out() {
         assert!(hold_stream(&HoldState::new(Duration::from_millis(1))));
     }
 }

@@ -1,6 +1,7 @@
 //! Settings that a launch of other code can change on the stream that it gets, and that later
 //! launches would inherit: a window of memory that L2 keeps, how the host waits, the priority, the
-//! memory synchronisation domain. Each case begins with the settings that the stream was made with.
+//! memory synchronisation domain. Each case starts with the settings with which the stream was
+//! made.
 //!
 //! This module does not change streams that foreign code created.
 
@@ -21,7 +22,7 @@ const NAMED_SETTINGS: [(CUstreamAttrID, &str); 4] = [
     (CUstreamAttrID::CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN, "synchronisation domain"),
 ];
 
-/// A setting of a stream as raw bytes.
+/// Value of one stream setting as raw bytes.
 type AttributeBytes = [c_char; 64];
 
 /// The saved settings of a stream.
@@ -128,7 +129,7 @@ mod tests {
     use crate::testing::lock_first_gpu;
 
     #[test]
-    fn restores_settings_of_the_stream() {
+    fn settings_of_a_stream_are_restored_after_a_change() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let stream = device.stream();
         let original = StreamSettings::read_current(stream);

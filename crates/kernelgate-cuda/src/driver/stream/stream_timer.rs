@@ -14,7 +14,7 @@ use super::timed_stream::TimedStream;
 use crate::BackendError;
 use crate::driver::device::Device;
 
-/// Times a stream that is held by an `H`.
+/// Timer of a stream, which a hold of type `H` can hold.
 pub struct StreamTimer<H> {
     /// Dropped first: nothing may wait for the timer for ever.
     hold: H,
@@ -26,7 +26,7 @@ pub struct StreamTimer<H> {
 }
 
 impl<H: StreamHold> StreamTimer<H> {
-    /// A timer of a device's stream with `events` events.
+    /// Makes a timer of a device's stream with `events` events.
     pub fn new(device: &Device, events: usize, hold: H) -> Result<Self, BackendError> {
         let stream = TimedStream::Ours(device.stream().clone());
         Self::on(stream, events, hold, device.kernel_timeout())
@@ -105,7 +105,7 @@ impl<H: StreamHold> StreamTimer<H> {
         self.hold.was_released()
     }
 
-    /// Makes the context of a stream of ours current.
+    /// Makes the context current to which the harness's own stream belongs.
     pub fn make_context_current(&self) -> Result<(), BackendError> {
         self.stream.enter_context().map(drop)
     }

@@ -72,7 +72,7 @@ pub(crate) fn is_capturing_stream(stream: sys::CUstream) -> Result<bool, Backend
     capture_status(stream).map_err(|error| failed("ask whether the stream is in capture", &error))
 }
 
-/// Whether a live stream is in capture, with the driver's own error.
+/// Returns whether a live stream is being captured, or the driver's own error.
 pub(crate) fn capture_status(stream: sys::CUstream) -> Result<bool, DriverError> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: the stream lives and the pointer is valid.
@@ -87,7 +87,7 @@ mod tests {
     use crate::testing::lock_first_gpu;
 
     #[test]
-    fn an_open_capture_and_a_changed_context_are_errors_and_restored() {
+    fn an_open_capture_and_a_changed_context_are_errors_and_are_undone() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let spin = SpinKernel::new(&device).unwrap();
         restore_after_launch(&device, || spin.launch(1000)).unwrap();

@@ -9,7 +9,7 @@ use super::thread_state::bind;
 use crate::BackendError;
 use crate::driver::driver_error::failed;
 
-/// A stream to time, with its context.
+/// A stream whose work is timed, with its context.
 #[derive(Clone)]
 pub(crate) enum TimedStream {
     /// Stream of an open device: its context stays current on the thread.

@@ -1,5 +1,5 @@
 //! Functions of cuDNN's back-end interface, which has opaque descriptors with numbered attributes.
-//! The numbers of descriptors and attributes are those of `cudnn_graph.h`, version 9.
+//! Numbers of cuDNN's descriptors and attributes, as in `cudnn_graph.h`, version 9.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::{Arc, OnceLock};
@@ -25,6 +25,7 @@ impl From<CudnnRefusal> for BackendError {
     }
 }
 
+/// Kind of a cuDNN descriptor, by cuDNN's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum CudnnDescriptorKind {
@@ -38,9 +39,11 @@ pub enum CudnnDescriptorKind {
     ExecutionPlan = 5,
     /// Descriptor of a pointwise operation on tensors.
     PointwiseOperation = 13,
+    /// Descriptor of a graph of operations.
     OperationGraph = 15,
     /// Descriptor of the addresses of a plan's tensors.
     VariantPack = 16,
+    /// Descriptor of the extents, strides and type of a tensor.
     Tensor = 17,
     /// Precision of a GEMM.
     Matmul = 18,
@@ -54,7 +57,8 @@ pub enum CudnnDescriptorKind {
     ReshapeOperation = 31,
 }
 
-/// An attribute of a cuDNN descriptor.
+/// An attribute of a cuDNN descriptor, named as `cudnn_graph.h` names it.
+#[expect(missing_docs, reason = "cuDNN documents its attributes")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum CudnnAttribute {
@@ -104,10 +108,15 @@ pub enum CudnnAttribute {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum CudnnDataType {
+    /// 32-bit floats.
     F32 = 0,
+    /// IEEE 16-bit floats.
     F16 = 2,
+    /// 32-bit signed integers.
     I32 = 4,
+    /// bfloat16.
     Bf16 = 9,
+    /// Truth values, one byte each.
     Boolean = 11,
 }
 
@@ -141,7 +150,9 @@ pub enum CudnnPointwiseMode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum OperationDescriptor {
+    /// Sum of the elements.
     Add = 0,
+    /// Largest element.
     Maximum = 3,
 }
 
@@ -153,6 +164,7 @@ const CUDNN_HEURISTIC_MODE_A: u32 = 3;
 pub enum CudnnAttributeValue<'a> {
     /// CUDNN_TYPE_HANDLE.
     Handle(&'a CudnnHandle),
+    /// CUDNN_TYPE_DATA_TYPE.
     DataType(CudnnDataType),
     /// CUDNN_TYPE_BOOLEAN.
     Flag(bool),
@@ -175,7 +187,7 @@ pub enum CudnnAttributeValue<'a> {
 const CUDNN_TYPE_INT64: u32 = 3;
 const CUDNN_TYPE_DESCRIPTOR: u32 = 15;
 
-/// cuDNN's functions. A status code of 0 is success.
+/// cuDNN's functions. cuDNN's status code 0 means success.
 struct CudnnApi {
     create: unsafe extern "C" fn(*mut RawPtr) -> c_int,
     destroy: unsafe extern "C" fn(RawPtr) -> c_int,
@@ -328,7 +340,7 @@ pub struct CudnnDescriptor {
 }
 
 impl CudnnDescriptor {
-    /// An empty one.
+    /// Makes an empty descriptor.
     ///
     /// # Errors
     /// Fails if the library is missing or does not know the kind.
@@ -342,7 +354,7 @@ impl CudnnDescriptor {
         Ok(Self { raw, kind, api })
     }
 
-    /// A descriptor with these attributes, ready to use.
+    /// Makes a descriptor with these attributes, finalized for use.
     pub fn finished_descriptor(
         kind: CudnnDescriptorKind,
         attributes: &[(CudnnAttribute, CudnnAttributeValue<'_>)],

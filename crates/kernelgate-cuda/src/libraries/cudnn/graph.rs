@@ -1,4 +1,4 @@
-//! A graph of operations, the plan that cuDNN makes of it, and its execution.
+//! Describes a graph of operations, makes a cuDNN plan for it and executes the plan.
 
 use std::sync::Arc;
 
@@ -16,6 +16,7 @@ const TENSOR_ALIGNMENT_BYTES: i64 = 16;
 /// Extents and strides of a tensor, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorLayout {
+    /// Extent of each axis in elements, the outermost axis first.
     pub extents: [i64; 4],
     /// Distance in elements between consecutive indices of each axis.
     pub strides: [i64; 4],
@@ -28,7 +29,7 @@ impl TensorLayout {
         Self { extents, strides: [h * s * d, s * d, d, 1] }
     }
 
-    /// A description of this memory with its last two axes exchanged.
+    /// Describes the tensor's memory with its last two axes exchanged.
     pub const fn transposed_layout(self) -> Self {
         let ([b, h, s, d], [by_b, by_h, by_s, by_d]) = (self.extents, self.strides);
         Self { extents: [b, h, d, s], strides: [by_b, by_h, by_d, by_s] }
@@ -40,14 +41,13 @@ impl TensorLayout {
 pub struct GraphTensor(usize);
 
 impl GraphTensor {
-    /// Number that is unique in its graph.
+    /// Number of the tensor, unique in its graph.
     const fn id(self) -> i64 {
         self.0 as i64 + 1
     }
 }
 
-/// A graph under construction. Operations are added in the order in which they depend on each
-/// other.
+/// A graph under construction. Operations must be added before the operations that depend on them.
 #[derive(Default)]
 pub struct CudnnOperationGraph {
     // The fields are dropped in this order, because operations refer to tensors.
@@ -79,6 +79,10 @@ impl CudnnOperationGraph {
         self.add_tensor(layout, data_type, Some(A::TensorIsVirtual))
     }
 
+    /// Adds a tensor of one f32 element with a value that is fixed in the plan.
+    ///
+    /// # Errors
+    /// Fails if cuDNN refuses the descriptor.
     pub fn add_scalar_tensor(&mut self, value: f32) -> Result<GraphTensor, CudnnRefusal> {
         let tensor = self.add_tensor(
             TensorLayout::contiguous([1; 4]),
@@ -335,8 +339,8 @@ impl CudnnOperationGraph {
     }
 }
 
-/// Builds the first plan that one of cuDNN's engines supports, or returns the reason why the first
-/// plan cannot be built.
+/// Builds the first plan that any of cuDNN's engines supports; the error is the reason why the
+/// first proposal cannot be built.
 fn first_buildable_plan(
     handle: &CudnnHandle,
     configs: Vec<CudnnDescriptor>,
@@ -389,7 +393,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layouts_transpose_without_moving() {
+    fn a_transposed_layout_describes_the_memory_unchanged() {
         let layout = TensorLayout::contiguous([2, 3, 5, 7]);
         assert_eq!(layout.strides, [105, 35, 7, 1]);
         let transposed = TensorLayout { extents: [2, 3, 7, 5], strides: [105, 35, 1, 7] };
@@ -400,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_and_numbers_are_packed() {
+    fn the_variant_pack_holds_tensor_addresses_and_numbers() {
         if let Err(refusal) = api::cudnn_version() {
             eprintln!("skipped: {refusal}");
             return;

@@ -1,8 +1,8 @@
 //! cuDNN 9 through its back-end interface, loaded at run time: the library's own kernels for a
 //! problem.
 //!
-//! Deliberately absent: the C headers, the C++ front end, and every operation that no workload here
-//! needs.
+//! This module has neither the C headers nor the C++ front end, and only those operations that
+//! workloads here need.
 
 pub mod api;
 pub mod graph;

@@ -22,6 +22,7 @@ pub enum MatrixDtype {
 }
 
 impl MatrixDtype {
+    /// Returns the size of a matrix element, bytes.
     pub const fn element_bytes(self) -> usize {
         match self {
             Self::E4m3 | Self::E5m2 | Self::I8 => 1,

@@ -11,16 +11,17 @@ pub enum GemmActivation {
     Gelu,
 }
 
-/// Work on the result before it is stored. A bias has one element a column of D.
+/// Work that a GEMM does on its result before it is stored. A bias has one element a column of D.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum GemmEpilogue {
-    /// The GEMM without an epilogue: D = alpha·A·B + beta·C.
+    /// Epilogue that stores the plain result: D = alpha·A·B + beta·C.
     #[default]
     None,
     /// Adds the bias.
     Bias,
-    /// Adds the bias, if there is one, and applies a function.
+    /// Epilogue that adds the bias, if there is one, and applies a function.
     Activation {
+        /// Function that is applied to each element.
         function: GemmActivation,
         /// Whether the epilogue adds a bias before the activation.
         bias: bool,
@@ -30,8 +31,10 @@ pub enum GemmEpilogue {
     },
     /// Multiplies the result by the derivative of a function, for the aux of its forward pass.
     ActivationGradient {
+        /// Function whose derivative multiplies each element.
         function: GemmActivation,
-        /// Whether the sum of D over its rows is written: the gradient of the bias.
+        /// Whether the epilogue writes the sum of D over its rows, which is the gradient of the
+        /// bias.
         bias_gradient: bool,
     },
     /// Also writes the sum of op(A) over k: m elements.
@@ -58,7 +61,8 @@ impl GemmEpilogue {
         }
     }
 
-    /// Matrix B here is A in the library: it computes Dᵀ = op(B)ᵀ·op(A)ᵀ.
+    /// This library epilogue is for exchanged matrices: cuBLASLt computes Dᵀ = op(B)ᵀ·op(A)ᵀ, so
+    /// its A is this B.
     pub(super) const fn library_epilogue(self) -> lt::Epilogue {
         use GemmActivation::{Gelu, Relu};
         use lt::Epilogue as E;

@@ -123,6 +123,7 @@ impl CublasLtLanes {
         })
     }
 
+    /// Returns the CUDA stream on which the GEMMs of a lane run.
     pub fn stream_of_lane(&self, lane: usize) -> &Arc<CudaStream> {
         &self.lanes[lane].stream
     }
@@ -150,7 +151,7 @@ impl Drop for CublasLtLanes {
     }
 }
 
-/// A GEMM, or a batch, and the algorithms that the library proposes for it, of which one is used.
+/// A GEMM, or a batch of GEMMs, with the algorithms that the library proposes; one of them is used.
 pub struct PreparedGemm {
     blas: Rc<CublasLtLanes>,
     spec: GemmSpec,
@@ -162,14 +163,14 @@ pub struct PreparedGemm {
     tool: Option<SanitizerTreatment>,
 }
 
-/// How GEMMs are treated under compute-sanitizer, from `KERNELGATE_GEMMS`. The sanitizer does not
-/// see stores of cuBLASLt's kernels by bulk copies and would report every read of D, so D is filled
+/// How GEMMs run under compute-sanitizer, as `KERNELGATE_GEMMS` selects. The sanitizer does not see
+/// stores of cuBLASLt's kernels by bulk copies and would report every read of D, so D is filled
 /// with NaN first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SanitizerTreatment {
     /// `seen`: filled, then computed.
     Seen,
-    /// `none`: With `none`, D is only filled, so that results computed from it are wrong. Under
+    /// `none`: With `none`, D is only filled, so that results computed from D are wrong. Under
     /// racecheck 2025.3 cuBLASLt's kernels crash, or take minutes.
     None,
 }
@@ -199,7 +200,7 @@ impl PreparedGemm {
     /// Fails if the description is wrong, the library fails or knows no algorithm.
     pub fn new(blas: &Rc<CublasLtLanes>, spec: GemmSpec) -> Result<Self, GemmError> {
         spec.check()?;
-        // From this line on the destructor frees the objects of the library.
+        // From here on, the destructor frees the objects of the library.
         let mut gemm = Self {
             blas: Rc::clone(blas),
             spec,
@@ -232,7 +233,8 @@ impl PreparedGemm {
         self.description =
             lt::describe_gemm(spec.compute_type(), spec.alpha_and_beta().data_type())
                 .map_err(failed())?;
-        // CUBLAS_OP_T or CUBLAS_OP_N, a 32-bit enumeration; the library's A is this B.
+        // Operation of a matrix, CUBLAS_OP_T or CUBLAS_OP_N, a 32-bit enumeration; the library's A
+        // is this B.
         let operations = [
             (At::CUBLASLT_MATMUL_DESC_TRANSA, spec.b_transposed),
             (At::CUBLASLT_MATMUL_DESC_TRANSB, spec.a_transposed),
@@ -335,15 +337,15 @@ impl PreparedGemm {
         })
     }
 
-    /// Times every algorithm on all of these operands, one after the other as a graph, and keeps
-    /// the fastest from here on. Many different operands are as cold as they will be when the GEMM
-    /// is one of many.
+    /// Times every proposed algorithm on all of these operands, as a graph of launches one after
+    /// the other, and uses the fastest from now on. With many different operands, caches are as
+    /// cold as when the GEMM is one of many in a network.
     ///
     /// The launches overwrite D. Under a tool nothing is timed and the library's first algorithm is
     /// kept.
     ///
     /// # Errors
-    /// Fails if the device fails. An algorithm that does not run is passed over.
+    /// Fails if the device fails. An algorithm that fails to run is skipped.
     pub fn choose_fastest_algorithm(
         &mut self,
         operands: &[GemmOperands],
@@ -388,7 +390,7 @@ impl PreparedGemm {
         Ok(())
     }
 
-    /// Operands with a workspace of this launch alone, where its algorithm needs little.
+    /// Returns operands with a workspace for this launch alone, if its algorithm needs little.
     pub fn with_own_workspace(&self, operands: &GemmOperands) -> GemmOperands {
         let bytes = self.algorithms.get(self.chosen).map_or(0, |chosen| chosen.workspace_bytes);
         GemmOperands { workspace: self.blas.take_workspace_piece(bytes), ..*operands }

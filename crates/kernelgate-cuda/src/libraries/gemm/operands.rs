@@ -1,4 +1,4 @@
-//! Addresses of a launch of a GEMM.
+//! Device addresses of one launch of a GEMM.
 
 use super::error::GemmError;
 use super::spec::GemmSpec;
@@ -8,7 +8,9 @@ use crate::libraries::lt::Attribute;
 /// the epilogue and scales do not need are ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GemmOperands<A = u64> {
+    /// Address of matrix A.
     pub a: A,
+    /// Address of matrix B.
     pub b: A,
     /// Address of matrix C, if it differs from D.
     pub c: Option<A>,
@@ -16,7 +18,7 @@ pub struct GemmOperands<A = u64> {
     pub d: A,
     /// Address of the bias, or of the bias gradient.
     pub bias: Option<A>,
-    /// Aux of the epilogue: [`GemmSpec::aux_bytes`].
+    /// Address of the epilogue's auxiliary matrix; its size is [`GemmSpec::aux_bytes`].
     pub aux: Option<A>,
     /// Address of the f32 factor of matrix A.
     pub scale_a: Option<A>,
@@ -112,5 +114,5 @@ impl GemmOperands {
     }
 }
 
-/// Attributes of a description that are device addresses.
+/// Those attributes of a GEMM's description that are device addresses.
 pub(super) type PointerAttributes = [Option<(Attribute, u64)>; 6];

@@ -15,7 +15,7 @@ pub struct GemmScales {
     pub b: bool,
     /// Whether D has one.
     pub d: bool,
-    /// Whether the largest magnitude of D is written.
+    /// Whether the GEMM writes the largest magnitude of D.
     pub amax_d: bool,
 }
 
@@ -33,14 +33,17 @@ pub struct GemmSpec {
     pub n: usize,
     /// Length of the sums.
     pub k: usize,
+    /// Element type of matrix A.
     pub a: MatrixDtype,
+    /// Element type of matrix B.
     pub b: MatrixDtype,
+    /// Element type of the result D and of C.
     pub d: MatrixDtype,
     /// Whether f32 matrices are rounded to TF32, for the tensor cores.
     pub tf32: bool,
-    /// Whether A lies as `[k, m]`, else as `[m, k]`.
+    /// Whether A is stored as `[k, m]`; otherwise as `[m, k]`.
     pub a_transposed: bool,
-    /// Whether B lies as `[n, k]`, else as `[k, n]`.
+    /// Whether B is stored as `[n, k]`; otherwise as `[k, n]`.
     pub b_transposed: bool,
     /// Distance from one stored row of A to the next, elements.
     pub lda: Option<usize>,
@@ -50,6 +53,7 @@ pub struct GemmSpec {
     pub ldc: Option<usize>,
     /// Distance from one row of D to the next, elements.
     pub ldd: Option<usize>,
+    /// Number of GEMMs in the batch; 1 for a single GEMM.
     pub batch_count: usize,
     /// Distance from one matrix A of the batch to the next, elements; 0 if all products share one
     /// A.
@@ -63,7 +67,8 @@ pub struct GemmSpec {
     pub stride_d: Option<usize>,
     /// Factor of the product.
     pub alpha: f32,
-    /// Factor of C; C is not read if this is 0. C is D unless the launch names another.
+    /// Factor of matrix C, which is not read if the factor is 0. Matrix C is D unless the launch
+    /// names another matrix.
     pub beta: f32,
     /// Work on the result before it is stored.
     pub epilogue: GemmEpilogue,
@@ -89,7 +94,8 @@ pub(super) struct ColumnMajorLayout {
     pub batch_stride: usize,
 }
 
-/// Matrices in the library's order: its A is this B, because it computes Dᵀ = op(B)ᵀ·op(A)ᵀ.
+/// Layouts of the matrices in the library's order: its A is this B, because it computes Dᵀ =
+/// op(B)ᵀ·op(A)ᵀ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ColumnMajorLayouts {
     pub a: ColumnMajorLayout,
@@ -161,7 +167,7 @@ impl GemmSpec {
         }
     }
 
-    /// Bytes of aux for the whole batch.
+    /// Returns the bytes of the auxiliary matrices of the whole batch.
     pub const fn aux_bytes(&self) -> Option<usize> {
         match (self.epilogue.function_with_aux(), self.aux_leading_dimension()) {
             (Some(GemmActivation::Relu), Some(ld)) => Some(self.batch_count * self.m * ld / 8),
@@ -172,7 +178,8 @@ impl GemmSpec {
         }
     }
 
-    /// Whether the dtypes go together and the extents and strides describe matrices.
+    /// Checks that the dtypes are supported together and that extents and strides describe
+    /// matrices.
     ///
     /// # Errors
     /// The error is the first operand whose layout is invalid.
@@ -199,7 +206,7 @@ impl GemmSpec {
             }
         }
         let layouts = self.column_major_layouts();
-        // The library is column-major, so its columns are the rows of these matrices.
+        // The library is column-major, so its columns are rows of these matrices.
         for (matrix, layout) in
             [('A', layouts.b), ('B', layouts.a), ('C', layouts.c), ('D', layouts.d)]
         {
@@ -255,8 +262,8 @@ impl GemmSpec {
         }
     }
 
-    /// The matrices as the library sees them: a row-major matrix is a column-major one of swapped
-    /// extents.
+    /// Returns the layouts of the matrices for the library: a row-major matrix is a column-major
+    /// one with exchanged extents.
     pub(super) fn column_major_layouts(&self) -> ColumnMajorLayouts {
         let layout = |dtype, [rows, columns]: [usize; 2], ld: Option<usize>, stride| {
             let ld = ld.unwrap_or(rows);
@@ -288,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn row_major_matrices_are_column_major_ones_of_swapped_extents() {
+    fn a_row_major_matrix_becomes_a_column_major_one_with_swapped_extents() {
         let layouts = PLAIN_GEMM.column_major_layouts();
         assert_eq!(matrix_extents(layouts.a), [4, 10, 4, 40], "B");
         assert_eq!(matrix_extents(layouts.b), [10, 6, 10, 60], "A");
@@ -302,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn matrices_of_a_batch_follow_each_other_unless_strides_are_given() {
+    fn matrices_of_a_batch_are_contiguous_unless_strides_are_given() {
         let gaps = GemmSpec { ldb: Some(7), ldd: Some(9), batch_count: 3, ..PLAIN_GEMM };
         let layouts = gaps.column_major_layouts();
         assert_eq!(matrix_extents(layouts.a), [4, 10, 7, 70]);
@@ -316,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn extents_and_strides_of_no_matrix_are_refused() {
+    fn extents_and_strides_that_describe_no_matrix_are_refused() {
         let refused = |spec: GemmSpec| spec.check().unwrap_err();
         assert!(matches!(refused(GemmSpec { k: 0, ..PLAIN_GEMM }), GemmError::Empty { k: 0, .. }));
         let short = GemmSpec { lda: Some(9), ..PLAIN_GEMM };
@@ -336,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn dtypes_follow_the_libraries_table() {
+    fn supported_dtype_combinations_follow_cublaslts_table() {
         let checked = |a, b, d| GemmSpec { b, ..GemmSpec::new(16, 16, 16, a, d) }.check();
         for (a, b, d) in [(F16, F16, F16), (I8, I8, I32), (E4m3, E5m2, E5m2), (F32, F32, F32)] {
             assert_eq!(checked(a, b, d), Ok(()));
@@ -356,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn fp8_results_have_16_bit_companions() {
+    fn gemms_with_fp8_results_take_a_16_bit_matrix_c() {
         let fp8 = |d| GemmSpec::new(16, 16, 16, E4m3, d);
         assert_eq!([E4m3, F16, F32].map(|d| fp8(d).bias_dtype()), [Bf16, F16, Bf16]);
         assert_eq!([E4m3, F16, F32].map(|d| fp8(d).c()), [Bf16, F16, F32]);
@@ -364,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn aux_rows_are_padded_as_the_library_wants_them() {
+    fn rows_of_the_auxiliary_matrix_are_padded_as_cublaslt_requires() {
         let spec = |function| GemmSpec {
             n: 200,
             batch_count: 2,

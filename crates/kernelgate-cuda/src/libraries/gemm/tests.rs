@@ -7,7 +7,7 @@ use crate::testing::lock_first_gpu;
 use MatrixDtype::{Bf16, E4m3, E5m2, F16, F32, I8, I32};
 
 #[test]
-fn the_first_algorithm_stays_unless_another_is_clearly_faster() {
+fn the_first_algorithm_is_kept_unless_another_is_clearly_faster() {
     assert_eq!(fastest_algorithm(&[]), 0);
     assert_eq!(fastest_algorithm(&[100.0, 98.0, 101.0]), 0);
     assert_eq!(fastest_algorithm(&[100.0, 98.0, 90.0]), 2);
@@ -15,7 +15,7 @@ fn the_first_algorithm_stays_unless_another_is_clearly_faster() {
 }
 
 #[test]
-fn a_launch_names_the_operand_that_it_lacks() {
+fn a_launch_without_a_needed_operand_names_it() {
     let epilogue =
         GemmEpilogue::Activation { function: GemmActivation::Relu, bias: true, aux: true };
     let scales = GemmScales { a: true, ..GemmScales::default() };
@@ -88,7 +88,7 @@ fn value_of_code(code: u32, dtype: MatrixDtype) -> f64 {
 }
 
 #[test]
-fn codes_are_those_of_the_formats() {
+fn library_codes_of_dtypes_match_their_formats() {
     assert_eq!(code_of_value(-1.5, F32), (-1.5f32).to_bits());
     assert_eq!(
         [code_of_value(448.0, E4m3), code_of_value(-2.25, E4m3), code_of_value(1.0, E5m2)],
@@ -342,7 +342,7 @@ fn integers_and_fp8_agree_with_fp64() {
     for (a, b, d) in [(E4m3, E4m3, Bf16), (E4m3, E5m2, F32), (E5m2, E4m3, F16)] {
         check_gemm_agrees(&device, library_order(b, GemmSpec::new(32, 64, 128, a, d)));
     }
-    // A GPU may lack some transpositions: one that the library declines is skipped.
+    // A GPU may lack some transpositions; a transposition that the library declines is skipped.
     for [a_transposed, b_transposed] in TRANSPOSITIONS {
         let spec = GemmSpec::new(32, 64, 128, E4m3, Bf16);
         check_gemm_agrees(&device, GemmSpec { a_transposed, b_transposed, ..spec });
@@ -419,7 +419,7 @@ fn activations_and_their_gradients_agree_with_fp64() {
     ] {
         for (bias, aux) in [(false, false), (true, false), (false, true), (true, true)] {
             let epilogue = GemmEpilogue::Activation { function, bias, aux };
-            // Halves keep the argument of the function near zero.
+            // The factor of one half keeps the argument of the function near zero.
             let spec = GemmSpec { alpha: 0.125, epilogue, ..GemmSpec::new(32, 48, 16, Bf16, Bf16) };
             let Some(forward) = GemmFixture::new(&device, spec) else { return };
             if !forward.launch_each_algorithm(&forward.gemm_operands()) {
@@ -474,7 +474,7 @@ fn activation_gradient_agrees(
                 let (term, product) =
                     (gradient(row, column), fixture.expected_element(0, row, column));
                 if term.is_nan() {
-                    // The derivative is from 0 to 1.
+                    // The derivative of the activation lies between 0 and 1.
                     allowed += product.abs();
                 } else {
                     sum += term;

@@ -15,8 +15,8 @@ pub type TakeBufferFunction = extern "C" fn(*mut c_void, u32, *mut u8, usize, us
 /// Callback with which CUPTI reports an event: domain, event, and the event's data.
 pub type CuptiCallbackFunction = extern "C" fn(*mut c_void, u32, u32, *const c_void);
 
-/// The functions; a result of 0 is success. Enumerations are passed as integers: a later CUPTI may
-/// know more values.
+/// Functions of CUPTI; a result of 0 means success. Enumerations are passed as integers: a later
+/// CUPTI may know more values.
 pub struct CuptiApi {
     pub register: unsafe extern "C" fn(GiveBufferFunction, TakeBufferFunction) -> c_int,
     pub enable: unsafe extern "C" fn(u32) -> c_int,
@@ -89,7 +89,7 @@ impl CuptiApi {
         Err(cupti_refusal(status, action, &text))
     }
 
-    /// Nanoseconds of the clock that records have.
+    /// Nanoseconds of the clock that CUPTI's records use.
     pub fn record_clock_ns(&self) -> u64 {
         let mut time = 0;
         // SAFETY: the call gets a pointer to a local variable, which is valid during the call.
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_client_is_named_and_other_errors_keep_cuptis_words() {
+    fn another_cupti_client_is_named_and_other_errors_keep_their_text() {
         let other = cupti_refusal(39, "begin", "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED");
         assert_eq!(
             other.to_string(),

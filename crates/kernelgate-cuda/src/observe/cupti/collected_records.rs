@@ -34,7 +34,7 @@ pub const ALLOCATION_ACTIVITY: u32 = ActivityKind::CUPTI_ACTIVITY_KIND_MEMORY2 a
 const CUPTI_BUFFER_BYTES: usize = 4 << 20;
 const CUPTI_BUFFER_ALIGNMENT: usize = 8;
 
-/// Records that arrived and were not taken yet.
+/// Records that CUPTI delivered and no caller took yet.
 #[derive(Default)]
 pub struct CollectedCuptiRecords {
     pub activity: RecordedActivity,
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_keep_name_shape_and_node() {
+    fn kernel_records_keep_name_shape_and_graph_node() {
         let kernel = |name: &'static std::ffi::CStr, start| RawKernelRecord {
             kind: KERNEL_ACTIVITY,
             name: name.as_ptr(),
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_has_its_list_and_a_foreign_one_has_none() {
+    fn every_kind_of_cupti_record_has_its_list_and_unknown_kinds_have_none() {
         let copy = RawCopyRecord {
             kind: COPY_ACTIVITY,
             direction: 1,

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clone_has_the_ranges_of_its_original_however_often_it_is_cloned() {
+    fn clones_of_a_graph_keep_the_ranges_of_the_original() {
         let (first, exec, again) = (u64::MAX, u64::MAX - 1, u64::MAX - 2);
         record_created_node(first, vec!["step".into(), "layer".into()]);
         record_created_node(u64::MAX - 3, OpenRanges::new());
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_descriptor_lies_as_the_header_has_it() {
+    fn the_nvtx_event_descriptor_has_the_layout_of_the_header() {
         assert_eq!(offset_of!(CuptiGraphData, node), offset_of!(sys::CUpti_GraphData, node));
         let original = offset_of!(sys::CUpti_GraphData, originalNode);
         assert_eq!(offset_of!(CuptiGraphData, original_node), original);

@@ -19,8 +19,10 @@ use super::activity::{GraphNodeRecord, RangeRecord, RecordedActivity};
 use super::range;
 use crate::BackendError;
 
+/// Which activities CUPTI records; more activities change the times more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecordingExtent {
+    /// Kernels only.
     Kernels,
     /// Operations on a GPU: kernels, copies and memory sets.
     Operations,

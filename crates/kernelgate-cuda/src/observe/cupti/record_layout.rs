@@ -180,7 +180,7 @@ mod tests {
     /// The function is long because it is a table of fields.
     #[test]
     #[expect(clippy::too_many_lines)]
-    fn every_field_lies_where_the_header_has_it() {
+    fn every_field_of_a_cupti_record_has_the_offset_of_the_header() {
         same!(
             RawKernelRecord,
             sys::CUpti_ActivityKernel9,

@@ -31,7 +31,7 @@ fn record_names(activity: &RecordedActivity, of: impl IntoIterator<Item = u32>) 
 }
 
 #[test]
-fn a_launch_joins_its_call_its_range_and_its_kernel() {
+fn a_recorded_launch_is_joined_with_its_call_range_and_kernel() {
     let Some((device, _one)) = lock_first_gpu() else { return };
     let Some(recorder) = recorder_or_skip() else { return };
     let passes = bandwidth_passes(&device);
@@ -71,7 +71,7 @@ fn a_launch_joins_its_call_its_range_and_its_kernel() {
 }
 
 #[test]
-fn nodes_of_a_graph_have_the_ranges_of_their_capture() {
+fn graph_nodes_belong_to_the_ranges_open_during_capture() {
     let Some((device, _one)) = lock_first_gpu() else { return };
     let Some(recorder) = recorder_or_skip() else { return };
     let passes = bandwidth_passes(&device);
@@ -104,7 +104,7 @@ fn nodes_of_a_graph_have_the_ranges_of_their_capture() {
 }
 
 #[test]
-fn memory_that_is_taken_and_given_back_is_recorded() {
+fn allocations_and_frees_of_device_memory_are_recorded() {
     let Some((device, _one)) = lock_first_gpu() else { return };
     let Some(recorder) = recorder_or_skip() else { return };
     let begun = recorder.clock_ns();
@@ -125,7 +125,7 @@ fn memory_that_is_taken_and_given_back_is_recorded() {
 }
 
 #[test]
-fn a_second_client_is_refused_and_the_first_goes_on() {
+fn a_second_cupti_client_is_refused_and_the_first_continues() {
     let Some((device, _one)) = lock_first_gpu() else { return };
     let Some(recorder) = recorder_or_skip() else { return };
     let refused = ActivityRecorder::start(RecordingExtent::Everything).err().unwrap();
@@ -140,7 +140,7 @@ fn a_second_client_is_refused_and_the_first_goes_on() {
 
 /// Prints the time that recording adds to a launch; asserts only that no record is lost.
 #[test]
-fn no_record_of_many_launches_is_lost() {
+fn no_cupti_record_of_many_launches_is_lost() {
     const BURST_TEST_LAUNCHES: usize = 20_000;
     let Some((device, _one)) = lock_first_gpu() else { return };
     let passes = bandwidth_passes(&device);
@@ -170,7 +170,7 @@ fn no_record_of_many_launches_is_lost() {
 
 /// Prints the time of attaching and of a launch after it; asserts that CUPTI can attach again.
 #[test]
-fn cupti_leaves_the_process_and_comes_again() {
+fn cupti_can_be_detached_and_attached_again() {
     let Some((device, _one)) = lock_first_gpu() else { return };
     let passes = bandwidth_passes(&device);
     let fastest_ns = || {

@@ -28,7 +28,7 @@ fn detect_all_changes(values: &[f64]) -> Vec<ChangePoint> {
     change_points(values, 0.01, 0.001)
 }
 
-/// Whether a step is detected at its place with at most five values after the step.
+/// Returns whether a step is detected at its place with at most five values after it.
 fn detects_step(mut values: Vec<f64>, at: usize) -> bool {
     values[at..].iter_mut().for_each(|value| *value += LOG_STEP);
     (MIN_SEGMENT_VALUES..=5).any(|after| {
@@ -37,14 +37,15 @@ fn detects_step(mut values: Vec<f64>, at: usize) -> bool {
     })
 }
 
-/// Whether a change is found in values without one, when the sequence is tested after each value.
+/// Returns whether a change is found in values without one, if the sequence is tested after each
+/// value.
 fn has_false_alarm(values: &[f64]) -> bool {
     (MIN_SEQUENCE_VALUES..=values.len())
         .any(|count| !detect_all_changes(&values[..count]).is_empty())
 }
 
 #[test]
-fn steps_are_found_with_their_place_and_size() {
+fn level_changes_are_found_with_their_place_and_size() {
     let mut values = normal_noise_values(1, 60);
     values[20..].iter_mut().for_each(|value| *value += 0.1);
     values[45..].iter_mut().for_each(|value| *value -= 0.04);
@@ -59,7 +60,7 @@ fn steps_are_found_with_their_place_and_size() {
 }
 
 #[test]
-fn outliers_and_what_is_too_small_are_no_change() {
+fn outliers_and_small_changes_are_not_reported_as_level_changes() {
     let mut values = normal_noise_values(2, 60);
     for at in [10, 30, 31, 59] {
         values[at] += 1.0;
@@ -77,7 +78,7 @@ fn outliers_and_what_is_too_small_are_no_change() {
 /// The test shows the detection rates that the documentation states; `KERNELGATE_SIMULATIONS` sets
 /// the number of simulated sequences (docs/concepts/evidence-decision.md has the rates of 4,000).
 #[test]
-fn a_step_of_five_deviations_is_found_in_five_values_and_false_alarms_are_rare() {
+fn a_change_of_five_deviations_is_found_in_five_values_with_few_false_alarms() {
     #[allow(clippy::disallowed_methods, reason = "a variable of this test alone")]
     let count = std::env::var("KERNELGATE_SIMULATIONS").ok().and_then(|it| it.parse().ok());
     let count: u64 = count.unwrap_or(100);
@@ -100,7 +101,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
-    fn neither_the_unit_nor_the_direction_matters(
+    fn finding_level_changes_does_not_depend_on_unit_or_direction(
         seed in any::<u64>(),
         at in 10usize..50,
         scale in 0.1f64..10.0,
@@ -120,7 +121,7 @@ proptest! {
 
     /// The costs computed with heaps are compared with their definition.
     #[test]
-    fn costs_are_sums_of_absolute_deviations(values in prop::collection::vec(-9.0f64..9.0, 1..30)) {
+    fn costs_of_a_segment_are_sums_of_absolute_deviations(values in prop::collection::vec(-9.0f64..9.0, 1..30)) {
         let ranked = RankedSequence::new(&values);
         for (length, cost) in ranked.segment_costs_from(0).enumerate() {
             let part = &values[..=length];

@@ -55,7 +55,7 @@ impl LaunchCalls {
         Some(LaunchCall { start, end, thread })
     }
 
-    /// Whether the launch of an operation is recorded.
+    /// Returns whether the launch call of an operation was recorded.
     pub fn has_launch(&self, id: OperationId) -> bool {
         self.thread.get(id as usize).is_some_and(|thread| thread != 0)
     }
@@ -74,7 +74,7 @@ mod tests {
     use crate::model::gpu::PlaceId;
 
     #[test]
-    fn launches_of_any_distance_and_length_are_exact() {
+    fn launch_calls_of_any_distance_and_length_are_stored_exactly() {
         let mut trace = Trace::default();
         let hour = 3_600_000_000_000;
         for start in [5_000, 2 * hour, 7_000, 9_000] {

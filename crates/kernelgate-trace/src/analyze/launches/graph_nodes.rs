@@ -72,7 +72,7 @@ pub(crate) fn kernel_paths_inside(
     let ranges: HashMap<(u32, u64), &[NameId]> =
         nodes.iter().map(|node| ((node.process, node.id), &node.ranges[..])).collect();
     let kernels = trace.kernels.graph_node.iter().zip(trace.kernels.on_gpu.place.iter());
-    // Kernels are the operations with the smallest numbers.
+    // Kernels have the smallest operation numbers.
     let inside = kernels.zip(launched_in.iter()).map(|((node, place), launched_in)| {
         let ranges =
             ranges.get(&(trace.process_of_place(place), node)).copied().unwrap_or_default();

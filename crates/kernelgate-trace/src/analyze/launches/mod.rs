@@ -1,4 +1,4 @@
-//! Operations joined with the calls that launched them: by correlation id, within a process.
+//! Joins operations with the calls that launched them: by correlation id, within a process.
 
 pub mod calls;
 pub mod graph_nodes;
@@ -43,7 +43,7 @@ impl TraceLaunches {
             while next < callers.len() && callers[next].0 < key {
                 next += 1;
             }
-            // The first of several calls with one id counts.
+            // If several calls have one correlation id, the first is used.
             if next < callers.len() && callers[next].0 == key {
                 call_of[operation as usize] = callers[next].1;
             }
@@ -51,7 +51,7 @@ impl TraceLaunches {
         Self { call_of }
     }
 
-    /// Operations whose call is not in the trace.
+    /// Returns the number of operations whose launch call is not in the trace.
     pub fn operations_without_call(&self) -> usize {
         self.call_of.iter().filter(|&&call| call == NO_CALL).count()
     }

@@ -83,12 +83,12 @@ fn close_ended_ranges<S>(
     open.extract_if(.., |range| range.row.end < time).for_each(closed);
 }
 
-/// Operations by the key that joins them with calls.
+/// GPU operations by the key that joins them with launch calls.
 #[derive(Debug, Default)]
 pub(crate) struct LaunchedOperations {
     /// Launched operations in order of their keys.
     operations: SortedOperations,
-    /// Whether the call of each operation was read, 64 operations a word.
+    /// Whether the launch call of each operation was read; one word holds 64 operations.
     found: Vec<u64>,
     count: u32,
     /// Operations that the last call launched.
@@ -149,7 +149,7 @@ impl LaunchedOperations {
 pub(crate) struct NodeEvents(Vec<u32>);
 
 impl NodeEvents {
-    /// Selects the operations of a trace that `wanted` accepts.
+    /// Collects those operations of a trace that `wanted` accepts.
     pub fn new(trace: &Trace, wanted: impl Fn(usize) -> bool) -> Self {
         let times = &trace.node_events.time;
         let mut events: Vec<u32> =

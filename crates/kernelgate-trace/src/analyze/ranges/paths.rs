@@ -12,7 +12,7 @@ pub type RangePathId = u32;
 /// No range encloses it.
 pub const ROOT_PATH: RangePathId = 0;
 
-/// Paths of ranges. Ranges of the same name at the same place share a path.
+/// Paths of ranges. Ranges with equal names inside one enclosing path share a path.
 #[derive(Debug, Clone)]
 pub struct RangePathTree {
     /// Parent and last name of each path; the first path is [`ROOT_PATH`], which has no name.
@@ -30,7 +30,7 @@ impl Default for RangePathTree {
 #[derive(Debug, Clone, Default)]
 pub struct PathOfEachRange {
     pub paths: RangePathTree,
-    /// The path of each range, its own name last.
+    /// Path of each range, with its own name last.
     pub of_range: Vec<RangePathId>,
 }
 
@@ -73,7 +73,7 @@ impl RangePathTree {
         self.nodes.len()
     }
 
-    /// Whether there is no path besides the root.
+    /// Returns whether there is no path except the root.
     pub fn is_empty(&self) -> bool {
         self.nodes.len() == 1
     }
@@ -113,7 +113,7 @@ impl RangePathTree {
         self.nodes[path as usize].1
     }
 
-    /// The names from the outermost to the innermost, with `/` between them; empty for
+    /// Returns the names of a path from the outermost to the innermost, separated by `/`; empty for
     /// [`ROOT_PATH`].
     pub fn text(&self, trace: &Trace, path: RangePathId) -> String {
         let names = self.path_and_parents(path).map(|path| trace.names.text(self.name(path)));

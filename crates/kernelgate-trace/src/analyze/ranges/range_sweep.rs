@@ -13,7 +13,7 @@ pub(crate) struct RowsByThread {
 }
 
 impl RowsByThread {
-    /// Rows that are wanted, by thread and a key.
+    /// Sorts the wanted rows by thread and, within a thread, by a key.
     pub fn sorted_by_thread<K: Ord>(
         threads: usize,
         thread: &[u32],
@@ -87,7 +87,7 @@ pub fn visit_enclosing_ranges(
         for &row in rows.rows_of_thread(thread) {
             let (start, end) = span(row);
             while let Some(range) = next.next_if(|&range| ranges.start[range as usize] <= start) {
-                // Most ranges are over before the next call: they need not be remembered.
+                // Most ranges have ended before the next call, so they are not stored.
                 if ranges.end[range as usize] >= start {
                     open.push(range);
                 }

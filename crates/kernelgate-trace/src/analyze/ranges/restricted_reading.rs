@@ -20,7 +20,7 @@ pub fn open_inside_ranges(
     wanted: &WantedTraceParts,
     pattern: &str,
 ) -> Result<Option<Trace>, TraceError> {
-    // Calls and ranges show where operations were launched.
+    // Calls and ranges are read too, because they show where operations were launched.
     let with_launches = WantedTraceParts { operations: true, calls: true, ranges: true, ..*wanted };
     // Names are known when all ranges were read: which paths match is found first.
     let mut paths = RangePaths::default();
@@ -89,7 +89,7 @@ impl RangePaths {
 /// graphs when they were created, and the calls that launched such nodes.
 #[derive(Debug, Default)]
 struct InsidePass {
-    /// Whether the range of each path matches.
+    /// Whether each range path matches the expression.
     matching: Vec<bool>,
     standing: RangePaths,
     selection: MatchingSpans,

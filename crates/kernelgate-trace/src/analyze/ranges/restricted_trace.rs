@@ -16,13 +16,13 @@ use crate::read::RangeRow;
 /// Spans of one thread, or of all threads of a process.
 type TimeSpans = Vec<(i64, i64)>;
 
-/// The operations launched inside ranges whose path matches, and those ranges with what
-/// they enclose. `None`: no range matches.
+/// Selects the operations that were launched inside ranges whose path matches, and these ranges
+/// with everything they enclose. `None`: no range matches.
 ///
 /// A pattern is a path, or the end of one (`layer_0/attention`); `*` stands for any text. A
 /// push/pop range holds what its own thread did; a start/end range, which belongs to no thread,
-/// what any thread of its process did. A range that was open while a graph was captured holds the
-/// kernels of those nodes, and the launches of the graph.
+/// what any thread of its process did. A range that was open while a graph was captured counts as
+/// enclosing the graph's kernels and its launches.
 ///
 /// The function is long because each kind of record is filtered by its own columns.
 #[expect(clippy::too_many_lines)]
@@ -151,7 +151,7 @@ fn rows_to_keep(count: usize, keep: impl Fn(usize) -> bool) -> Vec<u32> {
     kept.map(|row| u32::try_from(row).expect("fewer than 2^32 rows")).collect()
 }
 
-/// The spans of the ranges that match.
+/// Time spans of the ranges whose path matches.
 #[derive(Debug, Default)]
 pub(in crate::analyze) struct MatchingSpans {
     by_thread: Vec<TimeSpans>,
@@ -210,7 +210,7 @@ impl MatchingSpans {
         }
     }
 
-    /// Whether a span of a thread's time lies inside a matching range.
+    /// Returns whether a time span of a thread lies inside a matching range.
     pub(in crate::analyze) fn contains_span(
         &self,
         trace: &Trace,
@@ -225,7 +225,7 @@ impl MatchingSpans {
         inside(&self.by_thread, thread as usize) || inside(&self.by_process, process)
     }
 
-    /// Whether what any thread of a process did lies inside.
+    /// Returns whether a time span lies inside a matching range of any thread of the process.
     fn lies_inside_any_thread(&self, process: u32, start: i64, end: i64) -> bool {
         is_span_in_one_of(&self.any[process as usize], start, end)
     }
@@ -260,7 +260,7 @@ fn graph_nodes_that_match(trace: &Trace, expression: &Regex) -> HashSet<(u32, u6
     nodes.iter().filter(inside).map(|node| (node.process, node.id)).collect()
 }
 
-/// Spans in order, without those inside another. Spans that only overlap are not merged.
+/// Sorts spans and removes those inside another span. Spans that only overlap are not merged.
 fn keep_outermost_spans(spans: &mut TimeSpans) {
     spans.sort_by_key(|&(start, end)| (start, std::cmp::Reverse(end)));
     let mut until = i64::MIN;
@@ -271,7 +271,7 @@ fn keep_outermost_spans(spans: &mut TimeSpans) {
     });
 }
 
-/// Whether one of the spans, which are in order of start and of end, holds another.
+/// Returns whether one of the spans, which are sorted by start and by end, contains another span.
 fn is_span_in_one_of(spans: &TimeSpans, start: i64, end: i64) -> bool {
     let after = spans.partition_point(|&(first, _)| first <= start);
     after.checked_sub(1).is_some_and(|last| spans[last].1 >= end)

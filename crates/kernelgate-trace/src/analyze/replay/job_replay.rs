@@ -29,7 +29,7 @@ pub struct CollectiveMember {
     pub end: i64,
 }
 
-/// The operations of all ranks in one collective.
+/// Operations of all ranks that take part in one collective.
 pub type CollectiveMembers = Vec<CollectiveMember>;
 
 /// Dependencies among the operations of all ranks of a job, for replays.

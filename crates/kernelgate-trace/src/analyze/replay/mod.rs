@@ -1,8 +1,8 @@
 //! Replays the recorded dependencies of a trace with other durations: a call starts after the
 //! previous call of its thread; an operation starts after its launch, after the previous operation
 //! of its stream, and after the operation of another stream that it seems to wait for; a wait ends
-//! after the last operation that ended during it. The time between these events stays as long as it
-//! was recorded. A host that makes no recorded call and continues when the GPU has finished the
+//! after the last operation that ended during it. The recorded time between these two events is
+//! kept in a replay. A host that makes no recorded call and continues when the GPU has finished the
 //! launched work also counts as waiting.
 //!
 //! A replay takes time proportional to the operations. [`RunningReplay`] goes operation by
@@ -21,7 +21,7 @@ use crate::analyze::timeline::span_union::UnitedSpans;
 use crate::model::Trace;
 use crate::model::packed_columns::{PackedColumn, PackedValue};
 
-/// Number that stands for no operation, or no thread.
+/// Number that stands for a missing operation or thread.
 const NO_OPERATION: u32 = u32::MAX;
 /// An operation that starts this long after its launch and after the previous operation of its
 /// stream may wait for another stream.
@@ -54,7 +54,7 @@ struct HostWait {
     call: GpuWaitCall,
     /// The operation that ended the wait; [`NO_OPERATION`] if the GPU had already finished.
     ended_by: OperationId,
-    /// Whether the wait is a call, and not the time between two launches.
+    /// Whether the wait was recorded as a call, and is not only the time between two launches.
     recorded: bool,
 }
 
@@ -66,7 +66,7 @@ pub struct ReplayChange<'a> {
     pub launches: bool,
     /// Whether the host waits for the GPU.
     pub waits: bool,
-    /// The host's time between its launch calls.
+    /// How the host's time between its launch calls is replayed.
     pub host: ReplayedHostTime<'a>,
 }
 
@@ -77,13 +77,12 @@ pub enum ReplayedHostTime<'a> {
     Recorded,
     /// A part of the time between launch calls is left, 0 to 1.
     Scaled(f64),
-    /// In these spans, which do not overlap, the host takes no time: neither its code nor launch
-    /// calls.
+    /// In these spans, which do not overlap, neither host code nor launch calls take time.
     WithoutPauses(&'a [(i64, i64)]),
 }
 
 impl ReplayedHostTime<'_> {
-    /// Nanoseconds of a launch call, or of a part of it, that lie in a pause.
+    /// Returns how many nanoseconds of a launch call, or of its part, lie in a pause.
     fn ns_in_pauses(&self, from: i64, to: i64) -> i64 {
         let Self::WithoutPauses(spans) = self else { return 0 };
         spans.iter().map(|&(start, end)| (end.min(to) - start.max(from)).max(0)).sum()
@@ -145,7 +144,7 @@ pub struct OperationDependencies<'a> {
 }
 
 impl<'a> OperationDependencies<'a> {
-    /// Collects the dependencies; `None` of a trace without operations.
+    /// Collects the dependencies of a trace's operations; `None` if it has no operations.
     pub fn new(trace: &'a Trace, launches: &'a LaunchCalls, waits: &[GpuWaitCall]) -> Option<Self> {
         let all = AllOperations::new(trace);
         let process = |id: OperationId| trace.process_of_place(all.place(id)) as usize;
@@ -180,7 +179,7 @@ impl<'a> OperationDependencies<'a> {
         operation_with_lower_id(id, self.step.at(id as usize))
     }
 
-    /// The operation of another stream that one seems to wait for.
+    /// Returns the operation of another stream for which an operation seems to wait.
     fn awaited_on_other_stream(&self, id: OperationId) -> Option<OperationId> {
         operation_with_lower_id(id, self.other.at(id as usize))
     }
@@ -210,8 +209,8 @@ impl<'a> OperationDependencies<'a> {
             }
             let place = self.all.place(id).0 as usize;
             let last = last_of_place[place];
-            // An operation inside another operation, such as a migration during a kernel, does not
-            // wait for it.
+            // An operation that runs during another one, such as a migration during a kernel, does
+            // not wait for it.
             let inside = last != NO_OPERATION
                 && start < self.all.end(last)
                 && self.all.end(id) <= self.all.end(last);
@@ -393,7 +392,7 @@ impl<'a> OperationDependencies<'a> {
         self.all
     }
 
-    /// First start and last end of the operations.
+    /// Returns the first start and the last end of the operations.
     pub fn span(&self) -> (i64, i64) {
         self.span
     }
@@ -450,7 +449,7 @@ impl<'a> OperationDependencies<'a> {
         path.segments.drain(..).for_each(|(segment, ns)| each(segment, ns));
     }
 
-    /// The time between an operation and the one before it on its stream, nanoseconds.
+    /// Returns the time between an operation and the previous one on its stream, nanoseconds.
     pub fn gap_before(&self, id: OperationId) -> i64 {
         self.previous_on_stream(id)
             .map_or(0, |before| (self.all.start(id) - self.all.end(before)).max(0))
@@ -471,7 +470,7 @@ fn operation_with_lower_id(id: OperationId, step: i64) -> Option<OperationId> {
 /// A running replay: the differences between replayed and recorded times.
 pub struct RunningReplay<'d, 'a> {
     of: &'d OperationDependencies<'a>,
-    /// Replayed time after the last call of each thread.
+    /// Replayed time at which the last call of each thread has returned.
     thread: Vec<i64>,
     /// Recorded end of the last call of each thread; empty where the host takes its recorded time.
     called: Vec<i64>,
@@ -535,7 +534,8 @@ impl<'d, 'a> RunningReplay<'d, 'a> {
         let others = || others.iter().flatten();
         let ended = others().map(|&(_, end)| end).max();
         let Some(recorded) = launch.max(ended) else { return 0 };
-        // The latency of a launch that decided does not remain behind an operation.
+        // If the launch decided the start, its recorded latency does not delay the replayed
+        // operation further.
         let latency = start - recorded;
         let between = if launch > ended { latency.min(NEXT_OPERATION_DELAY_NS) } else { latency };
         let launched = launch.map(|time| time + self.by.at(id as usize) + latency);
@@ -640,7 +640,7 @@ struct LaunchCallSums {
     calls: PackedColumn<OperationId>,
     /// The place.
     at: usize,
-    /// Nanoseconds of the calls before the place.
+    /// Nanoseconds of all calls before this position.
     sum: i64,
 }
 
@@ -674,7 +674,7 @@ impl<'d, 'a> BackwardPathWalk<'d, 'a> {
         let mut launches = vec![LaunchCallSums::default(); of.threads];
         let mut last = vec![i64::MIN; of.threads];
         for (id, call) in of.launched.iter().filter_map(|id| Some((id, of.launch_call(id)?))) {
-            // The launch call of a graph launches several operations.
+            // One launch call of a graph launches several operations.
             let last = &mut last[call.thread as usize];
             if std::mem::replace(last, call.start) != call.start {
                 launches[call.thread as usize].calls.push(id);

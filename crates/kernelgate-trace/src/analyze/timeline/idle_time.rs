@@ -59,7 +59,7 @@ impl IdleGaps {
         Some(IdleGap { start, end: all.start(after), before, after, started })
     }
 
-    /// All idle gaps from an index on.
+    /// Returns all idle gaps from an index on.
     pub fn from<'a>(
         &'a self,
         all: &'a AllOperations<'_>,

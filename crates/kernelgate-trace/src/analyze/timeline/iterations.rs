@@ -11,7 +11,7 @@ use crate::model::packed_columns::PackedColumn;
 
 /// Fewest iterations.
 const MIN_ITERATIONS: usize = 3;
-/// Words in names of ranges that are iterations.
+/// Words by which names of ranges show that the ranges are iterations.
 const ITERATION_WORDS: &[&str] = &["profilerstep", "step", "iter", "batch"];
 /// Share of the time between the first and the last iteration that ranges without an iteration's
 /// name must fill, and of the launches that they must contain.
@@ -50,7 +50,7 @@ impl IterationEvidence {
 /// A candidate for an iteration: a range, or the time from one mark to the next.
 #[derive(Debug, Clone, Copy)]
 pub struct IterationCandidate<K> {
-    /// Candidates with equal keys belong together.
+    /// Candidates with equal keys form one group of iterations.
     pub key: K,
     /// Ranges around the candidate.
     pub depth: u32,
@@ -63,7 +63,7 @@ pub struct IterationCandidate<K> {
 /// Start times of iterations on the host, and the end of the last iteration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostIterations<K> {
-    /// The key of the ranges or marks.
+    /// Key of the ranges or marks that are the iterations.
     pub key: K,
     /// Start time of each iteration on the host, nanoseconds.
     pub starts: Vec<i64>,
@@ -122,14 +122,14 @@ pub fn find_iteration_candidates<K: Copy + Eq + std::hash::Hash + Ord>(
 /// Candidates of one key.
 struct CandidateGroup<K> {
     key: K,
-    /// Whether the name of the ranges is one of iterations.
+    /// Whether the name of the ranges says that they are iterations.
     named: bool,
     depth: u32,
     total: i64,
     candidates: Vec<IterationCandidate<K>>,
 }
 
-/// Whether most iterations launch a number of operations near the median, which is not zero.
+/// Returns whether most iterations launch about the median number of operations, which is not zero.
 fn is_launch_count_regular(starts: &[i64], end: i64, launches: &PackedColumn<i64>) -> bool {
     let at = |time: i64| launches.partition_point(|launch| launch < time);
     let bounds: Vec<usize> = starts.iter().copied().chain([end]).map(at).collect();
@@ -169,7 +169,7 @@ pub fn device_iteration_starts(
     cuts
 }
 
-/// Number that operations of one name share.
+/// Returns a number that all operations with one name share.
 fn name_key(trace: &Trace, all: &AllOperations<'_>, id: OperationId) -> u64 {
     let (kind, row) = all.kind_and_row(id);
     let name = match kind {
@@ -247,7 +247,7 @@ fn repetition_score(sequence: &PackedColumn<u32>, names: usize, anchor: u32) -> 
         }
     }
     let spanned = (last - first) as f64 / sequence.len() as f64;
-    // Half of the operations at least lie between occurrences.
+    // At least half of the operations must lie between occurrences of the anchor.
     if spanned < 0.5 { 0.0 } else { same as f64 / all.max(1) as f64 }
 }
 
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn the_outermost_regular_ranges_are_the_iterations() {
+    fn the_outermost_regular_ranges_are_taken_as_iterations() {
         let launches: PackedColumn<i64> = (0..300).collect();
         let steps: Vec<(i64, i64)> = (0..3).map(|i| (i * 100, i * 100 + 95)).collect();
         let layers: Vec<(i64, i64)> = (0..30).map(|i| (i * 10, i * 10 + 9)).collect();
@@ -273,7 +273,7 @@ mod tests {
         let name = |key| ["run_#", "layer_#"][key as usize].to_owned();
         let found = find_iteration_candidates(&all, name, &launches);
         assert_eq!(found.as_ref().map(|of| of.starts.clone()), Some(vec![0, 100, 200]));
-        // A name that says so comes before the outermost.
+        // A range whose name says that it is an iteration is preferred to an outer one.
         let name = |key| ["run_#", "batch_#"][key as usize].to_owned();
         assert_eq!(
             find_iteration_candidates(&all, name, &launches).map(|of| of.starts.len()),
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn numbered_layers_of_one_run_are_no_iterations() {
+    fn numbered_layers_of_a_single_run_are_not_iterations() {
         let launches: PackedColumn<i64> = (0..100).collect();
         let layers: Vec<(i64, i64)> = (0..4).map(|i| (10 + i * 10, 19 + i * 10)).collect();
         let found = |launches: &PackedColumn<i64>| {
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_of_irregular_work_are_no_iterations() {
+    fn ranges_of_irregular_work_are_not_iterations() {
         let launches: PackedColumn<i64> = (0..20).collect();
         let ranges = candidates_from_spans(0, 0, &[(0, 18), (20, 38), (40, 58)]);
         assert_eq!(find_iteration_candidates(&ranges, |_| "part".to_owned(), &launches), None);
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn iterations_are_cut_where_their_first_operation_starts() {
+    fn iterations_start_at_the_start_of_their_first_operation() {
         let operations = [(5, 50), (12, 60), (15, 55), (25, 90), (40, 120)];
         // The operation launched before the first iteration belongs to none.
         let cuts = device_iteration_starts(&[10, 20], 30, 200, operations.into_iter());
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_the_period_and_its_layers_are_not() {
+    fn repeated_steps_are_found_as_iterations_and_layers_are_not() {
         // 5 steps: an embedding, 8 layers of two kernels, a loss.
         let mut sequence = PackedColumn::default();
         for _ in 0..5 {

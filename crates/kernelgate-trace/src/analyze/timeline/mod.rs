@@ -16,11 +16,11 @@ use crate::analyze::timeline::idle_time::IdleGap;
 /// copies, so that the lines add up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BusyTimeLine {
-    /// Compute while no communication, copy or migration runs.
+    /// Time in which compute kernels run without communication, copy or migration.
     Compute,
     /// Compute and communication run in parallel: the communication is hidden.
     ComputeAndCommunication,
-    /// Compute and page migrations run in parallel.
+    /// Time in which compute kernels and page migrations run at once.
     ComputeAndMigration,
     /// Compute and copies run in parallel: the copies are hidden.
     ComputeAndCopy,
@@ -28,11 +28,11 @@ pub enum BusyTimeLine {
     Graph,
     /// Communication without compute: exposed.
     Communication,
-    /// Page migrations run without compute or communication.
+    /// Time in which page migrations run without compute or communication.
     Migration,
     /// Copies run without compute or communication: the copies are exposed.
     Copy,
-    /// Memory is set, and nothing else runs.
+    /// Time in which only memsets run.
     Set,
 }
 
@@ -80,7 +80,7 @@ impl BusyTimeLine {
         }
     }
 
-    /// The line of work whose classes run at once.
+    /// Returns the line of busy time for the classes of operations that run at once.
     fn line_of_running_classes(running: &[usize; OPERATION_CLASSES]) -> BusyTimeLine {
         let runs = |class: OperationClass| running[class as usize] > 0;
         match runs(OperationClass::Compute) {

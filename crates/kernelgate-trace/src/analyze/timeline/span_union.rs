@@ -51,7 +51,7 @@ impl UnitedSpans {
         inside.map(move |(from, to)| (from.max(start), to.min(end)))
     }
 
-    /// Nanoseconds that the union covers inside one span.
+    /// Returns the nanoseconds of a span that the union covers.
     pub fn covered_within(&self, span: (i64, i64)) -> i64 {
         self.parts_inside(span).map(|(from, to)| to - from).sum()
     }
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_union_counts_time_once() {
+    fn overlapping_spans_are_counted_once_in_a_union() {
         let union = UnitedSpans::new(vec![(10, 20), (0, 5), (15, 30), (5, 7), (40, 40)]);
         let spans: Vec<(i64, i64)> =
             (0..union.start.len()).map(|index| union.span_at(index)).collect();

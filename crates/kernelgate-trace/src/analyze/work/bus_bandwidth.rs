@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bus_bytes_follow_the_convention_of_nccl() {
+    fn bus_bytes_follow_the_convention_of_nccl_tests() {
         let bytes =
             |collective, bytes_in, bytes_out| bytes_across_link(collective, 4, bytes_in, bytes_out);
         assert_eq!(bytes(CollectiveKind::AllReduce, 1000, 1000), 1500.0);
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_found_by_the_name_of_the_device() {
+    fn the_link_speed_is_found_by_the_device_name() {
         assert_eq!(link_of_device("NVIDIA H100 80GB HBM3"), Some((450.0, "NVLink 4")));
         assert_eq!(link_of_device("NVIDIA H100 PCIe"), Some((64.0, "PCIe 5")));
         assert_eq!(link_of_device("Tesla V100-SXM2-32GB"), Some((150.0, "NVLink 2")));

@@ -44,7 +44,7 @@ pub struct DevicePeaks {
 }
 
 impl DevicePeaks {
-    /// Peak operations per nanosecond in a precision.
+    /// Returns the peak operations per nanosecond in a precision.
     pub fn peak_flops_per_ns(&self, precision: MatrixPrecision) -> Option<f64> {
         let index = match precision {
             MatrixPrecision::Fp64 => 0,
@@ -57,7 +57,7 @@ impl DevicePeaks {
         Some(self.tera[index] * 1e3).filter(|peak| *peak > 0.0)
     }
 
-    /// Peaks of a device, found by its name.
+    /// Returns the peaks of the device with this name.
     pub fn from_device_name(name: &str) -> Option<DevicePeaks> {
         let words: Vec<String> = name
             .split(|c: char| !c.is_ascii_alphanumeric())
@@ -95,8 +95,8 @@ const DEVICE_PEAKS: &[PeaksOfDevices] = &[
     PeaksOfDevices(&["h100", "pcie"], [51.2, 51.2, 378.0, 756.0, 1513.0, 1513.0], 2000.0),
     PeaksOfDevices(&["h100", "nvl"], [60.0, 60.0, 417.5, 835.5, 1670.5, 1670.5], 3900.0),
     PeaksOfDevices(&["h100"], [66.9, 66.9, 494.7, 989.4, 1978.9, 1978.9], 3350.0),
-    // No public sheet of NVIDIA's: resellers' pages for H20. H800 has no entry in the table of
-    // peaks.
+    // NVIDIA has no public data sheet for H20; these values are from resellers' pages. H800 has no
+    // entry in the table of peaks.
     PeaksOfDevices(&["h20"], [1.0, 44.0, 74.0, 148.0, 296.0, 296.0], 4000.0),
     // These values are from the data sheets of NVIDIA L40S, L40 and L4.
     PeaksOfDevices(&["l40s"], [1.4, 91.6, 183.0, 362.0, 733.0, 733.0], 864.0),
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_have_the_peaks_of_their_data_sheets() {
+    fn device_peaks_equal_those_of_the_data_sheets() {
         assert_eq!(fp16_peak_teraflops("NVIDIA H100 80GB HBM3"), Some(989.4));
         assert_eq!(fp16_peak_teraflops("NVIDIA H100 PCIe"), Some(756.0));
         assert_eq!(fp16_peak_teraflops("NVIDIA A100-SXM4-80GB"), Some(312.0));

@@ -3,8 +3,8 @@
 //!
 //! The kernel names are those of NVIDIA's and AMD's libraries, PyTorch, Triton, TensorRT-LLM and
 //! XLA. The types of parameters and template arguments decide nothing, except where a library's
-//! launcher has the kernel itself as an argument (`cutlass::Kernel<…>`). Whether a kernel
-//! communicates, and how, is decided elsewhere (`classes`).
+//! launcher has the kernel itself as an argument (`cutlass::Kernel<…>`). The module `classes`
+//! decides whether and how a kernel communicates.
 
 use crate::analyze::classes::{CommunicationKind, short_function_name};
 
@@ -28,7 +28,7 @@ pub enum KernelClass {
     Pooling,
     /// Sorting, scans and selection.
     Sorting,
-    /// A kernel of another kind, or whose name does not show its kind.
+    /// A kernel of another class, or whose name does not show its class.
     Other,
 }
 
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn classifies_nvidia_libraries() {
+    fn kernels_of_nvidia_libraries_are_classified_by_name() {
         assert_kernel_classes(&[
             ("ampere_sgemm_128x64_tn", Matmul),
             ("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_bias_TNN", Matmul),
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn classifies_amd_libraries() {
+    fn kernels_of_amd_libraries_are_classified_by_name() {
         assert_kernel_classes(&[
             ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x192x64_MI16x16x1_SN", Matmul),
             ("igemm_fwd_gtcx3_nhwc_bf16", Matmul),
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn classifies_framework_kernels() {
+    fn kernels_of_frameworks_are_classified_by_name() {
         assert_kernel_classes(&[
             (
                 "void flash::flash_fwd_kernel<cutlass::bfloat16_t>(flash::Flash_fwd_params)",
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn communication_is_a_class_of_its_own() {
+    fn communication_kernels_have_a_class_of_their_own() {
         assert_kernel_classes(&[
             (
                 "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096>)",
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn types_of_parameters_and_arguments_decide_nothing() {
+    fn parameter_types_in_a_kernel_name_do_not_decide_its_class() {
         assert_kernel_classes(&[
             ("vecAdd(ConversionParams)", Elementwise),
             ("fft2d_c2r_32x32<float>(float2 *, cudnn::reduced_divisor)", Other),

@@ -1,6 +1,6 @@
 //! FLOPs and bytes of operators by the shapes of their inputs, and of matrix products by the sizes
 //! in their names. The bytes are the least that memory must move: each input and each output once.
-//! Absent: what caches and other kernels save or add.
+//! This module ignores what caches and other kernels save or add.
 
 use serde_json::Value;
 
@@ -84,7 +84,7 @@ impl RecordedInputs {
         self.values.get(argument).is_some_and(|value| value == "True" || value == "true")
     }
 
-    /// Numbers of a list such as `[1, 1]` or `(1, 1)`; one number stands for all.
+    /// Parses the numbers of a list such as `[1, 1]` or `(1, 1)`; a single number stands for all.
     fn numbers(&self, argument: usize, count: usize) -> Option<Vec<f64>> {
         let text = self.values.get(argument)?;
         let digits = text.split(|c: char| !(c.is_ascii_digit() || c == '-'));
@@ -186,7 +186,7 @@ fn matmul_work(inputs: &RecordedInputs, first: usize) -> Option<OperatorWork> {
     })
 }
 
-/// `[…, k]` times the transpose of `[n, k]`.
+/// Work of the product of `[…, k]` and the transpose of `[n, k]`.
 fn linear_work(inputs: &RecordedInputs) -> Option<OperatorWork> {
     let (input, weight) = (inputs.tensor(0)?, inputs.tensor(1)?);
     let (n, k) = (weight.axis_from_last(1)?, weight.axis_from_last(0)?);
@@ -201,7 +201,7 @@ fn linear_work(inputs: &RecordedInputs) -> Option<OperatorWork> {
     })
 }
 
-/// A convolution whose strides and paddings are arguments of these numbers.
+/// Work of a convolution whose strides and paddings are the arguments with these numbers.
 fn convolution_work(
     inputs: &RecordedInputs,
     stride: usize,
@@ -255,7 +255,8 @@ enum QueryLayout {
     HeadsLast,
 }
 
-/// Two products of queries and keys or values; half of them where later tokens are masked.
+/// Work of two products, of queries with keys and of weights with values; half of it if later
+/// tokens are masked.
 fn attention_work(
     inputs: &RecordedInputs,
     layout: QueryLayout,
@@ -384,7 +385,7 @@ pub fn work_of_declared_count(count: &DeclaredWorkCount) -> Option<OperatorWork>
 
 /// Work of a matrix product whose name has its sizes, such as `gemm_m4096_n512_k1024_bf16`.
 pub fn work_of_named_gemm(name: &str) -> Option<OperatorWork> {
-    // Most kernel names contain no sizes, which this quick test finds out.
+    // Most kernel names contain no sizes, and this quick test detects these.
     let sized = |pair: &[u8]| pair[0].eq_ignore_ascii_case(&b'k') && pair[1].is_ascii_digit();
     if !name.as_bytes().windows(2).any(sized) {
         return None;
@@ -419,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn products_count_two_operations_per_pair() {
+    fn a_matrix_product_counts_two_operations_per_multiplication() {
         assert_eq!(operator_flops("aten::mm", "[[4, 8], [8, 16]]", "[]"), Some(1024.0));
         assert_eq!(operator_flops("aten::addmm", "[[16], [4, 8], [8, 16]]", "[]"), Some(1024.0));
         assert_eq!(operator_flops("aten::bmm", "[[3, 4, 8], [3, 8, 16]]", "[]"), Some(3072.0));
@@ -443,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn convolutions_count_their_outputs() {
+    fn a_convolution_counts_operations_for_each_output() {
         let dims = "[[1, 3, 8, 8], [4, 3, 3, 3], []]";
         let values = r#"["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"]"#;
         // 4 channels of 4 x 4, each of 3 x 3 x 3.
@@ -457,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn attention_counts_half_where_it_is_causal() {
+    fn causal_attention_counts_half_the_operations() {
         let dims = "[[2, 3, 16, 8], [2, 3, 16, 8], [2, 3, 16, 8], [], []]";
         let name = "aten::_scaled_dot_product_flash_attention";
         let whole = 4.0 * 2.0 * 3.0 * 16.0 * 16.0 * 8.0;
@@ -469,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_of_elements_move_inputs_and_an_output() {
+    fn elementwise_operators_move_their_inputs_and_one_output() {
         let types = r#"["float", "float", "Scalar"]"#;
         let add = work("aten::add", "[[4, 8], [8], []]", types, "[]");
         assert_eq!(
@@ -482,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn names_may_have_the_sizes_of_a_product() {
+    fn the_sizes_of_a_product_are_read_from_its_kernel_name() {
         let work = work_of_named_gemm("gemm_m4_n8_k16_bf16").expect("it has all sizes");
         assert_eq!((work.flops, work.precision), (1024.0, Some(MatrixPrecision::Fp16)));
         assert_eq!(work_of_named_gemm("gemm M=4,N=8,K=16").map(|work| work.flops), None);

@@ -67,12 +67,12 @@ impl WorkAndTimeSum {
         self.roofline_ns += tensor.max(memory);
     }
 
-    /// FLOPs a byte, where there are both.
+    /// Returns FLOPs per byte, if both are known.
     pub fn flops_per_byte(&self) -> Option<f64> {
         (self.flops > 0.0 && self.bytes > 0.0).then(|| self.flops / self.bytes)
     }
 
-    /// 10^12 FLOPs a second of kernel time.
+    /// Returns 10^12 FLOPs per second of kernel time.
     #[allow(clippy::cast_precision_loss)]
     pub fn achieved_teraflops(&self) -> Option<f64> {
         (self.flops > 0.0 && self.kernel_ns > 0).then(|| self.flops / self.kernel_ns as f64 / 1e3)
@@ -89,7 +89,7 @@ impl WorkAndTimeSum {
         self.share_of_span(self.tensor_ns, self.kernel_ns).filter(|_| self.flops > 0.0)
     }
 
-    /// Share of the tensor peak over another span, such as a range of the host.
+    /// Returns the share of the tensor peak during another time span, such as a range on the host.
     pub fn share_of_tensor_peak_over(&self, span_ns: i64) -> Option<f64> {
         self.share_of_span(self.tensor_ns, span_ns).filter(|_| self.flops > 0.0)
     }
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_of_the_peaks_of_the_device() {
+    fn utilization_is_relative_to_the_peaks_of_the_device() {
         let peaks =
             DevicePeaks::from_device_name("NVIDIA H100 80GB HBM3").expect("it is in the table");
         let mut sum = WorkAndTimeSum::default();
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn work_without_a_peak_has_no_share() {
+    fn work_on_a_device_without_known_peaks_has_no_utilization() {
         let v100 = DevicePeaks::from_device_name("Tesla V100").expect("it is in the table");
         let work = OperatorWork { flops: 1e6, bytes: 1e3, precision: Some(MatrixPrecision::Fp8) };
         for peaks in [None, Some(&v100)] {

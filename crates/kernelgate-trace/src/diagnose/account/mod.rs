@@ -59,7 +59,7 @@ impl TimeAccount {
         self.busy_ns() + self.total_idle_ns()
     }
 
-    /// Time whose cause the trace does not hold, nanoseconds.
+    /// Nanoseconds of idle time whose cause is not in the trace.
     pub fn unclassified_idle_ns(&self) -> i64 {
         self.idle.iter().filter(|(cause, _)| !cause.is_explained()).map(|(_, ns)| ns).sum()
     }
@@ -102,7 +102,7 @@ pub struct DeviceIterations {
     /// The first [`Self::MAX_LISTED_ITERATIONS`] iterations, without iterations that ran nothing on
     /// this device.
     pub each: Vec<DeviceIteration>,
-    /// Length of every one in order of time, nanoseconds.
+    /// Length of every iteration in order of time, nanoseconds.
     pub lengths: Vec<i64>,
     /// Time account of all iterations after the first one.
     pub steady: TimeAccount,
@@ -111,7 +111,7 @@ pub struct DeviceIterations {
 }
 
 impl DeviceIterations {
-    /// Number of iterations whose times are kept individually.
+    /// Largest number of iterations whose times are stored one by one.
     pub const MAX_LISTED_ITERATIONS: usize = 1000;
 
     /// Lengths of the steady state, which is all but the first one, in order of their length.
@@ -148,7 +148,7 @@ pub struct DeviceTimeAccount {
     pub device: u32,
     /// Time account of the whole trace on the device.
     pub total: TimeAccount,
-    /// Iterations of the device, where some were found.
+    /// Iterations on the device, if some were found.
     pub iterations: Option<DeviceIterations>,
     /// Communication, copies and page migrations by kind, most exposed time first.
     pub transfers: Vec<TransferSum>,
@@ -268,7 +268,7 @@ impl IterationCut<'_> {
     }
 }
 
-/// The parts of a gap by cause.
+/// Splits an idle gap into parts by their cause.
 fn split_gap_by_cause(
     context: &DiagnosisContext<'_>,
     gap: &IdleGap,

@@ -12,7 +12,7 @@ use crate::stats::{shorten, with_thousands_separators};
 const MAX_UNUSUAL_ITERATIONS: usize = 5;
 
 impl TimeAccount {
-    /// The label of each line that is not empty, and its nanoseconds; they add up to the total.
+    /// Returns the label of each nonzero line and its nanoseconds, which add up to the total.
     pub fn labelled_times(&self) -> Vec<(String, i64)> {
         let busy = self.nonzero_busy_lines().map(|(line, ns)| (line.label().to_owned(), ns));
         let mut idle: Vec<(String, i64)> = self
@@ -133,7 +133,7 @@ impl DeviceTimeAccount {
     }
 }
 
-/// The columns of a table beside the sum.
+/// Columns of an account's table beside the column of sums.
 struct AccountColumns {
     before: TimeAccount,
     first: TimeAccount,

@@ -1,5 +1,5 @@
-//! Communication, copies and page migrations of a device by kind: how much, how fast, and how much
-//! of it no compute hides.
+//! Sums a device's communication, copies and page migrations by kind: how much, how fast, and how
+//! much of it no compute hides.
 
 use hashbrown::HashMap;
 

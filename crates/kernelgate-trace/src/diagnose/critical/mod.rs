@@ -201,7 +201,7 @@ impl PreparedReplay<'_> {
     }
 }
 
-/// Changes of a run that are made together.
+/// Changes of the program that are assumed together in a replay.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct CombinedChanges {
     /// By function, the part of its kernels' time that remains after the changes.
@@ -218,7 +218,7 @@ struct CombinedChanges {
     fused: HashMap<u32, FusibleKernel>,
     /// Times in which the host paused, which the replay removes.
     pauses: Vec<(i64, i64)>,
-    /// The host takes no time between its launch calls.
+    /// Whether the host takes no time between its launch calls.
     no_host: bool,
 }
 

@@ -3,8 +3,8 @@
 //! The whole time lasts from the first GPU operation to the last GPU operation. The whole time is
 //! divided in two ways: by operation, with idle time by cause; and by the range of the launch. In
 //! both divisions the changes of the parts add up to the change of the whole; idle time with an
-//! unrecorded cause is the part "unexplained". Absent: whether two recordings of one program would
-//! differ as much, which one trace of each does not show.
+//! unrecorded cause is the part "unexplained". This module cannot know whether two recordings of
+//! one program would differ as much, because it has only one trace of each.
 
 mod json;
 mod text;

@@ -16,7 +16,7 @@ const MAX_LISTED: usize = 10;
 const MAX_NAMED_SMALL_PARTS: usize = 6;
 /// The column at which the words of a line begin.
 const LINE_INDENT: &str = "                         ";
-/// Columns for the words after the name.
+/// Number of columns for the text after a name.
 const WORDS_COLUMN: usize = 75;
 /// Width of a name in a table of several columns.
 const NAME_WIDTH: usize = 60;

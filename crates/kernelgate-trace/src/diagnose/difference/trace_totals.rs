@@ -208,7 +208,7 @@ impl TraceSums {
             places.at(context, id).launched.add(total_ns, own_ns);
         }
         for (key, amount) in parts {
-            // Kernels of one name may be several functions.
+            // Kernels with one name may be several functions.
             let sum = self.parts.entry(key.trace_part_of_key(context.trace)).or_default();
             sum.count += amount.count;
             sum.total_ns += amount.total_ns;

@@ -20,8 +20,8 @@ pub const MAX_START_LATENCY_NS: i64 = 20_000;
 pub const MIN_GAP_WITH_OTHER_HOST_WORK_NS: i64 = 1_000_000;
 /// Largest disagreement of a recorder's clocks for host and device, nanoseconds.
 pub const HOST_DEVICE_CLOCK_ERROR_NS: i64 = 1_000;
-/// A first launch call that takes at least this long loads the kernel's code. In public traces of
-/// five programs all 72 launch calls above 300 µs were first launches.
+/// A first launch call that takes at least this long loads the kernel's code, nanoseconds. In
+/// public traces of five programs all 72 launch calls above 300 µs were first launches.
 const MIN_CODE_LOADING_NS: i64 = 100_000;
 /// Launched operations that have not started from which a queue counts as full: CUDA's holds 1024.
 const FULL_QUEUE_OPERATIONS: usize = 1000;
@@ -37,7 +37,7 @@ pub enum IdleCauseKind {
     OsCall,
     /// Before the launch the host was in another CUDA call.
     Call,
-    /// Before the launch the host waited for the GPU.
+    /// The GPU was idle because the host waited for it before the next launch.
     Wait,
     /// The host call that launches the work was still running.
     LaunchCall,
@@ -54,9 +54,9 @@ pub enum IdleCauseKind {
     DefaultStream,
     /// Launched, not started: a function of the host in the stream.
     HostFunction,
-    /// Launched, not started: between the nodes of one graph.
+    /// The work was launched but not started: the gap lies between nodes of one graph.
     InGraph,
-    /// Launched, not started, while another device or process worked.
+    /// The work was launched but not started, while another device or process worked.
     Elsewhere,
     /// Launched, not started, behind as many operations as a queue holds.
     FullQueue,
@@ -69,7 +69,7 @@ pub enum IdleCauseKind {
     Migration,
     /// The operation starts before its own launch, so the clocks disagree.
     Clocks,
-    /// The launch is not in the trace.
+    /// The launch of the operation after the gap is not in the trace.
     Unknown,
 }
 
@@ -118,7 +118,7 @@ impl IdleCauseKind {
         }
     }
 
-    /// Whether the host launched, or was about to.
+    /// Returns whether the host was launching, or was about to launch.
     pub fn is_host_launching(self) -> bool {
         matches!(
             self,
@@ -152,7 +152,7 @@ impl IdleCauseKind {
         }
     }
 
-    /// Whether the work was not launched yet, or had just been.
+    /// Returns whether the work was not launched yet, or only just.
     pub fn is_before_launch(self) -> bool {
         matches!(
             self,

@@ -39,7 +39,8 @@ pub struct IdleCause {
     pub longest_ns: i64,
     /// The gap with the most time of this cause.
     pub longest: (i64, i64),
-    /// Whether one of all gaps has nearly all of it: start-up, not a step that repeats.
+    /// Whether a single gap has nearly all of this idle time, as at start-up, so that it does not
+    /// repeat with each step.
     pub once: bool,
 }
 
@@ -80,7 +81,7 @@ pub struct IdleGapReport {
     pub normal: GapLengthClass,
     /// Gaps of 20 to 50 µs: the host interferes.
     pub warning: GapLengthClass,
-    /// Above 50 µs: the GPU waits for the host.
+    /// Gaps above 50 µs: the GPU waits for the host.
     pub severe: GapLengthClass,
     /// The longest, in nanoseconds.
     pub longest_ns: i64,

@@ -10,7 +10,7 @@ use crate::model::interned_names::NameId;
 use crate::model::{InternedValues, Trace};
 use crate::read::CallRow;
 
-/// Functions whose call returns when the GPU is done.
+/// Functions whose call returns only when the GPU has finished.
 const WAITING_FUNCTIONS: &[&str] = &[
     "cudaDeviceSynchronize",
     "cudaStreamSynchronize",
@@ -24,8 +24,8 @@ const WAITING_FUNCTIONS: &[&str] = &[
     "hipEventSynchronize",
 ];
 
-/// For each name of a call, whether the call waits for the GPU. Names of the per-thread default
-/// stream end in `_ptsz`.
+/// For each name of a call, whether the call waits for the GPU. Function names for the per-thread
+/// default stream end in `_ptsz`.
 pub(in crate::diagnose) fn names_that_wait(trace: &Trace) -> Vec<bool> {
     (0..trace.names.len())
         .map(|index| {
@@ -45,8 +45,8 @@ pub struct HostWaitSum {
     pub total_ns: i64,
     /// Start and end of the longest wait; of equally long waits the first wait counts.
     pub longest: Option<(i64, i64)>,
-    /// Idle time of devices behind them that they could save, in nanoseconds: of each wait at most
-    /// the time that it took.
+    /// Idle time of devices after these waits that could be saved, nanoseconds: for each wait at
+    /// most its own duration.
     pub saved_ns: i64,
     /// Number of calls of each waiting function.
     pub functions: HashMap<NameId, usize>,

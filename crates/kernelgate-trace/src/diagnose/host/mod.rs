@@ -82,7 +82,7 @@ pub struct KeptHostRange {
     pub inputs: u32,
 }
 
-/// Ranges by number, for those who ask for each.
+/// Ranges by number, for callers that need each range.
 #[derive(Debug, Default)]
 pub struct KeptRanges {
     /// Ranges in the order in which they were opened.
@@ -104,7 +104,8 @@ pub struct HostActivitySummary {
     pub of_path: Vec<RangePathSum>,
     /// Host times of ranges by path, for paths with at most one enclosing range.
     pub lengths: ValueCountsByGroup,
-    /// Ranges without one around them, in order of their start; where allocations were recorded.
+    /// Ranges that no other range encloses, in order of their start; stored if allocations were
+    /// recorded.
     pub outermost: Vec<OutermostRange>,
     /// The path of the innermost range around the launch of each operation.
     pub launched_in: PackedColumn<RangePathId>,
@@ -446,7 +447,7 @@ fn gap_before_operation(
     Some(gap)
 }
 
-/// Row numbers have 32 bits.
+/// Row numbers are stored in 32 bits.
 fn row_number(index: usize) -> u32 {
     u32::try_from(index).expect("fewer than 2^32 rows")
 }

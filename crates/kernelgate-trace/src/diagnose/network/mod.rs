@@ -31,7 +31,7 @@ pub struct KernelUsePerPass {
     /// Kind of work of the kernel, by its name.
     pub class: KernelClass,
     pub launches: f64,
-    /// Time of the launches of a pass, nanoseconds.
+    /// Kernel time of the launches of one pass, nanoseconds.
     pub kernel_ns: f64,
 }
 
@@ -44,7 +44,8 @@ pub struct PhaseUsePerPass {
     /// Time of the host in the program's ranges, in nanoseconds; absent without such, and where
     /// they are in a graph.
     pub host_ns: Option<f64>,
-    /// Time in which an operation of it ran, and none of another phase that had started earlier.
+    /// Time in which an operation of the phase ran, and no operation of another phase that had
+    /// started earlier.
     pub busy_ns: f64,
     /// Idle time of the device between the phase's operations.
     pub idle_ns: f64,
@@ -176,7 +177,7 @@ pub(super) fn network_phases(context: &DiagnosisContext<'_>) -> Option<NetworkPh
 struct PhasesOfPaths {
     phases: Vec<Option<TrainingPhase>>,
     attention: Vec<Option<AttentionOperation>>,
-    /// The phase of everything outside of all phases.
+    /// The phase that gets everything outside of all phases' ranges.
     outside: Option<TrainingPhase>,
     /// Ranges that the program opened around a phase.
     opened: [usize; 3],

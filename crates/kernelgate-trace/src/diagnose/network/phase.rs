@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn phases_have_the_names_that_programs_use() {
+    fn training_phases_are_recognised_by_the_names_that_programs_use() {
         let phase = |name| TrainingPhase::from_range_name(name).map(|(phase, _)| phase);
         for name in ["forward", "Forward", "forward pass", "Forward_7", "Model_Forward_Pass"] {
             assert_eq!(phase(name), Some(TrainingPhase::Forward), "{name}");
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_of_attention_have_the_names_of_the_guide() {
+    fn attention_operations_are_recognised_by_the_names_in_the_guide() {
         let operation = AttentionOperation::phase_of_range;
         assert_eq!(operation("computing attention scores"), Some(AttentionOperation::Scores));
         assert_eq!(operation("computing_softmax"), Some(AttentionOperation::Softmax));

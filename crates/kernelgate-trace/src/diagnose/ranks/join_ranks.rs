@@ -462,7 +462,7 @@ fn matching_pairs<'a>(
         own.iter().skip(skip(-shift)).zip(longest.iter().skip(skip(shift))).collect();
     #[allow(clippy::cast_precision_loss)]
     let enough = !pairs.is_empty() && pairs.len() as f64 >= MIN_PARTNERED_SHARE * own.len() as f64;
-    // A few pairs can agree by chance.
+    // A few matching pairs of collectives can agree by chance.
     if !enough || (shift != 0 && pairs.len() < 3) {
         return None;
     }
@@ -527,7 +527,7 @@ fn collective_meetings(
         let reference = first.reference;
         let shift_of: HashMap<usize, i64> =
             own.iter().map(|link| (link.rank, link.shift)).chain([(reference, 0)]).collect();
-        // The reference's numbers that every rank has.
+        // Numbers of those collectives of the reference that every rank has.
         let joined: Vec<(usize, &RankCommunicator, i64)> = members
             .iter()
             .filter_map(|&(rank, of)| Some((rank, of, *shift_of.get(&rank)?)))
@@ -578,7 +578,7 @@ fn collective_meetings(
     all
 }
 
-/// Ranks that the job has and no trace shows.
+/// Records which ranks the job has without a trace.
 fn note_missing_ranks(parts: &[RankTrace], problems: &mut Vec<JobProblem>) {
     let Some(world) = parts.iter().filter_map(|of| of.world).max() else { return };
     let have: Vec<u32> = parts.iter().filter_map(|of| of.rank).collect();

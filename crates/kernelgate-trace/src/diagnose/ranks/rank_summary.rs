@@ -200,7 +200,7 @@ fn rank_trace_of_owner(
     let mut streams = 0;
     for id in operations.iter() {
         let Some(communication) = classes.communication_of_operation(id) else { continue };
-        // A copy ends on no other rank.
+        // A copy has no partner on another rank.
         if matches!(all.kind_and_row(id), (OperationKind::Copy, _)) {
             continue;
         }

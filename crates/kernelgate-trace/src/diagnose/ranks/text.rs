@@ -53,7 +53,7 @@ impl JoinedJob {
         text
     }
 
-    /// The clocks of many ranks are one line.
+    /// If there are many ranks, their clocks are summarised on one line.
     fn write_problems(&self, text: &mut String) {
         let ahead = |problem: &JobProblem| match problem {
             JobProblem::Clock { ahead_ns, .. } => Some(*ahead_ns),

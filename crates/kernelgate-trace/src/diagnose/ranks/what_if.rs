@@ -94,7 +94,7 @@ impl<'a> DistinctTraces<'a> {
 enum SpeedUpChange {
     /// The kernels and the host of a rank take a part of their time.
     Rank { part: usize, compute: f64, host: f64 },
-    /// Kernels of a name take half as long.
+    /// Kernels with this name take half as long.
     Kernel(String),
     /// Operations of a class take no time: of collectives their transfer, not the waiting.
     Class(OperationClass),

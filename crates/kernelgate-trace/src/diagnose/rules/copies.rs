@@ -37,7 +37,7 @@ struct CopyOfGroup {
     what: String,
 }
 
-/// Copies with the same description and range are one line.
+/// Copies with equal description and range are combined.
 fn group_copies(
     context: &DiagnosisContext<'_>,
     operations: impl Iterator<Item = CopyOfGroup>,
@@ -238,8 +238,8 @@ pub(super) fn synchronous_sets_rule(
     Ok((synchronous_finding(context, devices, kind, (group, saved)), inspected))
 }
 
-/// A finding of a group with its exposed time. The asynchronous form hides the exposed time behind
-/// other work, so it saves no more than the time of that work.
+/// Makes a finding of a group of copies, with its exposed time. The asynchronous form hides the
+/// exposed time behind other work, so it saves no more than the time of that work.
 fn synchronous_finding(
     context: &DiagnosisContext<'_>,
     devices: &[ProcessDeviceUse],

@@ -310,7 +310,7 @@ fn shape_evidence(
 /// The words of a finding about shapes.
 struct ShapeFindingText {
     id: &'static str,
-    /// Highest severity of a finding that is an estimate.
+    /// Highest severity for a finding that is an estimate.
     worst: FindingSeverity,
     title: String,
     advice: String,
@@ -566,7 +566,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_smallest_limit_is_the_limiter() {
+    fn the_smallest_residency_limit_is_named_as_the_limiter() {
         let device = TracedDevice {
             multiprocessors: Some(132),
             threads_per_sm: Some(2048),

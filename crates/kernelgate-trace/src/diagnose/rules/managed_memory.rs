@@ -99,7 +99,7 @@ impl PageFaultSum {
     }
 }
 
-/// Why a trace that holds no migration does not answer the question.
+/// Returns the reason why a trace without migrations does not answer the question.
 fn migrations_not_recorded_reason(trace: &Trace) -> Option<&'static str> {
     const MIGRATIONS_UNAVAILABLE_MESSAGE: &str = "Unified Memory cannot be traced";
     if trace.recorder != TraceRecorder::NsightSystems {

@@ -104,7 +104,7 @@ pub(super) fn find_uncoalesced_access(context: &DiagnosisContext<'_>) -> RuleRes
             |value, threshold, unit, words| LaunchMetricValue { value, threshold, unit, words };
         let name = if access == "ld" { "loads" } else { "stores" };
         match (used, sectors) {
-            // The ratio of nothing: the launch has no such access.
+            // The launch has no access of this kind, so the ratio has no meaning.
             (Some(0.0), _) | (None, Some(0.0)) => {
                 Some((false, held(0.0, 0.0, "sectors", format!("no {name}"))))
             }

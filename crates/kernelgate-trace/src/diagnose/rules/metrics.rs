@@ -336,7 +336,7 @@ mod tests {
     use super::bound_name;
 
     #[test]
-    fn the_table_of_bounds_has_no_holes() {
+    fn every_pair_of_compute_and_memory_utilization_has_a_bound() {
         assert_eq!(bound_name(85.0, 40.0), "compute-bound");
         assert_eq!(bound_name(85.0, 90.0), "memory-bound");
         assert_eq!(bound_name(16.0, 81.0), "memory-bound");

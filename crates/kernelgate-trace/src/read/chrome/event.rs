@@ -34,7 +34,8 @@ pub(super) struct ChromeEvent<'a> {
 /// The arguments of an event that are used, each as written.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct EventArguments<'a> {
-    /// Process that launched the operation; only files of [`crate::export`] have this field.
+    /// Process that launched the operation; only files written by [`crate::export`] have this
+    /// field.
     #[serde(borrow)]
     pub process: Option<&'a RawValue>,
     /// The graph, likewise.
@@ -114,7 +115,7 @@ impl<'a> EventArguments<'a> {
         event.args.and_then(|args| serde_json::from_str(args.get()).ok()).unwrap_or_default()
     }
 
-    /// The id that joins a call with its operations.
+    /// Returns the id that joins a call with the operations that it launched.
     pub fn correlation(&self) -> Option<i64> {
         as_integer(self.correlation.or(self.correlation_id).or(self.external_id))
     }
@@ -147,8 +148,8 @@ pub(super) fn dimensions(value: Option<&RawValue>) -> [u32; 3] {
     std::array::from_fn(|i| numbers.get(i).copied().unwrap_or(0))
 }
 
-/// Microseconds with decimals in nanoseconds, exactly; none where they are so large that a
-/// difference may not be a number.
+/// Converts microseconds with decimals to nanoseconds, exactly; `None` if they are so large that a
+/// difference may overflow.
 pub(super) fn exact_nanoseconds(value: Option<&RawValue>) -> Option<i64> {
     let text = text(value?);
     let text = text.trim();
@@ -180,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_exact_to_the_nanosecond() {
+    fn json_times_are_exact_to_the_nanosecond() {
         let time =
             |text: &str| exact_nanoseconds(Some(&RawValue::from_string(text.to_owned()).unwrap()));
         assert_eq!(time("1712195495505543.2"), Some(1_712_195_495_505_543_200));

@@ -1,4 +1,4 @@
-//! The events of a JSON file one by one, also where some of them are not JSON.
+//! Reads the events of a JSON file one by one, even if some of them are not valid JSON.
 //!
 //! PyTorch writes the source lines of stack frames as they are, with raw control characters and
 //! quotation marks. A broken event is skipped, and reading continues with the next event.
@@ -56,7 +56,7 @@ pub(super) struct FileContents {
     pub invalid: u64,
     /// Number of events that are not valid JSON.
     pub broken: u64,
-    /// Why reading ended before the end of the file.
+    /// Reason why reading ended before the end of the file.
     pub error: Option<String>,
 }
 
@@ -69,7 +69,7 @@ pub(super) fn read_document(source: impl Read, each: impl FnMut(ChromePart<'_>))
     document.contents
 }
 
-/// The part of a file that is in memory.
+/// Part of a trace file that is in memory.
 struct FileWindow<R> {
     source: R,
     bytes: Vec<u8>,
@@ -178,7 +178,8 @@ impl<R: Read> FileWindow<R> {
         }
     }
 
-    /// The end of the event that begins here, and the begin of the next one or of the array's end.
+    /// Returns where the event that begins here ends, and where the next one or the end of the
+    /// array begins.
     fn find_event_boundary(&mut self) -> Result<Option<EventBoundary>, String> {
         // Enough to recognise a boundary that is only partly in memory.
         const READ_MARGIN: usize = 256;
@@ -245,7 +246,7 @@ fn find_event_boundary(bytes: &[u8], from: usize) -> Option<EventBoundary> {
     None
 }
 
-/// Whether bytes begin as `{"ph":`, with any key of an event.
+/// Returns whether bytes begin as `{"ph":`, with any key of an event.
 fn begins_chrome_event(bytes: &[u8]) -> bool {
     let Some(inside) = bytes.strip_prefix(b"{") else { return false };
     let Some(text) = inside[leading_spaces(inside)..].strip_prefix(b"\"") else { return false };
@@ -435,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_event_ends_where_the_next_one_begins() {
+    fn reading_continues_with_the_next_event_after_a_broken_one() {
         let text = br#"{"a": [{"x": "]}"}], "traceEvents": [
             {"ph": "X", "name": "first"},
             {"ph": "X", "name": "say "hello", or "}, {" even"},
@@ -447,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_with_control_characters_is_skipped() {
+    fn a_trace_event_with_control_characters_is_skipped() {
         let text = b"[{\"name\": \"a\x01b\nc\"}, {\"name\": \"\xff\"}, {\"name\": \"d\"}]";
         let (names, contents) = event_names(text);
         assert_eq!(names, ["\u{fffd}", "d"]);
@@ -456,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_file_says_where_reading_ended() {
+    fn a_truncated_trace_reports_where_reading_ended() {
         let (read, contents) = event_names(br#"{"traceEvents": [{"name": "a"}, {"name": "b"#);
         assert_eq!(read, ["a"]);
         assert!(contents.error.is_some_and(|error| error.contains("EOF")));

@@ -15,7 +15,7 @@ pub(super) const FIRST_LANE_PROCESS: u32 = 1 << 31;
 /// between those calls and the operations, negative.
 type LaneFit = (usize, i64);
 
-/// Calls of one id that are compared.
+/// Calls with one correlation id that are compared.
 const MAX_CALLS_WITH_ONE_ID: usize = 64;
 
 /// The process of each lane: the one whose calls launched most of its operations; of several, the

@@ -10,7 +10,7 @@ use crate::model::gpu::{LaunchShape, MemoryKind};
 pub(super) enum XlaDeviceLine {
     /// A CUDA stream with its number.
     Stream(u64),
-    /// Spans that XLA derives from streams: modules, operations, steps.
+    /// Lines that XLA derives from streams: modules, operations, steps.
     Derived,
 }
 
@@ -46,7 +46,7 @@ impl XlaLines {
         self.lines.insert((pid, tid), line);
     }
 
-    /// Whether the trace has an XLA device.
+    /// Returns whether the trace has an XLA device.
     pub fn has_xla_devices(&self) -> bool {
         !self.devices.is_empty()
     }
@@ -84,7 +84,7 @@ pub(super) fn shape(details: &str) -> LaunchShape {
     }
 }
 
-/// The number of bytes that `memcpy_details` or `memset_details` states.
+/// Returns the number of bytes that `memcpy_details` or `memset_details` states.
 pub(super) fn bytes_of_details(details: &str) -> u64 {
     detail_number(details, "size")
 }
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_a_device_are_streams_or_derived() {
+    fn lines_of_a_device_are_classified_as_streams_or_derived_lines() {
         let mut lines = XlaLines::default();
         lines.note_process_name(3, "/device:GPU:1");
         lines.note_process_name(701, "/host:CPU");
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn details_are_words_with_values() {
+    fn kernel_details_are_parsed_as_words_with_values() {
         let shape = shape("regs:32 static_shared:16 dynamic_shared:8 grid:4,2,1 block:128,1,1");
         assert_eq!((shape.grid, shape.block), ([4, 2, 1], [128, 1, 1]));
         assert_eq!((shape.registers, shape.static_shared, shape.dynamic_shared), (32, 16, 8));

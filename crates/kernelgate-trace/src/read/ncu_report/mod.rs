@@ -2,8 +2,8 @@
 //!
 //! A report is a header and blocks. A block holds compiled kernels, then results; each part is a
 //! protobuf message behind its length. NVIDIA documents the messages in `extras/FileFormat` of an
-//! installation; the numbers below are theirs, up to Nsight Compute 2026.3. Fields that are not
-//! known are skipped, so that newer reports are read as far as they agree. Disassembled
+//! installation; the numbers below are theirs, up to Nsight Compute 2026.3. Unknown fields are
+//! skipped, so that newer reports are read as far as their format agrees. Disassembled
 //! instructions, charts and sampled time lines of the report are not read.
 
 mod protobuf_fields;
@@ -25,7 +25,7 @@ use crate::model::interned_names::TraceNames;
 use crate::model::kernel_metrics::{ProfiledLaunch, SourceStalls};
 use crate::model::{Trace, TraceRecorder, TracedDevice};
 
-/// The bytes with which a report begins.
+/// Bytes with which a report file begins.
 pub(super) const REPORT_MAGIC: &[u8] = b"NVR\0";
 /// The newest release whose messages are known.
 const NEWEST_KNOWN_RELEASE: (u32, u32) = (2026, 3);
@@ -33,7 +33,7 @@ const NEWEST_KNOWN_RELEASE: (u32, u32) = (2026, 3);
 const MAX_MESSAGE_BYTES: u32 = 1 << 30;
 /// Bytes of compiled kernels that are kept to find source lines.
 const MAX_KEPT_BINARY_BYTES: usize = 256 << 20;
-/// Source lines of a launch that are kept.
+/// Largest number of source lines that are kept for a launch.
 const MAX_SOURCE_LINES: usize = 20;
 
 /// Numbers of the fields of a block's header.
@@ -271,7 +271,7 @@ impl NcuReport {
         self.builder.trace.profiled.push(launch);
     }
 
-    /// The source lines at which warps waited most.
+    /// Source lines at which warps of the kernel waited most.
     fn stalls_by_source_line(
         &mut self,
         stalls: &WarpStallSamples,

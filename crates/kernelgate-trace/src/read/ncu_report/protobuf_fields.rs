@@ -36,7 +36,7 @@ impl<'a> ProtobufMessage<'a> {
         }
     }
 
-    /// A message, empty where the field is missing.
+    /// Returns a message field, or an empty message if it is missing.
     pub fn message_field(self, number: u64) -> Self {
         match self.last_field(number) {
             Some(WireValue::Bytes(bytes)) => Self(bytes),
@@ -44,7 +44,7 @@ impl<'a> ProtobufMessage<'a> {
         }
     }
 
-    /// A text, empty where the field is missing.
+    /// Returns a text field, or an empty text if it is missing.
     pub fn text_field(self, number: u64) -> String {
         String::from_utf8_lossy(self.message_field(number).0).into_owned()
     }
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_have_the_values_of_the_encoding() {
+    fn protobuf_fields_are_decoded_as_the_format_specifies() {
         // 1: 300, 2: "ab", 3: a message with 1: 5, 4: 1.5 as float, 5: 2.5 as double.
         let mut bytes = vec![0x08, 0xac, 0x02, 0x12, 2, b'a', b'b', 0x1a, 2, 0x08, 5, 0x25];
         bytes.extend(1.5f32.to_le_bytes());
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_message_has_its_whole_fields() {
+    fn a_truncated_protobuf_message_gives_its_complete_fields() {
         let bytes = [0x08, 1, 0x12, 200, b'a'];
         assert_eq!(ProtobufMessage(&bytes).all_fields().count(), 1);
         assert_eq!(ProtobufMessage(&[0xff; 20]).all_fields().count(), 0);

@@ -148,7 +148,7 @@ impl NsysReader {
         Ok(())
     }
 
-    /// Whether a table that findings want is there; if not that is noted.
+    /// Returns whether a table that findings need exists; a missing table is recorded.
     fn note_if_table_missing(&mut self, table: &str) -> bool {
         let there = self.database.has_table(table);
         if !there {

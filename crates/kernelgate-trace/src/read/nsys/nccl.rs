@@ -289,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn payloads_are_read_as_bytes_and_as_json() {
+    fn nvtx_payloads_are_read_as_bytes_and_as_json() {
         let fields = vec![
             (NcclPayloadField::Communicator, 0, 8),
             (NcclPayloadField::Bytes, 8, 8),
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_of_a_group_has_the_sizes_of_its_calls() {
+    fn kernels_in_a_nccl_group_get_the_sizes_of_its_calls() {
         let call = |start, end, name: &str, bytes| NcclCall {
             thread: 1,
             start,

@@ -160,7 +160,7 @@ fn scan_range_events(
 }
 
 impl ThreadAndTextLabels {
-    /// The text of a row that the export does not have.
+    /// Text for a row whose string the export lacks.
     fn own_text(&mut self, row: &Row<'_, '_>) -> RangeText {
         let Some(text) = row.text_cell(4) else { return RangeText::None };
         self.quality.text(text);

@@ -49,7 +49,7 @@ pub fn read_and_stream_rows(
     Ok(StreamedRows { trace: builder.finish_trace(), names, last })
 }
 
-/// Result of one pass over the tables.
+/// Result of one pass over an export's tables.
 struct PassResult {
     in_order: bool,
     ranges: RangeBatch,
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_mends_what_is_almost_in_order() {
+    fn nearly_sorted_rows_are_sorted_by_a_small_buffer() {
         let read = |batches: &[&[i64]]| {
             let (into, mut ordered) = batch_channel();
             let batches: Vec<Vec<CallRow>> = batches.iter().map(|batch| call_rows(batch)).collect();

@@ -28,7 +28,7 @@ const RECORDING_SCHEMA: &str = "kernelgate-recording";
 /// Newest version of recordings that this reader knows.
 const RECORDING_VERSION: u64 = 1;
 
-/// Whether a text begins as a recording: its format's name comes before its records.
+/// Returns whether a text begins as a recording: the name of the format comes before the records.
 pub(super) fn looks_like_recording(head: &[u8]) -> bool {
     head.windows(RECORDING_SCHEMA.len()).any(|part| part == RECORDING_SCHEMA.as_bytes())
 }

@@ -28,19 +28,19 @@ pub enum ProgramError {
         /// Size of the region.
         bytes: usize,
     },
-    /// A step uses a region after its memory was freed.
+    /// Error: a step uses a memory region after its memory was freed.
     #[error("`{region}` is used after it was freed")]
     UsedAfterFree {
         /// The region.
         region: String,
     },
-    /// A region that must live as long as the program.
+    /// Error: a memory region was freed that must live as long as the program.
     #[error("`{region}` cannot be freed: it has contents, is an output, or a table points into it")]
     NotFreeable {
         /// The region.
         region: String,
     },
-    /// A step of one lane uses memory whose previous region another lane may still use.
+    /// Error: a step of one lane uses memory whose previous region another lane may still use.
     #[error("`{region}` takes over memory that lane {lane} may still use")]
     UnorderedReuse {
         /// The later region that uses the same memory.
@@ -48,7 +48,7 @@ pub enum ProgramError {
         /// The lane whose earlier step is not waited for.
         lane: usize,
     },
-    /// A side lane has a step before it waited for the first lane.
+    /// Error: a side lane has a step before it waited for the first lane.
     #[error("lane {lane} starts before it waits for lane 0")]
     NotForked {
         /// The lane.
@@ -60,13 +60,13 @@ pub enum ProgramError {
         /// The lane.
         lane: usize,
     },
-    /// A range that is still open at the end.
+    /// Error: a named range is still open at the end of the program.
     #[error("range `{name}` does not end")]
     OpenRange {
         /// Name of the range.
         name: String,
     },
-    /// A range ends that did not begin.
+    /// Error: a named range ends that did not begin.
     #[error("a range ends that did not begin")]
     NoOpenRange,
     /// A launch refers to lines kept in L2, and the program keeps none.
@@ -75,8 +75,8 @@ pub enum ProgramError {
         /// The kernel.
         symbol: &'static str,
     },
-    /// A GEMM writes a region that was filled when the program was loaded. The choice of an
-    /// algorithm overwrites the region.
+    /// A GEMM writes a region that was filled when the program was loaded. Error: a GEMM would
+    /// overwrite a region that was uploaded once, when its algorithm is chosen.
     #[error("a GEMM writes `{region}`, whose contents are uploaded once")]
     OverwritesContents {
         /// The region.

@@ -24,7 +24,8 @@ pub(super) struct LaneStepPosition {
 
 /// Which steps of every lane are ordered before the next step of each lane (vector clocks).
 pub(super) struct LaneOrder {
-    /// Number of steps of another lane that must come before, by lane and by the other lane.
+    /// `before[a][b]` is the number of steps of lane `b` that come before the next step of lane
+    /// `a`.
     before: Vec<Vec<usize>>,
     /// Whether a lane follows the first lane's beginning.
     forked: Vec<bool>,
@@ -43,7 +44,7 @@ impl LaneOrder {
     }
 
     /// Adds a lane.
-    pub fn add(&mut self) -> Lane {
+    pub fn add_lane(&mut self) -> Lane {
         self.before.iter_mut().for_each(|counts| counts.push(0));
         self.before.push(vec![0; self.before.len() + 1]);
         self.forked.push(false);
@@ -51,7 +52,7 @@ impl LaneOrder {
     }
 
     /// Appends a step to a lane and returns the step's position.
-    pub fn step(&mut self, lane: Lane) -> LaneStepPosition {
+    pub fn add_step(&mut self, lane: Lane) -> LaneStepPosition {
         let count = &mut self.before[lane.0][lane.0];
         *count += 1;
         LaneStepPosition { lane, count: *count }
@@ -90,11 +91,11 @@ mod tests {
     #[test]
     fn a_wait_orders_what_the_other_lane_has_so_far() {
         let mut order = LaneOrder::default();
-        let side = order.add();
-        let first = order.step(Lane::MAIN_LANE);
+        let side = order.add_lane();
+        let first = order.add_step(Lane::MAIN_LANE);
         assert!(!order.is_forked(side) && !order.is_before(first, side));
         order.wait(side, Lane::MAIN_LANE);
-        let second = order.step(Lane::MAIN_LANE);
+        let second = order.add_step(Lane::MAIN_LANE);
         assert!(order.is_forked(side) && order.is_before(first, side));
         assert!(!order.is_before(second, side));
     }
@@ -102,15 +103,15 @@ mod tests {
     #[test]
     fn waits_are_transitive() {
         let mut order = LaneOrder::default();
-        let [one, two] = [order.add(), order.add()];
-        let start = order.step(Lane::MAIN_LANE);
+        let [one, two] = [order.add_lane(), order.add_lane()];
+        let start = order.add_step(Lane::MAIN_LANE);
         order.wait(one, Lane::MAIN_LANE);
-        let middle = order.step(one);
+        let middle = order.add_step(one);
         order.wait(two, one);
         assert!(
             order.is_forked(two) && order.is_before(start, two) && order.is_before(middle, two)
         );
-        order.step(two);
+        order.add_step(two);
         assert_eq!(order.unjoined_lane(), Some(one));
         order.wait(Lane::MAIN_LANE, one);
         assert_eq!(order.unjoined_lane(), Some(two));

@@ -41,7 +41,7 @@ pub struct LoadedProgram {
     inputs: Vec<Input>,
     outputs: Vec<Output>,
     state: ProgramState,
-    /// Workspaces of single GEMMs, which a graph clears first.
+    /// Addresses of the GEMM workspaces, which a captured graph clears before its first launch.
     cleared: std::ops::Range<u64>,
     _set_aside: Option<PersistingL2>,
 }
@@ -389,12 +389,12 @@ impl LoadedProgram {
         !self.state.regions.is_empty()
     }
 
-    /// The inputs and outputs, for a task.
+    /// Takes the loaded program's inputs and outputs, to make a task of them.
     pub(super) fn take_tensors(&mut self) -> (Vec<Input>, Vec<Output>) {
         (std::mem::take(&mut self.inputs), std::mem::take(&mut self.outputs))
     }
 
-    /// The range that a graph clears first.
+    /// Addresses of the GEMM workspaces, which a captured graph clears before its first launch.
     pub(super) fn range_cleared_first(&self) -> std::ops::Range<u64> {
         self.cleared.clone()
     }

@@ -223,7 +223,7 @@ impl Program {
     /// Adds a lane. The lane's first step waits for the first lane, and the first lane waits for
     /// its last one ([`Self::wait`]).
     pub fn lane(&mut self) -> Lane {
-        self.order.add()
+        self.order.add_lane()
     }
 
     /// Makes later steps of lane `waiting` wait for the steps that lane `on` has so far.
@@ -238,7 +238,8 @@ impl Program {
         self.kept = Some((from, bytes));
     }
 
-    /// A launch of a kernel for `p`, to be added.
+    /// Returns a launch of `kernel` with parameters `p`, which the caller may change before it is
+    /// added.
     pub fn kernel_launch<P: Clone + 'static>(
         &self,
         kernel: &KernelSpec<P>,
@@ -320,13 +321,13 @@ impl Program {
         self.steps.push(ProgramStep::Call { lane, pointers, prepare });
     }
 
-    /// Notes a step of a lane that uses these addresses.
+    /// Notes that the next step of a lane uses these addresses.
     fn step(&mut self, lane: Lane, pointers: &[Pointer]) {
         if !self.order.is_forked(lane) {
             self.keep_first_error(Err(ProgramError::NotForked { lane: lane.lane_number() }));
         }
         // The step waits for everything that its lane was made to wait for.
-        let step = self.order.step(lane);
+        let step = self.order.add_step(lane);
         for pointer in pointers {
             let used = self.memory.note_use(*pointer, step, &self.order);
             self.keep_first_error(used);

@@ -125,7 +125,7 @@ fn unordered_reuse_by_another_lane_is_an_error() {
 }
 
 #[test]
-fn a_region_is_not_used_after_its_end() {
+fn using_a_freed_region_is_an_error() {
     let mut program = Program::new();
     let region = program.add_scratch("hidden", MemoryPurpose::Activations, 64);
     launch_on_region(&mut program, Lane::MAIN_LANE, region);
@@ -136,7 +136,7 @@ fn a_region_is_not_used_after_its_end() {
 }
 
 #[test]
-fn an_address_lies_in_its_region() {
+fn a_pointer_past_the_end_of_its_region_is_an_error() {
     let mut program = Program::new();
     let region = program.add_scratch("hidden", MemoryPurpose::Activations, 64);
     launch_on_region(&mut program, Lane::MAIN_LANE, region.offset_by(63).address_before(1000));
@@ -148,7 +148,7 @@ fn an_address_lies_in_its_region() {
 }
 
 #[test]
-fn a_copy_or_a_fill_ends_in_its_region() {
+fn a_copy_or_a_fill_past_the_end_of_its_region_is_an_error() {
     let mistake = |write: fn(&mut Program, Pointer, Pointer)| {
         let mut program = Program::new();
         let from = program.add_scratch("from", MemoryPurpose::Workspace, 64);
@@ -168,7 +168,7 @@ fn a_copy_or_a_fill_ends_in_its_region() {
 }
 
 #[test]
-fn names_are_known_and_unique() {
+fn unknown_and_repeated_region_names_are_errors() {
     let mut program = Program::new();
     program.add_scratch("a", MemoryPurpose::Workspace, 4);
     program.add_scratch("a", MemoryPurpose::Workspace, 4);
@@ -232,7 +232,7 @@ fn ranges_nest_in_each_other() {
 }
 
 #[test]
-fn a_gemm_does_not_write_what_is_uploaded_once() {
+fn a_gemm_that_overwrites_an_uploaded_region_is_an_error() {
     let mut program = Program::new();
     let [x, y] = ["x", "y"].map(|name| program.add_input(name, MemoryPurpose::Inputs, 256));
     program.gemm(Lane::MAIN_LANE, SMALL_GEMM, [x, x, y]);
@@ -241,7 +241,7 @@ fn a_gemm_does_not_write_what_is_uploaded_once() {
 }
 
 #[test]
-fn lines_are_kept_only_where_a_range_is() {
+fn keeping_l2_lines_without_a_declared_range_is_an_error() {
     let mut program = Program::new();
     let x = program.add_scratch("x", MemoryPurpose::Workspace, 64);
     let launch = |program: &Program| {
@@ -260,7 +260,7 @@ fn lines_are_kept_only_where_a_range_is() {
 }
 
 #[test]
-fn uploads_have_the_declared_size() {
+fn packed_contents_of_another_size_than_declared_are_an_error() {
     let inputs = Tensors::new().with("x", [2], vec![1.0f32, 2.0]);
     let mut program = Program::new();
     let x = program.add_input("x", MemoryPurpose::Inputs, 8);
@@ -344,7 +344,7 @@ fn program_updating_in_place(n: usize) -> Program {
 }
 
 #[test]
-fn a_state_lies_where_its_output_does() {
+fn an_updated_input_needs_no_memory_beside_its_output() {
     let program = program_updating_in_place(6);
     assert_eq!(program.check(), Ok(()));
     assert_eq!(program.bytes_by_memory_purpose(), [("weights", 48)]);

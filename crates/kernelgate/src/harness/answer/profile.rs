@@ -30,18 +30,18 @@ use crate::stats::median;
 use crate::trace::RecordedIntervalSummary;
 use crate::workload::{Breakdown, BreakdownPart};
 
-/// Number of launches before the recorded ones.
+/// Number of unrecorded launches before the launches that a profile records.
 const WARM_UP_LAUNCHES: u32 = 3;
 const RECORDED_LAUNCHES: u32 = 3;
 /// How long the streams of several GPUs are held at most while the host enqueues launches.
 const STREAM_HOLD: Duration = Duration::from_secs(1);
 /// Number of pairs of series, without and with recording, by which the cost of recording an empty
-/// kernel is measured. The device's queue holds the launches of a series.
+/// kernel is measured. The queue of the device has room for the launches of one series.
 const SERIES_PAIRS: usize = 15;
 const LAUNCHES_IN_SERIES: usize = 100;
 
-/// Verifies and records one case an implementation; without repetitions one launch of it, of which
-/// the sums alone are given.
+/// Verifies and records one case for each implementation; without repetitions it records one launch
+/// and reports only sums.
 pub fn profile_cases(
     selection: &CaseSelectionResult<'_>,
     seed: u64,
@@ -283,9 +283,9 @@ impl ProfileRecording {
         })
     }
 
-    /// Launches back to back, so that the device waits for nothing but the launches. With several
-    /// GPUs, all streams are held until the host has enqueued every launch, because the host serves
-    /// one GPU after the other.
+    /// Launches back to back, so that the device waits for nothing but the launches. Launches while
+    /// all streams are held until the host has enqueued every launch, because the host serves one
+    /// GPU after the other.
     fn launch_behind_hold(
         &self,
         id: &str,
@@ -298,7 +298,7 @@ impl ProfileRecording {
                 let _reset = RangeGuard::new("reset");
                 executable.reset()?;
             }
-            let _step = RangeGuard::new(CaseRecording::STEP_RANGE);
+            let _step = RangeGuard::new(CaseRecording::LAUNCH_RANGE);
             executable.launch()?;
         }
         held.release();

@@ -1,4 +1,5 @@
-//! How far event timing can be trusted on this GPU, measured now.
+//! Compares event timing with CUPTI's record on this GPU, to show how far event timing can be
+//! trusted.
 
 use kernelgate_cuda::Devices;
 use kernelgate_cuda::library::RequiredLibrary;

@@ -90,7 +90,7 @@ fn verify_one_case(
     Ok((comparison, repeatable))
 }
 
-/// Inputs, outputs and reference under one name each.
+/// Names the inputs, outputs and reference of a case for a dump: each name once.
 fn tensors_to_dump(ready: &PreparedProblem, outputs: &Tensors) -> Tensors {
     let mut all = Tensors::new();
     ready

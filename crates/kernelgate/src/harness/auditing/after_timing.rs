@@ -11,11 +11,11 @@
 //! and the record states that.
 //!
 //! A row that returns remembered results for inputs it has seen would pass. Therefore the check of
-//! reuse ([`reused_results`]) launches the row once more for the same inputs.
+//! reused results ([`reused_results`]) launches the row once more for the inputs of its comparison.
 //!
-//! Deliberately absent: defence against code that attacks the process. The check after timing finds
-//! mistakes and shortcuts: work on other streams, no launch at all, a remembered result, work in
-//! the reset.
+//! This module deliberately has no defence against code that attacks the process. The check after
+//! timing finds mistakes and shortcuts: work on other streams, no launch at all, a remembered
+//! result, work in the reset.
 
 use std::borrow::Cow;
 
@@ -51,8 +51,8 @@ pub enum CurrentInputs {
 pub struct ExecutableFindings {
     /// The inputs that launches read at present: original or changed.
     pub inputs: CurrentInputs,
-    /// Work on other streams, once a check has looked for it: a launch does the same for hot and
-    /// cold caches.
+    /// Reason why the launches work on other streams, once a check has looked for such work; a
+    /// launch does the same for hot and cold caches.
     pub elsewhere: Option<Option<String>>,
 }
 
@@ -145,7 +145,7 @@ fn replay_with_inputs(
     ReplacementInputs { changes, next, current }: ReplacementInputs<'_>,
 ) -> Result<OutputComparison, VerifyError> {
     if ready.expected.is_empty() && group.bound.problem().reference_from().is_without_reference() {
-        // A run with the same bits was verified before, so this row's outputs were not compared
+        // A run with equal bits was verified before, so the outputs of this row were not compared
         // yet.
         verify::launch_on_poisoned_outputs(executable)?;
         ready.expected = verify::outputs_as_reference(copy_outputs(executable)?);
@@ -161,7 +161,7 @@ fn replay_with_inputs(
         Ok::<_, BackendError>(())
     };
     reused_results::poison_and_reset(executable)?;
-    // If inputs cannot be changed, only this check shows that the reset computes outputs.
+    // For inputs that cannot be changed, only this check shows that the reset computes no outputs.
     let before = match executable.carries_state() && changed.is_none() {
         true => Some(verify::digest_of_outputs(copy_outputs(executable)?)),
         false => None,
@@ -206,7 +206,7 @@ fn replay_with_inputs(
 }
 
 impl PreparedProblem {
-    /// Makes other values of some of those inputs; whether there are any.
+    /// Draws other values for some of the named inputs; returns whether any of them can be changed.
     fn change_replaceable_inputs(
         &mut self,
         group: &ProblemGroup<'_>,

@@ -18,7 +18,7 @@ pub struct ChangedInputs {
     pub values: Tensors,
     /// The way in which the inputs were changed.
     how: ExpectedChange,
-    /// Reference of the new inputs, if they were drawn anew and it was needed.
+    /// Reference for the changed inputs, if these were drawn anew and a check needed the reference.
     expected: Option<Vec<Expected>>,
 }
 
@@ -29,8 +29,8 @@ enum ExpectedChange {
 }
 
 impl ChangedInputs {
-    /// Changes some of the inputs: along the first symmetry of the workload that needs no other
-    /// input, else by drawing them anew. `None` if that changes nothing, or if memory is too short
+    /// Changes some of a problem's inputs: by the workload's first symmetry that involves no other
+    /// input, else by drawing new values. `None` if that changes nothing, or if memory is too short
     /// for other inputs and another reference.
     ///
     /// # Errors

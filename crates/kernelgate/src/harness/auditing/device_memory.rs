@@ -3,9 +3,9 @@
 //!
 //! Memory that stays in use after the case is freed is not charged to the case, up to
 //! [`MAX_MEMORY_LEFT_BEHIND`]: code of kernels, which stays loaded after the first launch, memory
-//! of a library, and growth of the context. Otherwise the first case that needs such memory would
-//! be charged with it, and a run with other rows would charge another case. Memory beyond that is a
-//! pool or a cache of the row.
+//! of a library, and growth of the context. Without this, the first case that needs such memory
+//! would be charged with it, and in a run with other rows another case would be charged. Memory
+//! beyond that is a pool or a cache of the row.
 //!
 //! Deliberately absent: memory that one launch allocates outside of the device's pool and frees
 //! again, and a result if other processes may use the card.
@@ -19,8 +19,8 @@ use kernelgate_cuda::{Device, Devices};
 /// Memory that a case may leave in use outside of the device's pool, bytes.
 const MAX_MEMORY_LEFT_BEHIND: i64 = 256 << 20;
 
-/// Measures the peak device memory of one implementation. Measures nothing on the host, if the card
-/// does not report other processes, and after the device has failed.
+/// Measures the peak device memory that one implementation uses. The watch measures nothing on the
+/// host, on a card that does not report other processes, or after the device failed.
 #[derive(Default)]
 pub struct CaseMemoryWatch(Option<WatchedDeviceMemory>);
 
@@ -31,7 +31,7 @@ struct WatchedDeviceMemory {
 }
 
 impl CaseMemoryWatch {
-    /// Starts the measurement, before an implementation is prepared.
+    /// Starts to watch a case's device memory, before its implementation is prepared.
     pub fn start_watching(target: &BenchTarget) -> CaseMemoryWatch {
         let BenchTarget::Cuda(devices) = target else { return Self::default() };
         let watched = target.telemetry().filter(is_only_process).and_then(|telemetry| {
@@ -45,7 +45,7 @@ impl CaseMemoryWatch {
         Self(watched)
     }
 
-    /// Records the memory that is in use at present.
+    /// Notes how much device memory is in use now.
     pub fn observe_memory(&mut self) {
         self.update_peak(MemoryPeak::observe_memory);
     }
@@ -96,11 +96,12 @@ fn settled_memory_usage(device: &Device) -> Result<DeviceMemoryUsage, BackendErr
 #[derive(Debug, Clone, Copy)]
 struct MemoryPeak {
     before: DeviceMemoryUsage,
-    /// Use of the device's pool and use outside of it; `None` before the first observation.
+    /// Largest use of the device's pool and of memory outside of it; `None` before the first
+    /// observation.
     most: Option<(i64, i64)>,
     /// Device memory in use outside of the pool at the last observation, bytes.
     last: i64,
-    /// Use by the harness itself outside of the pool.
+    /// Memory outside of the pool that the harness itself uses.
     aside: i64,
 }
 
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_takes_what_it_gives_back_and_the_first_does_not_pay_for_what_stays() {
+    fn a_case_is_charged_for_freed_memory_and_not_for_what_earlier_cases_left() {
         let before = memory_usage_mib(100, 100, 500);
         // Inputs and outputs take 64 MiB of the pool, packing takes 24 more, and 10 come from
         // elsewhere.
@@ -189,7 +190,8 @@ mod tests {
         // The memory that an earlier case left in use is freed meanwhile.
         let less = seen.map(|now| DeviceMemoryUsage { outside: now.outside - 30 * MIB, ..now });
         assert_eq!(peak_of_usages(before, &less, memory_usage_mib(100, 100, 470)), Some(98));
-        // A pool of the row's own keeps 2 GiB; one of the device's pool keeps them to the byte.
+        // Simulated case: a pool of the row's own keeps 2 GiB; one of the device's pool keeps them
+        // to the byte.
         let own = seen.map(|now| DeviceMemoryUsage { outside: now.outside + 2048 * MIB, ..now });
         assert_eq!(
             peak_of_usages(before, &own, memory_usage_mib(100, 100, 2548)),
@@ -262,7 +264,7 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
     }
 
     #[test]
-    fn scratch_is_measured_whatever_a_row_declares_and_whatever_ran_before_it() {
+    fn scratch_memory_is_measured_for_any_declaration_and_after_any_case() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let target = BenchTarget::Cuda(device.into());
         let others = target.telemetry().and_then(|telemetry| telemetry.other_computing_processes());
@@ -309,7 +311,7 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
             assert_eq!(hot, cold);
             hot.unwrap()
         });
-        // Memory of launch graphs, and of tests that open the device at the same time.
+        // Bytes that launch graphs and concurrent tests on the device may add to a measurement.
         let few = 48 * MIB;
         assert!((32 * MIB..32 * MIB + few).contains(&first), "{first}");
         assert!(scratch.abs_diff(first + 512 * MIB) < few, "{scratch} against {first}");

@@ -66,8 +66,8 @@ impl GpuTime {
         })
     }
 
-    /// Times the legacy default stream of the current context. The driver's null handle names this
-    /// stream, so it needs a constructor of its own.
+    /// Times the legacy default stream of the current context. The driver names the legacy default
+    /// stream by a null handle, so this stream has a constructor of its own.
     pub fn on_legacy_default_stream() -> Self {
         Self::time_on_stream(RawStream::LEGACY_DEFAULT_STREAM)
     }
@@ -77,7 +77,8 @@ impl GpuTime {
     /// # Errors
     /// Fails if the handle is null or no stream, or the device fails.
     pub fn new(stream: RawStream) -> Result<Self, StreamError> {
-        // The program `kernelgate` reads this mark, so it may not be optimised away.
+        // The program `kernelgate` looks for this mark in executables, so the compiler may not
+        // remove it.
         std::hint::black_box(recording::CRITERION_MAIN_MARK.as_ptr());
         let process = CriterionProcessSettings::new();
         let store = BaselineStore::discover();
@@ -99,7 +100,7 @@ impl GpuTime {
         Ok(Self { inner: RefCell::new(inner), formatter })
     }
 
-    /// Ends the process, because the routine cannot be timed.
+    /// Ends the process because the GPU time of the bench routine cannot be measured.
     fn refuse_routine(&self, inner: &mut GpuTimeState, error: &BackendError) -> ! {
         let case = recording::case_being_measured(&inner.log, &inner.store);
         eprintln!("error: {case}: {}", printable_on_terminal(&error.to_string()));
@@ -159,7 +160,7 @@ impl GpuTimeState {
     fn end_interval(&mut self) -> Result<GpuEventInterval, BackendError> {
         let judges = self.passes.is_next_recorded();
         let recorder = self.recorder.take_if(|_| judges).map(|recorder| {
-            // Work on another stream gets time to begin.
+            // Waits so that work on another stream has time to begin.
             std::thread::sleep(cupti::OTHER_STREAM_START_TIME);
             let returned = recorder.clock_ns();
             (recorder, returned)
@@ -205,7 +206,8 @@ impl Measurement for GpuTime {
 
     fn start(&self) {
         let inner = &mut *self.inner.borrow_mut();
-        // Criterion formats times only to report them, so the next passes are of another case.
+        // Criterion formats times only to report them, so the passes after a report belong to
+        // another case.
         if self.formatter.reported.take() {
             inner.passes = CriterionPasses::new(AllowedActions::CRITERION_ROUTINE);
             inner.recorded = false;

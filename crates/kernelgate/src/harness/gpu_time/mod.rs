@@ -27,9 +27,10 @@
 //!
 //! When the measurement is dropped after the last benchmark of its group, the run is recorded: ids
 //! and samples in Criterion's store that this process measured. `kernelgate gate`, `baseline` and
-//! `runs` accept it as any other run, and `compare` drives the bench by Criterion's flags. The
-//! outputs are not checked: such cases are unverified. Deliberately absent: the blocking kernel,
-//! clocks and ceilings of the harness, which need kernels of its own in the bench's context.
+//! `runs` accept it as any other run, and `compare` drives the bench by Criterion's flags. Cases
+//! that are timed this way are unverified, because their outputs are not checked. Deliberately
+//! absent: the blocking kernel, clocks and ceilings of the harness, which need kernels of its own
+//! in the bench's context.
 
 mod measurement;
 mod recording;

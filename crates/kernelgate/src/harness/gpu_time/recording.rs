@@ -1,5 +1,5 @@
-//! Run record of a bench that uses Criterion with GPU time: the ids and samples in Criterion's
-//! store that this measurement took.
+//! Makes the run record of a bench that uses Criterion with GPU time, from the ids and samples in
+//! Criterion's store that this process measured.
 
 use std::path::Path;
 
@@ -29,7 +29,7 @@ pub const CRITERION_MAIN_MARK: &str = "\0kernelgate GPU time in Criterion's main
 
 /// End of the process.
 pub enum RecordAtExit {
-    /// All benchmark functions of the group ran.
+    /// All benchmark functions of the Criterion group ran.
     Complete,
     /// The bench panicked.
     Interrupted,
@@ -42,8 +42,8 @@ pub enum RecordAtExit {
     },
 }
 
-/// Name of the case that is being measured. Criterion reports an id only after its samples are
-/// taken.
+/// Returns the name of the case whose samples are being measured. Criterion reports an id only
+/// after its samples are taken.
 pub fn case_being_measured(log: &ProcessSampleLog, store: &BaselineStore) -> String {
     let stored = criterion_store::read(&store.criterion).unwrap_or_default();
     let here = stored
@@ -68,7 +68,7 @@ pub struct CriterionRecording<'a> {
     pub facts: &'a DeviceFacts,
     /// Shortest time of a launch on the timed stream, nanoseconds.
     pub least_ns: f64,
-    /// Reason why CUPTI's records were not conclusive, if they were not.
+    /// Reason why CUPTI's records of a case were not conclusive; `None` if they were.
     pub unrecorded: Option<&'a str>,
 }
 

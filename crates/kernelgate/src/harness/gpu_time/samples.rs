@@ -1,8 +1,8 @@
-//! Samples of a process in the order in which they were taken, and their assignment to the cases in
+//! The samples of a process in order of measurement, and how they are matched to cases in
 //! Criterion's store.
 //!
 //! Criterion does not name the case whose sample a measurement takes. The times in Criterion's
-//! store identify it, because they equal the measured times bit for bit.
+//! store identify the case of a sample, because they equal the measured times bit for bit.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -14,16 +14,18 @@ use crate::record::criterion_store::StoredCriterionCase;
 pub struct GpuEventInterval {
     /// Nanoseconds.
     pub(super) ns: f64,
-    /// Whether the GPU waited for the host at the end.
+    /// Whether the GPU waited for the host when the sample ended.
     pub(super) drained: bool,
     /// Whether CUPTI's record of a pass shows that the routine works on no other stream.
     pub(super) recorded: bool,
-    /// Whether the routine supplied the time itself.
+    /// Whether the bench routine measured the time itself and passed it to Criterion
+    /// (`iter_custom`).
     pub(super) by_routine: bool,
 }
 
-/// Time from `iter_custom`, whose routine measures by itself. Criterion reports such a case;
-/// kernelgate does not record it, because nothing is known about how it was measured.
+/// Makes a sample from a time that the routine measured itself with `iter_custom`. Criterion
+/// reports a case timed by its routine; kernelgate does not record it, because nothing is known
+/// about how it was measured.
 impl From<Duration> for GpuEventInterval {
     fn from(elapsed: Duration) -> Self {
         Self { ns: elapsed.as_nanos() as f64, by_routine: true, ..Self::default() }
@@ -40,7 +42,7 @@ pub enum SampleOrigin {
         samples: usize,
         /// Whether the GPU waited for the host in most samples.
         host_bound: bool,
-        /// Whether CUPTI recorded a pass of the routine until the last sample.
+        /// Whether CUPTI recorded a pass of the routine at the latest with the last sample.
         recorded: bool,
     },
     /// The bench routine measured the time itself (`iter_custom`).
@@ -76,7 +78,7 @@ impl ProcessSampleLog {
         self.taken.push(sample);
     }
 
-    /// Determines the origin of a case's samples.
+    /// Determines which process measured a case's samples in Criterion's store, and how.
     pub fn origin(&self, case: &StoredCriterionCase) -> SampleOrigin {
         if case.written.is_some_and(|written| written < self.since) || case.times.is_empty() {
             return SampleOrigin::Elsewhere;
@@ -115,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_is_recognised_by_its_times() {
+    fn a_case_in_criterions_store_is_matched_by_its_times() {
         let folder = tempfile::tempdir().unwrap();
         let mut log = ProcessSampleLog::without_samples(&folder.path().join("not/yet"));
         let sample = |ns| GpuEventInterval { ns, ..GpuEventInterval::default() };

@@ -21,14 +21,15 @@ pub struct BenchInvocation {
 }
 
 impl BenchInvocation {
-    /// The invocation of this process, whose session may have a name.
+    /// Makes the invocation of this process; `session` names its session folder if the user chose a
+    /// name.
     pub fn new(session: Option<String>) -> Self {
         let id = id();
         Self { session: session.unwrap_or_else(|| id.clone()), id }
     }
 
-    /// Writes the record of one bench of this invocation and returns its path, which `run` gets
-    /// too. Benches of several packages may share a name: the second of one invocation gets a
+    /// Writes the record of one bench of this invocation; `run` learns the record's path, which is
+    /// returned. Benches of several packages may share a name: the second of one invocation gets a
     /// number.
     ///
     /// # Errors
@@ -65,7 +66,8 @@ impl BenchInvocation {
     }
 }
 
-/// Start time and id of the cargo that runs this process, or of the process.
+/// Returns an id of the cargo process that runs this process, else of this process: start time and
+/// process number.
 fn id() -> String {
     let mut system = System::new().ok();
     let own = sysinfo::get_current_pid().ok();
@@ -105,7 +107,7 @@ mod tests {
     use crate::record::{Environment, Provenance};
 
     #[test]
-    fn first_invocation_keeps_a_session_name() {
+    fn the_first_invocation_keeps_the_session_name_and_a_second_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let store = BaselineStore::at(folder.path(), folder.path());
         let invoked = |id: &str| BenchInvocation { session: "par".to_owned(), id: id.to_owned() };

@@ -1,5 +1,5 @@
-//! Keeps the inputs of a problem on disk between the trials of a comparison: drawing them from a
-//! seed takes longer than reading them.
+//! Stores the drawn inputs of a problem on disk between the trials of a comparison, because drawing
+//! them again takes longer than reading them.
 //!
 //! Each problem has one file of inputs, in a folder that the comparison makes for one executable
 //! and deletes afterwards. The reference is computed from the same inputs as the outputs, so a
@@ -23,8 +23,8 @@ pub fn kept_inputs_path(folder: &Path, group: &ProblemGroup<'_>) -> PathBuf {
     folder.join(format!("{}.inputs", file::text_hash(&group.id())))
 }
 
-/// Writes the inputs of a problem to disk if reading them is faster than drawing them. If the file
-/// cannot be written, the next process only takes longer.
+/// Writes the inputs of a problem to disk if reading them will be faster than drawing them again.
+/// If the file cannot be written, the next process only takes longer.
 pub fn save_drawn_inputs(path: &Path, inputs: &Tensors, drawn_in: Duration) {
     if drawn_in >= MIN_DRAWING_TIME_TO_SAVE && inputs.bytes() <= MAX_KEPT_BYTES && !path.exists() {
         let _ = tensors::write(path, inputs);
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn inputs_that_are_drawn_at_once_are_not_kept() {
+    fn inputs_that_are_fast_to_draw_are_not_stored() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.inputs");
         let inputs = Tensors::new().with("a", [1], vec![1.0f32]);

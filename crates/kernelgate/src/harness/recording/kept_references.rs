@@ -25,7 +25,7 @@ const MIN_COMPUTING_TIME_TO_SAVE: Duration = Duration::from_millis(50);
 const MAX_STORED_BYTES: usize = 1 << 30;
 /// Maximum bytes of all stored references; if they exceed it, the oldest files are removed.
 const MAX_REFERENCE_FOLDER_BYTES: u64 = 8 << 30;
-/// Version of these files, and of the limits of a precision.
+/// Version of the format of stored references, and of stored error limits.
 const REFERENCE_FORMAT_VERSION: &str = "2";
 /// Name of the tensor that holds the hash of the other tensors.
 const HASH_TENSOR: &str = "hash";
@@ -34,11 +34,12 @@ const HASH_TENSOR: &str = "hash";
 #[derive(Debug, Clone)]
 pub struct StoredReferences {
     folder: PathBuf,
-    /// Content hash of this executable; `None` if the file cannot be read.
+    /// Content hash of the running executable; `None` if its file cannot be read.
     executable: Option<String>,
 }
 
-/// Reference of a problem for these inputs: read if it is stored, else computed and stored.
+/// Returns the reference of a problem for these inputs: read from disk if it is stored, else
+/// computed and stored.
 pub fn get(
     kept: Option<&StoredReferences>,
     group: &ProblemGroup<'_>,
@@ -57,15 +58,15 @@ pub fn get(
         && stored_reference_bytes(&expected) <= MAX_STORED_BYTES;
     if let Some((path, kept)) = path.zip(kept).filter(|_| worthwhile) {
         // If the file cannot be written, the next process only takes longer.
-        let _ = write(&path, &expected);
+        let _ = write_reference(&path, &expected);
         delete_oldest_files(&kept.folder, MAX_REFERENCE_FOLDER_BYTES);
     }
     expected
 }
 
 /// Error limit for the precision that a problem declares; `None` if it declares none or has no
-/// reference of its own, or if a lower precision rounds nothing in the inputs. The limit is stored
-/// in the same way as a reference.
+/// reference of its own, or if a lower precision rounds nothing in the inputs. Returns the error
+/// limit of a declared precision, which is stored on disk like a reference.
 pub fn error_limit_for_precision(
     kept: Option<&StoredReferences>,
     group: &ProblemGroup<'_>,
@@ -95,18 +96,20 @@ pub fn error_limit_for_precision(
         let limits: Vec<Expected> =
             limits.map(|(name, limit)| Expected::all(name, [1], vec![*limit])).collect();
         // If the file cannot be written, the next process only takes longer.
-        let _ = write(&path, &limits);
+        let _ = write_reference(&path, &limits);
     }
     found
 }
 
 impl StoredReferences {
-    /// References in a folder, which is made when there is something to keep.
+    /// Makes a store of references in `folder`, which is created when the first reference is
+    /// written.
     pub fn at(folder: PathBuf, executable: Option<String>) -> StoredReferences {
         Self { folder, executable }
     }
 
-    /// File of `what` follows from these inputs; `None` if it may change under the same name.
+    /// Path of the file that stores `what` for these inputs; `None` if references of the problem
+    /// may change under the same name.
     fn path(&self, group: &ProblemGroup<'_>, inputs: &Tensors, what: &str) -> Option<PathBuf> {
         if group.bound.problem().reads_files() {
             return None;
@@ -132,7 +135,7 @@ fn stored_reference_bytes(expected: &[Expected]) -> usize {
 
 /// Writes tensors: `<i>.values/<name>` with the shape of the whole output as `<i>.shape`, and
 /// `<i>.rows` if only some rows are held. Row indices are stored as f64, which holds them exactly.
-fn write(path: &Path, expected: &[Expected]) -> std::io::Result<()> {
+fn write_reference(path: &Path, expected: &[Expected]) -> std::io::Result<()> {
     let mut all = Tensors::new();
     let indices = |values: &[usize]| {
         Tensor::new([values.len()], TensorData::F64(values.iter().map(|&i| i as f64).collect()))
@@ -222,7 +225,7 @@ mod tests {
     fn references_round_trip_and_altered_files_are_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep").join("x.reference");
-        write(&path, &example_reference()).unwrap();
+        write_reference(&path, &example_reference()).unwrap();
         assert_eq!(read(&path), Some(example_reference()));
         let whole = std::fs::read(&path).unwrap();
         // The test changes one bit of the last value, which lies before or after the hash in the
@@ -269,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_files_go_first_and_others_stay() {
+    fn the_oldest_stored_references_are_removed_first_and_foreign_files_stay() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         for (age, name) in

@@ -1,6 +1,6 @@
-//! The record of a bench process while it grows. A bench saves it after every case, so that a crash
-//! or Ctrl-C loses none that had finished; a trial once, because a comparison uses whole trials
-//! only.
+//! The run record of a bench process, which grows while cases run. A bench saves it after every
+//! case, so that a crash or Ctrl-C loses none that had finished; a trial once, because a comparison
+//! uses whole trials only.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -40,11 +40,11 @@ pub enum RecordSaving {
 
 /// Outcome of cases.
 pub enum RecordedCaseEvent<'a> {
-    /// A case that was verified and timed.
+    /// Event: a case was verified and timed.
     Timed(&'a str, Box<CaseRecord>),
-    /// Device memory that the timed ones of these cases used, bytes.
+    /// Event: the timed cases of this implementation used this many bytes of device memory.
     DeviceMemory(&'a [&'a str], u64),
-    /// Cases cannot run here, or did not begin.
+    /// Event: cases cannot run on this machine, or did not begin.
     Skipped(&'a [&'a str], &'a str),
     /// Wall seconds that a problem with all its cases took.
     Problem(&'a str, f64),

@@ -1,4 +1,4 @@
-//! `cargo bench`: every selected case verified, timed and recorded.
+//! `cargo bench`: verifies, times and records every selected case.
 
 use std::path::Path;
 use std::time::Instant;
@@ -209,14 +209,15 @@ fn announce_run(
     }
 }
 
-/// Ceilings that earlier benches of this invocation measured here.
+/// Measured ceilings from earlier benches of this invocation on this machine.
 fn ceilings_of_session(earlier: &[ProcessRun], here: &Environment) -> DeviceLimits {
     let measured = earlier.iter().filter(|run| run.environment.can_reuse_results_of(here));
     measured.fold(DeviceLimits::default(), |known, run| known.filled_from(&run.limits))
 }
 
-/// Measures the ceilings that bound the selected work. Known ceilings of a GPU are kept; ceilings
-/// of the host depend on its load and are measured anew.
+/// Measures the memory and compute ceilings of the device that the selected cases are compared
+/// with. Known ceilings of a GPU are kept; ceilings of the host depend on its load and are measured
+/// anew.
 fn measure_needed_ceilings(
     timer: &mut SampleTimer,
     selection: &CaseSelectionResult<'_>,
@@ -251,7 +252,7 @@ fn save_pending_baseline(
         .map_err(unsaved)
 }
 
-/// Hash of the content of a program's file.
+/// Returns the hash of an executable file's content.
 pub fn executable_hash(program: Option<&Path>) -> Option<String> {
     file::content_hash_of_file(program?).ok()
 }

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_that_cannot_run_here_is_skipped_only_while_it_is_verified() {
+    fn an_unsupported_row_is_skipped_during_verification_and_fails_afterwards() {
         let missing = BackendError::Unsupported("no cuDNN".to_owned());
         let reason = "no cuDNN".to_owned();
         let verifying = VerifyError::Backend(missing.clone()).into();

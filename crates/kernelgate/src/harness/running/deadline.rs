@@ -21,7 +21,7 @@ impl TimeBudgetDeadline {
         Self { budget, end: Instant::now() + budget.saturating_sub(used) }
     }
 
-    /// Why nothing more begins; none while there is time.
+    /// Reason why no further case begins; `None` while there is time left.
     pub fn passed_reason(&self) -> Option<String> {
         let text = || {
             format!(

@@ -11,11 +11,11 @@ use crate::stats::median;
 use crate::workload::Effort;
 use std::time::Duration;
 
-/// "at least 16 min of timing: 212 cases, …".
+/// The estimate as text, such as "at least 16 min of timing: 212 cases, …".
 ///
 /// The rule: each case is warmed up and timed for as long as the effort asks, or for ten launches
-/// if these take longer, by the times of the last session. The times of inputs, references and
-/// verification are unknown, so the estimate excludes them and mentions that.
+/// if these take longer, by the times of the last session. The time for inputs, references and
+/// verification is unknown, so the estimate excludes it and says so.
 pub fn estimate_text(
     selection: &CaseSelectionResult<'_>,
     effort: Effort,
@@ -57,8 +57,8 @@ pub fn case_times_of_last_session(
     cases.map(|(id, case)| (id, median(&case.samples.per_launch_ns()))).collect()
 }
 
-/// Wall seconds of each problem, as the package's committed baselines have them: these are the same
-/// on every machine that has the commit.
+/// Wall seconds that each problem took, from the package's committed baselines: every machine with
+/// the commit has equal numbers.
 pub fn recorded_problem_times(store: &BaselineStore) -> BTreeMap<String, f64> {
     let files = store.baseline_files().unwrap_or_default();
     let baselines = files.iter().filter_map(|(.., path)| file::read::<Baseline>(path).ok());
@@ -81,7 +81,7 @@ mod tests {
     use crate::harness::selection::sample::suites_of_all_binaries;
 
     #[test]
-    fn an_estimate_knows_slow_cases_and_says_what_it_leaves_out() {
+    fn a_time_estimate_counts_known_cases_and_names_what_it_excludes() {
         let suites = suites_of_all_binaries();
         let place =
             BenchPlace { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };

@@ -93,7 +93,7 @@ pub struct CaseToTime<'a, 'g> {
     pub ready: &'a mut PreparedProblem,
     /// Implementation of the case.
     pub verified: &'a mut VerifiedExecutable,
-    /// Checks of earlier cases of that implementation.
+    /// Findings of the checks that earlier cases of this implementation went through.
     pub checked: &'a mut ExecutableFindings,
 }
 
@@ -253,12 +253,12 @@ impl<'a> CaseExecution<'a> {
         Ok(())
     }
 
-    /// Returns an error if the device was lost.
+    /// Returns an error if an earlier case lost the device.
     fn error_if_device_was_lost(&self) -> Result<(), CaseError> {
         self.lost.as_ref().map_or(Ok(()), |lost| Err(CaseError::failed(lost.clone())))
     }
 
-    /// Whether the time is over, so that these cases do not begin.
+    /// Returns whether the time budget is over; the named cases are then recorded as not begun.
     fn is_budget_over<'c>(
         &self,
         cases: impl IntoIterator<Item = &'c SelectedCase>,
@@ -339,7 +339,7 @@ impl<'a> CaseExecution<'a> {
             None => None,
         };
         if delayed.is_some() {
-            // Memory of an injected delay does not count as memory of the case.
+            // Memory that an injected delay takes is not charged to the case.
             ready.memory.exclude_own_memory();
         }
         let delay_size = delayed.as_ref().and_then(DelayedExecutable::delay_size);
@@ -363,7 +363,7 @@ impl<'a> CaseExecution<'a> {
         }
         drop(timing);
         ready.memory.observe_memory();
-        // The bits of a case that an earlier process of this executable checked.
+        // Digest of outputs that an earlier process of this executable verified.
         let digest = record.by.as_ref().and(record.digest.as_deref());
         let clock = Instant::now();
         let _activity = phase_timer::start_activity(after_timing::PHASE_NAME);
@@ -382,7 +382,8 @@ impl<'a> CaseExecution<'a> {
             ready.memory.exclude_own_memory();
         }
         let after = after?;
-        // If there is a digest, an earlier process of this executable has recorded the streams.
+        // If there is a digest, an earlier process of this executable has recorded which streams
+        // the launches use.
         if digest.is_none() {
             let _activity = phase_timer::start_activity("record of streams");
             samples.unrecorded = match &checked.elsewhere {
@@ -398,7 +399,7 @@ impl<'a> CaseExecution<'a> {
         Ok((samples, after))
     }
 
-    /// Prints and records why cases have no result.
+    /// Prints and records the reason why cases have no result.
     fn record_failure(
         &mut self,
         cases: &[SelectedCase],

@@ -48,9 +48,9 @@ pub struct PreparedProblem {
     pub references: Option<StoredReferences>,
     /// Kernels of the implementation that was prepared last; empty on the host.
     pub kernels: LoadedKernels,
-    /// Changed inputs, for the check after timing.
+    /// Inputs with changed values, for the check after timing.
     pub changed: Option<ChangedInputs>,
-    /// Device memory of the implementation, if it is measured.
+    /// Measurement of the implementation's device memory; inactive if it is not measured.
     pub memory: CaseMemoryWatch,
 }
 
@@ -60,7 +60,7 @@ pub struct VerifiedExecutable {
     pub executable: Box<dyn Executable>,
     /// Comparison of the outputs with the reference.
     pub record: VerificationRecord,
-    /// Time of one launch, if it was measured.
+    /// Duration of one launch of the verified implementation, if it was measured.
     pub launch: Duration,
 }
 
@@ -79,8 +79,8 @@ impl PreparedProblem {
         Ok(ready)
     }
 
-    /// Draws the inputs of a problem, or reads them from the folder `kept`, if all memory that the
-    /// problem needs fits. The reference is computed later, when a case needs it.
+    /// Draws the inputs of a problem, or reads them from the folder `kept`; refused if the memory
+    /// that the problem needs does not fit. The reference is computed later, when a case needs it.
     pub fn draw_or_read_inputs(
         group: &ProblemGroup<'_>,
         seed: u64,
@@ -239,8 +239,8 @@ impl PreparedProblem {
         computed.and_then(|it| brought_back.map(|()| it)).map_err(of_reference)
     }
 
-    /// Whether no reference defines the outputs of a case: no reference exists, or it is the case's
-    /// own row.
+    /// Returns whether no reference defines a case's outputs: the problem has none, or its
+    /// reference is the case's own row.
     fn has_no_reference(&self, group: &ProblemGroup<'_>, case: &SelectedCase) -> bool {
         match group.bound.problem().reference_from() {
             ReferenceSource::Definition => false,
@@ -281,8 +281,8 @@ impl PreparedProblem {
     }
 
     /// Verifies a case of a trial: by the bits of its outputs if an earlier run of the same
-    /// executable compared them with the reference, else by the reference. The function also
-    /// measures the time of one launch.
+    /// executable compared them with the reference, else by the reference. Verifies an
+    /// implementation by the digest of known good outputs, and measures the time of one launch.
     pub fn verify_by_output_bits(
         &mut self,
         group: &ProblemGroup<'_>,
@@ -349,8 +349,8 @@ impl PreparedProblem {
         }
     }
 
-    /// Hash of the inputs of a problem with one data set, which [`Self::input_data_set_id`] does
-    /// not return.
+    /// Hash of a problem's inputs if they belong to one data set, such as golden tensors, for which
+    /// [`Self::input_data_set_id`] returns nothing.
     pub fn inputs_of_one_data_set(&self) -> Option<String> {
         self.one_data_set.then(|| verify::digest_of_outputs(&self.inputs))
     }
@@ -362,7 +362,7 @@ impl PreparedProblem {
         target: &BenchTarget,
     ) -> Result<Box<dyn Executable>, BackendError> {
         let _activity = phase_timer::start_activity("prepare");
-        host_timeout::name(&case.id);
+        host_timeout::set_case_name(&case.id);
         let (target, kernels) = target.recording();
         self.kernels = kernels;
         let executable =
@@ -395,9 +395,9 @@ impl PreparedProblem {
     }
 }
 
-/// Digest of the outputs and time of a launch. One launch on poisoned outputs suffices if it gives
-/// the known bits; otherwise a second launch is judged, as in
-/// [`verify::launch_on_poisoned_outputs`].
+/// Returns the digest of a launch's outputs, and the time of a launch. One launch on poisoned
+/// outputs suffices if it gives the known bits; otherwise the outputs of a second launch are
+/// compared, as in [`verify::launch_on_poisoned_outputs`].
 fn output_digest_and_time(
     executable: &mut dyn Executable,
     known: Option<&str>,

@@ -107,7 +107,7 @@ impl BenchProgress {
         ));
     }
 
-    /// Prints a remark on the times of a problem.
+    /// Prints a remark about the times of a problem.
     pub fn remark(&self, problem: &str, remark: &str) {
         self.say(&format!("note: {problem}: {remark}"));
     }
@@ -131,7 +131,7 @@ impl BenchProgress {
         self.say(&format!("{} {why}", display::counted_noun(cases, "case")));
     }
 
-    /// Prints the least time that the run takes.
+    /// Prints the estimate of the time that the run takes at least.
     pub fn print_time_estimate(&self, text: &str) {
         self.say(text);
     }
@@ -206,7 +206,7 @@ impl BenchProgress {
     }
 }
 
-/// Warning that other processes compute on the GPU with this ordinal, with their number.
+/// Returns the warning that `others` other processes compute on GPU number `gpu`.
 fn other_processes_warning((gpu, others): (usize, u32)) -> String {
     format!("warning: {others} other processes compute on GPU {gpu}; times will be noisy")
 }
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_busy_gpu_of_a_set_is_named() {
+    fn the_warning_names_which_gpu_of_a_set_is_busy() {
         let words = "warning: 2 other processes compute on GPU 1; times will be noisy";
         assert_eq!(other_processes_warning((1, 2)), words);
     }

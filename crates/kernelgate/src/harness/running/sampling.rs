@@ -20,10 +20,10 @@ use crate::workload::Effort;
 
 /// The way in which a process samples its cases: by Criterion, or by a fixed plan.
 pub enum ProcessSampler<'a> {
-    /// Criterion, in the mode of the process; without measurement there are no samples.
+    /// Criterion takes the samples, in the mode of the process, which may exclude measurement.
     Criterion(Box<Criterion<ElapsedTimeMethod>>, ElapsedTimeMethod, &'a BenchSettings),
-    /// Sampling by the fixed plan of a trial: Criterion takes no fewer than ten samples, and
-    /// analyses each case alone.
+    /// A trial takes a fixed number of samples of a fixed number of launches: Criterion takes no
+    /// fewer than ten samples, and analyses each case alone.
     Plan(TrialSampling, PowerMode),
 }
 
@@ -48,11 +48,11 @@ impl<'a> ProcessSampler<'a> {
     }
 }
 
-/// Takes the samples of a problem's cases.
+/// Takes the samples of one problem's cases.
 pub enum GroupCaseSampler<'s> {
     /// Criterion's benchmark group of the problem.
     Criterion(BenchmarkGroup<'s, ElapsedTimeMethod>, &'s ElapsedTimeMethod, &'s BenchSettings),
-    /// Sampling by the fixed plan of a trial.
+    /// A trial takes a fixed number of samples of a fixed number of launches.
     Plan(TrialSampling, PowerMode),
 }
 
@@ -126,7 +126,8 @@ pub fn open_criterion_group<'c>(
 ) -> BenchmarkGroup<'c, ElapsedTimeMethod> {
     let mut criterion_group = criterion.benchmark_group(group.id());
     let work = group.bound.problem().work();
-    // Each problem has one throughput: operations if GEMMs dominate, bytes otherwise.
+    // Sets the throughput that Criterion reports for a problem: operations if GEMMs dominate, bytes
+    // otherwise.
     criterion_group.throughput(match work.matmul_flops() {
         0 => Throughput::BytesDecimal(work.total_bytes()),
         flops => Throughput::Elements(flops),

@@ -38,13 +38,13 @@ pub trait CaseSession {
         ready.verify_case_once(group, case, target)
     }
 
-    /// The sampler that measures all cases of the process.
+    /// Returns the sampler that measures all cases of the process.
     fn trial_sampler(&self) -> ProcessSampler<'_>;
 
-    /// Records outcomes, if this session has a record.
+    /// Records the outcome of a case, if this session has a record.
     fn record(&self, event: RecordedCaseEvent<'_>) -> Result<(), RecordFileError>;
 
-    /// Ceilings of this machine, if they were measured.
+    /// Returns the measured ceilings of this machine, if there are any.
     fn limits(&self) -> Option<&DeviceLimits> {
         None
     }
@@ -54,8 +54,9 @@ pub trait CaseSession {
         None
     }
 
-    /// Whether device memory and the host's part of a launch are measured. A process of a
-    /// comparison that measures times skips these costs to stay short.
+    /// Returns whether the costs beside the time are measured: device memory and the host time of a
+    /// launch. A comparison's process that measures times skips these costs, so that it stays
+    /// short.
     fn measures_costs(&self) -> bool {
         true
     }

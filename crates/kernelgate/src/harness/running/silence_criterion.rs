@@ -48,8 +48,8 @@ fn duplicate_and_null_device(stream: BorrowedFd<'_>) -> Option<(OwnedFd, OwnedFd
 }
 
 /// Redirects standard error to the null device while it lives, except within
-/// [`with_original_stderr`](Self::with_original_stderr): Criterion advises there to plan otherwise
-/// if a launch takes as long as a sample.
+/// [`with_original_stderr`](Self::with_original_stderr): Silences the advice to change the sampling
+/// plan, which Criterion prints to standard error if a launch takes as long as a sample.
 pub struct WithoutCriterionAdvice {
     ends: Option<(OwnedFd, OwnedFd)>,
 }

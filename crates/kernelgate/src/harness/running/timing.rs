@@ -29,9 +29,10 @@ use kernelgate_cuda::observe::range::RangeGuard;
 
 /// Length of a GPU sample, seconds: equal at every effort, so that the load is equal.
 const GPU_SAMPLE_SECONDS: f64 = 0.004;
-/// Pauses of a burst, in lengths of a sample: the average power stays below the cap.
+/// Length of the pause before each sample of a burst, as a multiple of the sample's length: the
+/// average power stays below the cap.
 const BURST_PAUSES_PER_SAMPLE: u32 = 4;
-/// Longest launch that a burst is measured of, nanoseconds.
+/// Longest launch that can be timed in bursts, nanoseconds.
 const MAX_BURST_LAUNCH_NS: f64 = 10e6;
 /// Smallest number of samples that Criterion accepts.
 const MIN_CRITERION_SAMPLES: usize = 10;
@@ -52,7 +53,7 @@ const LAUNCHES_WITH_HOST_TIME: usize = 5;
 /// Number and duration of the samples of a case.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplingPlan {
-    /// Samples, each of the same number of launches.
+    /// Number of samples; each times the same number of launches.
     pub samples: usize,
     /// Warm-up.
     pub warm_up: Duration,
@@ -60,7 +61,7 @@ pub struct SamplingPlan {
     pub measurement: Duration,
     /// Number of bootstrap resamples of Criterion's analysis.
     pub resamples: usize,
-    /// Power state in which a GPU is measured.
+    /// Power state in which the GPU is kept while it is measured: steady or burst.
     pub power: PowerMode,
     /// Whether samples at the power cap go on until their median is precise: not if the number of
     /// samples was chosen.
@@ -98,7 +99,7 @@ impl SamplingPlan {
         }
     }
 
-    /// Shortest duration for launches of this length.
+    /// Shortest duration of sampling for launches of this length.
     pub fn least_duration(&self, launch_ns: f64) -> Duration {
         let launches = Duration::from_secs_f64(self.samples as f64 * launch_ns * 1e-9);
         self.warm_up + self.measurement.max(launches)
@@ -138,19 +139,19 @@ pub fn run_in_criterion<M: Measurement<Value = f64>>(
         .measurement_time(plan.measurement)
         .nresamples(plan.resamples);
     let timed = RefCell::new(Vec::<SampleWithWallTime>::new());
-    // Criterion's warm-up begins with its first call.
+    // Time of Criterion's first call, with which its warm-up begins.
     let warm_up_began = OnceCell::new();
     let failure = RefCell::new(None);
     let (start, end) = (CpuTimeTicks::now(), Cell::new(None));
-    // A failed launch cannot be reported to Criterion, so the closure unwinds out of it without a
-    // panic message.
+    // A launch that fails cannot be reported to Criterion, so the closure leaves Criterion by
+    // unwinding, without a panic message.
     let advice = WithoutCriterionAdvice::new(settings.process.silent_criterion);
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         group.bench_function(function, |bencher| {
             bencher.iter_custom(|launches| {
                 let _activity = phase_timer::start_activity("samples");
-                // Criterion does not mark the calls of its warm-up; it warms up until the time is
-                // over.
+                // Criterion does not mark the calls of its warm-up; the warm-up lasts until its
+                // time is over.
                 let warms_up = warm_up_began.get_or_init(Instant::now).elapsed() < plan.warm_up;
                 let _range = RangeGuard::new(if warms_up { "warm-up" } else { "sample" });
                 let first = lead.take_load_sample(warms_up);
@@ -185,14 +186,14 @@ pub fn run_in_criterion<M: Measurement<Value = f64>>(
         return Ok(CaseSamples::default());
     }
     let timed = timed.into_inner();
-    // Criterion warms up through the same closure: the samples are the last calls.
+    // Criterion calls this closure for its warm-up too: the last calls are the samples.
     let first = timed.len().saturating_sub(samples);
     let contention = cap_contention.or_else(|| cpu_contention(start, end.get()));
     Ok(collect_samples(&timed[first..], stopwatch, &lead, contention))
 }
 
-/// Times a case of a trial: warm-up, then samples of the same number of launches. On a GPU the
-/// warm-up is the load that leads to the steady power state.
+/// Times a case of a trial: a warm-up, then samples of equally many launches. On a GPU the warm-up
+/// is the load that leads to the steady power state.
 pub fn time_trial_case(
     executable: &mut dyn Executable,
     stopwatch: &mut dyn Stopwatch,
@@ -302,7 +303,8 @@ struct LoadBeforeSamples {
     /// Samples of the load that count as the first samples of the case: those of the last window of
     /// a settled load.
     taken: RefCell<VecDeque<SampleWithWallTime>>,
-    /// Wall time of these samples, which do not come before the first sample.
+    /// Wall time of the samples in `taken`, which is subtracted because they come before the first
+    /// regular sample.
     taken_wall: Duration,
     /// Pause before each sample of a case that is timed in bursts.
     pause: Duration,
@@ -383,7 +385,7 @@ impl LoadBeforeSamples {
         if warms_up { None } else { self.taken.borrow_mut().pop_front() }
     }
 
-    /// Whether the load ran at the power cap.
+    /// Returns whether the card was at its power cap when the load ended.
     fn settled_at_cap(&self) -> bool {
         let end = self.settled.as_ref().map(|(_, end)| end);
         matches!(end, Some(SettlingEnd::AtCap | SettlingEnd::Unsettled))
@@ -728,7 +730,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_waits_for_the_host_idles() {
+    fn a_card_that_waits_for_the_host_is_counted_as_idle() {
         let sample = |wall_us| {
             let sample = LaunchSample {
                 launches: 1,

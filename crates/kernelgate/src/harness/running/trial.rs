@@ -4,8 +4,8 @@
 //!
 //! The first process of an executable compares every case with the reference and records the bits
 //! of its outputs. A later process of the same executable launches once on poisoned outputs. If the
-//! bits are equal, the outputs are verified; if they differ (sums in no fixed order), it compares
-//! with the reference itself.
+//! digests are equal, the outputs are verified; if they differ, as with sums in no fixed order, the
+//! process compares with the reference itself.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,11 +20,11 @@ use crate::workload::Tensors;
 /// Outputs of one build as the reference of another, by case: folders.
 #[derive(Debug, Clone, Default)]
 pub struct BuildOutputs {
-    /// Folder in which this build's outputs are saved.
+    /// Folder in which the outputs of this build are saved; `None` if they are not needed.
     pub keep: Option<PathBuf>,
     /// Folder that holds the base build's outputs.
     pub base: Option<PathBuf>,
-    /// Whether verified outputs are saved as well, for another build that cannot verify them.
+    /// Whether verified outputs are saved too, because the other build cannot verify its own.
     pub keep_verified: bool,
 }
 
@@ -33,8 +33,8 @@ impl BuildOutputs {
         folder.join(format!("{}.tensors", file::text_hash(id)))
     }
 
-    /// Saves a case's outputs if they are requested. If the outputs cannot be written, the other
-    /// build's outputs stay unverified.
+    /// Saves the outputs of a case if a comparison asks for them. If the outputs cannot be written,
+    /// the other build's outputs stay unverified.
     pub fn save(&self, id: &str, outputs: &Tensors) {
         if let Some(folder) = &self.keep {
             let _ = std::fs::create_dir_all(folder)
@@ -60,7 +60,7 @@ pub fn trial_case_filter(request: &TrialRequest, settings: &BenchSettings) -> Ca
     request.cases.clone().map_or_else(|| settings.filter.clone(), CaseFilter::OneOf)
 }
 
-/// The artificial delays of the selected cases.
+/// Returns the injected delays of the selected cases, by case.
 pub fn injected_delays(
     settings: &BenchSettings,
     selection: &CaseSelectionResult<'_>,
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_case_keeps_its_outputs_whatever_its_id() {
+    fn outputs_of_two_cases_are_stored_apart_whatever_their_ids() {
         let folder = tempfile::tempdir().unwrap();
         let keep = Some(folder.path().to_owned());
         let outputs = BuildOutputs { base: keep.clone(), keep, keep_verified: false };

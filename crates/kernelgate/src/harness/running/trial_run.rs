@@ -36,9 +36,9 @@ pub struct TrialSession<'a> {
     pub sampling: TrialSampling,
     /// The earlier run that verified this executable.
     pub verified: Option<ProcessRun>,
-    /// Folder of inputs that an earlier trial drew.
+    /// Folder with inputs that an earlier trial drew and stored.
     pub inputs: Option<PathBuf>,
-    /// Outputs of builds that no reference verifies.
+    /// Folders of this build's and the other build's outputs, if no reference verifies them.
     pub outputs: BuildOutputs,
     /// Folder of stored references.
     pub references: Option<StoredReferences>,
@@ -104,7 +104,7 @@ impl CaseSession for TrialSession<'_> {
         !self.takes_times()
     }
 
-    /// Comparisons need the kernels of an executable only once.
+    /// A comparison needs the list of an executable's kernels only once.
     fn kernels(&self, ready: &PreparedProblem) -> UsedKernels {
         if self.takes_times() { UsedKernels::new() } else { ready.kernels.describe_used_kernels() }
     }
@@ -143,7 +143,7 @@ pub fn carry_out_trial(
         )
     };
     let earlier: Option<ProcessRun> = request.verified.as_deref().map(file::read).transpose()?;
-    // Output bits of another executable or another device do not apply to this trial.
+    // Digests from another executable or another device are not used in this trial.
     let verified = earlier.filter(|earlier| {
         earlier.executable.is_some()
             && earlier.executable == run.executable

@@ -12,23 +12,23 @@ pub const DEFAULT_GPU_TIMEOUT_S: u64 = 60;
 /// Timeout of launches on the host, where a launch may use a single core.
 pub const DEFAULT_HOST_TIMEOUT_S: u64 = 600;
 
-/// The backend on which the process runs, and the reason why the other backend is not used.
+/// The backend on which a bench process runs, and the reason why the other backend is not used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BenchPlace {
     /// The backend.
     pub kind: BackendKind,
-    /// Reason why cases of the other backend cannot run: a fragment for messages.
+    /// Reason why cases of the other backend cannot run, as a fragment for messages.
     pub otherwise: String,
     /// Size of the GPU's L2 cache, bytes; 0 on the CPU.
     pub l2_bytes: u64,
-    /// Number of GPUs; 0 on the CPU.
+    /// Number of GPUs on which the process runs; 0 on the CPU.
     pub gpus: usize,
 }
 
 /// The GPUs that the user requested on the command line.
 #[derive(Debug, Clone)]
 pub struct DeviceRequest {
-    /// The backend; `None`: a GPU if there is one, else the CPU.
+    /// The backend that the user chose; `None`: a GPU if the machine has one, else the CPU.
     pub backend: Option<BackendKind>,
     /// The GPUs, counted from 0; `None` if the user named none.
     pub devices: Option<Devices<usize>>,

@@ -20,9 +20,9 @@ use crate::workload::{AxisError, AxisOverride, DefaultScale, Effort, Point};
 const BEYOND_CACHES_BYTES: u64 = 256 << 20;
 const MULTIPLE_OF_L2: u64 = 4;
 
-/// A problem and the implementations of it that were selected.
+/// A problem with those of its implementations that were selected.
 pub struct ProblemGroup<'a> {
-    /// The workload of the group, with its implementations.
+    /// The suite that the group's problem belongs to, with its implementations.
     pub suite: &'a Suite,
     /// The problem's axes.
     pub point: Point,
@@ -47,7 +47,7 @@ impl ProblemGroup<'_> {
 
 /// One selected case: an implementation of the group's problem in one cache state.
 pub struct SelectedCase {
-    /// Index of the implementation in the suite.
+    /// Index of the selected case's implementation in its suite.
     pub index: usize,
     /// The implementation.
     pub row: ImplementationInfo,
@@ -69,7 +69,7 @@ impl SelectedCase {
 pub struct CaseSelectionResult<'a> {
     /// Problems with at least one case to run.
     pub groups: Vec<ProblemGroup<'a>>,
-    /// Ids that cannot run here, with the reason.
+    /// Ids of cases that cannot run on this machine, each with the reason.
     pub skipped: Vec<(String, String)>,
     /// Skipped cases that no machine can run, because their implementation does not compute the
     /// problem.
@@ -84,7 +84,7 @@ impl CaseSelectionResult<'_> {
         self.groups.iter().map(|group| group.cases.len()).sum()
     }
 
-    /// The plan of the selected cases, divided by `partition`.
+    /// Summarises how `partition` divides the selected cases among shards.
     pub fn plan(&self, bench: &str, partition: &ShardPartition) -> BenchShardPlan {
         let problems = self
             .groups
@@ -99,8 +99,8 @@ impl CaseSelectionResult<'_> {
         self.groups.iter_mut().for_each(|group| group.cases.reverse());
     }
 
-    /// Moves these cases to the front: first the problems that have one, then within each problem
-    /// its cases. All other cases keep their order behind the moved ones.
+    /// Moves the cases in `first` to the front: first the problems that have such a case, then
+    /// these cases within their problem. All other cases keep their order behind the moved ones.
     pub fn move_to_front(&mut self, first: &BTreeSet<String>) {
         let later = |case: &SelectedCase| !first.contains(&case.id);
         for group in &mut self.groups {
@@ -109,7 +109,7 @@ impl CaseSelectionResult<'_> {
         self.groups.sort_by_key(|group| group.cases.iter().all(later));
     }
 
-    /// Whether nothing matched, not even something that must be skipped.
+    /// Returns whether the selection matched nothing at all, not even a case that is skipped.
     pub fn matched_nothing(&self) -> bool {
         self.groups.is_empty() && self.skipped.is_empty()
     }
@@ -242,14 +242,15 @@ impl SelectionChoice<'_> {
     }
 }
 
-/// Why a case that is spread over `needed` GPUs does not run on `available` ones.
+/// Returns the reason why a case that needs `needed` GPUs does not run on `available` GPUs.
 fn too_few_gpus_reason(backend: BackendKind, needed: usize, available: usize) -> Option<String> {
     (backend == BackendKind::Cuda && needed > available).then(|| {
         format!("needs {needed} GPUs, this run has {available}: --devices {needed} takes the first {needed}")
     })
 }
 
-/// The cache states in which a case is timed. The CPU backend has no means to empty the caches.
+/// Returns in which cache states a case is timed: hot, cold or both. The CPU backend has no means
+/// to empty the caches.
 fn cache_states_of(backend: BackendKind, bytes: u64, l2_bytes: u64) -> &'static [CacheState] {
     match backend {
         BackendKind::Cuda if bytes < BEYOND_CACHES_BYTES.max(MULTIPLE_OF_L2 * l2_bytes) => {
@@ -335,8 +336,8 @@ pub fn unmatched_filter_error<'a>(
     HarnessError::NoMatch { filter: filter.text().unwrap_or_default().to_owned(), suggestions }
 }
 
-/// Suggestions for a mistyped filter: the closest ids, or leading parts of ids if these are as
-/// close, best first.
+/// Returns suggestions for a mistyped filter, best first: the closest case ids, or the beginnings
+/// of ids if they are as close.
 pub fn closest_ids(filter: &CaseFilter, ids: &[String]) -> Vec<String> {
     let Some(text) = filter.text().filter(|text| text.len() <= MAX_COMPARED_TEXT_CHARACTERS) else {
         return Vec::new();
@@ -368,7 +369,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mistyped_filter_gets_close_ids() {
+    fn a_mistyped_filter_gets_similar_case_ids_as_suggestions() {
         let ids = [
             "attention/forward/s1024_d64_full_f32/cpu/hot".to_owned(),
             "st_bif/backward/n4_f32/cpu/hot".to_owned(),
@@ -412,13 +413,13 @@ mod tests {
             Ok((0, vec![backward.clone()]))
         );
         assert_eq!(select_with(&own_suites(), &["level=4"], None), Ok((3, vec![])));
-        // No workload of another bench accepts the axis value.
+        // In this test, no workload of another bench accepts the axis value.
         let refused = select_with(&own_suites()[1..], &["level=16"], None);
         assert_eq!(refused, Err(format!("{}: {reason}", backward.0)));
     }
 
     #[test]
-    fn work_that_cannot_be_counted_is_refused_by_its_problem() {
+    fn work_whose_count_overflows_is_an_error_that_names_the_problem() {
         let place =
             BenchPlace { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
         let suites = huge_suites();
@@ -431,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_over_several_gpus_needs_as_many() {
+    fn a_case_that_needs_more_gpus_than_there_are_is_skipped() {
         assert_eq!(too_few_gpus_reason(BackendKind::Cuda, 2, 2), None);
         assert_eq!(too_few_gpus_reason(BackendKind::Cpu, 2, 1), None);
         let reason = "needs 4 GPUs, this run has 2: --devices 4 takes the first 4";
@@ -439,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn cases_to_run_first_come_before_the_rest() {
+    fn cases_moved_to_the_front_run_before_all_others() {
         let suites = suites_of_all_binaries();
         let place =
             BenchPlace { kind: BackendKind::Cpu, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
@@ -456,7 +457,8 @@ mod tests {
         selection.move_to_front(&BTreeSet::from([last.clone(), "not here".to_owned()]));
         let after = ids(&selection);
         assert_eq!(after[0], last);
-        // Cases of the same problem follow it, the others stay in their order.
+        // The other cases of the same problem follow the moved case; all remaining cases keep their
+        // order.
         let others = |ids: &[String]| -> Vec<String> {
             let problem = last.rsplitn(3, '/').last().unwrap();
             ids.iter().filter(|id| !id.starts_with(problem)).cloned().collect()
@@ -466,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn overrides_must_suit_some_workload() {
+    fn an_axis_value_that_no_workload_accepts_is_an_error() {
         let suites = suites_of_all_binaries();
         let check = |item: &str| check_axis_overrides(suites.iter(), &[item.parse().unwrap()]);
         assert!(check("t=3").is_ok());

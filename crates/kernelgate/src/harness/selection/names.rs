@@ -1,5 +1,5 @@
-//! The names that a bench binary declares. Names become case ids, file names and terminal lines, so
-//! they are checked before anything else uses them.
+//! Checks the names that a bench binary declares. Names become parts of case ids, file names and
+//! terminal lines, so they are checked before any other use.
 
 use crate::harness::error::HarnessError;
 use crate::record::text::{check_id_parts, check_plain_name};
@@ -35,8 +35,8 @@ pub fn check_declared_names<'a>(
     Ok(())
 }
 
-/// Checks the names of tensors, which are known only when the tensors are made. They may have
-/// parts.
+/// Checks the names of tensors, which are known only when the tensors are made. Checks names of
+/// tensors, which may consist of parts.
 ///
 /// # Errors
 /// The error names the first tensor name that is empty or holds a control character.
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_invalid_declared_names() {
+    fn invalid_declared_names_are_errors() {
         let suites = suites_of_all_binaries();
         assert!(check_declared_names("all", suites.iter()).is_ok());
         let check_suite = |suite: &NamedDeclarations| {

@@ -1,4 +1,5 @@
-//! Workloads for the tests of this folder: two that a binary has, one of a sibling.
+//! Sample workloads for the tests of this folder: two of one bench binary, and one of another
+//! binary of the package.
 
 use std::sync::Arc;
 
@@ -96,7 +97,7 @@ pub fn own_suites() -> Vec<Suite> {
     vec![join_rows(&FORWARD_WORKLOAD, &SAMPLE_ROWS), join_rows(&BACKWARD_WORKLOAD, &SAMPLE_ROWS)]
 }
 
-/// Suites of every binary of the package.
+/// Returns the suites of every bench binary of the package.
 pub fn suites_of_all_binaries() -> Vec<Suite> {
     vec![
         join_rows(&FORWARD_WORKLOAD, &SAMPLE_ROWS),
@@ -105,7 +106,7 @@ pub fn suites_of_all_binaries() -> Vec<Suite> {
     ]
 }
 
-/// Declares more bytes than can be counted.
+/// Makes suites that declare more bytes than a u64 can count.
 pub fn huge_suites() -> Vec<Suite> {
     vec![join_rows(&HUGE_WORKLOAD, &SAMPLE_ROWS)]
 }

@@ -1,9 +1,9 @@
-//! The command-line flags of a bench binary: Flags that mirror Criterion's, so that kernelgate can
-//! read them, and flags of kernelgate.
+//! The command-line flags of a bench binary. Some mirror Criterion's flags, so that kernelgate can
+//! read them; the others are kernelgate's own.
 //!
-//! Criterion parses the process' arguments itself and rejects flags it does not know. Ours
-//! therefore become environment variables and the program replaces itself without them
-//! (`flag_variables`); what Criterion sees is exactly its own command line.
+//! Criterion parses the arguments of the process itself and rejects flags that it does not know.
+//! Kernelgate's own flags therefore become environment variables, and the process restarts itself
+//! without them (`flag_variables`); Criterion sees exactly its own command line.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -208,7 +208,8 @@ pub struct BenchProcessFlags {
     version: bool,
 }
 
-/// The command line of a bench binary, as the environment variables of this process make it.
+/// Returns the command line of a bench binary, with defaults from the environment variables of this
+/// process.
 pub fn bench_command_line() -> clap::Command {
     // Flags of kernelgate, unlike flags of Criterion, can be set by an environment variable.
     let command = BenchProcessFlags::command().mut_args(|flag| match flag.get_env() {
@@ -226,8 +227,8 @@ pub fn parse(arguments: &[OsString]) -> Result<BenchProcessFlags, clap::Error> {
     BenchProcessFlags::from_arg_matches(&bench_command_line().try_get_matches_from(arguments)?)
 }
 
-/// Problems of all variables that stand for flags. A bench reports the first such problem when it
-/// runs.
+/// Returns the problems of all environment variables that stand for flags. A bench reports the
+/// first wrong variable when it runs.
 pub fn wrong_flag_variables() -> Vec<String> {
     let flags = BenchProcessFlags::command();
     let with_variable = flags.get_arguments().filter(|flag| flag.get_env().is_some());
@@ -475,12 +476,12 @@ mod tests {
     }
 
     #[test]
-    fn the_parser_is_consistent() {
+    fn clap_accepts_the_definition_of_the_bench_flags() {
         BenchProcessFlags::command().debug_assert();
     }
 
     #[test]
-    fn modes_follow_criterion() {
+    fn flags_select_the_same_mode_as_criterion() {
         assert_eq!(parse_flags("--bench").process_mode(), ProcessMode::Bench);
         assert_eq!(parse_flags("").process_mode(), ProcessMode::Test);
         assert_eq!(parse_flags("--test --bench").process_mode(), ProcessMode::Test);
@@ -494,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn several_gpus_are_numbers_or_a_count() {
+    fn several_gpus_are_given_as_numbers_or_as_a_count() {
         let ordinals =
             |text| parse_devices(text).map(|set| set.iter().copied().collect::<Vec<_>>());
         assert_eq!(ordinals("2"), Ok(vec![0, 1]));
@@ -508,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_would_panic_are_refused_with_the_flag() {
+    fn flag_values_that_would_panic_are_errors_naming_the_flag() {
         for line in [
             "--sample-size 5",
             "--warm-up-time 0",

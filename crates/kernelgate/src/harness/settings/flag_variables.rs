@@ -6,7 +6,7 @@ use clap::CommandFactory;
 
 use super::args::BenchProcessFlags;
 
-/// Our flags as environment variables, by name.
+/// Flags of kernelgate as environment variables: pairs of name and value.
 pub type FlagVariables = Vec<(String, String)>;
 
 /// Splits a command line into Criterion's arguments and the environment variables that carry our
@@ -14,7 +14,7 @@ pub type FlagVariables = Vec<(String, String)>;
 ///
 /// Values of a repeated flag are joined by spaces, delays by commas. A flag without a value stays,
 /// for the parser to complain about. `--quick` becomes our effort: Criterion's own quick mode takes
-/// 0.1 s a case or more, and doubles its launches until they agree.
+/// at least 0.1 s for a case, and doubles the launches until two measurements agree.
 pub fn split_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, FlagVariables)> {
     let command = BenchProcessFlags::command();
     let (mut rest, mut own) = (Vec::new(), FlagVariables::new());
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flag_without_a_value_takes_none() {
+    fn a_flag_without_a_value_does_not_take_the_next_argument() {
         let arguments = ["--energy", "x"].map(OsString::from);
         let (rest, own) = split_own_flags(&arguments).unwrap();
         assert_eq!(
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn our_flags_leave_the_command_line_for_the_environment() {
+    fn flags_of_kernelgate_move_from_the_command_line_to_the_environment() {
         let arguments: Vec<OsString> = "x --axis s=1,2 --quick --axis=d=64 --effort thorough \
                                         --bench"
             .split(' ')

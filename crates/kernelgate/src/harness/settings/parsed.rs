@@ -18,15 +18,15 @@ use crate::workload::{AxisOverride, Effort};
 pub struct CriterionBaselineNames {
     /// Gets this run.
     pub save: Option<String>,
-    /// Name of a stored result that is shown with this run.
+    /// Name of the stored Criterion baseline that is compared with this run.
     pub compare: Option<String>,
-    /// Name of a result that is shown with this run if it is stored.
+    /// Name of a Criterion baseline that is compared with this run if it is stored.
     pub compare_if_stored: Option<String>,
     /// Name of a stored result that is shown instead of a run.
     pub load: Option<String>,
 }
 
-/// Parts of Criterion's plan that the user chose.
+/// The parts of Criterion's sampling plan that the user chose by flags.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ChosenCriterionPlan {
     /// Samples of a case.
@@ -42,13 +42,13 @@ pub struct ChosenCriterionPlan {
 /// Facts of the process besides its flags.
 #[derive(Debug, Clone, Default)]
 pub struct ProcessFacts {
-    /// Whether Criterion's lines stay out of the output.
+    /// Whether Criterion's own output is suppressed.
     pub silent_criterion: bool,
     /// Name of the session, if one was given.
     pub session: Option<String>,
     /// File of this program.
     pub executable: Option<PathBuf>,
-    /// Whether the package has other benches, which a filter may be for.
+    /// Whether the package has other benches; a filter that matches nothing here may match there.
     pub has_other_benches: bool,
 }
 
@@ -61,7 +61,7 @@ pub struct BenchSettings {
     pub effort: Effort,
     /// Power state of a GPU while a case is timed.
     pub power: PowerMode,
-    /// Whether the energy of a launch is measured, in a pass of its own.
+    /// Whether the energy of a launch is measured, in a separate pass after timing.
     pub energy: bool,
     /// Whether the cases run in reverse order.
     pub reversed: bool,
@@ -69,7 +69,7 @@ pub struct BenchSettings {
     pub axes: Vec<AxisOverride>,
     /// Ids that run.
     pub filter: CaseFilter,
-    /// The shard of the problems that runs.
+    /// The shard of the problems that this process runs.
     pub shard: Option<Shard>,
     /// Requested device.
     pub device: DeviceRequest,
@@ -94,7 +94,7 @@ pub struct BenchSettings {
 }
 
 impl BenchSettings {
-    /// Checks flags and turns them into settings.
+    /// Checks the flags of a process and turns them into settings.
     ///
     /// # Errors
     /// The error names the flag or variable that makes no sense.

@@ -24,7 +24,8 @@ use crate::protocol;
 use crate::record::store::check_path_component;
 use crate::record::text::printable_on_terminal;
 
-/// Set for the process that this one becomes, which has Criterion's flag for its briefest format.
+/// Variable set for the restarted process, which then has Criterion's flag for the briefest output
+/// format.
 const SILENT_VARIABLE: &str = "KERNELGATE_TERSE";
 
 /// Variable that names the file of the record, instead of the session's file; set by `kernelgate`,
@@ -139,7 +140,7 @@ fn chosen_session() -> Result<Option<String>, HarnessError> {
 pub struct CriterionProcessSettings {
     /// Time after which work on the stream is treated as hung.
     pub timeout: Duration,
-    /// Name of the baseline to which this run is added.
+    /// Name of the baseline to which the results of this run are added.
     pub save_baseline: Option<String>,
     /// Name of the session, if one was given.
     pub session: Result<Option<String>, String>,
@@ -180,19 +181,20 @@ fn should_silence_criterion(flags: &BenchProcessFlags, arguments: &[OsString]) -
 
 /// Variable that makes the C library back the memory of a GPU process by pages of 2 MiB. Every case
 /// allocates and frees hundreds of megabytes of inputs and outputs; in pages of 4 KiB the system
-/// needs longer to map them than the GPU to fill them. Rows on the host are timed without it, as
-/// they would run elsewhere.
+/// needs longer to map them than the GPU to fill them. Rows on the host are timed without this
+/// variable, as they would run elsewhere.
 fn large_page_variable(flags: &BenchProcessFlags) -> Option<(String, String)> {
-    const GLIBC_VARIABLE: &str = "GLIBC_TUNABLES";
+    const GLIBC_TUNABLES_VARIABLE: &str = "GLIBC_TUNABLES";
     let driver = ["/dev/nvidiactl", "/dev/dxg"].iter().any(|path| Path::new(path).exists());
     let on_gpu = driver
         && flags.backend != BackendFlagValue::Cpu
         && flags.process_mode() == ProcessMode::Bench;
-    (on_gpu && std::env::var_os(GLIBC_VARIABLE).is_none())
-        .then(|| (GLIBC_VARIABLE.to_owned(), "glibc.malloc.hugetlb=1".to_owned()))
+    (on_gpu && std::env::var_os(GLIBC_TUNABLES_VARIABLE).is_none())
+        .then(|| (GLIBC_TUNABLES_VARIABLE.to_owned(), "glibc.malloc.hugetlb=1".to_owned()))
 }
 
-/// Starts this program anew with Criterion's flags alone and ours in the environment.
+/// Restarts this program with only Criterion's flags on the command line and kernelgate's flags in
+/// the environment.
 fn restart_with_flag_variables(arguments: &[OsString], own: &FlagVariables) -> ExitCode {
     let program = own_executable()
         .unwrap_or_else(|| PathBuf::from(std::env::args_os().next().unwrap_or_default()));

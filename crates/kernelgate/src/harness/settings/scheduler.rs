@@ -1,11 +1,12 @@
-//! The shard of this process: as a flag names it, or as the scheduler that started it numbers its
-//! tasks.
+//! Determines the shard of this process from a flag, or from the variables by which a cluster
+//! scheduler numbers its tasks.
 #![allow(clippy::disallowed_methods, reason = "the boundary: variables are read here")]
 
 use crate::record::Shard;
 
-/// Variables that name a shard where no scheduler does: index from 1, number of shards.
-const OWN: [&str; 2] = ["KERNELGATE_SHARD_INDEX", "KERNELGATE_SHARD_COUNT"];
+/// Variables that name a shard without a scheduler: its index, counted from 1, and the number of
+/// shards.
+const SHARD_VARIABLES: [&str; 2] = ["KERNELGATE_SHARD_INDEX", "KERNELGATE_SHARD_COUNT"];
 
 /// Value of `--shard`: "2/4", or "auto" for the variables of a scheduler.
 ///
@@ -25,25 +26,25 @@ type VariableLookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 fn shard_of_scheduler(variable: VariableLookup<'_>) -> Result<Shard, String> {
     let mut found: Vec<(&str, Shard)> = Vec::new();
     for (scheduler, shard) in [
-        (OWN[0], shard_of_own_variables(variable)?),
+        (SHARD_VARIABLES[0], shard_of_own_variables(variable)?),
         ("SLURM_ARRAY_TASK_ID or SLURM_PROCID", slurm_shard(variable)?),
         ("CI_NODE_INDEX", gitlab_shard(variable)?),
         ("JOB_COMPLETION_INDEX", kubernetes_shard(variable)?),
     ] {
         found.extend(shard.map(|shard| (scheduler, shard)));
     }
-    // Variables that a person set come before those of a scheduler.
+    // Variables that a person set take precedence over variables of a scheduler.
     match found[..] {
-        [(first, shard), ..] if first == OWN[0] => Ok(shard),
+        [(first, shard), ..] if first == SHARD_VARIABLES[0] => Ok(shard),
         [(_, shard)] => Ok(shard),
         [] => Err(format!(
             "auto: no scheduler numbers this process: set {} and {}, or run it as a task of Slurm, \
              GitLab (parallel) or an Indexed Job of Kubernetes",
-            OWN[0], OWN[1]
+            SHARD_VARIABLES[0], SHARD_VARIABLES[1]
         )),
         [(one, first), (other, second), ..] => Err(format!(
             "auto: {one} names shard {first} and {other} names shard {second}: set {} and {}",
-            OWN[0], OWN[1]
+            SHARD_VARIABLES[0], SHARD_VARIABLES[1]
         )),
     }
 }
@@ -72,7 +73,7 @@ fn checked_shard(index: u32, count: u32, names: &str) -> Result<Option<Shard>, S
 }
 
 fn shard_of_own_variables(variable: VariableLookup<'_>) -> Result<Option<Shard>, String> {
-    let [index, count] = OWN;
+    let [index, count] = SHARD_VARIABLES;
     let Some(found) = variable_number(variable, index)? else { return Ok(None) };
     checked_shard(
         found,
@@ -82,7 +83,7 @@ fn shard_of_own_variables(variable: VariableLookup<'_>) -> Result<Option<Shard>,
 }
 
 fn gitlab_shard(variable: VariableLookup<'_>) -> Result<Option<Shard>, String> {
-    // Without `parallel` GitLab sets the total alone.
+    // Without the keyword `parallel`, GitLab sets only the total number of jobs.
     let Some(index) = variable_number(variable, "CI_NODE_INDEX")? else { return Ok(None) };
     let count = required_variable_number(variable, "CI_NODE_TOTAL", "CI_NODE_INDEX")?;
     checked_shard(index, count, "CI_NODE_INDEX and CI_NODE_TOTAL")
@@ -91,8 +92,12 @@ fn gitlab_shard(variable: VariableLookup<'_>) -> Result<Option<Shard>, String> {
 /// Kubernetes counts from 0, and provides no variable with the number of completions of a job.
 fn kubernetes_shard(variable: VariableLookup<'_>) -> Result<Option<Shard>, String> {
     let Some(index) = variable_number(variable, "JOB_COMPLETION_INDEX")? else { return Ok(None) };
-    let count = required_variable_number(variable, OWN[1], "JOB_COMPLETION_INDEX")?;
-    checked_shard(index.saturating_add(1), count, &format!("JOB_COMPLETION_INDEX and {}", OWN[1]))
+    let count = required_variable_number(variable, SHARD_VARIABLES[1], "JOB_COMPLETION_INDEX")?;
+    checked_shard(
+        index.saturating_add(1),
+        count,
+        &format!("JOB_COMPLETION_INDEX and {}", SHARD_VARIABLES[1]),
+    )
 }
 
 /// Tasks of a job array, tasks of a job, or both together.
@@ -140,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn each_scheduler_numbers_its_shards() {
+    fn the_shard_follows_from_the_variables_of_each_scheduler() {
         let array = "SLURM_ARRAY_TASK_COUNT=4 SLURM_ARRAY_TASK_MIN=10 SLURM_ARRAY_TASK_MAX=16 \
                      SLURM_ARRAY_TASK_STEP=2";
         for (variables, shard) in [
@@ -159,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_that_number_no_shard_are_refused_by_name() {
+    fn scheduler_variables_without_a_valid_shard_are_errors_naming_them() {
         let gap = "SLURM_ARRAY_TASK_ID=5 SLURM_ARRAY_TASK_COUNT=2 SLURM_ARRAY_TASK_MIN=3 \
                    SLURM_ARRAY_TASK_MAX=5";
         for (variables, why) in [

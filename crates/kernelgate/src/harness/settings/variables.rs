@@ -7,7 +7,7 @@ use std::ffi::OsString;
 
 use clap::Command;
 
-/// Variables with the meaning of a flag.
+/// Environment variables that mean the same as a flag.
 const VARIABLES_OF_FLAGS: &[&str] = &[
     "KERNELGATE_AXIS",
     "KERNELGATE_BACKEND",
@@ -27,7 +27,7 @@ const VARIABLES_OF_FLAGS: &[&str] = &[
     "KERNELGATE_TIMEOUT",
 ];
 
-/// Variables without a flag, each with its meaning.
+/// Environment variables without a flag, each with its meaning.
 pub const VARIABLES_WITHOUT_FLAG: &[(&str, &str)] = &[
     ("KERNELGATE_ARCH", "run as a card of that architecture, such as `sm_80`"),
     ("KERNELGATE_BISECTIONS", "number of simulated bisections in tests"),
@@ -99,7 +99,7 @@ fn flags_with_variables(command: &Command) -> Vec<(String, String)> {
     own.chain(command.get_subcommands().flat_map(flags_with_variables)).collect()
 }
 
-/// Whether a panic prints its own message, as the user asked.
+/// Returns whether the user asked for backtraces, so that a panic prints its own message.
 pub fn wants_backtrace() -> bool {
     std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0")
 }
@@ -118,7 +118,7 @@ pub fn unread_variable_warnings() -> Vec<String> {
 
 fn unknown_variable_warning(name: &str) -> String {
     let close = |known: &&str| strsim::normalized_damerau_levenshtein(name, known);
-    // A name may be of any length.
+    // A misspelt variable name of any length is compared.
     let nearest = variable_names()
         .filter(|known| name.len() <= 2 * known.len())
         .max_by(|a, b| close(a).total_cmp(&close(b)));
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mistyped_variable_gets_the_nearest_name() {
+    fn a_mistyped_variable_gets_the_nearest_variable_as_suggestion() {
         for (name, wanted) in [
             ("KERNELGATE_EFORT", ": did you mean KERNELGATE_EFFORT?"),
             ("KERNELGATE_BACKENDS", ": did you mean KERNELGATE_BACKEND?"),

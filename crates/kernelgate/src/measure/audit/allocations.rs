@@ -6,7 +6,7 @@ use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::graph_set::GraphSet;
 use kernelgate_cuda::driver::memory;
 
-/// Launches of which each has to allocate: a driver may do so once.
+/// Number of launches that must all allocate to count: a driver may allocate once.
 const ALLOCATION_TEST_LAUNCHES: usize = 3;
 
 /// Looks for allocations among the commands of a captured launch.

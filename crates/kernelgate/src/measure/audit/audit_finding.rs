@@ -48,7 +48,7 @@ fn rank_in_message(rank: usize) -> String {
 #[derive(Debug, Clone, PartialEq, Serialize, thiserror::Error)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum TimingRefusal {
-    /// The code enqueues nothing on the timed stream.
+    /// Refused: the code enqueues nothing on the timed stream.
     #[error(
         "{subject} enqueues nothing on the stream that is timed; what runs on another stream, or on \
          the host, has no time here"
@@ -80,7 +80,7 @@ pub enum TimingRefusal {
         /// Launches captured together.
         launches: u64,
     },
-    /// Less time than the GPU needs for anything.
+    /// Refused: the measured time is shorter than any command takes on the GPU.
     #[error(
         "{} takes {elapsed_ns:.0} ns by the events around it, {} {least_ns:.0} ns",
         subject.execution_and_least_command().0, subject.execution_and_least_command().1
@@ -90,7 +90,7 @@ pub enum TimingRefusal {
         subject: RefusedSubject,
         /// Measured time of the code, nanoseconds.
         elapsed_ns: f64,
-        /// Time of the least possible command, nanoseconds.
+        /// Time that the shortest possible command takes, nanoseconds.
         least_ns: f64,
     },
     /// A launch writes outputs before the timed stream reaches it.
@@ -108,11 +108,11 @@ pub enum TimingRefusal {
     BusyAfterStream {
         /// The code.
         subject: RefusedSubject,
-        /// The shortest such time of all repetitions.
+        /// Shortest time for which the context stayed busy after a repetition, of all repetitions.
         #[serde(rename = "busy_s", serialize_with = "serialize_as_seconds")]
         busy: Duration,
     },
-    /// Work on another stream, recorded by CUPTI.
+    /// Refused: CUPTI recorded work on another stream than the timed one.
     #[error(
         "{operation} runs on another stream than the one that is timed, by CUPTI's record of {}",
         subject.execution_and_least_command().0
@@ -123,7 +123,7 @@ pub enum TimingRefusal {
         /// The operation.
         operation: String,
     },
-    /// Work on a GPU that the case does not have, recorded by CUPTI.
+    /// Refused: CUPTI recorded work on a GPU that the case does not have.
     #[error(
         "{operation} runs on GPU {gpu}, which is not one of the case's, by CUPTI's record of {}",
         subject.execution_and_least_command().0
@@ -136,7 +136,7 @@ pub enum TimingRefusal {
         /// The GPU.
         gpu: u32,
     },
-    /// A pass that waits for work on another stream.
+    /// Refused: a pass of the routine waits for work on another stream.
     #[error(
         "the routine takes {:.0} µs between the events, and the stream did nothing in it while the \
          host waited ({:.0} µs): it works on another stream, or on the host",
@@ -148,13 +148,13 @@ pub enum TimingRefusal {
         /// Time of the stream alone in the first pass, nanoseconds.
         held_ns: f64,
     },
-    /// A launch's commands contain an allocation.
+    /// Refused: the commands of a launch contain a memory allocation.
     #[error("a launch allocates device memory in the order of the stream")]
     AllocatesInOrder,
     /// Device memory is taken.
     #[error("each launch allocates {bytes} bytes of device memory")]
     Allocates {
-        /// The smallest allocation of all launches, bytes.
+        /// Bytes of the launch's smallest allocation, over all launches.
         bytes: u64,
     },
     /// The host waits for the GPU in a known call.
@@ -165,7 +165,7 @@ pub enum TimingRefusal {
         /// Name of the driver or runtime function that was called.
         call: String,
     },
-    /// The code makes the host wait for the GPU.
+    /// Refused: the code makes the host wait for the GPU.
     #[error("{subject} waits for the GPU: it synchronises, copies to the host, or frees memory")]
     Waits {
         /// The code.
@@ -177,14 +177,14 @@ pub enum TimingRefusal {
          more commands than can be queued (CUPTI would show which)"
     )]
     WaitsOrFillsQueue,
-    /// Results are returned that an earlier launch computed.
+    /// Refused: launches return results that an earlier launch computed.
     #[error(
         "a launch for new inputs and poisoned outputs takes {:.1} µs longer than the next one, \
          which takes {:.1} µs as those that were timed: it reuses what an earlier launch computed",
         more_ns / 1e3, next_ns / 1e3
     )]
     Reuses {
-        /// Additional time of the first launch, nanoseconds.
+        /// Time by which the first launch for new inputs exceeds the next one, nanoseconds.
         more_ns: f64,
         /// Time of the next launch with the same inputs, nanoseconds.
         next_ns: f64,
@@ -196,15 +196,15 @@ pub enum TimingRefusal {
         alone_ns / 1e3, together_ns / 1e3
     )]
     ReusesInBatch {
-        /// Time of a launch captured alone, nanoseconds.
+        /// Time of a launch if it is captured alone in a graph, nanoseconds.
         alone_ns: f64,
-        /// Time of each launch captured with others, nanoseconds.
+        /// Time of each launch if several are captured in one graph, nanoseconds.
         together_ns: f64,
     },
-    /// The reset closure computes the results in advance.
+    /// Refused: the reset closure computes the results in advance.
     #[error("a launch leaves the outputs as its reset made them, which is not in the time")]
     ComputedByReset,
-    /// Time of the host between the events.
+    /// Refused: the host, not the GPU, spends most of the time between the events.
     #[error(
         "the host was held up for longer than the GPU can wait for it, in each attempt: its time \
          would be in what is measured"
@@ -238,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_facts_of_a_refusal_are_its_fields() {
+    fn a_refusal_is_recorded_as_a_reason_with_its_fields() {
         let subject = RefusedSubject::Routine;
         let busy = Duration::from_micros(1_500);
         let refusal = TimingRefusal::BusyAfterStream { subject, busy };

@@ -24,8 +24,9 @@ pub enum LaunchStall {
 }
 
 /// Launches once more while the stream is held, recorded by CUPTI, which is detached afterwards.
-/// `None` if CUPTI is missing or lost records. Recording changes times, so this runs before any
-/// sample, and only for a launch that would be refused otherwise.
+/// The launch's calls, recorded by CUPTI; `None` if CUPTI is missing or lost records. Recording
+/// changes times, so calls are recorded before any sample, and only for a launch that would be
+/// refused otherwise.
 pub fn record_launch_calls(
     device: &Device,
     stream: &mut dyn StreamHold,
@@ -38,14 +39,14 @@ pub fn record_launch_calls(
         return Ok(None);
     };
     stream.hold(hold)?;
-    let begun = recording.now();
+    let begun = recording.now_ns();
     let launched = executable.launch();
-    let returned = recording.now();
+    let returned = recording.now_ns();
     stream.release();
     launched?;
     executable.synchronize()?;
     let Ok(mut record) = recording.detach_and_take(begun) else { return Ok(None) };
-    // Calls after the launch are removed, because they may wait.
+    // Calls after the launch has returned are dropped, because they may wait.
     record.calls.retain(|call| call.start < returned);
     Ok(find_host_stall(&record, hold))
 }
@@ -65,8 +66,8 @@ fn find_host_stall(record: &RecordedActivity, hold: Duration) -> Option<LaunchSt
         let found = copies.binary_search_by_key(&call.correlation, |copy| copy.correlation);
         found.ok().map(|found| &copies[found])
     };
-    // After the queue was full, a wait for it may be short, because the stream has made progress.
-    // Waits before the launch belong to earlier launches.
+    // After the device's queue was full, a wait for room in it may be short, because the stream has
+    // made progress. Waits before the launch began belong to earlier launches.
     let first = record.calls.iter().find(|call| held_up(call));
     let is_behind = |call: &CallRecord| {
         first.is_some_and(|first| call.thread == first.thread && call.start >= first.end)
@@ -96,7 +97,7 @@ const fn is_pageable_copy(copy: &CopyRecord) -> bool {
     copy.source == 1 || copy.target == 1
 }
 
-/// Whether a call waits for the work of a stream, however long it took.
+/// Returns whether a driver call waits for a stream's work, however long the call took.
 fn call_waits(name: &str, copy: Option<&CopyRecord>) -> bool {
     let (function, to_host) =
         (function_without_prefix(name), copy.is_some_and(|copy| copy.kind == 2));
@@ -106,7 +107,8 @@ fn call_waits(name: &str, copy: Option<&CopyRecord>) -> bool {
         || (to_host && (!function.contains("Async") || copy.is_some_and(is_pageable_copy)))
 }
 
-/// Whether a call only enqueues, and waits for nothing but room in the queue.
+/// Returns whether a driver call only enqueues work, and waits for nothing but room in the device's
+/// queue.
 fn call_enqueues_work(name: &str, copy: Option<&CopyRecord>) -> bool {
     const ENQUEUING_CALLS: [&str; 9] = [
         "Launch",
@@ -162,18 +164,19 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_that_the_queue_held_up_waits_for_nothing_else() {
+    fn a_launch_held_up_by_a_full_queue_counts_as_no_wait() {
         for name in ["cuLaunchKernelEx", "cudaLaunchKernel_v7000", "cuGraphLaunch", "cuEventRecord"]
         {
             let calls = [(name, MIN_HELD_UP_NS), ("cuLaunchKernel", 5_000)];
             assert_eq!(by(&calls_record(&calls, MAX_QUEUED_COMMANDS + 1)), LaunchStall::Queue);
-            // So few commands fit into any queue, so the launch stalled for another reason.
+            // This record has so few commands that they fit into any queue, so the launch stalled
+            // for another reason.
             assert_eq!(by(&calls_record(&calls, MAX_QUEUED_COMMANDS - 2)), LaunchStall::Unknown);
         }
     }
 
     #[test]
-    fn a_wait_is_found_among_commands_that_fit_and_behind_those_that_do_not() {
+    fn a_wait_is_found_before_and_after_the_queue_is_full() {
         for name in [
             "cuStreamSynchronize",
             "cudaDeviceSynchronize_v3020",
@@ -204,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_wait_where_they_go_to_the_host_or_to_memory_that_is_not_pinned() {
+    fn copies_to_host_or_from_pageable_memory_count_as_waits() {
         const COPY_HOST_TO_DEVICE: u8 = 1;
         const COPY_DEVICE_TO_HOST: u8 = 2;
         const COPY_DEVICE_TO_DEVICE: u8 = 8;
@@ -245,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_that_no_call_held_up_waits_in_its_own_way() {
+    fn a_stall_without_a_slow_call_has_an_unknown_cause() {
         let calls = [("cuLaunchKernel", 5_000), ("cuStreamQuery", 5_000)];
         assert_eq!(by(&calls_record(&calls, MAX_QUEUED_COMMANDS + 100)), LaunchStall::Unknown);
         let lost = RecordedActivity { dropped: 1, ..calls_record(&calls, 2) };

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_launch_without_commands_is_refused() {
+    fn a_launch_that_enqueues_no_commands_is_refused() {
         assert!(check_has_commands(Some(&[0, 1])).is_ok() && check_has_commands(None).is_ok());
         assert_eq!(
             check_has_commands(Some(&[0])),
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn launches_that_are_captured_together_have_the_commands_of_each() {
+    fn each_launch_of_a_batch_must_have_the_commands_of_a_single_launch() {
         assert_eq!(check_captured_commands_match(&[64], 64, &[1]), Ok(()));
         assert_eq!(check_captured_commands_match(&[130, 64], 64, &[2, 1]), Ok(()));
         let fewer = check_captured_commands_match(&[22], 33, &[1]).unwrap_err();
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_most_launches_of_a_batch_skip_is_refused() {
+    fn a_gpu_on_which_a_batch_has_too_few_commands_is_refused() {
         let fewer = check_captured_commands_match(&[66, 2], 33, &[2, 2]).unwrap_err();
         let refusal =
             TimingRefusal::CommandsDiffer { rank: 1, alone: 2, together: 2, launches: 33 };

@@ -29,7 +29,8 @@ impl ContextAfterStream {
         Self { subject, busy: 0, shortest: Duration::MAX, idle: false }
     }
 
-    /// Whether the context was idle after some repetition: no further one is needed.
+    /// Returns whether the context was idle after some repetition, so that no further repetition is
+    /// needed.
     pub const fn was_context_idle(&self) -> bool {
         self.idle
     }
@@ -83,13 +84,14 @@ pub fn check_context_idle(
 mod tests {
     use super::*;
 
-    /// Microseconds of repetitions that take 50 µs each.
+    /// Adds a repetition that takes 50 µs, after which the context is busy for `busy_us`
+    /// microseconds.
     fn add(after: &mut ContextAfterStream, busy_us: u64) -> Result<(), TimingRefusal> {
         after.add(Duration::from_micros(50), Duration::from_micros(busy_us))
     }
 
     #[test]
-    fn a_context_that_is_busy_after_each_repetition_is_refused() {
+    fn a_context_that_stays_busy_after_every_repetition_is_refused() {
         let mut after = ContextAfterStream::new(RefusedSubject::Launch);
         for busy_us in [400, 300, 500, 400] {
             assert_eq!(add(&mut after, busy_us), Ok(()));
@@ -100,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn one_idle_context_is_enough() {
+    fn a_context_that_is_idle_after_one_repetition_is_accepted() {
         let mut after = ContextAfterStream::new(RefusedSubject::Routine);
         for busy_us in [400, 400, 400, 400, 3] {
             assert_eq!(add(&mut after, busy_us), Ok(()));
@@ -109,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_of_a_long_repetition_does_not_matter() {
+    fn a_context_busy_for_a_small_share_of_a_repetition_is_accepted() {
         let mut after = ContextAfterStream::new(RefusedSubject::Launch);
         after.add(Duration::from_millis(5), Duration::from_micros(150)).unwrap();
         assert!(after.was_context_idle());

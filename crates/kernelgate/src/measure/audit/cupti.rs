@@ -1,11 +1,11 @@
 //! Work on other streams, by CUPTI's record of a launch: also work that writes no output and
 //! finishes before the stream does, which [`super::early_writes`] cannot see.
 //!
-//! The stream is held while the case is launched. An operation that begins during the hold, or ends
-//! after a mark that follows on the stream, runs on another stream. A launch with more commands
-//! than the queue holds returns only once the stream goes on. Operations on other streams may then
-//! run at any time, and the record is conclusive only if all of them are on one stream. If CUPTI
-//! records nothing, the record of the case states that.
+//! The timed stream is held while the case is launched under CUPTI. An operation that begins during
+//! the hold, or ends after a mark that follows on the stream, runs on another stream. A launch with
+//! more commands than the queue holds returns only once the stream goes on. Operations on other
+//! streams may then run at any time, and the record is conclusive only if all of them are on one
+//! stream. If CUPTI records nothing, the record of the case states that.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +19,8 @@ use kernelgate_cuda::observe::activity::{KernelRecord, RecordedActivity, StreamI
 use kernelgate_cuda::observe::cupti::{ActivityRecorder, RecordingExtent};
 use kernelgate_cuda::{Device, Devices};
 
-/// How long the stream is held at most. If the host is held up for longer, the check shows nothing.
+/// Longest time for which the stream is held under CUPTI. If the host is held up for longer, the
+/// check shows nothing.
 const CUPTI_HOLD: Duration = Duration::from_millis(200);
 /// How long work on another stream has to begin after the launch has returned.
 pub const OTHER_STREAM_START_TIME: Duration = Duration::from_millis(2);
@@ -46,8 +47,8 @@ impl<'a> CuptiRecording<'a> {
         Ok(recorder.map(|recorder| Self { device, recorder: Some(recorder) }))
     }
 
-    /// Now, on the clock of the records, nanoseconds.
-    pub fn now(&self) -> u64 {
+    /// Current time on the clock of CUPTI's records, nanoseconds.
+    pub fn now_ns(&self) -> u64 {
         self.recorder.as_ref().map_or(0, ActivityRecorder::clock_ns)
     }
 
@@ -319,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn work_outside_of_the_held_interval_is_reported() {
+    fn work_that_runs_while_the_timed_stream_is_held_is_reported() {
         assert_eq!(find_operation_outside(&kernel_and_mark(14 * MS, 15 * MS)), Ok(None));
         let jitter = kernel_and_mark(14 * MS - 1_000, 15 * MS + 1_000);
         assert_eq!(find_operation_outside(&jitter), Ok(None), "clocks of hardware");
@@ -336,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_longer_than_the_hold_is_found_by_its_streams() {
+    fn a_launch_that_outlasts_the_hold_is_checked_by_its_streams() {
         let outside = |record: &RecordedActivity| super::find_operation_outside(record, false, 1);
         assert_eq!(outside(&kernel_and_mark(14 * MS, 15 * MS)), Ok(None), "on one stream");
         let mut other = kernel_and_mark(14 * MS, 15 * MS);
@@ -357,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn each_gpu_is_held_against_its_own_stream() {
+    fn each_gpu_is_checked_with_its_own_held_stream() {
         let outside = |record: &RecordedActivity| super::find_operation_outside(record, true, 2);
         assert_eq!(outside(&recording_over_two_gpus(14 * MS, 15 * MS)), Ok(None));
         let theirs = Ok(Some(recorded_elsewhere("kernel `theirs`")));
@@ -417,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_shows_too_little_says_what_is_missing() {
+    fn an_inconclusive_cupti_record_names_the_missing_part() {
         let empty = RecordedActivity { kernels: Vec::new(), ..kernel_and_mark(0, 0) };
         let lacks = "CUPTI's record lacks `measure_blocker`".to_owned();
         assert_eq!(find_operation_outside(&empty), Err(lacks));

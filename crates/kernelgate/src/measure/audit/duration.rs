@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_takes_a_quarter_of_an_empty_kernel_at_least() {
+    fn a_launch_shorter_than_a_quarter_of_an_empty_kernel_is_refused() {
         assert_eq!(check_launch_times(&[2600.0, 2500.0, 2550.0], 10, EMPTY_COMMAND_NS), Ok(()));
         let short = check_launch_times(&[2400.0, -50.0, 2600.0], 10, EMPTY_COMMAND_NS).unwrap_err();
         assert_eq!(short, refusal_of_launch(240.0));
@@ -71,8 +71,8 @@ mod tests {
     }
 
     #[test]
-    fn one_launch_of_nothing_among_long_ones_is_refused() {
-        // Among short launches one very short time is noise.
+    fn one_empty_launch_among_long_launches_is_refused() {
+        // Among short launches, one very short time may be noise.
         assert_eq!(check_launch_times(&[900.0, 100.0, 900.0], 1, EMPTY_COMMAND_NS), Ok(()));
         let skipped = check_launch_times(&[6000.0, 100.0, 6000.0], 1, EMPTY_COMMAND_NS);
         assert_eq!(skipped, Err(refusal_of_launch(100.0)));

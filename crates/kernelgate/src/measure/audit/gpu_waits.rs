@@ -1,8 +1,8 @@
 //! Launches that wait for the GPU: the host's time would be in their samples.
 //!
-//! A launch is enqueued behind a blocker. If it returns only once the blocker ends, it waits for
-//! the GPU, or for room in the queue. CUPTI's record of the calls shows whether the launch waited
-//! or the queue was full ([`super::blocking_calls`]).
+//! Launches once behind a kernel that blocks the stream. If it returns only once the blocker ends,
+//! it waits for the GPU, or for room in the queue. CUPTI's record of the calls shows whether the
+//! launch waited or the queue was full ([`super::blocking_calls`]).
 
 use std::time::{Duration, Instant};
 
@@ -13,10 +13,10 @@ use crate::measure::launch_queue::MAX_QUEUED_COMMANDS;
 use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::stream::stream_hold::StreamHold;
 
-/// How long the stream is held while a launch that might wait for it is made.
+/// Longest hold of the stream during a launch that may wait for the stream.
 const WAIT_TEST_HOLD: Duration = Duration::from_millis(200);
-/// Launches that are tried: a row does not wait for the stream if one of them returns while it is
-/// held.
+/// Number of launches that are tried: a row does not wait for the stream if one of these launches
+/// returns while the stream is held.
 const WAIT_TEST_LAUNCHES: usize = 3;
 
 /// Launches once while the stream is held, and checks that the launch returns. Returns whether the
@@ -56,8 +56,9 @@ pub fn check_launch_waits(
     Ok(true)
 }
 
-/// Launches while the stream is held for this duration. Returns how long the launch took, if it
-/// returned only after the blocker had timed out.
+/// Launches while the stream is held for this duration; returns whether the launch takes longer
+/// than the hold. Returns how long the launch took, if it returned only after the blocker had timed
+/// out.
 fn launch_outlasts_hold(
     hold: Duration,
     stream: &mut dyn StreamHold,
@@ -92,7 +93,8 @@ fn judge_delayed_launch(
     }
 }
 
-/// Whether a launch on an idle GPU returns, at least once, while the GPU still works.
+/// Returns whether a launch on an idle GPU returns before the GPU has finished, in at least one of
+/// several attempts.
 fn launch_returns_early(
     device: &Device,
     executable: &mut dyn Executable,
@@ -114,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_launch_that_fills_the_queue_does_not_wait_for_the_gpu() {
+    fn only_a_launch_that_fills_the_queue_may_take_as_long_as_the_hold() {
         for may_fill in [false, true] {
             assert_eq!(judge_delayed_launch(Some(LaunchStall::Queue), may_fill), Ok(()));
             let unknown = judge_delayed_launch(Some(LaunchStall::Unknown), may_fill);

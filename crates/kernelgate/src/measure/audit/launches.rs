@@ -1,4 +1,4 @@
-//! Checks a row's launches before they are sampled.
+//! Checks, before a row is sampled, that its launches do only what is allowed.
 
 use super::{allocations, context, early_writes, gpu_waits};
 use crate::backend::{BackendError, Executable};
@@ -7,8 +7,8 @@ use kernelgate_cuda::Devices;
 use kernelgate_cuda::driver::graph_set::GraphSet;
 use kernelgate_cuda::driver::stream::stream_hold::StreamHold;
 
-/// Checks that launches do only what is allowed. Returns whether a launch fills the queue.
-/// `captured` is a captured launch, if capturing is possible.
+/// Checks that launches do only what the row is allowed to do. Returns whether a single launch
+/// fills the device's queue. `captured` is a captured launch, if capturing is possible.
 ///
 /// # Errors
 /// Fails with [`BackendError::NotTimed`] if the launches take a forbidden action, or if a launch

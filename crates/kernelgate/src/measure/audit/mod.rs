@@ -1,10 +1,11 @@
-//! The audit of a timed region: does the time belong to the work that ran, and to all of it?
+//! The audit of a timed region checks that the measured time belongs to the work that ran, and to
+//! all of that work.
 //!
-//! The region lies between the two events. A launch may enqueue work on the timed stream, and on
-//! streams that are joined with it; [`AllowedActions`] lists its other permissions. A row that does
-//! anything else gets an error and no time. In the table, `L` marks checks of launches (own and
-//! attached rows) and `C` checks of a Criterion bench's passes; a name in the last column is the
-//! permission that turns the check off.
+//! The timed region lies between two CUDA events. A launch may enqueue work on the timed stream,
+//! and on streams that are joined with it; [`AllowedActions`] lists its other permissions. A row
+//! whose launches do anything else gets an error and no time. In the table, `L` marks checks of
+//! launches (own and attached rows) and `C` checks of a Criterion bench's passes; a name in the
+//! last column is the permission that turns the check off.
 //!
 //! | check | catches | measured | error | |
 //! |---|---|---|---|---|

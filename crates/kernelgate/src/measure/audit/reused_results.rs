@@ -5,8 +5,8 @@
 //! results is faster the second time, and so are its samples.
 //!
 //! One pair of replays resolves only some microseconds, because a launch after an idle moment takes
-//! longer. Such noise hides reuse by short launches. [`check_short_reuse`] therefore repeats rounds
-//! of single launches with equal pauses, and compares the launches of each round.
+//! longer. Noise hides reuse by short launches. [`check_short_reuse`] therefore repeats rounds of
+//! single launches with equal pauses, and compares the launches of each round.
 
 use super::audit_finding::TimingRefusal;
 use crate::backend::{BackendError, Executable, OutputContent};
@@ -14,7 +14,8 @@ use crate::measure::{ReplayResult, Stopwatch};
 use crate::stats;
 use crate::workload::{Tensor, Tensors};
 
-/// Number of replays with new inputs that all have to take longer than the replay after them.
+/// Number of replays with new inputs that must all take longer than the replay after them, before
+/// reuse is reported.
 const REPLAYS_WITH_NEW_INPUTS: usize = 3;
 
 /// Checks whether a replay with new inputs and poisoned outputs took longer than the next replay,
@@ -71,14 +72,14 @@ const CHANGED_INPUT_NOISE_NS: f64 = 500.0;
 /// Share of a launch that reuse may save without an error.
 const MAX_SAVED_SHARE: f64 = 0.25;
 
-/// Whether reuse that saves more than a quarter of such a launch is found: launches that are too
-/// short are marked.
-pub fn is_resolved(launch_ns: f64) -> bool {
+/// Returns whether the check finds reuse that saves more than a quarter of such a launch; launches
+/// that are too short for that are marked.
+pub fn is_reuse_detectable(launch_ns: f64) -> bool {
     CHANGED_INPUT_NOISE_NS <= MAX_SAVED_SHARE * launch_ns
 }
 
-/// Checks whether short launches for other inputs take longer than those for the same inputs,
-/// alternating between both sets of inputs. Returns whether it replaced inputs.
+/// Checks whether short launches for changed inputs take longer than repeated launches for equal
+/// inputs, alternating between two sets of inputs. Returns whether it replaced inputs.
 ///
 /// # Errors
 /// Fails with [`BackendError::NotTimed`] if launches with new inputs take longer, or if a launch
@@ -92,7 +93,7 @@ pub fn check_short_reuse(
         return Ok(false);
     }
     let (mut more_ns, mut same_ns) = (Vec::new(), Vec::new());
-    // The inputs before the first round may be those of either set of inputs.
+    // Before the first round the device may hold either set of inputs.
     for round in 0..=SHORT_LAUNCH_ROUNDS {
         let mut launch_ns = |content: OutputContent| {
             for (name, values) in inputs[round % 2] {
@@ -114,8 +115,8 @@ pub fn check_short_reuse(
 }
 
 /// Compares the additional time of the first launch of each round with its noise. The estimate is
-/// the median of the means of two rounds: differences between odd and even launches cancel in such
-/// a mean.
+/// the median over means of two rounds: differences between odd and even launches cancel in each
+/// mean.
 fn compare_short_launches(more_ns: &[f64], same_ns: &[f64]) -> Result<(), BackendError> {
     let more_ns = stats::WalshAverages::new(more_ns).hodges_lehmann_center().unwrap_or_default();
     let next_ns = stats::median(same_ns);
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn short_launches_for_other_inputs_take_as_long_as_for_the_same() {
+    fn short_launches_that_take_as_long_for_changed_inputs_are_accepted() {
         let honest = |ns: f64, more_ns: f64| {
             move |launch: usize, first: bool| {
                 let disturbed = if launch % 11 == 5 { 3000.0 } else { 0.0 };
@@ -259,12 +260,12 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_below_two_microseconds_is_too_short_to_show_reuse() {
-        assert!(!is_resolved(1900.0) && is_resolved(2100.0));
+    fn reuse_in_a_launch_below_two_microseconds_is_not_detectable() {
+        assert!(!is_reuse_detectable(1900.0) && is_reuse_detectable(2100.0));
     }
 
     #[test]
-    fn short_launches_may_alternate_between_buffers() {
+    fn short_launches_that_alternate_between_buffers_are_accepted() {
         for buffers in [2, 4, 8] {
             for slow in 0..buffers {
                 let alternates = |launch: usize, _| {
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_alone_takes_as_long_as_each_of_a_batch() {
+    fn a_batch_whose_launches_take_less_than_one_alone_is_refused() {
         assert_eq!(check_batch_reuse(14_000.0, 10_000.0, 1), Ok(()));
         assert_eq!(check_batch_reuse(2_000.0, 3_000.0, 1), Ok(()));
         assert!(check_batch_reuse(8_800.0, 4_400.0, 1).is_err());
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn results_are_reused_where_each_launch_for_new_inputs_takes_longer_than_the_next() {
+    fn replays_that_are_always_slower_for_new_inputs_count_as_reuse() {
         let (short, long) = (Some(100e3), Some(150e3));
         let (found, drawn) = check_simulated_reuse(150e3, &[short, long, short, long, short]);
         let why = found.unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! Whether the events of a Criterion bench enclose its routine's work, pass by pass.
+//! Checks for each pass whether the events of a Criterion bench enclose its routine's work.
 //!
 //! Each pass of the routine is timed by two events around it. Criterion's warm-up makes passes of
 //! 1, 2, 4, 8 … iterations, then come the samples; Criterion does not say how many iterations a
@@ -31,7 +31,7 @@ use super::duration::MIN_SHARE_OF_LEAST_COMMAND;
 use crate::backend::AllowedActions;
 use kernelgate_cuda::driver::stream::foreign_stream::{EmptyIntervalReadings, TimedInterval};
 
-/// How long the first pass is held at most.
+/// Longest time for which the stream is held in the first pass.
 const FIRST_PASS_HOLD: Duration = Duration::from_millis(5);
 /// The longest hold of a pass that is still to show whether its routine waits.
 const LONGEST_PASS_HOLD: Duration = Duration::from_millis(500);
@@ -50,7 +50,8 @@ pub const RECORDED_PASS_HOLD: Duration = Duration::from_millis(50);
 /// Numbers of the passes without a held stream, which must all show the work of a waiting routine:
 /// a delay of the host shows in only one pass.
 const PASSES_WITHOUT_HOLD: [u32; 3] = [4, 6, 7];
-/// Minimum time of such a pass beyond its waits that counts as work elsewhere, nanoseconds.
+/// Time of a waiting pass beyond its waits that counts as work on another stream, nanoseconds;
+/// shorter times do not count.
 pub const MIN_WORK_ELSEWHERE_NS: f64 = 100_000.0;
 /// Time of the waits of a pass, as a multiple of one wait for each iteration.
 const WAITS_PER_ITERATION: f64 = 2.0;
@@ -97,7 +98,7 @@ pub struct RoutinePass {
 }
 
 impl CriterionPasses {
-    /// No pass yet of a routine with these permissions.
+    /// Starts the audit of a routine with these permissions, before its first pass.
     pub fn new(allowed: AllowedActions) -> Self {
         Self {
             allowed,
@@ -135,7 +136,7 @@ impl CriterionPasses {
         }
     }
 
-    /// Whether to measure how long the context stays busy after this pass: only after passes
+    /// Returns whether to measure how long the context stays busy after this pass: only for passes
     /// without a held stream and without CUPTI.
     pub const fn measures_context_after(&self, interval: &TimedInterval) -> bool {
         !self.after.was_context_idle() && interval.held.is_none() && !self.next_attaches()
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn honest_routines_are_timed() {
+    fn routines_that_only_use_the_timed_stream_are_accepted() {
         let enqueues =
             SimulatedRoutine { held_ns: 2500.0, free_ns: |_| 4e3, waits: false, busy_us: 5 };
         assert_eq!(run(&enqueues), (vec![1, 3, 4, 8, 16, 32, 64], None));
@@ -266,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_routine_that_leaves_nothing_on_the_stream_is_refused() {
+    fn a_routine_that_enqueues_nothing_on_the_timed_stream_is_refused() {
         let nothing =
             SimulatedRoutine { held_ns: 1300.0, free_ns: |_| 1e6, waits: false, busy_us: 0 };
         let (held, why) = run(&nothing);
@@ -290,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_routine_that_waits_for_work_elsewhere_is_refused() {
+    fn a_routine_that_waits_for_work_on_another_stream_is_refused() {
         // 225 µs an iteration.
         let grows = |pass: u32| 225e3 * f64::from(1_u32 << (pass - 1));
         let elsewhere = SimulatedRoutine { held_ns: 15e3, free_ns: grows, waits: true, busy_us: 0 };
@@ -303,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_routine_that_may_not_wait_is_refused_for_a_wait() {
+    fn a_routine_without_permission_to_wait_is_refused_for_a_wait() {
         let grows = |pass: u32| 35e3 * f64::from(1_u32 << (pass - 1).min(20));
         let waits = SimulatedRoutine { held_ns: 18e3, free_ns: grows, waits: true, busy_us: 5 };
         let refused = Some(TimingRefusal::Waits { subject: RefusedSubject::Routine });
@@ -314,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_held_up_in_one_pass_or_two_is_no_work_elsewhere() {
+    fn a_host_delay_in_one_or_two_passes_is_no_sign_of_work_elsewhere() {
         let held_up = |pass: u32| {
             let iterations = f64::from(1_u32 << (pass - 1).min(20));
             35e3 * iterations + if [4, 6].contains(&pass) { 5e6 } else { 0.0 }
@@ -324,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_context_that_is_busy_afterwards_is_refused_where_every_pass_shows_it() {
+    fn a_context_that_stays_busy_after_every_pass_is_refused() {
         let beside =
             SimulatedRoutine { held_ns: 5e4, free_ns: |_| 5e4, waits: false, busy_us: 400 };
         let busy = Duration::from_micros(400);
@@ -341,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn holds_grow_with_what_passes_take() {
+    fn the_stream_is_held_longer_for_longer_passes() {
         let mut passes = routine_passes();
         assert_eq!(passes.next_pass_hold(), Some(FIRST_PASS_HOLD));
         let interval = TimedInterval { elapsed_ns: 1e7, drained: false, held: Some(false) };

@@ -16,7 +16,7 @@ const CALIBRATIONS: usize = 31;
 /// Number of bursts of spins, whose last readings of the device's timer are averaged.
 const CALIBRATION_BURSTS: usize = 16;
 /// Empty kernels in a row, of a short and a long series: the difference gives the cost of one more.
-const FEW: usize = 20;
+const SHORT_REPETITIONS: usize = 20;
 const MANY_EMPTY_KERNELS: usize = 60;
 /// Length of the spin that the calibration stands on: longer than what hides an event's own work.
 const CALIBRATION_SPIN_NS: u64 = 20_000;
@@ -34,15 +34,16 @@ impl EventTimer {
         let mut row = |count: usize| {
             self.median_ns(count, &mut || (0..count).try_for_each(|_| empty.launch()))
         };
-        let launch_ns = (row(MANY_EMPTY_KERNELS)? - row(FEW)?) / (MANY_EMPTY_KERNELS - FEW) as f64;
+        let launch_ns = (row(MANY_EMPTY_KERNELS)? - row(SHORT_REPETITIONS)?)
+            / (MANY_EMPTY_KERNELS - SHORT_REPETITIONS) as f64;
         let mut graph = |count: usize| {
             let graph = ExecutableGraph::capture_graph(self.devices.first_device(), || {
                 (0..count).try_for_each(|_| empty.launch())
             })?;
             self.median_ns(1, &mut || graph.launch())
         };
-        let graph_node_ns =
-            (graph(MANY_EMPTY_KERNELS)? - graph(FEW)?) / (MANY_EMPTY_KERNELS - FEW) as f64;
+        let graph_node_ns = (graph(MANY_EMPTY_KERNELS)? - graph(SHORT_REPETITIONS)?)
+            / (MANY_EMPTY_KERNELS - SHORT_REPETITIONS) as f64;
         let spinning = ExecutableGraph::capture_graph(self.devices.first_device(), || {
             spin.launch(CALIBRATION_SPIN_NS)
         })?;
@@ -84,7 +85,7 @@ impl EventTimer {
         Ok(stats::median(&intervals_ns) - spent_ns / CALIBRATION_BURSTS as f64)
     }
 
-    /// Interval around this many commands: median over enough repetitions, nanoseconds.
+    /// Median interval around `commands` empty commands, over enough repetitions, nanoseconds.
     fn median_ns(
         &mut self,
         commands: usize,

@@ -25,7 +25,7 @@ const MORE_OF_LAUNCH: f64 = 0.25;
 const MORE_OF_ALL: f64 = 0.03;
 const BATCH_ENQUEUE_NS: f64 = 5_000.0;
 
-/// How the launches of a case are timed.
+/// Plan by which the launches of a case are timed.
 pub struct CasePlan {
     cache: CacheState,
     /// GPUs whose streams are timed: the first ones of the set.
@@ -38,10 +38,10 @@ pub struct CasePlan {
     /// Maximum number of launches, or replays of a batch, between one release of the blocker and
     /// the next.
     longest: usize,
-    /// Whether the host's launch time was in a sample, or must be.
+    /// Whether a sample included the host's launch time, or cannot avoid it.
     host_bound: bool,
-    /// Whether launches may keep lines in L2. Cold launches of such a case are timed one by one,
-    /// and the lines that a launch kept are released before the next launch.
+    /// Whether the case's launches may keep lines in L2. If they may, cold launches are timed one
+    /// by one, and the lines that a launch kept are released before the next launch.
     keeps_lines: bool,
     /// Whether the next burst is enqueued while one runs.
     keeps_loaded: bool,
@@ -161,7 +161,8 @@ impl EventTimer {
         found
     }
 
-    /// Compares launches that are captured together with one that is captured alone, hot.
+    /// Checks that launches captured together take as long as one launch captured alone, with hot
+    /// caches.
     fn check_batch(
         &mut self,
         batch: &CapturedBatch,
@@ -191,12 +192,13 @@ impl EventTimer {
         };
         let alone_ns = launch_ns(&alone, 1)?;
         let together_ns = launch_ns(&batch.graph, batch.launches)?;
-        // Each GPU after the first adds a graph root of its own.
+        // Each GPU after the first adds a root node to the graph.
         Ok((alone_ns, together_ns, alone.max_roots()? + self.lanes.timed_gpu_count() - 1))
     }
 
-    /// A sample of at least this many launches, more if they are captured together. The sample is
-    /// repeated a few times while the device is throttled, or its clock is not steady.
+    /// Takes a sample of at least this many launches; launches that are captured together make it
+    /// longer. The sample is repeated a few times while the device is throttled, or its clock is
+    /// not steady.
     ///
     /// # Errors
     /// Fails if a launch fails, or takes less than a kernel can.
@@ -414,7 +416,7 @@ mod tests {
 
     /// Bursts of 20 launches of 100 µs, and then of 10.
     #[test]
-    fn a_burst_waits_in_the_queue_behind_the_one_that_is_read() {
+    fn the_next_burst_waits_in_the_queue_while_the_current_one_is_read() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let mut timer = EventTimer::new(&device).unwrap();
         let spin = SpinKernel::new(&device).unwrap();
@@ -442,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_over_two_gpus_takes_as_long_alone_as_in_a_batch() {
+    fn a_launch_over_two_gpus_takes_equally_long_alone_and_in_a_batch() {
         let Some((devices, _alone)) = two_gpus_for_test() else { return };
         let mut timer = EventTimer::new(&devices).unwrap();
         let mut spins = Vec::new();

@@ -1,8 +1,8 @@
 //! Instruments of timing on each GPU of a set: a stream with events, a blocker, clock probes, a
 //! flush.
 //!
-//! Events, blocker and probes exist twice, for two bursts that are in the queue together.
-//! Work on one GPU uses the first lane alone. Before the first event of work on several, a barrier
+//! Events, blocker and probes exist twice, for two bursts that are in the queue together. Work on a
+//! single GPU uses only the first lane. Before the first event of work on several GPUs, a barrier
 //! ends on all of them at about the same time. This module deliberately does not interpret
 //! intervals.
 
@@ -21,7 +21,7 @@ use kernelgate_cuda::{Device, Devices};
 /// Bytes that the cold state reads, in multiples of L2's size.
 const FLUSH_L2_MULTIPLE: u64 = 2;
 
-/// Bursts that can be in the queue together.
+/// Number of bursts that can be in the device's queue together.
 pub const BURST_SLOTS: usize = 2;
 
 struct TimedGpu {
@@ -49,7 +49,7 @@ impl TimedGpu {
 /// The GPUs of a set.
 pub struct TimedGpus {
     all: Vec<TimedGpu>,
-    /// Number of GPUs that are timed now.
+    /// Number of GPUs that are being timed.
     used: usize,
     /// Slot of the burst that is enqueued or read now.
     slot: usize,
@@ -71,12 +71,12 @@ impl TimedGpus {
         Ok(Self { all, used: 1, slot: 0, barrier: MultiGpuBarrier::new(devices)? })
     }
 
-    /// Times the first `count` GPUs from now on.
+    /// Restricts timing to the first `count` GPUs from now on.
     pub fn use_first(&mut self, count: usize) {
         self.used = count.clamp(1, self.all.len());
     }
 
-    /// How many GPUs are timed.
+    /// Number of GPUs that are being timed.
     pub const fn timed_gpu_count(&self) -> usize {
         self.used
     }
@@ -167,7 +167,7 @@ impl TimedGpus {
         self.for_each_timed_gpu(|_, lane| lane.instruments.enqueue_clock_probe(probe + 1))
     }
 
-    /// Enqueues the barrier of work on several GPUs.
+    /// Enqueues the barrier before work on several GPUs.
     fn enqueue_barrier(&mut self) -> Result<(), BackendError> {
         let count = self.used;
         let Some(mut barrier) = self.barrier.take_if(|_| count > 1) else { return Ok(()) };
@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_skew_is_between_the_slowest_and_the_fastest_gpu() {
+    fn the_skew_is_the_gap_between_the_slowest_and_the_fastest_gpu() {
         assert_eq!(start_skew_ns(&[300.0]), None);
         assert_eq!(start_skew_ns(&[300.0, 250.0, 310.0]), Some(60.0));
     }

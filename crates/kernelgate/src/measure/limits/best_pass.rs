@@ -16,28 +16,28 @@ const SHORTEST_WINDOW_S: f64 = 1e-4;
 #[derive(Clone, Copy)]
 pub struct PassWindows {
     fewest: usize,
-    /// Time of all windows together, if that allows more.
+    /// Longest time of all windows together, seconds, if more windows than the fewest are useful.
     all_s: f64,
     /// Time of all timing windows on a machine whose cores other processes use too, seconds.
     busy_s: f64,
 }
 
-/// Number of passes that stands for a rest of all threads: when they wake, the system may divide
-/// them among the cores anew. Without the pause, two threads may share a core for long.
+/// Marks a rest of all threads: when they wake up, the system may divide them among the cores anew.
+/// Without the pause, two threads may share a core for long.
 const ALL_THREADS_REST: usize = usize::MAX;
 const THREAD_REST_TIME: Duration = Duration::from_millis(2);
 
 struct WindowTimes {
-    /// Time until this thread had ended its passes, seconds.
+    /// Seconds until this thread had finished its passes.
     own_s: f64,
-    /// Time until all threads had ended their passes, seconds.
+    /// Seconds until all threads had finished their passes.
     all_s: f64,
 }
 
 /// Share of the CPU time of other processes from which a machine is busy.
 const BUSY_CPU_SHARE: f64 = 0.05;
 
-/// Whether other processes took much of the CPU after `then`.
+/// Returns whether other processes took much of the CPU since `then`.
 fn was_cpu_busy(then: Option<CpuTimeTicks>) -> bool {
     let now = CpuTimeTicks::now();
     now.zip(then)
@@ -48,12 +48,12 @@ fn was_cpu_busy(then: Option<CpuTimeTicks>) -> bool {
 impl PassWindows {
     /// Enough for a ceiling.
     pub const CEILING_WINDOWS: PassWindows = Self { fewest: 5, all_s: 0.05, busy_s: 0.5 };
-    /// Enough for a ceiling that is measured once.
+    /// Number and time of windows for a ceiling that is measured once.
     pub const SINGLE_CEILING_WINDOWS: PassWindows = Self { busy_s: 2.0, ..Self::CEILING_WINDOWS };
-    /// These windows are enough to choose among memory passes.
-    pub const FEW: PassWindows = Self { fewest: 2, all_s: 0.004, busy_s: 0.04 };
+    /// Number and time of windows that suffice to choose among memory passes.
+    pub const FEW_WINDOWS: PassWindows = Self { fewest: 2, all_s: 0.004, busy_s: 0.04 };
 
-    /// Seconds of a pass in the fastest window, on this thread.
+    /// Seconds that this thread needs for a pass in its fastest window.
     pub fn fastest_s(self, mut pass: impl FnMut()) -> f64 {
         self.take_part(&ThreadBarrier::default(), (0, 1), &mut pass)
     }
@@ -108,8 +108,7 @@ impl PassWindows {
         while windows < self.fewest || begun.elapsed().as_secs_f64() < until_s {
             if let Some(WindowTimes { own_s, all_s }) = window(passes) {
                 fastest = fastest.min(all_s / passes as f64);
-                // The time that a thread waits for other threads does not make a window long
-                // enough.
+                // Waiting for other threads does not make a window count as long enough.
                 if own_s < SHORTEST_WINDOW_S {
                     passes *= 2;
                 } else {
@@ -131,13 +130,14 @@ impl PassWindows {
 #[derive(Default)]
 struct ThreadBarrier {
     arrived: AtomicUsize,
-    /// Passes of the next window; none ends the work.
+    /// Number of passes in the next window; zero ends the work.
     passes: AtomicUsize,
 }
 
 impl ThreadBarrier {
-    /// Counts this thread and waits until `expected` were counted. A waiting thread spins, and
-    /// yields its core if another process occupies the core of the missing thread.
+    /// Adds this thread to the count and waits until `expected` threads are counted. A waiting
+    /// thread spins, and yields its core if another process occupies the core of the missing
+    /// thread.
     fn wait_for(&self, expected: usize) {
         self.arrived.fetch_add(1, Ordering::AcqRel);
         let mut spins = 0_u32;
@@ -157,21 +157,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_thread_makes_as_many_passes() {
+    fn every_thread_makes_equally_many_passes() {
         let passes: Vec<_> =
             (0..rayon::current_num_threads()).map(|_| AtomicUsize::new(0)).collect();
         let count = |thread: usize| {
             passes[thread].fetch_add(1, Ordering::Relaxed);
         };
-        assert!(PassWindows::FEW.fastest_on_all_s(count) < 0.01);
+        assert!(PassWindows::FEW_WINDOWS.fastest_on_all_s(count) < 0.01);
         let counts: Vec<_> = passes.iter().map(|it| it.load(Ordering::Relaxed)).collect();
         assert!(counts[0] > 0 && counts.iter().all(|it| *it == counts[0]), "{counts:?}");
     }
 
     #[test]
-    fn the_fastest_window_counts() {
+    fn a_ceiling_is_the_time_of_the_fastest_window() {
         let mut calls = 0;
-        let seconds = PassWindows::FEW.fastest_s(|| {
+        let seconds = PassWindows::FEW_WINDOWS.fastest_s(|| {
             calls += 1;
             std::thread::sleep(Duration::from_millis(if calls < 3 { 40 } else { 5 }));
         });

@@ -14,7 +14,7 @@ const FLOAT_BYTES: u64 = size_of::<f32>() as u64;
 const LONG_TRIAL_PASSES: usize = 3;
 
 impl DeviceLimits {
-    /// Measures those ceilings of the host that bound any of the works, on the threads that rows
+    /// Measures the ceilings of the host that limit any of these works, on the threads that rows
     /// use. Takes about a fifth of a second for each distinct traffic.
     pub fn measure_cpu(works: &[CaseWork]) -> DeviceLimits {
         let mut limits = Self::default();
@@ -36,7 +36,8 @@ struct CpuPass {
     moves: PassMoves,
 }
 
-/// Threads of a pass. Waiting for the others may take longer than a small pass on one thread.
+/// Threads of a pass. Waiting for the other threads may take longer than a small pass on one
+/// thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PassThreads {
     One,
@@ -93,8 +94,10 @@ fn measure_memory_limit(traffic: MemoryTraffic) -> MemoryLimit {
         PassThreads::One => slices[0].on_one_s(pass.moves, windows),
         PassThreads::All => slices[1].on_all_s(pass.moves, windows),
     };
-    let mut tried: Vec<(f64, CpuPass)> =
-        CpuPass::ALL.into_iter().map(|pass| (measured_s(pass, PassWindows::FEW), pass)).collect();
+    let mut tried: Vec<(f64, CpuPass)> = CpuPass::ALL
+        .into_iter()
+        .map(|pass| (measured_s(pass, PassWindows::FEW_WINDOWS), pass))
+        .collect();
     tried.sort_by(|one, other| one.0.total_cmp(&other.0));
     for (seconds, pass) in tried.iter_mut().take(LONG_TRIAL_PASSES) {
         *seconds = seconds.min(measured_s(*pass, PassWindows::CEILING_WINDOWS));
@@ -112,13 +115,13 @@ struct ThreadSlice {
     target: PageAlignedFloats,
 }
 
-/// Floats of a piece: 256 KiB.
+/// Floats in a piece of 256 KiB.
 const PIECE_FLOATS: usize = 1 << 16;
 /// Bytes of a page: buffers of other programs begin at one or at a part of one, and a vector that
 /// crosses a cache line takes longer.
 const PAGE_BYTES: usize = 4096;
 
-/// Floats that begin at a page.
+/// Floats whose memory begins at the start of a page.
 struct PageAlignedFloats {
     all: Vec<f32>,
     begin: usize,
@@ -155,13 +158,13 @@ impl ThreadSlices {
         Self((0..threads).map(|thread| Mutex::new(slice(thread))).collect())
     }
 
-    /// Seconds of the fastest pass on one thread.
+    /// Seconds of the fastest memory pass on one thread.
     fn on_one_s(&mut self, moves: PassMoves, windows: PassWindows) -> f64 {
         let slice = self.0[0].get_mut().unwrap_or_else(PoisonError::into_inner);
         windows.fastest_s(|| slice.run(moves))
     }
 
-    /// Seconds of the fastest pass on all threads.
+    /// Seconds of the fastest memory pass on all threads.
     fn on_all_s(&self, moves: PassMoves, windows: PassWindows) -> f64 {
         windows.fastest_on_all_s(|thread| {
             self.0[thread].lock().unwrap_or_else(PoisonError::into_inner).run(moves);
@@ -257,7 +260,7 @@ impl WithSimd for CopyPass<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        // Without an addition the compiler calls the C library.
+        // Adding zero keeps the compiler from replacing the loop by a call of the C library.
         let zero = simd.splat_f32s(black_box(0.0));
         let (from, from_tail) = S::as_simd_f32s(self.source);
         let (to, to_tail) = S::as_mut_simd_f32s(self.target);

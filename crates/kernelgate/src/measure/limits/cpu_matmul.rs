@@ -1,6 +1,6 @@
 //! The host's ceiling of f32 GEMMs: multiply-adds of vectors that never leave registers, on all
-//! threads of the backend. A library's GEMM does not serve as the ceiling, because the fastest one
-//! depends on its shape.
+//! threads of the backend. A GEMM of a library does not serve as the ceiling, because the fastest
+//! library depends on the matrix shape.
 
 use std::hint::black_box;
 
@@ -8,8 +8,8 @@ use pulp::{Arch, Simd, WithSimd};
 
 use super::best_pass::PassWindows;
 
-/// Independent sums in flight: more than the latency of a multiply-add times the units for it, and
-/// few enough for 16 registers.
+/// Number of independent sums: more than the latency of a multiply-add times the number of units,
+/// and few enough for 16 registers.
 const INDEPENDENT_SUMS: usize = 12;
 /// Multiply-adds of each sum in a pass: some 10 µs.
 const MULTIPLY_ADD_ROUNDS: usize = 1 << 13;

@@ -20,25 +20,25 @@ const LONG_BURST_PASSES: usize = 3;
 const CLEARLY_SLOWER_RATIO: f64 = 1.25;
 /// First launches that take longer are as exact as a burst, nanoseconds.
 const MIN_EXACT_LAUNCH_NS: f64 = 1e6;
-/// Bursts of each pass that is measured at length.
+/// Number of bursts of each memory pass that is measured at length.
 const BURSTS_PER_PASS: usize = 3;
-/// Pause before a burst that is to run above the sustained clock.
+/// Pause before a burst that shall run above the sustained clock.
 const BURST_PAUSE: Duration = Duration::from_millis(200);
 /// Offsets of the data of passes that nearly fill L2, bytes: on an H200 their times differ by 3 %.
 const L2_PASS_DATA_OFFSETS: [u64; 3] = [0, 17 << 20, 47 << 20];
 /// Sides of the square GEMMs: large enough that every multiprocessor is busy to the end.
 const MATMUL_SIZES: [u64; 2] = [4096, 8192];
-/// Repetitions of the random data in an operand. Only a part of the operand is drawn and then
-/// repeated: drawing all of it takes the host longer than the measurement, and the bits of
+/// Number of times that the random data repeat in an operand. Only a part of the operand is drawn
+/// and then repeated: drawing all of it takes the host longer than the measurement, and the bits of
 /// neighbours, which affect the clock, are equally random.
 const MATMUL_REPEATS: usize = 16;
 
 impl DeviceLimits {
-    /// Measures those ceilings of the GPU that bound any of the works and are not known. Takes
-    /// about 80 ms for each distinct traffic and half a second for each dtype that is multiplied.
+    /// Measures the GPU ceilings that limit any of these works and are not known yet. Takes about
+    /// 80 ms for each distinct traffic and half a second for each dtype that is multiplied.
     ///
     /// # Errors
-    /// Fails if the device reports an error. A unit whose library is missing is skipped.
+    /// Fails if the device reports an error. A compute unit whose library is missing is skipped.
     pub fn measure_gpu(
         events: &mut EventTimer,
         works: &[CaseWork],
@@ -50,7 +50,7 @@ impl DeviceLimits {
         Ok(limits)
     }
 
-    /// Measures those ceilings in a power state, without the cost of launching.
+    /// Measures the needed ceilings in a power state, without the cost of launching.
     pub fn measure_cuda_in(
         events: &mut EventTimer,
         works: &[CaseWork],
@@ -84,7 +84,7 @@ impl DeviceLimits {
         Ok(())
     }
 
-    /// Measures the ceilings of these works, and matmuls of every dtype.
+    /// Measures the ceilings of these works, and the matmul ceilings of every dtype.
     pub fn measure_cuda_all(
         events: &mut EventTimer,
         works: &[CaseWork],
@@ -142,16 +142,16 @@ impl DeviceLimits {
     }
 }
 
-/// Whether a work has GEMMs of that kind.
+/// Returns whether a work has GEMMs with these operand dtypes.
 fn work_has_operands(operands: OperandDtypes, work: &Work) -> bool {
     work.flops
         .iter()
         .any(|flops| flops.unit == FlopUnit::Matmul && flops.dtype.name() == operands.name())
 }
 
-/// Times one burst of each candidate, or its first launches if they are long, and returns both, the
-/// fastest first. Candidates whose first launches take [`CLEARLY_SLOWER_RATIO`] times as long as
-/// another's are dropped.
+/// Times one burst of each candidate, or only its first launches if they are long; returns the
+/// candidates with their times, the fastest first. Candidates whose first launches take
+/// [`CLEARLY_SLOWER_RATIO`] times as long as another's are dropped.
 fn sort_by_burst<T: Copy>(
     events: &mut EventTimer,
     cache: CacheState,
@@ -212,8 +212,8 @@ fn gpu_memory_limit(
 }
 
 /// Operations a second and the SM clock in MHz: of instructions whose operands stay in shared
-/// memory if this architecture has them, else of the fastest GEMM of cuBLASLt. Returns `None` if
-/// neither kind of matmul is available.
+/// memory if this architecture has them, else of the fastest GEMM of cuBLASLt. Measures the matmul
+/// rate of a dtype; returns `None` if neither cuBLASLt nor our own kernel is available.
 fn measure_matmul(
     events: &mut EventTimer,
     operands: OperandDtypes,
@@ -324,7 +324,8 @@ impl LibraryGemm {
 /// Elements of a random operand, never zeros: a bf16 GEMM of zeros runs faster.
 fn random_operand(operands: OperandDtypes, name: &str, len: usize) -> Vec<u8> {
     match operands {
-        // Sign and magnitudes from 2^-3 to 2^1: every bit pattern of these is a number.
+        // Random e4m3 codes of numbers with either sign and magnitudes from 2^-3 to 2^1: each of
+        // these bit patterns is a number.
         OperandDtypes::Fp8 => random::map_normal_values(0, name, len, |x| {
             let bits = x.to_bits();
             (bits & 0x80) as u8 | (0x20 + (bits >> 8 & 0x1f)) as u8

@@ -2,7 +2,7 @@
 //!
 //! The memory ceiling of a case is the time of the fastest of our own passes that moves as many
 //! bytes as the case declares, with its caches hot or cold; each distinct traffic is measured once,
-//! without interpolation. Fractions are not clamped: above 100 % is a finding.
+//! without interpolation. Fractions of a limit are not clamped: above 100 % is a finding.
 
 mod best_pass;
 mod cpu;
@@ -28,7 +28,7 @@ pub struct DeviceLimits {
     /// Ceilings of the links between GPUs, by bytes; empty for one GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<LinkLimit>,
-    /// Operations a second, by unit and dtype ("matmul f32").
+    /// Operations a second by compute unit and dtype, such as "matmul f32".
     pub flops_per_s: BTreeMap<String, f64>,
     /// Measured costs of a launch on a GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -55,7 +55,7 @@ pub struct MemoryTraffic {
     pub read_bytes: u64,
     /// Bytes written.
     pub write_bytes: u64,
-    /// State of the caches when the launch begins.
+    /// State of the caches when a launch begins: hot or cold.
     pub cache: CacheState,
 }
 
@@ -70,8 +70,8 @@ impl MemoryTraffic {
         self.read_bytes + self.write_bytes
     }
 
-    /// Each distinct traffic of these works once, smallest first; a work that moves no bytes has no
-    /// traffic.
+    /// Collects each distinct traffic of these works once, smallest first; a work that moves no
+    /// bytes has no traffic.
     fn distinct_of_works(works: &[CaseWork]) -> BTreeSet<MemoryTraffic> {
         let all = works.iter().map(|of| Self::new(&of.work, of.cache));
         all.filter(|traffic| traffic.total_bytes() > 0).collect()
@@ -102,7 +102,7 @@ impl MemoryLimit {
 pub struct LinkLimit {
     /// Bytes of each copy.
     pub bytes: u64,
-    /// Whether every GPU copies at once, in both directions of a link.
+    /// Whether every GPU copies at the same time, in both directions of its link.
     pub both_ways: bool,
     /// Number of GPUs.
     pub gpus: usize,
@@ -111,7 +111,7 @@ pub struct LinkLimit {
 }
 
 impl LinkLimit {
-    /// Bytes a second that a GPU receives.
+    /// Bytes a second that each GPU receives.
     pub fn bytes_per_s(&self) -> f64 {
         self.bytes as f64 / self.time_ns * 1e9
     }
@@ -132,15 +132,15 @@ pub struct LaunchOverhead {
     pub graph_node_ns: f64,
     /// Host time of a launch, nanoseconds.
     pub host_launch_ns: f64,
-    /// Time that a pair of events adds to a launch between them; subtracted from every such
-    /// interval.
+    /// Nanoseconds that a pair of events adds to a launch between them; subtracted from every
+    /// interval around a launch.
     pub around_launch_ns: f64,
-    /// Time that a pair of events adds to a graph between them; subtracted from every such
-    /// interval.
+    /// Nanoseconds that a pair of events adds to a graph between them; subtracted from every
+    /// interval around a graph.
     pub around_graph_ns: f64,
 }
 
-/// Name that [`TimeLimit::by`] has for the memory ceiling.
+/// Name of the memory ceiling in [`TimeLimit::by`].
 const MEMORY_BOUND: &str = "memory";
 /// Name that [`TimeLimit::by`] has for the ceiling of links between GPUs.
 const LINK_BOUND: &str = "link";
@@ -229,7 +229,7 @@ impl DeviceLimits {
         *self == Self::default()
     }
 
-    /// Returns these ceilings, and adds the ceilings of `others` that are missing here.
+    /// Returns these ceilings, completed by those of `others` that are missing here.
     #[must_use]
     pub fn filled_from(mut self, others: &Self) -> Self {
         let is_new =
@@ -245,7 +245,7 @@ impl DeviceLimits {
         self
     }
 
-    /// The ceilings of memory and units that bound any of these works.
+    /// Keeps only the ceilings of memory and compute units that limit any of these works.
     #[must_use]
     pub fn bounding_works(mut self, works: &[CaseWork]) -> Self {
         let traffic = MemoryTraffic::distinct_of_works(works);
@@ -281,7 +281,7 @@ impl DeviceLimits {
         bounds
     }
 
-    /// The limit of each unit whose ceiling was measured.
+    /// The time limit of each compute unit whose ceiling was measured.
     fn unit_bounds(&self, work: &Work) -> Vec<TimeLimit> {
         let mut bounds = Vec::new();
         for flops in &work.flops {
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_bounds_traffic_that_was_measured() {
+    fn the_memory_limit_is_used_only_for_measured_traffic() {
         let bound = |read, write, cache| {
             example_limits().bound(&Work::bytes(read, write), cache).map(|bound| bound.time_ns)
         };
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn links_bound_the_copies_that_were_measured() {
+    fn the_link_limit_is_used_only_for_measured_copies() {
         let link = LinkLimit { bytes: 64, both_ways: true, gpus: 2, time_ns: 200.0 };
         let limits = DeviceLimits { links: vec![link], ..example_limits() };
         let bound = |bytes, both_ways, gpus| {
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn each_traffic_is_measured_once() {
+    fn equal_traffic_of_several_works_is_measured_once() {
         let case_of = |read, write, cache| CaseWork { work: Work::bytes(read, write), cache };
         let works = [
             case_of(8, 0, CacheState::Hot),
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn times_beyond_twice_the_limit_are_rejected() {
+    fn times_below_half_the_limit_are_rejected() {
         let limit = TimeLimit { time_ns: 100.0, by: "memory".to_owned() };
         assert_eq!(limit.broken_by(&[51.0, 60.0, 49.0]), None);
         assert_eq!(limit.broken_by(&[]), None);
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slowest_unit_bounds_and_unmeasured_units_do_not() {
+    fn the_slowest_measured_unit_sets_the_limit() {
         let work = Work::bytes(4, 0).with_flops(FlopUnit::Matmul, Dtype::F32, 5_000).with_flops(
             FlopUnit::Vector,
             Dtype::F32,
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn known_ceilings_of_other_works_are_dropped() {
+    fn known_ceilings_that_limit_none_of_the_works_are_dropped() {
         let traffic =
             |read_bytes| MemoryTraffic { read_bytes, write_bytes: 8, cache: CacheState::Hot };
         let memory = |read_bytes, time_ns| MemoryLimit {

@@ -28,7 +28,7 @@ pub struct BaselineRun {
     pub package: Option<CargoPackage>,
     /// Code that was measured.
     pub provenance: Provenance,
-    /// Whether the variable `KERNELGATE_COMMIT` stated the commit.
+    /// Whether the environment variable `KERNELGATE_COMMIT` stated the commit.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stated_commit: bool,
     /// Seed of the inputs.
@@ -37,7 +37,7 @@ pub struct BaselineRun {
     /// Content hash of the executable; absent if it cannot be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub executable: Option<String>,
-    /// The device's ceilings, as that bench process measured them.
+    /// Ceilings of the device, as the bench process measured them.
     #[serde(default, skip_serializing_if = "DeviceLimits::is_empty")]
     pub limits: DeviceLimits,
     /// Wall time of each problem with all of its cases, seconds.
@@ -45,7 +45,7 @@ pub struct BaselineRun {
     pub problems_s: BTreeMap<String, f64>,
 }
 
-/// Seed of runs whose record has no seed field.
+/// Seed that runs without a recorded seed used.
 const fn default_first_seed() -> u64 {
     1
 }
@@ -72,16 +72,16 @@ pub struct BaselineCase {
     /// How far the outputs were verified, in the run that verified least.
     #[serde(default, skip_serializing_if = "VerificationExtent::is_unknown")]
     pub verification: VerificationExtent,
-    /// Errors of this code's outputs relative to the reference, if they are known.
+    /// Errors of the outputs of this code relative to the reference, if they were recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numerics: Option<CaseNumerics>,
-    /// Summary of the earlier runs that these replaced, if there were several.
+    /// Summary of the earlier runs that the present ones replaced, if there were several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub earlier: Option<EarlierRuns>,
 }
 
-/// Several runs of other code that a case had before: they show how much its runs vary, but not its
-/// present time.
+/// Earlier runs of a case with other code: they show how much its runs vary, but not its present
+/// time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EarlierRuns {
     /// Commit of the code that the earlier runs measured, as [`Provenance::short_commit`] writes

@@ -23,7 +23,7 @@ mod record_scan;
 pub trait RecordType: Serialize + DeserializeOwned {
     /// Name of the record format that the file states.
     const SCHEMA: &'static str;
-    /// Version that this build writes, and the newest that it reads.
+    /// Version of the format that this build writes, which is also the newest that it reads.
     const SCHEMA_VERSION: u64;
     /// Oldest version of the format that this build reads.
     const OLDEST_VERSION: u64 = 1;
@@ -48,7 +48,7 @@ pub trait RecordType: Serialize + DeserializeOwned {
 
 /// Growth of a file beyond which a folder counts as full, bytes.
 const MIN_FREE_BYTES: u64 = 1 << 16;
-/// First characters of the names of temporary files.
+/// Prefix of the names of temporary files.
 const TEMPORARY_PREFIX: &str = ".kernelgate-";
 /// Age after which an unlocked temporary file counts as abandoned by its writer.
 const ABANDONED_FILE_AGE: Duration = Duration::from_secs(1);
@@ -73,7 +73,7 @@ pub enum RecordFileError {
     Json {
         /// Which file.
         path: PathBuf,
-        /// Position and reason of the JSON syntax error.
+        /// Position and reason of the syntax error in the JSON.
         cause: serde_json::Error,
     },
     /// The file is JSON, but not a record of this kind.
@@ -81,7 +81,7 @@ pub enum RecordFileError {
     Foreign {
         /// Which file.
         path: PathBuf,
-        /// Name of the kind of file that was expected.
+        /// Name of the expected kind of file, for messages.
         kind: &'static str,
     },
     /// A later version of this program wrote the file.
@@ -123,7 +123,8 @@ pub enum RecordFileError {
         /// Seconds waited.
         waited_s: u64,
     },
-    /// The content differs from the written content.
+    /// The content of the file differs from the content that was written: its checksum does not
+    /// match.
     #[error(
         "failed to read {path}: edited or merged after kernelgate wrote it (its checksum does not \
          match); where that is intended, `kernelgate baseline seal {path}` accepts it as it is"
@@ -147,12 +148,12 @@ pub enum RecordFileError {
 }
 
 impl RecordFileError {
-    /// Whether a new file could not be created because the file exists.
+    /// Returns whether creating a new file failed because the file exists.
     pub fn is_already_there(&self) -> bool {
         matches!(self, Self::Io { cause, .. } if cause.kind() == std::io::ErrorKind::AlreadyExists)
     }
 
-    /// Whether the error is that the file does not exist.
+    /// Returns whether the error says that the file does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Io { cause, .. } if cause.kind() == std::io::ErrorKind::NotFound)
     }
@@ -302,14 +303,14 @@ pub fn schema_of_file(path: &Path) -> Result<Option<String>, RecordFileError> {
     let envelope = serde_json::from_reader::<_, RecordEnvelope>(buffered_reader(&file));
     match envelope {
         Ok(envelope) => Ok(envelope.schema),
-        // The JSON has another shape, such as a list.
+        // The JSON has another structure than a record, such as a list.
         Err(cause) if cause.is_data() => Ok(None),
         Err(cause) if cause.is_io() => Err(io(cause.into())),
         Err(cause) => Err(RecordFileError::Json { path: path.to_owned(), cause }),
     }
 }
 
-/// Whether a record file contains a checksum.
+/// Returns whether a record file contains a checksum.
 pub fn has_checksum(path: &Path) -> bool {
     #[derive(serde::Deserialize)]
     struct ChecksummedRecord {
@@ -329,8 +330,8 @@ pub fn write<T: RecordType>(path: &Path, record: &T) -> Result<(), RecordFileErr
     write_text(path, &readable_text(path, record)?)
 }
 
-/// Writes a record for a process of this machine that reads it soon: after a power failure it may
-/// be lost.
+/// Writes a record that another process of this machine reads soon, without syncing it: a power
+/// failure may lose it.
 pub fn write_unsynced<T: RecordType>(path: &Path, record: &T) -> Result<(), RecordFileError> {
     let io = |cause| RecordFileError::Io { action: "write", path: path.to_owned(), cause };
     let text = readable_text(path, record)?;
@@ -343,7 +344,7 @@ pub fn write_unsynced<T: RecordType>(path: &Path, record: &T) -> Result<(), Reco
 fn readable_text<T: RecordType>(path: &Path, record: &T) -> Result<String, RecordFileError> {
     let text = || {
         record.validate()?;
-        // A path of the system may be no text.
+        // Converting fails for a path that is not valid text.
         let value = record_to_json(record).map_err(|cause| cause.to_string())?;
         let scanned = ScannedFile::scan_json(&value, T::FILE_KIND, T::FREE_TEXT_FIELDS, false);
         let refused = scanned.map_err(|cause| cause.to_string())?.refused;
@@ -437,7 +438,7 @@ fn prepared_temporary_file(
     Ok(file)
 }
 
-/// Writes a new file's content to the disk.
+/// Writes the content of a new file and syncs it to the disk.
 pub(super) fn write_synced(mut file: &File, content: impl AsRef<[u8]>) -> std::io::Result<()> {
     file.write_all(content.as_ref())?;
     file.sync_all()
@@ -553,8 +554,8 @@ pub(super) fn remove_abandoned_files(folder: &Path) {
         if !(facts.is_file() || facts.is_dir() && is_temporary_file_name(&name)) {
             continue;
         }
-        // The lock file is removed while it is locked, so a process that waits for this lock sees
-        // that its file is gone.
+        // The lock file is removed while it is locked, so that a process waiting for the lock
+        // notices that its file is gone.
         let opened = open_regular_file(&path);
         let least = match opened.as_ref().map(File::try_lock) {
             Ok(Ok(())) => Some(ABANDONED_FILE_AGE),

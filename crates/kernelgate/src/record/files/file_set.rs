@@ -1,9 +1,9 @@
 //! Writes a set of files that belong together and replace the files of an earlier set together.
 //!
-//! The set is written into a temporary folder. If the folder of the earlier set contains only
-//! files, both folders are exchanged in one step: a process that is killed leaves the old set or
-//! the new one, never a mixture. Otherwise the files are renamed one after the other, once all
-//! files are on the disk.
+//! A set of files is first written into a temporary folder. If the folder of the earlier set
+//! contains only files, both folders are exchanged in one step: a process that is killed leaves the
+//! old set or the new one, never a mixture. If the folders cannot be exchanged, the files are
+//! renamed one by one, once all of them are on the disk.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -46,7 +46,7 @@ impl PreparedFileSet {
     /// Adds a file, synced to the disk.
     ///
     /// # Errors
-    /// Fails if the file cannot be written. The earlier set is unchanged after such an error.
+    /// Fails if the file cannot be written. After an error the earlier set of files is unchanged.
     pub fn add(&self, name: &str, content: impl AsRef<[u8]>) -> Result<(), RecordFileError> {
         let file = File::create(self.path().join(name));
         let path = self.folder.join(name);
@@ -92,7 +92,8 @@ impl PreparedFileSet {
         absent.iter().try_for_each(|name| removed(self.folder.join(name)))
     }
 
-    /// Exchanges both folders, after links to the other files of the folder.
+    /// Exchanges the new folder with the old one, after it got links to the other files of the old
+    /// folder.
     fn exchange_folders(&self, fresh: &[OsString], absent: &[&str]) -> std::io::Result<()> {
         #[cfg(any(target_os = "linux", target_os = "macos"))]
         {
@@ -101,7 +102,8 @@ impl PreparedFileSet {
             let facts = std::fs::metadata(&self.folder)?;
             let own = std::fs::metadata(self.path())?;
             let same_owner = (facts.uid(), facts.gid()) == (own.uid(), own.gid());
-            // Folders are not exchanged here, because a shell in the old folder would stay in it.
+            // Folders are not exchanged if a process works in the old one, such as a shell, which
+            // would stay in it.
             let in_use =
                 Path::new(".").canonicalize().is_ok_and(|here| here.starts_with(&self.folder));
             if !same_owner || in_use || self.path().starts_with(&self.folder) {
@@ -157,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_replaces_the_earlier_one_and_keeps_other_files() {
+    fn a_new_set_replaces_the_earlier_files_and_keeps_foreign_files() {
         let parent = tempfile::tempdir().unwrap();
         let folder = parent.path().join("out");
         for (content, inner) in [("one", false), ("two", false), ("three", true)] {
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_that_cannot_be_written_changes_nothing() {
+    fn a_set_that_cannot_be_written_leaves_the_folder_unchanged() {
         let parent = tempfile::tempdir().unwrap();
         let folder = parent.path().join("out");
         write(&folder, "one", &[]).unwrap();
@@ -194,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_of_a_set_keeps_its_permissions() {
+    fn replacing_a_set_keeps_the_folders_permissions() {
         use std::os::unix::fs::PermissionsExt as _;
         let parent = tempfile::tempdir().unwrap();
         let folder = parent.path().join("out");

@@ -5,7 +5,8 @@
 //! {"keys": ["a", "b"], "same": {"power.state": "steady"}, "each": {"median_ns": [1.5, 1.6]}}
 //! ```
 //!
-//! A name joins the fields on the way to a fact by dots. A fact that an object lacks is null.
+//! A name joins the fields on the way to a fact by dots. A fact that an object lacks is null in its
+//! column.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +18,7 @@ use serde_json::{Map, Value};
 /// Most values of a file that its columns may stand for: a small file must not need much memory.
 const MAX_COLUMN_VALUES: usize = 1 << 22;
 
-/// Objects in the column format of the file.
+/// Column format of a list of objects, as it is stored in a file.
 #[derive(Serialize, Deserialize)]
 struct ColumnFormat {
     keys: Vec<String>,
@@ -57,7 +58,7 @@ pub fn serialize<T: Serialize, S: Serializer>(
 /// Adds the facts of a JSON value to `facts`, by the path of their field names.
 fn collect_facts(name: &str, value: Value, facts: &mut BTreeMap<String, Value>) {
     match value {
-        // An empty object counts as a fact.
+        // An empty object is stored as a fact of its own.
         Value::Object(fields) if name.is_empty() || is_plain_object(&fields) => {
             for (field, value) in fields {
                 let name = if name.is_empty() { field } else { format!("{name}.{field}") };
@@ -108,7 +109,7 @@ pub fn deserialize<'de, T: DeserializeOwned, D: Deserializer<'de>>(
     Ok(objects)
 }
 
-/// Whether names of facts can pass through an object.
+/// Returns whether names of facts can be built from the fields of an object.
 fn is_plain_object(fields: &Map<String, Value>) -> bool {
     !fields.is_empty() && fields.keys().all(|field| !field.is_empty() && !field.contains('.'))
 }
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_read_as_they_were_written() {
+    fn objects_stored_as_columns_are_read_back_unchanged() {
         let mut one = row(1.5, Some(true));
         one.by_output.insert("grad.q".to_owned(), 3);
         let all = [("a", one), ("b", row(2.0, Some(false))), ("c", row(2.5, None))];
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_facts_are_written_once() {
+    fn a_fact_shared_by_all_objects_is_stored_once() {
         let rows = [("a".to_owned(), row(1.5, Some(true))), ("b".to_owned(), row(2.5, Some(true)))];
         let text =
             serde_json::to_value(ColumnTable { rows: rows.into() }).unwrap()["rows"].to_string();

@@ -25,7 +25,7 @@ pub struct FileLock {
 }
 
 impl FileLock {
-    /// Waits until no other process or thread changes the file, which need not be there yet.
+    /// Waits until no other process or thread changes the file, which may not exist yet.
     ///
     /// The lock is a file beside the locked one, so that all writers find it, whichever checkout
     /// and target folder they have. The lock file is removed afterwards, so that git sees no new
@@ -57,7 +57,7 @@ impl FileLock {
                 // The last owner of the lock has removed its file; other processes would lock a new
                 // file.
                 Ok(()) | Err(TryLockError::WouldBlock) => {}
-                // On such file systems cargo writes without a lock too; to refuse would be worse.
+                // If the file system has no locks, the file is changed without one, as cargo does.
                 Err(TryLockError::Error(cause))
                     if cause.kind() == std::io::ErrorKind::Unsupported =>
                 {
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changes_by_many_threads_are_all_kept() {
+    fn concurrent_changes_by_many_threads_are_all_kept() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep/count.json");
         let add = || {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_held_is_waited_for_and_then_named() {
+    fn a_held_lock_is_waited_for_and_a_timeout_names_its_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.json");
         let first = FileLock::acquire_for_file(&path).unwrap();
@@ -163,7 +163,7 @@ mod tests {
             "{error}"
         );
         drop(first);
-        // The lock file that a killed process left does not block the next process.
+        // A lock file left by a killed process does not block the next process.
         std::fs::write(folder.path().join(".a.json.lock"), "").unwrap();
         drop(FileLock::acquire_within(&path, Duration::ZERO).unwrap());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);

@@ -1,6 +1,6 @@
-//! Tensors in a file: a line that describes them, then the elements as they lie in memory. The
-//! format serves processes of this project on one machine for a short time; `kernelgate verify
-//! --dump` converts it to safetensors.
+//! Stores tensors in a file: a line that describes them, then their elements as they lie in memory.
+//! The format serves processes of this project on one machine for a short time; `kernelgate verify
+//! --dump` converts such files to safetensors.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
@@ -39,7 +39,7 @@ pub fn read(path: &Path) -> Option<Tensors> {
     file.read(&mut [0]).is_ok_and(|more| more == 0).then_some(tensors)
 }
 
-/// Writes a file completely or not at all. Names of tensors hold neither spaces nor `|`.
+/// Writes a tensor file completely or not at all. Tensor names must contain neither spaces nor `|`.
 pub fn write(path: &Path, tensors: &Tensors) -> std::io::Result<()> {
     let mut line = FIRST_LINE_MARK.to_owned();
     for (name, tensor) in tensors.iter() {
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tensors_come_back_bit_by_bit_and_broken_files_do_not() {
+    fn tensors_are_read_back_bit_by_bit_and_broken_files_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.tensors");
         let tensors = Tensors::new()

@@ -1,9 +1,9 @@
-//! Handles text that others wrote: names that must be plain, and messages that are cleaned before a
+//! Handles text from outside: names that must be plain, and messages that are cleaned before a
 //! terminal shows them.
 //!
 //! Names in a record are checked when the file is read (`file::read`), and declared names when a
-//! bench starts (`harness::names`), so that other code need not check them. Messages may hold any
-//! character; they are cleaned when they are printed.
+//! bench starts (`harness::names`), so that other code need not check them. Error messages may hold
+//! any character, because they are cleaned when they are printed.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -17,8 +17,8 @@ const MAX_CASE_ID_BYTES: usize = 1000;
 /// Longest name of a file, without its ending.
 pub(in crate::record) const MAX_FILE_NAME_CHARACTERS: usize = 64;
 
-/// Whether a character controls a terminal or reorders the text around it instead of being shown,
-/// or is not allowed in XML.
+/// Returns whether a character controls a terminal, reorders the text around it, or is not allowed
+/// in XML.
 fn is_control_character(c: char) -> bool {
     let line_separator = ('\u{2028}'..='\u{2029}').contains(&c);
     let mark = matches!(c, '\u{61c}' | '\u{200e}'..='\u{200f}');
@@ -52,7 +52,7 @@ pub fn shortened_message(message: String) -> String {
     format!("{} {end}", start_of_quotation(&message))
 }
 
-/// Whether a name is one plain component of a path, on any system.
+/// Returns whether a name is a single plain path component on every operating system.
 pub fn is_plain_file_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
     name.len() <= MAX_FILE_NAME_CHARACTERS
@@ -171,7 +171,7 @@ pub fn json_with_escaped_controls(json: String) -> String {
     if json.chars().all(kept) {
         return json;
     }
-    // No such character is above U+FFFF, so one escape covers each.
+    // No character that must be escaped is above U+FFFF, so one `\u` escape covers each.
     let escape = |c: char| if kept(c) { c.to_string() } else { format!("\\u{:04x}", u32::from(c)) };
     json.chars().map(escape).collect()
 }
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_plain_and_in_their_place() {
+    fn plain_names_are_accepted_and_path_parts_are_refused() {
         for good in ["st_bif", "pi0.5", "größe", "a b", "=1"] {
             assert_eq!(check_plain_name(good), Ok(()));
             assert_eq!(check_id_parts(&format!("{good}/{good}")), Ok(()));
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn quoted_text_is_cut_to_a_maximum_length() {
+    fn a_quoted_text_is_cut_to_a_maximum_length() {
         assert_eq!(start_of_quotation(&"ü".repeat(200)), "ü".repeat(200));
         assert_eq!(start_of_quotation(&"ü".repeat(201)), format!("{}…", "ü".repeat(200)));
         let long = format!("a number is `{}`, wanted text at line 3", "9".repeat(100_000));
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_lose_what_acts_on_a_terminal_and_keep_their_lines() {
+    fn printed_messages_lose_control_sequences_and_keep_their_lines() {
         for plain in ["", "two\nlines\tand a tab", "größe … ≤ 5 µs"] {
             assert!(matches!(printable_on_terminal(plain), Cow::Borrowed(same) if same == plain));
         }
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn json_escapes_control_characters_and_keeps_its_values() {
+    fn control_characters_in_json_are_escaped_without_changing_values() {
         let plain = "{\n  \"a\": \"größe\"\n}".to_owned();
         assert_eq!(json_with_escaped_controls(plain.clone()), plain);
         let bad = "\u{9b}31m\u{202e}\u{2028}\u{7f}\u{ffff}\u{1b}\n";

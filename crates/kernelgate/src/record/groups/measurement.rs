@@ -26,16 +26,16 @@ pub struct Measurement {
 pub struct CaseInRun<'a> {
     /// The process run.
     pub run: &'a ProcessRun,
-    /// The case as that process run measured it.
+    /// The case as this process run measured it.
     pub case: &'a CaseRecord,
 }
 
-/// A fact in which two runs of a bench differ, so that they are not one measurement.
+/// A fact in which two runs of a bench differ, so that they cannot be judged together.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DifferingRunFact {
     /// Name of the differing fact: "commit", "effort", "gpu.driver", "revision".
     pub field: &'static str,
-    /// The case, if the fact is about its definition.
+    /// Id of the case, if the differing fact is about a case's definition.
     pub case: Option<String>,
     /// Value of the fact in the first run.
     pub left: String,
@@ -43,7 +43,7 @@ pub struct DifferingRunFact {
     pub right: String,
     /// Keys of both process runs, `<session>/<process>`.
     pub runs: [String; 2],
-    /// Whether the two runs are shards.
+    /// Whether both runs are shards of a divided selection.
     pub sharded: bool,
 }
 
@@ -86,8 +86,8 @@ impl Measurement {
         runs.into_iter().try_for_each(|run| together.add(run))
     }
 
-    /// Groups runs into as few measurements as possible: each run joins the first one that it
-    /// belongs to.
+    /// Groups runs into as few measurements as possible: each run joins the first measurement that
+    /// it fits.
     pub fn group_into_measurements(runs: impl IntoIterator<Item = ProcessRun>) -> Vec<Self> {
         let runs: Vec<ProcessRun> = runs.into_iter().collect();
         let mut groups: Vec<JoinedRuns<'_>> = Vec::new();
@@ -160,7 +160,7 @@ impl Measurement {
     }
 }
 
-/// Runs that belong together, by bench and by case.
+/// Runs of one measurement, by bench and by case.
 #[derive(Default)]
 struct JoinedRuns<'a> {
     benches: BTreeMap<&'a str, Vec<&'a ProcessRun>>,
@@ -195,8 +195,8 @@ impl<'a> JoinedRuns<'a> {
     fn differing(&self, run: &ProcessRun) -> Option<DifferingRunFact> {
         let named = self.benches.get(&*run.bench)?;
         let Some(first) = named.iter().find(|other| differing_package(other, run).is_none()) else {
-            // One invocation in a workspace runs benches of several packages, and two of these
-            // benches may have the same name.
+            // One invocation may run benches of several packages in a workspace, and two of these
+            // benches may have equal names.
             let together = named.iter().any(|other| other.session == run.session);
             return named
                 .first()
@@ -252,7 +252,7 @@ fn differing_fact(
 fn differing_fact_of_runs(left: &ProcessRun, right: &ProcessRun) -> Option<DifferingRunFact> {
     let shards = |run: &ProcessRun| run.shard.map_or(1, |shard| shard.count).to_string();
     let sharded = left.shard.is_some() || right.shard.is_some();
-    // Without a recorded digest the other facts decide.
+    // If a run has no recorded digest, the other facts decide.
     let plans = left.plan.as_ref().zip(right.plan.as_ref());
     let [base, head] = plans.map_or_else(Default::default, |(left, right)| {
         [left, right].map(|plan| plan.digest.clone())
@@ -285,7 +285,7 @@ fn differing_power_state(left: &ProcessRun, right: &ProcessRun) -> Option<Enviro
 }
 
 /// Compares the packages of two runs, if both runs record a package. Benches of two packages may
-/// have one name.
+/// have equal names.
 fn differing_package(left: &ProcessRun, right: &ProcessRun) -> Option<EnvironmentMismatch> {
     let (left, right) = left.package.as_ref().zip(right.package.as_ref())?;
     let mismatch = || {
@@ -302,7 +302,7 @@ fn differing_definition(left: &CaseRecord, right: &CaseRecord) -> Option<Environ
     first_mismatching_fact(&facts, left, right)
 }
 
-/// A fact's name, and its value as text.
+/// Name of a compared fact, and the function that returns its value as text.
 type ComparedFact<T> = (&'static str, fn(&T) -> String);
 
 fn first_mismatching_fact<T>(

@@ -63,8 +63,9 @@ impl BaselineStore {
         })
     }
 
-    /// Whether a session's folder may hold runs of this package; a file that cannot be read counts
-    /// as such a run. The names of other packages with runs in the folder are added to `others`.
+    /// Returns whether a session's folder may hold runs of this package; a file that cannot be read
+    /// counts as a run of it. The names of other packages with runs in the folder are added to
+    /// `others`.
     fn may_hold_runs_of(&self, folder: &Path, others: &mut BTreeSet<CargoPackage>) -> bool {
         let Some(own) = &self.package else { return true };
         let mut may = false;
@@ -107,7 +108,7 @@ impl BaselineStore {
             let mut runs = Vec::new();
             for path in files {
                 let run: ProcessRun = file::read(&path)?;
-                // Sessions may be given the same name in several checkouts.
+                // Sessions in several checkouts may have equal names.
                 let identity = (run.baseline_key(), run.started.clone());
                 if let Some(first) = read.insert(identity, path.clone()) {
                     return Err(StoreError::Twice { first, second: path });
@@ -127,8 +128,8 @@ pub fn session_name(started: Timestamp, process: u32) -> String {
 
 const SESSION_NAME_FORMAT: &str = "%Y%m%dT%H%M%SZ";
 
-/// Start of a session: from its name, which is cheap, else from its records. Returns `None` if the
-/// session has no record.
+/// Start of a session: from its name, which is cheap, else from its records. Returns the recorded
+/// start of a session; `None` if it has no record.
 fn start_of_session(folder: &Path) -> Option<Timestamp> {
     let files = json_files_in(folder);
     let by_name = || {
@@ -166,14 +167,14 @@ mod tests {
     }
 
     #[test]
-    fn the_last_session_is_the_one_that_started_last_whenever_its_file_was_written() {
+    fn the_last_session_is_the_one_with_the_latest_recorded_start() {
         let folder = tempfile::tempdir().unwrap();
         let store = BaselineStore::at(folder.path(), folder.path());
         let named = session_name("2026-01-02T03:04:05Z".parse().unwrap(), 77);
         assert_eq!(named, "20260102T030405Z-77");
         write_session_record(&store, "newer", "2026-01-02T03:04:06.250Z");
         write_session_record(&store, "new", "2026-01-02T03:04:06Z");
-        // This file is written later than it was recorded, as by a restored cache.
+        // This file is written later than its recorded start, as a restored cache does.
         write_session_record(&store, &named, "2026-01-02T03:04:08Z");
         write_session_record(&store, "old", "2025-01-02T03:04:05Z");
         let last = |count| -> Vec<String> {
@@ -182,7 +183,7 @@ mod tests {
         };
         assert_eq!(last(1), ["newer"]);
         assert_eq!(last(4), ["old", &named, "new", "newer"]);
-        // A copy counts as the same process run, whatever its file name.
+        // A copied file counts as the same process run, whatever its name is.
         for copy in [
             store.run_record_path("newer", "copy"),
             store.run_record_path("20260102T030407Z-1", "b"),

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 /// Most shards.
-const MAX: u32 = 1000;
+const MAX_SHARDS: u32 = 1000;
 
 /// One of several parts that together have every piece of the work once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -18,7 +18,8 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Items of the shard in a list that every shard has in the same order: each `count`-th.
+    /// Returns this shard's items of a list that all shards have in the same order: every
+    /// `count`-th one.
     pub fn deal_to_shard<T>(self, items: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
         let (skipped, step) = (self.index.saturating_sub(1) as usize, self.count.max(1) as usize);
         items.into_iter().skip(skipped).step_by(step)
@@ -29,7 +30,7 @@ impl Shard {
     /// # Errors
     /// The error is a fragment of a sentence that names the problem.
     pub fn validate(self) -> Result<(), String> {
-        if (1..=self.count).contains(&self.index) && self.count <= MAX {
+        if (1..=self.count).contains(&self.index) && self.count <= MAX_SHARDS {
             return Ok(());
         }
         Err(format!("shard {self}"))
@@ -41,21 +42,21 @@ impl Shard {
     }
 }
 
-/// Reason why a text names no shard.
+/// Reason why a text does not describe a shard.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShardError {
     /// The text is not of the form 1/4.
-    #[error("`{0}`: a shard is 1/4, 2/4, … of at most {MAX}")]
+    #[error("`{0}`: a shard is 1/4, 2/4, … of at most {MAX_SHARDS}")]
     Form(String),
-    /// There are no shards, or too many.
-    #[error("`{text}`: the number of shards is from 1 to {MAX}, not {count}")]
+    /// The number of shards is zero or too large.
+    #[error("`{text}`: the number of shards is from 1 to {MAX_SHARDS}, not {count}")]
     Count {
         /// The text.
         text: String,
         /// Number of shards that the text states.
         count: u32,
     },
-    /// The index is outside of the shards.
+    /// The index of the shard is larger than the number of shards.
     #[error("`{text}`: a shard is 1/{count} to {count}/{count}; shards are counted from 1")]
     Index {
         /// The text.
@@ -74,7 +75,7 @@ impl FromStr for Shard {
             .and_then(|(index, count)| Some((index.parse().ok()?, count.parse().ok()?)));
         let (index, count) = numbers.ok_or_else(|| ShardError::Form(text.to_owned()))?;
         let text = || text.to_owned();
-        if !(1..=MAX).contains(&count) {
+        if !(1..=MAX_SHARDS).contains(&count) {
             return Err(ShardError::Count { text: text(), count });
         }
         if !(1..=count).contains(&index) {
@@ -96,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shards_are_counted_from_one() {
+    fn shard_indices_are_counted_from_one() {
         let last = Shard { index: 4, count: 4 };
         assert_eq!(("4/4".parse(), last.to_string()), (Ok(last), "4/4".to_owned()));
         for (bad, why) in [
@@ -116,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_deal_out_each_item_of_a_list_once() {
+    fn each_list_item_belongs_to_exactly_one_shard() {
         let dealt = |index| Shard { index, count: 3 }.deal_to_shard(0..7).collect::<Vec<_>>();
         assert_eq!([1, 2, 3].map(dealt), [vec![0, 3, 6], vec![1, 4], vec![2, 5]]);
     }

@@ -3,7 +3,7 @@
 //! Problems are divided, not cases, because the cases of a problem share its inputs and its
 //! reference. Every shard computes the whole partition independently, from the same selection and
 //! the same recorded times; the digest of the [`BenchShardPlan`] shows afterwards whether all
-//! shards agree. This module deliberately does not read recorded times.
+//! shards agree. This module does not read recorded times.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ pub struct BenchShardPlan {
     pub digest: String,
     /// Number of cases of all shards together.
     pub cases: usize,
-    /// Number of problems of all shards together.
+    /// Number of problems in all shards together.
     pub problems: usize,
     /// Rule by which problems are divided.
     pub split: DivisionRule,
@@ -63,7 +63,7 @@ impl ShardPartition {
 
     /// Divides problems by recorded times: the longest first, each to the shard with the least work
     /// so far. A problem without a recorded time counts as the median of the others; if no times
-    /// are recorded, the hash divides.
+    /// are recorded, a hash divides the problems.
     pub fn divide_by_time<'a>(
         shard: Shard,
         problems: impl IntoIterator<Item = &'a str>,
@@ -91,7 +91,7 @@ impl ShardPartition {
         Self { shard, by_time: Some(by_time) }
     }
 
-    /// Whether a problem, `workload/problem`, belongs to the shard.
+    /// Returns whether the shard has the problem with the id `workload/problem`.
     pub fn has(&self, problem: &str) -> bool {
         self.shard_index_of(problem) == self.shard.index
     }
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_puts_every_problem_into_one_shard_for_good() {
+    fn division_by_hash_puts_every_problem_into_the_same_shard_each_time() {
         let owners = |problem: &str| -> Vec<u32> {
             let has = |shard: &Shard| ShardPartition::divide_by_hash(*shard).has(problem);
             all_shards(4).filter(has).map(|shard| shard.index).collect()
@@ -158,8 +158,9 @@ mod tests {
     }
 
     #[test]
-    fn recorded_times_make_shards_equally_long() {
-        // Problems like those of a sweep: few long ones, many short ones, one without a time.
+    fn division_by_recorded_times_makes_shards_take_equally_long() {
+        // Simulated problems of a sweep: few long ones, many short ones, one without a recorded
+        // time.
         let times: BTreeMap<String, f64> = (0..100)
             .map(|n| (format!("w/f/n{n}"), 5.0 + f64::from(n % 17) * f64::from(n % 5)))
             .collect();
@@ -193,7 +194,7 @@ mod tests {
     }
 
     /// Relative excess of the longest of `count` shards over the shortest. Each problem has a
-    /// recorded time, by which shards are made, and the time that a later run takes.
+    /// recorded time, which divides the shards, and the time that a later run takes.
     fn relative_unevenness(problems: &[(String, f64, f64)], count: u32) -> f64 {
         let before = problems.iter().map(|(problem, time, _)| (problem.clone(), *time)).collect();
         let names = problems.iter().map(|(problem, ..)| problem.as_str());
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn recorded_runs_on_two_cards_make_even_shards() {
+    fn recorded_times_of_two_cards_divide_problems_evenly() {
         let recorded = recorded_problem_seconds();
         assert_eq!(recorded.len(), 44);
         // Shards are made from the median of two runs on one card, as a baseline holds it.
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn sweeps_drawn_from_recorded_runs_make_even_shards() {
+    fn sweeps_of_random_recorded_problems_are_divided_evenly() {
         let recorded = recorded_problem_seconds();
         for (count, sweeps) in [(4u32, 20), (16, 20), (50, 20), (1000, 1)] {
             let mut uneven: Vec<f64> = (0..sweeps)
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_of_one_plan_have_one_digest_and_others_have_another() {
+    fn shards_have_equal_digests_only_if_they_belong_to_one_division() {
         let digest = |partition: &ShardPartition, cases: &[&'static str]| {
             let problems = cases.iter().map(|case| (format!("p{case}"), vec![*case]));
             partition.plan_of_problems("b", problems).digest

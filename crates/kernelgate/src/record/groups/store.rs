@@ -30,14 +30,14 @@ pub struct BaselineStore {
     pub package: Option<CargoPackage>,
     /// Committed baselines: `<device>/<name>.json`.
     pub baselines: PathBuf,
-    /// Runs: Folder of runs, `<session>/<bench>.json`; outside the target folder if
-    /// `KERNELGATE_HISTORY` names a folder that keeps them.
+    /// Runs: Folder of recorded runs, `<session>/<bench>.json`; outside the target folder if
+    /// `KERNELGATE_HISTORY` names a folder for them.
     pub runs: PathBuf,
     /// Folder of derived files that may be deleted: comparisons, calibrations.
     pub work: PathBuf,
     /// Folder of output errors that were recorded for several seeds: `<bench>.json`.
     pub numerics: PathBuf,
-    /// References of problems, kept between processes; safe to delete.
+    /// Folder of stored references, kept between processes; safe to delete.
     pub references: PathBuf,
     /// Criterion's folder.
     pub criterion: PathBuf,
@@ -55,8 +55,7 @@ pub enum StoreError {
          digit, at most {MAX_FILE_NAME_CHARACTERS} of them"
     )]
     Name(String),
-    /// The device's name is reserved on Windows (such as `con`), where a clone could not create the
-    /// file.
+    /// The name is reserved on Windows (such as `con`), where a clone could not create the file.
     #[error("baseline name `{0}`: Windows has a device of that name, so that it is no file there")]
     Device(String),
     /// The name is reserved for another file.
@@ -83,7 +82,7 @@ pub enum StoreError {
          call the program where the other package lies", .folder.display(), package_list(.others)
     )]
     OtherPackages {
-        /// Package in whose folder the program was called.
+        /// Package in whose folder the program was started.
         package: CargoPackage,
         /// Folder of the runs.
         folder: PathBuf,
@@ -108,7 +107,7 @@ pub enum StoreError {
         /// The record file that was read later.
         second: PathBuf,
     },
-    /// The most recent session cannot be determined.
+    /// The most recent session cannot be determined, because it starts in the future.
     #[error(
         "the last session, {folder}, starts in the future ({started}): the clock was changed; \
          name the one that is meant with --session, or remove it"
@@ -116,7 +115,7 @@ pub enum StoreError {
     Future {
         /// The session.
         folder: PathBuf,
-        /// Start of the session, as it was recorded.
+        /// Recorded start of the session.
         started: jiff::Timestamp,
     },
 }
@@ -134,8 +133,9 @@ fn found_others_text(others: &[String]) -> String {
 }
 
 impl BaselineStore {
-    /// The store of the package whose bench binary runs: The store lies in `CARGO_MANIFEST_DIR`, as
-    /// cargo sets it, else as [`Self::around_folder`] finds it from the working folder.
+    /// Finds the store of the package whose bench binary runs: The store lies in
+    /// `CARGO_MANIFEST_DIR`, as cargo sets it, else as [`Self::around_folder`] finds it from the
+    /// working folder.
     pub fn discover() -> BaselineStore {
         let package = process::nonempty_variable("CARGO_MANIFEST_DIR").map(PathBuf::from);
         package
@@ -176,7 +176,7 @@ impl BaselineStore {
         }
     }
 
-    /// The page that `kernelgate report` writes by default.
+    /// Path of the page that `kernelgate report` writes by default.
     pub fn report_page(&self) -> PathBuf {
         self.work.join("report").join("index.html")
     }
@@ -266,7 +266,7 @@ impl BaselineStore {
             .collect()
     }
 
-    /// The file of a bench binary's errors.
+    /// Path of the file that records a bench binary's errors by seed.
     pub fn seed_errors_path(&self, bench: &str) -> PathBuf {
         self.numerics.join(format!("{bench}.json"))
     }
@@ -293,7 +293,7 @@ impl BaselineStore {
         Ok(found)
     }
 
-    /// The file of a bench process' run.
+    /// Path of the file that records a bench process' run.
     pub fn run_record_path(&self, session: &str, bench: &str) -> PathBuf {
         self.runs.join(session).join(format!("{bench}.json"))
     }
@@ -319,8 +319,8 @@ pub fn check_path_component(name: &str) -> Result<(), StoreError> {
     }
 }
 
-/// The target folder: `CARGO_TARGET_DIR`, else the one this program was built into, else
-/// `<root>/target`.
+/// The target folder: Returns `CARGO_TARGET_DIR`, else the target folder in which this program was
+/// built, else `<root>/target`.
 fn cargo_target_folder(root: &Path) -> PathBuf {
     if let Some(folder) = process::nonempty_variable("CARGO_TARGET_DIR") {
         return root.join(folder);
@@ -355,7 +355,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_cannot_leave_their_folder() {
+    fn a_baseline_name_cannot_leave_its_folder() {
         for bad in ["CON", "nul", "aux.txt", "Lpt1.x.y"] {
             assert!(matches!(check_path_component(bad), Err(StoreError::Device(_))), "{bad}");
         }

@@ -17,25 +17,25 @@ pub struct TrialRequest {
     /// Cases that run first because their code changed.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub first: BTreeSet<String>,
-    /// Run of an earlier process of the same executable: a case whose outputs have the bits that
-    /// were verified there is verified.
+    /// Run of an earlier process of the executable: a case with the output bits that were verified
+    /// there counts as verified.
     pub verified: Option<PathBuf>,
-    /// Folder of this executable's inputs, drawn once and then read; absent where each process
-    /// draws its own.
+    /// Folder with this executable's inputs, which are drawn once and then read; absent if each
+    /// process draws its own.
     pub inputs: Option<PathBuf>,
     /// Folder where outputs are left that no reference verifies, for the head's to be compared
     /// with; in the base's first process of an executable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_outputs: Option<PathBuf>,
-    /// Whether outputs of verified cases stay in that folder too, for a head build that cannot
-    /// verify them.
+    /// Whether outputs of verified cases are also kept in that folder, for a head build that cannot
+    /// verify its own.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keep_verified: bool,
     /// Folder that holds the base build's outputs. The head's first process compares its outputs
-    /// with the base's outputs if they have no reference.
+    /// with these outputs of the base build if the case has no reference.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_outputs: Option<PathBuf>,
-    /// Whether to measure the anchors: rates of fixed work, which compare cards.
+    /// Whether to measure the anchor rates, the rates of fixed work by which cards are compared.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub anchors: bool,
     /// Duration of the warm-up and the measurement of a case.
@@ -43,7 +43,8 @@ pub struct TrialRequest {
 }
 
 impl TrialRequest {
-    /// A request to run every case that the flags select, with inputs that the process draws itself.
+    /// A request to run every case that the flags select, with inputs that the process draws
+    /// itself.
     pub fn new(session: impl Into<String>, record: PathBuf, sampling: TrialSampling) -> Self {
         Self {
             session: session.into(),
@@ -117,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_longer_time_on_a_gpu_has_more_samples() {
+    fn longer_sampling_on_a_gpu_takes_more_samples() {
         let samples = |measurement_s| {
             TrialSampling { measurement_s, ..TrialSampling::HOST_SAMPLING }.sampling_on_gpu().most
         };

@@ -10,7 +10,7 @@ use crate::record::files::file::RecordType;
 use crate::record::files::text;
 use kernelgate_cuda::CaseFailure;
 
-/// The trials of a comparison, saved after each block.
+/// The trials of a comparison; their file is written anew after each block.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ComparisonTrials {
     /// Executables and settings, by name, that must be unchanged to resume the comparison.
@@ -45,11 +45,11 @@ pub struct TrialRecord {
     pub broke: Option<String>,
 }
 
-/// Timing of one case in one process.
+/// Time of one case in one process of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct CaseTiming {
-    /// Median over the samples, nanoseconds a launch or an iteration. The time is positive and
-    /// finite; otherwise the gate excludes its block.
+    /// Median over the samples, nanoseconds a launch or an iteration. The measured time must be
+    /// positive and finite; otherwise the gate excludes the trial's block.
     pub time_ns: f64,
     /// Median over the samples of time times SM clock, cycles a launch; none on the host.
     pub cycles: Option<f64>,
@@ -61,11 +61,12 @@ pub struct CaseTiming {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub at_cap: bool,
     /// Whether heat or a slow-down of the hardware held the clock down. The gate ignores a block
-    /// with a throttled trial.
+    /// with a trial that was throttled.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub throttled: bool,
-    /// Whether the time is a mean over many iterations, as Criterion's are, and not of one launch.
-    /// A smallest relevant change in nanoseconds per launch does not apply to an averaged time.
+    /// Whether the time is a mean over many iterations, as Criterion measures it, instead of the
+    /// time of single launches. A smallest relevant change in nanoseconds per launch does not apply
+    /// to an averaged time.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub averaged: bool,
 }

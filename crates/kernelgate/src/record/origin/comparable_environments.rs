@@ -10,7 +10,8 @@ const FACTS_BY_MAJOR_VERSION: [&str; 2] = ["gpu.driver", "gpu.driver_cuda"];
 const FINGERPRINT_HASH_DIGITS: usize = 8;
 
 impl Environment {
-    /// The facts in which a baseline's environment makes it incomparable with this environment.
+    /// Returns the facts of a baseline's environment that make it incomparable with this
+    /// environment.
     pub fn mismatches(&self, base: &Self) -> Vec<EnvironmentMismatch> {
         let on_gpu = !self.gpus.is_empty() && !base.gpus.is_empty();
         let counted = self.gpus.len() > 1 || base.gpus.len() > 1;
@@ -22,7 +23,7 @@ impl Environment {
         .collect()
     }
 
-    /// Names the group of environments that are comparable with this one: a folder for the device,
+    /// Returns a name shared by all environments comparable with this one: a folder for the device,
     /// and a hash of the other facts.
     pub fn environment_fingerprint(&self) -> String {
         let facts = self.facts(!self.gpus.is_empty(), self.gpus.len() > 1);
@@ -44,7 +45,7 @@ impl Environment {
             ("optimised", self.optimised.to_string()),
         ];
         if on_gpu {
-            // The host only launches: its model does not change a kernel's time.
+            // On a GPU the host only launches: its model does not change a kernel's time.
             let gpus = |value: fn(&Gpu) -> String| self.gpus.values(value);
             facts.extend([
                 ("gpu.arch", gpus(|gpu| gpu.arch.clone())),
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fingerprint_is_that_of_what_is_comparable() {
+    fn the_fingerprint_depends_only_on_facts_that_affect_comparability() {
         let host = Environment { cores: 2, ..Environment::cpu() };
         let same = Environment { memory_bytes: 1, machine: None, ..host.clone() };
         let other = Environment { cores: 4, ..host.clone() };

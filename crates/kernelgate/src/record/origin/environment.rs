@@ -50,7 +50,7 @@ pub struct Environment {
     pub link: Option<PeerLink>,
 }
 
-/// A field in which two environments are not comparable.
+/// A field whose values make two environments incomparable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EnvironmentMismatch {
     /// Name of the field, as in the file.
@@ -77,7 +77,7 @@ impl Environment {
         })
     }
 
-    /// Describes the machine of this process, for a run on a target.
+    /// Describes the machine of this process for a run on `target`.
     pub fn on(target: &BenchTarget) -> Environment {
         match target {
             BenchTarget::Cpu => Self::cpu(),
@@ -88,7 +88,7 @@ impl Environment {
         }
     }
 
-    /// Environment of this process on these GPUs, whether or not this library opened the GPUs.
+    /// Describes the environment of this process on these GPUs, whichever library opened them.
     pub fn on_gpus<'a>(facts: impl IntoIterator<Item = &'a DeviceFacts>) -> Environment {
         let facts: Vec<&DeviceFacts> = facts.into_iter().collect();
         let mut names: Vec<String> = facts.iter().map(|facts| on_one_line(&facts.name)).collect();
@@ -139,13 +139,14 @@ impl Environment {
         self.device_kind == BackendKind::Cpu.name()
     }
 
-    /// Whether the card (on the CPU, the host) is distinguishable from others of its model.
+    /// Returns whether the card (on the CPU, the host) can be distinguished from others of its
+    /// model.
     pub const fn is_device_identified(&self) -> bool {
         !self.gpus.is_empty() || self.machine.is_some()
     }
 
-    /// Whether this and a baseline's environment, which are comparable, are known to be the same
-    /// cards, on the CPU the same host. Two of the same model need not run alike.
+    /// Returns whether two comparable environments are known to be on the same cards, or on the CPU
+    /// on the same host. Two cards of one model need not be equally fast.
     pub fn is_same_device(&self, base: &Self) -> bool {
         match self.gpus.is_empty() || base.gpus.is_empty() {
             true => self.machine.is_some() && self.machine == base.machine,
@@ -153,9 +154,9 @@ impl Environment {
         }
     }
 
-    /// Whether a process here can reuse the results of the other environment. Libraries are
-    /// ignored: the list of a process is complete only at its end, and their effect shows in its
-    /// outputs.
+    /// Returns whether a process in this environment can reuse results from the other environment.
+    /// Libraries are ignored: the list of a process is complete only at its end, and their effect
+    /// shows in its outputs.
     pub fn can_reuse_results_of(&self, other: &Self) -> bool {
         let without_libraries = |environment: &Self| Self {
             gpus: environment.gpus.without_opened_libraries(),
@@ -266,9 +267,9 @@ fn cpu_simd_features() -> Vec<String> {
     Vec::new()
 }
 
-/// Host memory that a case may use, bytes: what the system reports as available, within the
-/// container's limit if there is one. Returns the largest number if the system does not report its
-/// free memory.
+/// Returns the host memory that a case may use, bytes: what the system reports as available, within
+/// the container's limit if there is one. Returns the largest number if the system does not report
+/// its free memory.
 pub fn available_host_memory() -> u64 {
     let Ok(mut system) = System::new() else { return u64::MAX };
     system.refresh_memory();
@@ -282,7 +283,7 @@ mod tests {
     use crate::record::{ProcessRun, Provenance};
 
     #[test]
-    fn slugs_are_folder_names() {
+    fn a_device_name_becomes_a_valid_folder_name() {
         assert_eq!(
             baseline_folder_name("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz"),
             "intel-xeon-platinum-8481c"
@@ -297,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_different_device_or_thread_count_is_a_mismatch_and_a_new_kernel_version_is_not() {
+    fn another_device_or_thread_count_is_a_mismatch_and_a_new_kernel_version_is_not() {
         let base = Environment::cpu();
         let same = Environment {
             os: "linux 99".to_owned(),
@@ -326,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn several_gpus_are_another_device_than_one_of_them() {
+    fn a_set_of_gpus_is_another_device_than_one_of_its_gpus() {
         let gpu = |uuid: &str| Gpu::h200_with_driver(uuid, "580.82");
         let pair = environment_with_gpus([gpu("GPU-2"), gpu("GPU-1")]);
         let one = environment_with_gpus([gpu("GPU-1")]);
@@ -353,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_has_gpu_for_one_and_gpus_for_several() {
+    fn a_record_has_the_field_gpu_for_one_card_and_gpus_for_several() {
         use crate::record::file;
         let gpu = |uuid: &str| Gpu::h200_with_driver(uuid, "580.82");
         let text = |environment: Environment| {

@@ -14,7 +14,7 @@ pub struct Gpu {
     pub uuid: String,
     /// GPU architecture for which kernels are compiled: "sm_90a".
     pub arch: String,
-    /// Version of the NVIDIA driver: "580.82.07"; "unknown" without NVML.
+    /// Version of the NVIDIA driver: "580.82.07"; "unknown" if NVML is missing.
     pub driver: String,
     /// Latest CUDA version that the driver supports: "13.0".
     pub driver_cuda: String,
@@ -37,14 +37,15 @@ pub struct Gpu {
 impl Gpu {
     /// Records the libraries that the process has opened by now; some are opened when needed.
     pub fn note_libraries(&mut self) {
-        // The driver and NVRTC have fields of their own.
+        // The driver and NVRTC have fields of their own, so their versions are excluded from
+        // the libraries.
         let others = library::loaded_library_versions()
             .filter(|(name, _)| !["driver", "nvrtc"].contains(name));
         self.libraries = others.map(|(name, version)| (name.to_owned(), version)).collect();
     }
 }
 
-/// Distinct GPUs, in the order of their uuids.
+/// The GPUs of an environment, each once, ordered by UUID.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<Gpu>", into = "Vec<Gpu>")]
 pub struct RecordedGpus(Vec<Gpu>);
@@ -84,12 +85,12 @@ impl RecordedGpus {
         values.join(", ")
     }
 
-    /// Whether both are the same cards; empty sets are not known to be.
+    /// Returns whether both sets are known to be the same cards; two empty sets are not.
     pub fn are_same_cards(&self, other: &Self) -> bool {
         !self.is_empty() && self.iter().map(|gpu| &gpu.uuid).eq(other.iter().map(|gpu| &gpu.uuid))
     }
 
-    /// UUID of a GPU that NVML does not list on this machine.
+    /// Returns the UUID of a GPU that NVML does not list on this machine.
     pub fn unlisted_gpu_uuid(&self) -> Option<&str> {
         self.iter()
             .map(|gpu| &*gpu.uuid)
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_has_each_card_once_in_one_order() {
+    fn a_set_of_gpus_is_sorted_by_uuid_without_repeats() {
         assert_eq!(gpus_of_uuids(&["GPU-2", "GPU-1", "GPU-2"]), gpus_of_uuids(&["GPU-1", "GPU-2"]));
         assert!(
             gpus_of_uuids(&["GPU-2", "GPU-1"]).are_same_cards(&gpus_of_uuids(&["GPU-1", "GPU-2"]))
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn one_is_the_only_card_or_absent() {
+    fn one_returns_the_only_card_of_a_set_of_one() {
         assert_eq!(gpus_of_uuids(&["GPU-1"]).one().map(|gpu| &*gpu.uuid), Some("GPU-1"));
         assert_eq!(
             [gpus_of_uuids(&[]).one(), gpus_of_uuids(&["GPU-1", "GPU-2"]).one()],
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_cards_share_appears_once() {
+    fn a_value_shared_by_all_cards_is_written_once() {
         let mixed: RecordedGpus =
             [Gpu::h200_with_driver("GPU-1", "580"), Gpu::h200_with_driver("GPU-2", "590")]
                 .into_iter()

@@ -1,7 +1,7 @@
 //! Hardware and setup of a machine: facts that a runner's label promises.
 //!
-//! Two machines of one kind have equal facts, which exclude serial numbers and host names.
-//! Deliberately absent: the meaning of times measured there ([`Environment`]).
+//! Two machines of one kind have equal facts, which exclude serial numbers and host names. This
+//! module does not judge times that were measured on a machine ([`Environment`] does).
 
 use serde::{Deserialize, Serialize};
 
@@ -64,7 +64,7 @@ impl MachineFacts {
         hash_of_all(facts.iter().flat_map(|(field, value)| [&**field, &**value]))
     }
 
-    /// Facts in which this machine differs from an expected machine.
+    /// Returns the facts in which this machine differs from an expected machine.
     pub fn mismatches(&self, expected: &Self) -> Vec<DifferentMachineFact> {
         let (found, expected) = (self.machine_facts(), expected.machine_facts());
         let absent = || "absent".to_owned();
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn each_fact_that_differs_is_named() {
+    fn each_differing_fact_of_two_machines_is_named() {
         let expected = machine_with_gpus(vec![h200_card("580.82")]);
         assert_eq!(expected.mismatches(&expected), []);
         let capped = GpuCard { power_limit_mw: Some(500_000), ..h200_card("590.1") };
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_are_counted_by_their_physical_ids() {
+    fn processor_sockets_are_counted_by_their_physical_ids() {
         let cpuinfo = "processor : 0\nphysical id\t: 0\nprocessor : 1\nphysical id\t: 1\n\
                        processor : 2\nphysical id\t: 0\n";
         assert_eq!((processor_sockets(cpuinfo), processor_sockets("")), (Some(2), None));

@@ -26,12 +26,12 @@ pub struct RunOrigin<'a> {
 }
 
 impl RunOrigin<'_> {
-    /// Whether the commit alone identifies the code.
+    /// Returns whether the commit alone identifies the code, because nothing was changed.
     pub const fn is_clean_commit(self) -> bool {
         self.provenance.commit.is_some() && !self.provenance.dirty
     }
 
-    /// Whether both runs used the same executable, built from the same clean commit.
+    /// Returns whether both runs used the same executable, built from the same clean commit.
     pub fn is_same_build(self, other: Self) -> bool {
         self.is_clean_commit()
             && self.provenance == other.provenance

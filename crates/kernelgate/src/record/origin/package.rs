@@ -14,7 +14,7 @@ const MANIFEST_FILE: &str = "Cargo.toml";
 /// Longest `Cargo.toml` that is read, bytes.
 const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 
-/// A Cargo package. Checkouts of one package are the same package.
+/// A Cargo package. All checkouts of a package count as the same package.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct CargoPackage {
     /// Name of the package.
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_is_named_with_its_place_in_the_workspace() {
+    fn a_member_package_is_named_with_its_path_in_the_workspace() {
         let folder = tempfile::tempdir().unwrap();
         let member = folder.path().join("crates").join("member");
         write(folder.path(), "[workspace]\nmembers = [\"crates/*\"]\n");
@@ -101,7 +101,7 @@ mod tests {
         assert_eq!(CargoPackage::at(folder.path()), None);
         assert_eq!(
             CargoPackage::at(&member).unwrap().to_string(),
-            "member (crates/member/Cargo.toml)"
+            "find_member (crates/member/Cargo.toml)"
         );
         write(folder.path(), "[package]\nname='root'\n\n[workspace.dependencies]\n");
         assert_eq!(CargoPackage::at(folder.path()).unwrap().to_string(), "root (Cargo.toml)");

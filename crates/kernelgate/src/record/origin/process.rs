@@ -1,5 +1,5 @@
-//! The process whose runs are recorded: its variables, its folder and its file, for [`BaselineStore`] and
-//! [`Provenance`], which are made once a process.
+//! The process whose runs are recorded: its variables, its folder and its file, for
+//! [`BaselineStore`] and [`Provenance`], which are made once a process.
 //!
 //! [`BaselineStore`]: crate::record::BaselineStore
 //! [`Provenance`]: crate::record::Provenance
@@ -8,7 +8,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// A variable that is set and not empty.
+/// Returns the value of an environment variable that is set and not empty.
 pub(in crate::record) fn nonempty_variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
@@ -17,7 +17,7 @@ pub(in crate::record) fn working_folder() -> PathBuf {
     std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."))
 }
 
-/// Target folder that this program lies in; `None` if it was built elsewhere.
+/// Returns the target folder that contains this program; `None` if it was built elsewhere.
 pub(in crate::record) fn target_folder_of_program() -> Option<PathBuf> {
     // The program is target/<profile>/program or target/<profile>/deps/program: cargo marks the
     // target folder.

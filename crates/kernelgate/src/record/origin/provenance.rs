@@ -62,8 +62,8 @@ impl Provenance {
     }
 
     /// Code of a process that a person or a script started, and whether `KERNELGATE_COMMIT` states
-    /// the commit. A stated commit must be a commit id. Git is asked only about an executable that
-    /// cargo started, or that lies in cargo's target folder.
+    /// the commit. A commit that `KERNELGATE_COMMIT` states must be a commit id. Git is asked only
+    /// about an executable that cargo started, or that lies in cargo's target folder.
     ///
     /// # Errors
     /// Fails if `KERNELGATE_COMMIT` is not a commit id.
@@ -87,8 +87,9 @@ impl Provenance {
         Self { commit: Some(commit.unwrap_or(&given).to_owned()), dirty: commit.is_some() }
     }
 
-    /// Whether this is the clean code of the commit with these first digits. Code with changes
-    /// belongs to no commit, and neither does a record whose commit is a word or too short.
+    /// Returns whether this is the unchanged code of the commit whose id begins with
+    /// `first_digits`. Changed code belongs to no commit, and neither does a record whose commit is
+    /// a word or too short.
     pub fn is_of(&self, first_digits: &str) -> bool {
         let commit = self.commit.as_deref().filter(|commit| is_commit(commit) && !self.dirty);
         is_commit(first_digits) && commit.is_some_and(|commit| commit.starts_with(first_digits))
@@ -108,12 +109,12 @@ impl Provenance {
     }
 }
 
-/// Whether a text names a commit: its hash, or so many digits that the commit is unambiguous.
+/// Returns whether a text names a commit: its whole hash, or enough digits to be unambiguous.
 pub fn is_commit(text: &str) -> bool {
     text.len() >= 7 && is_hash(text)
 }
 
-/// Whether the text can only be the hash of a commit, whole or shortened. A record's commit may
+/// Returns whether the text can only be a commit hash, whole or shortened. A record's commit may
 /// also be a word, as `KERNELGATE_COMMIT` gave it; git would take some words for options.
 fn is_hash(commit: &str) -> bool {
     (4..=64).contains(&commit.len()) && commit.bytes().all(|byte| byte.is_ascii_hexdigit())
@@ -126,7 +127,7 @@ pub const WITHOUT_HOOKS: [&str; 4] =
 /// Output of git in a folder; `None` if git fails.
 fn git(folder: &Path, arguments: &[&str]) -> Option<String> {
     let mut command = Command::new("git");
-    // Reading takes no lock in the repository either.
+    // Git is run without taking locks in the repository.
     command.arg("--no-optional-locks").args(WITHOUT_HOOKS).arg("-C").arg(folder).args(arguments);
     let output = command.output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
@@ -137,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_commit_may_be_given() {
+    fn a_commit_from_the_environment_variable_is_accepted() {
         let given =
             |text| (Provenance::from_text(text).short_commit(), Provenance::from_text(text).dirty);
         assert_eq!(given("1a2b3c4d5e"), ("1a2b3c4d".to_owned(), false));
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_commit_is_named_by_its_first_digits_and_by_no_others() {
+    fn a_commit_is_recognised_only_by_its_first_digits() {
         let is_of = |commit: &str, digits: &str| Provenance::from_text(commit).is_of(digits);
         let whole = "951c29400d11223344556677889900aabbccddee";
         assert!(is_of(whole, "951c294") && is_of(whole, whole) && is_of("951c2940", "951c294"));
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_baseline_that_is_being_saved_is_no_change_of_the_code() {
+    fn a_changed_baseline_file_does_not_count_as_changed_code() {
         let folder = tempfile::tempdir().unwrap();
         let package = folder.path().join("package");
         let write = |file: &str, text: &str| {
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_commit_of_a_file_is_no_option_of_git() {
+    fn a_commit_that_begins_with_a_dash_is_not_passed_to_git_as_an_option() {
         let folder = tempfile::tempdir().unwrap();
         let at = |arguments: &[&str]| git(folder.path(), arguments).unwrap();
         at(&["init", "--quiet"]);

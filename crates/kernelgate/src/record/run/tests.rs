@@ -3,7 +3,7 @@ use crate::measure::CacheState;
 use crate::measure::limits::{MemoryLimit, MemoryTraffic};
 
 #[test]
-fn rejects_names_with_separators_and_invalid_errors() {
+fn file_names_with_separators_and_invalid_errors_are_refused() {
     let run = ProcessRun::start_now("b c", "s1", Environment::cpu(), Provenance::default());
     assert_eq!(run.validate(), Ok(()));
     for (bench, session, started, wanted) in [
@@ -37,7 +37,7 @@ fn rejects_names_with_separators_and_invalid_errors() {
 }
 
 #[test]
-fn impossible_samples_are_invalid() {
+fn a_run_with_impossible_samples_is_invalid() {
     let samples = |launches: &[u64], elapsed_ns: &[f64]| CaseSamples {
         launches: launches.to_vec(),
         elapsed_ns: elapsed_ns.to_vec(),
@@ -63,7 +63,7 @@ fn impossible_samples_are_invalid() {
 
 /// A baseline accepts exactly the runs that are valid themselves.
 #[test]
-fn a_run_is_as_strict_as_the_baseline_of_it() {
+fn a_run_record_refuses_what_its_baseline_would_refuse() {
     let start = ProcessRun::start_now("b", "s1", Environment::cpu(), Provenance::default());
     let valid = |change: &dyn Fn(&mut ProcessRun, &mut CaseRecord)| {
         let mut run = start.clone();

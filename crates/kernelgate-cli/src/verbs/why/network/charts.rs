@@ -41,7 +41,7 @@ fn network_chart(
     }
 }
 
-/// Consecutive spans for these values, each in the colour of its number.
+/// Draws consecutive spans for these values, each in the colour of its number.
 fn stacked_spans(values: &[f64]) -> Vec<ChartRowMark> {
     let mut from = 0.0;
     let mut mark = |(colour, value): (usize, &f64)| {

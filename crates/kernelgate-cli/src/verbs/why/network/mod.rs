@@ -57,7 +57,8 @@ impl RecordedNetwork {
     ) -> Option<Self> {
         let network = diagnosis.network.clone()?;
         let (all, device) = (tree.first()?, diagnosis.devices.first()?);
-        let step = tree.iter().find(|of| of.depth == 1 && of.name == CaseRecording::STEP_RANGE)?;
+        let step =
+            tree.iter().find(|of| of.depth == 1 && of.name == CaseRecording::LAUNCH_RANGE)?;
         let launches = f64::from(recording.steps.max(1));
         let each = |ns: i64| ns as f64 / launches;
         let launch_ns = step.span_ns as f64 / step.times.max(1) as f64;
@@ -137,7 +138,7 @@ impl RecordedNetwork {
         all.iter().find(same)
     }
 
-    /// The numbers for programs; `all` are the cases of the same call.
+    /// Returns the numbers as JSON; `all` are the cases of the same command.
     pub fn json(&self, all: &[Self]) -> Value {
         let idle: Vec<Value> =
             self.idle.iter().map(|(cause, ns)| json!({ "cause": cause, "idle_ns": ns })).collect();

@@ -1,4 +1,4 @@
-//! Launches of every kind, and the reasons why a GPU cannot run them.
+//! Tests launches of every kind, and the reasons why a GPU cannot run a launch.
 
 use super::*;
 use crate::Source;
@@ -34,7 +34,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) compiled_in_pairs(unsigned*
 "#;
 
 #[test]
-fn launches_of_every_kind_reach_the_device() {
+fn launches_with_every_kind_of_attribute_run() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let names: Vec<String> = (0..100).map(|i| format!("float a{i}")).collect();
     let sum: Vec<String> = (0..100).map(|i| format!("a{i}")).collect();
@@ -113,7 +113,7 @@ fn launches_of_every_kind_reach_the_device() {
 }
 
 #[test]
-fn reports_launches_beyond_the_gpu_as_unsupported() {
+fn launches_that_the_gpu_cannot_run_are_reported_as_unsupported() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let build = Source::new("prepared", ARGUMENT_TEST_KERNELS).build(&["MANY=int a", "SUM=a"]);
     let prepare = |symbol, dims, parameters| {
@@ -140,7 +140,7 @@ fn reports_launches_beyond_the_gpu_as_unsupported() {
     }
     let out = device.allocate(4 * 1024).unwrap();
     let clustered = || Arguments::new().address(out.address());
-    // GPUs do not support clusters of 64 blocks.
+    // No GPU supports clusters of 64 blocks.
     unsupported(prepare("clustered", in_clusters(64, 64), clustered()), "runs no clusters of 64");
     if device.facts().arch != "sm_90a" {
         return;

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_driver_comes_before_what_follows_from_it() {
+    fn a_driver_that_is_too_new_is_reported_before_its_consequences() {
         let lost = "Not all CUDA events might have been collected.".to_owned();
         let driver = "Installed CUDA driver version (13.3) is not supported by this build of \
                       Nsight Systems. CUDA trace will be collected using libraries for 12.9";

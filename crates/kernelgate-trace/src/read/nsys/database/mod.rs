@@ -72,7 +72,8 @@ impl NsysDatabase {
         }
     }
 
-    /// No fewer rows than a table has, without counting them; 0 where that is not known.
+    /// Returns a number that is at least the table's number of rows, without counting them; 0 if
+    /// unknown.
     pub fn rows_at_most(&self, table: &str) -> usize {
         match self {
             Self::Sqlite(file) => file.rows_at_most(table),
@@ -90,8 +91,8 @@ impl NsysDatabase {
         }
     }
 
-    /// Every row of a table, with these columns in this order; a column that the table lacks reads
-    /// as NULL. The result `Ok(Some(reason))` means that the table ends early.
+    /// Reads every row of a table with these columns in this order; a column that the table lacks
+    /// reads as NULL. The result `Ok(Some(reason))` means that the table ends early.
     ///
     /// # Errors
     /// The database is locked.

@@ -118,7 +118,8 @@ impl ParquetTable {
         table
     }
 
-    /// Hands out batches of rows as they are stored; how many rows were read, and why not more.
+    /// Passes on batches of rows as they are stored; returns how many rows were read, and why not
+    /// more.
     fn stored(
         &self,
         columns: &[&str],

@@ -110,7 +110,7 @@ fn length_word(bytes: usize) -> io::Result<u32> {
 /// A sorted run of rows that is read from disk.
 struct Run {
     file: BufReader<File>,
-    /// The bytes of the row in front.
+    /// Bytes of the row that comes next.
     row: Vec<u8>,
 }
 
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_on_disk_are_merged_in_order() {
+    fn sorted_runs_on_disk_are_merged_in_order() {
         let starts: Vec<i64> = (0..500).map(|row| row * 7919 % 251).collect();
         let rows = Rows {
             count: starts.len(),

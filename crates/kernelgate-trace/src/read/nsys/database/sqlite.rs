@@ -140,7 +140,7 @@ impl SqliteDatabase {
         last: &mut Option<i64>,
         each: &mut impl FnMut(&SqlitePageRow<'_>),
     ) -> rusqlite::Result<bool> {
-        // Holds the lock that keeps others from writing.
+        // Holds the file lock that keeps other programs from writing.
         let _reading = self.connection.unchecked_transaction()?;
         self.connection.query_row("SELECT count(*) FROM sqlite_master", [], |_| Ok(()))?;
         let Ok(mut pages) = SqlitePages::open_sqlite_pages(&self.path) else { return Ok(false) };

@@ -137,8 +137,8 @@ impl SqlitePages {
         self.file.read_exact(into).map_err(|_| UnexpectedFormat)
     }
 
-    /// Hands out the rows of the table at a page, in the order of their ids: the columns of these
-    /// numbers. `last` is the id of the last row that was handed out.
+    /// Passes on the rows of the table that begins at a page, in the order of their ids, with the
+    /// columns of these numbers. `last` is the id of the last row that was handed out.
     pub fn visit_rows_below_page(
         &mut self,
         root: u32,
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_hold_the_rows_that_sqlite_reads() {
+    fn pages_read_here_contain_the_rows_that_sqlite_reads() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("t.sqlite");
         let connection = write_example_database(&path);
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_cut_ends_with_the_row_before() {
+    fn a_truncated_database_file_is_read_up_to_the_last_whole_row() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("t.sqlite");
         drop(write_example_database(&path));

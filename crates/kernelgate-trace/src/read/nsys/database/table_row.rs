@@ -59,7 +59,7 @@ impl Row<'_, '_> {
         }
     }
 
-    /// Value of a cell with a fractional number.
+    /// A cell with a fractional number.
     pub fn real_cell(&self, column: usize) -> Option<f64> {
         match self.cell_in_row(column) {
             #[allow(clippy::cast_precision_loss)]
@@ -69,7 +69,7 @@ impl Row<'_, '_> {
         }
     }
 
-    /// A text, which need not be UTF-8.
+    /// A cell with a text, which need not be valid UTF-8.
     #[inline]
     pub fn text_cell(&self, column: usize) -> Option<&[u8]> {
         match self.cell_in_row(column) {
@@ -78,7 +78,7 @@ impl Row<'_, '_> {
         }
     }
 
-    /// A number or a text, as text.
+    /// Returns a number or a text as text.
     pub fn display(&self, column: usize) -> String {
         match (self.text_cell(column), self.integer_cell(column)) {
             (Some(text), _) => String::from_utf8_lossy(text).into_owned(),

@@ -58,7 +58,7 @@ pub(super) fn write_pretty_json(value: &Value, depth: usize, lines: &[&str], out
 /// Longest object that stands on one line, in characters of compact JSON.
 const MAX_LINE_CHARACTERS: usize = 100;
 
-/// Whether an object stands on one line.
+/// Returns whether an object is written on one line.
 fn fits_one_line(map: &serde_json::Map<String, Value>, lines: &[&str]) -> bool {
     let has_lines = map.iter().any(|(key, value)| value.is_object() && lines.contains(&&**key));
     map.len() < MAX_LINE_CHARACTERS
@@ -66,7 +66,7 @@ fn fits_one_line(map: &serde_json::Map<String, Value>, lines: &[&str]) -> bool {
         && serde_json::to_string(map).is_ok_and(|it| it.len() <= MAX_LINE_CHARACTERS)
 }
 
-/// The entries of an object, a line each.
+/// Writes the entries of an object, one on each line.
 fn write_entry_lines(entries: &serde_json::Map<String, Value>, depth: usize, out: &mut String) {
     out.push_str("{\n");
     for (i, (key, value)) in entries.iter().enumerate() {

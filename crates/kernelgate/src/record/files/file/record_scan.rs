@@ -7,7 +7,7 @@ use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 use crate::record::text;
 
-/// Result of the pass over a file.
+/// Result of scanning a record file once.
 #[derive(Default)]
 pub(super) struct ScannedFile {
     /// Value of `schema`, if that is a string.
@@ -16,14 +16,14 @@ pub(super) struct ScannedFile {
     pub version: Option<u64>,
     /// Value of the field `checksum`, if the file has one.
     pub checksum: Option<Value>,
-    /// Whether the names of every object are in this library's order: only then does the hash cover
-    /// the values.
+    /// Whether the names in every object are sorted as this library sorts them: only then does the
+    /// hash cover the values.
     pub ordered: bool,
     /// The first text with a forbidden control character, or the first object that has a name
     /// twice.
     pub refused: Option<String>,
     hasher: Option<Xxh3Default>,
-    /// Canonical text of the value that is hashed.
+    /// Canonical JSON text of the record, of which the hash is computed.
     text: Vec<u8>,
 }
 
@@ -81,10 +81,10 @@ impl ScannedFile {
 /// A value of the file on the path that is read.
 struct ScannedNode<'a> {
     scanned: &'a mut ScannedFile,
-    /// Name of the field whose value this is; `None` if the field may hold any text.
+    /// Name of the field that holds the value; `None` if the field may hold any text.
     field: Option<&'a str>,
     free: &'a [&'a str],
-    /// Whether the node is the trace file.
+    /// Whether the node is the whole document.
     top: bool,
 }
 
@@ -140,7 +140,7 @@ impl<'de> Visitor<'de> for ScannedNode<'_> {
         let Self { scanned, field, free, .. } = self;
         let mut before = "[";
         loop {
-            // Whether a comma is needed is known only once the next item was read.
+            // Whether a comma is needed is known only after the next item was read.
             let node =
                 ScannedItem { before, node: ScannedNode { scanned, field, free, top: false } };
             if items.next_element_seed(node)?.is_none() {

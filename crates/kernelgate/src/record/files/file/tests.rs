@@ -38,7 +38,7 @@ impl RecordType for FreeTextRecord {
 }
 
 #[test]
-fn control_characters_are_refused_but_in_messages() {
+fn control_characters_are_allowed_only_in_free_text_fields() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.json");
     let map = |name: &str, value: &str| [(name.to_owned(), vec![value.to_owned()])].into();
@@ -51,7 +51,7 @@ fn control_characters_are_refused_but_in_messages() {
     let read_back = |record: &FreeTextRecord| {
         std::fs::write(&path, record_text(record)).unwrap();
         let read = read::<FreeTextRecord>(&path).map_err(|error| error.to_string());
-        // A record that cannot be read is not written either.
+        // Writing refuses every record that reading refuses.
         let written = write(&path, record).map_err(|error| error.to_string());
         let expected = read.as_ref().map(drop).map_err(|why| why.replacen("read", "write", 1));
         assert_eq!(written, expected);
@@ -87,7 +87,7 @@ impl RecordType for RecordWithChecksum {
 }
 
 #[test]
-fn an_edit_is_noticed_and_spaces_are_none() {
+fn an_edited_record_is_refused_and_changed_white_space_is_not() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.json");
     let record = RecordWithChecksum { values: vec![0.1, 1.0, 1e-300] };
@@ -103,7 +103,8 @@ fn an_edit_is_noticed_and_spaces_are_none() {
         "{error}"
     );
     assert_eq!(read_without_checksum::<RecordWithChecksum>(&path).unwrap().values[0], 0.2);
-    // The test removes the checksum from the text, as in a record from before there were checksums.
+    // The test removes the checksum from the text, as in records that were written before checksums
+    // existed.
     let old: Vec<&str> = text.lines().filter(|line| !line.contains("checksum")).collect();
     std::fs::write(&path, old.join("\n")).unwrap();
     assert_eq!(read::<RecordWithChecksum>(&path).unwrap(), record);
@@ -131,7 +132,7 @@ fn records_round_trip_and_their_bytes_are_stable() {
 }
 
 #[test]
-fn every_number_survives_reading_and_writing() {
+fn every_number_keeps_its_value_when_written_and_read() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.json");
     let values: Vec<f64> = (1..2000).map(|i| f64::from(i) * 1e5 / 19.0).collect();
@@ -140,7 +141,7 @@ fn every_number_survives_reading_and_writing() {
 }
 
 #[test]
-fn broken_files_are_refused_by_name() {
+fn broken_files_are_refused_with_their_path() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.json");
     let whole = record_text(&example_record());
@@ -174,7 +175,7 @@ fn broken_files_are_refused_by_name() {
 }
 
 #[test]
-fn an_invalid_record_replaces_no_file() {
+fn writing_an_invalid_record_leaves_the_old_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.json");
     let invalid = TestRecord { values: Vec::new(), ..example_record() };
@@ -198,12 +199,12 @@ fn a_failed_write_leaves_the_old_file() {
 
 /// The first pass over a file must read all of its content.
 #[test]
-fn the_order_of_names_is_no_edit_and_a_changed_value_is_one() {
+fn reordered_fields_pass_the_checksum_and_a_changed_value_fails() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.json");
     write(&path, &RecordWithChecksum { values: vec![-0.0, 1e300, 0.1, 3.0] }).unwrap();
     let text = std::fs::read_to_string(&path).unwrap();
-    // The fields are in another order, as another program may write them.
+    // The test reorders the fields, as another program may write them.
     let (head, last) = text.trim_end_matches("\n}\n").rsplit_once(",\n").unwrap();
     let turned = format!("{{\n{last},\n{}\n}}", head.trim_start_matches("{\n"));
     assert_ne!(turned, text);
@@ -211,7 +212,7 @@ fn the_order_of_names_is_no_edit_and_a_changed_value_is_one() {
     assert_eq!(read::<RecordWithChecksum>(&path).unwrap().values, [-0.0, 1e300, 0.1, 3.0]);
     std::fs::write(&path, turned.replace("0.1", "0.2")).unwrap();
     assert!(matches!(read::<RecordWithChecksum>(&path), Err(RecordFileError::Edited { .. })));
-    // A name that is there twice has the last value in the first pass and none in the second.
+    // The first pass of the reader takes the last value of a repeated name, the second no value.
     std::fs::write(&path, text.replace("\"values\"", "\"values\": [],\n  \"values\"")).unwrap();
     assert!(read::<RecordWithChecksum>(&path).is_err());
 }
@@ -237,7 +238,7 @@ fn rejects_paths_that_are_not_regular_files() {
 }
 
 #[test]
-fn a_writer_removes_abandoned_temporary_files() {
+fn a_writer_removes_temporary_files_of_dead_processes() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let old = std::time::SystemTime::now() - 2 * ABANDONED_FILE_AGE;
@@ -265,7 +266,7 @@ fn a_writer_removes_abandoned_temporary_files() {
 }
 
 #[test]
-fn a_name_that_an_object_has_twice_is_refused() {
+fn an_object_with_a_repeated_name_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.json");
     let run = crate::record::ProcessRun::start_now(

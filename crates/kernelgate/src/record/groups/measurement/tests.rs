@@ -41,7 +41,7 @@ fn gpu_environment(driver: &str, uuid: &str) -> Environment {
 }
 
 #[test]
-fn each_fact_that_differs_is_named_with_both_values() {
+fn each_differing_fact_of_two_runs_is_named_with_both_values() {
     let of_case = |change: fn(&mut CaseRecord)| {
         let mut run = unsharded_run();
         run.cases.values_mut().for_each(change);
@@ -104,7 +104,7 @@ fn each_fact_that_differs_is_named_with_both_values() {
 }
 
 #[test]
-fn another_driver_or_gpu_model_is_refused_and_another_card_is_not() {
+fn another_driver_or_gpu_model_prevents_a_merge_and_another_card_does_not() {
     let on = |environment| ProcessRun { environment, ..unsharded_run() };
     let first = || on(gpu_environment("580.82", "GPU-1"));
     let field = |second| refusal_to_join(first(), on(second)).map(|it| it.field);
@@ -117,7 +117,7 @@ fn another_driver_or_gpu_model_is_refused_and_another_card_is_not() {
 }
 
 #[test]
-fn a_refusal_is_a_sentence_with_the_runs_and_their_values() {
+fn the_message_names_both_runs_and_their_differing_values() {
     let other = ProcessRun { provenance: provenance_of_commit("bbbb"), ..unsharded_run() };
     assert_eq!(
         refusal_to_join(unsharded_run(), other).unwrap().to_string(),
@@ -139,7 +139,7 @@ fn a_refusal_is_a_sentence_with_the_runs_and_their_values() {
 }
 
 #[test]
-fn shards_of_one_commit_belong_together_whoever_built_them() {
+fn shards_of_one_commit_form_one_measurement_even_from_separate_builds() {
     assert_eq!(refusal_to_join(shard_run(1, 2), shard_run(2, 2)), None);
     let changed = |index| ProcessRun {
         provenance: Provenance { dirty: true, ..provenance_of_commit("aaaa") },
@@ -149,7 +149,7 @@ fn shards_of_one_commit_belong_together_whoever_built_them() {
 }
 
 #[test]
-fn a_definition_is_compared_with_every_earlier_run_of_the_bench() {
+fn a_case_definition_is_compared_with_every_earlier_run_of_the_bench() {
     let with_case = |session: &str, index, revision| {
         let mut case = CaseRecord::untimed_samples(vec![1e6]);
         case.revision = revision;
@@ -166,7 +166,7 @@ fn a_definition_is_compared_with_every_earlier_run_of_the_bench() {
 }
 
 #[test]
-fn shards_without_a_common_case_have_one_definition_of_a_workload() {
+fn shards_without_a_common_case_must_agree_on_the_workload_definition() {
     let with_case = |index, id: &str, revision| {
         let mut case = CaseRecord::untimed_samples(vec![1e6]);
         case.revision = revision;
@@ -178,7 +178,7 @@ fn shards_without_a_common_case_have_one_definition_of_a_workload() {
 }
 
 #[test]
-fn another_bench_or_another_machine_may_have_its_own_build() {
+fn runs_of_another_bench_or_machine_may_have_another_build() {
     let other = || ProcessRun { provenance: provenance_of_commit("bbbb"), ..unsharded_run() };
     assert_eq!(
         refusal_to_join(unsharded_run(), ProcessRun { bench: "c".to_owned(), ..other() }),
@@ -202,7 +202,7 @@ fn another_bench_or_another_machine_may_have_its_own_build() {
 }
 
 #[test]
-fn runs_of_one_build_are_split_into_one_measurement() {
+fn runs_of_one_build_form_one_measurement() {
     let run_of = |session: &str, hash: &str| ProcessRun {
         session: session.to_owned(),
         provenance: provenance_of_commit(hash),
@@ -220,7 +220,7 @@ fn runs_of_one_build_are_split_into_one_measurement() {
 }
 
 #[test]
-fn a_case_has_every_process_run_that_measured_it() {
+fn a_case_lists_every_process_run_that_measured_it() {
     let second = ProcessRun { session: "t".to_owned(), ..unsharded_run() };
     let other = ProcessRun { bench: "c".to_owned(), cases: BTreeMap::new(), ..unsharded_run() };
     let measurement = Measurement::from_runs(vec![unsharded_run(), other, second]).unwrap();
@@ -231,7 +231,7 @@ fn a_case_has_every_process_run_that_measured_it() {
 }
 
 #[test]
-fn a_shard_that_the_others_lack_is_missing() {
+fn a_shard_without_a_run_is_reported_as_missing() {
     let missing = |runs: Vec<ProcessRun>| Measurement::from_runs(runs).unwrap().missing_shards();
     assert_eq!(missing(vec![shard_run(1, 4)]), [""; 0]);
     assert_eq!(missing(vec![shard_run(1, 2), shard_run(2, 2)]), [""; 0]);
