@@ -44,7 +44,7 @@ pub fn library_candidates(
         .chain(std::iter::once(()).flat_map(move |()| candidates_in_wheels(&wheels)))
 }
 
-/// Candidates without wheels; no process is started.
+/// Library candidates without Python wheels; no process is started to find them.
 pub fn installed_candidates(
     names: &[String],
     beside: Option<&Path>,

@@ -167,7 +167,7 @@ impl TraceDifference {
         }
     }
 
-    /// Calls whose number changed, and waits; the whole has no host time.
+    /// Calls whose number changed, and waits; the total difference excludes host time.
     fn write_call_changes(&self, text: &mut String) {
         let waits = |change: &&FunctionCallChange| change.calls.iter().any(|calls| calls.wait);
         let counted = |change: &&FunctionCallChange| change.calls[0].count != change.calls[1].count;

@@ -55,7 +55,7 @@ fn variable_number(variable: VariableLookup<'_>, name: &str) -> Result<Option<u3
     text.parse().map(Some).map_err(|_| format!("auto: {name}=`{text}` is not a number from 0"))
 }
 
-/// Reads a number that another variable requires to be set.
+/// Reads a number from a variable, which must be set because another variable is.
 fn required_variable_number(
     variable: VariableLookup<'_>,
     name: &str,

@@ -77,7 +77,7 @@ impl SqliteDatabase {
         connection.progress_handler(step, Some(move || is_time_over(&left))).map_err(failed)?;
         let tables = match table_names(&connection) {
             Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseCorrupt) => {
-                // SQLite takes a file that is shorter than its header says only so; nothing is
+                // SQLite opens a file that is shorter than its header states only so; nothing is
                 // written through this connection.
                 connection.pragma_update(None, "writable_schema", true).map_err(failed)?;
                 table_names(&connection)
