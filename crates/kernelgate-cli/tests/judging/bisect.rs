@@ -20,7 +20,7 @@ fn redacted(scratch: &Scratch, text: &str) -> String {
         let (hash, subject) = commit.split_once(':').unwrap();
         text.replace(hash, subject).replace(&hash[..8], subject)
     });
-    let number = regex::Regex::new(r"[+-]?\d+\.\d+ ?%?").unwrap();
+    let number = regex::Regex::new(r"[+-]?\d+\.\d+(?: ?%)?").unwrap();
     let comparisons = regex::Regex::new(r"after \d+ comparisons").unwrap();
     let text = comparisons.replace_all(text.trim_end(), "after COUNT comparisons").into_owned();
     normalized(number.replace_all(&text, "N").as_ref())
@@ -127,7 +127,7 @@ fn the_first_slower_commit_is_found_also_after_an_interruption() {
     insta::assert_snapshot!(redacted(&scratch, &text.exits(0).stdout), @r#"
     scratch/sum/n1024/cpu/hot: HEAD (later) against good (first), 5 commits later: slower, N (N to N)
     first slower commit: merged merged (a merge of 1 commits; `--good merged^1 --bad merged^2` searches them where the branch itself is slower)
-    against mended, the one before: slower, N (Nto N)
+    against mended, the one before: slower, N (N to N)
     confidence N after COUNT comparisons
     skipped mistake: head mistake (mistake) does not build; cargo's last lines:; error: expected `;`, found `Harness`; error: could not compile `scratch` (bench "spin") due to 1 previous error
     benches/spin.rs | 3 +--

@@ -28,8 +28,8 @@ pub enum VerifyError {
     },
     /// An output differs from the reference by more than the tolerance.
     #[error(
-        "output `{output}`: max error {max_error:.2e} (allowed {max_error_allowed:.0e}), \
-         relative L2 {relative_l2:.2e} (allowed {relative_l2_allowed:.0e}); \
+        "output `{output}`: max error {max_error:.2e} (allowed {max_error_allowed:e}), \
+         relative L2 {relative_l2:.2e} (allowed {relative_l2_allowed:e}); \
          worst at {worst}: {actual} against {expected}"
     )]
     TooFar {
