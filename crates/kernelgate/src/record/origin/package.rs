@@ -101,7 +101,7 @@ mod tests {
         assert_eq!(CargoPackage::at(folder.path()), None);
         assert_eq!(
             CargoPackage::at(&member).unwrap().to_string(),
-            "find_member (crates/member/Cargo.toml)"
+            "member (crates/member/Cargo.toml)"
         );
         write(folder.path(), "[package]\nname='root'\n\n[workspace.dependencies]\n");
         assert_eq!(CargoPackage::at(folder.path()).unwrap().to_string(), "root (Cargo.toml)");
