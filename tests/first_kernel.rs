@@ -13,7 +13,8 @@ fn code_fences_of_language(page: &str, language: &str) -> Vec<String> {
     page.split(&opening).skip(1).map(code).collect()
 }
 
-/// Text without blank lines, which separate the pieces.
+/// Lines of a text that are not blank: pieces of code are compared without blank lines between
+/// them.
 fn without_blank_lines(text: &str) -> Vec<&str> {
     text.lines().filter(|line| !line.trim().is_empty()).collect()
 }

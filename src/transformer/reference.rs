@@ -221,7 +221,7 @@ impl<'a> LmReference<'a> {
         product
     }
 
-    /// Multiplies `a` by the columns of a tensor of parameters.
+    /// Returns a·W for a stored weight matrix W.
     pub fn mul_weight_columns(&self, a: &F64Matrix, weight: Weight) -> F64Matrix {
         let weight = self.rounded_weight(weight);
         let product = self.buffers.multiply_matrices(a, weight.as_mat_ref());

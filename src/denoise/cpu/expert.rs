@@ -148,7 +148,7 @@ impl CpuExpert {
             self.compute_layer_attention(layer);
             self.add_branch_to_residual(LayerBranch::Attention, layer, time);
             self.normalize_hidden_state(2 * layer + 1, time);
-            self.gate_and_up_projections(layer);
+            self.compute_gated_activation(layer);
             self.add_branch_to_residual(LayerBranch::FeedForward, layer, time);
         }
         self.normalize_hidden_state(2 * depth, time);
@@ -244,7 +244,7 @@ impl CpuExpert {
     }
 
     /// Computes `gate = gelu_tanh(y·gate_proj)·(y·up_proj)`.
-    fn gate_and_up_projections(&mut self, layer: usize) {
+    fn compute_gated_activation(&mut self, layer: usize) {
         let (inputs, s, y) = (&*self.inputs, self.shape.s, matrix_of_rows(&self.y, self.shape.s));
         let gate = column_blocks(
             mutable_matrix_rows(&mut self.gate, s),

@@ -155,7 +155,7 @@ impl TrainingStepWriter {
             self.add_matrix_gradients(&group);
             end = group.start;
         }
-        self.add_vector_gradients();
+        self.add_embedding_and_gain_gradients();
         self.network.program.end_range();
         self.network.program.begin_range("optimizer");
         self.add_adamw_updates();
@@ -321,7 +321,7 @@ impl TrainingStepWriter {
     }
 
     /// Adds the launches of the gradients of the embedding and of all gains.
-    fn add_vector_gradients(&mut self) {
+    fn add_embedding_and_gain_gradients(&mut self) {
         let shape = self.network.shape;
         let LmShape { d, vocabulary, .. } = shape;
         self.network.program.begin_range("vector_gradients");

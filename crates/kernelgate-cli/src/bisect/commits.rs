@@ -236,7 +236,7 @@ impl<'a> CommitComparer<'a> {
         match one_case::compare_one_case(
             &comparison,
             &self.request.case,
-            self.tools.tools_of_part(label),
+            self.tools.with_progress_label(label),
         ) {
             Ok(outcome) => {
                 self.bench = self.bench.take().or(outcome.bench);

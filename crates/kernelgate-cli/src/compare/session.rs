@@ -223,7 +223,7 @@ impl SessionTools {
     }
 
     /// Tools of a part of a task: their progress is shown as a detail, after the label.
-    pub fn tools_of_part(&self, label: &str) -> Self {
+    pub fn with_progress_label(&self, label: &str) -> Self {
         Self { progress: self.progress.progress_of_part(label), ..self.clone() }
     }
 

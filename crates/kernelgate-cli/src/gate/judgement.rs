@@ -67,7 +67,8 @@ pub struct SideRunCounts {
 }
 
 impl SideRunCounts {
-    /// Summarises the times of one side's process runs.
+    /// Number, spread and CPU contention of one side's process runs, taken from their time interval.
+    /// `single` is the allowance if there is only one run.
     pub const fn new(times: &SideTimeInterval, single: Option<SingleRunSpread>) -> Self {
         Self { runs: times.runs, spread: times.spread, single, contention: times.contention }
     }

@@ -66,7 +66,8 @@ impl CalibratedSpreads {
         self.get(id, environment).or_else(kept).unwrap_or_else(|| assumed_spread(assumed))
     }
 
-    /// Relative spread that is allowed for a single judged run.
+    /// Relative difference between process runs that is assumed for the judged side if it has only
+    /// one run.
     pub fn spread_of_head_case(&self, id: &str, run: &ProcessRun, assumed: f64) -> SingleRunSpread {
         self.get(id, &run.environment).unwrap_or_else(|| assumed_spread(assumed))
     }

@@ -307,7 +307,7 @@ pub enum SynchronisationKind {
     Context,
 }
 
-/// Table of allocations and frees of device memory.
+/// Allocations and frees of device memory in a trace, as columns with one row for each.
 #[derive(Debug, Clone, Default)]
 pub struct AllocationTable {
     /// When.

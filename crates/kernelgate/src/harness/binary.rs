@@ -300,7 +300,8 @@ impl Harness {
             }
             RequestedAction::Timing { .. } => match settings.device.open(&place)? {
                 BenchTarget::Cuda(devices) => {
-                    let report = answer::timing::timing_cases(&selection, seed, &devices)?;
+                    let report =
+                        answer::timing::time_cases_by_events_and_cupti(&selection, seed, &devices)?;
                     BenchResponseBody::Timing(Box::new(report))
                 }
                 BenchTarget::Cpu => no_gpu(),

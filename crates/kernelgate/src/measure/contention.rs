@@ -25,7 +25,7 @@ impl CpuTimeTicks {
         Self::read(OwnProcesses::This)
     }
 
-    /// Current CPU times for a process that measures its child processes. CPU times of child
+    /// Current CPU times of the system and of this process' finished children. CPU times of child
     /// processes; the time of this process itself counts as other load.
     pub fn for_children() -> Option<CpuTimeTicks> {
         Self::read(OwnProcesses::Children)

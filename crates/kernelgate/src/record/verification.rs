@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verification_with_impossible_numbers_is_refused() {
+    fn a_verification_of_no_or_too_many_elements_is_refused() {
         for (checked, total) in [(0, 4), (5, 4)] {
             let why = Err(format!("{checked} elements compared of {total}"));
             assert_eq!(Verified { checked, total }.validate(), why);

@@ -186,7 +186,7 @@ pub const ROPE_GEMM: KernelSpec<EpilogueGemm> = KernelSpec {
 };
 
 impl EpilogueGemm {
-    /// Whether the kernels support the GEMMs of a shape.
+    /// Whether the epilogue kernels support all GEMMs of a language model of this shape.
     pub fn supports_shape(shape: &LmShape) -> bool {
         let of_steps = shape.d.is_multiple_of(DEPTH_PER_STEP) && shape.ff.is_multiple_of(8);
         shape.dtype == Dtype::Bf16 && of_steps && shape.head_dim().is_multiple_of(8)

@@ -206,12 +206,12 @@ impl ComparisonEngine<'_> {
             return Ok(found);
         }
         match driver {
-            BenchDriver::Protocol(_) => self.verify_by_protocol(arm, bench, path, driver),
+            BenchDriver::Protocol(_) => self.verify_kernelgate_bench(arm, bench, path, driver),
             BenchDriver::Criterion => self.try_criterion(arm, &executable, path),
         }
     }
 
-    fn verify_by_protocol(
+    fn verify_kernelgate_bench(
         &mut self,
         arm: Arm,
         bench: &str,

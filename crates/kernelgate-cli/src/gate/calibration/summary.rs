@@ -92,7 +92,7 @@ pub struct MeasuredPower {
     pub missed: usize,
     /// Mean of the added time, per cent of the base's time in the comparison itself.
     pub added: f64,
-    /// Mean of the estimated slow-downs of these comparisons, per cent.
+    /// Mean slow-down that the comparisons with an injected delay estimated, per cent.
     pub measured: f64,
     /// Comparisons in which the delay could not be made, with the reason.
     pub not_injected: Option<(usize, String)>,

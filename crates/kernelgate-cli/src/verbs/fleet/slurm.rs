@@ -271,7 +271,8 @@ impl FollowedSubmission<'_> {
         Ok(())
     }
 
-    /// Submits a merge that depends on the current array.
+    /// Submits the Slurm job that merges the shards' records. It starts when the last submitted job
+    /// array has ended.
     fn submit_merge_job(&mut self) -> anyhow::Result<()> {
         let _ = std::fs::remove_file(self.places.exit_code_file());
         let Some(array) = self.submission.arrays.last() else { return Ok(()) };

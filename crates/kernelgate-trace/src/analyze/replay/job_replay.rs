@@ -42,7 +42,7 @@ pub struct JobReplay<'a> {
     of_operation: Vec<HashMap<OperationId, usize>>,
 }
 
-/// State of a collective that some ranks have not reached.
+/// State of a collective in a replay: how many ranks have not reached it, and when the latest did.
 #[derive(Clone, Copy)]
 struct PendingArrivals {
     missing: usize,
@@ -119,7 +119,12 @@ impl<'a> JobReplay<'a> {
                 arrived.missing -= 1;
                 arrived.ready = arrived.ready.max(start + by);
                 if arrived.missing == 0 {
-                    let ends = self.end_collective(number, arrived.ready, changes, &mut replays);
+                    let ends = self.set_replayed_ends_of_collective(
+                        number,
+                        arrived.ready,
+                        changes,
+                        &mut replays,
+                    );
                     last = last.max(ends);
                 }
             } else {
@@ -135,9 +140,9 @@ impl<'a> JobReplay<'a> {
         (end - start) - (last - first)
     }
 
-    /// Sets the ends of a collective at which all ranks have arrived; returns the rank that arrived
-    /// last.
-    fn end_collective(
+    /// Sets the replayed ends of a collective at which all ranks have arrived; returns the latest of
+    /// these ends.
+    fn set_replayed_ends_of_collective(
         &self,
         number: usize,
         ready: i64,

@@ -185,7 +185,7 @@ fn account_of_device(
             TimelinePiece::Busy { start, owner, .. } => (start, owner),
             TimelinePiece::Idle(gap) => (gap.start, gap.after),
         };
-        cut.end_ranges_until(start);
+        cut.end_iterations_until(start);
         let groups = groups.of_path[context.path_id_of_operation(operation) as usize];
         let mut add = |part: &AccountPart| {
             cut.now.add(part);
@@ -233,8 +233,8 @@ struct IterationCut<'a> {
 }
 
 impl IterationCut<'_> {
-    /// Ends all ranges and iterations that end by a time.
-    fn end_ranges_until(&mut self, time: i64) {
+    /// Ends all iterations that end by a time.
+    fn end_iterations_until(&mut self, time: i64) {
         while let Some(&end) = self.cuts.get(self.over).filter(|&&cut| cut <= time) {
             let account = std::mem::take(&mut self.now);
             self.total.extend(&account);
@@ -262,7 +262,7 @@ impl IterationCut<'_> {
 
     /// Adds the time after the last cut.
     fn with_remaining_time(mut self) -> Self {
-        self.end_ranges_until(i64::MAX);
+        self.end_iterations_until(i64::MAX);
         self.total.extend(&self.now);
         self
     }

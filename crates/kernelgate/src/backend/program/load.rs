@@ -138,7 +138,7 @@ impl Program {
             }
             _ => None,
         };
-        let mut loader = ProgramLoader {
+        let mut loader = ProgramStepLoader {
             device,
             blas,
             streams,
@@ -266,8 +266,8 @@ impl LoadedProgramMemory {
 /// A kernel loaded for several launch shapes.
 type KernelByLaunchShape = Vec<(Launch, Rc<LoadedKernel>)>;
 
-/// Loads step after step.
-struct ProgramLoader<'a> {
+/// Turns the steps of a program into functions that enqueue them.
+struct ProgramStepLoader<'a> {
     device: &'a Arc<Device>,
     blas: Option<Rc<CublasLtLanes>>,
     /// Streams by lane.
@@ -279,7 +279,7 @@ struct ProgramLoader<'a> {
     gemms: Vec<(GemmSpec, Rc<PreparedGemm>)>,
 }
 
-impl ProgramLoader<'_> {
+impl ProgramStepLoader<'_> {
     fn step(&mut self, step: ProgramStep) -> Result<LoadedProgramStep, BackendError> {
         let enqueue: EnqueueFunction = match step {
             ProgramStep::Begin(name) => return Ok(LoadedProgramStep::Begin(name)),

@@ -78,7 +78,7 @@ fn working_set_sizes() -> Vec<CaseWork> {
 }
 
 /// Times cases by events and by CUPTI, one an implementation.
-pub fn timing_cases(
+pub fn time_cases_by_events_and_cupti(
     selection: &CaseSelectionResult<'_>,
     seed: u64,
     devices: &Devices,

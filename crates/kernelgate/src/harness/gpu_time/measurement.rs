@@ -104,7 +104,8 @@ impl GpuTime {
     fn refuse_routine(&self, inner: &mut GpuTimeState, error: &BackendError) -> ! {
         let case = recording::case_being_measured(&inner.log, &inner.store);
         eprintln!("error: {case}: {}", printable_on_terminal(&error.to_string()));
-        if let Err(why) = inner.record_process(RecordAtExit::Refused { case, error: error.into() })
+        if let Err(why) =
+            inner.record_measured_cases_at_exit(RecordAtExit::Refused { case, error: error.into() })
         {
             eprintln!("error: {}", printable_on_terminal(&why));
         }
@@ -188,7 +189,7 @@ impl GpuTimeState {
         self.telemetry.extend(telemetry.as_ref().map(CardTelemetry::read_card));
     }
 
-    fn record_process(&mut self, ended: RecordAtExit) -> Result<ExitReason, String> {
+    fn record_measured_cases_at_exit(&mut self, ended: RecordAtExit) -> Result<ExitReason, String> {
         self.add_telemetry_reading();
         let least_ns =
             self.readings.map_or(0.0, |readings| readings.least_ns - readings.nothing_ns);
@@ -257,7 +258,7 @@ impl Drop for GpuTime {
         }
         let panicking = std::thread::panicking();
         let ended = if panicking { RecordAtExit::Interrupted } else { RecordAtExit::Complete };
-        let exit = inner.record_process(ended).unwrap_or_else(|why| {
+        let exit = inner.record_measured_cases_at_exit(ended).unwrap_or_else(|why| {
             eprintln!("error: {}", printable_on_terminal(&why));
             ExitReason::Usage
         });

@@ -109,7 +109,7 @@ pub struct CaseExecution<'a> {
 }
 
 impl<'a> CaseExecution<'a> {
-    /// Prepares a process to measure cases on a target.
+    /// Holds what measuring cases on a target needs; nothing runs before the run begins.
     pub fn new(
         session: &'a dyn CaseSession,
         settings: &'a BenchSettings,

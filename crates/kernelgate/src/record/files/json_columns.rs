@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 /// Most values of a file that its columns may stand for: a small file must not need much memory.
-const MAX_COLUMN_VALUES: usize = 1 << 22;
+const MAX_EXPANDED_VALUES: usize = 1 << 22;
 
 /// Column format of a list of objects, as it is stored in a file.
 #[derive(Serialize, Deserialize)]
@@ -84,7 +84,7 @@ pub fn deserialize<'de, T: DeserializeOwned, D: Deserializer<'de>>(
         return Err(D::Error::custom(problem));
     }
     let values: usize = same.values().map(number_of_values).sum();
-    if values.saturating_mul(keys.len()) > MAX_COLUMN_VALUES {
+    if values.saturating_mul(keys.len()) > MAX_EXPANDED_VALUES {
         return Err(D::Error::custom(format!("{values} values for each of {} keys", keys.len())));
     }
     let mut columns: Vec<_> =
