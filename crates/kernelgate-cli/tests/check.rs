@@ -102,7 +102,7 @@ fn a_verbose_check_prints_each_command_once() {
 fn a_slower_head_fails_the_check_with_a_comment_and_files() {
     let scratch = Scratch::new();
     // The head is many times as slow, which noise cannot hide.
-    scratch.bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 1600");
+    scratch.bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 6400");
     let outcome = check(&scratch, "--base main --out out --budget 5m --case-time 0.01s");
     insta::assert_snapshot!(comment(outcome.exits(1)), @r#"
     **N regressed, N improved, N unchanged, N inconclusive of N (threshold N)**

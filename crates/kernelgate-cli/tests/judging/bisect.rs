@@ -48,7 +48,7 @@ fn history() -> Scratch {
     scratch.bench("fn main() -> ExitCode {", faster);
     scratch.commit("mended");
     scratch.git("checkout --quiet -b side");
-    scratch.bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 1600");
+    scratch.bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 6400");
     scratch.commit("slow");
     scratch.git("checkout --quiet main");
     scratch.git("merge --quiet --no-ff -m merged side");
@@ -142,7 +142,7 @@ fn a_range_that_does_not_build_is_found_as_a_range() {
     scratch.git("tag good");
     scratch.bench("fn main() -> ExitCode {", "fn main() -> ExitCode { mistake");
     scratch.commit("mistake");
-    scratch.bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 1600");
+    scratch.bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 6400");
     scratch.commit("slow");
     let outcome: Outcome = bisect(&scratch, "--format json").output().unwrap().into();
     insta::assert_snapshot!(search_result(&scratch, outcome.exits(3)), @r#"

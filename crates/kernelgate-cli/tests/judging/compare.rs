@@ -44,7 +44,7 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
 
     1 identical of 1 (threshold 1%)
     ");
-    scratch.bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 1600");
+    scratch.bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 6400");
     // A change that is not committed, and a new file.
     scratch.write("notes.txt", "new");
     let before = (
@@ -92,7 +92,7 @@ fn unchanged_code_is_fine_and_slower_code_is_not() {
 #[test]
 fn a_comparison_of_something_else_is_not_resumed() {
     let scratch = Scratch::new();
-    scratch.bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 1600");
+    scratch.bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 6400");
     scratch.commit("slower");
     scratch.compare("--base main~1 --max-blocks 1").exits(3);
     let trials = scratch.folder.path().join("target/kernelgate/compare/trials.json");
@@ -222,7 +222,7 @@ fn an_accepted_slow_down_lasts_until_the_base_has_it() {
     scratch.write("kernelgate.toml", "[[accept]]\ncases = 'sum'\nslower = 'x'\nreason = 'why'");
     insta::assert_snapshot!(error(&scratch.compare("--base main"), 2), @r#"error: kernelgate.toml of the head, line 3 (`slower = 'x'`): invalid type: string "x", expected f64"#);
     scratch.write("kernelgate.toml", "[[accept]]\ncases = 'sum'\nslower = 199\nreason = 'why'");
-    scratch.bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 1600");
+    scratch.bench("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 6400");
     let accepted = scratch.compare("--base main --format json");
     insta::assert_snapshot!(findings(accepted.exits(0)), @r#"
     scratch/sum/n1024/cpu/hot accepted

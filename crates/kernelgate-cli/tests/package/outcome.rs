@@ -159,7 +159,9 @@ pub fn normalized(text: &str) -> String {
     // Kept: limits in whole seconds, which are not measured, and the greatest number of 64 bits.
     let is_limit = |it: &str| it.starts_with(['w', 'a']) && it.ends_with(" s") && !it.contains('.');
     let is_kept = |it: &str| is_limit(it) || it == u64::MAX.to_string();
-    REPLACED.iter().fold(text.to_owned(), |text, (from, to)| {
+    // The length of the folder's path decides where a long command is wrapped.
+    let text = text.replace(" \\\n  ", " ");
+    REPLACED.iter().fold(text, |text, (from, to)| {
         let replaced = |found: &Captures<'_>| {
             let mut replaced = String::new();
             found.expand(to, &mut replaced);
