@@ -360,7 +360,7 @@ fn slow_downs_that_a_bench_of_criterion_cannot_make_are_added_to_its_times() {
     let outside = Outside::new(&[("evil", HOSTILE)]);
     outside.build("evil");
     let line = "calibrate --dir base --bench evil second --relative 0.3 --tolerated 0.6 \
-                --case-time 0.04s --comparisons 1 --inject 100 --power-comparisons 1 --sham 0 \
+                --case-time 0.1s --comparisons 1 --inject 100 --power-comparisons 1 --sham 0 \
                 --max-blocks 32 --output calibration.json";
     outside.kernelgate(line).exits(0);
     let text = std::fs::read_to_string(outside.path("calibration.json")).unwrap();
