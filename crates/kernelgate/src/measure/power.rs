@@ -531,8 +531,7 @@ impl SettlingWindows {
         let of_load_ns = self.windows_ns.iter().skip(1).copied();
         let relative: Vec<f64> =
             of_load_ns.chain(around_ns).map(|time_ns| time_ns / samples.median_ns).collect();
-        let low = relative.iter().copied().reduce(f64::min)?;
-        let high = relative.iter().copied().reduce(f64::max)?;
+        let [low, high] = precision::smallest_and_largest(&relative)?;
         Some([low, high * (1.0 + samples.idle)])
     }
 

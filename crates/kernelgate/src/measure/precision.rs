@@ -26,7 +26,8 @@ const MAX_MEAN_DISTANCE: f64 = 0.5;
 /// Whether the windows give a median that another run would repeat: its 95 % interval is at most
 /// 1.5 % wide. All windows must lie as close together if they are too few for that interval.
 pub fn median_is_precise(windows_ns: &[f64]) -> bool {
-    let interval = median_interval(windows_ns, MEDIAN_ERROR).or_else(|| range(windows_ns));
+    let interval =
+        median_interval(windows_ns, MEDIAN_ERROR).or_else(|| smallest_and_largest(windows_ns));
     interval.is_none_or(|[low, high]| high - low <= MAX_MEDIAN_WIDTH * low)
 }
 
@@ -35,11 +36,13 @@ pub fn median_is_precise(windows_ns: &[f64]) -> bool {
 /// without windows.
 pub fn range_of_medians(windows_ns: &[f64]) -> Option<[f64; 2]> {
     let around_ns = mean_interval(windows_ns).into_iter().flatten();
-    let [low, high] = range(&windows_ns.iter().copied().chain(around_ns).collect::<Vec<_>>())?;
+    let [low, high] =
+        smallest_and_largest(&windows_ns.iter().copied().chain(around_ns).collect::<Vec<_>>())?;
     Some([low * (1.0 - 0.5 * MAX_MEDIAN_WIDTH), high * (1.0 + 0.5 * MAX_MEDIAN_WIDTH)])
 }
 
-fn range(values: &[f64]) -> Option<[f64; 2]> {
+/// The smallest and the largest of some values; absent without values.
+pub fn smallest_and_largest(values: &[f64]) -> Option<[f64; 2]> {
     let low = values.iter().copied().reduce(f64::min)?;
     Some([low, values.iter().copied().reduce(f64::max)?])
 }
