@@ -7,14 +7,16 @@ use regex::Regex;
 
 use crate::outputs::snapshot;
 use crate::package::outcome::normalized;
-use crate::package::scratch::{CASE, Scratch};
+use crate::package::scratch::{CASE, Scratch, decided};
 use crate::package::{Outcome, lines_with};
 
 /// Runs the check in the scratch repository, with the environment of a comparison.
 fn check(scratch: &Scratch, flags: &str) -> Outcome {
-    let mut command = scratch.kernelgate(&format!("check {flags}"));
-    command.env("KERNELGATE_BACKEND", "cpu").env_remove("KERNELGATE_CUDA_LIBS");
-    command.output().unwrap().into()
+    decided(|| {
+        let mut command = scratch.kernelgate(&format!("check {flags}"));
+        command.env("KERNELGATE_BACKEND", "cpu").env_remove("KERNELGATE_CUDA_LIBS");
+        command
+    })
 }
 
 /// Saves a baseline `main` of two runs, with thresholds that noise does not reach.

@@ -175,7 +175,7 @@ fn an_unverified_row_is_marked_and_compared_with_the_build_before() {
     let timed: Outcome = outside.command(env!("CARGO"), bench).output().unwrap().into();
     insta::assert_snapshot!(lines_with(&timed.exits(0).stdout, "unverified"), @"unverified, nothing says whether the outputs are right: unknown/scale/n4096/cpu/hot");
 
-    let compare = "compare --base HEAD --backend cpu --relative 1 --tolerated 2 --max-blocks 1 \
+    let compare = "compare --base HEAD --backend cpu --relative 2 --tolerated 4 --max-blocks 1 \
                    --case-time 0.02s --format json";
     // The outputs are within the tolerance of the base's outputs, so the case is verified.
     outside.write("benches/unknown.rs", &UNKNOWN.replace("A: f32 = 2.0", "A: f32 = 2.0001"));

@@ -277,7 +277,7 @@ fn two_builds_are_compared_by_gpu_time() {
     outside.commit();
     let slower = example("gpu/mod.rs").replace("7 => u8, bytes =>", "7 => u8, 30 * bytes =>");
     outside.write("benches/gpu/mod.rs", &slower);
-    let line = "compare --base HEAD --relative 1 --tolerated 2 --case-time 0.02s --max-blocks 12 \
+    let line = "compare --base HEAD --relative 2 --tolerated 4 --case-time 0.02s --max-blocks 12 \
                 --format json fill/67108864";
     let outcome = kernelgate(&outside, line);
     let json = outcome.exits(1).json();

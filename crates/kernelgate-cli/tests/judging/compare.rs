@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::{error, findings};
 use crate::package::outcome::normalized;
-use crate::package::scratch::{BENCH, CASE, MANIFEST, Scratch};
+use crate::package::scratch::{BENCH, CASE, MANIFEST, Scratch, decided};
 use crate::package::{Outcome, lines_with};
 use serde_json::Value;
 
@@ -413,9 +413,11 @@ fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
     scratch.commit("two");
     let compare = |code: i32, fault: &str, when: &str, flags: &str| {
         let flags = format!("--base main --head main --case-time 0.01s --format json {flags}");
-        let mut command = scratch.compare_with(&flags);
-        command.env("SCRATCH_FAULT", fault).env("SCRATCH_WHEN", when);
-        let outcome: Outcome = command.output().unwrap().into();
+        let outcome = decided(|| {
+            let mut command = scratch.compare_with(&flags);
+            command.env("SCRATCH_FAULT", fault).env("SCRATCH_WHEN", when);
+            command
+        });
         let json = outcome.exits(code).json();
         let cases = json["judged"].as_array().unwrap();
         let larger = cases.iter().find(|case| case["case"] == *CASE.replace("1024", "2048"));
@@ -463,9 +465,11 @@ fn a_case_that_was_asked_for_ends_in_the_table_with_a_reason() {
     // The fault is in the base's verification: the head is verified, but has nothing to compare
     // with.
     scratch.write("benches/spin.rs", &text.replace("SLEEP_US: u64 = 50", "SLEEP_US: u64 = 51"));
-    let mut command = scratch.compare_with("--base main --case-time 0.01s --format json");
-    command.env("SCRATCH_FAULT", "skip").env("SCRATCH_WHEN", "base/verified");
-    let outcome = Outcome::from(command.output().unwrap());
+    let outcome = decided(|| {
+        let mut command = scratch.compare_with("--base main --case-time 0.01s --format json");
+        command.env("SCRATCH_FAULT", "skip").env("SCRATCH_WHEN", "base/verified");
+        command
+    });
     insta::assert_snapshot!(findings(outcome.exits(3)), @r#"
     scratch/sum/n2048/cpu/hot inconclusive {"kind":"skipped","side":"base","why":"needs N GB of memory, N GB are free"}
     scratch/sum/n1024/cpu/hot unchanged

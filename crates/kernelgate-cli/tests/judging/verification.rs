@@ -33,7 +33,7 @@ fn a_build_without_the_reference_is_compared_with_the_outputs_of_its_base() {
     insta::assert_snapshot!(lines_with(&text.exits(3).stdout, "less verified"), @r"
     inconclusive: scratch/sum/n1024/cpu/hot: less verified: compared with the base's outputs only (before: every element verified)
     inconclusive: too few pairs; less verified: compared with the base's outputs only (before: every element verified): scratch/sum/n1024/cpu/hot
-    0 regressed, 0 improved, 0 unchanged, 1 inconclusive, 1 less verified of 1 (threshold 100%)
+    0 regressed, 0 improved, 0 unchanged, 1 inconclusive, 1 less verified of 1 (threshold 200%)
     ");
     // If the loss is accepted, the case is judged by its time.
     scratch.write(

@@ -146,6 +146,8 @@ static REPLACED: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
             "${1}N $4",
         ),
         (r"±\s*\d+(\.\d+)?%", "±N%"),
+        // On a host with load, a time of microseconds is measured as milliseconds.
+        (r"\bN (ns|ms)(\s+±)", "N µs$2"),
         (r"\d+\.\d+e-?\d+", "N"),
         (r"(\S) {2,}", "$1  "),
         (r"-{2,}", "--"),
