@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    kernelgate_suite::run_bench(
-        &kernelgate_suite::collective::FAMILY,
+    kernelgate_suite::run_bench_of_family(
+        &kernelgate_suite::collective::COLLECTIVE_FAMILY,
         kernelgate_suite::kernel_files!("../kernels"),
     )
 }

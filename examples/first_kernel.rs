@@ -1,6 +1,7 @@
-//! `out = a x + y`: its definition, a row for the CPU and a row for the GPU.
+//! Bench of `out = a x + y`: the definition of the problem, an implementation for the CPU and one
+//! for the GPU.
 //!
-//! The bench of docs/guides/first-kernel.md, which shows this file piece by piece.
+//! The guide docs/guides/first-kernel.md shows this file piece by piece.
 
 use std::process::ExitCode;
 
@@ -8,7 +9,7 @@ use kernelgate::prelude::*;
 
 const A: f32 = 2.5;
 
-/// The computation `out = a x + y`, independent of any device.
+/// The computation `out = a x + y` as kernelgate's problem type, independent of any device.
 struct Saxpy {
     n: usize,
 }
@@ -57,7 +58,8 @@ const SAXPY: Workload<Saxpy> = Workload {
 
 const THREADS: usize = 256;
 const KERNEL: cuda::KernelSpec<Saxpy> = cuda::KernelSpec {
-    // One build for `kernelgate resources`, because the source has no macros.
+    // `kernelgate resources` compiles the source once, because the source has no macros that
+    // distinguish builds.
     variants: || vec![Saxpy { n: 1 }],
     ..cuda::KernelSpec::new(
         cuda::Source::new("saxpy", include_str!("saxpy.cu")),
@@ -67,7 +69,7 @@ const KERNEL: cuda::KernelSpec<Saxpy> = cuda::KernelSpec {
     )
 };
 
-/// The implementations of the workload, one row each.
+/// The implementations of the workload; each becomes one row of the result table.
 const ROWS: &[Implementation<Saxpy>] = &[
     Implementation {
         name: "cpu",

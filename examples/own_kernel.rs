@@ -23,7 +23,7 @@ fn main() -> std::process::ExitCode {
     let saxpy = saxpy.row("cuda/saxpy", ["x", "y", "out"], |at, [x, y, out]| {
         let n = at.number("n")? as u32;
         let dims = Launch::new([n.div_ceil(256), 1, 1], [256, 1, 1]);
-        let arguments = Arguments::new().address(x).address(y).address(out).value(n);
+        let arguments = KernelArgumentList::new().address(x).address(y).address(out).value(n);
         at.launch(SAXPY, "saxpy", dims, arguments)
     });
     Harness::new("own_kernel", [saxpy]).main()

@@ -1,9 +1,10 @@
-//! A bench with a row on the host: `out = a x + y` with its fp64 reference, its work and its
-//! tolerance.
+//! A bench with an implementation on the host CPU: it computes `out = a x + y`, and has an fp64
+//! reference, declared work and a tolerance.
 //!
-//! `cargo run --release --example saxpy -- --bench` verifies, times and records it. In a package of
-//! your own this file is `benches/saxpy.rs`, with `[[bench]] name = "saxpy"`, `harness = false` in
-//! Cargo.toml, and `cargo bench` runs it. A row on a GPU is in `own_kernel.rs`.
+//! `cargo run --release --example saxpy -- --bench` verifies this example, times it and records the
+//! run. In a user's package this file is `benches/saxpy.rs`, with `[[bench]] name = "saxpy"`,
+//! `harness = false` in Cargo.toml, and `cargo bench` runs it. The example `own_kernel.rs` has an
+//! implementation on a GPU.
 
 use std::process::ExitCode;
 
@@ -13,7 +14,7 @@ use rayon::prelude::*;
 
 const A: f32 = 2.5;
 
-/// Number of elements that a thread computes at a time.
+/// Number of elements that one task of a host thread computes.
 const CHUNK: usize = 1 << 14;
 
 fn main() -> ExitCode {

@@ -1,6 +1,7 @@
-//! A bench for a CUDA kernel of your own: `saxpy.cu` in this folder, with its reference, its work
-//! and its launch. `cargo run --release --example saxpy_cuda -- --bench` runs it on a GPU. In your
-//! package this file is `benches/saxpy.rs`, with `[[bench]] name = "saxpy"`, `harness = false`.
+//! A bench for a user's CUDA kernel: it launches `saxpy.cu` of this folder, and has an fp64
+//! reference, declared work and a tolerance. `cargo run --release --example saxpy_cuda -- --bench`
+//! verifies and times this example on a GPU. In a user's package this file is `benches/saxpy.rs`,
+//! with `[[bench]] name = "saxpy"`, `harness = false` in Cargo.toml.
 
 use std::process::ExitCode;
 
@@ -8,7 +9,7 @@ use kernelgate::prelude::*;
 
 const A: f32 = 2.5;
 
-/// Definition of the computation, independent of any device.
+/// The computation `out = a x + y` as kernelgate's problem type, independent of any device.
 struct Saxpy {
     n: usize,
 }
@@ -46,13 +47,14 @@ const SAXPY: Workload<Saxpy> = Workload {
     bind: |point| Ok(Saxpy { n: point.number("n")? }),
 };
 
-/// The kernel: its file, symbol, threads a block and blocks.
+/// The kernel for kernelgate: its source file, symbol name, threads per block, and number of
+/// blocks.
 const SOURCE: cuda::Source = cuda::Source::new("saxpy", include_str!("saxpy.cu"));
 const THREADS: usize = 256;
 const KERNEL: cuda::KernelSpec<Saxpy> =
     cuda::KernelSpec::new(SOURCE, "saxpy", THREADS, |saxpy| [saxpy.n.div_ceil(THREADS), 1, 1]);
 
-/// The implementations of the workload, one row each.
+/// The implementations of the workload; each becomes one row of the result table.
 const IMPLEMENTATIONS: &[Implementation<Saxpy>] = &[Implementation {
     name: "cuda/thread_per_element",
     about: "a thread an element",

@@ -1,13 +1,14 @@
-//! The check after timing relies on the symmetries of the workloads.
+//! kernelgate's check after timing relies on the symmetries of the workloads, such as permuted
+//! heads or negated gradients.
 
-use kernelgate::workload::symmetry::check_symmetries;
-use kernelgate::workload::{DefaultScale, Effort};
+use kernelgate::workload::symmetry::check_symmetries_of_reference;
+use kernelgate::workload::{BenchEffort, SizeOfDefaultProblems};
 
-use super::all_suites;
+use super::suites_of_all_families;
 
-/// Small problems whose rows are all in the reference, with the number of symmetries that change
-/// each problem.
-const SMALL_CASES: &[(&str, &str, usize)] = &[
+/// Small cases whose output rows are all in the reference, each with the number of symmetries that
+/// kernelgate can check on it.
+const SMALL_CASES_AND_THEIR_SYMMETRY_COUNTS: &[(&str, &str, usize)] = &[
     ("st_bif/forward", "n=1000 t=5 level=8 dtype=f32 spikes=int8", 1),
     ("st_bif/backward", "n=1000 t=5 level=8 dtype=f32", 2),
     ("st_bif/rate", "n=1000 t=5", 1),
@@ -20,14 +21,20 @@ const SMALL_CASES: &[(&str, &str, usize)] = &[
 ];
 
 #[test]
-fn the_symmetries_of_every_workload_hold_for_its_reference() {
-    let suites = all_suites();
-    for (name, axes, wanted) in SMALL_CASES {
-        let suite = suites.iter().find(|suite| suite.name() == *name).expect("a workload");
+fn declared_symmetries_hold_for_the_reference_of_every_workload() {
+    let suites = suites_of_all_families();
+    for (name, axes, wanted) in SMALL_CASES_AND_THEIR_SYMMETRY_COUNTS {
+        let suite = suites.iter().find(|suite| suite.workload_name() == *name).expect("a workload");
         let overrides: Vec<_> = axes.split(' ').map(|axis| axis.parse().unwrap()).collect();
-        let points = suite.points(Effort::Thorough, DefaultScale::Host, &overrides).unwrap();
-        let bound = suite.bind(&points[0]).unwrap();
-        let checked = check_symmetries(bound.problem(), 3, 1e-12)
+        let points = suite
+            .points_selected_by_effort(
+                BenchEffort::Thorough,
+                SizeOfDefaultProblems::Host,
+                &overrides,
+            )
+            .unwrap();
+        let bound = suite.problem_at_point(&points[0]).unwrap();
+        let checked = check_symmetries_of_reference(bound.problem(), 3, 1e-12)
             .unwrap_or_else(|why| panic!("{name}: {why}"));
         assert_eq!(checked, *wanted, "{name}");
     }

@@ -1,17 +1,18 @@
-//! Tests that a program which links the suite calls only functions of CUDA 12.4, the oldest
-//! supported driver. No such driver is available for tests, so the functions are read from its
-//! header, and the calls from the symbols of this executable.
+//! Tests that a program which links this benchmark suite calls only CUDA driver functions of
+//! version 12.4, the oldest supported one. No CUDA 12.4 driver is available for tests, so its
+//! functions are read from its header, and the called functions from the symbols of the test
+//! executable.
 
 use std::collections::BTreeSet;
 
-/// Names of the functions whose bindings are linked: cudarc has a function of the name each, in its
-/// module `driver::sys`, with a static that holds the address once it was looked up.
-fn linked_driver_functions(executable: &[u8]) -> BTreeSet<String> {
-    const DRIVER_MODULE_SYMBOL: &[u8] = b"6driver3sys";
+/// Names of the CUDA driver functions whose cudarc bindings are linked: each binding leaves a
+/// symbol with its name, in cudarc's module `driver::sys`.
+fn driver_functions_in_executable_symbols(executable: &[u8]) -> BTreeSet<String> {
+    const MANGLED_DRIVER_SYS_PATH: &[u8] = b"6driver3sys";
     let mut names = BTreeSet::new();
-    let places = executable.windows(DRIVER_MODULE_SYMBOL.len()).enumerate();
-    for (at, _) in places.filter(|(_, bytes)| *bytes == DRIVER_MODULE_SYMBOL) {
-        let rest = &executable[at + DRIVER_MODULE_SYMBOL.len()..];
+    let places = executable.windows(MANGLED_DRIVER_SYS_PATH.len()).enumerate();
+    for (at, _) in places.filter(|(_, bytes)| *bytes == MANGLED_DRIVER_SYS_PATH) {
+        let rest = &executable[at + MANGLED_DRIVER_SYS_PATH.len()..];
         let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
         let length = std::str::from_utf8(&rest[..digits]).unwrap().parse().unwrap_or(0);
         let name = rest.get(digits..digits + length).unwrap_or_default();
@@ -24,7 +25,7 @@ fn linked_driver_functions(executable: &[u8]) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_driver_function_that_is_called_is_in_cuda_12_4() {
+fn every_linked_driver_function_exists_in_cuda_12_4() {
     let available: BTreeSet<&str> = include_str!("driver-12.4.txt")
         .lines()
         .filter(|line| !line.starts_with('#'))
@@ -33,18 +34,19 @@ fn every_driver_function_that_is_called_is_in_cuda_12_4() {
     assert!(
         available.contains("cuFuncGetParamInfo") && !available.contains("cuEventElapsedTime_v2")
     );
-    // The reference links all code that a bench uses.
-    std::hint::black_box(crate::run_bench as *const ());
+    // The unused reference to `run_bench_of_family` links all code that a bench executable uses into the test
+    // executable.
+    std::hint::black_box(crate::run_bench_of_family as *const ());
     let executable = std::fs::read(std::env::current_exe().unwrap()).unwrap();
-    // The mangled name of this test is assembled at run time; as a constant it would be found in
-    // the executable.
+    // The mangled name of this test is assembled at run time; a constant with this name would
+    // itself be found in the executable.
     let [module, test] = std::hint::black_box([12, 52]);
     let mangled = format!("{module}driver_tests{test}every_driver").into_bytes();
     if !executable.windows(mangled.len()).any(|bytes| bytes == mangled) {
         eprintln!("skipped: the symbols of this executable were stripped");
         return;
     }
-    let linked = linked_driver_functions(&executable);
+    let linked = driver_functions_in_executable_symbols(&executable);
     for expected in ["cuLaunchKernelEx", "cuGraphLaunch", "cuModuleLoadData"] {
         assert!(linked.contains(expected), "{expected} is not seen among {linked:?}");
     }

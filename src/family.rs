@@ -1,25 +1,27 @@
-//! Families of workloads, and parts that rows of several families share.
+//! Families of workloads, and helpers that implementations of several families share.
 
 use kernelgate::backend::program::{Capture, Program};
 use kernelgate::backend::{Implementation, Prepare};
-use kernelgate::harness::PeerProgramSource;
-use kernelgate::suite::Suite;
+use kernelgate::harness::EmbeddedPeerProgram;
+use kernelgate::suite::WorkloadSuite;
 use kernelgate::workload::Dtype;
-use kernelgate_cuda::spec::ListedKernel;
+use kernelgate_cuda::spec::ListedKernelBuild;
 
-/// A family of workloads: a folder in `src/` and one in `kernels/`, and a bench of that name.
+/// A family of workloads: a folder in `src/`, a folder in `kernels/`, and a bench executable, all
+/// of the same name.
 pub struct WorkloadFamily {
-    /// Name of the family's folders and of its bench.
+    /// Name of the family, which is the name of its folders and of its bench executable.
     pub name: &'static str,
-    /// Workloads of the family, each with its rows.
-    pub suites: fn() -> Vec<Suite>,
-    pub kernels: fn() -> Vec<ListedKernel>,
-    /// Program that runs other people's kernels on the same problems.
-    pub peers: Option<PeerProgramSource>,
+    /// Function that returns the family's workloads, each with its implementations.
+    pub suites: fn() -> Vec<WorkloadSuite>,
+    pub kernels: fn() -> Vec<ListedKernelBuild>,
+    /// Python program that runs other projects' kernels on the family's problems, for comparison.
+    pub peers: Option<EmbeddedPeerProgram>,
 }
 
-/// The first two rungs of a network: a launch an operation, and the same launches in a graph.
-pub const fn per_op_and_graph<P>(
+/// Implementations `cuda/per_op` and `cuda/graph`: one launch for each operation, enqueued one by
+/// one or replayed from a captured CUDA graph.
+pub const fn per_op_and_graph_rows<P>(
     about: &'static str,
     supports: fn(&P) -> Result<(), String>,
     program: fn(&P) -> Program,
@@ -33,8 +35,9 @@ pub const fn per_op_and_graph<P>(
     ]
 }
 
-/// Whether a row that computes one dtype supports another.
-pub fn check_dtype(dtype: Dtype, computed: Dtype) -> Result<(), String> {
+/// Checks that an implementation that computes only the dtype `computed` supports the problem's
+/// `dtype`.
+pub fn check_problem_dtype_is_computed(dtype: Dtype, computed: Dtype) -> Result<(), String> {
     if dtype == computed { Ok(()) } else { Err(format!("computes {} only", computed.name())) }
 }
 
@@ -42,9 +45,10 @@ pub fn check_dtype(dtype: Dtype, computed: Dtype) -> Result<(), String> {
 mod tests {
     use std::path::Path;
 
-    /// `kernelgate peers` writes these files, and no others, into the folder of the program.
+    /// `kernelgate peers` writes only the embedded files into the folder of the peer program, so
+    /// each imported file must be embedded.
     #[test]
-    fn peer_programs_embed_each_file_that_they_import() {
+    fn peer_programs_embed_each_local_file_that_they_import() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers");
         let mut imports = 0;
         for peers in crate::WORKLOAD_FAMILIES.iter().filter_map(|family| family.peers) {

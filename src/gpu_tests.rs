@@ -1,4 +1,4 @@
-//! Helpers that the GPU tests of the launchers share.
+//! Helpers that GPU tests of several workload families share.
 
 use std::sync::Arc;
 
@@ -8,15 +8,15 @@ use kernelgate::workload::{Problem, Tensors};
 use kernelgate_cuda::Device;
 pub use kernelgate_cuda::testing::lock_first_gpu;
 
-/// Prepares a row; `None`, with the reason printed, if it needs a library that is missing or
-/// declines.
-pub fn prepare_row<P: Problem>(
+/// Prepares an implementation on the GPU; returns `None` and prints the reason if its library is
+/// missing or declines the problem.
+pub fn prepare_row_or_skip_unsupported<P: Problem>(
     row: &Implementation<P>,
     problem: &P,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Option<CudaTask> {
-    match row.prepare_cuda(problem, inputs, device) {
+    match row.prepare_on_one_gpu(problem, inputs, device) {
         Ok(task) => Some(task),
         Err(BackendError::Unsupported(reason)) => {
             eprintln!("skipped: {}: {reason}", row.name);

@@ -1,13 +1,13 @@
-//! The files of `kernels/`, one table for the kernels of all families.
+//! The kernel source files of `kernels/`, in one table for the kernels of all families.
 //!
-//! A bench executable embeds the table, not this library: an edited kernel compiles `benches/`
-//! anew, and links.
+//! The bench executables embed the table of kernel files, this library does not, so an edited
+//! kernel recompiles only `benches/`.
 
 use kernelgate_cuda::Source;
-use kernelgate_cuda::compiler::source::KernelFile;
+use kernelgate_cuda::compiler::source::NamedKernelFile;
 
-/// The table of all kernel files, embedded where this is called; `$kernels` is the path of
-/// `kernels/` from there.
+/// Expands to the table of all kernel source files, embedded into the calling crate; `$kernels` is
+/// the path of `kernels/` from the calling file.
 #[macro_export]
 macro_rules! kernel_files {
     ($kernels:literal) => {
@@ -84,13 +84,15 @@ macro_rules! kernel_files {
     };
 }
 
-/// Tests of this library have no bench executable that embeds the files.
+/// Unit tests of this library have no bench executable that embeds the kernel files, so the library
+/// embeds them for tests.
 #[cfg(test)]
-const TEST_FILES: &[KernelFile] = kernel_files!("../kernels");
+const KERNEL_FILES_EMBEDDED_FOR_TESTS: &[NamedKernelFile] = kernel_files!("../kernels");
 #[cfg(not(test))]
-const TEST_FILES: &[KernelFile] = &[];
+const KERNEL_FILES_EMBEDDED_FOR_TESTS: &[NamedKernelFile] = &[];
 
-/// A source file of the folder `kernels/`, which may include every header of that folder.
-pub const fn kernel_file(file: &'static str) -> Source {
-    Source::in_files(file, TEST_FILES)
+/// Returns the kernel source file of this name in the folder `kernels/`; it may include every
+/// header of that folder.
+pub const fn source_of_kernel_file(file: &'static str) -> Source {
+    Source::from_package_files(file, KERNEL_FILES_EMBEDDED_FOR_TESTS)
 }

@@ -1,19 +1,20 @@
-//! Tests of the rows of all kernels together: every file has a row, and the rows of one file agree.
+//! Tests of the kernel specifications of all families: every kernel file has one, and the
+//! specifications of one file agree.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use super::kernels;
-use kernelgate::backend::program::{Operand, PlannedKernel, Program, ProgramStep};
+use super::list_kernels_of_all_families;
+use kernelgate::backend::program::{KernelWithParameters, LaunchArgument, Program, ProgramStep};
 use kernelgate_cuda::{KernelSpec, RequiredArchitecture};
 
-/// Parameters of a kernel, types and names, from its source.
-pub fn kernel_parameters<T>(kernel: &KernelSpec<T>) -> Vec<String> {
-    kernel_parameters_in(kernel.source.source_text(), kernel.symbol)
+/// Types and names of a kernel's parameters, read from its CUDA source.
+pub fn parameters_in_kernel_source<T>(kernel: &KernelSpec<T>) -> Vec<String> {
+    parameters_of_symbol_in_source(kernel.source.source_text_or_empty(), kernel.symbol)
 }
 
-fn kernel_parameters_in(source: &str, symbol: &str) -> Vec<String> {
+fn parameters_of_symbol_in_source(source: &str, symbol: &str) -> Vec<String> {
     let from = source.find(&format!("{symbol}(")).unwrap() + symbol.len() + 1;
     let list = &source[from..from + source[from..].find(')').unwrap()];
     list.split(',')
@@ -21,24 +22,27 @@ fn kernel_parameters_in(source: &str, symbol: &str) -> Vec<String> {
         .collect()
 }
 
-/// Checks that every launch of a program has a grid, and an argument of the right type for each
-/// parameter.
-pub fn check_program_launches(program: &Program) {
+/// Asserts that every launch of a program has a nonempty grid, and an argument of the right type
+/// for each kernel parameter.
+pub fn assert_launches_match_kernel_parameters(program: &Program) {
     for step in program.steps() {
         let ProgramStep::Launch(launch) = step else { continue };
-        let PlannedKernel { symbol, build, shape, .. } = launch.kernel();
+        let KernelWithParameters { symbol, build, shape, .. } = launch.default_kernel();
         assert!(shape.is_ok(), "{symbol}");
-        let parameters = kernel_parameters_in(build.source.source_text(), symbol);
+        let parameters =
+            parameters_of_symbol_in_source(build.source.source_text_or_empty(), symbol);
         assert_eq!(parameters.len(), launch.arguments().len(), "{symbol}");
         for (parameter, operand) in parameters.iter().zip(launch.arguments()) {
             let fits = match operand {
-                Operand::Pointer(_) | Operand::Null => parameter.contains('*'),
-                Operand::Boxes(..) => parameter.contains("TensorMap "),
-                Operand::I32(_) => parameter.starts_with("int "),
-                Operand::I64(_) => {
+                LaunchArgument::Pointer(_) | LaunchArgument::Null => parameter.contains('*'),
+                LaunchArgument::Boxes(..) => parameter.contains("TensorMap "),
+                LaunchArgument::I32(_) => parameter.starts_with("int "),
+                LaunchArgument::I64(_) => {
                     parameter.starts_with("i64 ") || parameter.starts_with("long long ")
                 }
-                Operand::F32(_) => parameter.starts_with("float ") && !parameter.contains('*'),
+                LaunchArgument::F32(_) => {
+                    parameter.starts_with("float ") && !parameter.contains('*')
+                }
             };
             assert!(fits, "{symbol}: {operand:?} for {parameter}");
         }
@@ -46,7 +50,7 @@ pub fn check_program_launches(program: &Program) {
 }
 
 #[test]
-fn every_kernel_file_has_a_row_and_every_header_a_user() {
+fn every_kernel_file_has_a_kernel_and_every_header_is_included() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
     let (mut files, mut folders) = (BTreeSet::new(), vec![root.clone()]);
     while let Some(folder) = folders.pop() {
@@ -60,42 +64,47 @@ fn every_kernel_file_has_a_row_and_every_header_a_user() {
         }
     }
     let mut embedded = BTreeSet::new();
-    for kernel in
-        kernels().iter().filter(|kernel| !kernel.build.source.file.starts_with("measure/"))
+    for kernel in list_kernels_of_all_families()
+        .iter()
+        .filter(|kernel| !kernel.build.source.file.starts_with("measure/"))
     {
         embedded.insert(format!("{}.cu", kernel.build.source.file));
         let own = kernel.build.source.files;
         let included =
-            kernel.build.headers_of_build().into_iter().filter(|header| own.contains(header));
+            kernel.build.included_headers().into_iter().filter(|header| own.contains(header));
         embedded.extend(included.map(|(name, _)| name.to_owned()));
     }
     assert_eq!(files, embedded);
 }
 
 #[test]
-fn rows_of_a_file_agree_and_names_are_unique() {
+fn kernels_of_one_file_agree_and_kernel_names_are_unique() {
     let (mut names, mut builds) = (BTreeSet::new(), BTreeMap::new());
-    for kernel in kernels() {
-        let (name, build) = (kernel.name(), kernel.build);
+    for kernel in list_kernels_of_all_families() {
+        let (name, build) = (kernel.kernel_name_in_records(), kernel.build);
         assert!(names.insert(name.clone()), "{name}");
         assert!(
-            build.source.source_text().contains(&format!("{}(", kernel.symbol)),
+            build.source.source_text_or_empty().contains(&format!("{}(", kernel.symbol)),
             "{name}: no such kernel in the file"
         );
         assert!(kernel.threads % 32 == 0 || kernel.threads == 1, "{name}");
         let clusters =
             kernel.cluster.is_none() || kernel.requires != RequiredArchitecture::AtLeast(80);
         assert!(clusters, "{name}: clusters are of sm_90");
-        let Entry::Vacant(new) = builds.entry(build.name()) else {
-            assert_eq!(builds[&build.name()], build, "{name}: another build of that name");
+        let Entry::Vacant(new) = builds.entry(build.file_and_macros()) else {
+            assert_eq!(
+                builds[&build.file_and_macros()],
+                build,
+                "{name}: another build of that name"
+            );
             continue;
         };
-        let headers = build.headers_of_build();
+        let headers = build.included_headers();
         for (constant, _) in &build.constants {
             let used = |text: &str| text.contains(constant);
             let in_headers = headers.iter().any(|(_, text)| used(text));
             assert!(
-                in_headers || used(build.source.source_text()),
+                in_headers || used(build.source.source_text_or_empty()),
                 "{name}: nothing takes {constant}"
             );
         }
@@ -109,12 +118,15 @@ fn rows_of_a_file_agree_and_names_are_unique() {
 }
 
 #[test]
-fn every_family_has_a_fast_row_from_ampere_on() {
+fn every_family_has_a_fast_implementation_from_ampere_on() {
     let unmet = |name: &str, arch: &str| {
-        let kernel = kernels().into_iter().find(|kernel| kernel.name() == name);
-        kernel.unwrap_or_else(|| panic!("no kernel {name}")).unmet_by(arch)
+        let kernel = list_kernels_of_all_families()
+            .into_iter()
+            .find(|kernel| kernel.kernel_name_in_records() == name);
+        kernel.unwrap_or_else(|| panic!("no kernel {name}")).reason_architecture_cannot_run(arch)
     };
-    // Packets of 16 bytes; mma.sync; tensor cores through the library's GEMMs.
+    // The fast implementations are those with 16-byte memory accesses, with mma.sync, or with
+    // cuBLASLt GEMMs on tensor cores.
     for name in [
         "st_bif/forward_vectorized ELEMENT_F32",
         "st_bif/backward_replay ELEMENT_F32 STEPS=8",
@@ -126,8 +138,8 @@ fn every_family_has_a_fast_row_from_ampere_on() {
             assert_eq!(unmet(name, arch), None, "{name} on {arch}");
         }
     }
-    // Gradient kernels need more shared memory than some architectures have, so only one of the two
-    // builds runs there.
+    // Gradient kernels need more shared memory than some architectures have, so only one of their
+    // two builds runs on such a GPU.
     let backward = "attention/backward_flash_mma DTYPE=Bf16 HEAD_DIM=128 CAUSAL=1";
     let runs = |arch: &str| {
         [backward.to_owned(), format!("{backward} STAGES=1")]

@@ -1,6 +1,6 @@
-//! The benchmark suite of kernelgate: families of real work, each in a folder of its own with its
-//! definition, fp64 reference, CPU rows and CUDA rows. This crate uses only the parts of
-//! `kernelgate` that are public to other packages.
+//! The benchmark suite of kernelgate: families of real workloads, each in a folder with its
+//! definition, fp64 reference, and CPU and CUDA implementations. The crate of the benchmark suite
+//! uses only the public API of the crate `kernelgate`, as a user's package would.
 
 #![allow(
     missing_docs,
@@ -39,36 +39,39 @@ use std::process::ExitCode;
 
 pub use family::WorkloadFamily;
 use kernelgate::harness::Harness;
-use kernelgate::suite::Suite;
-use kernelgate_cuda::compiler::source::KernelFile;
-use kernelgate_cuda::spec::ListedKernel;
+use kernelgate::suite::WorkloadSuite;
+use kernelgate_cuda::compiler::source::NamedKernelFile;
+use kernelgate_cuda::spec::ListedKernelBuild;
 
-/// Every family, in the order in which its cases are shown.
+/// All workload families, in the order in which reports and lists show their cases.
 const WORKLOAD_FAMILIES: &[&WorkloadFamily] = &[
-    &st_bif::FAMILY,
-    &attention::FAMILY,
-    &denoise::FAMILY,
-    &resnet18::FAMILY,
-    &mlp::FAMILY,
-    &transformer::FAMILY,
-    &collective::FAMILY,
+    &st_bif::ST_BIF_FAMILY,
+    &attention::ATTENTION_FAMILY,
+    &denoise::DENOISE_FAMILY,
+    &resnet18::RESNET18_FAMILY,
+    &mlp::MLP_FAMILY,
+    &transformer::TRANSFORMER_FAMILY,
+    &collective::COLLECTIVE_FAMILY,
 ];
 
-/// All workloads of all families, with their rows.
-pub fn all_suites() -> Vec<Suite> {
+/// Returns all workloads of all families, each with its implementations.
+pub fn suites_of_all_families() -> Vec<WorkloadSuite> {
     WORKLOAD_FAMILIES.iter().flat_map(|family| (family.suites)()).collect()
 }
 
-/// All kernels of all families.
-pub fn kernels() -> Vec<ListedKernel> {
+/// Lists the CUDA kernels of all families.
+pub fn list_kernels_of_all_families() -> Vec<ListedKernelBuild> {
     WORKLOAD_FAMILIES.iter().flat_map(|family| (family.kernels)()).collect()
 }
 
-/// `main` of a bench binary of this package, which embeds the kernel files
-/// ([`kernel_files!`](macro@crate::kernel_files)); a filter may name a case of another binary.
-pub fn run_bench(family: &WorkloadFamily, kernel_files: &'static [KernelFile]) -> ExitCode {
+/// The `main` function of a family's bench executable, which embeds the kernel files
+/// ([`kernel_files!`](macro@crate::kernel_files)); its filter may also name cases of other benches.
+pub fn run_bench_of_family(
+    family: &WorkloadFamily,
+    kernel_files: &'static [NamedKernelFile],
+) -> ExitCode {
     Harness::new(family.name, (family.suites)())
-        .siblings(all_suites())
+        .siblings(suites_of_all_families())
         .peers(WORKLOAD_FAMILIES.iter().filter_map(|family| family.peers).collect())
         .kernels((family.kernels)())
         .kernel_files(kernel_files)

@@ -1,35 +1,36 @@
-//! Tests of the problem selections of all families: Criterion can store the ids, and a person can
-//! survey the defaults.
+//! Tests of the selections of cases in all workload families: Criterion must be able to store the
+//! case ids as folder names, and the default selection must have few enough cases for a person to
+//! survey.
 
 use std::collections::BTreeSet;
 
 use kernelgate::backend::BackendKind;
-use kernelgate::harness::backend_choice::BenchPlace;
+use kernelgate::harness::backend_choice::ChosenBackend;
 use kernelgate::harness::cases::select_cases;
-use kernelgate::harness::filter::CaseFilter;
-use kernelgate::workload::Effort;
+use kernelgate::harness::filter::CaseIdFilter;
+use kernelgate::workload::BenchEffort;
 
-use super::all_suites;
+use super::suites_of_all_families;
 
-const TESTED_BACKENDS: [BackendKind; 2] = [BackendKind::Cpu, BackendKind::Cuda];
+const BACKENDS_OF_TESTED_SELECTIONS: [BackendKind; 2] = [BackendKind::Cpu, BackendKind::Cuda];
 
-fn place_of_kind(kind: BackendKind) -> BenchPlace {
-    BenchPlace { kind, otherwise: "elsewhere".to_owned(), l2_bytes: 0, gpus: 2 }
+fn bench_place_of_backend(kind: BackendKind) -> ChosenBackend {
+    ChosenBackend { kind, otherwise: "elsewhere".to_owned(), l2_bytes: 0, gpus: 2 }
 }
 
 #[test]
-fn every_case_id_is_unique_and_fits_criterions_folder_names() {
-    let suites = all_suites();
-    for kind in TESTED_BACKENDS {
+fn every_case_id_is_unique_and_short_enough_for_criterion() {
+    let suites = suites_of_all_families();
+    for kind in BACKENDS_OF_TESTED_SELECTIONS {
         let selection = select_cases(
             suites.iter(),
-            Effort::Thorough,
-            &place_of_kind(kind),
+            BenchEffort::Thorough,
+            &bench_place_of_backend(kind),
             &[],
-            &CaseFilter::All,
+            &CaseIdFilter::All,
         )
         .unwrap();
-        assert!(selection.case_count() > 100);
+        assert!(selection.runnable_case_count() > 100);
         let mut folders = BTreeSet::new();
         for group in &selection.groups {
             assert!(group.id().len() <= 64, "Criterion cuts folder names at 64: {}", group.id());
@@ -39,42 +40,48 @@ fn every_case_id_is_unique_and_fits_criterions_folder_names() {
 }
 
 #[test]
-fn default_cases_are_few_and_part_of_the_thorough_sweep() {
-    let suites = all_suites();
+fn default_cases_are_few_and_part_of_the_thorough_selection() {
+    let suites = suites_of_all_families();
     let ids = |effort, kind| -> BTreeSet<String> {
-        let selection =
-            select_cases(suites.iter(), effort, &place_of_kind(kind), &[], &CaseFilter::All)
-                .unwrap();
+        let selection = select_cases(
+            suites.iter(),
+            effort,
+            &bench_place_of_backend(kind),
+            &[],
+            &CaseIdFilter::All,
+        )
+        .unwrap();
         selection
             .groups
             .iter()
             .flat_map(|group| group.cases.iter().map(|case| case.id.clone()))
             .collect()
     };
-    for kind in TESTED_BACKENDS {
-        let default = ids(Effort::Default, kind);
+    for kind in BACKENDS_OF_TESTED_SELECTIONS {
+        let default = ids(BenchEffort::Default, kind);
         let allowed = 5..=20 * suites.len();
         assert!(allowed.contains(&default.len()), "{}: {default:?}", default.len());
-        assert!(default.is_subset(&ids(Effort::Thorough, kind)));
+        assert!(default.is_subset(&ids(BenchEffort::Thorough, kind)));
     }
 }
 
-/// The default selection scans one axis at a time around one central problem, by the best row and
-/// one to compare it with; a user who overrides an axis gets every row.
+/// On a GPU, the default selection scans one axis at a time around a central case, with the best
+/// row and one comparison; overriding an axis selects every row.
 #[test]
-fn scans_belong_to_the_default_selection_on_a_gpu() {
-    let suites = all_suites();
+fn every_axis_scan_belongs_to_the_default_selection_on_a_gpu() {
+    let suites = suites_of_all_families();
     let ids = |effort, overrides: &[&str]| -> Vec<String> {
         let overrides: Vec<_> = overrides.iter().map(|text| text.parse().unwrap()).collect();
         let suites = suites.iter();
-        let place = place_of_kind(BackendKind::Cuda);
-        let selection = select_cases(suites, effort, &place, &overrides, &CaseFilter::All).unwrap();
+        let place = bench_place_of_backend(BackendKind::Cuda);
+        let selection =
+            select_cases(suites, effort, &place, &overrides, &CaseIdFilter::All).unwrap();
         selection.groups.into_iter().flat_map(|group| group.cases).map(|case| case.id).collect()
     };
     let rows_of = |ids: &[String], problem: &str| {
         ids.iter().filter(|id| id.contains(problem) && id.ends_with("/hot")).count()
     };
-    let default = ids(Effort::Default, &[]);
+    let default = ids(BenchEffort::Default, &[]);
     for problem in [
         "st_bif/forward/conv1_b8_t8_level8_f32_int8",
         "st_bif/forward/conv1_b32_t16_level8_f32_int8",
@@ -89,12 +96,12 @@ fn scans_belong_to_the_default_selection_on_a_gpu() {
         "denoise/step/pi05_s10_p712_bf16",
     ] {
         assert_eq!(rows_of(&default, problem), 2, "{problem}");
-        assert!(rows_of(&ids(Effort::Thorough, &[]), problem) >= 2, "{problem}");
+        assert!(rows_of(&ids(BenchEffort::Thorough, &[]), problem) >= 2, "{problem}");
     }
     let decode = "attention/forward/s1_d128_full_bf16_b8_h32_h_kv8_keys8192";
     assert_eq!(rows_of(&default, decode), 3, "one row more for few queries");
     let central = "st_bif/forward/conv1_b32_t8_level8_f32_int8";
     assert_eq!(rows_of(&default, central), 3, "every row of the central problem");
-    let chosen = ids(Effort::Default, &["steps=5"]);
+    let chosen = ids(BenchEffort::Default, &["steps=5"]);
     assert_eq!(rows_of(&chosen, "denoise/loop/pi05_s50_p968_steps5_bf16"), 6);
 }

@@ -1,6 +1,6 @@
-//! The import rules of ARCHITECTURE.md, checked on the source text of every crate of the workspace:
-//! which module may use which, no circles of files, and where external crates may appear. Which
-//! crate may use which is Cargo's to check.
+//! Tests of ARCHITECTURE.md's import rules on the source text of every crate: allowed uses between
+//! modules, no circles of files, and places of external crates. Cargo itself checks which crate of
+//! the workspace may use which.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,24 +10,25 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use imports::{
-    code_without_tests, module_of_file, source_files_below, used_modules, words_after_prefix,
+    code_without_tests_and_comments, module_path_of_file, modules_used_by_code,
+    rust_files_without_tests_below, words_after_path_prefix,
 };
 
-/// The rules of one crate.
-struct CrateRules {
+/// Import rules of the modules of one crate.
+struct CrateImportRules {
     /// Sources of the crate.
     folder: &'static str,
-    /// Each top-level module, and the modules of the same crate that it may use.
+    /// Each top-level module with a rule, and the modules of the same crate that it may use.
     modules: &'static [(&'static str, &'static [&'static str])],
-    /// Modules of the same crate that a module without a rule may use; without them, every module
-    /// has a rule.
+    /// Modules of the same crate that a module without a rule may use; with `None`, every module
+    /// must have a rule.
     others: Option<&'static [&'static str]>,
-    /// External crates that stay in their place: (crate, path prefixes).
+    /// External crates that only some files may use: (crate, path prefixes of the files).
     confined: &'static [(&'static str, &'static [&'static str])],
 }
 
-const CRATE_RULES: &[CrateRules] = &[
-    CrateRules {
+const IMPORT_RULES_OF_ALL_CRATES: &[CrateImportRules] = &[
+    CrateImportRules {
         folder: "crates/kernelgate-cuda/src",
         modules: &[
             ("case_failure", &[]),
@@ -54,7 +55,7 @@ const CRATE_RULES: &[CrateRules] = &[
             ("rayon", &["driver/memory/staged_copies.rs"]),
         ],
     },
-    CrateRules {
+    CrateImportRules {
         folder: "crates/kernelgate-numerics/src",
         modules: &[
             ("simd", &[]),
@@ -66,7 +67,7 @@ const CRATE_RULES: &[CrateRules] = &[
         others: None,
         confined: &[("faer", &["gemm.rs"]), ("pulp", &["simd.rs"]), ("half", &["tensor.rs"])],
     },
-    CrateRules {
+    CrateImportRules {
         folder: "crates/kernelgate/src",
         modules: &[
             ("exit", &[]),
@@ -110,7 +111,7 @@ const CRATE_RULES: &[CrateRules] = &[
             ("xxhash_rust", &["record/files/file.rs", "record/files/file/", "verify/"]),
         ],
     },
-    CrateRules {
+    CrateImportRules {
         folder: "crates/kernelgate-trace/src",
         modules: &[
             ("error", &[]),
@@ -134,7 +135,7 @@ const CRATE_RULES: &[CrateRules] = &[
             ("tempfile", &["read/convert.rs", "read/nsys/database/"]),
         ],
     },
-    CrateRules {
+    CrateImportRules {
         folder: "crates/kernelgate-cli/src",
         modules: &[
             ("gate", &[]),
@@ -182,7 +183,7 @@ const CRATE_RULES: &[CrateRules] = &[
             ("anyhow", &["lib.rs", "benches/", "verbs/"]),
         ],
     },
-    CrateRules {
+    CrateImportRules {
         folder: "src",
         modules: &[
             ("math", &[]),
@@ -200,23 +201,26 @@ const CRATE_RULES: &[CrateRules] = &[
     },
 ];
 
-fn repository_root() -> &'static Path {
+fn workspace_root_folder() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Name of each source file of a crate, and its code without tests and comments.
-fn each_source(rules: &CrateRules) -> Vec<(String, String)> {
-    let folder = repository_root().join(rules.folder);
+/// Path of each source file of a crate, with its code without tests and comments.
+fn source_files_and_code_of_crate(rules: &CrateImportRules) -> Vec<(String, String)> {
+    let folder = workspace_root_folder().join(rules.folder);
     let name =
         |path: &PathBuf| path.strip_prefix(&folder).unwrap().to_string_lossy().replace('\\', "/");
-    source_files_below(&folder).iter().map(|path| (name(path), code_without_tests(path))).collect()
+    rust_files_without_tests_below(&folder)
+        .iter()
+        .map(|path| (name(path), code_without_tests_and_comments(path)))
+        .collect()
 }
 
 #[test]
-fn modules_import_only_from_lower_layers() {
+fn modules_use_only_the_modules_that_their_rule_allows() {
     let mut wrong = Vec::new();
-    for rules in CRATE_RULES {
-        let sources = each_source(rules);
+    for rules in IMPORT_RULES_OF_ALL_CRATES {
+        let sources = source_files_and_code_of_crate(rules);
         let top = |name: &str| name.split('/').next().unwrap().trim_end_matches(".rs").to_owned();
         let modules: BTreeSet<String> = sources.iter().map(|(name, _)| top(name)).collect();
         for (name, code) in sources {
@@ -229,7 +233,8 @@ fn modules_import_only_from_lower_layers() {
             let allowed = allowed.unwrap_or_else(|| {
                 panic!("{}/{name}: module `{module}` has no rule here", rules.folder)
             });
-            for used in words_after_prefix(&code, "crate::").filter(|used| modules.contains(*used))
+            for used in
+                words_after_path_prefix(&code, "crate::").filter(|used| modules.contains(*used))
             {
                 if used != module && !allowed.contains(&used) {
                     wrong.push(format!("{}/{name} imports crate::{used}", rules.folder));
@@ -241,17 +246,20 @@ fn modules_import_only_from_lower_layers() {
 }
 
 #[test]
-fn no_two_files_import_each_other() {
-    for rules in CRATE_RULES {
-        let sources = each_source(rules);
+fn no_files_import_each_other_in_a_circle() {
+    for rules in IMPORT_RULES_OF_ALL_CRATES {
+        let sources = source_files_and_code_of_crate(rules);
         let modules: BTreeSet<String> =
-            sources.iter().map(|(name, _)| module_of_file(name)).collect();
+            sources.iter().map(|(name, _)| module_path_of_file(name)).collect();
         let mut graph: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for (name, code) in &sources {
-            graph.insert(module_of_file(name), used_modules(&module_of_file(name), code, &modules));
+            graph.insert(
+                module_path_of_file(name),
+                modules_used_by_code(&module_path_of_file(name), code, &modules),
+            );
         }
-        // A module that uses no remaining module, or that no remaining module uses, is in no
-        // circle.
+        // A file that uses no remaining file, or that no remaining file uses, is in no circle of
+        // imports.
         loop {
             let left: BTreeSet<String> = graph.keys().cloned().collect();
             graph.values_mut().for_each(|used| used.retain(|module| left.contains(module)));
@@ -266,13 +274,13 @@ fn no_two_files_import_each_other() {
 }
 
 #[test]
-fn external_crates_are_used_only_in_their_allowed_modules() {
+fn external_crates_are_used_only_in_the_files_of_their_rule() {
     let mut wrong = Vec::new();
-    for rules in CRATE_RULES {
+    for rules in IMPORT_RULES_OF_ALL_CRATES {
         let mut seen = BTreeSet::new();
-        for (name, code) in each_source(rules) {
+        for (name, code) in source_files_and_code_of_crate(rules) {
             for (external, places) in rules.confined {
-                if words_after_prefix(&code, &format!("{external}::")).next().is_none() {
+                if words_after_path_prefix(&code, &format!("{external}::")).next().is_none() {
                     continue;
                 }
                 seen.insert(*external);
@@ -291,13 +299,13 @@ fn external_crates_are_used_only_in_their_allowed_modules() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// A package that uses `kernelgate` compiles the crates of its build, and no more than these.
+/// Checks the number of crates that a package which uses `kernelgate` compiles.
 #[test]
 fn an_outside_package_compiles_at_most_106_crates() {
     let mut tree = std::process::Command::new(env!("CARGO"));
     tree.args(["tree", "--package", "kernelgate", "--edges", "normal,build", "--prefix", "none"]);
     let output =
-        tree.args(["--locked", "--offline"]).current_dir(repository_root()).output().unwrap();
+        tree.args(["--locked", "--offline"]).current_dir(workspace_root_folder()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
     let crates: BTreeSet<&str> = text.lines().map(|line| line.trim_end_matches(" (*)")).collect();

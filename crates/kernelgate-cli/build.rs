@@ -1,5 +1,6 @@
-//! The commit of an optimised build, for `kernelgate --version`. Builds of other profiles state no
-//! commit, so that a new commit does not compile this crate again.
+//! This build script embeds the git commit into release builds of kernelgate, for `kernelgate
+//! --version`. Builds of other Cargo profiles embed "unknown commit", so that a new commit does not
+//! recompile this crate.
 
 #![allow(clippy::disallowed_methods, reason = "variables of cargo")]
 
@@ -8,14 +9,16 @@ use std::process::Command;
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     let optimised = std::env::var("PROFILE").is_ok_and(|profile| profile == "release");
-    let commit =
-        optimised.then(build_commit).flatten().unwrap_or_else(|| "unknown commit".to_owned());
+    let commit = optimised
+        .then(commit_of_kernelgate_sources)
+        .flatten()
+        .unwrap_or_else(|| "unknown commit".to_owned());
     println!("cargo::rustc-env=BUILD_COMMIT={commit}");
 }
 
-/// Returns the commit of a packed crate or of a checkout, followed by ` with changes` if tracked
-/// files differ from it.
-fn build_commit() -> Option<String> {
+/// Returns the commit of the crate's sources, from `.cargo_vcs_info.json` of a packed crate or from
+/// git, followed by ` with changes` if tracked files are modified.
+fn commit_of_kernelgate_sources() -> Option<String> {
     let packed = std::fs::read_to_string(".cargo_vcs_info.json").ok();
     if let Some(commit) = packed.as_deref().and_then(|text| text.split("\"sha1\": \"").nth(1)) {
         return commit.get(..12).map(str::to_owned);

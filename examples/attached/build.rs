@@ -1,6 +1,6 @@
-//! Compiles the C library of `benches/c_library.rs`, linked with the driver as such libraries are. To
-//! link takes no driver: a library of its name without a function will do, as the CUDA toolkit has
-//! one in `lib64/stubs`.
+//! Build script: compiles the C library of `benches/c_library.rs`, and links it with the CUDA
+//! driver library. Linking needs no installed driver: a library of the same name without functions
+//! suffices, such as the one in `lib64/stubs` of the CUDA toolkit.
 
 use std::path::Path;
 use std::process::Command;

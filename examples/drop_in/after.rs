@@ -1,4 +1,5 @@
-//! The groups of `before.rs` in GPU time: by events on the stream that the code enqueues on.
+//! This bench times the three groups of `before.rs` as GPU time, by CUDA events on the stream on
+//! which the code enqueues its work.
 
 mod gpu;
 

@@ -1,5 +1,5 @@
-//! Three groups that time CUDA code as Criterion does, by the host's clock: launches and waits of
-//! the host are in every time.
+//! This bench times CUDA code in three Criterion groups by the host's clock, so every time includes
+//! the host's launch and wait.
 
 mod gpu;
 

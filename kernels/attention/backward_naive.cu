@@ -7,12 +7,12 @@
 //   dq:       dq[i] = sum_j dS[i,j] k[j] / sqrt(d)
 //   dkv:      dk[j] = sum_i dS[i,j] q[i] / sqrt(d);   dv[j] = sum_i P[i,j] dout[i]
 //
-// The scores kernel recomputes P from the lse of the forward pass.
-// Threads: delta has a warp for each row, scores a block of 16x16 threads for each tile of that
-// size. dq and dkv have blocks of d x (256/d) threads, one thread for each element of dq, or of dk
-// and dv. The kernels use no shared memory.
-// Bound: fp32 FMA, 10 b h s^2 d FLOPs, in theory; in practice the loads. The kernels move at least
-// 8 b h s^2 bytes written and 12 b h s^2 bytes read.
+// The scores kernel recomputes P from the lse of the forward pass. Threads: the delta kernel has a
+// warp for each row, the scores kernel a block of 16x16 threads for each 16x16 tile. The dq and dkv
+// kernels have blocks of d x (256/d) threads, one thread for each element of dq, or of dk and dv.
+// The four kernels of the naive backward use no shared memory. Bound: in theory fp32 FMA with 10 b
+// h s^2 d FLOPs; in practice the loads of q, k, v and dout. The naive backward writes at least 8 b
+// h s^2 bytes and reads at least 12 b h s^2 bytes of device memory.
 #include "attention/shape.cuh"
 #include "common/math.cuh"
 #include "common/reduce.cuh"
@@ -23,7 +23,7 @@ constexpr int kRows = kThreads / kHeadDim;
 static_assert(kScoreTile * kScoreTile == kThreads, "a thread computes one score of a tile");
 static_assert(kThreads % kHeadDim == 0, "a block has whole rows of a gradient");
 
-// Each warp sums delta of one row.
+// Each warp computes delta, the inner product of dout and out, of one query row.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_backward_naive_delta(const u16* __restrict__ out, const u16* __restrict__ dout,
                                    float* __restrict__ delta, int seqlen, int batch_heads) {
@@ -37,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x % kWarpSize == 0) delta[row] = sum;
 }
 
-// Each thread block computes one tile of scores; blockIdx.z is the head.
+// Each thread block computes one 16x16 tile of P and dS; blockIdx.z is the head.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_backward_naive_scores(const u16* __restrict__ q, const u16* __restrict__ k,
                                     const u16* __restrict__ v, const u16* __restrict__ dout,
@@ -50,10 +50,10 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const u32* q_row = reinterpret_cast<const u32*>(q + query_row * kHeadDim);
   const u32* k_row = reinterpret_cast<const u32*>(k + key_row * kHeadDim);
   const u32* v_row = reinterpret_cast<const u32*>(v + key_row * kHeadDim);
-  const u32* g_row = reinterpret_cast<const u32*>(dout + query_row * kHeadDim);
+  const u32* dout_row = reinterpret_cast<const u32*>(dout + query_row * kHeadDim);
   float score = 0.f, dp = 0.f;
   for (int c = 0; c < kHeadDim / 2; ++c) {
-    const u32 a = q_row[c], b = k_row[c], g = g_row[c], w = v_row[c];
+    const u32 a = q_row[c], b = k_row[c], g = dout_row[c], w = v_row[c];
     score = fma_f32(Element::low(a), Element::low(b), score);
     score = fma_f32(Element::high(a), Element::high(b), score);
     dp = fma_f32(Element::low(g), Element::low(w), dp);
@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   ds[query_row * seqlen + key] = probability * (dp - delta[query_row]);
 }
 
-// Each thread block computes kRows rows of dq; blockIdx.y is the head.
+// Each thread block computes dq for kRows queries; blockIdx.y is the head.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_backward_naive_dq(const float* __restrict__ ds, const u16* __restrict__ k,
                                 u16* __restrict__ dq, int seqlen) {
@@ -73,16 +73,17 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int query = blockIdx.x * kRows + threadIdx.x / kHeadDim;
   if (query >= seqlen) return;
   const i64 head = blockIdx.y, row = head * seqlen + query;
-  const u16* k_column = k + head * seqlen * kHeadDim + column;
+  const u16* keys_at_column = k + head * seqlen * kHeadDim + column;
   const int keys = kCausal ? query + 1 : seqlen;
   float sum = 0.f;
   for (int j = 0; j < keys; ++j)
-    sum = fma_f32(ds[row * seqlen + j], Element::to_f32(k_column[static_cast<i64>(j) * kHeadDim]),
+    sum = fma_f32(ds[row * seqlen + j],
+                  Element::to_f32(keys_at_column[static_cast<i64>(j) * kHeadDim]),
                   sum);
   dq[row * kHeadDim + column] = Element::from_f32(sum * kScale);
 }
 
-// Each thread block computes kRows rows of dk and dv; blockIdx.y is the head.
+// Each thread block computes dk and dv for kRows keys; blockIdx.y is the head.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_backward_naive_dkv(const float* __restrict__ p, const float* __restrict__ ds,
                                  const u16* __restrict__ q, const u16* __restrict__ dout,

@@ -1,5 +1,5 @@
 // Decoding: attention forward of few queries over a long cache of keys and values, with grouped
-// query heads. One kernel, on the tensor cores through mma.sync.m16n8k16.
+// query heads. The decode kernel computes on the tensor cores through mma.sync.m16n8k16.
 //
 //   c = log2(e) / sqrt(d); for the share * queries rows of q that see the same keys:
 //     S^T = k q^T;  m' = max(m, max_j S);  P^T = exp2((S^T - m') c)
@@ -7,20 +7,19 @@
 //   out = sum_w o_w exp2((m_w - m) c) / sum_w l_w exp2((m_w - m) c) over those that shared the
 //   keys
 //
-// Keys and values are the A operands of mma. The eight columns of its B operand are query rows of a
-// group of heads, which fills eight columns better than sixteen rows. The query rows of a group are
-// neighbours in memory.
+// Keys and values are the A operands of mma. The eight columns of the B operand are query rows of
+// the heads that share keys: few query rows fill eight columns better than sixteen rows of an A
+// operand. The query rows of the heads that share keys are adjacent in memory.
 //
-// Threads: each warp processes STEP_KEYS keys of every tile, with copies, maxima and sums of its
-// own. Warps do not synchronise until the block has seen its last key of a head. The key tiles of
-// all heads form one list, and each block gets an equal, contiguous part of it. If several blocks
-// share a head, the last of them to finish combines their partial outputs, always in the same
-// order.
-// Shared memory: STAGES steps of keys and values for each warp, 16-bit rows of d with 16-byte
-// chunks XOR-swizzled by row; afterwards o, m and l of each warp.
-// Bound: memory, 4 keys d bytes for each key-value head. The copies keep STAGES - 1 of STAGES steps
-// in flight.
-// Against forward_flash_mma: a group of query heads reads its keys once, several blocks can share a
+// Threads: each warp processes STEP_KEYS keys of every key tile, with its own copies, row maxima
+// and row sums. The warps of a thread block do not synchronise until the thread block has processed
+// its last key of a head. The key tiles of all heads form one list, and each thread block processes
+// an equal, contiguous part of this list. If several thread blocks share a head, the last of them
+// to finish combines their partial outputs, always in the same order. Shared memory: Shared memory:
+// for each warp STAGES steps of keys and values, in 16-bit rows with 16-byte chunks XOR-swizzled by
+// row; later o, m and l of each warp. Bound: memory, 4 keys d bytes for each key-value head. The
+// asynchronous copies keep STAGES - 1 of STAGES steps of keys and values in flight. Against
+// forward_flash_mma: query heads that share keys read them once, several thread blocks can share a
 // head's keys, and a tile has eight query rows instead of 128.
 #include "attention/shape.cuh"
 #include "common/fragments.cuh"
@@ -53,9 +52,10 @@ static_assert(kStepKeys % kCopyRows == 0, "a warp copies whole rows");
 static_assert(kWarps * (kStages * kStageBytes + kRows * (kPitch + 2) * 4) == SHARED_BYTES,
               "the row declares what the tiles take");
 
-// List of key tiles of all units: each of the `units` tiles of query rows has `tiles` key tiles.
-// Thread blocks get equal parts of this list of key tiles.
-struct Work {
+// List of the key tiles of all units: a unit is one tile of query rows, and each of the `units`
+// units has `tiles` key tiles. Each thread block processes an equal, contiguous part of the list of
+// key tiles.
+struct KeyTileListPart {
   int units, tiles;
   __device__ __forceinline__ i64 total() const { return static_cast<i64>(units) * tiles; }
   __device__ __forceinline__ i64 first(int block) const {
@@ -66,35 +66,35 @@ struct Work {
   }
 };
 
-// Partial results in device memory of blocks that process only a part of a unit's keys: o, then m
-// and l of each row.
-struct Partials {
+// Partial results in device memory of thread blocks that process only a part of a unit's keys: o,
+// then m and l of each query row.
+struct PartialResultsInMemory {
   float* sums;
   int slots;
-  __device__ __forceinline__ float* out(int slot, int row) const {
-    return sums + (static_cast<i64>(slot) * kRows + row) * kHeadDim;
+  __device__ __forceinline__ float* out(int partial_result_slot, int row) const {
+    return sums + (static_cast<i64>(partial_result_slot) * kRows + row) * kHeadDim;
   }
-  __device__ __forceinline__ float* stats(int slot, int row) const {
+  __device__ __forceinline__ float* stats(int partial_result_slot, int row) const {
     return sums + static_cast<i64>(slots) * kRows * kHeadDim +
-           (static_cast<i64>(slot) * kRows + row) * 2;
+           (static_cast<i64>(partial_result_slot) * kRows + row) * 2;
   }
 };
 
-// Four elements of an output row, accumulated over partial results that are relative to different
+// Four elements of an output row, summed over partial results that are relative to different row
 // maxima.
-struct Merged {
+struct MergedOutputElements {
   float top = negative_infinity(), sum = 0.f, x[4] = {};
-  __device__ __forceinline__ void add(float part_top, float part_sum, float4 part) {
-    if (part_top == negative_infinity()) return;  // saw no key
-    const float higher = max_f32(top, part_top);
-    const float keep = exp2_approx((top - higher) * kScaleLog2);
-    const float take = exp2_approx((part_top - higher) * kScaleLog2);
-    top = higher;
-    sum = sum * keep + part_sum * take;
-    x[0] = x[0] * keep + part.x * take;
-    x[1] = x[1] * keep + part.y * take;
-    x[2] = x[2] * keep + part.z * take;
-    x[3] = x[3] * keep + part.w * take;
+  __device__ __forceinline__ void add(float maximum_of_part, float part_sum, float4 part) {
+    if (maximum_of_part == negative_infinity()) return;  // saw no key
+    const float merged_maximum = max_f32(top, maximum_of_part);
+    const float keep = exp2_approx((top - merged_maximum) * kScaleLog2);
+    const float part_output_factor = exp2_approx((maximum_of_part - merged_maximum) * kScaleLog2);
+    top = merged_maximum;
+    sum = sum * keep + part_sum * part_output_factor;
+    x[0] = x[0] * keep + part.x * part_output_factor;
+    x[1] = x[1] * keep + part.y * part_output_factor;
+    x[2] = x[2] * keep + part.z * part_output_factor;
+    x[3] = x[3] * keep + part.w * part_output_factor;
   }
   __device__ __forceinline__ void store(u16* to) const {
     const float inverse = 1.f / sum;
@@ -103,9 +103,9 @@ struct Merged {
   }
 };
 
-// Running softmax and output of a warp. A lane holds columns lane % 4 * 2 and the next one of
-// matrix tile j.
-struct Rows {
+// Running softmax and unnormalised output of one warp for the query rows of its tile. A lane holds,
+// of each matrix tile j, the query columns lane % 4 * 2 and the next one.
+struct WarpSoftmaxAndOutput {
   float o[kN][kD][4];
   float top[kN][2];  // running maximum of the raw scores, the same in lanes of the same columns
   float sum[kN][2];  // this lane's share
@@ -122,8 +122,8 @@ struct Rows {
     }
   }
 
-  // Rescales the output and sums of a query row if the step's scores raise its maximum.
-  __device__ __forceinline__ void raise(const float (&s)[kM][kN][4]) {
+  // Rescales the output and the sum of a query row if the step's scores raise the row's maximum.
+  __device__ __forceinline__ void raise_row_maxima(const float (&s)[kM][kN][4]) {
     float best[kN][2];
     bool grow = false;
 #pragma unroll
@@ -141,14 +141,16 @@ struct Rows {
     for (int j = 0; j < kN; ++j)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        float higher = best[j][h];
+        float merged_maximum = best[j][h];
 #pragma unroll
         for (int mask = 4; mask < static_cast<int>(kWarpSize); mask *= 2)
-          higher = max_f32(higher, __shfl_xor_sync(kFullWarp, higher, mask));
-        higher = max_f32(higher, top[j][h]);
+          merged_maximum = max_f32(merged_maximum,
+                                   __shfl_xor_sync(kFullWarp, merged_maximum, mask));
+        merged_maximum = max_f32(merged_maximum, top[j][h]);
         const float keep =
-            top[j][h] == higher ? 1.f : exp2_approx((top[j][h] - higher) * kScaleLog2);
-        top[j][h] = higher;
+            top[j][h] == merged_maximum ?
+                1.f : exp2_approx((top[j][h] - merged_maximum) * kScaleLog2);
+        top[j][h] = merged_maximum;
         sum[j][h] *= keep;
 #pragma unroll
         for (int i = 0; i < kD; ++i) {
@@ -159,9 +161,11 @@ struct Rows {
   }
 };
 
-// Processes one step of a warp's keys and values from shared memory. `key` is the lane's first key.
-// With `mask`, a row attends only to keys below `seen`.
-__device__ __forceinline__ void process(Rows& rows, const u32 (&q)[kN][kD][2], u32 k_lane,
+// Processes one step of the warp's keys and values, which are in shared memory. `key` is the index
+// of the first key whose score the lane holds. With `mask`, a query row attends only to the keys
+// below `seen`.
+__device__ __forceinline__ void process_keys_of_step(WarpSoftmaxAndOutput& rows,
+                                                     const u32 (&q)[kN][kD][2], u32 k_lane,
                                         u32 v_lane, int key, const int (&seen)[kN][2], bool mask) {
   float s[kM][kN][4];
   clear(s);
@@ -183,7 +187,7 @@ __device__ __forceinline__ void process(Rows& rows, const u32 (&q)[kN][kD][2], u
         for (int e = 0; e < 4; ++e)
           if (key + i * 16 + e / 2 * 8 >= seen[j][e % 2]) s[i][j][e] = negative_infinity();
   }
-  rows.raise(s);
+  rows.raise_row_maxima(s);
   u32 p[kM][kN][2];
 #pragma unroll
   for (int j = 0; j < kN; ++j) {
@@ -215,8 +219,8 @@ __device__ __forceinline__ void process(Rows& rows, const u32 (&q)[kN][kD][2], u
 
 // The tensors are q and out [batch][heads_kv][share * queries][d], k and v
 // [batch][heads_kv][keys][d]. There are batch * heads_kv * row_tiles units; `arrived` has a counter
-// for each unit, which is zero before and after. If `causal` is 1, the last query sees all keys and
-// each earlier query one key less than the next.
+// for each unit, which is zero before and after the kernel. If `causal` is 1, the last query sees
+// all keys and each earlier query one key less than the next.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_forward_flash_decode(const u16* __restrict__ q, const u16* __restrict__ k,
                                    const u16* __restrict__ v, u16* __restrict__ out,
@@ -224,14 +228,14 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                                    int row_tiles, int queries, int keys, int share, int causal) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
-  const Work work{units, (keys + kTileKeys - 1) / kTileKeys};
-  const Partials partials{sums, 2 * static_cast<int>(gridDim.x)};
+  const KeyTileListPart work{units, (keys + kTileKeys - 1) / kTileKeys};
+  const PartialResultsInMemory partials{sums, 2 * static_cast<int>(gridDim.x)};
   const i64 begin = work.first(blockIdx.x), end = work.first(blockIdx.x + 1);
-  const int steps = static_cast<int>(end - begin), head_rows = share * queries;
+  const int steps = static_cast<int>(end - begin), query_rows_sharing_keys = share * queries;
   float* const warps_o = reinterpret_cast<float*>(shared + kWarps * kStages * kStageBytes);
   float* const warps_stats = warps_o + kWarps * kRows * kPitch;
 
-  // Copies run ahead of the computation, also across the end of a head.
+  // The asynchronous copies run ahead of the computation, also across the end of a unit.
   const u32 ring = shared_address(shared) + warp * kStages * kStageBytes;
   const int copy_row = lane / kRowChunks, copy_chunk = lane % kRowChunks;
   int copy_unit = static_cast<int>(begin / work.tiles);
@@ -246,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       for (int part = 0; part < 2; ++part)
 #pragma unroll
         for (int row = 0; row < kStepKeys; row += kCopyRows)
-          cp_async_16_or_zero(
+          cp_async_16_bytes_or_zeros(
               to + part * kPartBytes + swizzled<kRowBytes>(copy_row + row, copy_chunk),
               (part == 0 ? k : v) + from + row * kHeadDim, key + row < keys);
       if (++copy_tile == work.tiles) {
@@ -259,45 +263,48 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   for (int step = 0; step < kStages - 1; ++step) copy(step);
 
   int unit = static_cast<int>(begin / work.tiles), tile = static_cast<int>(begin % work.tiles);
-  const u32 k_lane = ring + lane_by_row<kRowBytes>(0, lane);
-  const u32 v_lane = ring + kPartBytes + lane_by_column<kRowBytes>(0, lane);
+  const u32 k_lane = ring + lane_address_of_rows_by_k<kRowBytes>(0, lane);
+  const u32 v_lane = ring + kPartBytes + lane_address_of_columns_by_k<kRowBytes>(0, lane);
   for (int step = 0; step < steps;) {
     const int row0 = unit % row_tiles * kRows;  // of the rows that share a head of keys
-    const i64 unit_row = static_cast<i64>(unit / row_tiles) * head_rows + row0;
+    const i64 first_query_row_of_unit =
+        static_cast<i64>(unit / row_tiles) * query_rows_sharing_keys + row0;
     u32 q_fragments[kN][kD][2];
     int seen[kN][2];
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
       const int row = j * 8 + lane / 4;
       const u32* from =
-          reinterpret_cast<const u32*>(q + (unit_row + row) * kHeadDim) + lane % 4;
+          reinterpret_cast<const u32*>(q + (first_query_row_of_unit + row) * kHeadDim) + lane % 4;
 #pragma unroll
       for (int i = 0; i < kD; ++i)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          q_fragments[j][i][half] = row0 + row < head_rows ? from[i * 8 + half * 4] : 0u;
+          q_fragments[j][i][half] =
+              row0 + row < query_rows_sharing_keys ? from[i * 8 + half * 4] : 0u;
 #pragma unroll
       for (int h = 0; h < 2; ++h)
         seen[j][h] =
             keys - causal * (queries - 1 - (row0 + j * 8 + lane % 4 * 2 + h) % queries);
     }
-    Rows rows;
+    WarpSoftmaxAndOutput rows;
     rows.clear();
-    const bool from_first = tile == 0;
-    const int until = min_of(steps, step + work.tiles - tile);
-    const int unmasked = keys - causal * (queries - 1);  // keys before are seen by all
+    const bool starts_at_first_key_tile = tile == 0;
+    const int end_step_of_unit = min_of(steps, step + work.tiles - tile);
+    // keys before are seen by all
+    const int keys_seen_by_all_queries = keys - causal * (queries - 1);
 #pragma unroll 1
-    for (; step < until; ++step, ++tile) {
+    for (; step < end_step_of_unit; ++step, ++tile) {
       cp_async_wait<kStages - 2>();
       __syncwarp();
       copy(step + kStages - 1);
       const u32 stage = static_cast<u32>(step % kStages) * kStageBytes;
       const int key = tile * kTileKeys + warp * kStepKeys;
-      process(rows, q_fragments, k_lane + stage, v_lane + stage, key + lane / 4, seen,
-              key + kStepKeys > unmasked);
+      process_keys_of_step(rows, q_fragments, k_lane + stage, v_lane + stage, key + lane / 4, seen,
+              key + kStepKeys > keys_seen_by_all_queries);
     }
 
-    // Combines the outputs of the block's warps in shared memory.
+    // Combines the outputs of the thread block's warps in shared memory.
 #pragma unroll
     for (int j = 0; j < kN; ++j)
 #pragma unroll
@@ -318,57 +325,60 @@ extern "C" __global__ void __launch_bounds__(kThreads)
         }
       }
     __syncthreads();
-    const bool whole = from_first && tile == work.tiles;
-    const int slot = 2 * static_cast<int>(blockIdx.x) + from_first;
-    const int pieces = min_of(kRows, head_rows - row0) * kPieces;
+    const bool covers_whole_unit = starts_at_first_key_tile && tile == work.tiles;
+    const int partial_result_slot = 2 * static_cast<int>(blockIdx.x) + starts_at_first_key_tile;
+    const int pieces = min_of(kRows, query_rows_sharing_keys - row0) * kPieces;
     for (int piece = threadIdx.x; piece < pieces; piece += kThreads) {
       const int row = piece / kPieces, column = piece % kPieces * 4;
-      Merged merged;
+      MergedOutputElements merged;
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) {
         const int from = w * kRows + row;
         merged.add(warps_stats[from * 2], warps_stats[from * 2 + 1],
                    *reinterpret_cast<const float4*>(&warps_o[from * kPitch + column]));
       }
-      if (whole) {
-        merged.store(out + (unit_row + row) * kHeadDim + column);
+      if (covers_whole_unit) {
+        merged.store(out + (first_query_row_of_unit + row) * kHeadDim + column);
       } else {
-        *reinterpret_cast<float4*>(partials.out(slot, row) + column) =
+        *reinterpret_cast<float4*>(partials.out(partial_result_slot, row) + column) =
             make_float4(merged.x[0], merged.x[1], merged.x[2], merged.x[3]);
         if (column == 0) {
-          partials.stats(slot, row)[0] = merged.top;
-          partials.stats(slot, row)[1] = merged.sum;
+          partials.stats(partial_result_slot, row)[0] = merged.top;
+          partials.stats(partial_result_slot, row)[1] = merged.sum;
         }
       }
     }
-    if (!whole) {
+    if (!covers_whole_unit) {
       const int first = work.block_of(static_cast<i64>(unit) * work.tiles);
-      const int final = work.block_of(static_cast<i64>(unit + 1) * work.tiles - 1);
+      const int last_block_of_unit = work.block_of(static_cast<i64>(unit + 1) * work.tiles - 1);
       __threadfence();
       __syncthreads();
-      const bool came_last =
-          threadIdx.x == 0 && atomicAdd(arrived + unit, 1u) == static_cast<u32>(final - first);
-      if (__syncthreads_or(came_last)) {
+      const bool arrived_last =
+          threadIdx.x == 0 && atomicAdd(arrived + unit,
+                                        1u) == static_cast<u32>(last_block_of_unit - first);
+      if (__syncthreads_or(arrived_last)) {
         __threadfence();
         for (int piece = threadIdx.x; piece < pieces; piece += kThreads) {
           const int row = piece / kPieces, column = piece % kPieces * 4;
-          Merged merged;
-          for (int from = first; from <= final; from += kPartsAtOnce) {
+          MergedOutputElements merged;
+          for (int from = first; from <= last_block_of_unit; from += kPartsAtOnce) {
             float top[kPartsAtOnce], sum[kPartsAtOnce];
             float4 x[kPartsAtOnce];
 #pragma unroll
             for (int i = 0; i < kPartsAtOnce; ++i) {
-              const int block = min_of(from + i, final), part = 2 * block + (block == first);
+              const int block = min_of(from + i, last_block_of_unit),
+                  part = 2 * block + (block == first);
               const float* stats = partials.stats(part, row);
-              top[i] = load_l2(stats);
-              sum[i] = load_l2(stats + 1);
-              x[i] = load_l2(reinterpret_cast<const float4*>(partials.out(part, row) + column));
+              top[i] = load_bypassing_l1(stats);
+              sum[i] = load_bypassing_l1(stats + 1);
+              x[i] = load_bypassing_l1(reinterpret_cast<const float4*>(partials.out(part, row) +
+                  column));
             }
 #pragma unroll
             for (int i = 0; i < kPartsAtOnce; ++i)
-              if (from + i <= final) merged.add(top[i], sum[i], x[i]);
+              if (from + i <= last_block_of_unit) merged.add(top[i], sum[i], x[i]);
           }
-          merged.store(out + (unit_row + row) * kHeadDim + column);
+          merged.store(out + (first_query_row_of_unit + row) * kHeadDim + column);
         }
         if (threadIdx.x == 0) arrived[unit] = 0;
       }

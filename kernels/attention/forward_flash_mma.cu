@@ -8,24 +8,24 @@
 //   out = o / l,  lse = m / sqrt(d) + ln(l)
 //
 // The three rescalings are skipped while no row's maximum has grown by more than 2^8 in P. The
-// reference m is then a little smaller than the true maximum; the result is the same and P stays
-// below 2^8.
+// reference maximum m is then a little smaller than the true maximum; the result is the same, and
+// no element of P exceeds 2^8.
 //
-// Threads: four warps compute 128 queries. A warp has 32 queries as two 16-row matrix tiles, so
-// that each B fragment of k or v read from shared memory serves two mma. P never leaves the
-// registers: the accumulator layout of S is the A layout of P v. Two blocks run on an SM, so that
-// each scheduler has one warp in its softmax while another is in its GEMMs.
-// Shared memory, 16-bit rows of d with 16-byte chunks XOR-swizzled by row: q [128][d], k and v [2
-// stages][64][d] each, 96 KiB at d = 128. The cp.async of the next key block are issued between the
-// steps of q k^T, one block ahead of their use. Each key block takes one block barrier.
-// Order of blocks: with full attention the query tiles of a head are neighbours. With a causal mask
-// heads form groups whose k and v fit into L2; within a group the longest tiles come first.
-// Layout: tensors are dense [b, h, s, d]. With -DSTRIDED=1 batches, heads and rows have any
-// strides; the row strides of k and v are compile-time constants.
-// Bound: tensor cores, 4 b h s^2 d FLOPs (half if causal); mma.sync reaches about 62 % of wgmma's
-// rate on this architecture.
-// Against forward_flash: mma instead of FMA, 16-bit tiles, asynchronous copies, no P in shared
-// memory, lazy rescaling.
+// Threads: a thread block of four warps computes 128 queries. A warp has 32 queries as two 16-row
+// matrix tiles, so that each B fragment of k or v read from shared memory serves two mma. P never
+// leaves the registers: the accumulator layout of q k^T equals the layout of mma's A operand for P
+// v. Two thread blocks run on an SM, so that each scheduler has one warp in its softmax while
+// another warp is in its GEMMs. Shared memory, 16-bit rows of d with 16-byte chunks XOR-swizzled by
+// row: q [128][d], k and v [2 stages][64][d] each, 96 KiB at d = 128. The cp.async copies of the
+// next key block are issued between the mma steps of q k^T, one key block ahead of their use. The
+// loop over key blocks has one barrier of the thread block for each key block. Order of thread
+// blocks: with full attention the query tiles of a head are adjacent. With a causal mask the heads
+// form groups whose k and v fit into L2; within a group the query tiles with the most keys come
+// first. Layout: by default all tensors are dense [b, h, s, d]. In a build with -DSTRIDED=1,
+// batches, heads and rows have any strides; the row strides of k and v are compile-time constants.
+// Bound: tensor cores, 4 b h s^2 d FLOPs (half with a causal mask); on sm_90 mma.sync reaches about
+// 62 % of the rate of wgmma. Against forward_flash: mma instead of FMA, 16-bit tiles, asynchronous
+// copies, P in registers, and rescaling only where a maximum grew by more than 2^8.
 #include "attention/shape.cuh"
 #include "attention/warp_gemm.cuh"
 #include "common/math.cuh"
@@ -69,17 +69,18 @@ static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles tak
 static_assert(kSharedBytes * kBlocksPerSm <= 227 * 1024,
               "the blocks of an SM share 227 KiB of shared memory");
 
-struct Rows {
+struct WarpSoftmaxAndOutput {
   float o[kM][kD][4];
   float top[kM *
             2];  // running maximum of the raw scores; row 2i + h is matrix tile i, row lane/4 + 8h
   float sum[kM * 2];  // this lane's share of the row sum
 };
 
-// Processes one block of keys. With a causal mask, `row0` is the last key that the warp's first row
-// sees. The function calls `copy(step)` between the steps of q k^T.
+// Processes one key block: scores, softmax and P v of the warp's 32 queries. With a causal mask,
+// `row0` is the index of the last key that the warp's first query row sees. The function calls
+// `copy(step)` between the steps of q k^T.
 template <bool kMask, typename Copy>
-__device__ __forceinline__ void process(Rows& rows,
+__device__ __forceinline__ void process(WarpSoftmaxAndOutput& rows,
                                         const u32 (&q_fragments)[kQInRegisters ? kSteps : 1][kM][4],
                                         u32 q_lane, u32 k_lane, u32 v_lane, int row0, int key0,
                                         int keys, u32 lane, Copy copy) {
@@ -116,7 +117,7 @@ __device__ __forceinline__ void process(Rows& rows,
   }
 
   float best[kM * 2];
-  bool grow = false;
+  bool any_maximum_grew = false;
 #pragma unroll
   for (int r = 0; r < kM * 2; ++r) {
     const int i = r / 2, h = (r % 2) * 2;
@@ -131,12 +132,12 @@ __device__ __forceinline__ void process(Rows& rows,
     for (int r = 0; r < kM * 2; ++r)
       best[r] = max_f32(best[r], __shfl_xor_sync(kFullWarp, best[r], mask));
 #pragma unroll
-  for (int r = 0; r < kM * 2; ++r) grow |= best[r] > rows.top[r] + kRescaleThreshold;
-  if (__any_sync(kFullWarp, grow)) {
+  for (int r = 0; r < kM * 2; ++r) any_maximum_grew |= best[r] > rows.top[r] + kRescaleThreshold;
+  if (__any_sync(kFullWarp, any_maximum_grew)) {
 #pragma unroll
     for (int r = 0; r < kM * 2; ++r) {
       const float top = max_f32(rows.top[r], best[r]);
-      // A query row that has seen no key yet has no maximum.
+      // While a query row has seen no key, its maximum is -inf and its rescaling factor is 1.
       const float alpha =
           kMask && rows.top[r] == top ? 1.f : exp2_approx((rows.top[r] - top) * kScaleLog2);
       const int i = r / 2, h = (r % 2) * 2;
@@ -172,15 +173,15 @@ __device__ __forceinline__ void process(Rows& rows,
   exponentials(0, p[0]);
 #pragma unroll
   for (int step = 0; step < kTileN / 16; ++step) {
-    // The exponentials of the next step run concurrently with this step's GEMMs.
+    // The exponentials for the next 16 keys run concurrently with the mma of the current 16 keys.
     if (step + 1 < kTileN / 16) exponentials(step + 1, p[(step + 1) & 1]);
     multiply_step_ab(rows.o, p[step & 1], v_lane + step * 16 * kRowBytes);
   }
 }
 
-// Each block computes one tile of queries of one head. `share` query heads read one of the
-// `key_heads` key heads of a batch. With a causal mask the last query sees the last key. lse may be
-// null.
+// Each thread block computes one tile of 128 queries of one head. Each batch has `key_heads` key
+// heads, and `share` query heads read each key head. With a causal mask the last query sees the
+// last key. lse may be null.
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) attention_forward_flash_mma(
     const u16* __restrict__ q, const u16* __restrict__ k, const u16* __restrict__ v,
     u16* __restrict__ out, float* __restrict__ lse, int queries, int keys, int batch_heads,
@@ -192,47 +193,52 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) attention_f
   const int tid = threadIdx.x, warp = tid / kWarpSize;
   const u32 lane = tid % kWarpSize;
   const int tiles = (queries + kTileM - 1) / kTileM;
-  const int ahead = kCausal ? keys - queries : 0;  // keys that the first query sees before its own
+  // keys that the first query sees before its own
+  const int keys_before_first_query = kCausal ? keys - queries : 0;
 
   int tile, head;
   if (kCausal) {
-    const i64 fitting = kL2Budget / (static_cast<i64>(keys) * kRowBytes * 2) * share;
-    const int group = max_of(1, static_cast<int>(min_of(static_cast<i64>(batch_heads), fitting)));
+    const i64 heads_fitting_l2 = kL2Budget / (static_cast<i64>(keys) * kRowBytes * 2) * share;
+    const int group = max_of(1,
+        static_cast<int>(min_of(static_cast<i64>(batch_heads), heads_fitting_l2)));
     const int first = static_cast<int>(blockIdx.x) / (group * tiles) * group;
     const int size = min_of(group, batch_heads - first);
-    const int rest = static_cast<int>(blockIdx.x) - first * tiles;
-    tile = tiles - 1 - rest / size;
-    head = first + rest % size;
+    const int block_in_head_group = static_cast<int>(blockIdx.x) - first * tiles;
+    tile = tiles - 1 - block_in_head_group / size;
+    head = first + block_in_head_group % size;
   } else {
     head = blockIdx.x / tiles;
     tile = blockIdx.x % tiles;
   }
-  const int q0 = tile * kTileM;
-  const int seen = kCausal ? min_of(keys, q0 + kTileM + ahead) : keys;
-  int block = (seen + kTileN - 1) / kTileN - 1;
+  const int first_query_of_tile = tile * kTileM;
+  const int keys_seen_by_tile =
+      kCausal ? min_of(keys, first_query_of_tile + kTileM + keys_before_first_query) : keys;
+  int block = (keys_seen_by_tile + kTileN - 1) / kTileN - 1;
 
   const int copy_row = tid / kRowChunks, copy_chunk = tid % kRowChunks;
-  const u32 copy_to = base + swizzled<kRowBytes>(copy_row, copy_chunk);
+  const u32 shared_copy_address = base + swizzled<kRowBytes>(copy_row, copy_chunk);
   const int heads = key_heads * share, key_head = head / share;
   const i64 k_offset =
       row_offset(k_strides, key_head, key_heads, keys, block * kTileN, copy_row) + copy_chunk * 8;
   const i64 v_offset =
       row_offset(v_strides, key_head, key_heads, keys, block * kTileN, copy_row) + copy_chunk * 8;
-  const u16* k_from = k + k_offset;
-  const u16* v_from = v + v_offset;
+  const u16* key_source = k + k_offset;
+  const u16* value_source = v + v_offset;
 
-  copy_rows<kTileM, kRowsPerPass, true>(
-      copy_to,
+  copy_rows_to_shared_async<kTileM, kRowsPerPass, true>(
+      shared_copy_address,
       q + head_offset(q_strides, head, heads, queries) +
-          static_cast<i64>(q0 + copy_row) * row_stride(q_strides) + copy_chunk * 8,
-      row_stride(q_strides), queries - q0 - copy_row);
-  copy_rows<kTileN, kRowsPerPass, true>(copy_to + kKOffset, k_from, kKRow,
+          static_cast<i64>(first_query_of_tile + copy_row) * row_stride(q_strides) + copy_chunk * 8,
+      row_stride(q_strides), queries - first_query_of_tile - copy_row);
+  copy_rows_to_shared_async<kTileN, kRowsPerPass, true>(shared_copy_address + kKOffset, key_source,
+                                                        kKRow,
                                         keys - block * kTileN - copy_row);
-  copy_rows<kTileN, kRowsPerPass, true>(copy_to + kVOffset, v_from, kVRow,
+  copy_rows_to_shared_async<kTileN, kRowsPerPass, true>(shared_copy_address + kVOffset,
+                                                        value_source, kVRow,
                                         keys - block * kTileN - copy_row);
   cp_async_commit();
 
-  Rows rows;
+  WarpSoftmaxAndOutput rows;
   clear(rows.o);
 #pragma unroll
   for (int r = 0; r < kM * 2; ++r) {
@@ -240,10 +246,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) attention_f
     rows.sum[r] = 0.f;
   }
 
-  const int row0 = q0 + warp * kWarpRows;
-  const u32 q_lane = base + lane_by_row<kRowBytes>(warp * kWarpRows, lane);
-  const u32 k_lane = base + kKOffset + lane_by_column<kRowBytes>(0, lane);
-  const u32 v_lane = base + kVOffset + lane_by_row<kRowBytes>(0, lane);
+  const int row0 = first_query_of_tile + warp * kWarpRows;
+  const u32 q_lane = base + lane_address_of_rows_by_k<kRowBytes>(warp * kWarpRows, lane);
+  const u32 k_lane = base + kKOffset + lane_address_of_columns_by_k<kRowBytes>(0, lane);
+  const u32 v_lane = base + kVOffset + lane_address_of_rows_by_k<kRowBytes>(0, lane);
   u32 stage = 0;
 
   u32 q_fragments[kQInRegisters ? kSteps : 1][kM][4];
@@ -258,30 +264,32 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) attention_f
                     (q_lane ^ (step * 32)) + i * 16 * kRowBytes);
   }
 
-  // Issues the part of the next key block's copies that belongs to one step of q k^T.
+  // Copies one part of the next key block; each mma step of q k^T issues one such part.
   auto copy_step = [&](int step) {
     if (block == 0) return;
-    const u32 to = copy_to + (stage ^ kStageBytes);
+    const u32 to = shared_copy_address + (stage ^ kStageBytes);
 #pragma unroll
     for (int pass = step * kPasses / kSteps; pass < (step + 1) * kPasses / kSteps; ++pass) {
-      cp_async_16(to + kKOffset + pass * kRowsPerPass * kRowBytes,
-                  k_from + pass * kRowsPerPass * kKRow);
-      cp_async_16(to + kVOffset + pass * kRowsPerPass * kRowBytes,
-                  v_from + pass * kRowsPerPass * kVRow);
+      cp_async_16_bytes(to + kKOffset + pass * kRowsPerPass * kRowBytes,
+                  key_source + pass * kRowsPerPass * kKRow);
+      cp_async_16_bytes(to + kVOffset + pass * kRowsPerPass * kRowBytes,
+                  value_source + pass * kRowsPerPass * kVRow);
     }
   };
   auto copy_all = [&]() {
     if (block == 0) return;
-    copy_rows<kTileN, kRowsPerPass, false>(copy_to + kKOffset + (stage ^ kStageBytes), k_from,
+    copy_rows_to_shared_async<kTileN, kRowsPerPass, false>(shared_copy_address + kKOffset + (stage ^
+        kStageBytes), key_source,
                                            kKRow, 0);
-    copy_rows<kTileN, kRowsPerPass, false>(copy_to + kVOffset + (stage ^ kStageBytes), v_from,
+    copy_rows_to_shared_async<kTileN, kRowsPerPass, false>(shared_copy_address + kVOffset + (stage ^
+        kStageBytes), value_source,
                                            kVRow, 0);
   };
   auto begin = [&]() {
     cp_async_wait<0>();
     __syncthreads();
-    k_from -= kTileN * kKRow;
-    v_from -= kTileN * kVRow;
+    key_source -= kTileN * kKRow;
+    value_source -= kTileN * kVRow;
   };
   auto end = [&]() {
     cp_async_commit();
@@ -289,27 +297,32 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) attention_f
     --block;
   };
 
-  const int unmasked = (kCausal ? q0 + ahead : keys) / kTileN;  // blocks below are seen whole
+  // blocks below are seen whole
+  const int key_blocks_without_mask =
+      (kCausal ? first_query_of_tile + keys_before_first_query : keys) / kTileN;
 #pragma unroll 1
-  while (block >= unmasked) {
+  while (block >= key_blocks_without_mask) {
     begin();
     copy_all();
-    if (!kCausal || block * kTileN < row0 + ahead + kWarpRows)  // else the warp sees nothing of it
-      process<true>(rows, q_fragments, q_lane, k_lane + stage, v_lane + stage, row0 + ahead,
+    // else the warp sees nothing of it
+    if (!kCausal || block * kTileN < row0 + keys_before_first_query + kWarpRows)
+      process<true>(rows, q_fragments, q_lane, k_lane + stage, v_lane + stage,
+                    row0 + keys_before_first_query,
                     block * kTileN, keys, lane, [](int) {});
     end();
   }
 #pragma unroll 1
   while (block >= 0) {
     begin();
-    process<false>(rows, q_fragments, q_lane, k_lane + stage, v_lane + stage, row0 + ahead,
+    process<false>(rows, q_fragments, q_lane, k_lane + stage, v_lane + stage,
+                   row0 + keys_before_first_query,
                    block * kTileN, keys, lane, copy_step);
     end();
   }
 
-  // Each warp rounds its output rows into the place of its own queries, which no other warp has
-  // read, and stores whole rows.
-  const u32 out_tile = base + warp * kWarpRows * kRowBytes;
+  // Each warp writes its rounded output rows over its own queries in shared memory, which no other
+  // warp reads, and stores whole rows from there.
+  const u32 shared_output_of_warp = base + warp * kWarpRows * kRowBytes;
   __syncwarp();
 #pragma unroll
   for (int r = 0; r < kM * 2; ++r) {
@@ -319,7 +332,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) attention_f
     const int row = i * 16 + static_cast<int>(lane >> 2) + (r % 2) * 8;
 #pragma unroll
     for (int j = 0; j < kD; ++j)
-      store_shared_b32(out_tile + swizzled<kRowBytes>(row, j) + (lane & 3) * 4,
+      store_shared_b32(shared_output_of_warp + swizzled<kRowBytes>(row, j) + (lane & 3) * 4,
                        Element::pack(rows.o[i][j][h] * inverse, rows.o[i][j][h + 1] * inverse));
     if (lse != nullptr && (lane & 3) == 0 && row0 + row < queries)
       lse[number_offset(lse_strides, head, heads, queries, row0, row)] =
@@ -332,7 +345,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) attention_f
 #pragma unroll
   for (int pass = 0; pass < kWarpRows / kStoreRows; ++pass) {
     const int row = pass * kStoreRows + lane / kRowChunks, chunk = lane % kRowChunks;
-    const uint4 x = load_shared_b128(out_tile + swizzled<kRowBytes>(row, chunk));
-    if (row0 + row < queries) *reinterpret_cast<uint4*>(to + row * row_stride(out_strides) + chunk * 8) = x;
+    const uint4 x = load_shared_b128(shared_output_of_warp + swizzled<kRowBytes>(row, chunk));
+    if (row0 + row < queries) *reinterpret_cast<uint4*>(to + row * row_stride(out_strides) +
+        chunk * 8) = x;
   }
 }

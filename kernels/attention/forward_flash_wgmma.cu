@@ -7,39 +7,40 @@
 //     sum = a sum + sum p;  o = a o + p v
 //   out = o / sum;  lse = top / sqrt(d) + ln(sum)
 //
-// Threads: three compute warpgroups process 64 queries each and have 160 registers a thread. In a
-// fourth warpgroup, which keeps 32 registers a thread, one thread issues the copies. A thread block
-// is persistent and takes tiles of up to 192 queries from a list. The host makes this list, because
-// with a causal mask the work of tiles differs much.
-// With any number of parts but PARTS=3 a tile is a whole head of up to 256 queries and keys, which
-// are copied once. Warpgroups take the parts of a tile one after another and go on to the next
-// head, so that they seldom wait for each other. All keys of a head of four parts are in shared
-// memory at a time; otherwise the second part of a warpgroup would wait for keys that its first
-// part has released. A second copying thread copies the queries. Thread blocks process such heads
-// at different speeds, so they take heads from a counter and pass the tile to their threads through
-// shared memory.
-// Layout: tensor maps have the strides of batches, heads and rows of each tensor.
-// Shared memory: stages of queries, so that the queries of the next tile arrive in time, stages of
-// keys and stages of values. A warpgroup writes its output to the place of its queries. All tiles
-// are columns of 64 elements, whose rows of 128 bytes are swizzled for wgmma. Each stage has a
-// barrier for full and one for empty.
+// Threads: three compute warpgroups process 64 queries each and have 160 registers a thread. In the
+// fourth warpgroup of a thread block, which keeps 32 registers a thread, one thread issues the
+// tensor copies. A thread block is persistent and takes query tiles of up to 192 queries, one after
+// the other, from a list. The host makes the list of query tiles, because with a causal mask the
+// work of the tiles differs much. In builds other than PARTS=3, a query tile is a whole head of up
+// to 256 queries and keys, which are copied once. In these whole-head builds the warpgroups take
+// the 64-query parts of a tile in rotation and go on to the next head, so they seldom wait for each
+// other. Shared memory holds all keys of a head of four parts at once; otherwise a warpgroup's
+// second part would wait for keys that its first part still holds. In whole-head builds a second
+// copying thread copies the queries. Thread blocks process whole heads at different speeds, so they
+// take heads from a counter in device memory and pass the tile to their threads through shared
+// memory. Layout: the tensor maps contain the strides of the batches, heads and rows of each
+// tensor. Shared memory: stages of queries, of keys and of values; the next tile's queries arrive
+// in a second stage in time. A warpgroup writes its rounded output over its own queries in shared
+// memory. All tiles are columns of 64 elements, whose rows of 128 bytes are swizzled for wgmma.
+// Each stage in shared memory has a full barrier and an empty barrier.
 //
 // Overlap: a warpgroup starts q k^T of the next key block, then p v of the current one, and
 // computes the next block's exponentials while p v runs. While one warpgroup computes exponentials,
-// the other warpgroups use the tensor cores. The weights p stay in registers: the accumulator of q
-// k^T has the layout of the operand of p v. The output o is rescaled only if a row's maximum grows
-// by more than 2^8: below that p is at most 256.
+// the other compute warpgroups use the tensor cores. The weights p stay in registers: the
+// accumulator of q k^T has the register layout of the operand of p v. The output o is rescaled only
+// if a row's maximum grows by more than 2^8; without rescaling, no p exceeds 256.
 //
-// With -DFP8=1 operands are e4m3 with one scale a head (warpgroup/gemm_e4m3.cuh). The kernel
-// attention_transpose_values transposes the values before this kernel. The weights p are rounded to
-// e4m3. At a row's maximum p is 2^6, because the smallest positive e4m3 number is 2^-9. An fp8
-// build has registers for the next block's weights p, so that they are rounded while p v runs. An
-// fp8 build writes no lse.
+// In a build with -DFP8=1, q, k and v are e4m3 with one scale a head (warpgroup/gemm_e4m3.cuh). For
+// an fp8 build, the kernel attention_transpose_values transposes the values before this attention
+// kernel runs. In an fp8 build the softmax weights p are rounded to e4m3. In an fp8 build the
+// weight at a row's maximum is 2^6, because the smallest positive e4m3 number is 2^-9. An fp8 build
+// has registers for the next key block's weights p, so these are rounded while p v of the current
+// block runs. An fp8 build writes no log-sum-exp.
 //
-// Bound: tensor cores, at d = 64 also exp2.
-// Against forward_flash_mma: tensor cores read operands from shared memory without loading them
-// into registers, and copies take no time of compute threads. Three warpgroups share a key block,
-// which takes a third of the L2 traffic of 64 queries alone.
+// Bound: tensor cores; at d = 64 also the exp2 throughput. Against forward_flash_mma: tensor cores
+// read operands from shared memory without loading them into registers, and copies take no time of
+// compute threads. Three compute warpgroups share each key block: the L2 traffic for keys is a
+// third of that of 64 queries alone.
 #include "attention/shape.cuh"
 #include "attention/warpgroup/gemm.cuh"
 #include "attention/warpgroup/gemm_e4m3.cuh"
@@ -49,20 +50,20 @@
 #include "common/wgmma/ring.cuh"
 
 constexpr bool kFp8 = FP8 != 0;
-using Gemm = Choose<kFp8, GemmE4m3, Gemm16>::Type;
+using Gemm = ChooseType<kFp8, AttentionGemmsE4m3, AttentionGemms16Bit>::Type;
 constexpr int kGroups = 3, kGroupThreads = 128, kThreads = THREADS;
 constexpr int kQueryStages = QUERY_STAGES, kKeyStages = KEY_STAGES, kValueStages = VALUE_STAGES;
 constexpr int kKeys = TILE_KEYS;  // of a block
 constexpr int kParts = PARTS;     // of a tile, 64 queries each
 constexpr bool kTurns = kParts != kGroups;  // a warpgroup's part changes from tile to tile
-// Number of parts in one copy of queries: one part, or all parts of a tile.
+// Number of 64-query parts in one copy of queries: one part, or all parts of a tile.
 constexpr int kPartsACopy = kTurns ? 1 : kParts;
 constexpr int kCopiesATurn = kTurns ? kGroups : 1;  // from a warpgroup's queries to its next ones
 constexpr int kRowBytes = kHeadDim * Gemm::kElementBytes;  // of queries, keys, values
 constexpr int kColumns = kRowBytes / kColumnBytes;
 constexpr int kColumnElements = kColumnBytes / Gemm::kElementBytes;
 constexpr int kOutputColumns = kHeadDim / 64;
-// Shared memory that holds a warpgroup's queries and later its output.
+// Bytes of shared memory that hold a warpgroup's queries and later its output.
 constexpr int kQueriesBytes = kGroupRows * kHeadDim * 2;
 constexpr int kBlockBytes = kKeys * kRowBytes;
 constexpr int kTileStages = TILE_STAGES, kTileBytes = 16;
@@ -71,9 +72,9 @@ constexpr int kValuesOffset = kKeysOffset + kKeyStages * kBlockBytes;
 constexpr int kBarriersOffset = kValuesOffset + kValueStages * kBlockBytes;
 constexpr int kTilesOffset = kBarriersOffset + 16 * (kQueryStages + kKeyStages + kValueStages);
 constexpr int kSharedBytes = kTilesOffset + (kTurns ? (kTileBytes + 16) * kTileStages : 0);
-// The largest weight is 2^8. Until o is rescaled, a row's maximum may grow by 2^kGrowth, so weights
-// are computed relative to a maximum that is 2^kGrowth lower. In fp8 kGrowth is small, because
-// small weights would round to zero.
+// The largest softmax weight p is 2^8. A row's maximum may grow by 2^kGrowth before o is rescaled,
+// so weights are computed relative to a maximum that is 2^kGrowth lower. In fp8 kGrowth is small,
+// because small weights p would round to zero.
 constexpr float kGrowth = kFp8 ? 2.f : 8.f, kTopWeight = 8.f - kGrowth;
 
 static_assert(kThreads == (kGroups + 1) * kGroupThreads, "a warpgroup copies, the others compute");
@@ -81,195 +82,222 @@ static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the tiles tak
 static_assert(!kFp8 || kHeadDim == 128, "in fp8 a row is a column of 128 bytes");
 static_assert(kQueryStages > kCopiesATurn, "a copy is released once the next one is read");
 
-// Warps that release a stage of keys or values: those of all parts of a tile. A warpgroup that has
-// no part of a tile waits for its keys and values too, because a barrier shows only whether its
-// last phase was even or odd. Queries belong to one warpgroup, whose first thread releases them.
+// Number of warps that release a stage of keys or values: the warps of all parts of a tile. A
+// warpgroup without a part of a tile also waits for the tile's keys and values, because a barrier
+// shows only whether its last phase was even or odd. A stage of queries belongs to one warpgroup,
+// whose first thread releases the stage.
 constexpr int kReaders = kParts > kGroups ? kParts : kGroups;
 constexpr int kReadingWarps = kReaders * kGroupThreads / kWarpSize;
-using Queries = Ring<kQueryStages, kPartsACopy * kQueriesBytes, kPartsACopy>;
-using Keys = Ring<kKeyStages, kBlockBytes, kReadingWarps>;
-using ValueBlocks = Ring<kValueStages, kBlockBytes, kReadingWarps>;
-// Ring of tile descriptions, read by all compute warps and by the thread that copies queries.
-using Tiles = Ring<kTileStages, kTileBytes, kGroups * kGroupThreads / kWarpSize + 1>;
-struct Rings {
+using Queries = SharedMemoryCopyRing<kQueryStages, kPartsACopy * kQueriesBytes, kPartsACopy>;
+using Keys = SharedMemoryCopyRing<kKeyStages, kBlockBytes, kReadingWarps>;
+using ValueBlocks = SharedMemoryCopyRing<kValueStages, kBlockBytes, kReadingWarps>;
+// Ring of tile descriptions in shared memory, read by all compute warps and by the thread that
+// copies queries.
+using Tiles = SharedMemoryCopyRing<kTileStages, kTileBytes, kGroups * kGroupThreads / kWarpSize +
+    1>;
+struct ForwardSharedRings {
   Queries queries;
   Keys keys;
   ValueBlocks values;
   Tiles tiles;
-  __device__ __forceinline__ explicit Rings(u32 base)
+  __device__ __forceinline__ explicit ForwardSharedRings(u32 base)
       : queries{base, base + kBarriersOffset},
         keys{base + kKeysOffset, queries.barriers + Queries::kBarrierBytes},
         values{base + kValuesOffset, keys.barriers + Keys::kBarrierBytes},
         tiles{base + kTilesOffset, base + kTilesOffset + kTileStages * kTileBytes} {}
 };
 
-// Type of the values argument: a tensor map, or for fp8 blocks in device memory that already have
-// the layout of shared memory.
-using Values = Choose<kFp8, const u8*, TensorMap>::Type;
+// Type of the kernel's values argument: a tensor map, or for fp8 a pointer to blocks in device
+// memory that already have the layout of shared memory.
+using Values = ChooseType<kFp8, const u8*, TensorMap>::Type;
 
-// Scales of each head's queries, keys and values in fp8.
+// Pointers to the fp8 scales of each head's queries, keys and values.
 struct Scales {
   const float *q, *k, *v;
 };
 
-struct Shape {
+struct AttentionSizes {
   int queries, keys;  // of a head
   int heads, share;   // heads of queries a batch; those that share a head of keys and values
   int total;          // heads of queries of all batches
 };
 
-// A tile of queries: rows of one head from `row` on, 64 for each of the first `groups` parts.
-struct Tile {
+// A query tile: rows of one head from `row` on, 64 rows for each of the first `groups` parts.
+struct QueryTile {
   int row, groups, head, batch;
 
-  // Reads query tile number `index` from the thread block's list. The lists of all blocks have the
-  // same length; a tile without groups ends a list.
-  static __device__ __forceinline__ Tile listed(const int4* tiles, int index) {
+  // Reads query tile number `index` from this thread block's list of tiles. The lists of all thread
+  // blocks have the same length; a tile with zero groups ends a list.
+  static __device__ __forceinline__ QueryTile tile_from_list(const int4* tiles, int index) {
     const int4 entry = tiles[static_cast<i64>(index) * gridDim.x + blockIdx.x];
     return {entry.x, entry.y, entry.z, entry.w};
   }
-  // Returns head number `of_all`, counted over all batches, as one tile. Beyond the last head the
-  // returned tile has no warpgroups' parts.
-  static __device__ __forceinline__ Tile whole(const Shape& shape, int of_all) {
-    const int batch = of_all / shape.heads;
-    return {0, of_all < shape.total ? kParts : 0, of_all - batch * shape.heads, batch};
+  // Returns the whole head number `head_over_all_batches`, counted over all batches, as one query
+  // tile. Beyond the last head the returned tile has zero groups.
+  static __device__ __forceinline__ QueryTile tile_of_whole_head(const AttentionSizes& shape,
+      int head_over_all_batches) {
+    const int batch = head_over_all_batches / shape.heads;
+    return {0, head_over_all_batches < shape.total ? kParts : 0,
+        head_over_all_batches - batch * shape.heads, batch};
   }
-  // Index of the tile's head over all batches.
-  __device__ __forceinline__ int head_of_all(const Shape& shape) const {
+  // Returns the index of the tile's query head among the heads of all batches.
+  __device__ __forceinline__ int head_index_over_all_batches(const AttentionSizes& shape) const {
     return batch * shape.heads + head;
   }
 };
 
-// Source of a thread block's tiles: a list that the host made, or a counter that all blocks share.
-struct Source {
+// Source of a thread block's query tiles: a list that the host made, or a counter of heads that all
+// thread blocks share.
+struct QueryTileSource {
   const int4* list;
   u32* taken;
 
-  // Returns the next head that no block has taken. A block begins with the head of its own number
-  // and takes one head after each, so that each head increments the counter once. The last
-  // increment wraps the counter to zero for the next launch.
-  __device__ __forceinline__ int take(const Shape& shape) const {
+  // Returns the next head that no thread block has taken. A thread block begins with the head of
+  // its own index and takes another head after each, so every head increments the counter once. The
+  // last increment of a launch wraps the head counter to zero for the next launch.
+  __device__ __forceinline__ int take_head_from_counter(const AttentionSizes& shape) const {
     return static_cast<int>(atomicInc(taken, shape.total - 1) + gridDim.x);
   }
 };
 
-__device__ __forceinline__ void publish(const Tiles& ring, u32 n, const Tile& tile) {
+__device__ __forceinline__ void publish_tile_to_block(const Tiles& ring, u32 n,
+                                                      const QueryTile& tile) {
   barrier_wait(ring.empty(n), n / kTileStages % 2 ^ 1);
   store_shared_b128(ring.stage(n), tile.row, tile.groups, tile.head, tile.batch);
   barrier_arrive_one(ring.full(n));
 }
 
-// Returns tile number `index` of a block, for the threads that did not take it from the counter.
-__device__ __forceinline__ Tile tile_at(const Rings& rings, const Source& source, int index) {
+// Returns query tile number `index` of this thread block, for the threads that did not take the
+// tile from the head counter.
+__device__ __forceinline__ QueryTile tile_of_block(const ForwardSharedRings& rings,
+                                                   const QueryTileSource& source, int index) {
   if (kTurns) {
     rings.tiles.wait(index);
     const uint4 tile = load_shared_b128(rings.tiles.stage(index));
     return {static_cast<int>(tile.x), static_cast<int>(tile.y), static_cast<int>(tile.z),
             static_cast<int>(tile.w)};
   } else {
-    return Tile::listed(source.list, index);
+    return QueryTile::tile_from_list(source.list, index);
   }
 }
 
-// Number of key blocks that are visible to any query before `end`. The last query sees all keys.
-__device__ __forceinline__ int blocks_seen(const Shape& shape, int end) {
+// Returns the number of key blocks that any query before index `end` sees. The last query of a head
+// sees all keys.
+__device__ __forceinline__ int key_blocks_seen_before(const AttentionSizes& shape, int end) {
   const int seen = kCausal ? min_of(shape.keys, end + shape.keys - shape.queries) : shape.keys;
   return seen > 0 ? (seen + kKeys - 1) / kKeys : 0;
 }
 
 template <class Blocks>
-__device__ __forceinline__ void copy_block(const Blocks& ring, u32 n, const TensorMap& map,
+__device__ __forceinline__ void copy_key_or_value_block(const Blocks& ring, u32 n,
+                                                        const TensorMap& map,
                                            int block, int head, int batch) {
   ring.begin_fill(n, kBlockBytes);
 #pragma unroll
   for (int column = 0; column < kColumns; ++column)
-    copy_box(ring.stage(n) + column * kKeys * kColumnBytes, map,
+    tma_load_box(ring.stage(n) + column * kKeys * kColumnBytes, map,
              {column * kColumnElements, block * kKeys, head, batch}, ring.full(n));
 }
 
-__device__ __forceinline__ void copy_values(const ValueBlocks& ring, u32 n, const TensorMap& map,
-                                            const Shape& shape, int block, const Tile& tile) {
-  copy_block(ring, n, map, block, tile.head / shape.share, tile.batch);
+__device__ __forceinline__ void copy_value_block(const ValueBlocks& ring, u32 n,
+                                                 const TensorMap& map,
+                                            const AttentionSizes& shape, int block,
+                                                const QueryTile& tile) {
+  copy_key_or_value_block(ring, n, map, block, tile.head / shape.share, tile.batch);
 }
-__device__ __forceinline__ void copy_values(const ValueBlocks& ring, u32 n, const u8* values,
-                                            const Shape& shape, int block, const Tile& tile) {
+__device__ __forceinline__ void copy_value_block(const ValueBlocks& ring, u32 n, const u8* values,
+                                            const AttentionSizes& shape, int block,
+                                                const QueryTile& tile) {
   const int blocks = (shape.keys + kKeys - 1) / kKeys;
-  const int head = tile.head_of_all(shape) / shape.share;
+  const int head = tile.head_index_over_all_batches(shape) / shape.share;
   ring.begin_fill(n, kBlockBytes);
-  copy_bulk(ring.stage(n), values + (static_cast<i64>(head) * blocks + block) * kBlockBytes,
+  bulk_copy_to_shared(ring.stage(n), values + (static_cast<i64>(head) * blocks +
+      block) * kBlockBytes,
             kBlockBytes, ring.full(n));
 }
 
-// Starts copy number n of the queries, which has `count` parts from `first` on.
-__device__ __forceinline__ void copy_queries(const Queries& ring, u32 n, const TensorMap& map,
-                                             const Tile& tile, int first, int count) {
+// Starts copy number n of the queries, which contains the `count` parts from part `first` on.
+__device__ __forceinline__ void copy_query_parts(const Queries& ring, u32 n, const TensorMap& map,
+                                             const QueryTile& tile, int first, int count) {
   ring.begin_fill(n, count * kGroupRows * kRowBytes);
   for (int i = 0; i < count * kColumns; ++i) {
     const int part = i / kColumns, column = i % kColumns;
     const u32 to = ring.stage(n) + part * kQueriesBytes;
-    copy_box(to + column * kGroupRows * kColumnBytes, map,
+    tma_load_box(to + column * kGroupRows * kColumnBytes, map,
              {column * kColumnElements, tile.row + (first + part) * kGroupRows, tile.head,
               tile.batch},
              ring.full(n));
   }
 }
 
-// Copies queries if the warpgroups' parts change from tile to tile; executed by one thread.
-__device__ __forceinline__ void produce_queries(const Rings& rings, const TensorMap& q,
-                                                const Source& source) {
+// Copies the queries of all tiles, in builds whose warpgroups take parts in rotation; one thread
+// executes the function.
+__device__ __forceinline__ void copy_queries_of_all_tiles(const ForwardSharedRings& rings,
+                                                          const TensorMap& q,
+                                                const QueryTileSource& source) {
   for (int index = 0;; ++index) {
-    const Tile tile = tile_at(rings, source, index);
+    const QueryTile tile = tile_of_block(rings, source, index);
     if (kTurns) rings.tiles.release(index);
     if (tile.groups == 0) return;
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part)
-      copy_queries(rings.queries, index * kParts + part, q, tile, part, 1);
+      copy_query_parts(rings.queries, index * kParts + part, q, tile, part, 1);
   }
 }
 
-// Copies keys and values, and by default queries; executed by one thread.
-__device__ __forceinline__ void produce(const Rings& rings, const TensorMap& q, const TensorMap& k,
-                                        const Values& v, const Source& source,
-                                        const Shape& shape) {
+// Copies the keys and values of all tiles, and the queries unless another thread copies them; one
+// thread executes the function.
+__device__ __forceinline__ void copy_tiles_of_all_blocks(const ForwardSharedRings& rings,
+                                                         const TensorMap& q, const TensorMap& k,
+                                        const Values& v, const QueryTileSource& source,
+                                        const AttentionSizes& shape) {
   u32 n = 0;
   int next = blockIdx.x;  // of all heads
   for (int index = 0;; ++index) {
-    const Tile tile = kTurns ? Tile::whole(shape, next) : Tile::listed(source.list, index);
-    if (kTurns) publish(rings.tiles, index, tile);
+    const QueryTile tile = kTurns ? QueryTile::tile_of_whole_head(shape, next) :
+        QueryTile::tile_from_list(source.list, index);
+    if (kTurns) publish_tile_to_block(rings.tiles, index, tile);
     if (tile.groups == 0) return;
-    if (kTurns) next = source.take(shape);
-    if (!kTurns) copy_queries(rings.queries, index, q, tile, 0, tile.groups);
+    if (kTurns) next = source.take_head_from_counter(shape);
+    if (!kTurns) copy_query_parts(rings.queries, index, q, tile, 0, tile.groups);
     const int head = tile.head / shape.share;
-    const int blocks = blocks_seen(shape, tile.row + tile.groups * kGroupRows);
-    // Keys are copied one block ahead of values, because the scores of the next block start first.
+    const int blocks = key_blocks_seen_before(shape, tile.row + tile.groups * kGroupRows);
+    // Keys are copied one key block ahead of values, because the scores of the next block start
+    // before p v of the current one.
     for (int block = blocks; block >= 0; --block) {
-      if (block > 0) copy_block(rings.keys, n + blocks - block, k, block - 1, head, tile.batch);
-      if (block < blocks) copy_values(rings.values, n + blocks - block - 1, v, shape, block, tile);
+      if (block > 0) copy_key_or_value_block(rings.keys, n + blocks - block, k, block - 1, head,
+          tile.batch);
+      if (block < blocks) copy_value_block(rings.values, n + blocks - block - 1, v, shape, block,
+          tile);
     }
     n += blocks;
   }
 }
 
-// A lane's elements of its two rows, lane / 4 and lane / 4 + 8 of its warp's 16 rows.
-struct Rows {
+// The elements that a lane holds of two query rows: rows lane / 4 and lane / 4 + 8 of its warp's 16
+// rows.
+struct LaneRowsOfWarpgroup {
   float o[kHeadDim / 2];
   float s[kKeys / 2];
   u32 p[kFp8 ? 2 : 1][kKeys / Gemm::kWordKeys];  // of a block, and of the next
   float top[2], sum[2];
   float scale, growth;  // in fp8
 
-  // Product of log2(e) and the factor that turns q k^T into scores.
+  // Product of log2(e) and of the factor that turns q k^T into scores.
   __device__ __forceinline__ float scale_log2() const { return kFp8 ? scale : kScaleLog2; }
-  // Amount by which q k^T may exceed a row's running maximum before o is rescaled.
+  // Amount by which an element of q k^T may exceed a row's running maximum before o is rescaled.
   __device__ __forceinline__ float allowed() const {
     return kFp8 ? growth : kGrowth / kScaleLog2;
   }
 };
 
-// Replaces the scores of a key block by probabilities. Returns whether the output o must be scaled,
-// by `alpha`. Row r of the lane sees the keys before limit[r], counted from the lane's first key.
+// Replaces the scores of a key block by softmax weights p, relative to the row's running maximum.
+// Returns whether the output o must be scaled; the factors for the lane's two rows are then in
+// `alpha`. The lane's row r sees the keys before limit[r], counted from the first key whose score
+// the lane holds.
 template <bool kMask>
-__device__ __forceinline__ bool softmax(Rows& rows, float (&alpha)[2], const int (&limit)[2]) {
+__device__ __forceinline__ bool scores_to_probabilities(LaneRowsOfWarpgroup& rows,
+                                                        float (&alpha)[2], const int (&limit)[2]) {
   float best[2] = {negative_infinity(), negative_infinity()};
 #pragma unroll
   for (int i = 0; i < kKeys / 2; ++i) {
@@ -282,11 +310,11 @@ __device__ __forceinline__ bool softmax(Rows& rows, float (&alpha)[2], const int
 #pragma unroll
     for (int r = 0; r < 2; ++r)
       best[r] = max_f32(best[r], __shfl_xor_sync(kFullWarp, best[r], lanes));
-  const bool grow = __any_sync(kFullWarp, best[0] > rows.top[0] + rows.allowed() ||
+  const bool any_maximum_grew = __any_sync(kFullWarp, best[0] > rows.top[0] + rows.allowed() ||
                                               best[1] > rows.top[1] + rows.allowed());
-  // A query row that has seen no key yet has no maximum.
+  // While a query row has seen no key, its maximum is -inf.
   auto finite = [](float top) { return kMask && top == negative_infinity() ? 0.f : top; };
-  if (grow) {
+  if (any_maximum_grew) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float top = max_f32(rows.top[r], best[r]);
@@ -306,12 +334,12 @@ __device__ __forceinline__ bool softmax(Rows& rows, float (&alpha)[2], const int
     rows.s[i + 1] = exp2_approx(fma_f32(rows.s[i + 1], rows.scale_log2(), shift[r]));
     rows.sum[r] += rows.s[i] + rows.s[i + 1];
   }
-  return grow;
+  return any_maximum_grew;
 }
 
-// Position of a lane in the tile of its warpgroup.
-struct Place {
-  Shape shape;
+// Position of a lane in the 64 query rows of its warpgroup.
+struct LanePosition {
+  AttentionSizes shape;
   int row;     // the lane's first
   int column;  // the lane's first
 
@@ -324,69 +352,75 @@ struct Place {
   }
 };
 
-// Starts the GEMM of the scores with fill n of the ring of keys.
-__device__ __forceinline__ void start_scores(Rows& rows, const Rings& rings, u32 q, u32 n) {
+// Starts the asynchronous GEMM q k^T of the scores with the keys of fill n of the key ring.
+__device__ __forceinline__ void start_scores_gemm(LaneRowsOfWarpgroup& rows,
+                                                  const ForwardSharedRings& rings, u32 q, u32 n) {
   rings.keys.wait(n);
   Gemm::scores(rows.s, q, rings.keys.stage(n));
 }
 
 template <int kOf>
-__device__ __forceinline__ void start_values(Rows& rows, const Rings& rings, u32 n) {
+__device__ __forceinline__ void start_values_gemm(LaneRowsOfWarpgroup& rows,
+                                                  const ForwardSharedRings& rings, u32 n) {
   rings.values.wait(n);
   Gemm::values(rows.o, rows.p[kOf], rings.values.stage(n));
 }
 
-// Adds p v of fill n, with weights p[kOf], and computes the weights p[kNext] of fill n + 1, the
-// next key block downwards. If kOf and kNext differ, p[kNext] is rounded while p v still reads
-// p[kOf].
+// Adds p v of fill n with the weights p[kOf], and computes the weights p[kNext] of fill n + 1, the
+// next lower key block. If kOf and kNext differ, p[kNext] is rounded while p v still reads p[kOf].
 template <bool kMask, int kOf, int kNext>
-__device__ __forceinline__ void step(Rows& rows, const Rings& rings, const Place& place, u32 q,
+__device__ __forceinline__ void step(LaneRowsOfWarpgroup& rows, const ForwardSharedRings& rings,
+                                     const LanePosition& place, u32 q,
                                      u32 n, int block) {
-  start_scores(rows, rings, q, n + 1);
-  start_values<kOf>(rows, rings, n);
+  start_scores_gemm(rows, rings, q, n + 1);
+  start_values_gemm<kOf>(rows, rings, n);
   wgmma_wait<1>();
   settle(rows.s);
   rings.keys.release_by_warp(n + 1);
   int limit[2];
   if (kMask) place.limits(limit, block);
   float alpha[2];
-  const bool grow = softmax<kMask>(rows, alpha, limit);
+  const bool any_maximum_grew = scores_to_probabilities<kMask>(rows, alpha, limit);
   if (kOf != kNext) Gemm::round(rows.p[kNext], rows.s);
   wgmma_wait<0>();
   settle(rows.o);
   rings.values.release_by_warp(n);
-  if (grow) {
+  if (any_maximum_grew) {
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) rows.o[i] *= alpha[i / 2 % 2];
   }
   if (kOf == kNext) Gemm::round(rows.p[kNext], rows.s);
 }
 
-// Releases a stage of queries once the output, which was written to the same place, has been read
-// by its store.
-__device__ __forceinline__ void reuse_queries(const Rings& rings, int index) {
+// Releases a stage of queries once the tensor store has read the output that was written over these
+// queries.
+__device__ __forceinline__ void release_queries_after_output_store(const ForwardSharedRings& rings,
+                                                                   int index) {
   if (threadIdx.x % kGroupThreads != 0 || index < 0) return;
   store_box_wait_read();
   rings.queries.release(index);
 }
 
-// Computes the attention of a warpgroup's rows over the `seen` key blocks that they see, from fill
-// n on.
-__device__ __forceinline__ void attend(Rows& rows, const Rings& rings, const Place& place, u32 q,
-                                       u32 n, int seen, int whole, int copy) {
-  start_scores(rows, rings, q, n);
-  reuse_queries(rings, copy - kCopiesATurn);
+// Computes the attention of a warpgroup's query rows over the `seen` key blocks that they see,
+// which are fills n and following of the rings.
+__device__ __forceinline__ void attend_to_key_blocks(LaneRowsOfWarpgroup& rows,
+                                                     const ForwardSharedRings& rings,
+                                                         const LanePosition& place, u32 q,
+                                       u32 n, int seen, int key_blocks_without_mask, int copy) {
+  start_scores_gemm(rows, rings, q, n);
+  release_queries_after_output_store(rings, copy - kCopiesATurn);
   wgmma_wait<0>();
   settle(rows.s);
   rings.keys.release_by_warp(n);
   int block = seen - 1, limit[2];
   place.limits(limit, block);
   float alpha[2];
-  softmax<true>(rows, alpha, limit);
+  scores_to_probabilities<true>(rows, alpha, limit);
   Gemm::round(rows.p[0], rows.s);
   if (kCausal) {
 #pragma unroll 1
-    for (; block > whole; ++n) step<true, 0, 0>(rows, rings, place, q, n, --block);
+    for (; block > key_blocks_without_mask; ++n)
+      step<true, 0, 0>(rows, rings, place, q, n, --block);
   }
   if (kFp8) {
     constexpr int kOther = kFp8 ? 1 : 0;
@@ -398,16 +432,19 @@ __device__ __forceinline__ void attend(Rows& rows, const Rings& rings, const Pla
   }
 #pragma unroll 1
   for (; block > 0; ++n) step<false, 0, 0>(rows, rings, place, q, n, --block);
-  start_values<0>(rows, rings, n);
+  start_values_gemm<0>(rows, rings, n);
   wgmma_wait<0>();
   settle(rows.o);
   rings.values.release_by_warp(n);
 }
 
-// Divides o by the sums, writes the lse and starts the store of the output.
-__device__ __forceinline__ void finish(Rows& rows, const Place& place, const TensorMap& out,
+// Divides o by the row sums, writes the log-sum-exp and starts the tensor store of the output.
+__device__ __forceinline__ void normalise_and_store_output(LaneRowsOfWarpgroup& rows,
+                                                           const LanePosition& place,
+                                                               const TensorMap& out,
                                        float* lse, const Strides& lse_strides, float value_scale,
-                                       u32 staging, int group, int first_row, const Tile& tile) {
+                                       u32 staging, int group, int first_row,
+                                           const QueryTile& tile) {
   const u32 lane = threadIdx.x % kWarpSize;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -421,23 +458,25 @@ __device__ __forceinline__ void finish(Rows& rows, const Place& place, const Ten
     for (int i = 0; i < kHeadDim / 2; ++i)
       if (i / 2 % 2 == r) rows.o[i] *= inverse;
   }
-  // The barrier ensures that all warps of the warpgroup have read the queries.
+  // The barrier ensures that all warps of the warpgroup have read the queries before the output
+  // overwrites them.
   barrier_sync(1 + group, kGroupThreads);
   u32 words[kHeadDim / 4];
-  round_to_operand(words, rows.o);
-  store_operand<kGroupRows>(staging, words, 0);
+  round_accumulator_to_operand(words, rows.o);
+  store_operand_rows_to_tile<kGroupRows>(staging, words, 0);
   fence_async();
   barrier_sync(1 + group, kGroupThreads);
   if (threadIdx.x % kGroupThreads == 0) {
     for (int column = 0; column < kOutputColumns; ++column)
-      store_box(out, {column * 64, first_row, tile.head, tile.batch},
+      tma_store_box(out, {column * 64, first_row, tile.head, tile.batch},
                 staging + column * kGroupRows * kColumnBytes);
     store_box_commit();
   }
 }
 
-// Waits for and releases key blocks from fill n on that this warpgroup does not read.
-__device__ __forceinline__ void skip(const Rings& rings, u32 n, int blocks) {
+// Waits for and releases the key blocks from fill n on that this warpgroup does not read.
+__device__ __forceinline__ void release_unread_key_blocks(const ForwardSharedRings& rings, u32 n,
+                                                          int blocks) {
   for (int i = 0; i < blocks; ++i, ++n) {
     rings.keys.wait(n);
     rings.keys.release_by_warp(n);
@@ -446,10 +485,13 @@ __device__ __forceinline__ void skip(const Rings& rings, u32 n, int blocks) {
   }
 }
 
-// Computes the attention of a warpgroup's parts of all tiles; executed by each compute warpgroup.
-__device__ __forceinline__ void consume(const Rings& rings, const TensorMap& out, float* lse,
+// Computes the attention of a warpgroup's parts of all query tiles; each compute warpgroup executes
+// the function.
+__device__ __forceinline__ void compute_parts_of_all_tiles(const ForwardSharedRings& rings,
+                                                           const TensorMap& out, float* lse,
                                         const Strides& lse_strides, const Scales& scales,
-                                        const Source& source, const Shape& shape, int group) {
+                                        const QueryTileSource& source, const AttentionSizes& shape,
+                                            int group) {
   const u32 lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
   u32 first_fill = 0;              // of the tile
   int copy = kTurns ? group : 0;  // of the warpgroup's next queries
@@ -463,24 +505,24 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& out
     ++index;
   };
   for (;;) {
-    const Tile tile = tile_at(rings, source, index);
+    const QueryTile tile = tile_of_block(rings, source, index);
     if (tile.groups == 0) break;
-    const int blocks = blocks_seen(shape, tile.row + tile.groups * kGroupRows);
+    const int blocks = key_blocks_seen_before(shape, tile.row + tile.groups * kGroupRows);
     if (kTurns && copy / kParts > index) {
-      skip(rings, first_fill, blocks);
+      release_unread_key_blocks(rings, first_fill, blocks);
       go_on(blocks);
       continue;
     }
     const int part = kTurns ? copy % kParts : group;
     const int first_row = tile.row + part * kGroupRows;
-    const bool used = part < tile.groups;
-    const int seen = used ? blocks_seen(shape, first_row + kGroupRows) : 0;
+    const bool group_has_part = part < tile.groups;
+    const int seen = group_has_part ? key_blocks_seen_before(shape, first_row + kGroupRows) : 0;
     const u32 queries = rings.queries.stage(copy) + (kTurns ? 0 : group) * kQueriesBytes;
     rings.queries.wait(copy);
-    // Skips the key blocks that only later parts of the tile see.
-    skip(rings, first_fill, blocks - seen);
+    // Releases the key blocks that only later parts of the tile see, without reading them.
+    release_unread_key_blocks(rings, first_fill, blocks - seen);
     const u32 n = first_fill + blocks - seen;
-    Rows rows;
+    LaneRowsOfWarpgroup rows;
 #pragma unroll
     for (int i = 0; i < kHeadDim / 2; ++i) rows.o[i] = 0.f;
 #pragma unroll
@@ -490,30 +532,33 @@ __device__ __forceinline__ void consume(const Rings& rings, const TensorMap& out
     }
     float value_scale = 1.f;
     if (kFp8) {
-      const int head = tile.head_of_all(shape), key_head = head / shape.share;
+      const int head = tile.head_index_over_all_batches(shape), key_head = head / shape.share;
       rows.scale = kScaleLog2 * scales.q[head] * scales.k[key_head];
       rows.growth = kGrowth / rows.scale;
       value_scale = scales.v[key_head];
     }
-    const Place place{shape, first_row + static_cast<int>(warp * 16 + lane / 4),
+    const LanePosition place{shape, first_row + static_cast<int>(warp * 16 + lane / 4),
                       static_cast<int>(lane % 4) * 2};
     if (seen > 0) {
-      // Key blocks before number `whole` are visible to every row, so they need no mask.
-      const int whole = kCausal ? (first_row + 1 + shape.keys - shape.queries) / kKeys : seen;
-      attend(rows, rings, place, queries, n, seen, whole, copy);
+      // Every row of the part sees all keys of the key blocks before number
+      // `key_blocks_without_mask`, so these blocks need no mask.
+      const int key_blocks_without_mask =
+          kCausal ? (first_row + 1 + shape.keys - shape.queries) / kKeys : seen;
+      attend_to_key_blocks(rows, rings, place, queries, n, seen, key_blocks_without_mask, copy);
     } else {
-      reuse_queries(rings, copy - kCopiesATurn);
+      release_queries_after_output_store(rings, copy - kCopiesATurn);
     }
-    if (used)
-      finish(rows, place, out, lse, lse_strides, value_scale, queries, group, first_row, tile);
+    if (group_has_part)
+      normalise_and_store_output(rows, place, out, lse, lse_strides, value_scale, queries, group,
+          first_row, tile);
     copy += kCopiesATurn;
     if (!kTurns || copy / kParts > index) go_on(blocks);
   }
   if (threadIdx.x % kGroupThreads == 0) store_box_wait_read();
 }
 
-// Thread blocks find their tiles in the list `tiles`, or by the counter `taken`, which is zero
-// before and after (see Source). lse may be null.
+// Thread blocks find their query tiles in the list `tiles`, or by the head counter `taken`, which
+// is zero before and after the launch. lse may be null.
 extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_forward_flash_wgmma(
     const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     const __grid_constant__ Values v, const __grid_constant__ TensorMap out,
@@ -521,9 +566,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_forward_flas
     const __grid_constant__ Scales scales, const int4* __restrict__ tiles, u32* taken, int queries,
     int keys, int heads, int share, int total) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  const Rings rings(shared_address(shared));
-  const Shape shape{queries, keys, heads, share, total};
-  const Source source{tiles, taken};
+  const ForwardSharedRings rings(shared_address(shared));
+  const AttentionSizes shape{queries, keys, heads, share, total};
+  const QueryTileSource source{tiles, taken};
   if (threadIdx.x == 0) {
     rings.queries.init();
     rings.keys.init();
@@ -532,15 +577,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) attention_forward_flas
     barrier_init_fence();
   }
   __syncthreads();
-  // The shuffle makes the index uniform over the warp, so that the compiler can rely on it.
+  // The shuffle makes the warpgroup index uniform over the warp, so that the compiler can rely on
+  // it.
   const int group = __shfl_sync(kFullWarp, threadIdx.x / kGroupThreads, 0);
   if (group == kGroups) {
     registers_down<32>();
-    if (threadIdx.x == kGroups * kGroupThreads) produce(rings, q, k, v, source, shape);
+    if (threadIdx.x == kGroups * kGroupThreads) copy_tiles_of_all_blocks(rings, q, k, v, source,
+        shape);
     if (kTurns && threadIdx.x == kGroups * kGroupThreads + kWarpSize)
-      produce_queries(rings, q, source);
+      copy_queries_of_all_tiles(rings, q, source);
   } else {
     registers_up<160>();
-    consume(rings, out, lse, lse_strides, scales, source, shape, group);
+    compute_parts_of_all_tiles(rings, out, lse, lse_strides, scales, source, shape, group);
   }
 }

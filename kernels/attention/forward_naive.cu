@@ -6,14 +6,13 @@
 //             lse = max + ln(sum)
 //   values:   out[i] = sum_j P[i,j] v[j]
 //
-// Threads: the scores kernel has a block of 16x16 threads for each tile of S. Softmax has a block
-// for each row, with three passes over the row. The values kernel has blocks of d x (256/d)
-// threads, one thread for each output element.
-// Shared memory: only the eight floats of the softmax.
-// Bound: in theory fp32 FMA, 2 b h s^2 d FLOPs each for scores and values; in practice the loads,
-// because only the caches reuse data. The least device memory traffic is 4 b h s^2 bytes written by
-// scores, read by softmax, half as many written by softmax and read by values.
-// forward_naive is the first rung of the forward ladder.
+// Threads: the scores kernel has a block of 16x16 threads for each tile of S. The softmax kernel
+// has a thread block for each row of scores, and passes over the row three times. The values kernel
+// has blocks of d x (256/d) threads, one thread for each output element. Shared memory: only eight
+// floats in the softmax kernel. Bound: in theory fp32 FMA, 2 b h s^2 d FLOPs each for scores and
+// values; in practice the loads, because only the caches reuse data. The least device memory
+// traffic is 4 b h s^2 bytes written by scores, read by softmax, half as many written by softmax
+// and read by values. forward_naive is the first rung of the forward ladder.
 #include "attention/shape.cuh"
 #include "common/math.cuh"
 #include "common/reduce.cuh"
@@ -24,7 +23,7 @@ constexpr int kValueRows = kThreads / kHeadDim;
 static_assert(kScoreTile * kScoreTile == kThreads, "a thread computes one score of a tile");
 static_assert(kThreads % kHeadDim == 0, "a block has whole rows of values");
 
-// Each block computes one tile of scores; blockIdx.z is the head.
+// Each thread block computes one 16x16 tile of scores; blockIdx.z is the head.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_forward_naive_scores(const u16* __restrict__ q, const u16* __restrict__ k,
                                    float* __restrict__ scores, int seqlen) {
@@ -44,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       kCausal && key > query ? negative_infinity() : sum * kScale;
 }
 
-// Each block computes the softmax of one row; lse may be null.
+// Each thread block computes the softmax of one row of scores; lse may be null.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_forward_naive_softmax(const float* __restrict__ scores,
                                     u16* __restrict__ probabilities, float* __restrict__ lse,
@@ -64,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (lse != nullptr && threadIdx.x == 0) lse[blockIdx.x] = best + log2_approx(sum) * kLn2;
 }
 
-// Each block computes the output of kValueRows queries; blockIdx.y is the head.
+// Each thread block computes the attention output of kValueRows queries; blockIdx.y is the head.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_forward_naive_values(const u16* __restrict__ probabilities, const u16* __restrict__ v,
                                    u16* __restrict__ out, int seqlen) {

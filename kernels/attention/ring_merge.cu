@@ -8,9 +8,9 @@
 // mask the keys of the other GPUs are hidden from these rows. For the second half of a head's rows
 // all partial outputs count.
 //
-// Threads: one for eight elements of a row; all partial outputs are loaded before the first is
-// used.
-// Bound: memory; kParts outputs and their lse are read, one output is written.
+// Threads: one thread for eight elements of an output row; the thread loads all partial outputs
+// before it uses the first. Bound: device memory; the kernel reads kParts outputs with their
+// log-sum-exps and writes one output.
 #include "attention/shape.cuh"
 
 constexpr int kThreads = THREADS;
@@ -19,8 +19,8 @@ constexpr int kWords = 4;  // of two elements, in a packet
 constexpr int kRowPackets = kHeadDim / (2 * kWords);
 static_assert(kParts >= 2, "one part is the output itself");
 
-// The partial outputs are parts [kParts][rows][d] with lse [kParts][rows]; a head has `length`
-// rows.
+// The partial outputs have the layout [kParts][rows][d] with lse [kParts][rows]; a head has
+// `length` query rows.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_ring_merge(const uint4* __restrict__ parts, const float* __restrict__ lse,
                          uint4* __restrict__ out, int rows, int length, int first) {

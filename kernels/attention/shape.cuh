@@ -25,8 +25,8 @@ static_assert(kHeadDim == 64 || kHeadDim == 128,
 constexpr float kScale = kHeadDim == 64 ? 0.125f : 0.08838834764831845f;
 constexpr float kScaleLog2 = kScale * kLog2E;
 
-// Distances in elements from one batch, head and row of a tensor to the next one. The elements of a
-// tensor's row are contiguous.
+// Strides of a tensor: distances in elements from one batch, head and row to the next one. The
+// elements of a tensor's row are contiguous.
 struct Strides {
   i64 batch, head, row;
 
@@ -35,30 +35,31 @@ struct Strides {
   }
 };
 
-// Kernels without tensor maps have a build for dense tensors [b, h, s, d], which reads no strides,
-// and with -DSTRIDED=1 a build for any strides. Row strides that a loop needs are compile-time
-// constants in the STRIDED build, because no registers are left for them.
+// A kernel without tensor maps has a build for dense tensors [b, h, s, d], which reads no strides,
+// and with -DSTRIDED=1 a build for any strides. The row strides that inner loops need are
+// compile-time constants in the STRIDED build, because no registers are left for variable strides.
 #ifndef STRIDED
 #define STRIDED 0
 #endif
 constexpr bool kStrided = STRIDED != 0;
 
-using Stride = Choose<kStrided, i64, int>::Type;
+using Stride = ChooseType<kStrided, i64, int>::Type;
 
-// Offset of a head in a tensor of `heads` heads a batch and `rows` rows a head; `head` counts over
-// all batches.
+// Returns the offset in elements of a head in a tensor of `heads` heads a batch and `rows` rows a
+// head; `head` counts over all batches.
 __device__ __forceinline__ i64 head_offset(const Strides& strides, i64 head, int heads, int rows) {
   if (!kStrided) return head * rows * kHeadDim;
   const int batch = static_cast<int>(head) / heads;
   return strides.first_row(batch, static_cast<int>(head) - batch * heads);
 }
-// Offset of row `row` of the tile whose first row is `first`.
+// Returns the offset in elements of row `row` of the tile whose first row is `first`.
 __device__ __forceinline__ i64 row_offset(const Strides& strides, i64 head, int heads, int rows,
                                           int first, int row) {
   if (!kStrided) return (head * rows + first + row) * kHeadDim;
   return head_offset(strides, head, heads, rows) + (first + row) * strides.row;
 }
-// Offset of row `row` of the tile whose first row is `first`, in a tensor with one number a row.
+// Returns the offset of row `row` of the tile whose first row is `first`, in a tensor with one
+// number for each row, such as lse.
 __device__ __forceinline__ i64 number_offset(const Strides& strides, i64 head, int heads, int rows,
                                              int first, int row) {
   if (!kStrided) return head * rows + first + row;

@@ -1,16 +1,16 @@
-// Softmax of rows of fp32 scores: a row is loaded once, by 16-byte accesses, and stays in
-// registers.
+// Softmax of rows of fp32 scores, whose result is 16-bit: a warp loads each row once, by 16-byte
+// accesses, and keeps the row in registers.
 //
 //   p[j] = exp(x[j] - max_j x) / sum_j exp(x[j] - max_j x), 16-bit
 //
-// Threads: a warp computes a row. A lane has four of every 128 neighbouring keys: 16 bytes are
-// loaded and 8 stored. Up to MAX_KEYS / 32 scores a lane are in flight before the first is used.
-// Shared memory: none, and no barrier.
-// Bound: memory, 4 bytes read and 2 written for each score. The loads and stores leave time for
-// three times the 15 instructions of a score.
-// Against the softmax of forward_naive: one pass over the row instead of three, a warp for each row
-// instead of a block, 16-byte loads. The number of keys must be a multiple of four and at most
-// MAX_KEYS.
+// Threads: a warp computes a row. A lane has four adjacent keys of every 128: it loads 16 bytes of
+// scores and stores 8 bytes of probabilities. A lane loads all of its up to MAX_KEYS / 32 scores
+// before it uses the first. The vectorised softmax kernel uses neither shared memory nor a barrier
+// of the thread block. Bound: device memory, 4 bytes read and 2 bytes written for each score. A
+// score takes about 15 instructions; the time of its loads and stores would suffice for three times
+// as many. Against the softmax of forward_naive: one pass over the row instead of three, a warp for
+// each row instead of a thread block, 16-byte loads. The number of keys of a row must be a multiple
+// of four and at most MAX_KEYS.
 #include "common/element16.cuh"
 #include "common/math.cuh"
 #include "common/reduce.cuh"
@@ -30,7 +30,8 @@ static_assert(MAX_KEYS % (static_cast<int>(kWarpSize) * kPacket) == 0,
               "a row of MAX_KEYS is whole accesses of a warp");
 static_assert(kThreads % static_cast<int>(kWarpSize) == 0, "a block is whole warps");
 
-// Each block computes kWarps rows. Scores and probabilities are [rows][keys] and 16-byte aligned.
+// Each thread block computes the softmax of kWarps rows. Scores and probabilities have the layout
+// [rows][keys] and are 16-byte aligned.
 extern "C" __global__ void __launch_bounds__(kThreads)
     attention_softmax_vectorized(const float* __restrict__ scores, u16* __restrict__ probabilities,
                                  i64 rows, int keys) {
@@ -44,8 +45,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int i = 0; i < kPackets; ++i) {
     const int at = i * kWarpSize + lane;
-    const float none = negative_infinity();  // the exponential of which is 0
-    x[i] = at < packets ? from[at] : make_float4(none, none, none, none);
+    const float minus_infinity = negative_infinity();  // the exponential of which is 0
+    x[i] = at < packets ? from[at] :
+        make_float4(minus_infinity, minus_infinity, minus_infinity, minus_infinity);
   }
   float best = negative_infinity();
 #pragma unroll

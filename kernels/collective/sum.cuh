@@ -1,4 +1,4 @@
-// Sum of all elements in a 32-bit word: one f32, or two bf16 that are rounded once each.
+// Adds the elements of two 32-bit words: one f32, or two bf16 that are each rounded once.
 #pragma once
 #include "common/element.cuh"
 #include "common/types.cuh"

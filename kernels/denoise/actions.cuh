@@ -1,10 +1,14 @@
-// GEMVs between one row of actions and the residual stream: action_in and action_out. Norms, the
-// bias of action_out and barriers are excluded on purpose.
+// Matrix-vector products between one row of 32 actions and the residual stream: action_in and
+// action_out. Norms, the bias of action_out and barriers are deliberately not part of
+// denoise/actions.cuh.
 #pragma once
 #include "denoise/model.cuh"
 
-// Computes y = x [32] action_in + bias for four columns, from `column` on.
-__device__ __forceinline__ void project_in(const float* x, const u16* action_in, const float* bias,
+// Computes four columns, from `column` on, of y = x [32] action_in + bias, for one row x of
+// actions.
+__device__ __forceinline__ void project_actions_to_four_columns(const float* x,
+                                                                const u16* action_in,
+                                                                    const float* bias,
                                            int column, float (&y)[4]) {
   const float4 b = *reinterpret_cast<const float4*>(bias + column);
   y[0] = b.x, y[1] = b.y, y[2] = b.z, y[3] = b.w;
@@ -18,10 +22,11 @@ __device__ __forceinline__ void project_in(const float* x, const u16* action_in,
   }
 }
 
-// Computes this thread's part of eight columns of y [width] action_out, from threadIdx.x % 4 * 8
-// on. Four threads share each row of action_out.
+// Computes this thread's partial sums of eight columns of y [width] action_out, from column
+// threadIdx.x % 4 * 8 on. Four adjacent threads read the four packets of each row of the weight
+// action_out.
 template <int kThreads>
-__device__ __forceinline__ void project_out(const float* y, const u16* action_out,
+__device__ __forceinline__ void partial_projection_to_actions(const float* y, const u16* action_out,
                                             float (&sums)[8]) {
   static_assert(kWidth % (kThreads / 4) == 0, "whole passes");
 #pragma unroll

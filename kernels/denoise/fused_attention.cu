@@ -1,20 +1,20 @@
-// Attention of all query heads on the single key-value head. Prefix and suffix form one sequence of
-// keys, which is split over a cluster.
+// Attention of all query heads of the action expert, which share a single key-value head. Prefix
+// and suffix form one sequence of keys, which is split over a cluster.
 //
 //   o = softmax(q k^T / sqrt(e)) v
 //   q [rows = S heads][e], k and v [context][e], o in panels of 64 columns of [S][heads e]
 //
-// A cluster of 8 blocks shares 32 query rows. A query row is one head of one token, so that k and v
-// are read once for all heads. Each block takes every eighth tile of up to 128 keys with an online
-// softmax. Up to 1024 keys a block has only one tile, and all its copies are in flight at once.
-// Each block leaves its unnormalised output, maxima and sums in shared memory, and then combines
-// the eight parts of 4 of the 32 rows.
-// Threads: 8 warps. For q k^T a warp computes 16 keys, for p v 32 columns (16 if there are fewer),
-// each for all 32 rows.
-// Shared memory, rows of e elements (at least 128 bytes), 16-byte chunks XOR-swizzled by row: q
-// [32], k [128], v [128]; p [32][128]. The fp32 output overwrites k after the last GEMM.
-// Bound: latency of two GEMMs on 32 x 128 x e and of reading 128 keys. Together they take about 4
-// us a layer, independent of other work.
+// A cluster of 8 blocks shares 32 query rows. A query row is one head of one token, so each cluster
+// reads k and v once for all heads of its tokens. Each thread block of a cluster processes every
+// eighth tile of up to 128 keys, with an online softmax. With up to 1024 keys a thread block has
+// only one key tile, and all copies of this tile are in flight at once. Each thread block leaves
+// its unnormalised output, maxima and sums in shared memory, and then combines the eight blocks'
+// parts of 4 of the 32 rows. Threads: 8 warps. For q k^T a warp computes the scores of 16 keys, for
+// p v 32 columns (16 if e is small), each for all 32 query rows. Shared memory: rows of e elements
+// (at least 128 bytes), 16-byte chunks XOR-swizzled by row: q [32], k [128], v [128]; and p
+// [32][128]. After the last GEMM, the fp32 output overwrites the keys in shared memory. Bound: the
+// latency of two dependent GEMMs on 32 x 128 x e, and of reading 128 keys and values. The two GEMMs
+// and reading the keys and values take about 4 us a layer, independent of the amount of other work.
 #include "common/cluster.cuh"
 #include "common/fragments.cuh"
 #include "common/memory.cuh"
@@ -48,23 +48,25 @@ static_assert(kRows == 32, "a warp has all rows as two matrix tiles");
 static_assert(kKeys == kWarps * 16 && kSharedBytes <= 227 * 1024,
               "a warp has 16 keys, a block 227 KiB of shared memory");
 
-// Product of 1/sqrt(e) and log2(e), with which a probability is one FMA and one ex2.
+// Product of the score scale 1/sqrt(e) and log2(e), with which a probability takes one FMA and one
+// ex2.
 __device__ __forceinline__ float scale_log2() {
   return kLog2E * rsqrtf(static_cast<float>(kHeadDim));
 }
 
 // Starts the copies of `count` rows to shared memory; rows at or past `left` become zero.
 template <int kCount>
-__device__ __forceinline__ void copy_rows(u32 to, const u16* from, int left) {
+__device__ __forceinline__ void start_copies_of_rows(u32 to, const u16* from, int left) {
   for (int i = threadIdx.x; i < kCount * kRowChunks; i += kThreads) {
     const int row = i / kRowChunks, chunk = i % kRowChunks;
-    const bool there = row < left;
-    cp_async_16_or_zero(to + swizzled<kRowBytes>(row, chunk),
-                        from + (there ? static_cast<i64>(row) * kHeadDim + chunk * 8 : 0), there);
+    const bool row_exists = row < left;
+    cp_async_16_bytes_or_zeros(to + swizzled<kRowBytes>(row, chunk),
+                        from + (row_exists ? static_cast<i64>(row) * kHeadDim + chunk * 8 : 0),
+                            row_exists);
   }
 }
 
-// Each cluster computes one tile of 32 query rows.
+// Each cluster of eight thread blocks computes one tile of 32 query rows.
 extern "C" __global__ void __cluster_dims__(kSplit, 1, 1) __launch_bounds__(kThreads)
     denoise_fused_attention(const u16* q, const u16* keys, const u16* values, u16* out, int rows,
                             int context, int prefix) {
@@ -76,24 +78,27 @@ extern "C" __global__ void __cluster_dims__(kSplit, 1, 1) __launch_bounds__(kThr
   const u32 lane = threadIdx.x % kWarpSize;
   const int rank = static_cast<int>(cluster_rank());
   const int row0 = blockIdx.x / kSplit * kRows, rows_left = min_of(kRows, rows - row0);
-  // Up to 1024 keys every block of the cluster has the same number of keys, a multiple of 16.
+  // With up to 1024 keys, every thread block of the cluster has the same number of keys, a multiple
+  // of 16.
   const int block_keys = min_of(kKeys, ceil_div(ceil_div(context, kSplit), 16) * 16);
 
   auto copy_block = [&](int first) {
-    const int seen = min_of(block_keys, context - first);
-    copy_rows<kKeys>(base + kKOffset, keys + static_cast<i64>(first) * kHeadDim, seen);
+    const int keys_of_tile = min_of(block_keys, context - first);
+    start_copies_of_rows<kKeys>(base + kKOffset, keys + static_cast<i64>(first) * kHeadDim,
+                                keys_of_tile);
     cp_async_commit();
-    copy_rows<kKeys>(base + kVOffset, values + static_cast<i64>(first) * kHeadDim, seen);
+    start_copies_of_rows<kKeys>(base + kVOffset, values + static_cast<i64>(first) * kHeadDim,
+                                keys_of_tile);
     cp_async_commit();
   };
-  // The prefix of the keys existed before this step: keys that lie entirely in it do not depend on
-  // the previous kernel.
-  const int own = rank * block_keys;
-  const bool early = own + block_keys <= prefix;
-  if (early) copy_block(own);
+  // The keys of the prefix existed before this denoising step: key tiles that lie entirely in the
+  // prefix do not depend on the previous kernel.
+  const int first_key_of_block = rank * block_keys;
+  const bool independent_of_previous_kernel = first_key_of_block + block_keys <= prefix;
+  if (independent_of_previous_kernel) copy_block(first_key_of_block);
   allow_next_kernel();
   wait_for_previous_kernels();
-  copy_rows<kRows>(base, q + static_cast<i64>(row0) * kHeadDim, rows_left);
+  start_copies_of_rows<kRows>(base, q + static_cast<i64>(row0) * kHeadDim, rows_left);
   cp_async_commit();
 
   float o[2][kColumns / 8][4];
@@ -103,15 +108,16 @@ extern "C" __global__ void __cluster_dims__(kSplit, 1, 1) __launch_bounds__(kThr
   for (int r = 0; r < 4; ++r) top[r] = negative_infinity(), sum[r] = 0.f;
   const float scale = scale_log2();
 
-  const u32 q_lane = base + lane_by_row<kRowBytes>(0, lane);
-  const u32 k_lane = base + kKOffset + lane_by_column<kRowBytes>(warp * 16, lane);
-  const u32 v_lane = (base + kVOffset + lane_by_row<kRowBytes>(0, lane)) ^ (warp * kColumns * 2);
-  const u32 p_lane = base + kPOffset + lane_by_row<kPRowBytes>(0, lane);
+  const u32 q_lane = base + lane_address_of_rows_by_k<kRowBytes>(0, lane);
+  const u32 k_lane = base + kKOffset + lane_address_of_columns_by_k<kRowBytes>(warp * 16, lane);
+  const u32 v_lane = (base + kVOffset + lane_address_of_rows_by_k<kRowBytes>(0, lane)) ^
+      (warp * kColumns * 2);
+  const u32 p_lane = base + kPOffset + lane_address_of_rows_by_k<kPRowBytes>(0, lane);
 
 #pragma unroll 1
-  for (int first = own; first < context; first += kSplit * block_keys) {
-    const int seen = min_of(block_keys, context - first);
-    if (first == own && early) {
+  for (int first = first_key_of_block; first < context; first += kSplit * block_keys) {
+    const int keys_of_tile = min_of(block_keys, context - first);
+    if (first == first_key_of_block && independent_of_previous_kernel) {
       cp_async_wait<0>();  // q was asked for last
     } else {
       __syncthreads();  // the last block's k, v and p were read
@@ -142,31 +148,33 @@ extern "C" __global__ void __cluster_dims__(kSplit, 1, 1) __launch_bounds__(kThr
 #pragma unroll
         for (int e = 0; e < 4; ++e)
           s[m][n][e] =
-              first_key + n * 8 + (e & 1) < seen ? s[m][n][e] * scale : negative_infinity();
+              first_key + n * 8 + (e & 1) < keys_of_tile ? s[m][n][e] * scale : negative_infinity();
 
     const int own_row = lane >> 2;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const int m = r / 2, h = r % 2 * 2;
-      const float best = lanes_max<4>(
+      const float row_maximum = lanes_max<4>(
           max_f32(max_f32(s[m][0][h], s[m][0][h + 1]), max_f32(s[m][1][h], s[m][1][h + 1])));
-      if ((lane & 3) == 0) warp_top[warp][m * 16 + r % 2 * 8 + own_row] = best;
+      if ((lane & 3) == 0) warp_top[warp][m * 16 + r % 2 * 8 + own_row] = row_maximum;
     }
     __syncthreads();
     float alpha[4];
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const int m = r / 2, h = r % 2 * 2, row = m * 16 + r % 2 * 8 + own_row;
-      float best = top[r];
+      float row_maximum = top[r];
 #pragma unroll
-      for (int w = 0; w < kWarps; ++w) best = max_f32(best, warp_top[w][row]);
+      for (int w = 0; w < kWarps; ++w) row_maximum = max_f32(row_maximum, warp_top[w][row]);
       alpha[r] = exp2_approx(
-          top[r] - best);  // 0 in the first block; `best` is finite: every block has a key
-      top[r] = best;
+          // 0 in the first block; `row_maximum` is finite: every block has a key
+          top[r] - row_maximum);
+      top[r] = row_maximum;
       float part = 0.f;
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        const float p0 = exp2_approx(s[m][n][h] - best), p1 = exp2_approx(s[m][n][h + 1] - best);
+        const float p0 = exp2_approx(s[m][n][h] - row_maximum),
+            p1 = exp2_approx(s[m][n][h + 1] - row_maximum);
         part += p0 + p1;
         store_shared_b32(base + kPOffset + swizzled<kPRowBytes>(row, warp * 2 + n) + (lane & 3) * 4,
                          Bf16::pack(p0, p1));
@@ -210,7 +218,7 @@ extern "C" __global__ void __cluster_dims__(kSplit, 1, 1) __launch_bounds__(kThr
 
   cp_async_wait<0>();  // a block without keys still has its copy of q under way
   __syncthreads();
-  const u32 parts = base + kKOffset;
+  const u32 shared_output_parts = base + kKOffset;
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
     const int m = r / 2, h = r % 2 * 2, row = m * 16 + r % 2 * 8 + static_cast<int>(lane >> 2);
@@ -219,31 +227,33 @@ extern "C" __global__ void __cluster_dims__(kSplit, 1, 1) __launch_bounds__(kThr
 #pragma unroll
       for (int n = 0; n < kColumns / 8; ++n)
         store_shared_f32x2(
-            parts + (row * kOutStride + warp * kColumns + n * 8 + (lane & 3) * 2) * 4, o[m][n][h],
+            shared_output_parts + (row * kOutStride + warp * kColumns + n * 8 + (lane & 3) * 2) *
+                4, o[m][n][h],
             o[m][n][h + 1]);
     }
   }
   cluster_arrive();
   cluster_wait();
 
-  const u32 states = shared_address(state);
+  const u32 shared_row_states = shared_address(state);
   for (int item = threadIdx.x; item < kRankRows * kQuads; item += kThreads) {
     const int row = rank * kRankRows + item / kQuads, column = item % kQuads * 4;
     if (row >= rows_left) continue;
     float2 part_state[kSplit];
-    float best = negative_infinity();
+    float row_maximum = negative_infinity();
 #pragma unroll
     for (int peer = 0; peer < kSplit; ++peer) {
-      part_state[peer] = load_cluster_f32x2(cluster_address(states + row * 8, peer));
-      best = max_f32(best, part_state[peer].x);
+      part_state[peer] = load_cluster_f32x2(cluster_address(shared_row_states + row * 8, peer));
+      row_maximum = max_f32(row_maximum, part_state[peer].x);
     }
     float4 y = make_float4(0.f, 0.f, 0.f, 0.f);
     float weights = 0.f;
 #pragma unroll
     for (int peer = 0; peer < kSplit; ++peer) {
-      const float weight = exp2_approx(part_state[peer].x - best);
+      const float weight = exp2_approx(part_state[peer].x - row_maximum);
       const float4 part =
-          load_cluster_f32x4(cluster_address(parts + (row * kOutStride + column) * 4, peer));
+          load_cluster_f32x4(cluster_address(shared_output_parts + (row * kOutStride + column) * 4,
+                                             peer));
       weights += weight * part_state[peer].y;
       y.x += weight * part.x, y.y += weight * part.y, y.z += weight * part.z,
           y.w += weight * part.w;

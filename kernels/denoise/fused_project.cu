@@ -10,13 +10,13 @@
 //   style    cond W + b in fp32: scale, shift and gate of all steps and layers, before the loop
 //
 // denoise/skinny_gemm.cuh describes threads, shared memory, layouts and the split over clusters. In
-// the packed weights, eight columns of q, k or v lie beside the eight columns with which they
-// rotate, and eight columns of gate beside those of up. One thread therefore finishes both columns
-// of a pair.
-// Bound: latency. Reading 35 MB of weights a layer, each byte once, takes 8 us. The launch, loading
-// x and the exchange between the blocks of a cluster follow one another and take longer.
-// Against the library's GEMMs: no launches for norm, rotation, activation and residual, no round
-// trips of y through memory, and enough blocks for every multiprocessor for any number of columns.
+// the packed weights, eight columns of q or k lie beside the eight columns with which they rotate,
+// and eight columns of gate beside those of up. One thread therefore finishes both columns of such
+// a pair. Bound: latency. Reading the 35 MB of weights of a layer, each byte once, takes 8 us.
+// Launching, loading x and exchanging sums within a cluster happen one after the other and take
+// longer than reading the weights. Against library GEMMs: no launches for norm, rotation,
+// activation and residual, no round trips of y through memory, and enough thread blocks for any
+// number of columns.
 #include "denoise/skinny_gemm.cuh"
 
 using Qkv = SkinnyGemm<kWidth, TILE_COLUMNS, QKV_SPLIT>;
@@ -38,8 +38,8 @@ static_assert(Out::kRankRows * 32 == kThreads && Down::kRankRows * 32 == kThread
 static_assert(Qkv::kRankRows * 16 == kThreads && Linear::kRankRows * 16 == kThreads,
               "a thread finishes four elements");
 
-// Each cluster computes a tile of columns; blockIdx.y is a tile of rows. Keys and values are
-// [prefix + rows][head_dim].
+// Each cluster computes a tile of columns of q, k and v; blockIdx.y is a tile of rows. The keys and
+// values have the layout [prefix + rows][head_dim].
 extern "C" __global__ void __cluster_dims__(Qkv::kSplit, 1, 1) __launch_bounds__(kThreads)
     denoise_fused_project_qkv(const u16* h, const float* squares, const float* style,
                               const u16* __restrict__ weights, const float2* angles, u16* q,
@@ -47,22 +47,23 @@ extern "C" __global__ void __cluster_dims__(Qkv::kSplit, 1, 1) __launch_bounds__
   extern __shared__ __align__(1024) unsigned char shared[];
   __shared__ u64 barriers[kBarriers<Qkv>];
   __shared__ float inverse[kTileM];
-  const Work<Qkv> work(rows, shared, barriers, weights);
-  Modulated<Qkv> x{h, squares, style, inverse};
+  const SkinnyGemmWork<Qkv> work(rows, shared, barriers, weights);
+  ModulatedInput<Qkv> x{h, squares, style, inverse};
   constexpr int kHeadChunks = kHeadDim / 8;
-  const int in_part = static_cast<int>(threadIdx.x) / 16,
-            row = work.rank * Qkv::kRankRows + in_part, item = threadIdx.x % 16;
+  const int row_of_block = static_cast<int>(threadIdx.x) / 16,
+            row = work.rank * Qkv::kRankRows + row_of_block, item = threadIdx.x % 16;
   const int chunk = work.tile * 8 + item / 4 * 2, head = chunk / kHeadChunks,
             column = chunk % kHeadChunks / 2 * 8 + item % 4 * 2;
   const i64 token = work.row0 + row;
-  const bool mine = row < work.rows_left;
+  const bool row_exists = row < work.rows_left;
   float4 turn = make_float4(1.f, 0.f, 1.f, 0.f);  // cos, sin, cos, sin
-  if (mine && head <= kHeads)
+  if (row_exists && head <= kHeads)
     turn = *reinterpret_cast<const float4*>(angles + token * kHalfHead + column);
-  multiply(work, x);
-  if (mine) {
+  multiply_and_send_row_sums(work, x);
+  if (row_exists) {
     const int at = item / 4 * 16 + item % 4 * 2;
-    const float2 left = total(work, in_part, at), right = total(work, in_part, at + 8);
+    const float2 left = pair_total_over_cluster(work, row_of_block, at), right =
+        pair_total_over_cluster(work, row_of_block, at + 8);
     u16* to = head < kHeads    ? q + token * kQueryWidth + head * kHeadDim
               : head == kHeads ? keys + (prefix + token) * kHeadDim
                                : values + (prefix + token) * kHeadDim;
@@ -73,96 +74,107 @@ extern "C" __global__ void __cluster_dims__(Qkv::kSplit, 1, 1) __launch_bounds__
   }
 }
 
-// Adds gate x W to h for 64 columns of this block's rows, and sums the squares of these 64 columns.
-// Each warp handles one row: the lower half of its lanes adds the partial sums of one half of the
-// cluster, the upper half those of the other.
+// Adds gate x W to h for 64 columns of this thread block's rows, and sums the squares of the new h
+// over these 64 columns. Each warp handles one row: the lower half of its lanes adds the partial
+// sums of one half of the cluster's blocks, the upper half those of the other.
 template <typename P>
-__device__ __forceinline__ void add_gated(const Work<P>& work, const u16* x, const float* style,
+__device__ __forceinline__ void add_gated_gemm_to_h(const SkinnyGemmWork<P>& work, const u16* x,
+                                                    const float* style,
                                           u16* h, float* squares) {
   const int lane = threadIdx.x % kWarpSize, half = lane / 16,
-            in_part = static_cast<int>(threadIdx.x) / 32, row = work.rank * P::kRankRows + in_part;
+            row_of_block = static_cast<int>(threadIdx.x) / 32,
+                row = work.rank * P::kRankRows + row_of_block;
   const i64 token = work.row0 + row;
   const int column = work.tile * P::kTileN + lane % 16 * 4 + half * 2;
-  const bool mine = row < work.rows_left;
+  const bool row_exists = row < work.rows_left;
   u32* at = reinterpret_cast<u32*>(h + token * kWidth + column);
-  const u32 before = mine ? *at : 0;
+  const u32 old_h_pair = row_exists ? *at : 0;
   const float2 gate = *reinterpret_cast<const float2*>(style + 2 * kWidth + column);
-  Panels<P> panels{x};
-  multiply(work, panels);
-  if (!mine) return;
+  PanelInput<P> panels{x};
+  multiply_and_send_row_sums(work, panels);
+  if (!row_exists) return;
   const float4 part =
-      total_of<P, P::kSplit / 2>(work, half * (P::kSplit / 2), in_part, lane % 16 * 4);
-  // Each lane keeps two of the four elements and sends the other two to its partner lane.
+      quad_total_over_ranks<P, P::kSplit /
+          2>(work, half * (P::kSplit / 2), row_of_block, lane % 16 * 4);
+  // Each lane keeps two of the four sums and sends the other two to its partner lane.
   const float given_x = half == 0 ? part.z : part.x, given_y = half == 0 ? part.w : part.y;
   const float taken_x = __shfl_xor_sync(kFullWarp, given_x, 16),
               taken_y = __shfl_xor_sync(kFullWarp, given_y, 16);
   const float y_x = (half == 0 ? part.x : part.z) + taken_x,
               y_y = (half == 0 ? part.y : part.w) + taken_y;
-  const u32 after = Bf16::pack(Bf16::low(before) + gate.x * y_x, Bf16::high(before) + gate.y * y_y);
-  *at = after;
-  float sum = Bf16::low(after) * Bf16::low(after) + Bf16::high(after) * Bf16::high(after);
+  const u32 new_h_pair =
+      Bf16::pack(Bf16::low(old_h_pair) + gate.x * y_x, Bf16::high(old_h_pair) + gate.y * y_y);
+  *at = new_h_pair;
+  float sum = Bf16::low(new_h_pair) * Bf16::low(new_h_pair) +
+      Bf16::high(new_h_pair) * Bf16::high(new_h_pair);
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(kFullWarp, sum, mask);
   if (lane == 0) squares[token * kSquares + work.tile] = sum;
 }
 
-// Each cluster computes a tile of columns of `out`; blockIdx.y is a tile of rows.
+// Each cluster computes a tile of columns of the attention output projection `out`; blockIdx.y is a
+// tile of rows.
 extern "C" __global__ void __cluster_dims__(Out::kSplit, 1, 1) __launch_bounds__(kThreads)
     denoise_fused_project_out(const u16* attended, const u16* __restrict__ weights,
                               const float* style, u16* h, float* squares, int rows) {
   extern __shared__ __align__(1024) unsigned char shared[];
   __shared__ u64 barriers[kBarriers<Out>];
-  const Work<Out> work(rows, shared, barriers, weights);
-  add_gated(work, attended, style, h, squares);
+  const SkinnyGemmWork<Out> work(rows, shared, barriers, weights);
+  add_gated_gemm_to_h(work, attended, style, h, squares);
 }
 
-// Each cluster computes a tile of columns of `down`; blockIdx.y is a tile of rows.
+// Each cluster computes a tile of columns of the feed-forward projection `down`; blockIdx.y is a
+// tile of rows.
 extern "C" __global__ void __cluster_dims__(Down::kSplit, 1, 1) __launch_bounds__(kThreads)
     denoise_fused_project_down(const u16* hidden, const u16* __restrict__ weights,
                                const float* style, u16* h, float* squares, int rows) {
   extern __shared__ __align__(1024) unsigned char shared[];
   __shared__ u64 barriers[kBarriers<Down>];
-  const Work<Down> work(rows, shared, barriers, weights);
-  add_gated(work, hidden, style, h, squares);
+  const SkinnyGemmWork<Down> work(rows, shared, barriers, weights);
+  add_gated_gemm_to_h(work, hidden, style, h, squares);
 }
 
-// Each cluster computes a tile of columns of gate and up; blockIdx.y is a tile of rows.
+// Each cluster computes a tile of columns of the feed-forward projections gate and up; blockIdx.y
+// is a tile of rows.
 extern "C" __global__ void __cluster_dims__(GateUp::kSplit, 1, 1) __launch_bounds__(kThreads)
     denoise_fused_project_gate_up(const u16* h, const float* squares, const float* style,
                                   const u16* __restrict__ weights, u16* hidden, int rows) {
   extern __shared__ __align__(1024) unsigned char shared[];
   __shared__ u64 barriers[kBarriers<GateUp>];
   __shared__ float inverse[kTileM];
-  const Work<GateUp> work(rows, shared, barriers, weights);
-  Modulated<GateUp> x{h, squares, style, inverse};
-  multiply(work, x);
+  const SkinnyGemmWork<GateUp> work(rows, shared, barriers, weights);
+  ModulatedInput<GateUp> x{h, squares, style, inverse};
+  multiply_and_send_row_sums(work, x);
   constexpr int kRowItems = GateUp::kTileN / 4;  // two columns of gate and the two of up
 #pragma unroll
   for (int i = 0; i < ceil_div(GateUp::kRankRows * kRowItems, kThreads); ++i) {
-    const int index = i * kThreads + static_cast<int>(threadIdx.x), in_part = index / kRowItems,
-              row = work.rank * GateUp::kRankRows + in_part;
+    const int index = i * kThreads + static_cast<int>(threadIdx.x),
+        row_of_block = index / kRowItems,
+              row = work.rank * GateUp::kRankRows + row_of_block;
     if (row >= work.rows_left) break;
     const int item = index % kRowItems, at = item / 4 * 16 + item % 4 * 2;
-    const float2 gate = total(work, in_part, at), up = total(work, in_part, at + 8);
+    const float2 gate = pair_total_over_cluster(work, row_of_block, at), up =
+        pair_total_over_cluster(work, row_of_block, at + 8);
     const int column = work.tile * (GateUp::kTileN / 2) + item / 4 * 8 + item % 4 * 2;
     *reinterpret_cast<u32*>(hidden + panel_at(work.row0 + row, column, kMlp)) =
         Bf16::pack(gelu_tanh(gate.x) * up.x, gelu_tanh(gate.y) * up.y);
   }
 }
 
-// Four neighbouring elements of x W + b, and their row and column.
-struct Quad {
+// Four adjacent elements of x W + b, with their row and first column.
+struct FourLinearOutputs {
   float4 value;
   int row, column;
 };
 
-__device__ __forceinline__ Quad linear(const Work<Linear>& work, const u16* x, const float* bias) {
-  Panels<Linear> panels{x};
-  multiply(work, panels);
-  const int in_part = static_cast<int>(threadIdx.x) / 16,
+__device__ __forceinline__ FourLinearOutputs four_linear_outputs(const SkinnyGemmWork<Linear>& work,
+                                                                 const u16* x, const float* bias) {
+  PanelInput<Linear> panels{x};
+  multiply_and_send_row_sums(work, panels);
+  const int row_of_block = static_cast<int>(threadIdx.x) / 16,
             at = static_cast<int>(threadIdx.x) % 16 * 4;
-  Quad y = {total_of<Linear, Linear::kSplit>(work, 0, in_part, at),
-            work.rank * Linear::kRankRows + in_part, work.tile * Linear::kTileN + at};
+  FourLinearOutputs y = {quad_total_over_ranks<Linear, Linear::kSplit>(work, 0, row_of_block, at),
+            work.rank * Linear::kRankRows + row_of_block, work.tile * Linear::kTileN + at};
   const float4 c = *reinterpret_cast<const float4*>(bias + y.column);
   y.value.x += c.x, y.value.y += c.y, y.value.z += c.z, y.value.w += c.w;
   return y;
@@ -178,15 +190,16 @@ extern "C" __global__ void __cluster_dims__(Linear::kSplit, 1, 1) __launch_bound
                                const float* __restrict__ bias, u16* out, int rows) {
   extern __shared__ __align__(1024) unsigned char shared[];
   __shared__ u64 barriers[kBarriers<Linear>];
-  const Work<Linear> work(rows, shared, barriers, weights);
-  const Quad y = linear(work, x, bias);
+  const SkinnyGemmWork<Linear> work(rows, shared, barriers, weights);
+  const FourLinearOutputs y = four_linear_outputs(work, x, bias);
   if (y.row < work.rows_left)
     *reinterpret_cast<uint2*>(out + panel_at(work.row0 + y.row, y.column, kWidth)) = make_uint2(
         Bf16::pack(silu(y.value.x), silu(y.value.y)), Bf16::pack(silu(y.value.z), silu(y.value.w)));
 }
 
-// Each cluster computes a tile of columns of the styles; blockIdx.y is a tile of rows, blockIdx.z
-// the layer. The styles are written as [layers][rows][3 width].
+// Each cluster computes a tile of columns of the adaRMS styles; blockIdx.y is a tile of rows,
+// blockIdx.z the layer. The adaRMS styles (scale, shift, gate) are written as [layers][rows][3
+// width].
 extern "C" __global__ void __cluster_dims__(Linear::kSplit, 1, 1) __launch_bounds__(kThreads)
     denoise_fused_project_style(const u16* cond, const u16* __restrict__ weights,
                                 const float* __restrict__ bias, float* out, int rows) {
@@ -194,8 +207,8 @@ extern "C" __global__ void __cluster_dims__(Linear::kSplit, 1, 1) __launch_bound
   __shared__ u64 barriers[kBarriers<Linear>];
   constexpr int kStyle = 3 * kWidth;
   const i64 layer = blockIdx.z;
-  const Work<Linear> work(rows, shared, barriers, weights + layer * kWidth * kStyle);
-  const Quad y = linear(work, cond, bias + layer * kStyle);
+  const SkinnyGemmWork<Linear> work(rows, shared, barriers, weights + layer * kWidth * kStyle);
+  const FourLinearOutputs y = four_linear_outputs(work, cond, bias + layer * kStyle);
   if (y.row < work.rows_left)
     *reinterpret_cast<float4*>(out + (layer * rows + work.row0 + y.row) * kStyle + y.column) =
         y.value;

@@ -5,9 +5,9 @@
 //          h = x action_in + b for the next step
 //
 // Threads: one block for each row of actions. For action_in a thread computes four columns; for
-// action_out a thread computes eight columns of a 64th of the rows.
-// Shared memory: the row of 32 actions, the normalised row in fp32, partial sums.
-// Bound: latency. Each of the two GEMVs reads 64 KB of weights from L2.
+// action_out a thread sums eight columns over every 64th row of the weight. Shared memory: the row
+// of 32 actions, the normalised row of h in fp32, and partial sums. Bound: latency. Each of the two
+// matrix-vector products, action_in and action_out, reads 64 KB of weights from L2.
 #include "common/cluster.cuh"
 #include "common/reduce.cuh"
 #include "denoise/actions.cuh"
@@ -17,14 +17,15 @@ constexpr int kThreads = THREADS;
 constexpr int kWarps = kThreads / 32;
 static_assert(kWidth % (kThreads / 4) == 0, "four threads a row of action_out, in whole passes");
 
-// Computes h [width] = x [32] action_in + b and the sum of squares of h. The first of the row's
-// entries of `squares` gets the whole sum, all others become zero.
-__device__ __forceinline__ void enter(const float* x, const u16* action_in, const float* bias,
+// Computes one row h [width] = x [32] action_in + b, and the sum of squares of h. The first entry
+// of `squares` for this row gets the whole sum of squares, and all its other entries become zero.
+__device__ __forceinline__ void project_actions_to_h_row(const float* x, const u16* action_in,
+                                                         const float* bias,
                                       u16* h, float* squares, float* scratch) {
   float sum = 0.f;
   for (int column = threadIdx.x * 4; column < kWidth; column += kThreads * 4) {
     float y[4];
-    project_in(x, action_in, bias, column, y);
+    project_actions_to_four_columns(x, action_in, bias, column, y);
     const uint2 rounded = make_uint2(Bf16::pack(y[0], y[1]), Bf16::pack(y[2], y[3]));
     *reinterpret_cast<uint2*>(h + column) = rounded;
     const float z[4] = {Bf16::low(rounded.x), Bf16::high(rounded.x), Bf16::low(rounded.y),
@@ -36,7 +37,8 @@ __device__ __forceinline__ void enter(const float* x, const u16* action_in, cons
   if (threadIdx.x < kSquares) squares[threadIdx.x] = threadIdx.x == 0 ? sum : 0.f;
 }
 
-// Each thread block handles one row of actions. If `state` is null, the noise is not copied to it.
+// Each thread block handles one row of actions. If `state` is null, the kernel does not copy the
+// noise to `state`.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_fused_rows_begin(const float* noise, const u16* __restrict__ action_in,
                              const float* __restrict__ bias, float* state, u16* h, float* squares) {
@@ -50,11 +52,12 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     if (state != nullptr) state[row * kAction + threadIdx.x] = value;
   }
   __syncthreads();
-  enter(x, action_in, bias, h + row * kWidth, squares + row * kSquares, scratch);
+  project_actions_to_h_row(x, action_in, bias, h + row * kWidth, squares + row * kSquares, scratch);
 }
 
 // Each thread block handles one row of actions. The kernel writes the velocity to `velocity`, or
-// moves `state` by it if `velocity` is null; with `more`, it computes h for the next step.
+// adds dt times it to `state` if `velocity` is null; with `more` it also computes h for the next
+// step.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_fused_rows_end(u16* h, float* squares, const float* style,
                            const u16* __restrict__ action_out, const float* __restrict__ out_bias,
@@ -67,12 +70,12 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   squares += row * kSquares;
   allow_next_kernel();
   wait_for_previous_kernels();
-  const float inverse = inverse_rms(squares);
+  const float inverse = inverse_rms_of_h_row(squares);
   for (int i = threadIdx.x; i < kWidth; i += kThreads)
     y[i] = Bf16::to_f32(h[i]) * inverse * (1.f + style[i]) + style[kWidth + i];
   __syncthreads();
   float sums[8] = {};
-  project_out<kThreads>(y, action_out, sums);
+  partial_projection_to_actions<kThreads>(y, action_out, sums);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
 #pragma unroll
@@ -93,5 +96,5 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
   if (more == 0) return;
   __syncthreads();
-  enter(x, action_in, in_bias, h, squares, scratch);
+  project_actions_to_h_row(x, action_in, in_bias, h, squares, scratch);
 }

@@ -1,5 +1,5 @@
-// Dimensions of the action expert for which a denoise kernel is compiled, as macros from the
-// kernel's row in Rust.
+// Dimensions of the action expert for which a denoise kernel is compiled; the Rust declaration of
+// the kernel defines them as macros.
 #pragma once
 #include "common/element16.cuh"
 #include "common/math.cuh"
@@ -15,15 +15,15 @@ constexpr int kHalfHead = kHeadDim / 2;
 constexpr int kAction = ACTION;
 constexpr float kNormEpsilon = 1e-6f;
 
-// Number of sums of squares that are stored for each row of the residual stream: one for every 64
+// Number of partial sums of squares stored for each row of the residual stream h: one for every 64
 // columns.
 constexpr int kSquares = kWidth / 64;
 
 static_assert(kWidth % 64 == 0 && kMlp % 64 == 0 && kHeadDim % 16 == 0,
               "rows are whole tiles of 64 columns, heads whole pairs of 8");
 
-// Returns 1 / rms of a row, from the sums of squares of its parts.
-__device__ __forceinline__ float inverse_rms(const float* squares) {
+// Returns 1 / rms of a row of h, from the row's partial sums of squares.
+__device__ __forceinline__ float inverse_rms_of_h_row(const float* squares) {
   float sum = 0.f;
   if constexpr (kSquares % 4 == 0) {
     const float4* quads = reinterpret_cast<const float4*>(squares);

@@ -1,13 +1,13 @@
-// All operations of the action expert except GEMMs, one kernel each, as a framework launches them
-// in eager mode.
+// All operations of the action expert except its GEMMs, one kernel for each operation, as a
+// framework launches them in eager mode.
 //
-// Activations are bf16 in memory, arithmetic is fp32. Styles, norms, scores and the Euler state are
-// fp32 in memory too.
-// Threads: norm, softmax and action_out use one block for each row. All other kernels use one
-// thread for each packet of eight neighbours, or one thread for each element. Every extent of the
-// model except the actions is a multiple of eight.
-// Shared memory: block reductions only.
-// Bound: launch latency. A tensor of 50 rows moves in less time than a kernel takes to start.
+// These kernels store activations as bf16 and compute in fp32. Styles, norms, scores and the state
+// of the Euler method are stored in fp32. Threads: the kernels norm, softmax and action_out use one
+// thread block for each row. The other kernels use one thread for each packet of eight adjacent
+// elements, or one thread for each element. Every extent of the action expert except that of the
+// actions is a multiple of eight. Shared memory: only for reductions over a thread block. Bound:
+// launch latency. Launch latency dominates: a tensor of 50 rows moves in less time than a kernel
+// takes to start.
 #include "common/cluster.cuh"
 #include "common/element16.cuh"
 #include "common/math.cuh"
@@ -24,15 +24,16 @@ __device__ __forceinline__ i64 thread_index() {
 constexpr int kPacket = PACKET;
 static_assert(kPacket == 8, "a packet is one 16-byte access");
 
-// Waits for the previous kernel; every kernel begins with this call. Under programmatic dependent
-// launch (PDL) the blocks start early. Pointers to results of earlier kernels are not __restrict__,
-// because the compiler could move constant loads above the wait.
+// Waits for the previous kernel's results; every kernel of this file begins with this call. Under
+// programmatic dependent launch (PDL) the thread blocks of a kernel start before the previous
+// kernel has ended. Pointers to results of earlier kernels are not __restrict__, because the
+// compiler could otherwise move their loads above the wait.
 __device__ __forceinline__ void wait_for_previous() {
   allow_next_kernel();
   wait_for_previous_kernels();
 }
 
-__device__ __forceinline__ void unpack(const uint4 packet, float (&x)[kPacket]) {
+__device__ __forceinline__ void unpack_bf16_packet(const uint4 packet, float (&x)[kPacket]) {
   const u32 pairs[] = {packet.x, packet.y, packet.z, packet.w};
 #pragma unroll
   for (int i = 0; i < kPacket / 2; ++i) {
@@ -41,7 +42,7 @@ __device__ __forceinline__ void unpack(const uint4 packet, float (&x)[kPacket]) 
   }
 }
 
-__device__ __forceinline__ uint4 packet_of(const float (&x)[kPacket]) {
+__device__ __forceinline__ uint4 pack_bf16_packet(const float (&x)[kPacket]) {
   return make_uint4(Bf16::pack(x[0], x[1]), Bf16::pack(x[2], x[3]), Bf16::pack(x[4], x[5]),
                     Bf16::pack(x[6], x[7]));
 }
@@ -58,8 +59,10 @@ __device__ __forceinline__ void store_packet(float* to, const float (&x)[kPacket
   reinterpret_cast<float4*>(to)[1] = make_float4(x[4], x[5], x[6], x[7]);
 }
 
-// Loads style + bias of a packet of columns; both arrays have the same layout.
-__device__ __forceinline__ void load_style(const float* style, const float* bias, int column,
+// Loads style + bias for the packet of columns that begins at `column`; both arrays have the same
+// layout.
+__device__ __forceinline__ void load_style_plus_bias(const float* style, const float* bias,
+                                                     int column,
                                            float (&x)[kPacket]) {
   float more[kPacket];
   load_packet(style + column, x);
@@ -70,10 +73,11 @@ __device__ __forceinline__ void load_style(const float* style, const float* bias
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + exp2_approx(-x * kLog2E)); }
 
-// Computes the sinusoidal time embedding out[row] = [sin(2 pi t / period), cos(2 pi t / period)] in
-// fp64. The width / 2 periods go from 4e-3 to 4 in geometric steps. The time t of a row is
-// times[row], or *time if times is null. With `panels`, out has the layout of a GEMM operand of the
-// fused kernels; otherwise it is row-major. row_blocks blocks compute each row.
+// Computes the sinusoidal embedding of the denoising time, out[row] = [sin(2 pi t / period), cos(2
+// pi t / period)], in fp64. The width / 2 periods of the time embedding go from 4e-3 to 4 in
+// geometric steps. The time t of a row is times[row], or *time if times is null. With `panels`, out
+// has the panel layout of a GEMM operand of the fused kernels; otherwise it is row-major.
+// row_blocks thread blocks compute each row.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_embed(const float* __restrict__ time, const double* __restrict__ times, u16* out,
                          int width, int row_blocks, int panels) {
@@ -92,8 +96,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       Bf16::from_f32(static_cast<float>(cosine));
 }
 
-// Adds `bias` to x in place; with `silu`, x then becomes x sigmoid(x). Each thread handles one
-// packet of eight elements.
+// Adds `bias` to the GEMM result x in place; with `silu`, x then becomes x sigmoid(x). Each thread
+// handles one packet of eight elements.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_bias(uint4* x, const float* __restrict__ bias, int columns, int packets,
                         int silu) {
@@ -101,14 +105,14 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= packets) return;
   float y[kPacket], more[kPacket];
-  unpack(x[i], y);
+  unpack_bf16_packet(x[i], y);
   load_packet(bias + i % (columns / kPacket) * kPacket, more);
 #pragma unroll
   for (int j = 0; j < kPacket; ++j) {
     y[j] += more[j];
     if (silu != 0) y[j] *= sigmoid(y[j]);
   }
-  x[i] = packet_of(y);
+  x[i] = pack_bf16_packet(y);
 }
 
 // Converts x to bf16: out = bf16(x).
@@ -127,8 +131,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (i < elements) out[i] = x[i];
 }
 
-// Computes the rotation angles[row][i] = (cos, sin)(position / 1e4^(2 i / head_dim)) for positions
-// from `first` on. The rotation angles are reduced to one period in fp64.
+// Computes the rotary angles[row][i] = (cos, sin)(position / 1e4^(2 i / head_dim)) of the rows'
+// positions, counted from `first`. Each rotary angle is reduced to one period in fp64 before its
+// sine and cosine are computed.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_angles(float2* angles, int first, int rows, int head_dim) {
   wait_for_previous();
@@ -141,14 +146,15 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   angles[index] = make_float2(static_cast<float>(cosine), static_cast<float>(sine));
 }
 
-// Computes out = h / sqrt(mean h^2 + 1e-6) with one block for each row. A thread keeps its four
-// neighbours in registers if the row has no more elements for it.
+// Computes RMSNorm without gain, out = h / sqrt(mean h^2 + 1e-6), with one thread block for each
+// row. A thread keeps its four adjacent elements in registers if the row has no more than four for
+// each thread.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_norm(const uint2* h, float4* out, int width) {
   wait_for_previous();
   __shared__ float scratch[kThreads / 32];
-  const int fours = width / 4;
-  const i64 row = static_cast<i64>(blockIdx.x) * fours;
+  const int packets_of_four = width / 4;
+  const i64 row = static_cast<i64>(blockIdx.x) * packets_of_four;
   const auto load = [&](int i) {
     const uint2 pairs = h[row + i];
     return make_float4(Bf16::low(pairs.x), Bf16::high(pairs.x), Bf16::low(pairs.y),
@@ -156,20 +162,20 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   };
   float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
   float sum = 0.f;
-  for (int i = threadIdx.x; i < fours; i += kThreads) {
+  for (int i = threadIdx.x; i < packets_of_four; i += kThreads) {
     x = load(i);
     sum += x.x * x.x + x.y * x.y + (x.z * x.z + x.w * x.w);
   }
   const float inverse = rsqrtf(block_sum<kThreads>(sum, scratch) / width + 1e-6f);
-  for (int i = threadIdx.x; i < fours; i += kThreads) {
-    if (fours > kThreads) x = load(i);
+  for (int i = threadIdx.x; i < packets_of_four; i += kThreads) {
+    if (packets_of_four > kThreads) x = load(i);
     out[row + i] = make_float4(x.x * inverse, x.y * inverse, x.z * inverse, x.w * inverse);
   }
 }
 
-// Computes y = x (1 + scale) + shift, where scale and shift are the first two thirds of style +
-// bias. The output is `y` in bf16 or `exact` in fp32; the other pointer is null. Each thread
-// handles one packet of eight elements.
+// Applies an adaRMS style, y = x (1 + scale) + shift, where scale and shift are the first two
+// thirds of style + bias. The result goes to `y` in bf16 or to `exact` in fp32; the other pointer
+// is null. Each thread handles one packet of eight elements.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_modulate(const float* x, const float* style, const float* __restrict__ bias,
                             uint4* y, float* exact, int width, int packets) {
@@ -179,18 +185,18 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int column = i % (width / kPacket) * kPacket;
   float value[kPacket], scale[kPacket], shift[kPacket];
   load_packet(x + static_cast<i64>(i) * kPacket, value);
-  load_style(style, bias, column, scale);
-  load_style(style, bias, width + column, shift);
+  load_style_plus_bias(style, bias, column, scale);
+  load_style_plus_bias(style, bias, width + column, shift);
 #pragma unroll
   for (int j = 0; j < kPacket; ++j) value[j] = value[j] * (1.f + scale[j]) + shift[j];
   if (exact != nullptr)
     store_packet(exact + static_cast<i64>(i) * kPacket, value);
   else
-    y[i] = packet_of(value);
+    y[i] = pack_bf16_packet(value);
 }
 
-// Adds gate * branch to h, where gate is the last third of style + bias. Each thread handles one
-// packet of eight elements.
+// Adds gate * branch to the residual stream h, where gate is the last third of style + bias. Each
+// thread handles one packet of eight elements.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_residual(uint4* h, const uint4* branch, const float* style,
                             const float* __restrict__ bias, int width, int packets) {
@@ -198,43 +204,44 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= packets) return;
   float x[kPacket], more[kPacket], gate[kPacket];
-  unpack(h[i], x);
-  unpack(branch[i], more);
-  load_style(style, bias, 2 * width + i % (width / kPacket) * kPacket, gate);
+  unpack_bf16_packet(h[i], x);
+  unpack_bf16_packet(branch[i], more);
+  load_style_plus_bias(style, bias, 2 * width + i % (width / kPacket) * kPacket, gate);
 #pragma unroll
   for (int j = 0; j < kPacket; ++j) x[j] += gate[j] * more[j];
-  h[i] = packet_of(x);
+  h[i] = pack_bf16_packet(x);
 }
 
-// Rotates the pairs (i, i + head_dim / 2) of every head of q [rows, heads, head_dim] and of k
-// [rows, head_dim] in place. Each thread handles one packet of pairs.
+// Rotates (RoPE) the pairs (i, i + head_dim / 2) of every head of q [rows, heads, head_dim] and of
+// k [rows, head_dim] in place. Each thread rotates one packet of pairs.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_rope(uint4* q, uint4* k, const float* angles, int rows, int heads,
                         int head_dim) {
   wait_for_previous();
   const int index = blockIdx.x * kThreads + threadIdx.x;
-  const int half = head_dim / (2 * kPacket), in_row = (heads + 1) * half;
-  const int row = index / in_row, rest = index % in_row, head = rest / half, i = rest % half;
+  const int half = head_dim / (2 * kPacket), packets_of_row = (heads + 1) * half;
+  const int row = index / packets_of_row, rest = index % packets_of_row, head = rest / half,
+      i = rest % half;
   if (row >= rows) return;
   uint4* x = head < heads ? q + (static_cast<i64>(row) * heads + head) * 2 * half
                           : k + static_cast<i64>(row) * 2 * half;
   const float* turn = angles + (static_cast<i64>(row) * half + i) * 2 * kPacket;
   float a[kPacket], b[kPacket], turns[2][kPacket];
-  unpack(x[i], a);
-  unpack(x[i + half], b);
+  unpack_bf16_packet(x[i], a);
+  unpack_bf16_packet(x[i + half], b);
   load_packet(turn, turns[0]);
   load_packet(turn + kPacket, turns[1]);
 #pragma unroll
   for (int j = 0; j < kPacket; ++j) {
-    // The cosine and sine of a pair are stored next to each other.
+    // The cosine and sine of a pair are adjacent in `angles`.
     const float cosine = turns[2 * j / kPacket][2 * j % kPacket],
                 sine = turns[2 * j / kPacket][2 * j % kPacket + 1];
-    const float turned = a[j] * cosine - b[j] * sine;
+    const float rotated_value = a[j] * cosine - b[j] * sine;
     b[j] = b[j] * cosine + a[j] * sine;
-    a[j] = turned;
+    a[j] = rotated_value;
   }
-  x[i] = packet_of(a);
-  x[i + half] = packet_of(b);
+  x[i] = pack_bf16_packet(a);
+  x[i + half] = pack_bf16_packet(b);
 }
 
 // Concatenates keys = [k_cache; k; zeros] and values = [v_cache; v; zeros] into `padded` rows of
@@ -245,31 +252,31 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                           int rows, int padded, int packets) {
   wait_for_previous();
   const i64 i = thread_index();
-  const i64 cached = static_cast<i64>(prefix) * packets,
-            seen = cached + static_cast<i64>(rows) * packets;
+  const i64 cached_packets = static_cast<i64>(prefix) * packets,
+            seen = cached_packets + static_cast<i64>(rows) * packets;
   if (i >= static_cast<i64>(padded) * packets) return;
   const uint4 zero = make_uint4(0, 0, 0, 0);
-  keys[i] = i < cached ? k_cache[i] : i < seen ? k[i - cached] : zero;
-  values[i] = i < cached ? v_cache[i] : i < seen ? v[i - cached] : zero;
+  keys[i] = i < cached_packets ? k_cache[i] : i < seen ? k[i - cached_packets] : zero;
+  values[i] = i < cached_packets ? v_cache[i] : i < seen ? v[i - cached_packets] : zero;
 }
 
-// Computes p = softmax(scores * scale) over the first `context` of `padded` columns and zeroes the
-// remaining columns. Each block handles one row; a thread keeps its four neighbours in registers if
-// the row has no more elements for it.
+// Computes p = softmax(scores * scale) over the first `context` of the `padded` columns of each row
+// and zeroes the remaining columns. Each thread block handles one row of scores; a thread keeps its
+// four adjacent scores in registers if the row has no more than four for each thread.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_softmax(const float4* scores, uint2* p, int context, int padded, float scale) {
   wait_for_previous();
   __shared__ float scratch[2][kThreads / 32];
-  const int fours = padded / 4;
-  const i64 row = static_cast<i64>(blockIdx.x) * fours;
-  const float in_base_2 = scale * kLog2E;
+  const int packets_of_four = padded / 4;
+  const i64 row = static_cast<i64>(blockIdx.x) * packets_of_four;
+  const float scale_in_base_2 = scale * kLog2E;
   const auto load = [&](int i) {
     const float4 x = scores[row + i];
-    const int beyond = context - 4 * i;
-    return make_float4(beyond > 0 ? x.x * in_base_2 : negative_infinity(),
-                       beyond > 1 ? x.y * in_base_2 : negative_infinity(),
-                       beyond > 2 ? x.z * in_base_2 : negative_infinity(),
-                       beyond > 3 ? x.w * in_base_2 : negative_infinity());
+    const int columns_left = context - 4 * i;
+    return make_float4(columns_left > 0 ? x.x * scale_in_base_2 : negative_infinity(),
+                       columns_left > 1 ? x.y * scale_in_base_2 : negative_infinity(),
+                       columns_left > 2 ? x.z * scale_in_base_2 : negative_infinity(),
+                       columns_left > 3 ? x.w * scale_in_base_2 : negative_infinity());
   };
   float top = negative_infinity();
   const auto power = [&](const float4 x) {
@@ -277,44 +284,45 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                        exp2_approx(x.w - top));
   };
   float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
-  for (int i = threadIdx.x; i < fours; i += kThreads) {
+  for (int i = threadIdx.x; i < packets_of_four; i += kThreads) {
     x = load(i);
     top = max_f32(top, max_f32(max_f32(x.x, x.y), max_f32(x.z, x.w)));
   }
   top = block_max<kThreads>(top, scratch[0]);
   float sum = 0.f;
-  for (int i = threadIdx.x; i < fours; i += kThreads) {
-    x = power(fours > kThreads ? load(i) : x);
+  for (int i = threadIdx.x; i < packets_of_four; i += kThreads) {
+    x = power(packets_of_four > kThreads ? load(i) : x);
     sum += (x.x + x.y) + (x.z + x.w);
   }
   const float inverse = 1.f / block_sum<kThreads>(sum, scratch[1]);
-  for (int i = threadIdx.x; i < fours; i += kThreads) {
-    if (fours > kThreads) x = power(load(i));
+  for (int i = threadIdx.x; i < packets_of_four; i += kThreads) {
+    if (packets_of_four > kThreads) x = power(load(i));
     p[row + i] = make_uint2(Bf16::pack(x.x * inverse, x.y * inverse),
                             Bf16::pack(x.z * inverse, x.w * inverse));
   }
 }
 
-// Computes gate = gelu_tanh(gate) * up in place. Each thread handles one packet of eight elements.
+// Computes the gated activation gate = gelu_tanh(gate) * up in place. Each thread handles one
+// packet of eight elements.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_gelu(uint4* gate, const uint4* up, int packets) {
   wait_for_previous();
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= packets) return;
   float x[kPacket], y[kPacket];
-  unpack(gate[i], x);
-  unpack(up[i], y);
+  unpack_bf16_packet(gate[i], x);
+  unpack_bf16_packet(up[i], y);
 #pragma unroll
   for (int j = 0; j < kPacket; ++j) {
     // The formula x/2 (1 + tanh(u)) equals x sigmoid(2 u).
     x[j] = x[j] * sigmoid(1.5957691216057308f * (x[j] + 0.044715f * x[j] * x[j] * x[j])) * y[j];
   }
-  gate[i] = packet_of(x);
+  gate[i] = pack_bf16_packet(x);
 }
 
-// Computes velocity [rows, 32] = y [rows, width] out [width, 32] + bias with one block for each
-// row. Eight neighbouring rows of `out` are read at once, one packet by each lane; the sums of
-// lanes and warps are added at the end.
+// Computes velocity [rows, 32] = y [rows, width] out [width, 32] + bias, with one thread block for
+// each row of y. A warp reads eight adjacent rows of the weight `out` at once, one packet by each
+// lane; the sums of lanes and warps are added at the end.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_action_out(const float* y, const uint4* out, const float* __restrict__ bias,
                               float* velocity, int width) {
@@ -328,7 +336,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   for (int i = threadIdx.x / kPackets; i < width; i += kRows) {
     const float x = y[static_cast<i64>(blockIdx.x) * width + i];
     float w[kPacket];
-    unpack(out[i * kPackets + packet], w);
+    unpack_bf16_packet(out[i * kPackets + packet], w);
 #pragma unroll
     for (int j = 0; j < kPacket; ++j) sum[j] += x * w[j];
   }
@@ -347,7 +355,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   velocity[static_cast<i64>(blockIdx.x) * kColumns + lane] = total;
 }
 
-// Euler step of the state: x += dt velocity.
+// Euler step of the denoised actions: x += dt velocity.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_euler(float* x, const float* velocity, float dt, i64 elements) {
   wait_for_previous();
@@ -355,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (i < elements) x[i] += dt * velocity[i];
 }
 
-// Decodes one layer [k][columns] of an fp8 matrix to bf16: each e4m3 code is multiplied by two to
+// Decodes one layer [k][columns] of an fp8 weight to bf16: each e4m3 code is multiplied by two to
 // the exponent of its column, which is exact.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_dequantize(const uint2* codes, const signed char* exponents, uint4* values,
@@ -369,17 +377,17 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int j = 0; j < kPacket; ++j) {
     const u32 code = (j < 4 ? packet.x : packet.y) >> j % 4 * 8;
-    // If the bits of an e4m3 code are placed in the fields of an f16, its value is 2^-8 of the
-    // code's value.
+    // An e4m3 code whose bits are placed in the fields of an f16 has, as an f16, 2^-8 of the code's
+    // value.
     const u16 f16 = static_cast<u16>((code & 0x80) << 8 | (code & 0x7f) << 7);
     x[j] = F16::to_f32(f16) * bits_to_f32(static_cast<u32>(exponent[j] + 8 + 127) << 23);
   }
-  values[i] = packet_of(x);
+  values[i] = pack_bf16_packet(x);
 }
 
-// Decodes one layer of an int4 matrix: each four-bit number, stored plus 8, is multiplied by the
-// scale of its column and group of k, which is exact. Scales are [k / INT4_GROUP][columns]; the
-// last group may have fewer k.
+// Decodes one layer of an int4 weight to bf16: each four-bit number, stored plus 8, is multiplied
+// by the scale of its column and group of k, which is exact. The int4 scales have the layout [k /
+// INT4_GROUP][columns]; the last group may have fewer k.
 extern "C" __global__ void __launch_bounds__(kThreads)
     denoise_per_op_dequantize_int4(const u32* codes, const uint4* scales, uint4* values,
                                    int columns, int packets) {
@@ -395,5 +403,5 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     const float scale = j % 2 == 0 ? Bf16::low(pairs[j / 2]) : Bf16::high(pairs[j / 2]);
     x[j] = static_cast<float>(static_cast<int>(packet >> j * 4 & 15) - 8) * scale;
   }
-  values[i] = packet_of(x);
+  values[i] = pack_bf16_packet(x);
 }

@@ -10,28 +10,29 @@
 //  a step    rows      velocity = final norm(h) action_out + b;  x += dt velocity;
 //                      h = x action_in + b
 //
-// The norm has no pass of its own. The phase that writes h also multiplies it by the norm's (1 +
-// scale). The factor 1 / rms and the shift (times W, computed before the loop) are applied after
-// the GEMM. persistent.cuh describes the split of the work and the movement of data.
+// The norm has no pass of its own. The phase that writes h also writes h times the next norm's (1 +
+// scale), the input of the next GEMM. The factor 1 / rms and the shift (times W, computed before
+// the loop) are applied after the GEMM. persistent.cuh describes the split of the work and the
+// movement of data.
 //
-// Threads: 384, of which 256 compute; one thread produces weights and one warp produces
-// activations. With weights of eight or four bits there are 512 threads, of which 128 decode the
-// weights.
-// Shared memory: the weights of a GEMM, its input x, and the data that the other blocks of the
-// cluster send; see persistent.cuh.
-// Bound: latency. Two fifths of a layer are five exchanges through L2, 1.7 to 2.2 us each, measured
-// from a block's last store to the first copy of that data elsewhere. GEMMs take 5.5 us, attention
-// 2.5 us, exchanges within the cluster and the work after them 3.5 us. Reading the weights takes 8
-// us, concurrent with all of these. Weights of eight or four bits therefore gain nothing by
-// themselves: the decoding warpgroup takes longer than reading the saved bytes would
-// (docs/results).
+// Threads: a thread block has 384 threads, of which 256 compute; one other thread requests weights
+// and one other warp copies activations. With weights of eight or four bits a thread block has 512
+// threads, of which 128 decode the weights. Shared memory: the weights of a GEMM, its input x, and
+// the data that the other thread blocks of the cluster send; see persistent.cuh. Bound: latency.
+// Two fifths of a layer's time are five exchanges through L2, 1.7 to 2.2 us each, from a thread
+// block's last store to the first copy of its data elsewhere. In each layer the GEMMs take 5.5
+// us, attention 2.5 us, exchanges within the cluster and the work after them 3.5 us. Reading a
+// layer's weights takes 8 us, concurrently with the GEMMs, attention and exchanges. Weights of
+// eight or four bits therefore gain nothing by themselves: decoding takes longer than reading the
+// saved bytes would (docs/results).
 #include "denoise/actions.cuh"
 #include "denoise/persistent.cuh"
 #include "denoise/persistent_attention.cuh"
 
-// Phase between two denoising steps, one block for each row: computes the velocity, the new actions
-// and their input projection.
-__device__ __forceinline__ void rows_phase(const Arguments& a, const Block& b, int step,
+// Phase between two denoising steps, one thread block for each row of actions: computes the
+// velocity, the new actions and their input projection.
+__device__ __forceinline__ void velocity_and_next_actions_phase(const PersistentArguments& a,
+                                                                const BlockContext& b, int step,
                                            float* scratch) {
   float *x = scratch, *parts = x + kAction,
         *y = parts + 8 * kAction;  // [32], [8 warps][32], [width]
@@ -39,16 +40,16 @@ __device__ __forceinline__ void rows_phase(const Arguments& a, const Block& b, i
   const float* style = a.final_styles + step * i64{3} * kWidth;
   float sum = 0.f;
 #pragma unroll
-  for (int i = 0; i < kClusters; ++i) sum += load_l2(a.squares + row * 16 + i);
+  for (int i = 0; i < kClusters; ++i) sum += load_bypassing_l1(a.squares + row * 16 + i);
   const float inverse = rsqrtf(sum / kWidth + kNormEpsilon);
   for (int i = threadIdx.x * 2; i < kWidth; i += kWorkers * 2) {
-    const u32 pair = load_l2(reinterpret_cast<const u32*>(a.h + row * kWidth + i));
+    const u32 pair = load_bypassing_l1(reinterpret_cast<const u32*>(a.h + row * kWidth + i));
     y[i] = Bf16::low(pair) * inverse * (1.f + style[i]) + style[kWidth + i];
     y[i + 1] = Bf16::high(pair) * inverse * (1.f + style[i + 1]) + style[kWidth + i + 1];
   }
   barrier_sync(kWorking, kWorkers);
   float sums[8] = {};
-  project_out<kWorkers>(y, a.action_out, sums);
+  partial_projection_to_actions<kWorkers>(y, a.action_out, sums);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
 #pragma unroll
@@ -71,7 +72,7 @@ __device__ __forceinline__ void rows_phase(const Arguments& a, const Block& b, i
   barrier_sync(kWorking, kWorkers);
   const int column = threadIdx.x * 4;
   float z[4];
-  project_in(x, a.action_in, a.in_bias, column, z);
+  project_actions_to_four_columns(x, a.action_in, a.in_bias, column, z);
   const uint2 rounded = make_uint2(Bf16::pack(z[0], z[1]), Bf16::pack(z[2], z[3]));
   *reinterpret_cast<uint2*>(a.h + row * kWidth + column) = rounded;
   const float h[4] = {Bf16::low(rounded.x), Bf16::high(rounded.x), Bf16::low(rounded.y),
@@ -85,15 +86,16 @@ __device__ __forceinline__ void rows_phase(const Arguments& a, const Block& b, i
   if (b.lane == 0) a.squares[row * 16 + warp] = sum, a.squares[row * 16 + 8 + warp] = 0.f;
 }
 
-// The phases of one layer, as the compute threads execute them.
-struct Layer {
-  const Arguments& a;
+// The phases of one layer, as the 256 compute threads of a thread block execute them.
+struct LayerPhases {
+  const PersistentArguments& a;
   int layer, step;
   u32 parity;  // of what comes once a layer
   const float *style1, *style2;
   u16 *keys, *values;
 
-  __device__ __forceinline__ Layer(const Arguments& a, int layer, int step, u32 parity)
+  __device__ __forceinline__ LayerPhases(const PersistentArguments& a, int layer, int step,
+      u32 parity)
       : a(a), layer(layer), step(step), parity(parity) {
     const i64 style = (layer * static_cast<i64>(a.steps) + step) * 3 * kWidth;
     style1 = a.styles1 + style, style2 = a.styles2 + style;
@@ -102,8 +104,8 @@ struct Layer {
   }
   __device__ __forceinline__ bool last() const { return layer + 1 == a.layers; }
 
-  __device__ __forceinline__ void qkv(Block& b, Four& h, float* inverse) const {
-    const Units units = b.qkv();
+  __device__ __forceinline__ void qkv(BlockContext& b, FourColumnValues& h, float* inverse) const {
+    const UnitRange units = b.qkv();
     const int slice = b.slice(), row = b.row(slice);
     float4 turns[kMaxQkvUnits] = {};
     float2 shifts[kMaxQkvUnits][2] = {};
@@ -127,32 +129,35 @@ struct Layer {
     }
     if (threadIdx.x == 0) barrier_expect(b.parts_full, kQkvPartsBytes);
     barrier_wait(b.x_full, b.x_parity);
-    if (layer == 0 && step > 0) h = load_h(a, Place(a, b));
+    if (layer == 0 && step > 0) h = load_owned_h(a, OwnedElementsOfH(a, b));
     if (b.group == 1) {
-      Norm norm;
+      InverseRmsOfRows norm;
       norm.request(a.squares, b.thread);
       norm.finish(inverse, b.thread);
       barrier_arrive(kNormed, kWorkers);
-      skip_x(b);
+      wait_for_x_without_reading(b);
     } else {
       float acc[24];
-      multiply<48, 8, kQkvPanel>(b, acc, b.base + kQkvAt, b.qkv_full, parity, kQkv);
+      multiply_slice_of_k<48, 8, kQkvPanel>(b, acc, b.base + kQkvAt, b.qkv_full, parity, kQkv);
       if (b.lane == 0) barrier_arrive_one(b.qkv_free);
-      hold_weights(b);
-      // Sends half of the rows to the block that has the other slice of k.
+      stop_weight_requests(b);
+      // Sends half of the rows' sums to the thread block of the cluster that has the other slice of
+      // k.
       const u32 parts = cluster_address(b.base + kPartsAt + b.thread * 16, b.rank ^ 4),
                 barrier = cluster_address(b.parts_full, b.rank ^ 4);
       float4 mine[kMaxQkvUnits];
 #pragma unroll
       for (int i = 0; i < kMaxQkvUnits; ++i) {
-        const float4 upper =
+        const float4 sums_of_upper_rows =
             make_float4(acc[8 * i], acc[8 * i + 1], acc[8 * i + 4], acc[8 * i + 5]);
-        const float4 lower =
+        const float4 sums_of_lower_rows =
             make_float4(acc[8 * i + 2], acc[8 * i + 3], acc[8 * i + 6], acc[8 * i + 7]);
-        const float4 theirs = slice == 0 ? lower : upper;
-        mine[i] = slice == 0 ? upper : lower;
-        send_b128(parts + i * 2048, __float_as_uint(theirs.x), __float_as_uint(theirs.y),
-                  __float_as_uint(theirs.z), __float_as_uint(theirs.w), barrier);
+        const float4 half_sent_to_peer = slice == 0 ? sums_of_lower_rows : sums_of_upper_rows;
+        mine[i] = slice == 0 ? sums_of_upper_rows : sums_of_lower_rows;
+        send_b128(parts + i * 2048, __float_as_uint(half_sent_to_peer.x),
+                  __float_as_uint(half_sent_to_peer.y),
+                  __float_as_uint(half_sent_to_peer.z), __float_as_uint(half_sent_to_peer.w),
+                      barrier);
       }
       barrier_sync(kNormed, kWorkers);
       barrier_wait(b.parts_full, b.parts_parity);
@@ -163,7 +168,7 @@ struct Layer {
           if (i >= units.count) continue;
           const float4 other = load_shared_f32x4(b.base + kPartsAt + i * 2048 + b.thread * 16),
                        turn = turns[i];
-          // Two neighbouring columns, and the two columns half a head further with which they
+          // Two adjacent columns of q or k, and the two columns half a head further with which they
           // rotate.
           const float l0 = r * (mine[i].x + other.x) + shifts[i][0].x,
                       l1 = r * (mine[i].y + other.y) + shifts[i][0].y;
@@ -178,50 +183,52 @@ struct Layer {
     b.parts_parity ^= 1, b.x_parity ^= 1;
   }
 
-  // Loads the cached keys and values of the prefix. The loads are issued before the GEMM qkv, so
-  // that they complete while qkv waits for its x.
-  __device__ __forceinline__ Fragments prefix(const Block& b) const {
-    const Share share(a, b);
-    Fragments fragments;
+  // Loads the cached keys and values of the prefix into registers. These loads are issued before
+  // the GEMM qkv, so that they complete while qkv waits for its input x.
+  __device__ __forceinline__ KeyValueFragments prefix(const BlockContext& b) const {
+    const AttentionShare share(a, b);
+    KeyValueFragments fragments;
     if (share.active) fragments.load(a, b, share, keys, values, false);
     return fragments;
   }
 
-  __device__ __forceinline__ void attention(Block& b, Fragments& fragments) const {
-    const Share share(a, b);
+  __device__ __forceinline__ void attention(BlockContext& b, KeyValueFragments& fragments) const {
+    const AttentionShare share(a, b);
     barrier_wait(b.keys_full, parity);
     if (share.active) fragments.load(a, b, share, keys, values, true);
     barrier_wait(b.queries_full, parity);  // all blocks: none arrives twice in a row
     stage_ends(kAttention);
     if (!share.active) return;
-    attend(a, b, share, fragments);
+    attend_to_share_of_keys(a, b, share, fragments);
   }
 
-  __device__ __forceinline__ void out(Block& b, Four& h) const {
-    const Place at(a, b);
-    const Four gate = load_four(at, style1 + 2 * kWidth), scale = load_four(at, style2);
+  __device__ __forceinline__ void out(BlockContext& b, FourColumnValues& h) const {
+    const OwnedElementsOfH at(a, b);
+    const FourColumnValues gate = load_four_column_values(at, style1 + 2 * kWidth), scale =
+        load_four_column_values(at, style2);
     rows_product<4, kOutPanel>(b, kOutAt, b.out_full, 0, kOut);
     if (!b.owns_rows(a)) return;
-    add_gated(b, at, gate, h);
-    publish(a, b, at, h, scale, a.squares + kMaxRows * 16);
+    add_gated_sum_to_h(b, at, gate, h);
+    publish_scaled_h_and_squares(a, b, at, h, scale, a.squares + kMaxRows * 16);
   }
 
-  __device__ __forceinline__ void down(Block& b, Four& h) const {
-    const Place at(a, b);
-    const Four gate = load_four(at, style2 + 2 * kWidth),
-               scale = last() ? Four{} : load_four(at, style1 + a.steps * i64{3} * kWidth);
+  __device__ __forceinline__ void down(BlockContext& b, FourColumnValues& h) const {
+    const OwnedElementsOfH at(a, b);
+    const FourColumnValues gate = load_four_column_values(at, style2 + 2 * kWidth),
+               scale = last() ? FourColumnValues{} : load_four_column_values(at, style1 +
+                   a.steps * i64{3} * kWidth);
     rows_product<8, kDownPanel>(b, kDownAt, b.down_full, b.down_free, kDown);
     if (!b.owns_rows(a)) return;
-    add_gated(b, at, gate, h);
+    add_gated_sum_to_h(b, at, gate, h);
     if (last())
-      publish_h(a, b, at, h);
+      publish_h_and_squares(a, b, at, h);
     else
-      publish(a, b, at, h, scale, a.squares);
+      publish_scaled_h_and_squares(a, b, at, h, scale, a.squares);
   }
 
-  __device__ __forceinline__ void gate_up(Block& b, float* inverse) const {
-    // Each warpgroup computes its own columns, because the two warpgroups use wgmma instructions of
-    // different width.
+  __device__ __forceinline__ void gate_up(BlockContext& b, float* inverse) const {
+    // Each warpgroup computes its own columns of qkv, because the two warpgroups use wgmma
+    // instructions of different width.
     if (b.group == 0)
       gate_up_group<kFirstGroupUnits>(b, inverse);
     else
@@ -230,8 +237,8 @@ struct Layer {
   }
 
  private:
-  // Address of a pair of columns of q, k or v in unit `unit`. `write` finds the partners of the
-  // pair half a head further on.
+  // Returns the address of a pair of columns of q, k or v in the unit number `unit`. The function
+  // `write` finds the rotation partners of the pair half a head further on.
   __device__ __forceinline__ u16* place(u32 unit, u32 row, u32 pair) const {
     const u32 head = unit / 16, column = unit % 16 * 8 + pair, key = a.prefix + row;
     if (head < kHeads) return a.q + query_at(row * kHeads + head, column);
@@ -251,29 +258,30 @@ struct Layer {
     }
   }
 
-  // Multiplies a slice of k for all columns of the cluster; executed by the first warpgroup. If
-  // `read` is not 0, the warpgroup arrives on that barrier once the weights have been read.
+  // Multiplies the thread block's slice of k for all columns of the cluster; only the first
+  // warpgroup executes the function. If `read` is not 0, the warpgroup arrives at the named barrier
+  // `read` once it has read the weights.
   template <int kPanels, u32 kPanel>
-  __device__ __forceinline__ void rows_product(Block& b, u32 weights, u32 full, u32 read,
-                                               Stage stage) const {
+  __device__ __forceinline__ void rows_product(BlockContext& b, u32 weights, u32 full, u32 read,
+                                               TimerStage stage) const {
     if (threadIdx.x == 0 && b.owns_rows(a)) barrier_expect(b.parts_full, kRowPartsBytes);
     if (b.group == 0) {
       float acc[36];
-      multiply<72, kPanels, kPanel>(b, acc, b.base + weights, full, parity, stage);
+      multiply_slice_of_k<72, kPanels, kPanel>(b, acc, b.base + weights, full, parity, stage);
       if (b.lane == 0 && read != 0) barrier_arrive_one(read);
-      hold_weights(b);
-      send_rows(a, b, acc);
+      stop_weight_requests(b);
+      send_row_sums_to_owners(a, b, acc);
     } else {
-      skip_x(b);
+      wait_for_x_without_reading(b);
     }
     b.x_parity ^= 1;
   }
 
   template <int kUnits>
-  __device__ __forceinline__ void gate_up_group(Block& b, float* inverse) const {
+  __device__ __forceinline__ void gate_up_group(BlockContext& b, float* inverse) const {
     constexpr u32 kBefore =
         kUnits == kFirstGroupUnits ? 0 : kFirstGroupUnits;  // units of the other warpgroup
-    const Units units = b.gate_up();
+    const UnitRange units = b.gate_up();
     const int count = min_of(kUnits, units.count - static_cast<int>(kBefore)), slice = b.slice(),
               row = b.row(slice);
     const float* shift = a.shift_gate_up +
@@ -289,51 +297,56 @@ struct Layer {
       if (i < count)
         shifts[i][0] = *reinterpret_cast<const float2*>(shift + i * 16),
         shifts[i][1] = *reinterpret_cast<const float2*>(shift + i * 16 + 8);
-    // Each warpgroup exchanges its own columns, so that the first one exchanges while the second
-    // one still multiplies.
+    // Each warpgroup exchanges the sums of its own columns, so that the first warpgroup exchanges
+    // while the second one still multiplies.
     const u32 parts_full = kBefore == 0 ? b.parts_full : b.second_parts_full,
               parts_parity = kBefore == 0 ? b.parts_parity : parity;
     if (b.thread == 0) barrier_expect(parts_full, kUnits * kGateUpPartBytes);
     barrier_wait(b.x_full + 2 * 8, b.x_parity);
     if (kBefore != 0) {
-      // The second warpgroup computes the norm while the first one uses the tensor cores.
-      Norm norm;
+      // The second warpgroup computes the norm's 1 / rms while the first warpgroup uses the tensor
+      // cores.
+      InverseRmsOfRows norm;
       norm.request(a.squares + kMaxRows * 16, b.thread);
       norm.finish(inverse, b.thread);
       barrier_arrive(kNormed, kWorkers);
       barrier_sync(kNormedHere, 128);
     }
     float acc[kUnits * 8];
-    multiply<kUnits * 16, 8, kGateUpPanel, 2, 2>(b, acc, b.base + kGateUpAt + kBefore * 2048,
+    multiply_slice_of_k<kUnits * 16, 8, kGateUpPanel, 2, 2>(b, acc, b.base + kGateUpAt +
+        kBefore * 2048,
                                                  b.gate_up_full + b.group * 8, parity, kGateUp);
     if (b.lane == 0) barrier_arrive_one(b.gate_up_free);
     if (kBefore == 0)
       barrier_sync(kNormed, kWorkers);
     else
-      hold_weights(b);
+      stop_weight_requests(b);
 
-    // Sends half of the rows to the block that has the other slice of k, two units at a time.
+    // Sends half of the rows' sums to the thread block that has the other slice of k, two units of
+    // columns at a time.
     const u32 parts = b.base + kPartsAt + kBefore * 1024;
     const u32 peer = cluster_address(parts, b.rank ^ 4),
               barrier = cluster_address(parts_full, b.rank ^ 4);
     float4 mine[kUnits];  // two columns of gate, two of up
-    uint2 theirs[kUnits];
+    uint2 half_sent_to_peer[kUnits];
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
-      const float4 upper = make_float4(acc[8 * i], acc[8 * i + 1], acc[8 * i + 4], acc[8 * i + 5]);
-      const float4 lower =
+      const float4 sums_of_upper_rows =
+          make_float4(acc[8 * i], acc[8 * i + 1], acc[8 * i + 4], acc[8 * i + 5]);
+      const float4 sums_of_lower_rows =
           make_float4(acc[8 * i + 2], acc[8 * i + 3], acc[8 * i + 6], acc[8 * i + 7]);
-      const float4 other = slice == 0 ? lower : upper;
-      mine[i] = slice == 0 ? upper : lower,
-      theirs[i] = make_uint2(Bf16::pack(other.x, other.y), Bf16::pack(other.z, other.w));
+      const float4 other = slice == 0 ? sums_of_lower_rows : sums_of_upper_rows;
+      mine[i] = slice == 0 ? sums_of_upper_rows : sums_of_lower_rows,
+      half_sent_to_peer[i] = make_uint2(Bf16::pack(other.x, other.y), Bf16::pack(other.z, other.w));
     }
 #pragma unroll
     for (int i = 0; i + 1 < kUnits; i += 2)
-      send_b128(peer + i * 1024 + b.thread * 16, theirs[i].x, theirs[i].y, theirs[i + 1].x,
-                theirs[i + 1].y, barrier);
+      send_b128(peer + i * 1024 + b.thread * 16, half_sent_to_peer[i].x, half_sent_to_peer[i].y,
+                half_sent_to_peer[i + 1].x,
+                half_sent_to_peer[i + 1].y, barrier);
     if (kUnits % 2 == 1)
-      send_b64(peer + (kUnits - 1) * 1024 + b.thread * 8, theirs[kUnits - 1].x,
-               theirs[kUnits - 1].y, barrier);
+      send_b64(peer + (kUnits - 1) * 1024 + b.thread * 8, half_sent_to_peer[kUnits - 1].x,
+               half_sent_to_peer[kUnits - 1].y, barrier);
     barrier_wait(parts_full, parts_parity);
     if (row >= a.rows) return;
     const float r = inverse[row];
@@ -353,9 +366,10 @@ struct Layer {
   }
 };
 
-// All blocks must be resident at once, with no second launch of this kernel on the GPU. One of the
-// output pointers `velocity` and `state` is null. Each launch needs the kernel of the shifts before
-// it, which also resets `counter` to 0.
+// All thread blocks must be resident at once, and no second launch of the persistent kernel may run
+// on the GPU at the same time. One of the output pointers `velocity` and `state` is null, and the
+// kernel writes only the other. Before each launch the kernel of the shifts must run, which also
+// resets `counter` to 0.
 extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThreads, 1)
     denoise_persistent(u16* h, const u16* qkv, const u16* out, const u16* gate_up, const u16* down,
                        const float* styles1, const float* styles2, const float* final_styles,
@@ -366,14 +380,14 @@ extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThr
                        float dt, int rows, int prefix, int layers, int steps) {
   extern __shared__ __align__(1024) unsigned char shared[];
   __shared__ float inverse[64];
-  __shared__ __align__(8) u64 barriers[Block::kWords];
-  const Arguments a{h,        qkv,       out,          gate_up,   down,
+  __shared__ __align__(8) u64 barriers[BlockContext::kWords];
+  const PersistentArguments a{h,        qkv,       out,          gate_up,   down,
                     styles1,  styles2,   final_styles, shift_qkv, shift_gate_up,
                     angles,   keys,      values,       x,         q,
                     attended, hidden,    squares,      counter,   action_out,
                     out_bias, action_in, in_bias,      velocity,  state,
                     dt,       rows,      prefix,       layers,    steps};
-  Block b(shared_address(shared), shared_address(barriers));
+  BlockContext b(shared_address(shared), shared_address(barriers));
   stages_begin();
   if (threadIdx.x == 0) b.begin();
   __syncthreads();
@@ -396,11 +410,12 @@ extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThr
   }
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCoded ? 216 : 232));
   wait_for_previous_kernels();
-  Four residual;
+  FourColumnValues residual;
   {
-    const Place at(a, b);
-    residual = load_h(a, at);
-    publish(a, b, at, residual, load_four(at, a.styles1), a.squares);
+    const OwnedElementsOfH at(a, b);
+    residual = load_owned_h(a, at);
+    publish_scaled_h_and_squares(a, b, at, residual, load_four_column_values(at, a.styles1),
+        a.squares);
   }
   arrive();
   stage_ends(kStart);
@@ -409,9 +424,9 @@ extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThr
   for (int step = 0; step < a.steps; ++step) {
 #pragma unroll 1
     for (int i = 0; i < a.layers; ++i, parity ^= 1) {
-      const Layer layer(a, i, step, parity);
+      const LayerPhases layer(a, i, step, parity);
       b.rematerialize();
-      Fragments fragments = layer.prefix(b);
+      KeyValueFragments fragments = layer.prefix(b);
       layer.qkv(b, residual, inverse);
       stage_ends(kQkv + 2);
       arrive();
@@ -434,7 +449,7 @@ extern "C" __global__ void __cluster_dims__(kRanks, 1, 1) __launch_bounds__(kThr
     }
     barrier_wait(b.rows_full, step & 1);
     if (static_cast<int>(blockIdx.x) < a.rows)
-      rows_phase(a, b, step, reinterpret_cast<float*>(shared + kXAt));
+      velocity_and_next_actions_phase(a, b, step, reinterpret_cast<float*>(shared + kXAt));
     if (step + 1 < a.steps) arrive();
     stage_ends(kRows);
   }

@@ -1,29 +1,29 @@
-// Parts of the persistent kernel: the mapping of work to blocks, the memory layout, and the two
-// producers.
+// Parts of the persistent denoise kernel: the mapping of work to thread blocks, the memory layouts,
+// and the two producers.
 //
-// Columns are assigned in units of 8 columns (out, down) or 16 (qkv, gate_up) to 15 clusters of
-// eight blocks. In a cluster:
+// Columns of a weight are assigned in units of 8 columns (out, down) or 16 columns (qkv, gate_up)
+// to 15 clusters of eight thread blocks. In a cluster:
 //
 //   qkv, gate_up   two slices of k, four quarters of the cluster's columns
 //   out, down      eight slices of k; all of the cluster's columns, up to 72
 //
 // The owner of a row adds up the slices of k: each block sends its sums to the owner's shared
-// memory, as bf16 (in qkv as fp32). Block r of a cluster owns rows 8 r to 8 r + 7 of h for the
-// cluster's columns and keeps them in registers.
+// memory, as bf16 (in qkv as fp32). Thread block r of a cluster owns rows 8 r to 8 r + 7 of h for
+// the cluster's columns and keeps them in registers.
 //
-// Threads: two consumer warpgroups; in a third warpgroup, one thread is the weight producer and one
-// warp the activation producer.
+// Threads: two consumer warpgroups compute; in a third warpgroup, one thread is the weight producer
+// and one warp the activation producer.
 //
-// Weights are bf16, or codes: fp8 (e4m3) with a power of two for each column, or four-bit integers
-// with a scale for each column of half a group (128 of k). A fourth warpgroup decodes the codes in
-// place, so that the tensor cores read bf16. The decoding is exact; all other code is the same for
-// both kinds of weights.
+// Weights are bf16 or codes: fp8 (e4m3) with a power of two for each column, or int4 with a scale
+// for each column and half a group (128 of k). With coded weights, a fourth warpgroup decodes the
+// codes in place, so that the tensor cores read bf16. Decoding the weights is exact; all code
+// besides the decoder is the same for bf16 and coded weights.
 //
-// Weights are loaded across grid barriers: the weights of each GEMM are requested as soon as their
-// place in shared memory is free, a few pieces at a time. A memory fence waits for all copies in
-// flight to its multiprocessor: with 32 KB in flight it takes 1700 cycles instead of 600. Therefore
-// no weights are requested from the end of a block's GEMMs until the block has arrived at the grid
-// barrier.
+// Weights are loaded across grid barriers: each GEMM's weights are requested as soon as their place
+// in shared memory is free, a few pieces at a time. A memory fence waits for all asynchronous
+// copies in flight to its multiprocessor: with 32 KB in flight the fence takes 1700 cycles instead
+// of 600. Therefore a thread block requests no weights from the end of its GEMMs until it has
+// arrived at the grid barrier.
 #pragma once
 #include "common/bulk.cuh"
 #include "common/cluster.cuh"
@@ -40,21 +40,22 @@ constexpr int kThreads = THREADS, kWorkers = 256, kDecoders = 128;
 constexpr int kClusters = CLUSTERS, kRanks = RANKS, kBlocks = kClusters * kRanks;
 constexpr int kMaxRows = MAX_ROWS, kMaxKeys = MAX_KEYS, kQueryRows = kMaxRows * kHeads;
 
-// A panel holds 64 columns (k) of an activation. Rows 56 to 63 of the tensor cores' tile hold
-// unrelated data, and their sums are never used.
+// A panel holds 64 columns (along k) of all rows of an activation. Rows 56 to 63 of a tensor-core
+// tile hold unrelated data, and the sums of these rows are never used.
 constexpr int kPanelElements = kMaxRows * 64;
 constexpr u32 kPanelBytes = kPanelElements * 2;
 
-// Number of units of each GEMM, and the maximum that one cluster has (for qkv and gate_up a quarter
-// of a cluster). Units of the GEMMs qkv and gate_up have 16 columns.
+// Number of units of columns of each GEMM, and the maximum that one cluster computes (for qkv and
+// gate_up a quarter of a cluster). A unit of the GEMMs qkv and gate_up has 16 columns.
 constexpr int kWidthUnits = kWidth / 8, kMaxWidthUnits = 9;
 constexpr int kQkvUnits = (kHeads + 2) * kHeadDim / 16, kMaxQkvUnits = 3;
 constexpr int kGateUpUnits = 2 * kMlp / 16, kMaxGateUpUnits = 9;
 constexpr int kFirstGroupUnits =
     5;  // of gate_up's, by the first warpgroup; the others by the second
 
-// Regions of shared memory. Weights lie in panels of k. The weights of qkv use the place of
-// gate_up's panels 0 to 2, those of down the place of gate_up's panels 4 to 7.
+// Regions of shared memory. Weights lie in shared memory in panels along k. The weights of qkv
+// reuse the shared memory of gate_up's panels 0 to 2, those of down that of gate_up's panels 4 to
+// 7.
 constexpr u32 kGateUpAt = 0, kGateUpPanel = kMaxGateUpUnits * 2048;
 constexpr u32 kQkvAt = 0, kQkvPanel = kMaxQkvUnits * 2048;
 constexpr u32 kDownAt = 4 * kGateUpPanel, kDownPanel = kMaxWidthUnits * 1024;
@@ -76,7 +77,7 @@ static_assert(kWorkers == 256 && kClusters == 15 && kRanks == 8 && kMaxRows == 5
 static_assert(kSharedBytes == SHARED_BYTES, "the row declares what the regions take");
 static_assert(kSharedBytes + 1024 <= 227 * 1024, "more than a multiprocessor has");
 
-struct Arguments {
+struct PersistentArguments {
   u16* h;  // [rows][width]
   const u16 *qkv, *out, *gate_up,
       *down;  // [layers][k / 64][columns / 8] units; bf16: [8][64], 16-byte chunks XOR-swizzled by
@@ -99,17 +100,19 @@ struct Arguments {
   int rows, prefix, layers, steps;
 };
 
-// Offset of element k of a row of an activation, [k / 64][56 rows][64] with swizzled chunks.
+// Returns the offset of element k of a row of an activation, in the layout [k / 64][56 rows][64]
+// with swizzled 16-byte chunks.
 __device__ __forceinline__ u32 activation_at(u32 row, u32 k) {
   return k / 64 * kPanelElements + row * 64 + ((k % 64 / 8) ^ (row & 7)) * 8 + k % 8;
 }
-// Offset of element k of a row of the queries, [4][56 8 rows (token, head)][64].
+// Returns the offset of element k of a query row, in the layout [4][56 8 rows (token, head)][64].
 __device__ __forceinline__ u32 query_at(u32 row, u32 k) {
   return (k / 64 * kQueryRows + row) * 64 + ((k % 64 / 8) ^ (row & 7)) * 8 + k % 8;
 }
-// Offset of one element of the keys or values of a layer, which are stored as fragments of 16 keys
-// x 16 columns. A fragment has the order in which a lane holds it for wgmma_columns. In fragments
-// of keys neighbours are columns, in fragments of values neighbours are keys.
+// Returns the offset of one element of a layer's keys or values, which are stored as fragments of
+// 16 keys x 16 columns. A fragment has the order in which the lanes hold it as an operand of
+// wgmma_columns. In fragments of keys adjacent elements are columns, in fragments of values
+// adjacent elements are keys.
 __device__ __forceinline__ u32 key_at(u32 key, u32 column) {
   return (key / 16 * (kHeadDim / 16) + column / 16) * 256 + (key % 8 * 4 + column % 8 / 2) * 8 +
          (key % 16 / 8 + column % 16 / 8 * 2) * 2 + column % 2;
@@ -119,17 +122,17 @@ __device__ __forceinline__ u32 value_at(u32 key, u32 column) {
          (column % 16 / 8 + key % 16 / 8 * 2) * 2 + key % 2;
 }
 
-// Range of a GEMM's units that one part of the grid computes.
-struct Units {
+// Range of a GEMM's units of columns that one part of the grid computes.
+struct UnitRange {
   int first, count;
-  __device__ __forceinline__ Units(int units, int part, int parts) {
+  __device__ __forceinline__ UnitRange(int units, int part, int parts) {
     first = part * units / parts;
     count = (part + 1) * units / parts - first;
   }
 };
 
-// Position of a thread block in the grid, and the addresses of its barriers.
-struct Block {
+// Position of a thread block in the grid, and the shared-memory addresses of its barriers.
+struct BlockContext {
   u32 base;    // of shared memory
   u32 x_full;  // four: a quarter of the panels each
   u32 qkv_full, gate_up_full, out_full,
@@ -147,7 +150,8 @@ struct Block {
   static constexpr int kBarriers = 4 + 8 + 16 + 4 + 8 + 4 + 5,
                        kWords = kBarriers + 1 + (kCoded ? kSlots * 3 : 0);  // of 8 bytes
 
-  __device__ __forceinline__ Block(u32 shared, u32 barriers) : base(shared), x_full(barriers) {
+  __device__ __forceinline__ BlockContext(u32 shared, u32 barriers) : base(shared),
+      x_full(barriers) {
     qkv_full = x_full + 4 * 8, gate_up_full = qkv_full + 8 * 8, out_full = gate_up_full + 16 * 8,
     down_full = out_full + 4 * 8;
     qkv_free = down_full + 8 * 8, gate_up_free = qkv_free + 8,
@@ -173,8 +177,8 @@ struct Block {
     store_shared_volatile(hold, 0);
     barrier_init_fence();
   }
-  // Makes the compiler compute the values derived from these again in each phase: kept across
-  // phases, they would fill the registers.
+  // Makes the compiler compute derived values again in each phase: kept across phases, they would
+  // fill the registers.
   __device__ __forceinline__ void rematerialize() {
     asm volatile("" : "+r"(lane), "+r"(warp), "+r"(thread), "+r"(cluster), "+r"(rank));
   }
@@ -183,22 +187,25 @@ struct Block {
     return warp * 16 + lane / 4 + 8 * half;
   }                                                                  // of a tile's sums
   __device__ __forceinline__ int slice() const { return rank / 4; }  // of k, in qkv and gate_up
-  __device__ __forceinline__ Units width() const { return Units(kWidthUnits, cluster, kClusters); }
-  __device__ __forceinline__ Units qkv() const {
-    return Units(kQkvUnits, cluster * 4 + rank % 4, kClusters * 4);
+  __device__ __forceinline__ UnitRange width() const { return UnitRange(kWidthUnits, cluster,
+      kClusters); }
+  __device__ __forceinline__ UnitRange qkv() const {
+    return UnitRange(kQkvUnits, cluster * 4 + rank % 4, kClusters * 4);
   }
-  __device__ __forceinline__ Units gate_up() const {
-    return Units(kGateUpUnits, cluster * 4 + rank % 4, kClusters * 4);
+  __device__ __forceinline__ UnitRange gate_up() const {
+    return UnitRange(kGateUpUnits, cluster * 4 + rank % 4, kClusters * 4);
   }
-  __device__ __forceinline__ bool owns_rows(const Arguments& a) const { return rank * 8 < a.rows; }
+  __device__ __forceinline__ bool owns_rows(const PersistentArguments& a) const {
+    return rank * 8 < a.rows;
+  }
 };
 
-// Queries and keys that a block attends to: a cluster has 32 query rows (token, head), and each of
-// its blocks has an eighth of the keys.
-struct Share {
+// Query rows and keys of a thread block's attention: a cluster has 32 query rows (token, head), and
+// each of its blocks an eighth of the keys.
+struct AttentionShare {
   int row0, first, seen;  // first query; first key, and how many
   bool active;
-  __device__ __forceinline__ Share(const Arguments& a, const Block& b) {
+  __device__ __forceinline__ AttentionShare(const PersistentArguments& a, const BlockContext& b) {
     const int context = a.prefix + a.rows,
               keys = min_of(kMaxKeys / kRanks, ceil_div(ceil_div(context, kRanks), 16) * 16);
     row0 = b.cluster * 32, first = b.rank * keys;
@@ -207,30 +214,35 @@ struct Share {
   }
 };
 
-// Stages of the kernel's timer, in the order of the names in the kernel's row. Each phase has three
-// stages: until its first input is available, until its results are computed, and until they are
-// written.
-enum Stage : int { kStart = 0, kQkv = 1, kAttention = 4, kOut = 7, kGateUp = 10, kDown = 13, kRows = 16 };
+// Stages of the kernel's timer, in the order of their names in the kernel's Rust declaration. Each
+// phase has three timer stages: until its first input is available, until its results are computed,
+// and until these are written.
+enum TimerStage : int { kStart = 0, kQkv = 1, kAttention = 4, kOut = 7, kGateUp = 10, kDown = 13,
+    kRows =
+    16 };
 
-// Numbers of the named barriers of a thread block.
-enum NamedBarrier : u32 { kAttended = 1, kNormed = 2, kWorking = 3, kArrived = 4, kNormedHere = 5, kDecoding = 6 };
+// Numbers of the named barriers of a thread block of the persistent kernel.
+enum NamedBarrierNumber : u32 { kAttended = 1, kNormed = 2, kWorking = 3, kArrived = 4,
+    kNormedHere = 5,
+    kDecoding = 6 };
 
-// Signals the end of a phase to the activation producer; called by all consumers. Does not wait.
+// Signals the end of a phase to the activation producer; all consumer threads call the function.
+// Does not wait.
 __device__ __forceinline__ void arrive() {
   fence_async();
   barrier_arrive(kArrived, kWorkers + 32);
 }
-// Stops requests for weights until the block has arrived at the grid barrier; the first thread of a
-// warpgroup writes the flag.
-__device__ __forceinline__ void hold_weights(const Block& b) {
+// Stops requests for weights until the thread block has arrived at the grid barrier; the first
+// thread of a warpgroup writes the flag.
+__device__ __forceinline__ void stop_weight_requests(const BlockContext& b) {
   if (b.thread == 0) store_shared_volatile(b.hold, 1);
 }
 
-// Producer that copies weights to shared memory in the order in which the GEMMs need them; executed
-// by one thread.
+// Producer that copies weights to shared memory in the order in which the GEMMs need them; one
+// thread executes its code.
 class WeightProducer {
  public:
-  __device__ __forceinline__ WeightProducer(const Arguments& a, const Block& b)
+  __device__ __forceinline__ WeightProducer(const PersistentArguments& a, const BlockContext& b)
       : a(a), b(b), width(b.width()), qkv(b.qkv()), gate_up(b.gate_up()) {}
 
   __device__ __forceinline__ void run() {
@@ -242,22 +254,23 @@ class WeightProducer {
   }
 
  private:
-  const Arguments& a;
-  const Block& b;
-  const Units width, qkv, gate_up;
+  const PersistentArguments& a;
+  const BlockContext& b;
+  const UnitRange width, qkv, gate_up;
   u32 parity = 0;
   static constexpr int kShare = kCoded ? 2 : 1;  // so that as many bytes are in flight
   static constexpr int kMost = 4 * kShare, kGateUpPieces = kCoded ? 3 : 4;
-  static_assert(kMost <= Block::kSlots, "a slot is free when its turn comes");
+  static_assert(kMost <= BlockContext::kSlots, "a slot is free when its turn comes");
   u32 requested[kMost] = {};  // the last pieces' barriers, the parity in the last bit; 0: none
   u32 slot = 0;
 
-  // Requests a piece of `units` units once fewer than kPieces pieces (for codes: twice as many) are
-  // in flight.
+  // Requests a piece of `units` units of weights once fewer than kPieces pieces (for codes: twice
+  // as many) are in flight.
   template <int kPieces>
   __device__ __forceinline__ void request(u32 to, const u16* from, u32 units, u32 barrier) {
-    const u32 oldest = requested[kMost - kPieces * kShare];
-    if (oldest != 0) barrier_wait(oldest & ~1u, oldest & 1);
+    const u32 oldest_pending_piece = requested[kMost - kPieces * kShare];
+    if (oldest_pending_piece != 0)
+      barrier_wait(oldest_pending_piece & ~1u, oldest_pending_piece & 1);
 #pragma unroll
     for (int i = 0; i + 1 < kMost; ++i) requested[i] = requested[i + 1];
     requested[kMost - 1] = barrier | parity;
@@ -269,10 +282,10 @@ class WeightProducer {
       store_shared_volatile(piece, to), store_shared_volatile(piece + 4, units),
           store_shared_volatile(piece + 8, barrier);
       to += units * kUnitBytes - bytes, barrier = b.coded + slot * 8;
-      slot = (slot + 1) % Block::kSlots;
+      slot = (slot + 1) % BlockContext::kSlots;
     }
     barrier_expect(barrier, bytes);
-    copy_bulk(to, from, bytes, barrier);
+    bulk_copy_to_shared(to, from, bytes, barrier);
   }
   __device__ __forceinline__ void request_gate_up(const u16* from, int panel) {
     const u32 to = b.base + kGateUpAt + panel * kGateUpPanel, barrier = b.gate_up_full + panel * 16;
@@ -291,11 +304,11 @@ class WeightProducer {
     for (int i = 0; i < 8; ++i)
       request<4>(b.base + kQkvAt + i * kQkvPanel, from + i * (kQkvUnits * 2 * kStored),
                  qkv.count * 2, b.qkv_full + i * 8);
-    // Consumers load keys and values from L2 to registers: this loop prefetches a layer's keys and
-    // values into L2, in 128 pieces of 4096 bytes.
+    // Because consumers load keys and values from L2 to registers, this loop prefetches a layer's
+    // keys and values into L2, in 128 pieces of 4096 bytes.
     for (int piece = blockIdx.x; piece < 128; piece += kBlocks) {
-      prefetch_bulk(a.keys + layer * kCache + piece * 2048, 4096);
-      prefetch_bulk(a.values + layer * kCache + piece * 2048, 4096);
+      bulk_prefetch_to_l2(a.keys + layer * kCache + piece * 2048, 4096);
+      bulk_prefetch_to_l2(a.values + layer * kCache + piece * 2048, 4096);
     }
 
     const u16* from_gate_up =
@@ -314,15 +327,15 @@ class WeightProducer {
 #pragma unroll 1
     for (int i = 0; i < 3; ++i) request_gate_up(from_gate_up, i);
 
-    // The weights of down must arrive between gate_up's GEMMs and down's own: by then the prefetch
-    // has brought them into L2.
+    // The weights of down must arrive between gate_up's GEMMs and down's own GEMM: by then the
+    // prefetch has brought them into L2.
     from = a.down + ((layer * i64{64} + b.rank * 8) * kWidthUnits + width.first) * kStored;
 #pragma unroll 1
     for (int i = 0; i < 8; ++i) {
-      const long long begun = clock64();
-      while (clock64() - begun < 200) {
+      const long long start_clock = clock64();
+      while (clock64() - start_clock < 200) {
       }  // not all at once
-      prefetch_bulk(from + i * (kWidthUnits * kStored), width.count * kStoredBytes);
+      bulk_prefetch_to_l2(from + i * (kWidthUnits * kStored), width.count * kStoredBytes);
     }
     barrier_wait(b.gate_up_upper_free, parity);
 #pragma unroll 1
@@ -333,32 +346,34 @@ class WeightProducer {
   }
 };
 
-// Decodes eight codes along k of one column to bf16: half number `half` of a lane's sixteen codes
-// of a unit.
-__device__ __forceinline__ uint4 decode_eight(const uint4& codes, int half, u32 factor) {
+// Decodes eight codes along k of one column to bf16: half number `half` of the sixteen codes that a
+// lane has of a unit.
+__device__ __forceinline__ uint4 decode_eight_codes(const uint4& codes, int half, u32 factor) {
   if (kInt4) return decode_int4(half == 0 ? codes.x : codes.y, factor);
   const uint2 low = decode(half == 0 ? codes.x : codes.z, factor),
               high = decode(half == 0 ? codes.y : codes.w, factor);
   return make_uint4(low.x, low.y, high.x, high.y);
 }
-// Loads a lane's sixteen codes of a unit; for int4 the upper half of the result is unused.
+// Loads the sixteen codes that a lane has of a unit; for int4 the upper half of the result is
+// unused.
 __device__ __forceinline__ uint4 load_codes(u32 unit, int lane) {
   if (!kInt4) return load_shared_b128(unit + lane * 16);
   return make_uint4(load_shared_b32(unit + lane * 8), load_shared_b32(unit + lane * 8 + 4), 0, 0);
 }
 
-// Decodes weights from codes to the bf16 units that the tensor cores read, piece after piece;
-// executed by a warpgroup.
+// Decodes weights from codes to the bf16 units that the tensor cores read, piece after piece; the
+// fourth warpgroup executes the code.
 class Decoder {
  public:
-  __device__ __forceinline__ Decoder(const Arguments& a, const Block& b) : a(a), b(b) {}
+  __device__ __forceinline__ Decoder(const PersistentArguments& a, const BlockContext& b) : a(a),
+      b(b) {}
 
   __device__ __forceinline__ void run() {
     const u32 pieces = static_cast<u32>(a.steps * a.layers) * kPiecesOfLayer;
 #pragma unroll 1
     for (u32 piece = 0; piece < pieces; ++piece) {
-      const u32 slot = piece % Block::kSlots, words = b.pieces + slot * 16;
-      barrier_wait(b.coded + slot * 8, piece / Block::kSlots & 1);
+      const u32 slot = piece % BlockContext::kSlots, words = b.pieces + slot * 16;
+      barrier_wait(b.coded + slot * 8, piece / BlockContext::kSlots & 1);
       decode_piece(load_shared_volatile(words), static_cast<int>(load_shared_volatile(words + 4)),
                    load_shared_volatile(words + 8));
     }
@@ -370,11 +385,11 @@ class Decoder {
                        kTurns = (2 * kFirstGroupUnits + kWarps - 1) / kWarps;  // most units
   static_assert(kMaxWidthUnits <= 2 * kFirstGroupUnits && 2 * kMaxQkvUnits <= 2 * kFirstGroupUnits,
                 "the first group's pieces are the largest");
-  const Arguments& a;
-  const Block& b;
+  const PersistentArguments& a;
+  const BlockContext& b;
 
-  // The codes lie at the end of the place of the decoded piece, so all codes are read before the
-  // first result is written.
+  // The codes lie at the end of the place that the decoded piece will fill, so all codes are read
+  // before the first result is written.
   __device__ __forceinline__ void decode_piece(u32 to, int units, u32 barrier) const {
     const u32 from = to + units * (kUnitBytes - kStoredBytes), column = b.lane % 8,
               chunk = b.lane / 8 * 2;
@@ -396,7 +411,7 @@ class Decoder {
       const u32 at = to + unit * kUnitBytes + column * 128;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const uint4 w = decode_eight(codes[i], half, factors[i]);
+        const uint4 w = decode_eight_codes(codes[i], half, factors[i]);
         store_shared_b128(at + ((chunk + half) ^ column) * 16, w.x, w.y, w.z, w.w);
       }
     }
@@ -406,8 +421,9 @@ class Decoder {
   }
 };
 
-// Returns true in one lane of a warp whose lanes all call this. The compiler knows that only one
-// lane continues, and generates no loop over lanes for the copies that it starts.
+// Returns true in exactly one lane of a warp whose lanes all call the function. The compiler then
+// knows that only one lane continues, and generates no loop over lanes for the copies that this
+// lane starts.
 __device__ __forceinline__ bool elect_lane() {
   u32 elected;
   asm volatile(
@@ -420,11 +436,11 @@ __device__ __forceinline__ bool elect_lane() {
   return elected != 0;
 }
 
-// Producer that copies the activations which blocks write for each other, as soon as all blocks
-// have arrived; executed by one warp.
+// Producer that copies the activations which thread blocks write for each other, as soon as all
+// blocks have arrived; one warp executes its code.
 class ActivationProducer {
  public:
-  __device__ __forceinline__ ActivationProducer(const Arguments& a, const Block& b)
+  __device__ __forceinline__ ActivationProducer(const PersistentArguments& a, const BlockContext& b)
       : a(a), b(b), share(a, b) {}
 
   __device__ __forceinline__ void run() {
@@ -433,15 +449,15 @@ class ActivationProducer {
 #pragma unroll 1
       for (int layer = 0; layer < a.layers; ++layer) {
         await<8>();
-        copy_x<8, 0>(a.x + b.slice() * 8 * kPanelElements);
+        copy_panels_of_x<8, 0>(a.x + b.slice() * 8 * kPanelElements);
         await<0>();
         copy_queries();
         await<4>();
-        copy_x<4, 0>(a.attended + b.rank * 4 * kPanelElements);
+        copy_panels_of_x<4, 0>(a.attended + b.rank * 4 * kPanelElements);
         await<8>();
-        copy_x<8, 2>(a.x + b.slice() * 8 * kPanelElements);
+        copy_panels_of_x<8, 2>(a.x + b.slice() * 8 * kPanelElements);
         await<8>();
-        copy_x<8, 0>(a.hidden + b.rank * 8 * kPanelElements);
+        copy_panels_of_x<8, 0>(a.hidden + b.rank * 8 * kPanelElements);
       }
       await<0>();
       if (b.lane == 0) barrier_arrive_one(b.rows_full);
@@ -449,13 +465,14 @@ class ActivationProducer {
   }
 
  private:
-  const Arguments& a;
-  const Block& b;
-  const Share share;
+  const PersistentArguments& a;
+  const BlockContext& b;
+  const AttentionShare share;
   u32 arrived = 0;  // blocks, when all will have
 
-  // Grid barrier: waits for this block's consumers, then for all blocks. After this wait the writes
-  // of all blocks can be read and copied; kPanels panels of x are expected next.
+  // Grid barrier: waits for the consumers of this thread block, then for all thread blocks of the
+  // grid. After the grid barrier the activations of all thread blocks can be copied; kPanels panels
+  // of the next input x are expected.
   template <int kPanels>
   __device__ __forceinline__ void await() {
     arrived += kBlocks;
@@ -470,8 +487,8 @@ class ActivationProducer {
     do
       asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(a.counter));
     while (seen < arrived);
-    // The loop polls with relaxed loads and acquires once at the end, because an acquire costs
-    // more than a load.
+    // The loop polls with relaxed loads and acquires once at the end, because an acquire costs more
+    // than a load.
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(a.counter) : "memory");
     fence_async_global();
     __syncwarp();
@@ -487,17 +504,19 @@ class ActivationProducer {
       barrier_expect(b.x_full + b.lane * 8, kPanels / 4 * row_bytes());
   }
   __device__ __forceinline__ u32 row_bytes() const { return a.rows * 128; }  // of a panel
-  // Copies the existing rows of kPanels panels of x, one copy for each panel, counted on four
-  // barriers. Part kFirst is requested first, in the order in which consumers use the parts. Rows
-  // of shared memory after the last row of x hold unrelated data, and their sums are never used.
+  // Copies the existing rows of kPanels panels of the input x, one copy for each panel, counted on
+  // four barriers. Part kFirst of x is requested first, in the order in which the consumers use the
+  // parts. Rows of shared memory after the last row of x hold unrelated data, and the sums of these
+  // rows are never used.
   template <int kPanels, int kFirst>
-  __device__ __forceinline__ void copy_x(const u16* from) {
+  __device__ __forceinline__ void copy_panels_of_x(const u16* from) {
     constexpr int kChunk = kPanels / 4;
     if (!elect_lane()) return;
 #pragma unroll
     for (int i = 0; i < kPanels; ++i) {
       const int panel = i ^ (kFirst * kChunk);
-      copy_bulk(b.base + kXAt + panel * kPanelBytes, from + panel * kPanelElements, row_bytes(),
+      bulk_copy_to_shared(b.base + kXAt + panel * kPanelBytes, from + panel * kPanelElements,
+          row_bytes(),
                 b.x_full + panel / kChunk * 8);
     }
   }
@@ -507,18 +526,20 @@ class ActivationProducer {
     if (b.lane == 0) barrier_expect(b.queries_full, share.active ? 4 * kBytes : 0);
     __syncwarp();
     if (share.active && b.lane < 4)
-      copy_bulk(b.base + kXAt + b.lane * kBytes, a.q + (b.lane * kQueryRows + share.row0) * 64,
+      bulk_copy_to_shared(b.base + kXAt + b.lane * kBytes, a.q + (b.lane * kQueryRows +
+          share.row0) * 64,
                 kBytes, b.queries_full);
   }
 };
 
-// Computes acc[64][kN] = x w over this block's slice of k; executed by a warpgroup. kStride is the
-// number of barriers for each panel of weights. The first chunk is kFirst; if kFirst is 2, lanes
-// signal when the upper half of the weights has been read. Stages `stage` and `stage` + 1 of the
-// timer end here.
+// Computes acc[64][kN] = x w over this thread block's slice of k; one warpgroup executes the
+// function. kStride is the number of barriers for each panel of weights. The first chunk is kFirst;
+// if kFirst is 2, lanes signal when the upper half of the weights has been read. Stages `stage` and
+// `stage` + 1 of the timer end here.
 template <int kN, int kPanels, u32 kPanel, int kStride = 1, int kFirst = 0>
-__device__ __forceinline__ void multiply(const Block& b, float (&acc)[kN / 2], u32 weights,
-                                         u32 weights_full, u32 weights_parity, Stage stage) {
+__device__ __forceinline__ void multiply_slice_of_k(const BlockContext& b, float (&acc)[kN / 2],
+                                                    u32 weights,
+                                         u32 weights_full, u32 weights_parity, TimerStage stage) {
   constexpr int kChunk = kPanels / 4;
   const u64 x = operand(b.base + kXAt), w = operand(weights);
 #pragma unroll
@@ -549,18 +570,18 @@ __device__ __forceinline__ void multiply(const Block& b, float (&acc)[kN / 2], u
 }
 // Waits until all of x has arrived, in warps that do not multiply, so that their next wait is for
 // the next x.
-__device__ __forceinline__ void skip_x(const Block& b) {
+__device__ __forceinline__ void wait_for_x_without_reading(const BlockContext& b) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) barrier_wait(b.x_full + i * 8, b.x_parity);
 }
 
-// Computes 1 / rms of each row of h; executed by a warpgroup.
-struct Norm {
+// Computes 1 / rms of each row of h; one warpgroup executes the code.
+struct InverseRmsOfRows {
   float4 x = {}, y = {};
   __device__ __forceinline__ void request(const float* squares, int thread) {
     const int row = min_of(thread / 2, kMaxRows - 1);
     const float4* from = reinterpret_cast<const float4*>(squares + row * 16 + thread % 2 * 8);
-    x = load_l2(from), y = load_l2(from + 1);
+    x = load_bypassing_l1(from), y = load_bypassing_l1(from + 1);
     if (thread % 2 == 1) y.w = 0.f;  // there is no sixteenth cluster
   }
   __device__ __forceinline__ void finish(float* inverse, int thread) const {
@@ -569,12 +590,12 @@ struct Norm {
   }
 };
 
-// Elements of h that a thread owns: two neighbouring columns in each of two units of one row.
-struct Place {
+// Elements of h that a thread owns: two adjacent columns in each of two units, in one row.
+struct OwnedElementsOfH {
   int row, column;  // of the first; the others are 1, 8 and 9 further
   bool has[2];
-  __device__ __forceinline__ Place(const Arguments& a, const Block& b) {
-    const Units width = b.width();
+  __device__ __forceinline__ OwnedElementsOfH(const PersistentArguments& a, const BlockContext& b) {
+    const UnitRange width = b.width();
     row = b.rank * 8 + b.group * 4 + b.warp;
     column = (width.first + b.lane / 4 * 2) * 8 + b.lane % 4 * 2;
 #pragma unroll
@@ -582,12 +603,13 @@ struct Place {
       has[e] = b.lane < 20 && row < a.rows && b.lane / 4 * 2 + e < width.count;
   }
 };
-// One value for each of the four columns of a `Place`.
-struct Four {
+// One fp32 value for each of the four columns of a thread's `OwnedElementsOfH`.
+struct FourColumnValues {
   float x[4];
 };
-__device__ __forceinline__ Four load_four(const Place& at, const float* from) {
-  Four f = {};
+__device__ __forceinline__ FourColumnValues load_four_column_values(const OwnedElementsOfH& at,
+                                                                    const float* from) {
+  FourColumnValues f = {};
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     if (!at.has[e]) continue;
@@ -596,22 +618,26 @@ __device__ __forceinline__ Four load_four(const Place& at, const float* from) {
   }
   return f;
 }
-__device__ __forceinline__ Four load_h(const Arguments& a, const Place& at) {
-  Four f = {};
+__device__ __forceinline__ FourColumnValues load_owned_h(const PersistentArguments& a,
+                                                         const OwnedElementsOfH& at) {
+  FourColumnValues f = {};
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     if (!at.has[e]) continue;
     const u32 pair =
-        load_l2(reinterpret_cast<const u32*>(a.h + at.row * kWidth + at.column + e * 8));
+        load_bypassing_l1(reinterpret_cast<const u32*>(a.h + at.row * kWidth + at.column + e * 8));
     f.x[2 * e] = Bf16::low(pair), f.x[2 * e + 1] = Bf16::high(pair);
   }
   return f;
 }
 
-// Writes the inputs of the next norm and its GEMM for other blocks: h (1 + scale) and the sums of
-// squares. All lanes of a warp must call this.
-__device__ __forceinline__ void publish(const Arguments& a, const Block& b, const Place& at,
-                                        const Four& h, const Four& scale, float* squares) {
+// Writes the inputs of the next norm and its GEMM for other thread blocks: h (1 + scale) and the
+// partial sums of squares. All lanes of a warp must call the function.
+__device__ __forceinline__ void publish_scaled_h_and_squares(const PersistentArguments& a,
+                                                             const BlockContext& b,
+                                                                 const OwnedElementsOfH& at,
+                                        const FourColumnValues& h, const FourColumnValues& scale,
+                                            float* squares) {
   float sum = 0.f;
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
@@ -624,9 +650,12 @@ __device__ __forceinline__ void publish(const Arguments& a, const Block& b, cons
   sum = lanes_sum<32>(sum);
   if (b.lane == 0 && at.row < a.rows) squares[at.row * 16 + b.cluster] = sum;
 }
-// Writes h itself and its sums of squares for other blocks, for the last norm.
-__device__ __forceinline__ void publish_h(const Arguments& a, const Block& b, const Place& at,
-                                          const Four& h) {
+// Writes h itself and its partial sums of squares for other thread blocks, as inputs of the final
+// norm.
+__device__ __forceinline__ void publish_h_and_squares(const PersistentArguments& a,
+                                                      const BlockContext& b,
+                                                          const OwnedElementsOfH& at,
+                                          const FourColumnValues& h) {
   float sum = 0.f;
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
@@ -639,9 +668,10 @@ __device__ __forceinline__ void publish_h(const Arguments& a, const Block& b, co
   if (b.lane == 0 && at.row < a.rows) a.squares[at.row * 16 + b.cluster] = sum;
 }
 
-// Sends the sums over this block's slice of k in `out` and `down` to the owners of the rows;
-// executed by the warpgroup that computed them.
-__device__ __forceinline__ void send_rows(const Arguments& a, const Block& b,
+// Sends the sums over this block's slice of k, in `out` and `down`, to the owners of the rows; the
+// warpgroup that computed the sums executes the function.
+__device__ __forceinline__ void send_row_sums_to_owners(const PersistentArguments& a,
+                                                        const BlockContext& b,
                                           const float (&acc)[36]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -661,8 +691,10 @@ __device__ __forceinline__ void send_rows(const Arguments& a, const Block& b,
     send_b32(to + 128 + b.lane % 4 * 4, pairs[8], barrier);
   }
 }
-// Adds gate times the sum of the cluster's slices to h.
-__device__ __forceinline__ void add_gated(Block& b, const Place& at, const Four& gate, Four& h) {
+// Adds gate times the sum over the cluster's slices of k to the thread's elements of h.
+__device__ __forceinline__ void add_gated_sum_to_h(BlockContext& b, const OwnedElementsOfH& at,
+                                                   const FourColumnValues& gate,
+                                                       FourColumnValues& h) {
   barrier_wait(b.parts_full, b.parts_parity);
   b.parts_parity ^= 1;
   float y[4] = {};
@@ -680,8 +712,8 @@ __device__ __forceinline__ void add_gated(Block& b, const Place& at, const Four&
   }
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-    const u32 after = Bf16::pack(h.x[2 * e] + gate.x[2 * e] * y[2 * e],
+    const u32 new_h_pair = Bf16::pack(h.x[2 * e] + gate.x[2 * e] * y[2 * e],
                                  h.x[2 * e + 1] + gate.x[2 * e + 1] * y[2 * e + 1]);
-    h.x[2 * e] = Bf16::low(after), h.x[2 * e + 1] = Bf16::high(after);
+    h.x[2 * e] = Bf16::low(new_h_pair), h.x[2 * e + 1] = Bf16::high(new_h_pair);
   }
 }

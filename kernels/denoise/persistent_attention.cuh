@@ -1,11 +1,12 @@
-// Computes softmax(q k^T) v of 32 query rows in a cluster, where each block has its share of the
-// keys. The tensor cores' rows lie along keys and head_dim, so that keys and values are register
-// operands. Keys and values are loaded before the queries are available.
+// Computes softmax(q k^T) v of 32 query rows in a cluster of thread blocks, where each thread block
+// has its share of the keys. The rows of the tensor-core tiles lie along keys and head_dim, so that
+// keys and values are register operands. Keys and values are loaded before the queries are
+// available.
 //
 //   s [128 keys][32 rows] = k q^T;  p = 2^(s - top of the block);  o [256][32] = v^T p
 //
-// Each block sends its partial outputs, maxima and sums to the shared memory of the blocks.
-// Block r combines columns 32 r to 32 r + 31 of head_dim.
+// Each block sends its partial outputs, maxima and sums to the shared memory of the blocks. Thread
+// block r of the cluster combines columns 32 r to 32 r + 31 of head_dim of the output.
 #pragma once
 #include "denoise/persistent.cuh"
 
@@ -17,19 +18,20 @@ constexpr u32 kStatesAt =
     kPartsAt + kRanks * 2048;  // behind the parts: top and sum of each row, from each block
 static_assert(kFactorsAt + 1024 <= kOutAt, "out's weights come meanwhile");
 
-// Register operands of keys and values: a warp's 16 keys, and its 2 16 of 256 columns of the values
-// for all 128 keys.
-struct Fragments {
+// Keys and values as register operands of a warp: its 16 keys, and 2 x 16 of the 256 columns of the
+// values for all 128 keys.
+struct KeyValueFragments {
   u32 k[16][4] = {}, v[2][8][4] = {};
-  // Loads sixteen keys at a time: either those of the prefix, or those that this layer has
-  // computed.
-  __device__ __forceinline__ void load(const Arguments& a, const Block& b, const Share& share,
+  // Loads sixteen keys and their values at a time: either those of the prefix, or those that this
+  // layer has computed.
+  __device__ __forceinline__ void load(const PersistentArguments& a, const BlockContext& b,
+      const AttentionShare& share,
                                        const u16* keys, const u16* values, bool fresh) {
     const int mine = share.first / 16 + b.group * 4 + b.warp;
     if (((mine + 1) * 16 > a.prefix) == fresh) {
       const uint4* from = reinterpret_cast<const uint4*>(keys) + mine * 512 + b.lane;
 #pragma unroll
-      for (int i = 0; i < 16; ++i) load_l2(k[i], from + i * 32);
+      for (int i = 0; i < 16; ++i) load_bypassing_l1(k[i], from + i * 32);
     }
     const uint4* from =
         reinterpret_cast<const uint4*>(values) + (share.first + b.group * 8 + b.warp) * 32 + b.lane;
@@ -37,15 +39,17 @@ struct Fragments {
     for (int i = 0; i < kBlockKeys / 16; ++i) {
       if (((share.first / 16 + i + 1) * 16 > a.prefix) != fresh) continue;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) load_l2(v[half][i], from + (i * 16 + half * 4) * 32);
+      for (int half = 0; half < 2; ++half) load_bypassing_l1(v[half][i], from + (i * 16 + half * 4)
+           * 32);
     }
   }
 };
 
-// Reduces eight values over each set of eight lanes l with equal l % 4. The result of a lane is that
-// of value (l / 16) 4 + (l / 8 % 2) 2 + l / 4 % 2 over all eight lanes.
+// Reduces eight values over each set of eight lanes l with equal l % 4. After the reduction a lane
+// holds the result for value (l / 16) 4 + (l / 8 % 2) 2 + l / 4 % 2.
 template <typename Op>
-__device__ __forceinline__ float transpose_reduce(const float (&v)[8], int lane, Op op) {
+__device__ __forceinline__ float reduce_eight_values_across_lanes(const float (&v)[8], int lane,
+                                                                  Op op) {
   float four[4], two[2];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -74,16 +78,18 @@ __device__ __forceinline__ void store_shared_f32(u32 shared, float x) {
   store_shared_b32(shared, __float_as_uint(x));
 }
 
-// Computes the attention of the block's `share`; called by all compute threads of the cluster once
-// the queries have arrived.
-__device__ __forceinline__ void attend(const Arguments& a, Block& b, const Share& share,
-                                       const Fragments& f) {
+// Computes the attention of the thread block's `share` of the keys; all compute threads of the
+// cluster call the function once the queries have arrived.
+__device__ __forceinline__ void attend_to_share_of_keys(const PersistentArguments& a,
+                                                        BlockContext& b,
+                                                            const AttentionShare& share,
+                                       const KeyValueFragments& f) {
   const float scale = kLog2E * rsqrtf(static_cast<float>(kHeadDim));
   const int warp = b.group * 4 + b.warp, own_row = transposed_row(b.lane);
   if (threadIdx.x == 0) barrier_expect(b.parts_full, kPartsBytes);
 
-  // Element s[4 j + 2 h + i] is the score of the warp's key 8 h + lane / 4 and row 8 j + lane % 4 *
-  // 2 + i.
+  // Accumulator element s[4 j + 2 h + i] is the score of key 8 h + lane / 4 of the warp and query
+  // row 8 j + lane % 4 * 2 + i.
   float s[16] = {};
   const u64 queries = operand(b.base + kQueriesAt);
   wgmma_fence();
@@ -102,22 +108,23 @@ __device__ __forceinline__ void attend(const Arguments& a, Block& b, const Share
     tops[i] = max_f32(s[at], s[at + 2]);
   }
   store_shared_f32(b.base + kTopsAt + warp * 128 + own_row * 4,
-                   transpose_reduce(tops, b.lane, [](float x, float y) { return max_f32(x, y); }));
+                   reduce_eight_values_across_lanes(tops, b.lane, [](float x,
+                       float y) { return max_f32(x, y); }));
   barrier_sync(kWorking, kWorkers);
   float top = load_shared_f32(b.base + kTopsAt + b.lane * 4);  // of row `lane`
 #pragma unroll
   for (int i = 1; i < 8; ++i)
     top = max_f32(top, load_shared_f32(b.base + kTopsAt + i * 128 + b.lane * 4));
-  const float finite = share.seen > 0 ? top : 0.f;  // without keys all p are 0
+  const float finite_maximum = share.seen > 0 ? top : 0.f;  // without keys all p are 0
   float sums[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const int at = i / 2 * 4 + i % 2;
-    const float m = __shfl_sync(kFullWarp, finite, row_of(b.lane, i));
+    const float m = __shfl_sync(kFullWarp, finite_maximum, row_of(b.lane, i));
     s[at] = exp2_approx(s[at] - m), s[at + 2] = exp2_approx(s[at + 2] - m);
     sums[i] = s[at] + s[at + 2];
   }
-  // The probabilities p are stored as [keys / 64][32 rows][64 keys].
+  // The probabilities p are stored in shared memory as [keys / 64][32 rows][64 keys].
 #pragma unroll
   for (int pair = 0; pair < 2; ++pair) {
     u32 p[4];
@@ -132,7 +139,7 @@ __device__ __forceinline__ void attend(const Arguments& a, Block& b, const Share
   }
   fence_async();
   barrier_sync(kWorking, kWorkers);
-  hold_weights(b);
+  stop_weight_requests(b);
 
   float o[2][16] = {};
   const u64 probabilities = operand(b.base + kProbabilitiesAt);
@@ -144,16 +151,18 @@ __device__ __forceinline__ void attend(const Arguments& a, Block& b, const Share
       wgmma_columns(o[half], f.v[half][i], operand_after(probabilities, i / 4 * 4096 + i % 4 * 32));
   wgmma_commit();
   store_shared_f32(b.base + kSumsAt + warp * 128 + own_row * 4,
-                   transpose_reduce(sums, b.lane, [](float x, float y) { return x + y; }));
+                   reduce_eight_values_across_lanes(sums, b.lane, [](float x, float y) { return x +
+                       y; }));
   barrier_sync(kWorking, kWorkers);
   float sum = 0.f;
 #pragma unroll
   for (int i = 0; i < 8; ++i) sum += load_shared_f32(b.base + kSumsAt + i * 128 + b.lane * 4);
-  // Each warp sends the maxima and sums to one block of the cluster.
+  // Each warp sends this thread block's row maxima and sums to one other thread block of the
+  // cluster.
   send_f32x2(cluster_address(b.base + kStatesAt + b.rank * 256 + b.lane * 8, warp), top, sum,
              cluster_address(b.parts_full, warp));
   wgmma_wait<0>();
-  // Accumulator o[half] has the 16 columns from group 128 + half 64 + warp 16 on.
+  // Accumulator o[half] holds the 16 output columns from group 128 + half 64 + warp 16 on.
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const u32 owner = b.group * 4 + half * 2 + b.warp / 2;
@@ -170,7 +179,8 @@ __device__ __forceinline__ void attend(const Arguments& a, Block& b, const Share
   barrier_wait(b.parts_full, b.parts_parity);
   b.parts_parity ^= 1;
 
-  // Each warp computes the rescaling factors of one block's part, each lane those of one row.
+  // Each warp computes the factors that rescale the output part of one thread block; each lane
+  // computes the factor of one row.
   {
     float2 states[kRanks];
 #pragma unroll

@@ -1,21 +1,20 @@
-// GEMMs of a few rows with a large weight matrix, y[64 rows][tile] = x[64 rows][k] W[k][tile],
+// GEMMs of a few rows with a large weight matrix W, y[64 rows][tile] = x[64 rows][k] W[k][tile],
 // where each weight is read once.
 //
-// A cluster of kSplit blocks shares a tile of kTileN columns; block r computes the r-th slice of k.
-// The slice's weights are contiguous in memory and fit into the block's shared memory. One thread
-// therefore requests all of them before x is available, and no ring buffer is needed: the bytes in
-// flight hide the memory latency. After the requests, x is loaded or computed (the norm and its
-// modulation), and the tensor cores multiply group after group of weight rows. Every block then
-// sends each peer the sums of the 64 / kSplit rows that the peer finishes: the order of additions
-// is fixed, without atomics and without a second kernel.
+// A cluster of kSplit thread blocks shares a tile of kTileN columns of W; thread block r computes
+// the r-th slice of k. The weights of a tile's slice of k are contiguous in memory and fit into the
+// thread block's shared memory. One thread therefore requests all weights of the slice before x is
+// available, without a ring buffer: the bytes in flight hide the memory latency. After the requests
+// for weights, x is loaded or computed (the norm and its modulation), and the tensor cores multiply
+// group after group of weight rows. Each thread block then sends each peer the sums of the 64 /
+// kSplit rows that the peer finishes: a fixed order of additions, no atomics, no second kernel.
 //
-// Weights are packed once, when they are loaded, as [tile][k / group][panel of 64 columns][group of
-// up to 64 rows][64]: rows of 128 bytes whose 16-byte chunks are XOR-swizzled by row. Activations
-// between two GEMMs have the layout that x needs: [64 rows][k / 64 panels][64 rows][64], swizzled
-// in the same way.
-// Threads: two warpgroups, each with half of the tile's columns; thread 0 requests the copies.
-// Shared memory: up to four panels of x, the slice of W, then the parts that the cluster sent:
-// [rank][64 / kSplit rows][kTileN] fp32.
+// When weights are loaded, they are packed once as [tile][k / group][panel of 64 columns][group of
+// up to 64 rows][64], with XOR-swizzled 16-byte chunks. Activations between two GEMMs have the
+// layout that x needs: [64 rows][k / 64 panels][64 rows][64], swizzled in the same way. Threads:
+// two warpgroups, each computing half of the tile's columns; thread 0 requests the copies of
+// weights. Shared memory: up to four panels of x, the slice of W, then the partial sums that the
+// cluster's blocks sent: [rank][64 / kSplit rows][kTileN] fp32.
 #pragma once
 #include "common/bulk.cuh"
 #include "common/cluster.cuh"
@@ -51,16 +50,16 @@ struct SkinnyGemm {
                 "a block has 227 KiB of shared memory, some of it static");
 };
 
-// Tile and slice of k that a block computes in a GEMM, and its barriers.
+// Tile of columns and slice of k that a thread block computes in a skinny GEMM, and its barriers.
 template <typename P>
-struct Work {
+struct SkinnyGemmWork {
   int tile, rank, k0, row0, rows_left;
   bool active;
   u32 base, weights_come, x_comes, parts_come;
 
-  // Initialises the barriers and starts the copies of the weights. `barriers` has room for 8 bytes
-  // for each weight group, for each panel of x, and for the parts.
-  __device__ __forceinline__ Work(int rows, const void* shared, const void* barriers,
+  // Initialises the barriers and starts the copies of the slice's weights. `barriers` has room for
+  // 8 bytes for each weight group, for each panel of x, and for the parts from other blocks.
+  __device__ __forceinline__ SkinnyGemmWork(int rows, const void* shared, const void* barriers,
                                   const u16* weights) {
     tile = blockIdx.x / P::kSplit;
     rank = static_cast<int>(cluster_rank());
@@ -83,7 +82,7 @@ struct Work {
 #pragma unroll
         for (int group = 0; group < P::kGroups; ++group) {
           barrier_expect(weights_come + group * 8, P::kGroupBytes);
-          copy_bulk(base + P::kWOffset + group * P::kGroupBytes,
+          bulk_copy_to_shared(base + P::kWOffset + group * P::kGroupBytes,
                     from + group * (P::kGroupBytes / 2), P::kGroupBytes, weights_come + group * 8);
         }
       }
@@ -98,14 +97,14 @@ struct Work {
 template <typename P>
 constexpr int kBarriers = P::kGroups + P::kAtOnce + 1;
 
-// Input x that an earlier GEMM wrote in panels; it is copied panel by panel.
+// Input x that an earlier GEMM wrote in panels; x is copied panel by panel to shared memory.
 template <typename P>
-struct Panels {
+struct PanelInput {
   const u16* x;
 
-  __device__ __forceinline__ void prepare(const Work<P>& work) { place(work, 0); }
+  __device__ __forceinline__ void prepare(const SkinnyGemmWork<P>& work) { place(work, 0); }
 
-  __device__ __forceinline__ void place(const Work<P>& work, int round) {
+  __device__ __forceinline__ void place(const SkinnyGemmWork<P>& work, int round) {
     constexpr int kAll = ceil_div(P::kDepth, 64);
     if (threadIdx.x != 0) return;
     const u16* from = x + static_cast<i64>(blockIdx.y * kAll + work.k0 / 64 + round * P::kAtOnce) *
@@ -113,23 +112,25 @@ struct Panels {
 #pragma unroll
     for (int i = 0; i < P::kAtOnce; ++i) {
       barrier_expect(work.x_comes + i * 8, kPanelBytes);
-      copy_bulk(work.base + i * kPanelBytes, from + i * (kPanelBytes / 2), kPanelBytes,
+      bulk_copy_to_shared(work.base + i * kPanelBytes, from + i * (kPanelBytes / 2), kPanelBytes,
                 work.x_comes + i * 8);
     }
   }
 
-  __device__ __forceinline__ void wait(const Work<P>& work, int round, int panel) {
+  __device__ __forceinline__ void wait(const SkinnyGemmWork<P>& work, int round, int panel) {
     barrier_wait(work.x_comes + panel * 8, round);
   }
 
-  // A slice of k that is smaller than a panel begins inside a panel.
-  __device__ __forceinline__ u32 offset(const Work<P>& work) const { return work.k0 % 64 * 2; }
+  // A slice of k that is smaller than a panel begins inside a panel, at this offset in bytes.
+  __device__ __forceinline__ u32 offset(const SkinnyGemmWork<P>& work) const {
+    return work.k0 % 64 * 2;
+  }
 };
 
-// Input x computed by adaRMS from the residual stream, h / rms (1 + scale) + shift. A thread reads
-// h into registers at once and modulates it on the way to shared memory.
+// Input x that adaRMS computes from the residual stream h: h / rms (1 + scale) + shift. A thread
+// first loads all its elements of h into registers, and modulates them on the way to shared memory.
 template <typename P>
-struct Modulated {
+struct ModulatedInput {
   static constexpr int kChunks = P::kAtOnce * P::kGroup / 8, kRowsPerPass = kThreads / kChunks,
                        kPasses = ceil_div(kTileM, kRowsPerPass);
   const u16* h;
@@ -138,7 +139,7 @@ struct Modulated {
   uint4 packets[P::kRounds][kPasses];
   float4 scale[P::kRounds][2], shift[P::kRounds][2];
 
-  __device__ __forceinline__ void prepare(const Work<P>& work) {
+  __device__ __forceinline__ void prepare(const SkinnyGemmWork<P>& work) {
     const int row0 = threadIdx.x / kChunks, column0 = work.k0 + threadIdx.x % kChunks * 8;
 #pragma unroll
     for (int round = 0; round < P::kRounds; ++round) {
@@ -159,7 +160,7 @@ struct Modulated {
     }
     const int row = threadIdx.x;
     if (row < work.rows_left)
-      inverse[row] = inverse_rms(squares + static_cast<i64>(work.row0 + row) * kSquares);
+      inverse[row] = inverse_rms_of_h_row(squares + static_cast<i64>(work.row0 + row) * kSquares);
     __syncthreads();
     place(work, 0);
   }
@@ -168,7 +169,7 @@ struct Modulated {
     return Bf16::pack(Bf16::low(x) * r * (1.f + a) + c, Bf16::high(x) * r * (1.f + b) + d);
   }
 
-  __device__ __forceinline__ void place(const Work<P>& work, int round) {
+  __device__ __forceinline__ void place(const SkinnyGemmWork<P>& work, int round) {
     const int row0 = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
     const u32 to = work.base + chunk / (P::kGroup / 8) * kPanelBytes;
 #pragma unroll
@@ -190,15 +191,15 @@ struct Modulated {
     __syncthreads();
   }
 
-  __device__ __forceinline__ void wait(const Work<P>&, int, int) {}
-  __device__ __forceinline__ u32 offset(const Work<P>&) const { return 0; }
+  __device__ __forceinline__ void wait(const SkinnyGemmWork<P>&, int, int) {}
+  __device__ __forceinline__ u32 offset(const SkinnyGemmWork<P>&) const { return 0; }
 };
 
-// Multiplies the block's slice, and sends every block of the cluster the sums of the rows that it
-// finishes. Afterwards all parts of this block's rows are in its own shared memory, and no block
-// reads another block's memory.
+// Multiplies the thread block's slice of k, and sends every thread block of the cluster the sums of
+// the rows that it finishes. Afterwards all partial sums of this block's rows are in its own shared
+// memory, and no thread block reads another one's shared memory.
 template <typename P, typename X>
-__device__ __forceinline__ void multiply(const Work<P>& work, X& x) {
+__device__ __forceinline__ void multiply_and_send_row_sums(const SkinnyGemmWork<P>& work, X& x) {
   const int warp = threadIdx.x / kWarpSize, group = warp / 4;
   const u32 lane = threadIdx.x % kWarpSize;
   float acc[P::kColumns / 2];
@@ -248,18 +249,21 @@ __device__ __forceinline__ void multiply(const Work<P>& work, X& x) {
   barrier_wait(work.parts_come, 0);
 }
 
-// Offset of an element within each received part; `row` counts this block's rows.
+// Offset in bytes of an element within each received part; `row` counts the rows that this thread
+// block finishes.
 template <typename P>
-__device__ __forceinline__ u32 part_at(const Work<P>& work, int row, int column) {
+__device__ __forceinline__ u32 offset_in_received_part(const SkinnyGemmWork<P>& work, int row,
+                                                       int column) {
   return work.base + P::kPartsOffset + row * P::kPartRowBytes +
          (((column / 4) ^ ((row & 7) * 2)) << 4) + column % 4 * 4;
 }
 
-// Two neighbouring elements of y, summed over the blocks of the cluster.
+// Returns two adjacent elements of y, each summed over the thread blocks of the cluster.
 template <typename P>
-__device__ __forceinline__ float2 total(const Work<P>& work, int row, int column) {
+__device__ __forceinline__ float2 pair_total_over_cluster(const SkinnyGemmWork<P>& work, int row,
+                                                          int column) {
   float2 sum = make_float2(0.f, 0.f);
-  const u32 at = part_at(work, row, column);
+  const u32 at = offset_in_received_part(work, row, column);
 #pragma unroll
   for (int rank = 0; rank < P::kSplit; ++rank) {
     const float2 part = load_shared_f32x2(at + rank * P::kPartBytes);
@@ -268,12 +272,13 @@ __device__ __forceinline__ float2 total(const Work<P>& work, int row, int column
   return sum;
 }
 
-// Four neighbouring elements of y, summed over kRanks blocks of the cluster.
+// Returns four adjacent elements of y, each summed over kRanks thread blocks of the cluster.
 template <typename P, int kRanks>
-__device__ __forceinline__ float4 total_of(const Work<P>& work, int first_rank, int row,
+__device__ __forceinline__ float4 quad_total_over_ranks(const SkinnyGemmWork<P>& work,
+                                                        int first_rank, int row,
                                            int column) {
   float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-  const u32 at = part_at(work, row, column) + first_rank * P::kPartBytes;
+  const u32 at = offset_in_received_part(work, row, column) + first_rank * P::kPartBytes;
 #pragma unroll
   for (int rank = 0; rank < kRanks; ++rank) {
     const float4 part = load_shared_f32x4(at + rank * P::kPartBytes);

@@ -1,17 +1,19 @@
-// GEMMs with few rows, one for each denoising step. The weights are read once, and the inputs do
-// not depend on the actions: the persistent kernel finds the results in memory when it starts.
+// GEMMs with few rows: each row belongs to one denoising step. The weights are read once, and the
+// inputs do not depend on the actions: the persistent kernel finds the results in memory when it
+// starts.
 //
 //   styles  cond W + b in fp32: scale, shift and gate of all steps and layers
 //   shifts  shift W: what a norm's shift adds to each column of the GEMM after it; the shift as the
 //           sum of two bf16, which keeps 16 bits of it
 //
 // A block computes a share of the units (8 columns) of all layers, in tasks of up to 16 units of
-// one layer. For each task it steps through k in panels of 64. The block's weights pass through a
-// ring of slots in shared memory, one panel of a task in each slot. One thread keeps the ring full
-// across tasks: the bytes in flight hide the memory latency. Two thread blocks run on each
-// multiprocessor. Threads: eight warps that multiply, two units of a task each; one thread that
-// requests copies. Shared memory: x [parts][16 steps][1024], the ring.
-// Bound: device memory, because every weight is read once.
+// one layer. For each task a thread block steps through k in panels of 64. The thread block's
+// weights pass through a ring of slots in shared memory; each slot holds one panel of one task. One
+// thread keeps the ring of weights full across tasks: the bytes in flight hide the memory latency.
+// Two thread blocks run on each multiprocessor. Threads: eight warps multiply, each two units of a
+// task; one further thread requests the copies of weights. Shared memory: the input x [parts][16
+// steps][1024] and the ring of weight slots. Bound: device memory, because every weight is read
+// once.
 #include "common/bulk.cuh"
 #include "common/cluster.cuh"
 #include "common/memory.cuh"
@@ -28,23 +30,23 @@ constexpr u32 kWorking = 1;       // a named barrier
 static_assert(kThreads == kWorkers + 32, "eight warps multiply, one copies");
 static_assert(kStoredBytes % 16 == 0, "units are copied in bulk");
 
-// The GEMMs of all layers with one kind of weights: out [layers][steps][columns] = x W + bias
-// [layers][columns]; `bias` may be null.
-struct Stack {
+// The GEMMs of all layers that have the same kind of weights: out [layers][steps][columns] = x W +
+// bias [layers][columns]; `bias` may be null.
+struct LayerStack {
   const u16* weights;
   const float* bias;  // or null
   float* out;
   int columns, layers;
 };
 
-// A block's share of the units of all stacks, one task after the other: a task has up to 16 units
-// of a layer and up to 16 denoising steps.
+// A thread block's share of the weight units of all stacks, task after task: a task has up to 16
+// units of a layer and up to 16 denoising steps.
 template <int kStacks>
-struct Tasks {
-  const Stack (&stacks)[kStacks];
+struct TasksOfBlock {
+  const LayerStack (&stacks)[kStacks];
   int steps, next = 0, end = 0;  // units of the share that are left
   int stack = 0, layer, unit, count = 0, first_step = 0;  // of the task
-  __device__ __forceinline__ Tasks(const Stack (&stacks)[kStacks], int steps)
+  __device__ __forceinline__ TasksOfBlock(const LayerStack (&stacks)[kStacks], int steps)
       : stacks(stacks), steps(steps) {
     i64 all = 0;
 #pragma unroll
@@ -52,18 +54,20 @@ struct Tasks {
     next = static_cast<int>(all * blockIdx.x / gridDim.x);
     end = static_cast<int>(all * (blockIdx.x + 1) / gridDim.x);
   }
-  static __device__ __forceinline__ int size(const Stack& of) { return of.columns / 8 * of.layers; }
-  // Stack (GEMMs with one kind of weights) of the current task. Comparing instead of indexing keeps
-  // the stacks in registers.
-  __device__ __forceinline__ Stack of() const {
-    Stack found = stacks[0];
+  static __device__ __forceinline__ int size(const LayerStack& of) {
+    return of.columns / 8 * of.layers;
+  }
+  // Stack of the current task: all layers' GEMMs with one kind of weights. Comparisons instead of
+  // an array index keep the stacks in registers.
+  __device__ __forceinline__ LayerStack of() const {
+    LayerStack found = stacks[0];
 #pragma unroll
     for (int i = 1; i < kStacks; ++i)
       if (stack == i) found = stacks[i];
     return found;
   }
-  // Moves to the next task: further denoising steps of these columns of weights, or further
-  // columns. Tasks of a layer are as even in size as possible.
+  // Moves to the next task: further denoising steps of the same columns of weights, or further
+  // columns. The tasks of a layer are as equal in size as possible.
   __device__ __forceinline__ bool advance() {
     if (count > 0 && first_step + kSteps < steps) {
       first_step += kSteps;
@@ -77,19 +81,19 @@ struct Tasks {
       if (stack == i && in_stack >= size(stacks[i])) in_stack -= size(stacks[i]), stack = i + 1;
     const int units = of().columns / 8;
     layer = in_stack / units, unit = in_stack % units, first_step = 0;
-    const int here = min_of(end - next, units - unit);
-    count = ceil_div(here, ceil_div(here, kPieceUnits));
+    const int units_left_in_layer = min_of(end - next, units - unit);
+    count = ceil_div(units_left_in_layer, ceil_div(units_left_in_layer, kPieceUnits));
     next += count;
     return true;
   }
 };
 
-// Ring of weight slots in shared memory; each slot has a barrier for full and one for free.
+// Ring of weight slots in shared memory; each slot has one barrier for full and one for free.
 template <int kSlots>
-struct Ring {
+struct WeightSlotRing {
   u32 pieces, full, free;
   u32 slot = 0, parity = 0;
-  __device__ __forceinline__ Ring(u32 pieces, u32 barriers)
+  __device__ __forceinline__ WeightSlotRing(u32 pieces, u32 barriers)
       : pieces(pieces), full(barriers), free(barriers + kSlots * 8) {}
   __device__ __forceinline__ void begin() const {
     for (u32 i = 0; i < kSlots; ++i)
@@ -102,13 +106,14 @@ struct Ring {
   }
 };
 
-// Offset of eight elements along k of a step in a part of x. In rows of odd steps the halves of a
-// panel are exchanged, so that neighbouring rows lie in different banks.
+// Returns the offset of eight elements along k of a denoising step in a part of x in shared memory.
+// In rows of odd denoising steps the two halves of a panel are exchanged, so that adjacent rows lie
+// in different banks.
 __device__ __forceinline__ u32 x_at(u32 step, u32 chunk) {
   return step * kRowBytes + (chunk ^ (step % 2 * 4)) * 16;
 }
 
-// Loads eight elements along k of a column of a unit from shared memory, as bf16.
+// Loads eight weights along k of one column of a unit from shared memory, and decodes them to bf16.
 __device__ __forceinline__ uint4 load_chunk(u32 unit, u32 column, u32 chunk) {
   if (!kCoded) return load_shared_b128(unit + column * 128 + (chunk ^ column) * 16);
   const u32 factor =
@@ -121,18 +126,20 @@ __device__ __forceinline__ uint4 load_chunk(u32 unit, u32 column, u32 chunk) {
   return make_uint4(low.x, low.y, high.x, high.y);
 }
 
-// Multiplies x by the weights of all stacks. `Rows` writes x to shared memory, in parts whose
-// products are added. W has the layout of the persistent kernel.
+// Multiplies the input x by the weights of all stacks. The template argument for rows writes x to
+// shared memory in parts; the products of the parts are added. The weights W have the layout that
+// the persistent kernel uses.
 template <int kSlots, typename Rows, int kStacks>
-__device__ __forceinline__ void stream_rows(const Rows& rows, const Stack (&stacks)[kStacks],
+__device__ __forceinline__ void multiply_rows_by_all_stacks(const Rows& rows,
+                                                            const LayerStack (&stacks)[kStacks],
                                             int steps) {
   constexpr int kParts = Rows::kParts;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ __align__(8) u64 barriers[2 * kSlots];
   const u32 base = shared_address(shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  Ring<kSlots> ring(base + kParts * kSteps * kRowBytes, shared_address(barriers));
-  Tasks<kStacks> tasks(stacks, steps);
+  WeightSlotRing<kSlots> ring(base + kParts * kSteps * kRowBytes, shared_address(barriers));
+  TasksOfBlock<kStacks> tasks(stacks, steps);
   if (threadIdx.x == 0) ring.begin();
   __syncthreads();
   allow_next_kernel();
@@ -141,7 +148,7 @@ __device__ __forceinline__ void stream_rows(const Rows& rows, const Stack (&stac
     if (lane != 0) return;
     int waits = -kSlots;  // pieces that were given back, when one is asked for
     while (tasks.advance()) {
-      const Stack of = tasks.of();
+      const LayerStack of = tasks.of();
       const i64 units = of.columns / 8;
       const u16* from = of.weights + (tasks.layer * kPanels * units + tasks.unit) * kStored;
 #pragma unroll 1
@@ -152,14 +159,14 @@ __device__ __forceinline__ void stream_rows(const Rows& rows, const Stack (&stac
           barrier_wait(ring.free + ring.slot * 8, ring.parity ^ 1);
         const u32 bytes = tasks.count * kStoredBytes, full = ring.full + ring.slot * 8;
         barrier_expect(full, bytes);
-        copy_bulk(ring.piece(), from + panel * units * kStored, bytes, full);
+        bulk_copy_to_shared(ring.piece(), from + panel * units * kStored, bytes, full);
       }
     }
     return;
   }
 
   wait_for_previous_kernels();
-  const u32 group = lane / 4, turn = lane % 4;
+  const u32 group = lane / 4, lane_in_quad = lane % 4;
   int stack = -1, layer = -1, first_step = -1;  // of x in shared memory
   while (tasks.advance()) {
     if (tasks.first_step != first_step ||
@@ -184,14 +191,14 @@ __device__ __forceinline__ void stream_rows(const Rows& rows, const Stack (&stac
 #pragma unroll
           for (int half = 0; half < 2; ++half)
             w[i][half] = load_chunk(ring.piece() + (warp + i * kWarps) * kStoredBytes, group,
-                                    turn + half * 4);
+                                    lane_in_quad + half * 4);
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
         const u32 from = base + part * kSteps * kRowBytes;
-        const uint4 x[4] = {load_shared_b128(from + x_at(group, panel * 8 + turn)),
-                            load_shared_b128(from + x_at(group + 8, panel * 8 + turn)),
-                            load_shared_b128(from + x_at(group, panel * 8 + turn + 4)),
-                            load_shared_b128(from + x_at(group + 8, panel * 8 + turn + 4))};
+        const uint4 x[4] = {load_shared_b128(from + x_at(group, panel * 8 + lane_in_quad)),
+                            load_shared_b128(from + x_at(group + 8, panel * 8 + lane_in_quad)),
+                            load_shared_b128(from + x_at(group, panel * 8 + lane_in_quad + 4)),
+                            load_shared_b128(from + x_at(group + 8, panel * 8 + lane_in_quad + 4))};
         // The order of k within the GEMM does not matter, as long as both operands have the same
         // order.
 #pragma unroll
@@ -203,15 +210,15 @@ __device__ __forceinline__ void stream_rows(const Rows& rows, const Stack (&stac
           Bf16::mma(acc[i], {x[0].w, x[1].w, x[2].w, x[3].w}, left.w, right.w);
         }
       }
-      // Every lane arrives: if one lane arrived for its warp, racecheck would not see that the
-      // other lanes have read.
+      // Every lane arrives at the barrier: if one lane arrived for its warp, compute-sanitizer's
+      // racecheck would not see that the other lanes have read.
       barrier_arrive_one(ring.free + ring.slot * 8);
     }
-    const Stack of = tasks.of();
+    const LayerStack of = tasks.of();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (warp + i * kWarps >= tasks.count) continue;
-      const int column = (tasks.unit + warp + i * kWarps) * 8 + turn * 2;
+      const int column = (tasks.unit + warp + i * kWarps) * 8 + lane_in_quad * 2;
       float2 b = make_float2(0.f, 0.f);
       if (of.bias != nullptr)
         b = *reinterpret_cast<const float2*>(of.bias + static_cast<i64>(tasks.layer) * of.columns +
@@ -229,9 +236,9 @@ __device__ __forceinline__ void stream_rows(const Rows& rows, const Stack (&stac
 }
 
 #if WEIGHT_BITS == 16
-// Input of the styles: cond [64 steps][1024] in panels (denoise/panel.cuh), the same for all
-// layers.
-struct Cond {
+// Input of the GEMM that computes the styles: cond [64 steps][1024] in panels (denoise/panel.cuh),
+// the same for all layers.
+struct StyleGemmInput {
   static constexpr int kParts = 1;
   static constexpr bool kOfLayer = false;
   const u16* cond;
@@ -242,8 +249,8 @@ struct Cond {
   }
 };
 
-// Computes the styles of the norms before attention and before the feed-forward (`layers` each) and
-// of the final norm (one).
+// Computes the adaRMS styles of the norms before attention and before the feed-forward (`layers`
+// each) and of the final norm (one).
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     denoise_streamed_styles(const u16* cond, const u16* weights1, const u16* weights2,
                             const u16* final_weights, const float* bias1, const float* bias2,
@@ -251,16 +258,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                             float* final_styles, int layers, int steps) {
   static_assert(kSteps * kRowBytes + 5 * kPieceBytes == STYLES_SHARED_BYTES,
                 "the row declares what x and the ring take");
-  const Stack stacks[3] = {{weights1, bias1, styles1, 3 * kWidth, layers},
+  const LayerStack stacks[3] = {{weights1, bias1, styles1, 3 * kWidth, layers},
                            {weights2, bias2, styles2, 3 * kWidth, layers},
                            {final_weights, final_bias, final_styles, 3 * kWidth, 1}};
-  stream_rows<5>(Cond{cond}, stacks, steps);
+  multiply_rows_by_all_stacks<5>(StyleGemmInput{cond}, stacks, steps);
 }
 #endif
 
-// Input of the shifts: the shift third of styles [layers][steps][3 width], which hold scale, shift,
-// gate.
-struct Shifts {
+// Input of the GEMM that computes the shifts: the shift third of styles [layers][steps][3 width],
+// which hold scale, shift, gate.
+struct ShiftGemmInput {
   static constexpr int kParts = 2;
   static constexpr bool kOfLayer = true;
   const float *styles1, *styles2;
@@ -286,17 +293,18 @@ struct Shifts {
   }
 };
 
-// Multiplies the shifts by the weights of the GEMMs after the norms before attention and before the
-// feed-forward. The kernel also resets the persistent kernel's counter to 0.
+// Multiplies the shifts of the norms before attention and before the feed-forward by the weights of
+// the GEMMs after these norms. The kernel of the shifts also resets the persistent kernel's counter
+// to 0.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     denoise_streamed_shifts(const float* styles1, const float* styles2, const u16* qkv,
                             const u16* gate_up, float* shift_qkv, float* shift_gate_up,
                             u32* counter, int layers, int steps) {
   static_assert(2 * kSteps * kRowBytes + SHIFTS_SLOTS * kPieceBytes == SHIFTS_SHARED_BYTES,
                 "the row declares what x and the ring take");
-  const Stack stacks[2] = {{qkv, nullptr, shift_qkv, (kHeads + 2) * kHeadDim, layers},
+  const LayerStack stacks[2] = {{qkv, nullptr, shift_qkv, (kHeads + 2) * kHeadDim, layers},
                            {gate_up, nullptr, shift_gate_up, 2 * kMlp, layers}};
-  stream_rows<SHIFTS_SLOTS>(Shifts{styles1, styles2}, stacks, steps);
-  // All earlier kernels have ended at this point, because a worker has waited for them.
+  multiply_rows_by_all_stacks<SHIFTS_SLOTS>(ShiftGemmInput{styles1, styles2}, stacks, steps);
+  // At this point all earlier kernels have ended, because a worker thread has waited for them.
   if (blockIdx.x == 0 && threadIdx.x == 0) *counter = 0;
 }

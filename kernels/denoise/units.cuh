@@ -1,6 +1,6 @@
-// Layout of weight matrices [k][columns] in the persistent kernel and the kernels before it: an
-// array of units [layers][k / 64][columns / 8]. A unit holds 64 rows and 8 columns of the matrix,
-// in bf16 or as codes of fp8 or int4.
+// Layout of the weight matrices [k][columns] in the persistent denoise kernel and the kernels
+// before it: an array of units [layers][k / 64][columns / 8]. A unit holds 64 rows (along k) and 8
+// columns of a weight matrix, as bf16 or as codes of fp8 or int4.
 #pragma once
 #include "common/element16.cuh"
 #include "common/types.cuh"
@@ -11,9 +11,9 @@
 
 constexpr bool kCoded = WEIGHT_BITS < 16, kInt4 = WEIGHT_BITS == 4;
 
-// Sizes of a unit of 8 columns and 64 of k: bytes in the tensor cores' bf16 layout, bytes in device
-// memory, and elements of a pointer to units. In device memory a coded unit has its codes as [k /
-// 16][8 columns][16], then for each column a bf16 factor that multiplies them.
+// Sizes of a unit of 8 columns and 64 of k: bytes in the bf16 layout for tensor cores, bytes in
+// device memory, and elements of a pointer to units. In device memory a coded unit has its codes as
+// [k / 16][8 columns][16], then for each column a bf16 factor by which its codes are multiplied.
 constexpr u32 kUnitBytes = 8 * 64 * 2, kCodeBytes = 8 * WEIGHT_BITS * 8,
               kStoredBytes = kCoded ? kCodeBytes + 8 * 2 : kUnitBytes;
 constexpr int kStored = kStoredBytes / 2;
@@ -23,23 +23,23 @@ __device__ __forceinline__ u32 multiply_bf16x2(u32 x, u32 y) {
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(x), "r"(y));
   return d;
 }
-// Returns a word whose two halves both are half number `half` of `word`.
+// Returns a word whose two 16-bit halves both equal half number `half` of `word`.
 __device__ __forceinline__ u32 half_twice(u32 word, u32 half) {
   return __byte_perm(word, 0, half == 0 ? 0x1010 : 0x3232);
 }
-// Decodes four e4m3 codes, multiplied by 2^-120, to bf16 with the codes' exponents, also of
-// subnormal codes. The codes in a word are those of k + 2, k, k + 3, k + 1, so that no bytes change
-// places; `factor` holds one factor twice.
+// Decodes four e4m3 codes, including subnormal codes, to bf16; the results are 2^-120 times the
+// codes' values. The codes in a word are those of k + 2, k, k + 3, k + 1, so that no bytes change
+// places; `factor` holds the column's factor twice.
 __device__ __forceinline__ uint2 decode(u32 codes, u32 factor) {
   return make_uint2(
       multiply_bf16x2((codes >> 4 & 0x07f007f0) | (codes & 0x80008000), factor),
       multiply_bf16x2((codes << 4 & 0x07f007f0) | (codes << 8 & 0x80008000), factor));
 }
 
-// Decodes eight integers from -8 to 7, each stored as four bits plus 8. The lower half of the word
-// has the integers of even k, the upper half those of odd k. Each four-bit number becomes the low
-// bits of a bf16 between 128 and 143, which is exact after subtracting 136, as is its product with
-// the scale `factor`.
+// Decodes eight integers from -8 to 7, each stored as four bits plus 8, to bf16 times the scale
+// `factor`. The lower half of the word of codes has the integers of even k, the upper half those of
+// odd k. Each four-bit number becomes the low bits of a bf16 between 128 and 143; subtracting 136
+// and multiplying by the scale `factor` are exact.
 __device__ __forceinline__ uint4 decode_int4(u32 codes, u32 factor) {
   u32 w[4];
 #pragma unroll

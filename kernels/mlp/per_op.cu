@@ -1,15 +1,17 @@
-// All operations of a two-layer perceptron except GEMMs: activation and softmax, forward and
+// All operations of a two-layer perceptron except its GEMMs: activation and softmax, forward and
 // backward.
 //
 // Equations, rows r of C classes, elements i of the hidden layer, s = 1 / (1 + e^-z):
+//
 //   a_i = z_i s_i
 //   p_rc = e^(l_rc - max_r) / sum_c e^(l_rc - max_r)
 //   dl_rc = p_rc (dp_rc - sum_c dp_rc p_rc)
 //   dz_i = da_i s_i (1 + z_i (1 - s_i))
-// Threads: a thread an element of the hidden layer; a block a row of the softmax, whose threads
-// stride over the classes.
-// Shared memory: block reductions only.
-// Bound: DRAM bandwidth of the fp32 results of the GEMMs.
+//
+// Threads: the activation kernels have one thread for each element of the hidden layer. The softmax
+// kernels have one thread block for each row, whose threads stride over the classes.
+// Shared memory: only for the reductions of the softmax over a thread block.
+// Bound: DRAM bandwidth, because the kernels read and write the fp32 results of the GEMMs.
 #include "common/element.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"

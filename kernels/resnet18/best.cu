@@ -1,7 +1,7 @@
-// Inference of the whole network from images to logits in one launch: groups of eight blocks
-// compute a few images each and exchange spikes through L2. In training, a separate launch computes
-// the stem's neurons and the pooling after them; this launch then computes the layers from the
-// pooled spikes.
+// ResNet-18 inference of the whole network, from images to logits, in one launch: groups of eight
+// thread blocks compute a few images each and exchange spikes through L2. In training, a separate
+// launch computes the stem's neurons and the pooling after them; this launch then computes the
+// layers from the pooled spikes.
 //
 //   x[t] = theta · (conv(s)[t] + conv1x1(r)[t] or r[t]) + [t < fed] bias / divisor
 //   spikes[t] = neurons(x[0..t])
@@ -10,16 +10,15 @@
 // Sixteen rows belong to each pixel: all time steps of 16 / T images. In each layer a block has
 // some pixels and filters, with all time steps of their neurons. A block begins a layer as soon as
 // the spikes that its part reads have arrived, so all blocks have to be resident at once. A group
-// of blocks processes its images one after another.
-// Threads: four warpgroups multiply, with 32 or 64 filters and one warp for each pixel; they share
-// the pixels and the depth. After the GEMM a thread computes the neurons of two filters. One more
-// warp copies weights to a ring of slots, 32 filters by 64 channels each, ahead of all layers.
-// Shared memory: the ring; the sums of each part of the depth; three packed maps, used in rotation;
-// the layers' parameters; barriers.
-// Bound: tensor cores. An instruction whose operand x is in registers takes 64 cycles, for any
-// number of filters up to 64. Next come the latencies of the exchange and of the neurons.
-// Against fused: no launch between layers, packed spikes between blocks, a tenth of the bytes from
-// L2.
+// of blocks processes its images one after another. Threads: four warpgroups multiply, with 32 or
+// 64 filters and one warp for each pixel; the warpgroups share the pixels and the depth. After a
+// layer's GEMM each thread computes the neurons of two filters. One more warp copies weights to a
+// ring of slots in shared memory, 32 filters by 64 channels each, ahead of all layers. Shared
+// memory: the ring of weights; the sums of each part of the depth; three packed spike maps, used in
+// rotation; the layers' parameters; barriers. Bound: tensor cores. A wgmma whose operand x is in
+// registers takes 64 cycles, for any number of filters up to 64. Besides the wgmmas, the latencies
+// of exchanging spikes and of the neurons limit this kernel. Against the fused kernels: no launch
+// between layers, packed spikes between thread blocks, a tenth of the bytes from L2.
 #include "common/bulk.cuh"
 #include "common/cluster.cuh"
 #include "common/element16.cuh"
@@ -33,7 +32,8 @@
 #include "resnet18/neurons.cuh"
 #include "resnet18/packed.cuh"
 
-// Index of the thread's warpgroup; the shuffle shows the compiler that it is uniform in a warp.
+// Index of the thread's warpgroup; the shuffle shows the compiler that the index is uniform in a
+// warp.
 __device__ __forceinline__ int warpgroup() {
   return __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
 }
@@ -42,18 +42,18 @@ __device__ __forceinline__ int warpgroup() {
 // by one thread.
 template <int kSide>
 __device__ __forceinline__ void copy_weights(int number, int rank, int& slot) {
-  using Own = Share<kSide>;
-  const Layer& layer = layer_at(number);
+  using Own = BlockShareOfLayer<kSide>;
+  const LayerParameters& layer = layer_parameters_at(number);
   const Own share(rank);
 #pragma unroll 1
   for (int second = 0; second < operands_of<kSide>(number); ++second) {
-    const Operand<kSide> operand(number, second != 0);
+    const LayerOperand<kSide> operand(number, second != 0);
     const u16* weight = second != 0 ? layer.second_weight : layer.weight;
     const int row_tiles = second != 0 ? operand.groups : static_cast<int>(layer.depth);
     const int steps = operand.steps();
 #pragma unroll 1
     for (int i = 0; i < steps; ++i, ++slot) {
-      const Piece step(operand, i);
+      const GemmStepPosition step(operand, i);
       const int at = slot % kSlots, round = slot / kSlots;
       if (round > 0) barrier_wait(emptied(at), (round - 1) % 2);
       const u32 bytes = Own::kTileRows * operand.step_groups * kTileBytes;
@@ -61,7 +61,7 @@ __device__ __forceinline__ void copy_weights(int number, int rank, int& slot) {
 #pragma unroll
       for (int n = 0; n < Own::kTileRows; ++n) {
         const int row = share.first_filter / kTileFilters + n;
-        copy_bulk(shared_address(shared) + at * kSlotBytes + n * kTileBytes,
+        bulk_copy_to_shared(shared_address(shared) + at * kSlotBytes + n * kTileBytes,
                   weight + (row * row_tiles + step.tile) * (kTileBytes / 2),
                   bytes / Own::kTileRows, filled(at));
       }
@@ -69,12 +69,13 @@ __device__ __forceinline__ void copy_weights(int number, int rank, int& slot) {
   }
 }
 
-// Computes a warpgroup's sums of a layer, doubled as the spikes are. While tensor cores work for
-// one warpgroup, the others unpack spikes for their next step.
+// Computes a warpgroup's sums of a layer; the sums are doubled, as the spikes are. While the tensor
+// cores work for one warpgroup, the other warpgroups unpack the spikes of their next step.
 template <int kSide>
-__device__ __forceinline__ void multiply(float (&sums)[Share<kSide>::kFilters / 2], int number,
+__device__ __forceinline__ void multiply(float (&sums)[BlockShareOfLayer<kSide>::kFilters / 2],
+                                         int number,
                                          int rank, int& slot) {
-  using Own = Share<kSide>;
+  using Own = BlockShareOfLayer<kSide>;
   constexpr int kOfTile = kChannels / 16, kOfStep = Own::kStepGroups * kOfTile;
   const Own share(rank);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, group = warpgroup();
@@ -84,16 +85,17 @@ __device__ __forceinline__ void multiply(float (&sums)[Share<kSide>::kFilters / 
   const u32 factor = lane_factor(lane);
 #pragma unroll 1
   for (int second = 0; second < operands_of<kSide>(number); ++second) {
-    const Operand<kSide> operand(number, second != 0);
+    const LayerOperand<kSide> operand(number, second != 0);
     const int side = operand.side, steps = operand.steps();
     const int row = pixel / kSide * operand.stride, column = pixel % kSide * operand.stride;
     const u32 map = map_at(operand.map + kMaps) + lane_words(lane);
-    // Address of the spikes that a step reads, and whether the tap's pixel exists. Outside of the
-    // map spikes are zero, and the address is that of any pixel.
+    // Returns the address of the spikes that a GEMM step reads, and whether the pixel under the tap
+    // exists. Outside of the map spikes count as zero, and the returned address is that of any
+    // existing pixel.
     bool exists;
     u32 words;
     const auto find = [&](int number) {
-      const Piece step(operand, number);
+      const GemmStepPosition step(operand, number);
       const int y = row + step.down, x = column + step.right;
       exists = own_pixel < Own::kPixels && y >= 0 && y < side && x >= 0 && x < side;
       words = map + ((exists ? y * side + x : 0) * operand.groups + step.group) * kGroupBytes;
@@ -107,7 +109,7 @@ __device__ __forceinline__ void multiply(float (&sums)[Share<kSide>::kFilters / 
       int tile[kOfStep];
 #pragma unroll
       for (int k = 0; k < kOfStep; ++k) {
-        // A tap with only one group of channels has no second group: zeros stand for its spikes,
+        // A tap with only one group of 64 channels has no second group: zeros stand for its spikes,
         // multiplied by the first group's weights.
         tile[k] = k / kOfTile < operand.step_groups ? k / kOfTile : 0;
         const u32 bits = exists && tile[k] == k / kOfTile ? kTopBits : 0;
@@ -128,32 +130,34 @@ __device__ __forceinline__ void multiply(float (&sums)[Share<kSide>::kFilters / 
   }
 }
 
-// Layout of the sums in shared memory: part of the depth, pixel of the block, row, filter of the
-// block. The order of filters depends on the row, so that the rows of a fragment lie in different
-// banks.
+// Layout of the GEMM sums in shared memory: part of the depth, pixel of the thread block, row,
+// filter of the thread block. The order of the filters depends on the row, so that the rows of a
+// fragment lie in different banks.
 template <int kSide>
-struct Sums {
-  using Own = Share<kSide>;
+struct SharedGemmSums {
+  using Own = BlockShareOfLayer<kSide>;
   static constexpr int kRowBytes = Own::kFilters * 4, kPixelBytes = kRows * kRowBytes;
   static constexpr int kPartBytes = Own::kPixels * kPixelBytes;
   static constexpr int kTurns = 4, kTurnBytes = 32;  // orders of filters, by row
   static_assert(kRowBytes >= kTurns * kTurnBytes, "an order permutes a row");
 
-  // Address in shared memory of the first GEMM sum of a row. The sum of a filter lies `4 · filter ^
-  // row % kTurns · kTurnBytes` further; the second term is a constant in unrolled loops over rows.
+  // Returns the shared-memory address of the first GEMM sum of a row. The sum of a filter lies `4 ·
+  // filter ^ row % kTurns · kTurnBytes` further; the second term is a constant in unrolled loops
+  // over rows.
   static __device__ __forceinline__ char* at(int part, int pixel, int row) {
     return shared + kSumsAt + part * kPartBytes + pixel * kPixelBytes + row * kRowBytes;
   }
 };
 
-// Writes a warpgroup's sums to shared memory, from which all threads read them.
+// Writes a warpgroup's GEMM sums to shared memory, from which all threads read them.
 template <int kSide>
-__device__ __forceinline__ void spread(const float (&sums)[Share<kSide>::kFilters / 2]) {
-  using Own = Share<kSide>;
+__device__ __forceinline__ void write_sums_to_shared_memory(
+    const float (&sums)[BlockShareOfLayer<kSide>::kFilters / 2]) {
+  using Own = BlockShareOfLayer<kSide>;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, group = warpgroup();
   const int pixel = group % Own::kPixelGroups * 4 + warp, part = group / Own::kPixelGroups;
   if (pixel >= Own::kPixels) return;
-  using At = Sums<kSide>;
+  using At = SharedGemmSums<kSide>;
   const int row = lane / 4;
   char* const first = At::at(part, pixel, row) + lane % 4 * 8;
 #pragma unroll
@@ -168,20 +172,23 @@ __device__ __forceinline__ void spread(const float (&sums)[Share<kSide>::kFilter
   }
 }
 
-// Address where this group of blocks sends its map of a layer's output, which has `pixels` pixels.
-__device__ __forceinline__ u64* sent_at(const Layer& layer, int pixels, int channels) {
+// Returns the address to which this group of thread blocks sends the output map of a layer, which
+// has `pixels` pixels.
+__device__ __forceinline__ u64* output_map_address(const LayerParameters& layer, int pixels,
+                                                   int channels) {
   const i64 map_words = static_cast<i64>(pixels) * channels;
   return layer.sent + blockIdx.x / kRanks * map_words;
 }
 
-// Waits for the pixel rows `first` to `last` of a map that other blocks send, and copies them to
-// the packed map `number`.
-__device__ __forceinline__ void receive(const u64* from, int number, int side, int channels,
+// Waits for the pixel rows `first` to `last` of a spike map that other thread blocks send, and
+// copies them to the packed map `number`.
+__device__ __forceinline__ void receive_packed_map_rows(const u64* from, int number, int side,
+                                                        int channels,
                                         int first, int last, u32 tag) {
   constexpr int kMost = 2;  // pieces of two words of a thread: 4x4 pixels of 128 channels
-  const int of_pixel = channels / kChannels * (kGroupBytes / 8);
-  const int begin = max_of(first, 0) * side * of_pixel;
-  const int end = min_of(last + 1, side) * side * of_pixel;
+  const int words_per_pixel = channels / kChannels * (kGroupBytes / 8);
+  const int begin = max_of(first, 0) * side * words_per_pixel;
+  const int end = min_of(last + 1, side) * side * words_per_pixel;
   const u32 to = map_at(number);
   u32 missing = 0;
 #pragma unroll
@@ -193,7 +200,8 @@ __device__ __forceinline__ void receive(const u64* from, int number, int side, i
 #pragma unroll
     for (int i = 0; i < kMost; ++i)
       if (missing >> i & 1)
-        came[i] = receive_words(from + 2 * (begin + threadIdx.x + i * kMultiplying), words[i], tag);
+        came[i] = receive_tagged_words(from + 2 * (begin + threadIdx.x + i * kMultiplying),
+            words[i], tag);
 #pragma unroll
     for (int i = 0; i < kMost; ++i)
       if ((missing >> i & 1) && came[i]) {
@@ -205,47 +213,50 @@ __device__ __forceinline__ void receive(const u64* from, int number, int side, i
   }
 }
 
-struct Neurons {
+struct LayerNeuronArguments {
   int images, image0, fed;  // the group's first image
   float theta;
   int tmax;
   u32 tag;  // of the round
 };
 
-// Computes one layer: waits for its input, multiplies, advances the neurons and sends their spikes.
+// Computes one layer: waits for its input spikes, multiplies, advances the neurons and sends their
+// spikes.
 template <int kSide>
-__device__ __forceinline__ void compute(int number, int rank, int& slot, const Neurons& with) {
-  using Own = Share<kSide>;
+__device__ __forceinline__ void compute_layer(int number, int rank, int& slot,
+                                              const LayerNeuronArguments& with) {
+  using Own = BlockShareOfLayer<kSide>;
   constexpr int kPairs = Own::kFilters / 2, kUnits = kRows / kUnit;
   constexpr int kTasks = Own::kPixels * kUnits * kPairs;
   static_assert(kMultiplying % kPairs == 0, "a thread keeps its filters");
-  const Layer& layer = layer_at(number);
+  const LayerParameters& layer = layer_parameters_at(number);
   const Own share(rank);
   const int pair = threadIdx.x % kPairs, filter = share.first_filter + 2 * pair;
   if (number > 0) {
     const int first = share.first_pixel / kSide, rows = Own::kPixels / kSide;
-    const Operand<kSide> input(number, false);
+    const LayerOperand<kSide> input(number, false);
     const int channels = input.groups * kChannels;
-    receive(sent_at(layer_at(number - 1), input.side * input.side, channels), number, input.side,
+    receive_packed_map_rows(output_map_address(layer_parameters_at(number - 1),
+        input.side * input.side, channels), number, input.side,
             channels, first * input.stride - 1, (first + rows - 1) * input.stride + 1, with.tag);
   }
   multiplying_barrier();
   float sums[Own::kFilters / 2] = {};
   multiply<kSide>(sums, number, rank, slot);
-  spread<kSide>(sums);
+  write_sums_to_shared_memory<kSide>(sums);
   multiplying_barrier();
 
   const float2 shift = *reinterpret_cast<const float2*>(shifts_at(number) + 2 * pair);
-  const Neuron neuron(with.theta, 0, with.tmax, 0.f);
+  const StBifNeuron neuron(with.theta, 0, with.tmax, 0.f);
   const float half_theta = 0.5f * with.theta;  // as sums are doubled
   const bool identity = number % 2 == 1 && operands_of<kSide>(number) == 1;
-  u64* sent = sent_at(layer, kSide * kSide, Own::kAllFilters);
+  u64* sent = output_map_address(layer, kSide * kSide, Own::kAllFilters);
   for (int task = threadIdx.x; task < kTasks; task += kMultiplying) {
     const int unit = task / kPairs % kUnits, own_pixel = task / kPairs / kUnits;
     const int pixel = share.first_pixel + own_pixel;
     float v[2], u[2];
-    // Addresses of the unit's rows, one for each order of filters.
-    using At = Sums<kSide>;
+    // Shared-memory addresses of the unit's rows of sums, one for each order of filters.
+    using At = SharedGemmSums<kSide>;
     const char* sums_at[At::kTurns];
 #pragma unroll
     for (int turn = 0; turn < At::kTurns; ++turn)
@@ -254,25 +265,26 @@ __device__ __forceinline__ void compute(int number, int rank, int& slot, const N
 #pragma unroll
     for (int octet = 0; octet < kUnit / kOctet; ++octet) {
       const u32 offset = word_offset(filter / 2, unit * (kUnit / kOctet) + octet);
-      const u32 of_pixel = pixel * (Own::kAllFilters / kChannels) * kGroupBytes;
+      const u32 offset_of_pixel = pixel * (Own::kAllFilters / kChannels) * kGroupBytes;
       const u32 before =
-          identity ? load_shared_b32(map_at(number + 2) + of_pixel + offset) : 0;
-      // All currents are loaded before the first step, so that the loads do not wait for the
-      // neurons.
+          identity ? load_shared_b32(map_at(number + 2) + offset_of_pixel + offset) : 0;
+      // All input currents are loaded before the first time step, so that the loads do not wait for
+      // the neurons.
       float2 x[kOctet];
       float low[kOctet], high[kOctet];
       const auto row = [&](int r) { return unit * kUnit + octet * kOctet + r; };
       const auto step = [&](int r) { return (octet * kOctet + r) % kSteps; };
 #pragma unroll
       for (int r = 0; r < kOctet; ++r) {
-        const int in_unit = octet * kOctet + r;
-        const char* const from = sums_at[in_unit % At::kTurns] + in_unit * At::kRowBytes;
+        const int row_in_unit = octet * kOctet + r;
+        const char* const from = sums_at[row_in_unit % At::kTurns] + row_in_unit * At::kRowBytes;
         x[r] = *reinterpret_cast<const float2*>(from);
 #pragma unroll
         for (int part = 1; part < Own::kDepthGroups; ++part) {
-          const float2 more = *reinterpret_cast<const float2*>(from + part * At::kPartBytes);
-          x[r].x += more.x;
-          x[r].y += more.y;
+          const float2 addend_of_depth_part =
+              *reinterpret_cast<const float2*>(from + part * At::kPartBytes);
+          x[r].x += addend_of_depth_part.x;
+          x[r].y += addend_of_depth_part.y;
         }
       }
       if (identity) {
@@ -285,19 +297,19 @@ __device__ __forceinline__ void compute(int number, int rank, int& slot, const N
       }
 #pragma unroll
       for (int r = 0; r < kOctet; ++r) {
-        const bool is_fed = step(r) < with.fed;
-        x[r].x = fmaf(half_theta, x[r].x, is_fed ? shift.x : 0.f);
-        x[r].y = fmaf(half_theta, x[r].y, is_fed ? shift.y : 0.f);
+        const bool is_fed_time_step = step(r) < with.fed;
+        x[r].x = fmaf(half_theta, x[r].x, is_fed_time_step ? shift.x : 0.f);
+        x[r].y = fmaf(half_theta, x[r].y, is_fed_time_step ? shift.y : 0.f);
       }
 #pragma unroll
       for (int r = 0; r < kOctet; ++r) {
         if (step(r) == 0) v[0] = v[1] = neuron.start_v, u[0] = u[1] = neuron.start_u;
-        low[r] = advance<false>(neuron, x[r].x, step(r), v[0], u[0]).spike;
-        high[r] = advance<false>(neuron, x[r].y, step(r), v[1], u[1]).spike;
+        low[r] = advance_neuron_one_step<false>(neuron, x[r].x, step(r), v[0], u[0]).spike;
+        high[r] = advance_neuron_one_step<false>(neuron, x[r].y, step(r), v[1], u[1]).spike;
       }
       // In two's complement, the two bits of a spike are its presence and its sign.
       const u32 word = spikes_to_two_bit(low) | spikes_to_two_bit(high) << 16;
-      send_word(sent + (of_pixel + offset) / 4, word, with.tag);
+      send_word(sent + (offset_of_pixel + offset) / 4, word, with.tag);
       if (layer.spikes == nullptr) continue;
 #pragma unroll
       for (int r = 0; r < kOctet; ++r) {
@@ -312,18 +324,19 @@ __device__ __forceinline__ void compute(int number, int rank, int& slot, const N
   }
 }
 
-// Biases of one filter of the block in layer `number`: of the layer and of its shortcut. A thread
-// loads the biases early and divides them later.
-struct Bias {
+// Biases of one filter of the thread block in layer `number`: that of the layer and that of its
+// shortcut. A thread loads the biases early and divides them later by the divisor.
+struct FilterBiases {
   int number, own;
   float bias, second;
 };
 
-// Finds the layer and filter of bias number `i` of the block; biases are ordered by stage, layer
-// and filter.
+// Finds the layer and filter of bias number `i` of the thread block; biases are ordered by stage,
+// layer and filter.
 template <int kSide>
-__device__ __forceinline__ void find_bias(Bias& of, int& filter, int& i, int first, int rank) {
-  using Own = Share<kSide>;
+__device__ __forceinline__ void find_bias(FilterBiases& of, int& filter, int& i, int first,
+                                          int rank) {
+  using Own = BlockShareOfLayer<kSide>;
   constexpr int kCount = kOfStage * Own::kFilters;
   if (i >= 0 && i < kCount) {
     of.number = first + i / Own::kFilters;
@@ -332,35 +345,35 @@ __device__ __forceinline__ void find_bias(Bias& of, int& filter, int& i, int fir
   }
   i -= kCount;
 }
-__device__ __forceinline__ Bias load_bias(int i, int rank) {
-  Bias of = {-1, 0, 0.f, 0.f};
+__device__ __forceinline__ FilterBiases load_bias(int i, int rank) {
+  FilterBiases of = {-1, 0, 0.f, 0.f};
   int filter = 0;
   find_bias<8>(of, filter, i, 0, rank);
   find_bias<4>(of, filter, i, kOfStage, rank);
   find_bias<2>(of, filter, i, 2 * kOfStage, rank);
   find_bias<1>(of, filter, i, 3 * kOfStage, rank);
   if (of.number < 0) return of;
-  const Layer& layer = layer_at(of.number);
+  const LayerParameters& layer = layer_parameters_at(of.number);
   of.bias = layer.bias[filter];
   if (layer.second_bias != nullptr) of.second = layer.second_bias[filter];
   return of;
 }
-// Stores the bias as each fed time step adds it. The bias is divided only once, because a division
-// takes as long as a layer's additions.
-__device__ __forceinline__ void divide_bias(const Bias& of, float divisor) {
+// Stores the bias of a filter in the form in which each fed time step adds it. Each bias is divided
+// only once, because a division takes as long as the additions of a layer.
+__device__ __forceinline__ void store_divided_bias(const FilterBiases& of, float divisor) {
   if (of.number < 0) return;
   float shift = __fdiv_rn(of.bias, divisor);
-  if (layer_at(of.number).second_bias != nullptr) shift += __fdiv_rn(of.second, divisor);
+  if (layer_parameters_at(of.number).second_bias != nullptr) shift += __fdiv_rn(of.second, divisor);
   shifts_at(of.number)[of.own] = shift;
 }
 
-// Packs the pooled spikes, [T, B, 64, 64], that the block's part of the first layer reads.
-__device__ __forceinline__ void load_pooled(const u16* pooled, int rank, int images,
+// Packs the pooled spikes, [T, B, 64, 64], that the thread block's part of the first layer reads.
+__device__ __forceinline__ void pack_pooled_spikes(const u16* pooled, int rank, int images,
                                             int image0) {
-  const Share<8> share(rank);
+  const BlockShareOfLayer<8> share(rank);
   constexpr int kChunks = kChannels / 8, kSide = 8;
   const int first = max_of(share.first_pixel - kSide, 0);
-  const int last = min_of(share.first_pixel + Share<8>::kPixels + kSide, kSide * kSide);
+  const int last = min_of(share.first_pixel + BlockShareOfLayer<8>::kPixels + kSide, kSide * kSide);
   for (int i = threadIdx.x; i < (last - first) * 2 * kChunks; i += kMultiplying) {
     const int chunk = i % kChunks, octet = i / kChunks % 2, pixel = first + i / kChunks / 2;
     uint4 spikes[kOctet];
@@ -388,15 +401,17 @@ __device__ __forceinline__ void load_pooled(const u16* pooled, int rank, int ima
   }
 }
 
-// Computes the logits: each warp of the group of blocks computes one image and class at a time.
-__device__ __forceinline__ void classify(const float* weight, const float* bias, float* logits,
+// Computes the logits: each warp of the group of thread blocks computes one image and class at a
+// time.
+__device__ __forceinline__ void compute_logits(const float* weight, const float* bias,
+                                               float* logits,
                                          int images, int image0, int classes, float scale,
                                          float share, int rank) {
   constexpr int kFeatures = 512;
   const int lane = threadIdx.x % 32;
   for (int task = threadIdx.x / 32 * kRanks + rank; task < kImages * classes;
        task += kMultiplying / 32 * kRanks) {
-    const int local = task / classes, label = task % classes;
+    const int local = task / classes, class_index = task % classes;
     float score = 0.f;
 #pragma unroll
     for (int i = 0; i < kFeatures / 64; ++i) {
@@ -413,20 +428,21 @@ __device__ __forceinline__ void classify(const float* weight, const float* bias,
         sum.x += of_octet.x;
         sum.y += of_octet.y;
       }
-      const float* w = weight + static_cast<i64>(label) * kFeatures + 2 * pair;
+      const float* w = weight + static_cast<i64>(class_index) * kFeatures + 2 * pair;
       score = fmaf(w[0], scale * sum.x, score);
       score = fmaf(w[1], scale * sum.y, score);
     }
-    score = fmaf(share, bias[label], lanes_sum<32>(score));
+    score = fmaf(share, bias[class_index], lanes_sum<32>(score));
     const int image = image0 + local;
-    if (lane == 0 && image < images) logits[static_cast<i64>(image) * classes + label] = score;
+    if (lane == 0 && image < images)
+      logits[static_cast<i64>(image) * classes + class_index] = score;
   }
 }
 
-// Computes the stem's neurons and their pooled spikes, pool(Σ_t s) - pool(Σ_{t-1} s), for all time
-// steps. A thread has two channels of [B, out_side², channels], for which it computes the neurons
-// of nine pixels. A neuron's tracer is the sum of its spikes. `sources` may be null; otherwise it
-// gets the tap of the first maximum.
+// Computes the neurons of the stem and their pooled spikes, pool(Σ_t s) - pool(Σ_{t-1} s), for all
+// time steps. Each thread has two channels of the pooled output [B, out_side², channels], for which
+// it computes the neurons of nine pixels. A neuron's tracer is the sum of its spikes. `sources` may
+// be null; otherwise it gets, for each pooled spike, the tap of the first maximum.
 extern "C" __global__ void __launch_bounds__(STEM_THREADS)
     resnet18_best_stem(const float* conv, const float* bias, u16* pooled, unsigned char* sources,
                        i64 outputs, int side, int channels, int out_side, int fed, float divisor,
@@ -439,8 +455,8 @@ extern "C" __global__ void __launch_bounds__(STEM_THREADS)
   const int channel = static_cast<int>(i - position * channels);
   const int pixel = static_cast<int>(position - image * out_side * out_side);
   const int first_row = pixel / out_side * 2 - 1, first_column = pixel % out_side * 2 - 1;
-  // Taps in the padding read the centre pixel and are ignored in the maximum, so that no load needs
-  // a branch.
+  // Taps of the pooling window in the padding read the centre pixel and are ignored in the maximum,
+  // so that no load needs a branch.
   float2 sums[9];
   bool inside[9];
 #pragma unroll
@@ -452,7 +468,7 @@ extern "C" __global__ void __launch_bounds__(STEM_THREADS)
     sums[tap] = *reinterpret_cast<const float2*>(conv + at);
   }
   const float shift[2] = {bias[channel], bias[channel + 1]};
-  const Neuron neuron(theta, 0, tmax, 0.f);
+  const StBifNeuron neuron(theta, 0, tmax, 0.f);
   float largest[kSteps][2];  // as tracers, which are positive
   u32 source[kSteps] = {};
 #pragma unroll
@@ -467,7 +483,7 @@ extern "C" __global__ void __launch_bounds__(STEM_THREADS)
     for (int t = 0; t < kSteps; ++t)
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        advance<false>(neuron, t < fed ? x[j] : 0.f, t, v[j], u[j]);
+        advance_neuron_one_step<false>(neuron, t < fed ? x[j] : 0.f, t, v[j], u[j]);
         if (sources != nullptr && u[j] > largest[t][j])
           source[t] = source[t] & ~(0xffu << 8 * j) | tap << 8 * j;
         largest[t][j] = fmaxf(largest[t][j], u[j]);
@@ -484,18 +500,20 @@ extern "C" __global__ void __launch_bounds__(STEM_THREADS)
   }
 }
 
-// Computes logits from images or, if these are null, from pooled spikes. With images, `pooled` is
-// written unless it is null. `logits` may be null: then another kernel computes the classifier.
-// `rounds` counts the rounds of each block over all launches.
+// Computes the network's logits from images or, if `images` is null, from pooled spikes. With
+// images, the kernel also writes the stem's pooled spikes to `pooled` unless it is null. If
+// `logits` is null, another kernel computes the classifier. `rounds` counts the rounds of each
+// thread block over all launches of the kernel.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    resnet18_best_layers(const Layer* layers, const float* inputs, const uint4* stem_filters,
+    resnet18_best_layers(const LayerParameters* layers, const float* inputs,
+        const uint4* stem_filters,
                          const float* stem_bias, u64* stem_sent, float stem_divisor, u16* pooled,
                          const float* weight, const float* bias, float* logits, u32* rounds,
                          int images, int classes, int fed, float divisor, float theta, int tmax,
                          float scale, float share) {
   const int rank = blockIdx.x % kRanks;
   stages_begin();
-  for (u32 i = threadIdx.x; i < kLayers * sizeof(Layer) / 8; i += THREADS)
+  for (u32 i = threadIdx.x; i < kLayers * sizeof(LayerParameters) / 8; i += THREADS)
     reinterpret_cast<u64*>(shared + kLayersAt)[i] = reinterpret_cast<const u64*>(layers)[i];
   if (threadIdx.x == 0) {
     for (int i = 0; i < kSlots; ++i) {
@@ -526,52 +544,56 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   }
   registers_up<112>();
   // Each thread divides at most two biases, at a time when no other thread waits for it.
-  const Bias low = load_bias(threadIdx.x, rank), high = load_bias(threadIdx.x + kMultiplying, rank);
+  const FilterBiases low = load_bias(threadIdx.x, rank), high = load_bias(threadIdx.x +
+      kMultiplying, rank);
   stage_ends(0);
   bool divided = false;
   for (int group = blockIdx.x / kRanks; group < all; group += groups) {
     ++tag;
     const int image0 = group * kImages;
-    const Neurons with = {images, image0, fed, theta, tmax, tag};
+    const LayerNeuronArguments with = {images, image0, fed, theta, tmax, tag};
     if (inputs != nullptr) {
-      StemInputs in;
-      load_images(in, inputs, rank, images, image0);
+      StemThreadInputs in;
+      load_stem_image_pixels(in, inputs, rank, images, image0);
       load_stem_parameters(in, stem_filters, stem_bias);
-      store_images(in);
+      store_image_pixels_to_shared(in);
       multiplying_barrier();
       stage_ends(1);
-      convolve_images(in.b);
+      compute_stem_convolution_sums(in.b);
       multiplying_barrier();
       stage_ends(2);
-      const StemNeurons stem = {in.shift, stem_sent, stem_divisor};
-      pool_stem(stem, pooled, rank, images, image0, fed, theta, tmax, tag);
-      if (!divided) divide_bias(low, divisor), divide_bias(high, divisor);
-      receive(stem_sent + blockIdx.x / kRanks * kPooledWords, 0, kPooledSide, kChannels, rank - 1,
+      const StemPoolArguments stem = {in.shift, stem_sent, stem_divisor};
+      compute_and_send_pooled_stem_spikes(stem, pooled, rank, images, image0, fed, theta, tmax,
+          tag);
+      if (!divided) store_divided_bias(low, divisor), store_divided_bias(high, divisor);
+      receive_packed_map_rows(stem_sent + blockIdx.x / kRanks * kPooledWords, 0, kPooledSide,
+          kChannels, rank - 1,
               rank + 1, tag);
     } else {
-      load_pooled(pooled, rank, images, image0);
-      if (!divided) divide_bias(low, divisor), divide_bias(high, divisor);
+      pack_pooled_spikes(pooled, rank, images, image0);
+      if (!divided) store_divided_bias(low, divisor), store_divided_bias(high, divisor);
     }
     divided = true;
     stage_ends(3);
 #pragma unroll 1
     for (int n = 0; n < kOfStage; ++n)
-      compute<8>(n, rank, slot, with), stage_ends(4 + n);
+      compute_layer<8>(n, rank, slot, with), stage_ends(4 + n);
 #pragma unroll 1
     for (int n = 0; n < kOfStage; ++n)
-      compute<4>(kOfStage + n, rank, slot, with), stage_ends(4 + kOfStage + n);
+      compute_layer<4>(kOfStage + n, rank, slot, with), stage_ends(4 + kOfStage + n);
 #pragma unroll 1
     for (int n = 0; n < kOfStage; ++n)
-      compute<2>(2 * kOfStage + n, rank, slot, with), stage_ends(4 + 2 * kOfStage + n);
+      compute_layer<2>(2 * kOfStage + n, rank, slot, with), stage_ends(4 + 2 * kOfStage + n);
 #pragma unroll 1
     for (int n = 0; n < kOfStage; ++n)
-      compute<1>(3 * kOfStage + n, rank, slot, with), stage_ends(4 + 3 * kOfStage + n);
+      compute_layer<1>(3 * kOfStage + n, rank, slot, with), stage_ends(4 + 3 * kOfStage + n);
     if (logits != nullptr) {
-      receive(sent_at(layer_at(kLayers - 1), 1, 512), kLayers, 1, 512, 0, 0, tag);
+      receive_packed_map_rows(output_map_address(layer_parameters_at(kLayers - 1), 1, 512), kLayers,
+          1, 512, 0, 0, tag);
       multiplying_barrier();
-      classify(weight, bias, logits, images, image0, classes, scale, share, rank);
+      compute_logits(weight, bias, logits, images, image0, classes, scale, share, rank);
     }
-    // The barrier ensures that all threads have read the maps before they are overwritten.
+    // The barrier ensures that all threads have read the spike maps before these are overwritten.
     multiplying_barrier();
     stage_ends(4 + kLayers);
   }

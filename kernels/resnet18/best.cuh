@@ -1,5 +1,6 @@
-// Work distribution of resnet18_best_layers: the layout of shared memory, the part of each layer
-// that a block computes, the depth of its sums. The layers' computation is excluded on purpose.
+// Work distribution of the kernel resnet18_best_layers: the layout of shared memory, the part of
+// each layer that a thread block computes, the depth of its sums. The computation of the layers is
+// deliberately not part of best.cuh.
 #pragma once
 #include "common/bulk.cuh"
 #include "common/memory.cuh"
@@ -17,7 +18,7 @@ constexpr int kSlotBytes = 2 * kTileBytes;
 constexpr int kSumsBytes = 1 << 16, kMapBytes = 64 * kGroupBytes, kMaps = 3;
 constexpr int kUnit = kSteps > kOctet ? kSteps : kOctet;  // rows of a thread's neurons
 
-struct Layer {
+struct LayerParameters {
   const u16* weight;         // tiles [filters / 32, depth / 64], tap 0 first; those before the
                              // first live one are not held
   const float* bias;         // [filters]
@@ -48,15 +49,16 @@ __device__ __forceinline__ void wgmma_columns(float (&d)[32], const u32 (&x)[4],
 extern __shared__ __align__(1024) char shared[];
 constexpr int kSumsAt = kSlots * kSlotBytes, kMapsAt = kSumsAt + kSumsBytes;
 constexpr int kLayersAt = kMapsAt + kMaps * kMapBytes;
-constexpr int kShiftsAt = kLayersAt + kLayers * static_cast<int>(sizeof(Layer));
+constexpr int kShiftsAt = kLayersAt + kLayers * static_cast<int>(sizeof(LayerParameters));
 constexpr int kMostFilters = 64;  // of a block, in a layer
 constexpr int kBarriersAt = kShiftsAt + kLayers * kMostFilters * 4;
 static_assert(kBarriersAt + 2 * kSlots * 8 <= SHARED_BYTES, "all of it fits");
 
-__device__ __forceinline__ const Layer& layer_at(int n) {
-  return reinterpret_cast<const Layer*>(shared + kLayersAt)[n];
+__device__ __forceinline__ const LayerParameters& layer_parameters_at(int n) {
+  return reinterpret_cast<const LayerParameters*>(shared + kLayersAt)[n];
 }
-// Biases of the block's filters in a layer, as they are added to the currents of a fed time step.
+// Returns the biases of the thread block's filters in a layer, in the form in which a fed time step
+// adds them to the currents.
 __device__ __forceinline__ float* shifts_at(int layer) {
   return reinterpret_cast<float*>(shared + kShiftsAt) + layer * kMostFilters;
 }
@@ -69,29 +71,29 @@ __device__ __forceinline__ u32 map_at(int n) {
 }
 __device__ __forceinline__ void multiplying_barrier() { barrier_sync(1, kMultiplying); }
 
-// The part of a layer that a block computes, where the layer's output has kSide pixels a side and
-// 512 / kSide filters.
+// The part of a layer that a thread block computes, where the layer's output has kSide x kSide
+// pixels and 512 / kSide filters.
 template <int kSide>
-struct Share {
+struct BlockShareOfLayer {
   static constexpr int kParts = kSide == 8 ? 8 : kSide == 4 ? 4 : 1;  // of the pixels
   static constexpr int kPixels = kSide * kSide / kParts, kAllFilters = 512 / kSide;
   static constexpr int kFilters = kAllFilters * kParts / kRanks;
-  // A warpgroup computes up to four pixels and one part of the depth.
+  // A warpgroup computes up to four pixels and one part of the depth of the sums.
   static constexpr int kPixelGroups = ceil_div(kPixels, 4), kDepthGroups = kGroups / kPixelGroups;
   // A step of the GEMM has 64 channels of 64 filters, or up to 128 channels of 32 filters.
   static constexpr int kTileRows = kFilters / kTileFilters, kStepGroups = 2 / kTileRows;
   static_assert(kDepthGroups * kPixels * kRows * kFilters * 4 <= kSumsBytes, "the sums fit");
   int first_pixel, first_filter;
 
-  __device__ __forceinline__ explicit Share(int rank)
+  __device__ __forceinline__ explicit BlockShareOfLayer(int rank)
       : first_pixel(rank / (kRanks / kParts) * kPixels),
         first_filter(rank % (kRanks / kParts) * kFilters) {}
 };
 
 constexpr int kOfStage = kLayers / 4;
 
-// Returns whether a layer is the first of a stage that halves the side. The second layer of a stage
-// that halves the side has two operands: its own convolution and that of the shortcut.
+// Returns whether a layer is the first of a stage that halves the side of the map. The second layer
+// of a stage that halves the side has two operands: its own convolution and that of the shortcut.
 template <int kSide>
 __device__ __forceinline__ bool starts_stage(int number) {
   return kSide < 8 && number % kOfStage == 0;
@@ -101,38 +103,38 @@ __device__ __forceinline__ int operands_of(int number) {
   return kSide < 8 && number % kOfStage == 1 ? 2 : 1;
 }
 
-// Operand of a layer's sums: its convolution or that of its shortcut, in steps of some channels of
-// one tap. The window has `kernel`² taps and begins at offset `first` from the pixel; taps that
-// read no pixel anywhere are not part of it. Everything is derived from the layer's number, so that
-// the compiler sees that a warpgroup does not diverge.
+// One operand of a layer's sums: its convolution or that of its shortcut, in GEMM steps of some
+// channels of one tap. The window has `kernel`² taps and begins at offset `first` from the pixel;
+// taps that read no pixel anywhere are not part of it. All fields of the operand are derived from
+// the layer's number, so that the compiler sees that a warpgroup does not diverge.
 template <int kSide>
-struct Operand {
+struct LayerOperand {
   int first, kernel, stride, side, groups, map;
   int step_groups, steps_shift;  // of a tap
   bool whole;                    // whether the window is all of the filter, not a part of 3x3
 
-  __device__ __forceinline__ Operand(int number, bool second) {
+  __device__ __forceinline__ LayerOperand(int number, bool second) {
     const int halved = second || starts_stage<kSide>(number) ? 1 : 0;  // from input to output
     stride = 1 << halved;
     side = kSide << halved;
-    groups = Share<kSide>::kAllFilters / kChannels >> halved;
+    groups = BlockShareOfLayer<kSide>::kAllFilters / kChannels >> halved;
     whole = second;
     first = second || kSide == 1 ? 0 : -1;
     kernel = second ? 1 : kSide == 1 ? side : 3;
     map = second ? number - 1 : number;
-    step_groups = min_of(groups, Share<kSide>::kStepGroups);
+    step_groups = min_of(groups, BlockShareOfLayer<kSide>::kStepGroups);
     steps_shift = 31 - __clz(groups / step_groups);
   }
   __device__ __forceinline__ int steps() const { return kernel * kernel << steps_shift; }
 };
 
-// Position of a GEMM step: tap, channels and tile of the weight.
-struct Piece {
+// Position of a GEMM step within an operand: tap, channels and tile of the weight.
+struct GemmStepPosition {
   int down, right, group;  // off the pixel; its first 64 channels
   int tile;                // of a row of the weight's tiles
 
   template <int kSide>
-  __device__ __forceinline__ Piece(const Operand<kSide>& of, int number) {
+  __device__ __forceinline__ GemmStepPosition(const LayerOperand<kSide>& of, int number) {
     const int tap = number >> of.steps_shift;
     group = (number - (tap << of.steps_shift)) * of.step_groups;
     const int row = of.kernel == 3 ? tap * 11 >> 5 : tap >> (of.kernel - 1);  // tap / kernel

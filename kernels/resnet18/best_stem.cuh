@@ -1,10 +1,11 @@
-// The network's stem, computed in the launch of its layers: 7x7 convolution with stride 2, neurons,
-// 3x3 pooling with stride 2. A block computes one row of the pooled map, which needs three rows of
-// the convolution, and sends its spikes as a layer does. State for a backward pass is excluded on
-// purpose.
+// Stem of ResNet-18, computed in the launch of the layers: 7x7 convolution with stride 2, neurons,
+// 3x3 pooling with stride 2. A thread block computes one row of the pooled map, which needs three
+// rows of the convolution, and sends the row's spikes as a layer does. Saving the stem's state for
+// a backward pass is deliberately not part of best_stem.cuh.
 //
-// Images are copied to shared memory as bf16 with four channels a pixel, the last one zero. Sixteen
-// columns of the GEMM, [7][8][4] of rows, pixels and channels, are then contiguous for ldmatrix.
+// Images are copied to shared memory as bf16 with four channels a pixel, the last of which is zero.
+// With four channels a pixel, sixteen columns of the stem's GEMM, [7][8][4] of rows, pixels and
+// channels, are contiguous for ldmatrix.
 #pragma once
 #include "common/element16.cuh"
 #include "common/memory.cuh"
@@ -27,7 +28,7 @@ static_assert(kImageRowBytes % 16 == 0 && kPooledSide == kRanks, "a block has a 
 
 constexpr int kPooledWords = kPooledSide * kPooledSide * kChannels;  // that a group sends
 
-struct StemNeurons {
+struct StemPoolArguments {
   float2 shift;  // of the thread's channels
   u64* sent;          // packed maps of the pooled spikes, of each group
   float divisor;
@@ -37,31 +38,34 @@ constexpr int kStemPixels = kImages * kImageRows * kImageColumns;
 constexpr int kPixelsOfThread = ceil_div(kStemPixels, kMultiplying);
 
 // Data that a thread of the stem reads from device memory: pixels of the images, its filters as B
-// fragments and the biases of its channels. The loads of all StemInputs are issued at once.
-struct StemInputs {
+// fragments and the biases of its channels. A thread issues all its loads of stem inputs before it
+// uses the first.
+struct StemThreadInputs {
   float x[kPixelsOfThread][kImageChannels];
   uint4 b[kStemSteps / 2];
   float2 shift;
 };
 
-// Index of the pair of channels whose neurons a thread computes.
+// Index of the pair of channels whose neurons the thread computes.
 __device__ __forceinline__ int stem_pair() {
   return threadIdx.x % (kMultiplying / 2) / 32 * 4 + threadIdx.x % 32 / kPooledSide;
 }
 
-// Loads the stem's filters, stored as [8 filters each][pair of steps][lane][two words of each], and
-// its biases.
-__device__ __forceinline__ void load_stem_parameters(StemInputs& in, const uint4* filters,
+// Loads the thread's filters of the stem, stored as [8 filters each][pair of steps][lane][two words
+// of each], and its biases.
+__device__ __forceinline__ void load_stem_parameters(StemThreadInputs& in, const uint4* filters,
                                                      const float* bias) {
-  const int lane = threadIdx.x % 32, eight = threadIdx.x / 32 % 8;
+  const int lane = threadIdx.x % 32, filter_octet = threadIdx.x / 32 % 8;
 #pragma unroll
   for (int i = 0; i < kStemSteps / 2; ++i)
-    in.b[i] = filters[(eight * (kStemSteps / 2) + i) * 32 + lane];
+    in.b[i] = filters[(filter_octet * (kStemSteps / 2) + i) * 32 + lane];
   in.shift = make_float2(bias[2 * stem_pair()], bias[2 * stem_pair() + 1]);
 }
 
-// Loads the rows of images, [B, 32, 32, 3], that the block reads, surrounded by zeros.
-__device__ __forceinline__ void load_images(StemInputs& in, const float* images, int rank,
+// Loads the rows of images, [B, 32, 32, 3], that the thread block's part of the stem reads,
+// surrounded by zeros.
+__device__ __forceinline__ void load_stem_image_pixels(StemThreadInputs& in, const float* images,
+                                                       int rank,
                                             int count, int image0) {
   constexpr int kPixels = kStemPixels, kOfThread = kPixelsOfThread;
   auto& x = in.x;
@@ -72,7 +76,8 @@ __device__ __forceinline__ void load_images(StemInputs& in, const float* images,
     const int row = i / kImageColumns % kImageRows + 4 * rank - 5, column = i % kImageColumns - 3;
     const bool inside = i < kPixels && row >= 0 && row < kImageSide && column >= 0 &&
                         column < kImageSide;
-    // Indices of images past the last one are replaced by the last image's.
+    // Indices of images past the last one are replaced by the last image's index, so that all loads
+    // are valid.
     const i64 image = min_of(image0 + local, count - 1);
     const float* from =
         images + ((image * kImageSide + (inside ? row : 0)) * kImageSide + (inside ? column : 0)) *
@@ -82,8 +87,8 @@ __device__ __forceinline__ void load_images(StemInputs& in, const float* images,
   }
 }
 
-// Writes the loaded pixels of the images to shared memory.
-__device__ __forceinline__ void store_images(const StemInputs& in) {
+// Writes the loaded pixels of the images to shared memory as bf16.
+__device__ __forceinline__ void store_image_pixels_to_shared(const StemThreadInputs& in) {
   constexpr int kPixels = kStemPixels, kOfThread = kPixelsOfThread;
   const u32 to = map_at(1);
   const auto& x = in.x;
@@ -96,21 +101,22 @@ __device__ __forceinline__ void store_images(const StemInputs& in) {
   }
 }
 
-// Address of the sum of a filter for one pixel of a row tile.
+// Returns the shared-memory address of the sum of a filter for one pixel of a row tile.
 __device__ __forceinline__ float* stem_sums_at(int tile, int pixel, int filter) {
   return reinterpret_cast<float*>(shared + kSumsAt) + (tile * kConvSide + pixel) * kStemPitch +
          filter;
 }
 
-// Computes the sums of the convolution: each warp has eight filters and half of the row tiles.
-__device__ __forceinline__ void convolve_images(const uint4 (&b)[kStemSteps / 2]) {
+// Computes the sums of the stem's convolution: each warp has eight filters and half of the row
+// tiles.
+__device__ __forceinline__ void compute_stem_convolution_sums(const uint4 (&b)[kStemSteps / 2]) {
   constexpr int kHalf = ceil_div(kStemRowTiles, 2);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int eight = warp % 8, first = warp / 8 * kHalf;
-  const u32 own = map_at(1) + first / kConvRows * kImageBytes +
+  const int filter_octet = warp % 8, first = warp / 8 * kHalf;
+  const u32 shared_image_address = map_at(1) + first / kConvRows * kImageBytes +
                   first % kConvRows * 2 * kImageRowBytes +
                   (lane % 16 + lane / 16) * 2 * kPixelBytes;
-  // Offset from the warp's first row tile to its i-th; 0 if the i-th does not exist.
+  // Offset from the warp's first row tile to its i-th row tile; 0 if the i-th does not exist.
   const auto tile = [&](int i) {
     return first + i < kStemRowTiles
                ? i / kConvRows * kImageBytes + i % kConvRows * 2 * kImageRowBytes
@@ -124,7 +130,8 @@ __device__ __forceinline__ void convolve_images(const uint4 (&b)[kStemSteps / 2]
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) {
       u32 a[4];
-      ldmatrix_x4(a, own + tile(i) + step / 2 * kImageRowBytes + step % 2 * 4 * kPixelBytes);
+      ldmatrix_x4(a, shared_image_address + tile(i) + step / 2 * kImageRowBytes +
+                  step % 2 * 4 * kPixelBytes);
       if (step % 2 == 0) {
         Bf16::mma(sums[i], a, pair.x, pair.y);
       } else {
@@ -138,16 +145,17 @@ __device__ __forceinline__ void convolve_images(const uint4 (&b)[kStemSteps / 2]
 #pragma unroll
     for (int half = 0; half < 2; ++half)
       *reinterpret_cast<float2*>(
-          stem_sums_at(first + i, lane / 4 + 8 * half, eight * 8 + lane % 4 * 2)) =
+          stem_sums_at(first + i, lane / 4 + 8 * half, filter_octet * 8 + lane % 4 * 2)) =
           make_float2(sums[i][2 * half], sums[i][2 * half + 1]);
   }
 }
 
-// Computes the stem's neurons and their pooled spikes, pool(Σ_t s) - pool(Σ_{t-1} s). A thread
-// computes two channels of a pooled pixel, one after the other. The thread computes two of the
-// three columns of the pooling window; the neighbouring lane has the third. A neuron's tracer is
-// the sum of its spikes.
-__device__ __forceinline__ void pool_stem(const StemNeurons& stem, u16* pooled, int rank,
+// Computes the neurons of the stem and their pooled spikes, pool(Σ_t s) - pool(Σ_{t-1} s). A thread
+// computes two channels of a pooled pixel, one after the other. A thread computes two of the three
+// columns of the pooling window; the adjacent lane has the third column. A neuron's tracer is the
+// sum of its spikes.
+__device__ __forceinline__ void compute_and_send_pooled_stem_spikes(const StemPoolArguments& stem,
+                                                                    u16* pooled, int rank,
                                           int images, int image0, int fed, float theta, int tmax,
                                           u32 tag) {
   constexpr int kUnits = kRows / kUnit, kOfUnit = kMultiplying / 2, kWords = kUnit / kOctet;
@@ -157,7 +165,7 @@ __device__ __forceinline__ void pool_stem(const StemNeurons& stem, u16* pooled, 
   const int lane = threadIdx.x % 32, column = lane % kPooledSide;
   const int pair = stem_pair();
   const int pixel = rank * kPooledSide + column;
-  const Neuron neuron(theta, 0, tmax, 0.f);
+  const StBifNeuron neuron(theta, 0, tmax, 0.f);
   u32 words[kWords] = {};
 #pragma unroll 1
   for (int c = 0; c < 2; ++c) {
@@ -188,8 +196,8 @@ __device__ __forceinline__ void pool_stem(const StemNeurons& stem, u16* pooled, 
         for (int i = 0; i < kConvRows; ++i)
 #pragma unroll
           for (int j = 0; j < 2; ++j) {
-            advance<false>(neuron, t < fed ? x[i][j] : 0.f, t, v[i][j], u[i][j]);
-            // The first block has no convolution row above its first two.
+            advance_neuron_one_step<false>(neuron, t < fed ? x[i][j] : 0.f, t, v[i][j], u[i][j]);
+            // The first thread block has no row of the convolution above its first two rows.
             if (i > 0 || rank > 0) largest[j] = fmaxf(largest[j], u[i][j]);
           }
         const float left = __shfl_up_sync(kFullWarp, largest[1], 1, kPooledSide);

@@ -5,21 +5,21 @@
 //   currents' gradient = neurons backward(currents, spikes' gradient)
 //
 // An implicit GEMM on bf16 tensor cores, like the forward pass: a tile holds all time steps of its
-// neurons. Gradients are bf16 in memory. Sums, and the gradients that neurons carry between steps,
-// are fp32.
-// Threads and shared memory: see tiles.cuh.
-// Bound: latency for small batches, memory traffic of the currents for large ones.
-// Against train: no gathered gradient, no fp32 gradient of spikes in memory, no transposed copy.
+// neurons. Gradients of spikes and currents are bf16 in memory. Sums, and the gradients that
+// neurons carry between time steps, are fp32 in registers. Threads and shared memory of the GEMM
+// tiles: see resnet18/tiles.cuh. Bound: latency for small batches; for large ones the memory
+// traffic of the currents. Against train.cu: no gathered gradient, no fp32 gradient of spikes in
+// memory, no transposed copy of the weight.
 #include "common/cluster.cuh"
 #include "resnet18/neurons.cuh"
 #include "resnet18/tiles.cuh"
 
 constexpr int kImages = kTile / kSteps;
 
-// The output `gradient`, bf16 [T, B, side², channels], is that of the currents of the neurons whose
-// spikes the convolution reads. If there are no currents, the output is `spikes_gradient`, the fp32
-// gradient of the spikes. The second operand (the shortcut's convolution) and `identity` are those
-// of the forward pass.
+// The output `gradient`, bf16 [T, B, side², channels], is the gradient of the currents of the
+// neurons whose spikes the convolution reads. If no currents are given, the output is instead
+// `spikes_gradient`, the fp32 gradient of the spikes. The second operand (the shortcut's
+// convolution) and `identity` have the same meaning as in the forward kernel.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_fused_block_backward(const u16* first, const u16* weight, int depth, int first_side,
                                   int first_channels, int kernel, int stride, const u16* second,
@@ -29,14 +29,15 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                                   int images, int side, int channels, float theta, int tmax) {
   allow_next_kernel();
   wait_for_previous_kernels();
-  const int groups = ceil_div(images, kImages);
-  const int pixel = blockIdx.x / groups, pixels = side * side;
-  Rows rows(images, kSteps);
-  rows.image0 = blockIdx.x % groups * kImages;
+  const int image_groups = ceil_div(images, kImages);
+  const int pixel = blockIdx.x / image_groups, pixels = side * side;
+  ImageRowsOfTile rows(images, kSteps);
+  rows.image0 = blockIdx.x % image_groups * kImages;
   const int channel0 = blockIdx.y * kTile;
 
-  // The operands that are combined with the sums are loaded while the GEMM runs.
-  using Own = Pair<kSteps>;
+  // The currents and other operands that the epilogue combines with the sums are loaded while the
+  // GEMM runs.
+  using Own = NeuronPair<kSteps>;
   const i64 step_elements = static_cast<i64>(images) * pixels * channels;
   u32 residual[Own::kOfThread][kSteps] = {};
   float low[Own::kOfThread][kSteps] = {}, high[Own::kOfThread][kSteps] = {};
@@ -47,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) {
       const i64 at = pair.at + t * step_elements;
-      if (identity != nullptr) residual[n][t] = load_pair(identity + at);
+      if (identity != nullptr) residual[n][t] = load_16_bit_pair(identity + at);
       if (currents == nullptr) continue;
       const float2 x = *reinterpret_cast<const float2*>(currents + at);
       low[n][t] = x.x;
@@ -56,14 +57,16 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 
   Sums sums;
-  const Operand main = {first, weight, depth, first_side, first_channels, kernel, stride};
-  const Operand shortcut = {second,          second_weight, second_depth, second_side,
+  const ConvolutionOperand main = {first, weight, depth, first_side, first_channels, kernel,
+      stride};
+  const ConvolutionOperand shortcut = {second,          second_weight, second_depth, second_side,
                             second_channels, 1,             second_stride};
-  convolve<true>(sums, rows, main, shortcut, pixel / side, pixel % side, channels, channel0);
-  spread(sums);
+  compute_convolution_sums<true>(sums, rows, main, shortcut, pixel / side, pixel % side, channels,
+      channel0);
+  share_sums_in_shared_memory(sums);
 
-  const Neuron neuron(theta, 0, tmax, 0.f);
-  const Surrogate surrogate(neuron);
+  const StBifNeuron neuron(theta, 0, tmax, 0.f);
+  const GaussianSurrogate surrogate(neuron);
 #pragma unroll
   for (int n = 0; n < Own::kOfThread; ++n) {
     const Own pair(n, rows, pixel, pixels, channels, channel0);
@@ -76,8 +79,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       g_high[t] = theta * (sum.y + Bf16::high(residual[n][t]));
     }
     if (currents != nullptr) {
-      neurons_backward(neuron, surrogate, low[n], g_low);
-      neurons_backward(neuron, surrogate, high[n], g_high);
+      spike_to_current_gradients(neuron, surrogate, low[n], g_low);
+      spike_to_current_gradients(neuron, surrogate, high[n], g_high);
     }
 #pragma unroll
     for (int t = 0; t < kSteps; ++t) {
@@ -92,12 +95,12 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 }
 
 #ifndef GROUPS  // blocks of more groups are for the layers above alone
-// Computes the gradient of the stem's currents, summed over the fed time steps, in which the
-// currents are equal: bf16, two neurons of [B, side², channels] for each thread. `spikes_gradient`
-// is the gradient of the pooled spikes, [T, B, out_side², channels], with the source pixel of each.
-// Without pooling `spikes_gradient` is the gradient of the stem's spikes. A spike counts in the
-// sums of all later time steps. Spikes of a step therefore get the gradient at the pooling of that
-// step minus that of the next step.
+// Computes the bf16 gradient of the stem's currents, summed over the fed time steps, in which the
+// currents are equal; each thread has two neurons of [B, side², channels]. `spikes_gradient` is the
+// gradient of the pooled spikes, [T, B, out_side², channels]; `sources` has the source pixel of
+// each pooled spike. Without pooling, `spikes_gradient` is the gradient of the stem's own spikes.
+// In the telescoped pooling, a spike counts in the sums of all later time steps. The spikes of a
+// time step therefore get the pooling's gradient of that step minus that of the next step.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_fused_stem_backward(const float* conv, const float* bias,
                                  const float* spikes_gradient, const unsigned char* sources,
@@ -116,8 +119,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     for (int t = 0; t < kSteps; ++t) g[t] = spikes_gradient[t * neurons + i];
   } else {
     const int row = pixel / side, column = pixel % side;
-    // Pooling windows that contain an element: along an axis two if the element's index is odd,
-    // otherwise one.
+    // Number of pooling windows that contain an element: along an axis two if the element's index
+    // is odd, otherwise one.
 #pragma unroll
     for (int window = 0; window < 4; ++window) {
       const int y = row / 2 + window / 2, x = column / 2 + window % 2;
@@ -143,8 +146,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   float x[kSteps];
 #pragma unroll
   for (int t = 0; t < kSteps; ++t) x[t] = t < fed ? current : 0.f;
-  const Neuron neuron(theta, 0, tmax, 0.f);
-  neurons_backward(neuron, Surrogate(neuron), x, g);
+  const StBifNeuron neuron(theta, 0, tmax, 0.f);
+  spike_to_current_gradients(neuron, GaussianSurrogate(neuron), x, g);
   float sum = 0.f;
 #pragma unroll
   for (int t = 0; t < kSteps; ++t) sum += t < fed ? g[t] : 0.f;

@@ -1,18 +1,17 @@
-// Kernels of a training step that process all parameters at once: rounding weights to bf16,
-// gradients of all weights and biases, SGD. Each kernel reads a list of jobs and a list of the job
-// of each block, so that one launch replaces one launch for each parameter.
+// Kernels of a ResNet-18 training step that process all parameters at once: rounding weights to
+// bf16, gradients of all weights and biases, SGD. Each kernel reads a list of jobs and a list of
+// the job of each block, so that one launch replaces one launch for each parameter.
 //
 //   weight gradient [filters, taps, channels] = Σ over frames and pixels of g · what the tap read
 //   m' = momentum · m + factor · Σ over parts of gradient ; p' = p - rate · m'
 //
-// Gradients of weights are implicit GEMMs on bf16 tensor cores with fp32 sums. The rows of a GEMM
-// are split into parts, each with its own copy of the result. SGD adds these parts in a fixed
-// order, so every run has the same bits.
-// Threads: in GEMMs as in tiles.cuh, in all other kernels one for four elements.
-// Bound: tensor cores and L2 in the GEMMs; memory bandwidth in the other kernels, of which SGD
-// moves 16 bytes a parameter.
-// Against train: no gathered or transposed operands, three launches instead of seven for each
-// convolution.
+// Gradients of weights are implicit GEMMs on bf16 tensor cores with fp32 sums. The rows of a
+// weight-gradient GEMM are split into parts, each with its own copy of the result. SGD adds the
+// parts of a gradient in a fixed order, so every run has the same bits. Threads: as in
+// resnet18/tiles.cuh in the GEMMs; one thread for four elements in all other kernels. Bound: tensor
+// cores and L2 in the GEMMs; memory bandwidth in the other kernels, of which SGD moves 16 bytes a
+// parameter. Against train.cu: no gathered or transposed operands, three launches instead of seven
+// for each convolution.
 #include "common/cluster.cuh"
 #include "resnet18/tiles.cuh"
 
@@ -25,10 +24,10 @@ __device__ __forceinline__ void wait_for_the_others() {
   wait_for_previous_kernels();
 }
 
-// Job that rounds a weight to bf16: packed [filters, columns] gets the columns from `first` on of
-// the weight [filters, depth], followed by zeros. If `tiles` is not null, it gets the same values in
-// tiles of 32 by 64, whose 16-byte chunks are swizzled by row.
-struct Packing {
+// Job that rounds a weight to bf16: `packed` [filters, columns] gets the columns from `first` on of
+// the weight [filters, depth], followed by zeros. If `tiles` is not null, it gets the same bf16
+// weights in tiles of 32 by 64, whose 16-byte chunks are swizzled by row.
+struct WeightRoundingJob {
   i64 first_block;
   const float* weight;
   u16* packed;
@@ -38,9 +37,9 @@ struct Packing {
 };
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-    resnet18_fused_pack(const Packing* jobs, const int* job_of) {
+    resnet18_fused_pack(const WeightRoundingJob* jobs, const int* job_of) {
   wait_for_the_others();
-  const Packing job = jobs[job_of[blockIdx.x]];
+  const WeightRoundingJob job = jobs[job_of[blockIdx.x]];
   const u32 depth = job.depth, first = job.first, columns = job.columns, elements = job.elements;
   const u32 start = (blockIdx.x - job.first_block) * kThreads * kPackets * kPacket;
 #pragma unroll
@@ -61,14 +60,14 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     *reinterpret_cast<uint2*>(job.packed + i) = four;
     if (job.tiles == nullptr) continue;
     const u32 at = i % columns, tile = row / 32 * (columns / 64) + at / 64;
-    const u32 in_tile = swizzled<128>(row % 32, at % 64 / 8) / 2 + at % 8;
-    *reinterpret_cast<uint2*>(job.tiles + tile * 2048 + in_tile) = four;
+    const u32 offset_in_weight_tile = swizzled<128>(row % 32, at % 64 / 8) / 2 + at % 8;
+    *reinterpret_cast<uint2*>(job.tiles + tile * 2048 + offset_in_weight_tile) = four;
   }
 }
 
-// Gradient of a convolution's weight and bias: parts [parts, filters, columns] of the weight's
-// gradient, followed by parts [parts, filters] of the bias's gradient.
-struct Gradient {
+// Job that computes the gradient of a convolution's weight and bias: parts [parts, filters,
+// columns] of the weight's gradient, then parts [parts, filters] of the bias's.
+struct WeightGradientJob {
   i64 first_block;
   const u16* gradient;  // [steps, B, out_side², filters]
   const u16* frames;    // [steps, B, side², channels]
@@ -79,25 +78,28 @@ struct Gradient {
   i64 first_tap, columns;
 };
 
-// Sums the gradients of 64 filters' biases over the rows of some tiles and over the fed time steps.
-__device__ __forceinline__ void sum_rows(const Gradient& job, float* sums, int filter0,
+// Sums the bias gradients of 64 filters over the rows of some tiles and over the fed time steps.
+__device__ __forceinline__ void sum_bias_gradients(const WeightGradientJob& job, float* sums,
+                                                   int filter0,
                                          int begin, int end) {
   const int steps = job.steps, images = job.images, pixels = job.out_side * job.out_side;
-  const int groups = ceil_div(images * steps, kTile);
-  // Each thread sums eight filters of every 16th row.
+  const int image_groups = ceil_div(images * steps, kTile);
+  // Each thread sums the gradients of eight filters over every 16th row.
   const int chunk = threadIdx.x % 8, first_row = threadIdx.x / 8;
   float sum[8] = {};
   for (int tile = begin; tile < end; ++tile) {
-    const int image0 = tile % groups * (kTile / steps);
+    const int image0 = tile % image_groups * (kTile / steps);
 #pragma unroll
     for (int n = 0; n < kCopies; ++n) {
       const int row = first_row + n * kRowsApart;
       const int t = row % steps, image = image0 + row / steps;
       if (t >= job.fed || image >= images) continue;
       const i64 frame = static_cast<i64>(t) * images + image;
-      const uint4 eight = *reinterpret_cast<const uint4*>(
-          job.gradient + (frame * pixels + tile / groups) * job.filters + filter0 + 8 * chunk);
-      const u32 pairs[4] = {eight.x, eight.y, eight.z, eight.w};
+      const uint4 eight_gradients = *reinterpret_cast<const uint4*>(
+          job.gradient + (frame * pixels + tile / image_groups) * job.filters + filter0 +
+              8 * chunk);
+      const u32 pairs[4] = {eight_gradients.x, eight_gradients.y, eight_gradients.z,
+          eight_gradients.w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         sum[2 * j] += Bf16::low(pairs[j]);
@@ -116,25 +118,27 @@ __device__ __forceinline__ void sum_rows(const Gradient& job, float* sums, int f
   sums[filter0 + threadIdx.x] = total;
 }
 
-// Each block computes one part of a gradient: of 64 filters by 64 columns, or of the bias of 64
-// filters.
+// Each thread block computes one part of a gradient: of 64 filters by 64 columns of a weight, or of
+// the biases of 64 filters.
 extern "C" __global__ void __launch_bounds__(kThreads)
-    resnet18_fused_weight_gradients(const Gradient* jobs, const int* job_of) {
+    resnet18_fused_weight_gradients(const WeightGradientJob* jobs, const int* job_of) {
   wait_for_the_others();
-  const Gradient job = jobs[job_of[blockIdx.x]];
+  const WeightGradientJob job = jobs[job_of[blockIdx.x]];
   const int columns = job.columns, filters = job.filters, parts = job.parts;
   const int steps = job.steps, images = job.images;
-  const int across = columns / kTile + 1, down = filters / kTile;  // with a column of biases
-  const int number = blockIdx.x - job.first_block;
-  const int block_column = number % across, filter0 = number / across % down * kTile;
-  const int part = number / across / down;
+  // with a column of biases
+  const int column_tiles_with_bias = columns / kTile + 1, filter_tiles = filters / kTile;
+  const int block_number_in_job = blockIdx.x - job.first_block;
+  const int block_column = block_number_in_job % column_tiles_with_bias,
+      filter0 = block_number_in_job / column_tiles_with_bias % filter_tiles * kTile;
+  const int part = block_number_in_job / column_tiles_with_bias / filter_tiles;
   const int out_side = job.out_side, pixels = out_side * out_side;
-  const int groups = ceil_div(images * steps, kTile), tiles = pixels * groups;
+  const int image_groups = ceil_div(images * steps, kTile), tiles = pixels * image_groups;
   const int begin = static_cast<i64>(tiles) * part / parts;
   const int end = static_cast<i64>(tiles) * (part + 1) / parts;
-  if (block_column == across - 1) {
+  if (block_column == column_tiles_with_bias - 1) {
     float* biases = job.sums + static_cast<i64>(parts) * filters * columns;
-    sum_rows(job, biases + static_cast<i64>(part) * filters, filter0, begin, end);
+    sum_bias_gradients(job, biases + static_cast<i64>(part) * filters, filter0, begin, end);
     return;
   }
   const int column0 = block_column * kTile, channels = job.channels, side = job.side;
@@ -142,9 +146,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int tap = job.first_tap + column0 / channels, channel = column0 % channels;
   const int from_row = tap / kernel - kernel / 2, from_column = tap % kernel - kernel / 2;
   const int images_a_tile = kTile / steps;
-  Rows rows(images, steps);
-  int left = end - begin, group = begin % groups;
-  int out_row = begin / groups / out_side, out_column = begin / groups % out_side;
+  ImageRowsOfTile rows(images, steps);
+  int left = end - begin, group = begin % image_groups;
+  int out_row = begin / image_groups / out_side, out_column = begin / image_groups % out_side;
   const auto copy = [&](u32 stage) {
     while (left > 0) {
       const int row = out_row * stride + from_row, column = out_column * stride + from_column;
@@ -156,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                   channel);
       }
       --left;
-      if (++group == groups) {
+      if (++group == image_groups) {
         group = 0;
         if (++out_column == out_side) out_column = 0, ++out_row;
       }
@@ -165,32 +169,33 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     return false;
   };
   const u32 lane = threadIdx.x % 32, warp = group_warp();
-  const u32 a = lane_by_column<kRowBytes>(0, lane) ^ (warp / 2 * 64);
-  const u32 b = lane_by_row<kRowBytes>(0, lane) ^ (warp % 2 * 64);
+  const u32 a = lane_address_of_columns_by_k<kRowBytes>(0, lane) ^ (warp / 2 * 64);
+  const u32 b = lane_address_of_rows_by_k<kRowBytes>(0, lane) ^ (warp % 2 * 64);
   Sums sums;
   clear(sums);
-  run_pipeline(copy, [&](u32 gradient, u32 frames) {
+  run_gemm_pipeline(copy, [&](u32 gradient, u32 frames) {
     multiply_atb<kTile / 16, kRowBytes, kRowBytes>(sums, gradient + a, frames + b);
   });
   float* to = job.sums + (static_cast<i64>(part) * filters + filter0) * columns + column0;
-  for_each_pair(sums, [&](int row, int column, float2 pair) {
+  for_each_pair_of_sums(sums, [&](int row, int column, float2 pair) {
     *reinterpret_cast<float2*>(to + static_cast<i64>(row) * columns + column) = pair;
   });
 }
 
-// Parts of a gradient, which are `apart` elements apart, and their sum.
-struct Parts {
+// Job that sums the parts of a gradient, which are `apart` elements apart.
+struct SumGradientPartsJob {
   i64 first_block;
   const float* parts;
   float* sum;
   i64 count, apart, elements;
 };
 
-// Sums the parts of all gradients before GPUs exchange them, so that SGD reads a single part.
+// Sums the parts of all gradients before the GPUs exchange gradients, so that SGD reads a single
+// part.
 extern "C" __global__ void __launch_bounds__(kThreads)
-    resnet18_fused_sum_parts(const Parts* jobs, const int* job_of) {
+    resnet18_fused_sum_parts(const SumGradientPartsJob* jobs, const int* job_of) {
   wait_for_the_others();
-  const Parts job = jobs[job_of[blockIdx.x]];
+  const SumGradientPartsJob job = jobs[job_of[blockIdx.x]];
   const u32 start = (blockIdx.x - job.first_block) * kThreads * kPackets * kPacket;
 #pragma unroll 1
   for (int n = 0; n < kPackets; ++n) {
@@ -207,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 
 // Job that updates one parameter [elements / depth, depth] by SGD. The parameter's gradient has the
 // columns from `first` on, in parts that are `apart` elements apart.
-struct Update {
+struct SgdUpdateJob {
   i64 first_block;
   i64 first_element, elements;
   const float* gradient;
@@ -217,12 +222,12 @@ struct Update {
 };
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-    resnet18_fused_sgd(const Update* jobs, const int* job_of,
+    resnet18_fused_sgd(const SgdUpdateJob* jobs, const int* job_of,
                        const float* __restrict__ parameters, const float* __restrict__ momenta,
                        float* __restrict__ new_parameters, float* __restrict__ new_momenta,
                        float momentum, float rate) {
   wait_for_the_others();
-  const Update job = jobs[job_of[blockIdx.x]];
+  const SgdUpdateJob job = jobs[job_of[blockIdx.x]];
   const u32 depth = job.depth, first = job.first, columns = job.columns;
   const u32 elements = job.elements;
   const float factor = bits_to_f32(static_cast<u32>(job.factor));

@@ -1,12 +1,12 @@
-// All operations of the network except GEMMs and neurons, one kernel each, as a framework launches
-// them in eager mode.
+// All operations of ResNet-18 except GEMMs and neurons, one kernel for each operation, as a
+// framework launches them in eager mode.
 //
-// Frames are time-major, [T, B, side, side, channels]; spikes are bytes, currents fp32, operands of
-// GEMMs bf16. The bf16 operands hold spikes, and the images and weights of the problem, exactly.
-// Threads: one for each element; gathering kernels use one for eight neighbouring columns.
-// Shared memory: only for the reduction of the logits.
-// Bound: launch latency at the usual batch sizes. For large batches memory bandwidth, because
-// gathering writes a convolution's operand kernel² times.
+// The frames are time-major, [T, B, side, side, channels]; spikes are bytes, currents fp32, and
+// operands of GEMMs bf16. bf16 represents the spikes, and the images and weights of this problem,
+// exactly. Threads: one for each element; kernels that gather a GEMM operand use one for eight
+// adjacent columns. Shared memory: only for the reduction of the logits. Bound: launch latency of
+// these kernels at the usual batch sizes. For large batches the bound is memory bandwidth, because
+// gathering writes the operand of a convolution kernel² times.
 #include "common/element16.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
@@ -19,16 +19,17 @@ __device__ __forceinline__ i64 thread_index() {
   return static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
 }
 
-// Source pixel of an output pixel, in a window centred on every stride-th pixel.
-struct Source {
+// Pixel that an output pixel's tap reads, in a convolution window centred on every stride-th pixel.
+struct TapSourcePixel {
   int row;
   int column;
   bool inside;
 };
 
-__device__ __forceinline__ Source source_of(int pixel, int tap, int side, int out_side, int kernel,
+__device__ __forceinline__ TapSourcePixel source_of(int pixel, int tap, int side, int out_side,
+                                                    int kernel,
                                             int stride) {
-  Source source;
+  TapSourcePixel source;
   source.row = pixel / out_side * stride + tap / kernel - kernel / 2;
   source.column = pixel % out_side * stride + tap % kernel - kernel / 2;
   source.inside = source.row >= 0 && source.row < side && source.column >= 0 &&
@@ -36,8 +37,8 @@ __device__ __forceinline__ Source source_of(int pixel, int tap, int side, int ou
   return source;
 }
 
-// Writes one time step of the input, frames[t] = t < fed ? images : 0; `frames` points to that
-// step.
+// Writes one time step t of the network's input: frames[t] = t < fed ? images : 0; `frames` points
+// to that step.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_per_op_encode(const float* __restrict__ images, float* __restrict__ frames,
                            i64 elements, int fed) {
@@ -45,9 +46,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (i < elements) frames[i] = fed != 0 ? images[i] : 0.f;
 }
 
-// Gathers rows [frames · out_side², padded] of a convolution window over fp32 frames, with every
-// tap. The padding and the columns after the last one are zero. Each thread writes eight columns of
-// a row.
+// Gathers (im2col) fp32 frames to a bf16 GEMM operand with rows [frames · out_side², padded], with
+// every tap of the convolution window. Elements in the image's padding and the columns after the
+// last one become zero. Each thread writes eight columns of a row of the GEMM operand.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_per_op_gather(const float* __restrict__ frames, uint4* __restrict__ rows, i64 packets,
                            int side, int channels, int out_side, int kernel, int stride,
@@ -77,28 +78,30 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                        Bf16::pack(x[6], x[7]));
 }
 
-// Gathers spikes for the taps from `first` on. Each thread copies eight channels of a row.
+// Gathers (im2col) spikes to a bf16 GEMM operand, for the taps from `first` on. Each thread copies
+// eight channels of a row of the GEMM operand.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_per_op_gather_spikes(const uint2* __restrict__ spikes, uint4* __restrict__ rows,
                                   i64 packets, int side, int channels, int out_side, int kernel,
                                   int stride, int first, int taps) {
   const i64 i = thread_index();
   if (i >= packets) return;
-  const int in_tap = channels / kPacket;
-  const i64 of_tap = quotient(i, in_tap), row = quotient(of_tap, taps);
-  const int packet = static_cast<int>(i - of_tap * in_tap);
-  const int tap = static_cast<int>(of_tap - row * taps) + first;
+  const int packets_of_tap = channels / kPacket;
+  const i64 tap_index_of_packet = quotient(i, packets_of_tap),
+      row = quotient(tap_index_of_packet, taps);
+  const int packet = static_cast<int>(i - tap_index_of_packet * packets_of_tap);
+  const int tap = static_cast<int>(tap_index_of_packet - row * taps) + first;
   const i64 frame = quotient(row, out_side * out_side);
   const int pixel = static_cast<int>(row - frame * out_side * out_side);
-  const Source source = source_of(pixel, tap, side, out_side, kernel, stride);
+  const TapSourcePixel source = source_of(pixel, tap, side, out_side, kernel, stride);
   uint2 bytes = make_uint2(0, 0);
   if (source.inside)
-    bytes = spikes[((frame * side + source.row) * side + source.column) * in_tap + packet];
+    bytes = spikes[((frame * side + source.row) * side + source.column) * packets_of_tap + packet];
   rows[i] = bf16x8_of_spikes(bytes.x, bytes.y);
 }
 
-// Computes x = (factor · x + [i < fed] bias) / divisor in place.
-// The first `fed` elements, which belong to the fed frames, get the bias.
+// Scales the currents and adds the bias in place: x = (factor · x + [i < fed] bias) / divisor. Only
+// the first `fed` elements, which belong to the fed frames, get the bias.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_per_op_bias(float* x, const float* __restrict__ bias, i64 elements, i64 fed,
                          int channels, float factor, float divisor) {
@@ -107,14 +110,14 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   x[i] = __fdiv_rn(fmaf(factor, x[i], i < fed ? bias[i % channels] : 0.f), divisor);
 }
 
-// Adds y to x: x += y.
+// Adds the currents y to the currents x: x += y.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_per_op_add(float* x, const float* __restrict__ y, i64 elements) {
   const i64 i = thread_index();
   if (i < elements) x[i] += y[i];
 }
 
-// Adds scaled spikes to x: x += theta · spikes.
+// Adds scaled spikes to the currents x: x += theta · spikes.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_per_op_add_spikes(float* x, const signed char* __restrict__ spikes, i64 elements,
                                float theta) {
@@ -122,9 +125,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (i < elements) x[i] = fmaf(theta, static_cast<float>(spikes[i]), x[i]);
 }
 
-// One step of the telescoped max pooling: spikes = pool(tracers) - before; before = pool(tracers).
-// The neurons' tracers are the sums of their spikes. `sources` may be null; otherwise it gets the
-// tap of the first maximum.
+// One time step of the telescoped max pooling: spikes = pool(tracers) - before; before =
+// pool(tracers). The tracer of a neuron is the sum of its spikes so far. `sources` may be null;
+// otherwise it gets, for each pooled spike, the tap of the first maximum.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_per_op_pool(const int* __restrict__ tracers, int* __restrict__ before,
                          signed char* __restrict__ spikes, unsigned char* __restrict__ sources,
@@ -138,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   int largest = -128, first = 0;
 #pragma unroll
   for (int tap = 0; tap < 9; ++tap) {
-    const Source source = source_of(pixel, tap, side, out_side, 3, 2);
+    const TapSourcePixel source = source_of(pixel, tap, side, out_side, 3, 2);
     if (!source.inside) continue;
     const int tracer =
         tracers[((image * side + source.row) * side + source.column) * channels + channel];
@@ -151,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 }
 
 // Computes logits [B, classes] = or += Σ over `frames` frames of (weight · mean over pixels of
-// theta · s), plus the bias times `fed`. Each thread block computes the logit of one image and
+// theta · s), plus the bias times `fed`. Each thread block computes the logit of one image and one
 // class.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_per_op_classify(const signed char* __restrict__ spikes,
@@ -159,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                              float* __restrict__ logits, int images, int classes, int pixels,
                              int channels, int frames, float scale, float fed, int accumulate) {
   __shared__ float scratch[kThreads / 32];
-  const int image = blockIdx.x / classes, label = blockIdx.x % classes;
+  const int image = blockIdx.x / classes, class_index = blockIdx.x % classes;
   float sum = 0.f;
   for (int channel = threadIdx.x; channel < channels; channel += kThreads) {
     int count = 0;
@@ -169,12 +172,12 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       for (int pixel = 0; pixel < pixels; ++pixel)
         count += frame[static_cast<i64>(pixel) * channels];
     }
-    const float mean = scale * static_cast<float>(count);
-    sum = fmaf(weight[static_cast<i64>(label) * channels + channel], mean, sum);
+    const float mean_spike = scale * static_cast<float>(count);
+    sum = fmaf(weight[static_cast<i64>(class_index) * channels + channel], mean_spike, sum);
   }
   sum = block_sum<kThreads>(sum, scratch);
   if (threadIdx.x > 0) return;
-  float* to = logits + static_cast<i64>(image) * classes + label;
+  float* to = logits + static_cast<i64>(image) * classes + class_index;
   const float before = accumulate != 0 ? *to : 0.f;
-  *to = before + fmaf(fed, bias[label], sum);
+  *to = before + fmaf(fed, bias[class_index], sum);
 }

@@ -1,12 +1,12 @@
-// All operations of a training step except GEMMs, neurons and the forward pass, one kernel each, as
-// a framework launches them in eager mode.
+// All operations of a ResNet-18 training step except GEMMs, neurons and the forward pass, one
+// kernel for each, as a framework launches them in eager mode.
 //
 // Gradients of activations are fp32, [T, B, side, side, channels]; as operands of GEMMs they are
-// rounded to bf16. Parameters and momenta are fp32 in memory. Every sum of a training step has a
-// fixed order of additions.
-// Threads: one for each element; the transposition and the sums of columns use tiles.
-// Shared memory: tiles of 32 x 33, and reductions.
-// Bound: memory bandwidth for large batches, launch latency for small ones.
+// rounded to bf16. Parameters and momenta are fp32 in memory. Every sum in these training kernels
+// has a fixed order of additions. Threads: one for each element; the transposition and the column
+// sums use tiles instead. Shared memory: tiles of 32 x 33 elements, and reductions over a thread
+// block. Bound of these training kernels: memory bandwidth for large batches, launch latency for
+// small ones.
 #include "common/element16.cuh"
 #include "common/reduce.cuh"
 #include "common/types.cuh"
@@ -18,8 +18,8 @@ __device__ __forceinline__ i64 thread_index() {
   return static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
 }
 
-// Rounds columns from `first` on of the weight [filters, depth] to packed bf16 [filters, columns],
-// followed by zeros.
+// Rounds the columns from `first` on of the weight [filters, depth] to bf16 `packed` [filters,
+// columns], followed by zeros.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_train_pack(const float* __restrict__ weight, u16* __restrict__ packed, i64 elements,
                         int depth, int first, int columns) {
@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       Bf16::from_f32(column < depth ? weight[i / columns * depth + column] : 0.f);
 }
 
-// Divides the biases: shares = bias / divisor.
+// Divides the biases by the divisor: shares = bias / divisor.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_train_share(const float* __restrict__ bias, float* __restrict__ shares, i64 elements,
                          float divisor) {
@@ -38,8 +38,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (i < elements) shares[i] = __fdiv_rn(bias[i], divisor);
 }
 
-// Computes the loss, mean over images of log Σ exp(logits) - logits[label], and the gradient of the
-// logits in one block.
+// In one thread block, computes the loss, mean over images of log Σ exp(logits) - logits[label],
+// and the gradient of the logits.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_train_loss(const float* __restrict__ logits, const signed char* __restrict__ labels,
                         float* __restrict__ loss, float* __restrict__ gradient, int images,
@@ -62,7 +62,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) *loss = sum / images;
 }
 
-// Computes features [B, channels] = scale · Σ over steps and pixels of spikes.
+// Computes the classifier's input: features [B, channels] = scale · Σ over steps and pixels of
+// spikes.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_train_features(const signed char* __restrict__ spikes, float* __restrict__ features,
                             i64 elements, int channels, int pixels, int steps, float scale) {
@@ -97,8 +98,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (channel == 0) bias[label] = total;
 }
 
-// Gradient of the last spikes, which is equal in all time steps and pixels: scale · Σ over classes
-// of the logits' gradient · weight.
+// Computes the gradient of the last layer's spikes, equal in all time steps and pixels: scale · Σ
+// over classes of the logits' gradient · weight.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_train_last(const float* __restrict__ logits, const float* __restrict__ weight,
                         float* __restrict__ gradient, i64 elements, int images, int classes,
@@ -114,8 +115,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   gradient[i] = scale * sum;
 }
 
-// Rounds x [rows, columns] to bf16, both as it is and transposed. Each thread block handles one
-// tile of x.
+// Rounds the matrix x [rows, columns] to bf16, both as it is and transposed. Each thread block
+// rounds and transposes one tile of x.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_train_round(const float* __restrict__ x, u16* __restrict__ rounded,
                          u16* __restrict__ transposed, i64 rows, int columns) {
@@ -137,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 }
 
 // Sums the columns of x [rows, columns] over each of `splits` parts of the rows, to sums [splits,
-// columns]. Each thread block sums 32 columns of one part of the rows.
+// columns]. Each thread block sums 32 columns of x over one part of the rows.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_train_sum_rows(const float* __restrict__ x, float* __restrict__ sums, i64 rows,
                             int columns, int splits) {
@@ -184,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   input[i] = fmaf(factor, sum, accumulate != 0 ? input[i] : 0.f);
 }
 
-// Scales y: x = factor · y.
+// Scales y into x: x = factor · y.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_train_scale(float* __restrict__ x, const float* __restrict__ y, i64 elements,
                          float factor) {
@@ -192,9 +193,10 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (i < elements) x[i] = factor * y[i];
 }
 
-// Gradient of the spikes before pooling. A spike counts in the sums of all later time steps, so
-// spikes of a step get the gradient at the pooling of that step minus that of the next step. Each
-// thread computes one element of [B, side², channels].
+// Computes the gradient of the spikes before the telescoped pooling. A spike counts in the
+// pooling's sums of all later time steps, so the spikes of a step get the pooling's gradient of
+// that step minus that of the next. Each thread computes the gradient of one element of [B, side²,
+// channels] for all time steps.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_train_pool(const float* __restrict__ pooled, const unsigned char* __restrict__ sources,
                         float* __restrict__ gradient, i64 elements, i64 outputs, int side,
@@ -220,8 +222,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// SGD update of a parameter [filters, depth]: m' = momentum · m + factor · g; p' = p - rate · m'.
-// The gradient has the columns from `first` on, in rows of `pitch` elements.
+// SGD update of one parameter [filters, depth]: m' = momentum · m + factor · g; p' = p - rate · m'.
+// The gradient g has the columns from `first` on, in rows of `pitch` elements.
 extern "C" __global__ void __launch_bounds__(kThreads)
     resnet18_train_sgd(const float* __restrict__ parameters, const float* __restrict__ momenta,
                        const float* __restrict__ gradient, float* __restrict__ new_parameters,

@@ -8,16 +8,14 @@
 //   then gV = gv_final ; gT = 0 ; for t = T-1 .. 0:
 //     m = gY[t] - θ·gV + gT ; gx[t] = gV = m·a + gV ; gT = m·b + gT
 //
-// Threads: each handles PER_THREAD neurons (2; 4 in 16-bit where T <= 8). All T values of x and of
-// gY are loaded before the first use; a[t] and b[t] stay in registers.
-// Shared memory: none.
-// Bound: memory; reading x and gY and writing gx takes 12 bytes a neuron and step for f32, 6 for
-// 16-bit. About 33 instructions a step, 3 of them exponentials, are near the issue limit in the
-// 16-bit form.
-// Against backward_saved: H and C are functions of x, so neither pass moves them through memory.
-// Accesses are wide, and coefficients are computed while gY is loading.
-// Rows are unaligned if N is not a multiple of PER_THREAD: then scalar accesses are used, coalesced
-// over the warp.
+// Threads: each handles PER_THREAD neurons (2; 4 in 16-bit where T <= 8). Each thread loads all T
+// values of x and of gY before it uses the first; a[t] and b[t] stay in registers. Shared memory:
+// none. Bound: memory; for each neuron and time step, reading x and gY and writing gx takes 12
+// bytes in f32, 6 in 16-bit. A time step takes about 33 instructions, 3 of them exponentials, which
+// is near the issue limit in the 16-bit build. Against backward_saved: the membranes H and tracers
+// C are recomputed from x, so neither pass moves them through memory. Memory accesses are wide, and
+// the coefficients a and b are computed while gY is loading. Rows are unaligned if N is not a
+// multiple of PER_THREAD: the kernel then uses scalar accesses, coalesced over the warp.
 #include "st_bif/neuron.cuh"
 #include "st_bif/columns.cuh"
 
@@ -38,7 +36,8 @@ static_assert(kPerThread * kElementBytes <= 16, "PER_THREAD elements must fit on
 static_assert(BLOCK % 32 == 0 && BLOCK <= 1024, "BLOCK must be whole warps, at most 1024 threads");
 
 template <bool kPrefire, class Own>
-__device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const Element* x,
+__device__ __forceinline__ void run_replay_backward(const Own& own, const StBifNeuron& neuron,
+                                                    const Element* x,
                                     const Element* gy, const float* gv_final, Element* gx,
                                     long long neurons) {
   constexpr int kCount = Own::kCount;
@@ -48,23 +47,24 @@ __device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const 
 #pragma unroll
   for (int t = kSteps - 1; t >= 0; --t) gradient[t] = own.load(gy + t * neurons);
 
-  const Surrogate surrogate(neuron);
+  const GaussianSurrogate surrogate(neuron);
   float v[kCount], u[kCount];
 #pragma unroll
   for (int j = 0; j < kCount; ++j) {
     v[j] = neuron.start_v;
     u[j] = neuron.start_u;
   }
-  Coefficients k[kSteps][kCount];
+  SurrogateCoefficients k[kSteps][kCount];
 #pragma unroll
   for (int t = 0; t < kSteps; ++t) {
     float value[kCount];
-    unpack<kCount>(input[t], value);
+    unpack_elements_to_floats<kCount>(input[t], value);
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      const float before = u[j];
-      const Step step = advance<kPrefire>(neuron, value[j], t, v[j], u[j]);
-      k[t][j] = surrogate_coefficients(surrogate, step, before);
+      const float fraction_before_step = u[j];
+      const NeuronStepResults step =
+          advance_neuron_one_step<kPrefire>(neuron, value[j], t, v[j], u[j]);
+      k[t][j] = surrogate_coefficients(surrogate, step, fraction_before_step);
     }
   }
 
@@ -77,9 +77,10 @@ __device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const 
 #pragma unroll
   for (int t = kSteps - 1; t >= 0; --t) {
     float value[kCount];
-    unpack<kCount>(gradient[t], value);
+    unpack_elements_to_floats<kCount>(gradient[t], value);
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) value[j] = retreat(neuron, k[t][j], value[j], gv[j], gt[j]);
+    for (int j = 0; j < kCount; ++j)
+      value[j] = step_neuron_backward(neuron, k[t][j], value[j], gv[j], gt[j]);
     own.store(gx + t * neurons, value);
   }
 }
@@ -90,22 +91,23 @@ extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
     st_bif_backward_replay(const Element* __restrict__ x, const Element* __restrict__ gy,
                            const float* __restrict__ gv_final, Element* __restrict__ gx,
                            long long neurons, float theta, int tmin, int tmax, float prefire) {
-  const Neuron neuron(theta, tmin, tmax, prefire);
-  const long long begin = block_first<kPerThread>();
+  const StBifNeuron neuron(theta, tmin, tmax, prefire);
+  const long long first_neuron = first_neuron_of_block<kPerThread>();
   if (neurons % kPerThread == 0) {
-    const Columns<kPerThread> own(begin + threadIdx.x * kPerThread);
+    const ThreadColumns<kPerThread> own(first_neuron + threadIdx.x * kPerThread);
     if (own.first < neurons) {
       if (prefire != 0.0f) {
-        run<true>(own, neuron, x, gy, gv_final, gx, neurons);
+        run_replay_backward<true>(own, neuron, x, gy, gv_final, gx, neurons);
       } else {
-        run<false>(own, neuron, x, gy, gv_final, gx, neurons);
+        run_replay_backward<false>(own, neuron, x, gy, gv_final, gx, neurons);
       }
     }
   } else if constexpr (kPerThread > 1) {
 #pragma unroll 1
     for (int part = 0; part < kPerThread; ++part) {
-      const Columns<1> own(begin + static_cast<long long>(part) * blockDim.x + threadIdx.x);
-      if (own.first < neurons) run<true>(own, neuron, x, gy, gv_final, gx, neurons);
+      const ThreadColumns<1> own(first_neuron + static_cast<long long>(part) * blockDim.x +
+                                 threadIdx.x);
+      if (own.first < neurons) run_replay_backward<true>(own, neuron, x, gy, gv_final, gx, neurons);
     }
   }
 }

@@ -1,5 +1,6 @@
-// Backward pass of the ST-BIF neuron without saved state, for any number of time steps. Checkpoints
-// of the neuron's state are stored in the rows of gx that are not written yet.
+// Backward pass of the ST-BIF neuron without saved state, for any number of time steps known only
+// at run time. Checkpoints of the neuron's state are stored in the rows of gx that are not written
+// yet.
 //
 //   pass 1: forward over t; at the start of each whole chunk of CHUNK steps but the first,
 //           v and c go into that chunk's rows of gx
@@ -11,12 +12,10 @@
 //           then reverse it: m = gY[t] - θ·gV + gT ; gx[t] = gV = m·a + gV ; gT = m·b + gT
 //
 // Threads: each handles PER_THREAD neurons and touches only its own columns of gx, so threads share
-// nothing.
-// Shared memory: none.
-// Bound: memory; x of the last chunk is read once, x of the other chunks twice. A neuron and step
-// takes up to 16 bytes for f32 (8 for 16-bit) plus 16/CHUNK for the checkpoints; backward_replay
-// takes 12 (6).
-// Against backward_replay: T is a run-time number, and there is still no workspace.
+// nothing. Shared memory: none. Bound: memory; x of the last chunk of time steps is read once, x of
+// all other chunks twice. Each neuron and time step takes up to 16 bytes in f32 (8 in 16-bit) plus
+// 16/CHUNK bytes for the checkpoints; backward_replay takes 12 (6). Against backward_replay: T is a
+// run-time number, and the kernel still needs no workspace.
 #include "st_bif/neuron.cuh"
 #include "st_bif/columns.cuh"
 
@@ -37,30 +36,32 @@ static_assert(kPerThread == 1 || kPerThread == 2 || kPerThread == 4 || kPerThrea
 static_assert(kPerThread * kElementBytes <= 16, "PER_THREAD elements must fit one 16-byte load");
 static_assert(BLOCK % 32 == 0 && BLOCK <= 1024, "BLOCK must be whole warps, at most 1024 threads");
 
-/// Saves the bits of a neuron's `state` in kStateRows / 2 rows of gx, beginning at `row`.
+/// Saves the bits of the neurons' `state` (v and c) in kStateRows / 2 rows of gx, beginning at
+/// `row`.
 template <class Own>
-__device__ __forceinline__ void save(const Own& own, Element* row, long long neurons,
+__device__ __forceinline__ void save_state_in_rows(const Own& own, Element* row, long long neurons,
                                      const float (&state)[Own::kCount]) {
   unsigned int bits[Own::kCount];
 #pragma unroll
   for (int j = 0; j < Own::kCount; ++j) bits[j] = __float_as_uint(state[j]);
-  own.store_bits(row, bits);
+  own.store_raw_bits(row, bits);
   if constexpr (kElementBytes == 2) {
 #pragma unroll
     for (int j = 0; j < Own::kCount; ++j) bits[j] >>= 16;
-    own.store_bits(row + neurons, bits);
+    own.store_raw_bits(row + neurons, bits);
   }
 }
 
-/// Restores a neuron's state that `save` wrote.
+/// Restores the neurons' state that `save_state_in_rows` wrote.
 template <class Own>
-__device__ __forceinline__ void restore(const Own& own, const Element* row, long long neurons,
+__device__ __forceinline__ void restore_state_from_rows(const Own& own, const Element* row,
+                                                        long long neurons,
                                         float (&state)[Own::kCount]) {
   unsigned int low[Own::kCount];
-  own.load_bits(row, low);
+  own.load_raw_bits(row, low);
   if constexpr (kElementBytes == 2) {
     unsigned int high[Own::kCount];
-    own.load_bits(row + neurons, high);
+    own.load_raw_bits(row + neurons, high);
 #pragma unroll
     for (int j = 0; j < Own::kCount; ++j) low[j] |= high[j] << 16;
   }
@@ -68,9 +69,11 @@ __device__ __forceinline__ void restore(const Own& own, const Element* row, long
   for (int j = 0; j < Own::kCount; ++j) state[j] = __uint_as_float(low[j]);
 }
 
-/// Replays the forward pass over the chunk that starts at step t.
+/// Replays the forward pass over the chunk of time steps that starts at step t, and keeps only the
+/// final state.
 template <class Own>
-__device__ __forceinline__ void skip_chunk(const Own& own, const Neuron& neuron, const Element* x,
+__device__ __forceinline__ void replay_chunk_for_final_state(const Own& own,
+    const StBifNeuron& neuron, const Element* x,
                                            long long neurons, long long t, float (&v)[Own::kCount],
                                            float (&u)[Own::kCount]) {
   typename Own::Raw input[kChunk];
@@ -79,16 +82,18 @@ __device__ __forceinline__ void skip_chunk(const Own& own, const Neuron& neuron,
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) {
     float value[Own::kCount];
-    unpack<Own::kCount>(input[i], value);
+    unpack_elements_to_floats<Own::kCount>(input[i], value);
 #pragma unroll
-    for (int j = 0; j < Own::kCount; ++j) advance<true>(neuron, value[j], t + i, v[j], u[j]);
+    for (int j = 0; j < Own::kCount; ++j)
+      advance_neuron_one_step<true>(neuron, value[j], t + i, v[j], u[j]);
   }
 }
 
-/// Replays and then reverses `count` steps (kChunk if kWhole) that start at step t.
+/// Replays the forward pass of `count` time steps (kChunk if kWhole) from step t, and then computes
+/// their backward pass in reverse order.
 template <bool kWhole, class Own>
-__device__ __forceinline__ void reverse_chunk(const Own& own, const Neuron& neuron,
-                                              const Surrogate& surrogate, const Element* x,
+__device__ __forceinline__ void replay_and_reverse_steps(const Own& own, const StBifNeuron& neuron,
+                                              const GaussianSurrogate& surrogate, const Element* x,
                                               const Element* gy, Element* gx, long long neurons,
                                               long long t, int count, float (&v)[Own::kCount],
                                               float (&u)[Own::kCount], float (&gv)[Own::kCount],
@@ -102,17 +107,18 @@ __device__ __forceinline__ void reverse_chunk(const Own& own, const Neuron& neur
   for (int i = kChunk - 1; i >= 0; --i) {
     if (kWhole || i < count) gradient[i] = own.load(gy + (t + i) * neurons);
   }
-  Coefficients k[kChunk][Own::kCount];
+  SurrogateCoefficients k[kChunk][Own::kCount];
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) {
     if (kWhole || i < count) {
       float value[Own::kCount];
-      unpack<Own::kCount>(input[i], value);
+      unpack_elements_to_floats<Own::kCount>(input[i], value);
 #pragma unroll
       for (int j = 0; j < Own::kCount; ++j) {
-        const float before = u[j];
-        const Step step = advance<true>(neuron, value[j], t + i, v[j], u[j]);
-        k[i][j] = surrogate_coefficients(surrogate, step, before);
+        const float fraction_before_step = u[j];
+        const NeuronStepResults step =
+            advance_neuron_one_step<true>(neuron, value[j], t + i, v[j], u[j]);
+        k[i][j] = surrogate_coefficients(surrogate, step, fraction_before_step);
       }
     }
   }
@@ -120,20 +126,21 @@ __device__ __forceinline__ void reverse_chunk(const Own& own, const Neuron& neur
   for (int i = kChunk - 1; i >= 0; --i) {
     if (kWhole || i < count) {
       float value[Own::kCount];
-      unpack<Own::kCount>(gradient[i], value);
+      unpack_elements_to_floats<Own::kCount>(gradient[i], value);
 #pragma unroll
       for (int j = 0; j < Own::kCount; ++j)
-        value[j] = retreat(neuron, k[i][j], value[j], gv[j], gt[j]);
+        value[j] = step_neuron_backward(neuron, k[i][j], value[j], gv[j], gt[j]);
       own.store(gx + (t + i) * neurons, value);
     }
   }
 }
 
 template <class Own>
-__device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const Element* x,
+__device__ __forceinline__ void run_chunked_replay_backward(const Own& own,
+    const StBifNeuron& neuron, const Element* x,
                                     const Element* gy, const float* gv_final, Element* gx,
                                     long long neurons, long long steps) {
-  const Surrogate surrogate(neuron);
+  const GaussianSurrogate surrogate(neuron);
   float v[Own::kCount], u[Own::kCount], gv[Own::kCount], gt[Own::kCount];
 #pragma unroll
   for (int j = 0; j < Own::kCount; ++j) {
@@ -146,14 +153,15 @@ __device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const 
 #pragma unroll 1
   for (long long t = 0; t < last; t += kChunk) {
     if (t > 0) {
-      save(own, gx + t * neurons, neurons, v);
-      save(own, gx + (t + kStateRows / 2) * neurons, neurons, u);
+      save_state_in_rows(own, gx + t * neurons, neurons, v);
+      save_state_in_rows(own, gx + (t + kStateRows / 2) * neurons, neurons, u);
     }
-    skip_chunk(own, neuron, x, neurons, t, v, u);
+    replay_chunk_for_final_state(own, neuron, x, neurons, t, v, u);
   }
   const int count = static_cast<int>(steps - last);
   if (count < kChunk)
-    reverse_chunk<false>(own, neuron, surrogate, x, gy, gx, neurons, last, count, v, u, gv, gt);
+    replay_and_reverse_steps<false>(own, neuron, surrogate, x, gy, gx, neurons, last, count, v, u,
+                                    gv, gt);
 #pragma unroll 1
   for (long long t = count < kChunk ? last - kChunk : last; t >= 0; t -= kChunk) {
     if (t == 0) {
@@ -163,10 +171,11 @@ __device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const 
         u[j] = neuron.start_u;
       }
     } else if (t < last) {
-      restore(own, gx + t * neurons, neurons, v);
-      restore(own, gx + (t + kStateRows / 2) * neurons, neurons, u);
+      restore_state_from_rows(own, gx + t * neurons, neurons, v);
+      restore_state_from_rows(own, gx + (t + kStateRows / 2) * neurons, neurons, u);
     }
-    reverse_chunk<true>(own, neuron, surrogate, x, gy, gx, neurons, t, kChunk, v, u, gv, gt);
+    replay_and_reverse_steps<true>(own, neuron, surrogate, x, gy, gx, neurons, t, kChunk, v, u, gv,
+                                   gt);
   }
 }
 
@@ -176,16 +185,19 @@ extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
     st_bif_backward_replay_any(const Element* __restrict__ x, const Element* __restrict__ gy,
                                const float* __restrict__ gv_final, Element* gx, long long neurons,
                                long long steps, float theta, int tmin, int tmax, float prefire) {
-  const Neuron neuron(theta, tmin, tmax, prefire);
-  const long long begin = block_first<kPerThread>();
+  const StBifNeuron neuron(theta, tmin, tmax, prefire);
+  const long long first_neuron = first_neuron_of_block<kPerThread>();
   if (neurons % kPerThread == 0) {
-    const Columns<kPerThread> own(begin + threadIdx.x * kPerThread);
-    if (own.first < neurons) run(own, neuron, x, gy, gv_final, gx, neurons, steps);
+    const ThreadColumns<kPerThread> own(first_neuron + threadIdx.x * kPerThread);
+    if (own.first < neurons)
+      run_chunked_replay_backward(own, neuron, x, gy, gv_final, gx, neurons, steps);
   } else if constexpr (kPerThread > 1) {
 #pragma unroll 1
     for (int part = 0; part < kPerThread; ++part) {
-      const Columns<1> own(begin + static_cast<long long>(part) * blockDim.x + threadIdx.x);
-      if (own.first < neurons) run(own, neuron, x, gy, gv_final, gx, neurons, steps);
+      const ThreadColumns<1> own(first_neuron + static_cast<long long>(part) * blockDim.x +
+                                 threadIdx.x);
+      if (own.first < neurons)
+        run_chunked_replay_backward(own, neuron, x, gy, gv_final, gx, neurons, steps);
     }
   }
 }

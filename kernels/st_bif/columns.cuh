@@ -1,36 +1,36 @@
-// Columns of a time-major [T, N] tensor that one thread owns, and their copies between memory and
-// registers.
+// Columns (neurons) of a time-major [T, N] tensor that one thread owns, and their copies between
+// memory and registers.
 //
-// A thread owns kCount consecutive neurons and copies its columns of a row with one instruction.
-// Rows must then start on a packet boundary, which holds if N is a multiple of kCount. For any
-// other N kernels use single columns. The block then keeps its blockDim.x · kCount neurons, and
-// each thread walks over kCount single neurons that are blockDim.x apart, so that a warp stays
-// coalesced.
+// A thread owns kCount consecutive neurons and copies its columns of a row (time step) with one
+// instruction. For these wide copies, rows must start on a packet boundary, which holds if N is a
+// multiple of kCount. For any other N the kernels copy single columns. With single columns a thread
+// block keeps its blockDim.x · kCount neurons, and each thread walks over kCount neurons that are
+// blockDim.x apart, so that a warp stays coalesced.
 #pragma once
 
 #include "common/element.cuh"
 #include "common/math.cuh"
 
 template <int kCount_>
-struct Columns {
+struct ThreadColumns {
   static constexpr int kCount = kCount_;
   static constexpr int kBytes = kCount * kElementBytes;
   typedef Packet<kBytes> Raw;
 
   long long first;
 
-  __device__ __forceinline__ explicit Columns(long long first_) : first(first_) {}
+  __device__ __forceinline__ explicit ThreadColumns(long long first_) : first(first_) {}
 
   __device__ __forceinline__ Raw load(const Element* row) const {
-    return load_stream<kBytes>(row + first);
+    return load_read_only_packet<kBytes>(row + first);
   }
   __device__ __forceinline__ void store(Element* row, const float (&value)[kCount]) const {
-    store_stream<kBytes>(row + first, pack<kCount>(value));
+    store_packet_once<kBytes>(row + first, pack_floats_to_elements<kCount>(value));
   }
 
-  /// Saves and restores kElementBytes raw bytes a column; the thread that saves is the one that
-  /// restores.
-  __device__ __forceinline__ void store_bits(Element* row,
+  /// Saves and restores kElementBytes raw bytes for each column; the thread that saves the bytes is
+  /// the one that restores them.
+  __device__ __forceinline__ void store_raw_bits(Element* row,
                                              const unsigned int (&bits)[kCount]) const {
     Raw raw;
     if constexpr (kElementBytes == 4 || kCount == 1) {
@@ -40,11 +40,11 @@ struct Columns {
 #pragma unroll
       for (int i = 0; i < kCount; i += 2) raw.word[i / 2] = join_low_halves(bits[i], bits[i + 1]);
     }
-    store_stream<kBytes>(row + first, raw);
+    store_packet_once<kBytes>(row + first, raw);
   }
-  __device__ __forceinline__ void load_bits(const Element* row,
+  __device__ __forceinline__ void load_raw_bits(const Element* row,
                                             unsigned int (&bits)[kCount]) const {
-    const Raw raw = load_coherent<kBytes>(row + first);
+    const Raw raw = load_coherent_packet<kBytes>(row + first);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       bits[i] = kElementBytes == 4 ? raw.word[i]
@@ -54,9 +54,9 @@ struct Columns {
   }
 };
 
-/// Returns the first neuron of this block, where each block has blockDim.x · kPerThread neurons.
-/// The grid has ceil(N / (blockDim.x · kPerThread)) blocks.
+/// Returns the index of the first neuron of this thread block, where each thread block has
+/// blockDim.x · kPerThread neurons. The grid has ceil(N / (blockDim.x · kPerThread)) blocks.
 template <int kPerThread>
-__device__ __forceinline__ long long block_first() {
+__device__ __forceinline__ long long first_neuron_of_block() {
   return static_cast<long long>(blockIdx.x) * (blockDim.x * kPerThread);
 }

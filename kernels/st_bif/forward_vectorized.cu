@@ -5,13 +5,12 @@
 //     v -= θ·s (and p·θ/Tmax while t < Tmax) ; c += s ; S[t] = s
 //
 // Threads: each handles PER_THREAD neurons (16 bytes of x: 4 in f32, 8 in 16-bit). The loop over t
-// goes in chunks of CHUNK steps, whose loads are all issued before the first use.
-// Shared memory: none.
-// Bound: memory, 5 bytes a neuron and step for f32, 3 for 16-bit; about 11 instructions a neuron
-// and step.
-// Against forward_fused: 16-byte loads, CHUNK of them in flight for each thread, a step without
-// branches, spikes packed four to a word. Rows are unaligned if N is not a multiple of PER_THREAD:
-// then scalar accesses are used, coalesced over the warp.
+// goes in chunks of CHUNK time steps; a thread issues all loads of a chunk before it uses the
+// first. Shared memory: none. Bound: memory, 5 bytes for each neuron and time step in f32, 3 in
+// 16-bit; about 11 instructions for each. Against forward_fused: 16-byte loads, CHUNK of them in
+// flight for each thread, time steps without branches, spikes packed four to a word. Rows are
+// unaligned if N is not a multiple of PER_THREAD: the kernel then uses scalar accesses, coalesced
+// over the warp.
 #include "st_bif/neuron.cuh"
 #include "st_bif/columns.cuh"
 
@@ -32,7 +31,8 @@ static_assert(kChunk >= 1 && kChunk <= 16 && (kChunk & (kChunk - 1)) == 0,
 static_assert(BLOCK % 32 == 0 && BLOCK <= 1024, "BLOCK must be whole warps, at most 1024 threads");
 
 template <int kCount>
-__device__ __forceinline__ void store_spikes(signed char* address, const float (&spike)[kCount]) {
+__device__ __forceinline__ void store_spikes_as_int8(signed char* address,
+                                                     const float (&spike)[kCount]) {
   Packet<kCount> packet;
   if constexpr (kCount == 1) {
     packet.word[0] = spike_to_int8(spike[0]);
@@ -42,13 +42,14 @@ __device__ __forceinline__ void store_spikes(signed char* address, const float (
       packet.word[i / 4] = spikes_to_int8x4(spike[i], spike[i + 1], spike[i + 2], spike[i + 3]);
     }
   }
-  store_stream<kCount>(address, packet);
+  store_packet_once<kCount>(address, packet);
 }
 
-/// Runs kSteps steps at a time from step `t`, with all their loads before the first use; half as
-/// many steps at a time for the remainder.
+/// Runs kSteps time steps at a time from step `t`, with all their loads before the first use; half
+/// as many steps at a time for the remainder.
 template <bool kPrefire, int kSteps, class Own>
-__device__ __forceinline__ void run_steps(const Own& own, const Neuron& neuron, const Element* x,
+__device__ __forceinline__ void run_forward_steps(const Own& own, const StBifNeuron& neuron,
+                                                  const Element* x,
                                           signed char* spikes, long long neurons, long long t,
                                           long long steps, float (&v)[Own::kCount],
                                           float (&u)[Own::kCount]) {
@@ -60,20 +61,22 @@ __device__ __forceinline__ void run_steps(const Own& own, const Neuron& neuron, 
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       float input[Own::kCount], spike[Own::kCount];
-      unpack<Own::kCount>(raw[i], input);
+      unpack_elements_to_floats<Own::kCount>(raw[i], input);
 #pragma unroll
       for (int j = 0; j < Own::kCount; ++j)
-        spike[j] = advance<kPrefire>(neuron, input[j], t + i, v[j], u[j]).spike;
-      store_spikes(spikes + (t + i) * neurons + own.first, spike);
+        spike[j] = advance_neuron_one_step<kPrefire>(neuron, input[j], t + i, v[j], u[j]).spike;
+      store_spikes_as_int8(spikes + (t + i) * neurons + own.first, spike);
     }
   }
   if constexpr (kSteps > 1) {
-    if (t < steps) run_steps<kPrefire, kSteps / 2>(own, neuron, x, spikes, neurons, t, steps, v, u);
+    if (t < steps)
+      run_forward_steps<kPrefire, kSteps / 2>(own, neuron, x, spikes, neurons, t, steps, v, u);
   }
 }
 
 template <bool kPrefire, class Own>
-__device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const Element* x,
+__device__ __forceinline__ void run_vectorized_forward(const Own& own, const StBifNeuron& neuron,
+                                                       const Element* x,
                                     signed char* spikes, float* v_final, long long neurons,
                                     long long steps) {
   float v[Own::kCount], u[Own::kCount];
@@ -82,7 +85,8 @@ __device__ __forceinline__ void run(const Own& own, const Neuron& neuron, const 
     v[j] = neuron.start_v;
     u[j] = neuron.start_u;
   }
-  run_steps<kPrefire, Own::kCount == 1 ? 2 * kChunk : kChunk>(own, neuron, x, spikes, neurons, 0,
+  run_forward_steps<kPrefire, Own::kCount == 1 ?
+      2 * kChunk : kChunk>(own, neuron, x, spikes, neurons, 0,
                                                               steps, v, u);
   if (v_final != nullptr) {
 #pragma unroll
@@ -96,22 +100,24 @@ extern "C" __global__ void __launch_bounds__(BLOCK, MIN_BLOCKS)
     st_bif_forward_vectorized(const Element* __restrict__ x, signed char* __restrict__ spikes,
                               float* __restrict__ v_final, long long neurons, long long steps,
                               float theta, int tmin, int tmax, float prefire) {
-  const Neuron neuron(theta, tmin, tmax, prefire);
-  const long long begin = block_first<kPerThread>();
+  const StBifNeuron neuron(theta, tmin, tmax, prefire);
+  const long long first_neuron = first_neuron_of_block<kPerThread>();
   if (neurons % kPerThread == 0) {
-    const Columns<kPerThread> own(begin + threadIdx.x * kPerThread);
+    const ThreadColumns<kPerThread> own(first_neuron + threadIdx.x * kPerThread);
     if (own.first < neurons) {
       if (prefire != 0.0f) {
-        run<true>(own, neuron, x, spikes, v_final, neurons, steps);
+        run_vectorized_forward<true>(own, neuron, x, spikes, v_final, neurons, steps);
       } else {
-        run<false>(own, neuron, x, spikes, v_final, neurons, steps);
+        run_vectorized_forward<false>(own, neuron, x, spikes, v_final, neurons, steps);
       }
     }
   } else if constexpr (kPerThread > 1) {
 #pragma unroll 1
     for (int part = 0; part < kPerThread; ++part) {
-      const Columns<1> own(begin + static_cast<long long>(part) * blockDim.x + threadIdx.x);
-      if (own.first < neurons) run<true>(own, neuron, x, spikes, v_final, neurons, steps);
+      const ThreadColumns<1> own(first_neuron + static_cast<long long>(part) * blockDim.x +
+                                 threadIdx.x);
+      if (own.first < neurons)
+        run_vectorized_forward<true>(own, neuron, x, spikes, v_final, neurons, steps);
     }
   }
 }

@@ -6,12 +6,13 @@
 //   v -= θ·s, and p·θ/Tmax while t < Tmax ; c += s
 //
 // The tracer c is stored as a fraction u = 1 - (Tmax - c)·q with q = 2^-23. The upper bound c =
-// Tmax is u = 1, so that a saturating add clamps to it, and a step of c is exactly one quantum q.
-// The conditions of a spike of +1 and of -1 exclude each other (θ > 0). Clamping c + [v >= θ] - [v
-// < 0] to [Tmin, Tmax] therefore gives exactly c + s, and s·q = u' - u. A step takes 8
-// instructions, 3 of them on the half-rate pipe, without a branch. Every operation rounds as the
-// equation does, so spikes equal the direct form bit for bit. The fraction needs θ > 0 and Tmax -
-// Tmin <= 2^22; s is 0 where v is NaN.
+// Tmax of the tracer is u = 1, so that a saturating add clamps u to the bound, and a step of c by 1
+// is exactly one quantum q. The conditions of a spike of +1 and of -1 exclude each other (θ > 0).
+// Clamping c + [v >= θ] - [v < 0] to [Tmin, Tmax] therefore gives exactly the next tracer c + s,
+// and s·q is the change of u. One time step of a neuron takes 8 instructions, 3 of them on the
+// half-rate pipe, without a branch. Every operation rounds exactly as the neuron's equations do, so
+// the spikes equal those of the direct form bit for bit. The fraction u requires θ > 0 and Tmax -
+// Tmin <= 2^22; the spike s is 0 where v is NaN.
 #pragma once
 
 #include "common/math.cuh"
@@ -19,7 +20,7 @@
 constexpr float kQuantum = 0x1p-23f;  // u per unit of c
 constexpr float kPerQuantum = 0x1p23f;
 
-struct Neuron {
+struct StBifNeuron {
   float theta;
   float theta_per_quantum;  // θ / q
   float lowest;             // u at c = Tmin
@@ -28,7 +29,7 @@ struct Neuron {
   float leak;               // p·θ / Tmax, taken off while t < Tmax
   int tmax;
 
-  __device__ __forceinline__ Neuron(float theta_, int tmin, int tmax_, float prefire)
+  __device__ __forceinline__ StBifNeuron(float theta_, int tmin, int tmax_, float prefire)
       : theta(theta_),
         theta_per_quantum(theta_ * kPerQuantum),
         lowest(1.0f - kQuantum * static_cast<float>(tmax_ - tmin)),
@@ -38,25 +39,26 @@ struct Neuron {
         tmax(tmax_) {}
 };
 
-/// Results of one time step of a neuron besides its membrane v and tracer u. `spike` is s·q; `up`
-/// and `down` are [H >= θ] and [H < 0] as 0.0 or 1.0.
-struct Step {
+/// Results of one time step of a neuron, besides its new membrane v and tracer u. `spike` is the
+/// spike s times the quantum q; `up` and `down` are [H >= θ] and [H < 0] as 0.0 or 1.0.
+struct NeuronStepResults {
   float membrane;
   float spike;
   float up;
   float down;
 };
 
-/// Advances a neuron by one time step. With kPrefire false the arithmetic is that of p = 0, one
-/// subtraction shorter.
+/// Advances a neuron by one time step and returns the results of this step. With kPrefire false the
+/// arithmetic is that of prefire p = 0, one subtraction shorter.
 template <bool kPrefire>
-__device__ __forceinline__ Step advance(const Neuron& neuron, float x, int t, float& v, float& u) {
-  Step step;
+__device__ __forceinline__ NeuronStepResults advance_neuron_one_step(const StBifNeuron& neuron,
+    float x, int t, float& v, float& u) {
+  NeuronStepResults step;
   step.membrane = __fadd_rn(v, x);
   step.up = one_if_ge(step.membrane, neuron.theta);
   step.down = one_if_lt(step.membrane, 0.0f);
-  const float raised = fma_saturated(step.up, kQuantum, u);
-  const float next = fmaxf(__fmaf_rn(step.down, -kQuantum, raised), neuron.lowest);
+  const float fraction_after_rise = fma_saturated(step.up, kQuantum, u);
+  const float next = fmaxf(__fmaf_rn(step.down, -kQuantum, fraction_after_rise), neuron.lowest);
   step.spike = __fadd_rn(next, -u);
   u = next;
   v = __fmaf_rn(step.spike, -neuron.theta_per_quantum, step.membrane);
@@ -66,17 +68,19 @@ __device__ __forceinline__ Step advance(const Neuron& neuron, float x, int t, fl
   return step;
 }
 
-/// Converts byte `index` (0 to 3) of a word of int8 tracers to the fraction u. The byte becomes the
-/// mantissa of 2^23 + 128 + c.
-__device__ __forceinline__ float fraction_of_int8(const Neuron& neuron, unsigned int word,
+/// Converts byte `index` (0 to 3) of a word of int8 tracers to the fraction u that stands for the
+/// tracer in registers. In the conversion, the tracer's byte becomes the mantissa of the fp32
+/// number 2^23 + 128 + c.
+__device__ __forceinline__ float int8_tracer_to_fraction(const StBifNeuron& neuron,
+                                                         unsigned int word,
                                                   int index) {
   const float biased = __uint_as_float(byte_over(word ^ 0x80808080u, index, 0x4b000000u));
   return __fmaf_rn(biased, kQuantum, -kQuantum * static_cast<float>(neuron.tmax + 128));
 }
 
-/// Packs four spikes (s·q) as int8 into one word, spike 0 in the lowest byte. Two spikes are added
-/// to the mantissa of 2^23 + 0x8080, byte by byte, without borrow; flipping the top bits restores
-/// the sign.
+/// Packs four spikes, each stored as s·q, as int8 into one word, spike 0 in the lowest byte. Two
+/// spikes at a time are added to the mantissa of 2^23 + 0x8080, byte by byte, without borrow;
+/// flipping the top bits restores the sign.
 __device__ __forceinline__ unsigned int spikes_to_int8x4(float s0, float s1, float s2, float s3) {
   constexpr float kBase = 0x1p23f + 0x8080;
   const float low = __fmaf_rn(s1, kPerQuantum * 0x1p8f, __fmaf_rn(s0, kPerQuantum, kBase));
@@ -84,13 +88,13 @@ __device__ __forceinline__ unsigned int spikes_to_int8x4(float s0, float s1, flo
   return join_low_halves(__float_as_uint(low), __float_as_uint(high)) ^ 0x80808080u;
 }
 
-/// Converts one spike (s·q) to an int8 in the lowest byte.
+/// Converts one spike, stored as s·q, to an int8 in the lowest byte.
 __device__ __forceinline__ unsigned int spike_to_int8(float s) {
   return (__float_as_uint(__fmaf_rn(s, kPerQuantum, 0x1p23f + 0x80)) & 0xffu) ^ 0x80u;
 }
 
-/// Packs up to eight spikes (s·q) as two-bit codes, spike i in bits 2i and 2i+1: 00 is 0, 01 is +1,
-/// 11 is -1 (two's complement).
+/// Packs up to eight spikes, each stored as s·q, as two-bit codes, spike i in bits 2i and 2i+1: 00
+/// is 0, 01 is +1, 11 is -1 (two's complement).
 template <int kCount>
 __device__ __forceinline__ unsigned int spikes_to_two_bit(const float (&spike)[kCount]) {
   static_assert(kCount == 4 || kCount == 8,
@@ -106,9 +110,9 @@ __device__ __forceinline__ unsigned int spikes_to_two_bit(const float (&spike)[k
   return (__float_as_uint(sum) & ((1u << (2 * kCount)) - 1u)) ^ kSigns;
 }
 
-/// Constants with which the Gaussian surrogate g(z, w) = exp(-z² / (2·(0.405·w)²)) / w is computed
-/// as a power of two.
-struct Surrogate {
+/// Constants of a neuron with which the Gaussian surrogate g(z, w) = exp(-z² / (2·(0.405·w)²)) / w
+/// is computed as a power of two.
+struct GaussianSurrogate {
   static constexpr float kUnitSharpness =
       2.097090960f;  // sqrt(log2(e) / 2) / 0.405: g(d, 1) = 2^-(d·kUnitSharpness)²
   static constexpr float kPerU =
@@ -119,7 +123,7 @@ struct Surrogate {
   float lowest_per_quantum;  // u at Tmin, over q
   float span_and_far;        // (Tmax - Tmin)·kUnitSharpness + kFar
 
-  __device__ __forceinline__ explicit Surrogate(const Neuron& neuron)
+  __device__ __forceinline__ explicit GaussianSurrogate(const StBifNeuron& neuron)
       : sharpness(kUnitSharpness / neuron.theta),
         minus_log2_theta(-log2_approx(neuron.theta)),
         lowest_per_quantum(neuron.lowest * kPerQuantum),
@@ -129,34 +133,42 @@ struct Surrogate {
 /// Coefficients of one backward step, from H[t], the conditions on it, and u before the step:
 ///   a =  g(H-θ, θ)·[c < Tmax] + g(-H, θ)·[c > Tmin]
 ///   b = [H >= θ]·g(Tmax - c, 1) + [H < 0]·g(c - Tmin, 1)      (minus the equation's b)
-struct Coefficients {
+struct SurrogateCoefficients {
   float a;
   float b;
 };
 
-__device__ __forceinline__ Coefficients surrogate_coefficients(const Surrogate& surrogate,
-                                                               const Step& step, float u) {
-  const float below = __fmul_rn(step.membrane, surrogate.sharpness);
-  const float above = __fmaf_rn(step.membrane, surrogate.sharpness, -Surrogate::kUnitSharpness);
-  const float may_fall = fma_saturated(u, kPerQuantum, -surrogate.lowest_per_quantum);
-  const float may_rise = fma_saturated(u, -kPerQuantum, kPerQuantum);
-  const float g_below = exp2_approx(__fmaf_rn(-below, below, surrogate.minus_log2_theta));
-  const float g_above = exp2_approx(__fmaf_rn(-above, above, surrogate.minus_log2_theta));
-  // The scaled distance of c to the bound that the membrane pushes against, up to sign: Tmax - c
-  // where H >= θ, c - Tmin where H < 0. If neither condition holds, the distance is more than
-  // kFar, so that one exponential gives b in all three cases.
-  const float far = __fmaf_rn(u, -Surrogate::kPerU, Surrogate::kPerU + Surrogate::kFar);
+__device__ __forceinline__ SurrogateCoefficients surrogate_coefficients(
+    const GaussianSurrogate& surrogate,
+                                                               const NeuronStepResults& step,
+                                                                   float u) {
+  const float scaled_membrane = __fmul_rn(step.membrane, surrogate.sharpness);
+  const float scaled_excess_over_threshold = __fmaf_rn(step.membrane, surrogate.sharpness,
+                                -GaussianSurrogate::kUnitSharpness);
+  const float tracer_above_minimum = fma_saturated(u, kPerQuantum, -surrogate.lowest_per_quantum);
+  const float tracer_below_maximum = fma_saturated(u, -kPerQuantum, kPerQuantum);
+  const float g_below = exp2_approx(__fmaf_rn(-scaled_membrane, scaled_membrane,
+                                              surrogate.minus_log2_theta));
+  const float g_above = exp2_approx(__fmaf_rn(-scaled_excess_over_threshold,
+      scaled_excess_over_threshold, surrogate.minus_log2_theta));
+  // Scaled distance of the tracer c, up to sign, to the bound that the membrane pushes against.
+  // The distance is Tmax - c where H >= θ, and c - Tmin where H < 0. If neither H >= θ nor H < 0
+  // holds, the distance is more than kFar, so that one exponential gives b in all three cases.
+  const float far = __fmaf_rn(u, -GaussianSurrogate::kPerU,
+                              GaussianSurrogate::kPerU + GaussianSurrogate::kFar);
   const float distance =
-      __fmaf_rn(step.down, -surrogate.span_and_far, __fmaf_rn(step.up, -Surrogate::kFar, far));
-  Coefficients result;
-  result.a = __fmaf_rn(may_rise, g_above, __fmul_rn(may_fall, g_below));
+      __fmaf_rn(step.down, -surrogate.span_and_far,
+                __fmaf_rn(step.up, -GaussianSurrogate::kFar, far));
+  SurrogateCoefficients result;
+  result.a = __fmaf_rn(tracer_below_maximum, g_above, __fmul_rn(tracer_above_minimum, g_below));
   result.b = exp2_approx(__fmul_rn(-distance, distance));
   return result;
 }
 
-/// Computes one time step backward, m = gY - θ·gV + gT ; gx = m·a + gV ; gT = m·b + gT ; gV = gx,
-/// and returns gx.
-__device__ __forceinline__ float retreat(const Neuron& neuron, const Coefficients& k, float gy,
+/// Computes one time step of the neuron's backward, m = gY - θ·gV + gT ; gx = m·a + gV ; gT = m·b +
+/// gT ; gV = gx, and returns gx.
+__device__ __forceinline__ float step_neuron_backward(const StBifNeuron& neuron,
+                                                      const SurrogateCoefficients& k, float gy,
                                          float& gv, float& gt) {
   const float m = __fmaf_rn(-neuron.theta, gv, __fadd_rn(gy, gt));
   gv = __fmaf_rn(m, k.a, gv);

@@ -3,27 +3,27 @@
 //   qkv = x w^T;  a pair (a, b) of q or k -> (a cos - b sin, a sin + b cos)
 //
 // Layout: x [tokens, k], w [3 heads head_dim, k], qkv [tokens, 3, heads, head_dim]; token t has
-// position t % context. The table, fp32 [context, head_dim / 2, 2], holds cosine and sine.
-// Threads, shared memory and order of tiles: transformer/wide_gemm.cuh. Two neighbouring columns of
-// a thread are a pair. The thread loads its angles before the GEMM; if several heads lie in a tile,
-// they share these angles.
-// Bound: tensor cores.
-// Against the kernel rope after a GEMM: queries and keys pass through memory once.
+// position t % context. The RoPE table, fp32 [context, head_dim / 2, 2], holds the cosine and the
+// sine of each position and pair. Threads, shared memory and order of tiles:
+// transformer/wide_gemm.cuh. Two adjacent accumulator columns of a thread are a RoPE pair. A thread
+// loads the angles of its columns before the GEMM; if several heads lie in a tile, these heads
+// share the angles. Bound: tensor cores. Against a separate rope kernel after the GEMM: queries and
+// keys pass through memory once.
 #define STREAM_STORE "st.global"
 #include "transformer/wide_gemm.cuh"
 
 constexpr int kHeadDim = HEAD_DIM;
 
-struct Rope {
+struct RopeEpilogue {
   static constexpr int kTileColumns = kColumns;
-  static __device__ __forceinline__ BoxOrigin box(int k, int tile, int half) {
+  static __device__ __forceinline__ TmaBoxOrigin box(int k, int tile, int half) {
     return {k, tile * kColumns + half * kHalf, 0, 0};
   }
 
-  // Number of groups of eight columns after which the columns' angles repeat, because the next head
-  // begins.
+  // Number of groups of eight columns after which the columns' RoPE angles repeat, because the next
+  // head begins.
   static constexpr int kPeriod = kColumns % kHeadDim == 0 ? kHeadDim / 8 : kColumns / 8;
-  // Cosine and sine of the column pairs that a lane has in its two rows.
+  // Cosine and sine of the RoPE pairs that a lane has in its two rows.
   struct Loaded {
     Packet<8> angle[kPeriod][2];
   };
@@ -40,7 +40,7 @@ struct Rope {
       const float* angles = table + static_cast<i64>(position) * kHeadDim;
 #pragma unroll
       for (int group = 0; group < kPeriod; ++group)
-        loaded.angle[group][h] = load_stream<8>(
+        loaded.angle[group][h] = load_read_only_packet<8>(
             angles + (tile * kColumns + 8 * group) % kHeadDim + lane % 4 * 2);
     }
   }
@@ -48,10 +48,10 @@ struct Rope {
   __device__ __forceinline__ void store(Accumulator& d, const Loaded& loaded, u32 slice, int row,
                                         int tile) const {
     const int first = tile * kColumns;
-    const int rotated = columns / 3 * 2 - first;  // columns of the tile that are
+    const int rotated_columns_of_tile = columns / 3 * 2 - first;  // columns of the tile that are
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
-      if (8 * j >= rotated) break;
+      if (8 * j >= rotated_columns_of_tile) break;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const Packet<8>& angle = loaded.angle[j % kPeriod][h];
@@ -65,7 +65,7 @@ struct Rope {
     u32 words[kColumns / 4];
 #pragma unroll
     for (int i = 0; i < kColumns / 4; ++i) words[i] = floats_to_pair(d[2 * i], d[2 * i + 1]);
-    store_rows(slice, words, qkv, columns, row, tokens, first, columns);
+    store_rows_through_slice(slice, words, qkv, columns, row, tokens, first, columns);
   }
 };
 
@@ -73,5 +73,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     transformer_gemm_rope(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w,
                           Element* qkv, const float* table, int tokens, int columns, int k,
                           int context) {
-  wide_gemm(x, w, GemmShape{tokens, columns, k}, Rope{qkv, table, tokens, columns, context});
+  run_wide_gemm(x, w, GemmShape{tokens, columns, k},
+                RopeEpilogue{qkv, table, tokens, columns, context});
 }

@@ -1,20 +1,19 @@
 // GEMM that computes gate and up, with SwiGLU in its epilogue: h = silu(x gate^T) (x up^T).
 //
-// Layout: x [tokens, k], gate and up [2, ff, k], h [tokens, ff]. A tile of w has kHalf rows of gate
-// and the matching kHalf rows of up, so that a thread's accumulator has both operands of its
-// elements of h. With -DSAVED=1 gates and ups are written for the backward pass too, as [tokens, 2,
-// ff].
-// Threads, shared memory and order of tiles: transformer/wide_gemm.cuh.
-// Bound: tensor cores.
-// Against the kernel swiglu after a GEMM: gates and ups do not pass through memory.
+// Layout of this GEMM: x [tokens, k], gate and up [2, ff, k], h [tokens, ff]. A tile of w has kHalf
+// rows of gate and the matching kHalf rows of up, so that a thread's accumulator has both operands
+// of its elements of h. A build with -DSAVED=1 also writes gates and ups for the backward pass, as
+// [tokens, 2, ff]. Threads, shared memory and order of tiles: transformer/wide_gemm.cuh. Bound:
+// tensor cores. Against a separate swiglu kernel after the GEMM: gates and ups do not pass through
+// device memory.
 #define STREAM_STORE "st.global"
 #include "transformer/wide_gemm.cuh"
 
 constexpr bool kSaved = SAVED != 0;
 
-struct Swiglu {
+struct SwigluEpilogue {
   static constexpr int kTileColumns = kHalf;  // of h
-  static __device__ __forceinline__ BoxOrigin box(int k, int tile, int half) {
+  static __device__ __forceinline__ TmaBoxOrigin box(int k, int tile, int half) {
     return {k, tile * kHalf, half, 0};
   }
 
@@ -35,7 +34,8 @@ struct Swiglu {
 #pragma unroll
         for (int i = 0; i < kWords; ++i)
           words[i] = floats_to_pair(d[half * kHalf / 2 + 2 * i], d[half * kHalf / 2 + 2 * i + 1]);
-        store_rows(slice, words, gate_up + half * ff, 2 * ff, row, tokens, column, ff);
+        store_rows_through_slice(slice, words, gate_up + half * ff, 2 * ff, row, tokens, column,
+                                 ff);
       }
     }
 #pragma unroll
@@ -48,12 +48,13 @@ struct Swiglu {
       }
       words[i] = floats_to_pair(h[0], h[1]);
     }
-    store_rows(slice, words, h, ff, row, tokens, column, ff);
+    store_rows_through_slice(slice, words, h, ff, row, tokens, column, ff);
   }
 };
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    transformer_gemm_swiglu(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w,
+    transformer_gemm_swiglu(const __grid_constant__ TensorMap x,
+        const __grid_constant__ TensorMap w,
                             Element* h, Element* gate_up, int tokens, int ff, int k) {
-  wide_gemm(x, w, GemmShape{tokens, ff, k}, Swiglu{h, gate_up, tokens, ff});
+  run_wide_gemm(x, w, GemmShape{tokens, ff, k}, SwigluEpilogue{h, gate_up, tokens, ff});
 }

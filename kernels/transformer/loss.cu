@@ -4,14 +4,16 @@
 //   dlogits[t,w] = (softmax(logits[t])[w] - [w = target[t]]) scale
 //
 // Layout: logits and gradients are [tokens, stride] in the element type. Only the first
-// `vocabulary` columns count; the padding after them is written as 0. Targets are whole numbers in
-// fp32. Any other target, or one outside the vocabulary, makes the token's loss and gradients NaN.
-// Threads: a block computes one token. The block reads the token's row of logits once, PACKETS
-// packets of 16 bytes a thread, and keeps it in registers. Blocks go from the last token to the
-// first, as in swiglu.cu. Shared memory: block reductions only.
-// Bound: memory; one element is read and one written, or without the gradient only read.
-// mean_loss uses a block for each sequence. Thread i adds tokens i, i + THREADS and so on, so that
-// bits do not differ between runs.
+// `vocabulary` columns of the logits count; the kernel writes the padding after them as 0. The
+// targets are whole numbers stored as fp32. A target that is not a whole number of the vocabulary
+// makes the token's loss and gradients NaN. Threads: each thread block computes the loss of one
+// token. The thread block reads the token's row of logits once, PACKETS packets of 16 bytes a
+// thread, and keeps the row in registers. Thread blocks go from the last token to the first, as in
+// swiglu.cu, because L2 holds the last results of the previous GEMM. Shared memory: only for
+// reductions over a thread block. Bound: memory; each logit is read and its gradient written, or
+// without the gradient only read. mean_loss uses a thread block for each sequence. In mean_loss,
+// thread i adds the losses of tokens i, i + THREADS and so on, so that every run gives the same
+// bits.
 #define STREAM_STORE "st.global"
 #include "common/cluster.cuh"
 #include "common/element.cuh"
@@ -26,20 +28,20 @@ using Values = float[kPacket];
 
 __device__ __forceinline__ float not_a_number() { return __uint_as_float(0x7fc00000u); }
 
-// Sets the columns of a packet that lie beyond the vocabulary to -inf; the packet begins at
+// Sets the logits of a packet that lie beyond the vocabulary to -inf; the packet begins at column
 // `column`.
 __device__ __forceinline__ void mask(ElementPacket<kPacket>& packet, int column, int vocabulary) {
   Values values;
-  unpack<kPacket>(packet, values);
+  unpack_elements_to_floats<kPacket>(packet, values);
 #pragma unroll
   for (int j = 0; j < kPacket; ++j) {
     if (column + j >= vocabulary) values[j] = negative_infinity();
   }
-  packet = pack<kPacket>(values);
+  packet = pack_floats_to_elements<kPacket>(values);
 }
 
 template <bool kGradient>
-__device__ __forceinline__ void cross_entropy(const Element* logits, const float* targets,
+__device__ __forceinline__ void cross_entropy_of_token(const Element* logits, const float* targets,
                                               float* losses, Element* gradients, int vocabulary,
                                               int stride, float scale) {
   __shared__ float scratch[kThreads / 32];
@@ -52,14 +54,15 @@ __device__ __forceinline__ void cross_entropy(const Element* logits, const float
 #pragma unroll
   for (int i = 0; i < kPackets; ++i) {
     const int column = first + i * (kThreads * kPacket);
-    if (column < stride) packets[i] = load_coherent<16>(logits + row + column);
+    if (column < stride) packets[i] = load_coherent_packet<16>(logits + row + column);
   }
   const float target = targets[token];
   const bool valid = target >= 0.f && target < static_cast<float>(vocabulary) &&
                      target == static_cast<float>(static_cast<int>(target));
-  const int hit = valid ? static_cast<int>(target) : -1;
+  const int target_column = valid ? static_cast<int>(target) : -1;
   Packet<kElementBytes> hit_packet;
-  if (valid && threadIdx.x == 0) hit_packet = load_coherent<kElementBytes>(logits + row + hit);
+  if (valid && threadIdx.x == 0) hit_packet = load_coherent_packet<kElementBytes>(logits + row +
+      target_column);
 
   u32 largest = kLowestWord;
 #pragma unroll
@@ -79,14 +82,14 @@ __device__ __forceinline__ void cross_entropy(const Element* logits, const float
     const int column = first + i * (kThreads * kPacket);
     if (column >= stride) break;
     Values values;
-    unpack<kPacket>(packets[i], values);
+    unpack_elements_to_floats<kPacket>(packets[i], values);
 #pragma unroll
     for (int j = 0; j < kPacket; ++j) sum += exp2_approx(fma_f32(values[j], kLog2E, shift));
   }
   sum = block_sum<kThreads>(sum, scratch);
   if (threadIdx.x == 0) {
     float hit_logit[1] = {not_a_number()};
-    if (valid) unpack<1>(hit_packet, hit_logit);
+    if (valid) unpack_elements_to_floats<1>(hit_packet, hit_logit);
     losses[token] = logf(sum) + top - hit_logit[0];
   }
 
@@ -97,15 +100,15 @@ __device__ __forceinline__ void cross_entropy(const Element* logits, const float
     if (column >= stride) break;
     if (!kGradient && column + kPacket <= vocabulary) continue;
     Values values;
-    unpack<kPacket>(packets[i], values);
+    unpack_elements_to_floats<kPacket>(packets[i], values);
 #pragma unroll
     for (int j = 0; j < kPacket; ++j) {
       if (kGradient) values[j] = exp2_approx(fma_f32(values[j], kLog2E, shift)) * factor;
     }
-    if (kGradient && hit >= column && hit < column + kPacket) {
+    if (kGradient && target_column >= column && target_column < column + kPacket) {
 #pragma unroll
       for (int j = 0; j < kPacket; ++j) {
-        if (column + j == hit) values[j] -= scale;
+        if (column + j == target_column) values[j] -= scale;
       }
     }
     if (column + kPacket > vocabulary) {
@@ -114,25 +117,26 @@ __device__ __forceinline__ void cross_entropy(const Element* logits, const float
         if (column + j >= vocabulary) values[j] = 0.f;
       }
     }
-    store_stream<16>(gradients + row + column, pack<kPacket>(values));
+    store_packet_once<16>(gradients + row + column, pack_floats_to_elements<kPacket>(values));
   }
 }
 
-// The losses are fp32 [tokens]; stride is a multiple of a packet.
+// The losses are fp32 [tokens]; stride, the elements between rows of logits, is a multiple of a
+// packet.
 extern "C" __global__ void __launch_bounds__(kThreads)
     transformer_loss(const Element* logits, const float* targets, float* losses,
                      Element* gradients, int vocabulary, int stride, float scale) {
-  cross_entropy<true>(logits, targets, losses, gradients, vocabulary, stride, scale);
+  cross_entropy_of_token<true>(logits, targets, losses, gradients, vocabulary, stride, scale);
 }
 
-// Computes losses only: the logits stay as they are, except for the padding.
+// Computes only the losses: the logits stay as they are, except for the padding, which becomes 0.
 extern "C" __global__ void __launch_bounds__(kThreads)
     transformer_loss_forward(Element* logits, const float* targets, float* losses, int vocabulary,
                              int stride) {
-  cross_entropy<false>(logits, targets, losses, logits, vocabulary, stride, 0.f);
+  cross_entropy_of_token<false>(logits, targets, losses, logits, vocabulary, stride, 0.f);
 }
 
-// Averages losses, fp32 [sequences, context], to means, fp32 [sequences].
+// Averages the losses, fp32 [sequences, context], of each sequence to means, fp32 [sequences].
 extern "C" __global__ void __launch_bounds__(kThreads)
     transformer_mean_loss(const float* losses, float* means, int context) {
   __shared__ float scratch[kThreads / 32];

@@ -1,18 +1,19 @@
-// RMSNorm of the rows of the fp32 residual stream and its gradients. A forward variant first adds a
-// branch to the stream.
+// RMSNorm of the rows of the fp32 residual stream, and the gradients of its input and gain. A
+// forward variant first adds a branch to the stream.
 //
 //   x = residual + branch,  r = 1 / sqrt(mean_i x_i^2 + eps),  y_i = x_i r gain_i
 //   dx_i = residual gradient_i + r (gain_i dy_i - x_i r^2 mean_j (gain_j dy_j x_j))
 //   dgain_i = sum over rows of dy_i x_i r
 //
-// Threads: GROUP threads hold a row in registers, as QUADS groups of four elements each. The
-// forward kernels have one row for each thread block. Backward has THREADS / GROUP rows at once in
-// a block, which strides over the rows and sums its gain gradients in registers. gain_gradient has
-// a block for 32 columns of one gain, with 32 threads for each column. The threads sum partial rows
-// in a fixed order, so that the bits are the same in every run.
-// Shared memory: row sums of each group; in backward also one row of gain gradients.
-// Bound: memory. With 16-bit elements, forward moves 6 bytes an element, or 12 with the addition;
-// backward moves 16 with a residual gradient and 12 without.
+// Threads: Each group of GROUP threads holds a row in registers, as QUADS groups of four elements
+// for each thread. The forward kernels of RMSNorm have one row for each thread block. In the
+// backward kernel a thread block has THREADS / GROUP rows at once, strides over the rows and sums
+// its gain gradients in registers. gain_gradient has a thread block for 32 columns of one gain,
+// with 32 threads for each column. In gain_gradient the threads sum partial rows in a fixed order,
+// so that every run gives the same bits. Shared memory: the row sums of each group of threads; in
+// the backward kernel also one row of gain gradients. Bound: memory. With 16-bit elements the
+// forward moves 6 bytes an element, or 12 with the addition; the backward moves 16 with a residual
+// gradient and 12 without.
 #define STREAM_STORE "st.global"
 #include "common/cluster.cuh"
 #include "common/memory.cuh"
@@ -27,8 +28,8 @@ constexpr float kEpsilon = 1e-5f;
 static_assert(kThreads % kGroup == 0 && kGroup % 32 == 0 && kGroups <= 15,
               "groups are whole warps, and each has a named barrier");
 
-// Sums x over the threads of a group. Two consecutive calls use the two halves of `scratch`, so
-// that one barrier is enough.
+// Sums x over the threads of a group that holds one row. Two consecutive calls use the two halves
+// of `scratch`, so that one barrier for each call is enough.
 __device__ __forceinline__ float group_sum(float x, float (&scratch)[2][kWarps], int half,
                                            int group) {
   x = lanes_sum<32>(x);
@@ -41,9 +42,10 @@ __device__ __forceinline__ float group_sum(float x, float (&scratch)[2][kWarps],
   return total;
 }
 
-// Normalises row blockIdx.x, after adding the branch if kAdds.
+// Normalises row blockIdx.x of x, after adding the branch to it if kAdds.
 template <bool kAdds>
-__device__ __forceinline__ void normalize(const float* x, const Element* branch, float* sum,
+__device__ __forceinline__ void normalize_row_of_block(const float* x, const Element* branch,
+                                                       float* sum,
                                           const Element* gain, Element* y, float* inverse, int d) {
   __shared__ float scratch[2][kWarps];
   wait_for_previous_kernels();
@@ -66,7 +68,7 @@ __device__ __forceinline__ void normalize(const float* x, const Element* branch,
     const int column = first + i * (kGroup * 4);
     if (column >= d) break;
     Quad addends;
-    if (kAdds) unpack<4>(added[i], addends);
+    if (kAdds) unpack_elements_to_floats<4>(added[i], addends);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       if (kAdds) values[i][j] += addends[j];
@@ -80,10 +82,10 @@ __device__ __forceinline__ void normalize(const float* x, const Element* branch,
     const int column = first + i * (kGroup * 4);
     if (column >= d) break;
     Quad gains;
-    load_quad(gain + column, gains);
+    load_element_quad(gain + column, gains);
 #pragma unroll
     for (int j = 0; j < 4; ++j) values[i][j] *= r * gains[j];
-    store_quad(y + row + column, values[i]);
+    store_element_quad(y + row + column, values[i]);
   }
   if (threadIdx.x == 0) inverse[blockIdx.x] = r;
 }
@@ -92,19 +94,19 @@ __device__ __forceinline__ void normalize(const float* x, const Element* branch,
 // multiple of 4 and at most kRow.
 extern "C" __global__ void __launch_bounds__(kGroup)
     transformer_norm(const float* x, const Element* gain, Element* y, float* inverse, int d) {
-  normalize<false>(x, nullptr, nullptr, gain, y, inverse, d);
+  normalize_row_of_block<false>(x, nullptr, nullptr, gain, y, inverse, d);
 }
 
 // Adds the branch [tokens, d] to x before the norm; the sum, in fp32, may overwrite x.
 extern "C" __global__ void __launch_bounds__(kGroup)
     transformer_norm_add(const float* x, const Element* branch, float* sum, const Element* gain,
                          Element* y, float* inverse, int d) {
-  normalize<true>(x, branch, sum, gain, y, inverse, d);
+  normalize_row_of_block<true>(x, branch, sum, gain, y, inverse, d);
 }
 
 // The gradient grad_x, fp32 [tokens, d], may overwrite residual_gradient, which may be null.
-// `rounded` gets grad_x in the element type, or is null. Partial gain gradients are fp32
-// [gridDim.x, d].
+// `rounded` gets the gradient grad_x in the element type, or is null. The partial gain gradients,
+// one row for each thread block, are fp32 [gridDim.x, d].
 extern "C" __global__ void __launch_bounds__(kThreads)
     transformer_norm_backward(const float* x, const float* inverse, const Element* gain,
                               const Element* grad_y, const float* residual_gradient, float* grad_x,
@@ -138,8 +140,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       const int column = first + i * (kGroup * 4);
       if (column >= d) break;
       Quad gains;
-      load_quad(gain + column, gains);
-      unpack<4>(packed[i], slopes[i]);
+      load_element_quad(gain + column, gains);
+      unpack_elements_to_floats<4>(packed[i], slopes[i]);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         gain_sums[i][j] += slopes[i][j] * values[i][j] * r;
@@ -149,18 +151,19 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     }
     product = group_sum(product, scratch[group], half, group);
     half ^= 1;
-    const float pull = product / static_cast<float>(d) * r * r;
+    const float gradient_projection = product / static_cast<float>(d) * r * r;
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
       const int column = first + i * (kGroup * 4);
       if (column >= d) break;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) passed[i][j] += r * (slopes[i][j] - values[i][j] * pull);
+      for (int j = 0; j < 4; ++j)
+        passed[i][j] += r * (slopes[i][j] - values[i][j] * gradient_projection);
       store_f32_quad(grad_x + row + column, passed[i]);
-      if (rounded != nullptr) store_quad(rounded + row + column, passed[i]);
+      if (rounded != nullptr) store_element_quad(rounded + row + column, passed[i]);
     }
   }
-  // Group 0 adds the sums of the other groups one after the other.
+  // Thread group 0 adds the gain gradients of the other groups one after the other.
 #pragma unroll 1
   for (int other = 1; other < kGroups; ++other) {
     if (group == other) {
@@ -206,8 +209,9 @@ extern "C" __global__ void __launch_bounds__(1024)
   }
   sums[part][lane] = sum;
   __syncthreads();
-  // Warp w sums the partials of column w.
+  // Warp w of the thread block sums the partial gradients of column w.
   const float total = lanes_sum<32>(sums[lane][part]);
-  const int own = blockIdx.x * 32 + part;
-  if (lane == 0 && own < d) grad_gain[static_cast<i64>(blockIdx.y) * d + own] = total;
+  const int column_of_warp = blockIdx.x * 32 + part;
+  if (lane == 0 && column_of_warp < d)
+    grad_gain[static_cast<i64>(blockIdx.y) * d + column_of_warp] = total;
 }

@@ -4,13 +4,13 @@
 //   ds[i,j] = scale p[i,j] (dp[i,j] - sum_{k <= i} p[i,k] dp[i,k]) for j <= i, else 0
 //
 // Layout: scores, probabilities and their gradients are [heads, context, context]; heads are
-// counted over the batch. With SCORES_F32 scores and dp are fp32; otherwise they have the element
-// type, as p and ds always have. Outputs may overwrite the inputs if their type is the same.
-// Threads: a warp computes a row, with QUADS groups of four keys in registers of each lane. Keys
-// after the diagonal are not read.
-// Shared memory: none.
-// Bound: memory; half of the keys are read and all are written. If the context is not a multiple of
-// 4, rows are not aligned to groups of four keys: their keys are moved one by one.
+// counted over the batch. In a build with SCORES_F32 the scores and dp are fp32; otherwise they
+// have the element type, which p and ds always have. Outputs may overwrite inputs that have the
+// same type. Threads: a warp computes a row of scores, with QUADS groups of four keys in the
+// registers of each lane. The keys after the diagonal of the causal mask are not read. Shared
+// memory: none. Bound: memory; half of the keys' scores are read, and all probabilities are
+// written. If the context is not a multiple of 4, rows are not aligned to groups of four keys, and
+// the keys are moved one by one.
 #define STREAM_STORE "st.global"
 #include "common/cluster.cuh"
 #include "common/math.cuh"
@@ -27,8 +27,8 @@ using Score = float;
 using Score = Element;
 #endif
 
-// Packets of four keys that a lane holds, in their memory format. The packets are unpacked after
-// all loads have been issued.
+// The packets of four keys that a lane holds of a row, in their memory format. The packets are
+// unpacked only after the lane has issued all its loads.
 template <typename T>
 using KeyPackets = Packet<4 * sizeof(T)>[kQuads];
 
@@ -36,14 +36,15 @@ __device__ __forceinline__ int key_column(int i) {
   return (i * static_cast<int>(kWarpSize) + static_cast<int>(threadIdx.x % kWarpSize)) * 4;
 }
 
-// Loads the packets that hold any of the first `kept` keys of a row.
+// Loads the packets that contain any of the first `visible_keys` keys of a row.
 template <typename T>
-__device__ __forceinline__ void load_keys(const T* row, int kept, bool aligned,
+__device__ __forceinline__ void load_keys(const T* row, int visible_keys, bool rows_are_aligned,
                                           KeyPackets<T>& packets) {
-  if (aligned) {
+  if (rows_are_aligned) {
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
-      if (key_column(i) < kept) packets[i] = load_coherent<4 * sizeof(T)>(row + key_column(i));
+      if (key_column(i) < visible_keys) packets[i] = load_coherent_packet<4 * sizeof(T)>(row +
+          key_column(i));
     }
     return;
   }
@@ -52,8 +53,8 @@ __device__ __forceinline__ void load_keys(const T* row, int kept, bool aligned,
     packets[i] = {};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      if (key_column(i) + j >= kept) continue;
-      const u32 bits = load_coherent<sizeof(T)>(row + key_column(i) + j).word[0];
+      if (key_column(i) + j >= visible_keys) continue;
+      const u32 bits = load_coherent_packet<sizeof(T)>(row + key_column(i) + j).word[0];
       if constexpr (sizeof(T) == 4) {
         packets[i].word[j] = bits;
       } else {
@@ -64,7 +65,7 @@ __device__ __forceinline__ void load_keys(const T* row, int kept, bool aligned,
 }
 
 // Makes the compiler treat the packed words as changed, so that it unpacks them again. Without the
-// packed form, the unpacked values of a row would occupy registers that other warps need.
+// packed form, the unpacked values of a row would stay in registers, which other warps need.
 template <typename T>
 __device__ __forceinline__ void rematerialize(KeyPackets<T>& packets) {
 #pragma unroll
@@ -74,25 +75,26 @@ __device__ __forceinline__ void rematerialize(KeyPackets<T>& packets) {
   }
 }
 
-// Unpacks a packet; keys from `kept` on get the value `filling`.
+// Unpacks a packet of four keys; keys from index `visible_keys` on get the value `filling`.
 template <typename T>
-__device__ __forceinline__ void unpack_keys(const Packet<4 * sizeof(T)>& packet, int column,
-                                            int kept, float filling, Quad& values) {
+__device__ __forceinline__ void unpack_four_keys(const Packet<4 * sizeof(T)>& packet, int column,
+                                            int visible_keys, float filling, Quad& values) {
   if constexpr (sizeof(T) == 4) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) values[j] = __uint_as_float(packet.word[j]);
   } else {
-    unpack<4>(packet, values);
+    unpack_elements_to_floats<4>(packet, values);
   }
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    if (column + j >= kept) values[j] = filling;
+    if (column + j >= visible_keys) values[j] = filling;
   }
 }
 
-__device__ __forceinline__ void store_keys(Element* row, int column, int context, bool aligned,
+__device__ __forceinline__ void store_keys(Element* row, int column, int context,
+                                           bool rows_are_aligned,
                                            const Quad& values) {
-  if (aligned) return store_quad(row + column, values);
+  if (rows_are_aligned) return store_element_quad(row + column, values);
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     if (column + j < context) store_element(row + column + j, values[j]);
@@ -106,15 +108,16 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   allow_next_kernel();
   const i64 row = static_cast<i64>(blockIdx.x) * kWarps + threadIdx.x / kWarpSize;
   if (row >= rows) return;  // the whole warp
-  const int kept = static_cast<int>(row - quotient(row, context) * context) + 1;
-  const bool aligned = context % 4 == 0;
+  const int visible_keys = static_cast<int>(row - quotient(row, context) * context) + 1;
+  const bool rows_are_aligned = context % 4 == 0;
   KeyPackets<Score> packets;
-  load_keys(scores + row * context, kept, aligned, packets);
+  load_keys(scores + row * context, visible_keys, rows_are_aligned, packets);
   Quad values[kQuads];
   float top = negative_infinity();
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
-    unpack_keys<Score>(packets[i], key_column(i), kept, negative_infinity(), values[i]);
+    unpack_four_keys<Score>(packets[i], key_column(i), visible_keys, negative_infinity(),
+                            values[i]);
 #pragma unroll
     for (int j = 0; j < 4; ++j) top = max_f32(top, values[i][j]);
   }
@@ -136,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     if (key_column(i) >= context) break;
 #pragma unroll
     for (int j = 0; j < 4; ++j) values[i][j] *= inverse;
-    store_keys(to, key_column(i), context, aligned, values[i]);
+    store_keys(to, key_column(i), context, rows_are_aligned, values[i]);
   }
 }
 
@@ -148,18 +151,18 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   allow_next_kernel();
   const i64 row = static_cast<i64>(blockIdx.x) * kWarps + threadIdx.x / kWarpSize;
   if (row >= rows) return;  // the whole warp
-  const int kept = static_cast<int>(row - quotient(row, context) * context) + 1;
-  const bool aligned = context % 4 == 0;
+  const int visible_keys = static_cast<int>(row - quotient(row, context) * context) + 1;
+  const bool rows_are_aligned = context % 4 == 0;
   KeyPackets<Element> own;
   KeyPackets<Score> gradients;
-  load_keys(probabilities + row * context, kept, aligned, own);
-  load_keys(grad_probabilities + row * context, kept, aligned, gradients);
+  load_keys(probabilities + row * context, visible_keys, rows_are_aligned, own);
+  load_keys(grad_probabilities + row * context, visible_keys, rows_are_aligned, gradients);
   float mean = 0.f;
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
     Quad p, slope;
-    unpack_keys<Element>(own[i], key_column(i), kept, 0.f, p);
-    unpack_keys<Score>(gradients[i], key_column(i), kept, 0.f, slope);
+    unpack_four_keys<Element>(own[i], key_column(i), visible_keys, 0.f, p);
+    unpack_four_keys<Score>(gradients[i], key_column(i), visible_keys, 0.f, slope);
 #pragma unroll
     for (int j = 0; j < 4; ++j) mean += p[j] * slope[j];
   }
@@ -171,10 +174,10 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   for (int i = 0; i < kQuads; ++i) {
     if (key_column(i) >= context) break;
     Quad p, slope;
-    unpack_keys<Element>(own[i], key_column(i), kept, 0.f, p);
-    unpack_keys<Score>(gradients[i], key_column(i), kept, 0.f, slope);
+    unpack_four_keys<Element>(own[i], key_column(i), visible_keys, 0.f, p);
+    unpack_four_keys<Score>(gradients[i], key_column(i), visible_keys, 0.f, slope);
 #pragma unroll
     for (int j = 0; j < 4; ++j) p[j] *= scale * (slope[j] - mean);
-    store_keys(to, key_column(i), context, aligned, p);
+    store_keys(to, key_column(i), context, rows_are_aligned, p);
   }
 }

@@ -4,11 +4,11 @@
 //   dup = dh silu(gate),  dgate = dh up s(gate) (1 + gate (1 - s(gate)))
 //
 // Layout: gate_up [tokens, 2, ff], the gate first; h [tokens, ff]; ff is a multiple of a packet.
-// Threads: each handles PACKETS packets of 16 bytes of h, one block size apart, with all loads
-// before the first store. Blocks go from the last token to the first: L2 still holds the last
-// results of the previous GEMM, and the next GEMM begins with the last results of this kernel.
-// Shared memory: none.
-// Bound: memory; for each element of h, 3 elements are moved forward and 5 backward.
+// Threads: each handles PACKETS packets of 16 bytes of h, one block size apart, and issues all its
+// loads before its first store. Thread blocks go from the last token to the first: L2 still holds
+// the last results of the previous GEMM, and the next GEMM begins with the results that this kernel
+// wrote last. Shared memory: none. Bound: memory; for each element of h, the forward moves 3
+// elements and the backward 5.
 #define STREAM_STORE "st.global"
 #include "common/cluster.cuh"
 #include "common/element.cuh"
@@ -24,13 +24,13 @@ __device__ __forceinline__ float sigmoid(float z) {
   return reciprocal_approx(1.f + exp2_approx(-kLog2E * z));
 }
 
-// Index of packet `i` of this thread among all packets of h.
+// Returns the index of packet `i` of this thread among all packets of h.
 __device__ __forceinline__ i64 packet_index(int i) {
   const u32 block = gridDim.x - 1 - blockIdx.x;
   return static_cast<i64>(block) * (kThreads * kPackets) + i * kThreads + threadIdx.x;
 }
 
-// Offset in elements of the gate that belongs to packet `at` of h.
+// Returns the offset in elements of the gate that belongs to packet `at` of h.
 __device__ __forceinline__ i64 gate_offset(i64 at, int ff) {
   return at * kPacket + quotient(at, ff / kPacket) * ff;
 }
@@ -46,19 +46,19 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     const i64 at = packet_index(i);
     if (at >= packets) break;
     const Element* from = gate_up + gate_offset(at, ff);
-    gates[i] = load_stream<16>(from);
-    ups[i] = load_stream<16>(from + ff);
+    gates[i] = load_read_only_packet<16>(from);
+    ups[i] = load_read_only_packet<16>(from + ff);
   }
 #pragma unroll
   for (int i = 0; i < kPackets; ++i) {
     const i64 at = packet_index(i);
     if (at >= packets) break;
     Values gate, up;
-    unpack<kPacket>(gates[i], gate);
-    unpack<kPacket>(ups[i], up);
+    unpack_elements_to_floats<kPacket>(gates[i], gate);
+    unpack_elements_to_floats<kPacket>(ups[i], up);
 #pragma unroll
     for (int j = 0; j < kPacket; ++j) up[j] *= gate[j] * sigmoid(gate[j]);
-    store_stream<16>(h + at * kPacket, pack<kPacket>(up));
+    store_packet_once<16>(h + at * kPacket, pack_floats_to_elements<kPacket>(up));
   }
 }
 
@@ -75,18 +75,18 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     const i64 at = packet_index(i);
     if (at >= packets) break;
     const Element* from = gate_up + gate_offset(at, ff);
-    gates[i] = load_coherent<16>(from);
-    ups[i] = load_coherent<16>(from + ff);
-    slopes[i] = load_stream<16>(grad_h + at * kPacket);
+    gates[i] = load_coherent_packet<16>(from);
+    ups[i] = load_coherent_packet<16>(from + ff);
+    slopes[i] = load_read_only_packet<16>(grad_h + at * kPacket);
   }
 #pragma unroll
   for (int i = 0; i < kPackets; ++i) {
     const i64 at = packet_index(i);
     if (at >= packets) break;
     Values gate, up, slope;
-    unpack<kPacket>(gates[i], gate);
-    unpack<kPacket>(ups[i], up);
-    unpack<kPacket>(slopes[i], slope);
+    unpack_elements_to_floats<kPacket>(gates[i], gate);
+    unpack_elements_to_floats<kPacket>(ups[i], up);
+    unpack_elements_to_floats<kPacket>(slopes[i], slope);
 #pragma unroll
     for (int j = 0; j < kPacket; ++j) {
       const float s = sigmoid(gate[j]), silu = gate[j] * s;
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       up[j] = slope[j] * silu;
     }
     Element* to = grad_gate_up + gate_offset(at, ff);
-    store_stream<16>(to, pack<kPacket>(gate));
-    store_stream<16>(to + ff, pack<kPacket>(up));
+    store_packet_once<16>(to, pack_floats_to_elements<kPacket>(gate));
+    store_packet_once<16>(to + ff, pack_floats_to_elements<kPacket>(up));
   }
 }

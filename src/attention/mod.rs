@@ -1,5 +1,5 @@
-//! The attention family: definition, fp64 reference, CPU and CUDA rows, and the three steps of
-//! attention alone.
+//! The attention workload family: definitions, fp64 reference, CPU and CUDA implementations, and
+//! the separate workloads for scores, softmax and values.
 
 pub mod components;
 mod cpu;
@@ -12,35 +12,48 @@ mod ring;
 pub mod sample;
 
 use crate::family::WorkloadFamily;
-pub use cuda::kernels;
+pub use cuda::list_attention_kernels;
 pub use definition::*;
 pub use gradients::*;
-use kernelgate::harness::PeerProgramSource;
-use kernelgate::suite::{Suite, join_rows, suite_with_scan};
-pub use ring::{RING_WORKLOAD, RingProblem};
+use kernelgate::harness::EmbeddedPeerProgram;
+use kernelgate::suite::{WorkloadSuite, join_rows, join_rows_with_scan_along_axes};
+pub use ring::{RING_WORKLOAD, RingAttentionProblem};
 
-/// All workloads of the attention family, each with its rows.
-pub fn suites() -> Vec<Suite> {
+/// All workloads of the attention family, each with its implementations for CPU and GPU.
+pub fn attention_suites() -> Vec<WorkloadSuite> {
     vec![
-        suite_with_scan(&FORWARD, cpu::FORWARD.iter().chain(cuda::forward_rows()), FORWARD_SCAN),
-        suite_with_scan(
+        join_rows_with_scan_along_axes(
+            &FORWARD,
+            cpu::CPU_ATTENTION_FORWARD_ROWS.iter().chain(cuda::attention_forward_rows()),
+            FORWARD_SCAN_WITH_DECODE,
+        ),
+        join_rows_with_scan_along_axes(
             &BACKWARD,
-            cpu::BACKWARD.iter().chain(cuda::backward_rows()),
+            cpu::CPU_ATTENTION_BACKWARD_ROWS.iter().chain(cuda::attention_backward_rows()),
             FORWARD_SCAN_AXES,
         ),
         join_rows(&RING_WORKLOAD, cpu::RING.iter().chain(cuda::RING)),
-        join_rows(&components::SCORES, cpu::SCORES.iter().chain(cuda::SCORES_ROWS)),
-        join_rows(&components::SOFTMAX, cpu::SOFTMAX.iter().chain(cuda::SOFTMAX)),
-        join_rows(&components::VALUES, cpu::VALUES.iter().chain(cuda::VALUES_ROWS)),
+        join_rows(
+            &components::SCORES_STEP_WORKLOAD,
+            cpu::CPU_SCORES_STEP_ROWS.iter().chain(cuda::CUDA_SCORES_STEP_ROWS),
+        ),
+        join_rows(
+            &components::SOFTMAX_STEP_WORKLOAD,
+            cpu::CPU_SOFTMAX_STEP_ROWS.iter().chain(cuda::CUDA_SOFTMAX_STEP_ROWS),
+        ),
+        join_rows(
+            &components::VALUES_STEP_WORKLOAD,
+            cpu::CPU_VALUES_STEP_ROWS.iter().chain(cuda::CUDA_VALUES_STEP_ROWS),
+        ),
     ]
 }
 
-/// Entry of attention in the list of workload families.
-pub const FAMILY: WorkloadFamily = WorkloadFamily {
+/// The attention family's entry in the list of all workload families.
+pub const ATTENTION_FAMILY: WorkloadFamily = WorkloadFamily {
     name: "attention",
-    suites,
-    kernels,
-    peers: Some(PeerProgramSource {
+    suites: attention_suites,
+    kernels: list_attention_kernels,
+    peers: Some(EmbeddedPeerProgram {
         family: "attention",
         main: "attention.py",
         files: &[

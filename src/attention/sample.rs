@@ -1,39 +1,42 @@
-//! Choice of the rows that the reference computes: all rows of a small problem, a seeded random
-//! sample of a large one.
+//! Choice of the output rows that the attention reference computes: all rows of a small problem, a
+//! seeded random sample of the rows of a large one.
 //!
-//! Under the causal mask, early rows are averages of few values and large; late rows are averages
-//! of many values and small. Rows are therefore drawn and compared in bands of positions, so that
-//! the error of a late row is relative to the magnitude of its own band.
+//! Under the causal mask, early output rows average few values and have large elements; late output
+//! rows average many values and have small elements. Output rows are therefore drawn and compared
+//! in bands of positions, so that the error of a late row is relative to the magnitudes of its own
+//! band.
 
 use std::ops::Range;
 
 use crate::parallel;
 use kernelgate::workload::{Expected, random};
 
-/// Maximum number of query-key pairs that a reference computes: about half a second on two cores,
-/// exponentials and GEMMs together.
+/// Maximum number of query-key pairs that an attention reference computes, about half a second of
+/// exponentials and GEMMs on two CPU cores.
 pub const MAX_REFERENCE_PAIRS: u64 = 1 << 25;
 
-/// Seed of the sample of rows. The seed is fixed, because the choice of rows belongs to the
-/// reference and not to the inputs.
-const ROW_SAMPLE_SEED: u64 = 0x6174_746e;
+/// Seed of the random choice of the output rows that the attention reference computes. The seed of
+/// the drawn rows is fixed, because the choice of rows must not depend on the inputs.
+const REFERENCE_ROW_SAMPLE_SEED: u64 = 0x6174_746e;
 
-/// Rows of a tensor `[b, h, s, ..]`: `heads` times `s`.
+/// Number and length of the heads of a tensor `[b, h, s, ..]`, from whose rows the reference draws
+/// those to compute: `heads` times `s`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct HeadRows {
-    /// Number of heads of all sequences, b·h.
+pub struct DrawableHeadRows {
+    /// Number of heads over all sequences of the batch, b·h.
     pub heads: usize,
-    /// Number of positions in a head.
+    /// Number of positions (rows) in a head.
     pub s: usize,
     /// Number of keys of a head.
     pub keys: usize,
-    /// Whether the last row sees all keys and each earlier row one key less than the next.
+    /// Whether the mask is causal: the last row sees all keys, and each earlier row sees one key
+    /// less than the next row.
     pub causal: bool,
 }
 
-impl HeadRows {
-    /// Bands of positions whose rows are drawn and compared together.
-    pub fn position_bands(&self) -> Vec<Range<usize>> {
+impl DrawableHeadRows {
+    /// Ranges of positions; the reference draws and compares the rows of each range together.
+    pub fn position_bands_drawn_together(&self) -> Vec<Range<usize>> {
         if !self.causal {
             return std::iter::once(0..self.s).collect();
         }
@@ -50,72 +53,79 @@ impl HeadRows {
         bands
     }
 
-    /// Whether the reference computes every row.
-    pub fn computes_every_row(&self) -> bool {
-        self.query_key_pairs() <= u128::from(MAX_REFERENCE_PAIRS)
+    /// Whether the reference computes every output row, because the problem has at most
+    /// [`MAX_REFERENCE_PAIRS`] query-key pairs.
+    pub fn reference_computes_every_row(&self) -> bool {
+        self.query_key_pairs_ignoring_mask() <= u128::from(MAX_REFERENCE_PAIRS)
     }
 
-    fn query_key_pairs(&self) -> u128 {
+    fn query_key_pairs_ignoring_mask(&self) -> u128 {
         self.heads as u128 * self.s as u128 * self.keys as u128
     }
 
-    /// Maximum number of keys that a row before `end` sees.
-    fn most_keys_seen(&self, end: usize) -> usize {
+    /// Maximum number of keys that any row at a position below `end` sees.
+    fn max_keys_seen_before_position(&self, end: usize) -> usize {
         if self.causal { end + self.keys - self.s } else { self.keys }
     }
 
-    /// Ascending rows of a band that are checked: all of them, or a random sample that uses the
-    /// band's share of [`MAX_REFERENCE_PAIRS`].
-    pub fn drawn_rows_of_band(&self, name: &str, band: &Range<usize>) -> Vec<usize> {
+    /// Draws the rows of a position band that are checked, ascending: all rows of a small problem,
+    /// else a random sample within the band's share of [`MAX_REFERENCE_PAIRS`].
+    pub fn draw_rows_of_position_band(&self, name: &str, band: &Range<usize>) -> Vec<usize> {
         let rows = self.heads * band.len();
-        let share = if self.computes_every_row() {
+        let share = if self.reference_computes_every_row() {
             rows
         } else {
             (MAX_REFERENCE_PAIRS as usize
-                / self.position_bands().len()
-                / self.most_keys_seen(band.end))
+                / self.position_bands_drawn_together().len()
+                / self.max_keys_seen_before_position(band.end))
             .max(1)
         };
-        let drawn =
-            random::random_indices(ROW_SAMPLE_SEED, &format!("{name} {}", band.start), rows, share);
+        let drawn = random::distinct_random_indices(
+            REFERENCE_ROW_SAMPLE_SEED,
+            &format!("{name} {}", band.start),
+            rows,
+            share,
+        );
         drawn
             .into_iter()
             .map(|row| row / band.len() * self.s + band.start + row % band.len())
             .collect()
     }
 
-    /// Ascending heads that are checked if a row's value needs its whole head. Each checked head
-    /// has `share` query heads; there is at least one.
-    pub fn drawn_head_indices(&self, name: &str, share: usize) -> Vec<usize> {
+    /// Draws the heads that are checked if each row's value depends on its whole head; the indices
+    /// are ascending. Each drawn key head has `share` query heads; at least one key head is drawn.
+    pub fn draw_whole_heads(&self, name: &str, share: usize) -> Vec<usize> {
         let drawn = (2 * u128::from(MAX_REFERENCE_PAIRS)
             / (share as u128 * self.s as u128 * self.keys as u128))
             .clamp(1, self.heads as u128) as usize;
-        random::random_indices(
-            ROW_SAMPLE_SEED,
+        random::distinct_random_indices(
+            REFERENCE_ROW_SAMPLE_SEED,
             name,
             self.heads,
-            if self.computes_every_row() { self.heads } else { drawn },
+            if self.reference_computes_every_row() { self.heads } else { drawn },
         )
     }
 
-    /// Maximum number of elements that the drawn rows can have, for memory estimates.
-    pub fn max_drawn_elements(&self) -> u64 {
-        let rows: usize = self.position_bands().iter().map(|band| self.heads * band.len()).sum();
-        if self.computes_every_row() {
+    /// Maximum number of rows that the reference can draw, for estimates of host memory.
+    pub fn max_drawn_rows(&self) -> u64 {
+        let rows: usize =
+            self.position_bands_drawn_together().iter().map(|band| self.heads * band.len()).sum();
+        if self.reference_computes_every_row() {
             return rows as u64;
         }
-        self.position_bands()
+        self.position_bands_drawn_together()
             .iter()
             .map(|band| {
-                ((self.heads * band.len()) as u64)
-                    .min(MAX_REFERENCE_PAIRS / self.most_keys_seen(band.end) as u64 + 1)
+                ((self.heads * band.len()) as u64).min(
+                    MAX_REFERENCE_PAIRS / self.max_keys_seen_before_position(band.end) as u64 + 1,
+                )
             })
             .sum()
     }
 
-    /// Computes the expected rows of output `name`; `f(head, positions)` returns the values of
-    /// ascending positions of a head.
-    pub fn expected_output_rows(
+    /// Computes the expected values of the drawn rows of output `name`; `f(head, positions)`
+    /// returns the rows at ascending positions of one head.
+    pub fn expected_values_of_drawn_rows(
         &self,
         name: &str,
         shape: &[usize],
@@ -123,7 +133,7 @@ impl HeadRows {
         f: impl Fn(usize, &[usize]) -> Vec<f64> + Sync,
     ) -> Expected {
         let of_a_head: Vec<&[usize]> = rows.chunk_by(|a, b| a / self.s == b / self.s).collect();
-        let values = parallel::parallel_map(of_a_head.len(), &|number| {
+        let values = parallel::map_numbers_in_parallel(of_a_head.len(), &|number| {
             let rows = of_a_head[number];
             let positions: Vec<usize> = rows.iter().map(|row| row % self.s).collect();
             f(rows[0] / self.s, &positions)

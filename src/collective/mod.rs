@@ -1,5 +1,5 @@
-//! The collective family, exchanges between GPUs: definition, fp64 reference, a CPU row, NCCL, and
-//! our own kernels over peer memory for sums.
+//! The collective workload family: definitions, fp64 reference, a CPU implementation, NCCL, and
+//! kernelgate's own all-reduce kernels over peer memory.
 
 mod cpu;
 mod cuda;
@@ -8,28 +8,28 @@ mod definition;
 mod simulation;
 
 use crate::family::WorkloadFamily;
-pub use cuda::{InPlaceSum, kernels};
+pub use cuda::{InPlaceAllReduce, list_collective_kernels};
 pub use definition::*;
-use kernelgate::harness::PeerProgramSource;
-use kernelgate::suite::{Suite, join_rows};
+use kernelgate::harness::EmbeddedPeerProgram;
+use kernelgate::suite::{WorkloadSuite, join_rows};
 
-/// All workloads of the collective family, each with its rows.
-pub fn suites() -> Vec<Suite> {
+/// All workloads of the collective family, each with its CPU and GPU implementations.
+pub fn collective_suites() -> Vec<WorkloadSuite> {
     vec![
-        join_rows(&ALL_REDUCE, cpu::EXCHANGE_ROWS.iter().chain(cuda::ALL_REDUCE)),
-        join_rows(&ALL_GATHER, cpu::EXCHANGE_ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
-        join_rows(&REDUCE_SCATTER, cpu::EXCHANGE_ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
-        join_rows(&BROADCAST, cpu::EXCHANGE_ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
-        join_rows(&SEND, cpu::EXCHANGE_ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
+        join_rows(&ALL_REDUCE, cpu::CPU_EXCHANGE_ROWS.iter().chain(cuda::CUDA_ALL_REDUCE_ROWS)),
+        join_rows(&ALL_GATHER, cpu::CPU_EXCHANGE_ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
+        join_rows(&REDUCE_SCATTER, cpu::CPU_EXCHANGE_ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
+        join_rows(&BROADCAST, cpu::CPU_EXCHANGE_ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
+        join_rows(&SEND, cpu::CPU_EXCHANGE_ROWS.iter().chain(cuda::NCCL_ONLY_ROWS)),
     ]
 }
 
-/// Entry of the collectives in the list of workload families.
-pub const FAMILY: WorkloadFamily = WorkloadFamily {
+/// The collective family's entry in the list of all workload families.
+pub const COLLECTIVE_FAMILY: WorkloadFamily = WorkloadFamily {
     name: "collective",
-    suites,
-    kernels,
-    peers: Some(PeerProgramSource {
+    suites: collective_suites,
+    kernels: list_collective_kernels,
+    peers: Some(EmbeddedPeerProgram {
         family: "collective",
         main: "collective.py",
         files: &[

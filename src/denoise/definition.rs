@@ -1,11 +1,11 @@
-//! Denoising of a robot policy's actions, as the action expert of pi0.5 does it: one Euler step and
-//! the whole loop.
+//! Denoising of a robot policy's actions by the action expert of pi0.5: workloads for one Euler
+//! step and for the whole loop.
 //!
-//! The source is openpi: `gemma.py`, `pi0.py` and `pi0_pytorch.py`. The expert is a transformer
-//! with multi-query attention over a horizon of noisy actions. Every norm is modulated by the time
-//! (adaRMS), and attention sees a cached prefix besides the actions.
+//! The source is openpi: `gemma.py`, `pi0.py` and `pi0_pytorch.py`. The action expert is a
+//! transformer with multi-query attention over a horizon of noisy actions. The denoising time
+//! modulates every norm (adaRMS), and attention sees a cached prefix besides the actions.
 //!
-//! Equations of one step at time t, for actions `x [S, 32]`, with `positions = P..P+S`:
+//! Equations of one denoising step at time t, for actions `x [S, 32]`, with `positions = P..P+S`:
 //!
 //! ```text
 //! cond = silu(silu(embedding(t)·time_in + b)·time_out + b)
@@ -20,27 +20,28 @@
 //! ```
 //!
 //! The loop starts from the noise `x` at t = 1 and repeats `x += dt·velocity(x, t); t += dt` for
-//! `steps` steps, with `dt = -1/steps`. The cached keys and values are not updated. In every
-//! implementation the time and its embedding are fp64, the state `x` is fp32.
+//! `steps` steps, with `dt = -1/steps`. The denoising loop never updates the cached keys and values
+//! of the prefix. Every denoising implementation computes the time and its embedding in fp64 and
+//! keeps the state `x` in fp32.
 //!
-//! With fp8 weights the inputs and all computations are those of bf16, except for the weights `W`
-//! of the seven projections of each layer. Each column of these is divided by the least power of
-//! two that brings its largest element to 448 or below, rounded to e4m3 (to nearest, ties to even),
-//! and multiplied again. An implementation quantises while it prepares, as a deployment does once;
-//! the reference computes with the quantised weights. The error of quantising itself is a property
-//! of the weights, not of an implementation. The quantising error is larger for random weights than
-//! for trained ones, because random weights have no structure that survives.
-//! docs/results/denoise.md has figures.
+//! With fp8 weights, inputs and computations are those of bf16, except for the weights `W` of the
+//! seven projections of each layer. For fp8, each column of `W` is divided by the least power of
+//! two that brings its largest element to 448 or below, rounded to e4m3, and multiplied again. An
+//! implementation quantises the weights while a case is prepared, not in timed launches; the
+//! reference computes with the quantised weights. The tolerance excludes the error of quantising
+//! the weights, because it depends on the weights, not on the implementation. Quantising random
+//! weights costs more accuracy than quantising trained weights; docs/results/denoise.md has
+//! figures.
 //!
-//! With int4 weights, `W` is quantised in groups: a group is 128 of k of a column (the last group
-//! may be shorter), and its scale is a seventh of its largest element, rounded to five significant
-//! bits. Elements are divided by the scale, rounded to whole numbers from -7 to 7, and multiplied
-//! again.
+//! With int4 weights, each column of `W` has a scale for each group of 128 of k: a seventh of the
+//! group's largest element, rounded to five significant bits. For int4, elements of `W` are divided
+//! by their group's scale, rounded to integers from -7 to 7, and multiplied by the scale again.
 //!
-//! Tensors are row-major and matrices `[in, out]`, so that `y = x·W`; layers are stacked. The
-//! letters are W width, D depth, M mlp width, H query heads, E head dimension, S horizon, P prefix.
-//! Head h of a row of q is its elements `h·E..(h+1)·E`. Matrices and caches have the dtype of the
-//! problem; biases, `x` and `t` are always f32.
+//! Denoising tensors are row-major and matrices are `[in, out]`, so that `y = x·W`; the matrices of
+//! all layers are stacked. The letters of the denoising shapes: W width, D depth, M MLP width, H
+//! query heads, E head dimension, S horizon, P prefix. Query head h of a row of q is the elements
+//! `h·E..(h+1)·E` of the row. Matrices and caches have the dtype of the problem; biases, `x` and
+//! `t` are always f32.
 //!
 //! | input | shape | |
 //! |---|---|---|
@@ -69,39 +70,39 @@
 //! prefix; the state token of pi0; a mask, because the suffix sees all of the prefix and all of
 //! itself.
 
-use super::model::ACTION_COLUMNS;
-use super::reference::{self, ReferenceExpert};
-pub use super::shape::{ActionExpertShape, WeightFormat};
-use kernelgate::suite::ScanAlongAxes;
+use super::model::VALUES_PER_ACTION;
+use super::reference::{self, ReferenceActionExpert};
+pub use super::shape::{DenoiseParameters, LayerWeightFormat};
+use kernelgate::suite::ProblemsAlongEachAxis;
 use kernelgate::workload::{
     Axis, AxisError, Dtype, Expected, Problem, Tensors, Tolerance, Work, Workload,
 };
 
-const MODEL_AXIS: Axis = Axis::one_of(
+const EXPERT_MODEL_AXIS: Axis = Axis::one_of(
     "model",
     &["pi05", "pi05_layer", "tiny"],
     "the expert of pi0.5 (430 M weights), one layer of it, or a small one for exact tests",
 );
 const S: Axis = Axis::number("s", "horizon: actions denoised together");
 const P: Axis = Axis::number("p", "prefix: cached tokens, 968 with three images, 712 with two");
-const STEPS_AXIS: Axis = Axis::number("steps", "Euler steps");
-const DTYPE_AXIS: Axis = Axis::one_of(
+const EULER_STEPS_AXIS: Axis = Axis::number("steps", "Euler steps");
+const DENOISE_DTYPE_AXIS: Axis = Axis::one_of(
     "dtype",
     &["f32", "bf16", "fp8", "int4"],
     "dtype of weights, activations and caches; fp8, int4: bf16, but the layers' weights in e4m3, or \
      in four bits in groups of 128; the state is always f32",
 );
 
-/// Time of the single step in [`STEP_WORKLOAD`]: three of ten steps into the loop.
-const SINGLE_STEP_TIME: f32 = 0.7;
-const MAX_LOOP_STEPS: usize = 1 << 10;
+/// Denoising time t of the workload `denoise/step`: three of ten steps into the loop.
+const TIME_OF_SINGLE_STEP: f32 = 0.7;
+const MAX_DENOISE_LOOP_STEPS: usize = 1 << 10;
 
-/// Workload of one denoising step, which computes a velocity.
-pub const STEP_WORKLOAD: Workload<DenoiseStep> = Workload {
+/// Workload of one denoising step, which computes a velocity from actions and a time.
+pub const DENOISE_STEP_WORKLOAD: Workload<DenoiseStep> = Workload {
     name: "denoise/step",
     about: "one step of the pi0.5 action expert: actions and time to velocity",
     revision: 1,
-    axes: &[MODEL_AXIS, S, P, DTYPE_AXIS],
+    axes: &[EXPERT_MODEL_AXIS, S, P, DENOISE_DTYPE_AXIS],
     default: &["model=pi05 s=50 p=968 dtype=f32"],
     accelerator: &["model=pi05 s=50 p=968 dtype=bf16"],
     thorough: &[
@@ -109,17 +110,17 @@ pub const STEP_WORKLOAD: Workload<DenoiseStep> = Workload {
         "model=pi05 s=50 p=968 dtype=fp8,int4",
         "model=tiny s=7,50 p=13,968 dtype=f32,bf16,fp8,int4",
     ],
-    bind: |point| Ok(DenoiseStep { expert: ActionExpertShape::bind(point)? }),
+    bind: |point| Ok(DenoiseStep { expert: DenoiseParameters::bind_denoise_axes(point)? }),
 };
 
-/// Workload of the whole denoising loop.
-pub const LOOP_WORKLOAD: Workload<DenoiseLoop> = Workload {
+/// Workload of the whole denoising loop, which turns noise into actions in Euler steps.
+pub const DENOISE_LOOP_WORKLOAD: Workload<DenoiseLoop> = Workload {
     name: "denoise/loop",
     about: "the denoise loop of the pi0.5 action expert: noise to actions in Euler steps",
     revision: 1,
-    axes: &[MODEL_AXIS, S, P, STEPS_AXIS, DTYPE_AXIS],
-    // On two cores the full loop takes about 3 s and its reference 9 s, so the CPU runs it only in
-    // the thorough selection.
+    axes: &[EXPERT_MODEL_AXIS, S, P, EULER_STEPS_AXIS, DENOISE_DTYPE_AXIS],
+    // On two CPU cores the full-size denoising loop takes about 3 s and its reference 9 s, so the
+    // default selection for the CPU has the tiny model.
     default: &["model=tiny s=50 p=968 steps=10 dtype=f32"],
     accelerator: &["model=pi05 s=50 p=968 steps=10 dtype=bf16"],
     thorough: &[
@@ -131,72 +132,81 @@ pub const LOOP_WORKLOAD: Workload<DenoiseLoop> = Workload {
     ],
     bind: |point| {
         let steps = point.number("steps")?;
-        if steps > MAX_LOOP_STEPS {
-            return Err(AxisError::Combination(format!("steps={steps}: up to {MAX_LOOP_STEPS}")));
+        if steps > MAX_DENOISE_LOOP_STEPS {
+            return Err(AxisError::Combination(format!(
+                "steps={steps}: up to {MAX_DENOISE_LOOP_STEPS}"
+            )));
         }
-        Ok(DenoiseLoop { expert: ActionExpertShape::bind(point)?, steps })
+        Ok(DenoiseLoop { expert: DenoiseParameters::bind_denoise_axes(point)?, steps })
     },
 };
 
-/// Rows that the scan times: the fastest one and its competitor.
-const SCAN_ROWS: &[&str] = &["cuda/graph", "cuda/persistent"];
+/// Names of the rows that the denoising scans time: the fastest own kernel, and cuBLASLt launches
+/// in a CUDA graph.
+const DENOISE_SCAN_ROWS: &[&str] = &["cuda/graph", "cuda/persistent"];
 
-/// Scan of a step with a short horizon after two images instead of three.
-pub const STEP_SCAN: ScanAlongAxes =
-    ScanAlongAxes { lines: &["model=pi05 s=10 p=712 dtype=bf16"], rows: SCAN_ROWS };
+/// Scan of one denoising step with a short horizon, after the prefix of two images instead of
+/// three.
+pub const DENOISE_STEP_SCAN: ProblemsAlongEachAxis =
+    ProblemsAlongEachAxis { lines: &["model=pi05 s=10 p=712 dtype=bf16"], rows: DENOISE_SCAN_ROWS };
 
-/// Scan of the loop over numbers of steps around ten, and with the short horizon.
-pub const LOOP_SCAN: ScanAlongAxes = ScanAlongAxes {
+/// Scan of the denoising loop over 1, 5 and 10 Euler steps, and with a short horizon.
+pub const DENOISE_LOOP_SCAN: ProblemsAlongEachAxis = ProblemsAlongEachAxis {
     lines: &[
         "model=pi05 s=50 p=968 steps=1,5,10 dtype=bf16",
         "model=pi05 s=10 p=712 steps=10 dtype=bf16",
     ],
-    rows: SCAN_ROWS,
+    rows: DENOISE_SCAN_ROWS,
 };
 
 /// Problem `denoise/step`: computes `velocity [S, 32]` from `x [S, 32]` at time `t`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DenoiseStep {
     /// Model and shape.
-    pub expert: ActionExpertShape,
+    pub expert: DenoiseParameters,
 }
 
 impl Problem for DenoiseStep {
     fn inputs(&self, seed: u64) -> Tensors {
-        self.expert.inputs(seed).with("t", [1], vec![SINGLE_STEP_TIME])
+        self.expert.draw_or_reuse_inputs(seed).with("t", [1], vec![TIME_OF_SINGLE_STEP])
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let x = inputs.tensor("x").to_f64(0, self.expert.s * ACTION_COLUMNS);
-        let times = inputs.tensor("t").to_f64(0, 1);
-        let inputs = self.expert.dequantised_inputs(inputs);
-        let expert = ReferenceExpert::new(&self.expert, &inputs, &times);
-        vec![Expected::all("velocity", [self.expert.s, ACTION_COLUMNS], expert.velocity(&x, 0))]
+        let x = inputs.tensor("x").elements_to_f64(0, self.expert.s * VALUES_PER_ACTION);
+        let times = inputs.tensor("t").elements_to_f64(0, 1);
+        let inputs = self.expert.inputs_rounded_to_weight_format(inputs);
+        let expert = ReferenceActionExpert::with_styles_of_times(&self.expert, &inputs, &times);
+        vec![Expected::all(
+            "velocity",
+            [self.expert.s, VALUES_PER_ACTION],
+            expert.reference_velocity(&x, 0),
+        )]
     }
 
     fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
-        self.expert.redraw_selected_inputs(names, seed)
+        self.expert.draw_named_inputs_only(names, seed)
     }
 
     fn work(&self) -> Work {
-        let mut work = self.expert.work(1);
-        work.read_bytes += Dtype::F32.bytes() as u64;
+        let mut work = self.expert.work_of_denoising_steps(1);
+        work.read_bytes += Dtype::F32.bytes_per_element() as u64;
         work
     }
 
     fn tolerance(&self) -> Tolerance {
         match self.expert.dtype {
-            // The measured errors are 3.0e-6 for the full model and 9e-7 for the small one.
+            // The measured f32 errors of a denoising step are 3.0e-6 for the full model and 9e-7
+            // for the tiny one.
             Dtype::F32 => Tolerance { max_error: 2e-5, relative_l2: 2e-5 },
-            // Rounding every activation to bf16, with the residual stream, gives an error of 1.9e-2
-            // for the full model and up to 1.4e-2 for the small one (by both measures). The
-            // smallest error of the tested faults is 6e-2.
+            // Rounding every activation of a denoising step to bf16 gives an error of 1.9e-2 for
+            // the full model and up to 1.4e-2 for the tiny one. The smallest error of a denoising
+            // step with a planted fault is 6e-2.
             _ => Tolerance { max_error: 6e-2, relative_l2: 5e-2 },
         }
     }
 
     fn host_bytes(&self) -> u64 {
-        self.expert.host_bytes(1)
+        self.expert.estimate_denoise_host_bytes(1)
     }
 }
 
@@ -204,45 +214,51 @@ impl Problem for DenoiseStep {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DenoiseLoop {
     /// Model and shape.
-    pub expert: ActionExpertShape,
+    pub expert: DenoiseParameters,
     /// Number of Euler steps.
     pub steps: usize,
 }
 
 impl Problem for DenoiseLoop {
     fn inputs(&self, seed: u64) -> Tensors {
-        self.expert.inputs(seed)
+        self.expert.draw_or_reuse_inputs(seed)
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let x = inputs.tensor("x").to_f64(0, self.expert.s * ACTION_COLUMNS);
-        let inputs = self.expert.dequantised_inputs(inputs);
-        let expert =
-            ReferenceExpert::new(&self.expert, &inputs, &reference::denoising_times(self.steps));
-        let actions = reference::euler_steps(self.steps, x, |x, step| expert.velocity(x, step));
-        vec![Expected::all("actions", [self.expert.s, ACTION_COLUMNS], actions)]
+        let x = inputs.tensor("x").elements_to_f64(0, self.expert.s * VALUES_PER_ACTION);
+        let inputs = self.expert.inputs_rounded_to_weight_format(inputs);
+        let expert = ReferenceActionExpert::with_styles_of_times(
+            &self.expert,
+            &inputs,
+            &reference::times_of_denoising_steps_in_f64(self.steps),
+        );
+        let actions = reference::integrate_by_euler_steps(self.steps, x, |x, step| {
+            expert.reference_velocity(x, step)
+        });
+        vec![Expected::all("actions", [self.expert.s, VALUES_PER_ACTION], actions)]
     }
 
     fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
-        self.expert.redraw_selected_inputs(names, seed)
+        self.expert.draw_named_inputs_only(names, seed)
     }
 
     fn work(&self) -> Work {
-        self.expert.work(self.steps)
+        self.expert.work_of_denoising_steps(self.steps)
     }
 
     fn tolerance(&self) -> Tolerance {
         match self.expert.dtype {
-            // The measured errors are 7.6e-7 for the full model and 7e-7 for the small one.
+            // The measured f32 errors of the denoising loop are 7.6e-7 for the full model and 7e-7
+            // for the tiny one.
             Dtype::F32 => Tolerance { max_error: 5e-6, relative_l2: 5e-6 },
-            // Errors of the steps average out: with every activation rounded to bf16, 6.8e-3 for
-            // the full model and up to 4.8e-3 for the small one.
+            // Rounding errors of the loop's steps average out: with every activation rounded to
+            // bf16, they are 6.8e-3 for the full model and up to 4.8e-3 for the tiny one.
             _ => Tolerance { max_error: 2.5e-2, relative_l2: 2e-2 },
         }
     }
 
     fn host_bytes(&self) -> u64 {
-        self.expert.host_bytes(self.steps)
+        self.expert.estimate_denoise_host_bytes(self.steps)
     }
 }
 

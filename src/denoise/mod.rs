@@ -1,4 +1,5 @@
-//! The denoise family, actions of a robot policy: definition, fp64 reference, CPU and CUDA rows.
+//! The denoise workload family (actions of a robot policy): definitions, fp64 reference, and CPU
+//! and CUDA implementations.
 
 mod cpu;
 mod cuda;
@@ -12,25 +13,33 @@ pub mod reference;
 mod shape;
 
 use crate::family::WorkloadFamily;
-pub use cuda::kernels;
+pub use cuda::list_denoise_kernels;
 pub use definition::*;
-use kernelgate::harness::PeerProgramSource;
-use kernelgate::suite::{Suite, suite_with_scan};
+use kernelgate::harness::EmbeddedPeerProgram;
+use kernelgate::suite::{WorkloadSuite, join_rows_with_scan_along_axes};
 
-/// All workloads of the denoise family, each with its rows.
-pub fn suites() -> Vec<Suite> {
+/// All workloads of the denoise family, each with its CPU and GPU implementations.
+pub fn denoise_suites() -> Vec<WorkloadSuite> {
     vec![
-        suite_with_scan(&STEP_WORKLOAD, cpu::STEP.iter().chain(cuda::STEP), STEP_SCAN),
-        suite_with_scan(&LOOP_WORKLOAD, cpu::LOOP.iter().chain(cuda::LOOP), LOOP_SCAN),
+        join_rows_with_scan_along_axes(
+            &DENOISE_STEP_WORKLOAD,
+            cpu::CPU_DENOISE_STEP_ROWS.iter().chain(cuda::CUDA_DENOISE_STEP_LADDER),
+            DENOISE_STEP_SCAN,
+        ),
+        join_rows_with_scan_along_axes(
+            &DENOISE_LOOP_WORKLOAD,
+            cpu::CPU_DENOISE_LOOP_ROWS.iter().chain(cuda::CUDA_DENOISE_LOOP_LADDER),
+            DENOISE_LOOP_SCAN,
+        ),
     ]
 }
 
-/// Entry of denoise in the list of workload families.
-pub const FAMILY: WorkloadFamily = WorkloadFamily {
+/// The denoise family's entry in the list of all workload families.
+pub const DENOISE_FAMILY: WorkloadFamily = WorkloadFamily {
     name: "denoise",
-    suites,
-    kernels,
-    peers: Some(PeerProgramSource {
+    suites: denoise_suites,
+    kernels: list_denoise_kernels,
+    peers: Some(EmbeddedPeerProgram {
         family: "denoise",
         main: "denoise.py",
         files: &[

@@ -1,109 +1,118 @@
-//! Dimensions of the action expert and, derived from them, every input tensor: its name, shape,
-//! dtype and distribution.
+//! Dimensions of the denoising action expert and, derived from them, every input tensor: its name,
+//! shape, dtype and standard deviation.
 
-use crate::draw::draw_tensor;
+use crate::draw::draw_tensor_of_mapped_normals;
 use kernelgate::workload::{Dtype, Tensor};
 
-/// Number of columns of an action.
-pub const ACTION_COLUMNS: usize = 32;
+/// Number of values of one robot action.
+pub const VALUES_PER_ACTION: usize = 32;
 
-/// Dimensions of pi0.5's action expert: gemma_300m with adaRMS.
-pub const PI05_MODEL: ExpertModel =
-    ExpertModel { name: "pi05", width: 1024, depth: 18, mlp: 4096, heads: 8, head_dim: 256 };
+/// Dimensions of pi0.5's denoising action expert: gemma_300m with adaptive RMS norms.
+pub const PI05_EXPERT_MODEL: ExpertDimensions =
+    ExpertDimensions { name: "pi05", width: 1024, depth: 18, mlp: 4096, heads: 8, head_dim: 256 };
 
-/// The action expert of pi0.5 with a single layer. A single layer runs the same kernels in a time
-/// that is acceptable for tools which check every memory access.
-pub const PI05_LAYER_MODEL: ExpertModel =
-    ExpertModel { name: "pi05_layer", depth: 1, ..PI05_MODEL };
+/// Pi0.5's action expert with one layer instead of 18. The one-layer model runs the same kernels in
+/// a time that is acceptable under tools which check every memory access.
+pub const PI05_ONE_LAYER_MODEL: ExpertDimensions =
+    ExpertDimensions { name: "pi05_layer", depth: 1, ..PI05_EXPERT_MODEL };
 
-/// Dimensions small enough for a reference that is computed element by element.
-pub const TINY_MODEL: ExpertModel =
-    ExpertModel { name: "tiny", width: 64, depth: 2, mlp: 128, heads: 2, head_dim: 16 };
+/// Dimensions of a test model that is small enough for a reference that is computed element by
+/// element.
+pub const TINY_TEST_MODEL: ExpertDimensions =
+    ExpertDimensions { name: "tiny", width: 64, depth: 2, mlp: 128, heads: 2, head_dim: 16 };
 
-/// Dimensions of an action expert with one key-value head.
+/// Dimensions of a denoising action expert whose query heads share one key-value head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ExpertModel {
-    /// Name of the model, as the axis `model` has it.
+pub struct ExpertDimensions {
+    /// Name of the model as a value of the axis `model`.
     pub name: &'static str,
-    /// Number of columns of the residual stream, and of the time embedding.
+    /// Number of elements of a token in the residual stream, and of the time embedding.
     pub width: usize,
     /// Number of layers.
     pub depth: usize,
-    /// Number of columns in the feed-forward's hidden layer.
+    /// Number of elements of a token in the feed-forward's hidden layer.
     pub mlp: usize,
     /// Number of query heads.
     pub heads: usize,
-    /// Number of columns of a head; it must be even.
+    /// Number of elements of a query, key or value head; it must be even.
     pub head_dim: usize,
 }
 
-/// Steps of the loop in which an input tensor must be read from memory.
+/// How often a denoising loop must read an input tensor from memory: in every step or once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReadTime {
-    /// The tensor must be read in every denoising step.
+pub enum InputReadFrequency {
+    /// The denoising loop must read the tensor in every step.
     EachStep,
-    /// One read of the tensor is enough for all steps together.
+    /// The denoising loop may read the tensor once for all steps.
     Once,
 }
 
-/// Specification of one input tensor.
+/// Specification of one input tensor of the denoising expert.
 #[derive(Debug, Clone, PartialEq)]
-pub struct TensorSpec {
-    /// Name of the tensor in the workload's definition.
+pub struct ExpertInputSpec {
+    /// Name of the input tensor in the workload's definition.
     pub name: &'static str,
-    /// Extent of each axis, outermost first.
+    /// Extent of each dimension of the tensor, outermost first.
     pub shape: Vec<usize>,
     pub dtype: Dtype,
-    /// Steps in which the tensor must be read: once for all steps, or in each of them.
-    pub read: ReadTime,
-    /// Standard deviation of the tensor's elements; their mean is 0.
+    /// How often the denoising loop must read the tensor: once for all steps, or in each step.
+    pub read: InputReadFrequency,
+    /// Standard deviation of the tensor's normally distributed elements, whose mean is 0.
     pub deviation: f32,
 }
 
-impl TensorSpec {
-    /// Size of the tensor in bytes.
-    pub fn bytes(&self) -> u64 {
-        self.shape.iter().product::<usize>() as u64 * self.dtype.bytes() as u64
+impl ExpertInputSpec {
+    /// Size of the input tensor in bytes, in its unquantised dtype.
+    pub fn unquantised_bytes(&self) -> u64 {
+        self.shape.iter().product::<usize>() as u64 * self.dtype.bytes_per_element() as u64
     }
 
-    /// Draws the tensor from a seed.
-    pub(super) fn draw_tensor(&self, seed: u64) -> Tensor {
-        draw_tensor(seed, self.name, self.shape.clone(), self.dtype, |x| self.deviation * x)
+    /// Draws the tensor's normally distributed elements from a seed.
+    pub(super) fn draw_tensor_from_seed(&self, seed: u64) -> Tensor {
+        draw_tensor_of_mapped_normals(seed, self.name, self.shape.clone(), self.dtype, |x| {
+            self.deviation * x
+        })
     }
 }
 
-impl ExpertModel {
-    /// Returns the denoise model of that name.
-    pub fn from_name(name: &str) -> Option<ExpertModel> {
-        [PI05_MODEL, PI05_LAYER_MODEL, TINY_MODEL].into_iter().find(|model| model.name == name)
+impl ExpertDimensions {
+    /// Returns the dimensions of the denoising model with this name, `None` for an unknown name.
+    pub fn dimensions_of_named_model(name: &str) -> Option<ExpertDimensions> {
+        [PI05_EXPERT_MODEL, PI05_ONE_LAYER_MODEL, TINY_TEST_MODEL]
+            .into_iter()
+            .find(|model| model.name == name)
     }
 
-    /// Number of weights in all layers without their styles, which every step must read.
-    pub fn layer_weight_elements(&self) -> u64 {
+    /// Number of projection weights in all layers, without the norm styles; every denoising step
+    /// must read them.
+    pub fn projection_weights_of_all_layers(&self) -> u64 {
         let attention = 2 * self.heads * self.head_dim + 2 * self.head_dim;
         (self.depth * self.width * (attention + 3 * self.mlp)) as u64
     }
 
-    /// Number of elements in the style matrices, without biases.
-    pub fn style_weight_elements(&self) -> u64 {
+    /// Number of elements of all style matrices of the norms, without biases.
+    pub fn style_matrix_elements(&self) -> u64 {
         ((2 * self.depth + 1) * 3 * self.width * self.width) as u64
     }
 
-    /// Number of elements in the two matrices of the time embedding, without biases.
-    pub fn time_weight_elements(&self) -> u64 {
+    /// Number of elements of the two matrices of the time embedding, without biases.
+    pub fn time_matrix_elements(&self) -> u64 {
         (2 * self.width * self.width) as u64
     }
 
-    /// All input tensors but the time, for a horizon `s` and a prefix `p`, in the order of use.
+    /// Specifications of all input tensors except the time, for a horizon `s` and a prefix `p`, in
+    /// the order of use.
     ///
-    /// The standard deviations keep activations of order one through all layers and let every part
-    /// matter. A factor 2 on `q_proj` makes attention select some tokens (uniform attention
-    /// averages to almost nothing). A factor 2 on the styles gives gates of about 0.4.
-    pub fn input_tensors(&self, s: usize, p: usize, dtype: Dtype) -> Vec<TensorSpec> {
+    /// The standard deviations of the inputs keep activations of order one through all layers and
+    /// let every part of the expert affect the output. A factor of 2 on the deviation of `q_proj`
+    /// makes attention select some tokens; with uniform attention, the values would average to
+    /// almost nothing. A factor of 2 on the deviation of the style matrices gives gates of about
+    /// 0.4.
+    pub fn input_tensor_specs(&self, s: usize, p: usize, dtype: Dtype) -> Vec<ExpertInputSpec> {
         let Self { width, depth, mlp, heads, head_dim, .. } = *self;
         let matrix = |name, shape: &[usize], read, gain: f32| {
             let rows = shape[shape.len() - 2];
-            TensorSpec {
+            ExpertInputSpec {
                 name,
                 shape: shape.to_vec(),
                 dtype,
@@ -111,33 +120,33 @@ impl ExpertModel {
                 deviation: gain / (rows as f32).sqrt(),
             }
         };
-        let f32_tensor = |name, shape: &[usize], deviation| TensorSpec {
+        let f32_tensor = |name, shape: &[usize], deviation| ExpertInputSpec {
             name,
             shape: shape.to_vec(),
             dtype: Dtype::F32,
-            read: ReadTime::Once,
+            read: InputReadFrequency::Once,
             deviation,
         };
         let bias = |name, shape: &[usize]| f32_tensor(name, shape, 0.1);
-        let cache = |name| TensorSpec {
+        let cache = |name| ExpertInputSpec {
             name,
             shape: vec![depth, p, head_dim],
             dtype,
-            read: ReadTime::EachStep,
+            read: InputReadFrequency::EachStep,
             deviation: 1.0,
         };
         let layer = |name, rows, columns, gain| {
-            matrix(name, &[depth, rows, columns], ReadTime::EachStep, gain)
+            matrix(name, &[depth, rows, columns], InputReadFrequency::EachStep, gain)
         };
         vec![
-            f32_tensor("x", &[s, ACTION_COLUMNS], 1.0),
-            matrix("time_in", &[width, width], ReadTime::Once, 1.0),
+            f32_tensor("x", &[s, VALUES_PER_ACTION], 1.0),
+            matrix("time_in", &[width, width], InputReadFrequency::Once, 1.0),
             bias("time_in_bias", &[width]),
-            matrix("time_out", &[width, width], ReadTime::Once, 1.0),
+            matrix("time_out", &[width, width], InputReadFrequency::Once, 1.0),
             bias("time_out_bias", &[width]),
-            matrix("action_in", &[ACTION_COLUMNS, width], ReadTime::Once, 1.0),
+            matrix("action_in", &[VALUES_PER_ACTION, width], InputReadFrequency::Once, 1.0),
             bias("action_in_bias", &[width]),
-            matrix("style1", &[depth, width, 3 * width], ReadTime::Once, 2.0),
+            matrix("style1", &[depth, width, 3 * width], InputReadFrequency::Once, 2.0),
             bias("style1_bias", &[depth, 3 * width]),
             layer("q_proj", width, heads * head_dim, 2.0),
             layer("k_proj", width, head_dim, 1.0),
@@ -145,15 +154,15 @@ impl ExpertModel {
             cache("k_cache"),
             cache("v_cache"),
             layer("o_proj", heads * head_dim, width, 1.0),
-            matrix("style2", &[depth, width, 3 * width], ReadTime::Once, 2.0),
+            matrix("style2", &[depth, width, 3 * width], InputReadFrequency::Once, 2.0),
             bias("style2_bias", &[depth, 3 * width]),
             layer("gate_proj", width, mlp, 1.0),
             layer("up_proj", width, mlp, 1.0),
             layer("down_proj", mlp, width, 1.0),
-            matrix("final_style", &[width, 3 * width], ReadTime::Once, 2.0),
+            matrix("final_style", &[width, 3 * width], InputReadFrequency::Once, 2.0),
             bias("final_style_bias", &[3 * width]),
-            matrix("action_out", &[width, ACTION_COLUMNS], ReadTime::Once, 1.0),
-            bias("action_out_bias", &[ACTION_COLUMNS]),
+            matrix("action_out", &[width, VALUES_PER_ACTION], InputReadFrequency::Once, 1.0),
+            bias("action_out_bias", &[VALUES_PER_ACTION]),
         ]
     }
 }

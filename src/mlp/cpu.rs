@@ -1,67 +1,68 @@
-//! The multilayer perceptron on the CPU in f32: the GEMMs run on all threads, with elementwise
-//! steps between the GEMMs.
+//! The two-layer perceptron on the CPU in f32: GEMMs run on all threads, and elementwise steps run
+//! between the GEMMs.
 
-use crate::family::check_dtype;
-use kernelgate_numerics::gemm::{MatRef, multiply, view};
+use crate::family::check_problem_dtype_is_computed;
+use kernelgate_numerics::gemm::{MatRef, matmul_f32_on_all_threads, row_major_matrix_view};
 
 use super::definition::{MlpBackward, MlpForward};
-use super::shape::MlpShape;
-use crate::math::exp;
+use super::shape::PerceptronSizes;
+use crate::math::vectorisable_exp;
 use crate::parallel;
 use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 
-/// CPU rows of the perceptron's forward pass.
-pub const FORWARD: &[Implementation<MlpForward>] = &[Implementation {
+/// CPU implementations of the perceptron's forward pass.
+pub const CPU_MLP_FORWARD_ROWS: &[Implementation<MlpForward>] = &[Implementation {
     name: "cpu",
     about: "GEMMs on all threads, SiLU and softmax between them",
-    supports: |problem| check_dtype(problem.shape.dtype, Dtype::F32),
+    supports: |problem| check_problem_dtype_is_computed(problem.shape.dtype, Dtype::F32),
     prepare: Prepare::Cpu(|problem, inputs| {
-        let mut layers = LayerActivations::new(&problem.shape);
+        let mut layers = MlpLayerBuffers::allocate_for_shape(&problem.shape);
         let outputs =
             Tensors::new().with_output("p", [problem.shape.b, problem.shape.c], Dtype::F32);
         CpuTask::new(inputs, outputs, move |inputs, outputs| {
-            layers.compute_probabilities(inputs, outputs.f32_mut("p"));
+            layers.compute_class_probabilities(inputs, outputs.f32_mut("p"));
         })
     }),
 }];
 
-/// CPU rows of the perceptron's backward pass.
-pub const BACKWARD: &[Implementation<MlpBackward>] = &[Implementation {
+/// CPU implementations of the perceptron's backward pass.
+pub const CPU_MLP_BACKWARD_ROWS: &[Implementation<MlpBackward>] = &[Implementation {
     name: "cpu",
     about: "the forward pass, then GEMMs with transposed operands on all threads",
-    supports: |problem| check_dtype(problem.shape.dtype, Dtype::F32),
+    supports: |problem| check_problem_dtype_is_computed(problem.shape.dtype, Dtype::F32),
     prepare: Prepare::Cpu(|problem, inputs| {
-        let mut layers = LayerActivations::new(&problem.shape);
+        let mut layers = MlpLayerBuffers::allocate_for_shape(&problem.shape);
         let mut p = vec![0.0; problem.shape.b * problem.shape.c];
-        let outputs = problem.shape.named_operands().into_iter().fold(
+        let outputs = problem.shape.names_and_extents_of_operands().into_iter().fold(
             Tensors::new(),
             |outputs, (name, shape)| {
                 outputs.with_output(&format!("grad_{name}"), shape, Dtype::F32)
             },
         );
         CpuTask::new(inputs, outputs, move |inputs, outputs| {
-            layers.compute_probabilities(inputs, &mut p);
-            layers.compute_gradients(inputs, &p, outputs);
+            layers.compute_class_probabilities(inputs, &mut p);
+            layers.compute_input_and_weight_gradients(inputs, &p, outputs);
         })
     }),
 }];
 
-/// Number of elements that a task computes between two GEMMs.
-const ELEMENTS_PER_TASK: usize = 1 << 12;
+/// Number of elements that one parallel CPU task computes in a step between two GEMMs.
+const ELEMENTS_PER_ELEMENTWISE_TASK: usize = 1 << 12;
 
-/// Activations of the layers between the GEMMs.
-struct LayerActivations {
-    shape: MlpShape,
+/// Buffers of the perceptron's values between the GEMMs: hidden layer before and after SiLU, and
+/// gradients.
+struct MlpLayerBuffers {
+    shape: PerceptronSizes,
     z: Vec<f32>,
     a: Vec<f32>,
     grad_z: Vec<f32>,
     grad_logits: Vec<f32>,
 }
 
-impl LayerActivations {
-    fn new(shape: &MlpShape) -> Self {
+impl MlpLayerBuffers {
+    fn allocate_for_shape(shape: &PerceptronSizes) -> Self {
         let hidden = || vec![0.0; shape.b * shape.h];
         Self {
             shape: *shape,
@@ -72,34 +73,48 @@ impl LayerActivations {
         }
     }
 
-    /// Computes the probabilities `p` `[b, c]`.
-    fn compute_probabilities(&mut self, inputs: &Tensors, p: &mut [f32]) {
-        let MlpShape { b, h, c, .. } = self.shape;
-        let [x, w1, w2] = view_operands(&self.shape, inputs);
-        multiply(&mut self.z, x, w1);
-        parallel::for_each_chunk(&mut self.a, ELEMENTS_PER_TASK, &|number, a| {
-            a.iter_mut()
-                .zip(&self.z[number * ELEMENTS_PER_TASK..])
-                .for_each(|(a, z)| *a = z * sigmoid(*z));
-        });
-        multiply(p, view(&self.a, b, h), w2);
-        parallel::for_each_chunk(p, c * ELEMENTS_PER_TASK.div_ceil(c), &|_, rows| {
-            for row in rows.chunks_mut(c) {
-                let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                row.iter_mut().for_each(|x| *x = exp(*x - largest));
-                let sum: f32 = row.iter().sum();
-                row.iter_mut().for_each(|x| *x /= sum);
-            }
-        });
+    /// Computes the class probabilities `p` `[b, c]` of the perceptron on the CPU.
+    fn compute_class_probabilities(&mut self, inputs: &Tensors, p: &mut [f32]) {
+        let PerceptronSizes { b, h, c, .. } = self.shape;
+        let [x, w1, w2] = view_x_and_weights_as_matrices(&self.shape, inputs);
+        matmul_f32_on_all_threads(&mut self.z, x, w1);
+        parallel::process_chunks_in_parallel(
+            &mut self.a,
+            ELEMENTS_PER_ELEMENTWISE_TASK,
+            &|number, a| {
+                a.iter_mut()
+                    .zip(&self.z[number * ELEMENTS_PER_ELEMENTWISE_TASK..])
+                    .for_each(|(a, z)| *a = z * sigmoid_f32(*z));
+            },
+        );
+        matmul_f32_on_all_threads(p, row_major_matrix_view(&self.a, b, h), w2);
+        parallel::process_chunks_in_parallel(
+            p,
+            c * ELEMENTS_PER_ELEMENTWISE_TASK.div_ceil(c),
+            &|_, rows| {
+                for row in rows.chunks_mut(c) {
+                    let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                    row.iter_mut().for_each(|x| *x = vectorisable_exp(*x - largest));
+                    let sum: f32 = row.iter().sum();
+                    row.iter_mut().for_each(|x| *x /= sum);
+                }
+            },
+        );
     }
 
-    /// Computes the gradients; [`Self::compute_probabilities`] must have computed `p` before.
-    fn compute_gradients(&mut self, inputs: &Tensors, p: &[f32], outputs: &mut Tensors) {
-        let MlpShape { b, h, c, .. } = self.shape;
-        let [x, w1, w2] = view_operands(&self.shape, inputs);
-        let rows = c * ELEMENTS_PER_TASK.div_ceil(c);
+    /// Computes the gradients of x, w1 and w2; [`Self::compute_class_probabilities`] must have
+    /// computed `p` before.
+    fn compute_input_and_weight_gradients(
+        &mut self,
+        inputs: &Tensors,
+        p: &[f32],
+        outputs: &mut Tensors,
+    ) {
+        let PerceptronSizes { b, h, c, .. } = self.shape;
+        let [x, w1, w2] = view_x_and_weights_as_matrices(&self.shape, inputs);
+        let rows = c * ELEMENTS_PER_ELEMENTWISE_TASK.div_ceil(c);
         let grad_p = inputs.f32("grad_p");
-        parallel::for_each_chunk(&mut self.grad_logits, rows, &|number, grad| {
+        parallel::process_chunks_in_parallel(&mut self.grad_logits, rows, &|number, grad| {
             let before = p[number * rows..].chunks(c).zip(grad_p[number * rows..].chunks(c));
             for (grad, (p, grad_p)) in grad.chunks_mut(c).zip(before) {
                 let mean: f32 = p.iter().zip(grad_p).map(|(p, grad)| p * grad).sum();
@@ -107,40 +122,55 @@ impl LayerActivations {
                 grad.iter_mut().zip(pairs).for_each(|(to, (p, grad))| *to = p * (grad - mean));
             }
         });
-        let grad_logits = view(&self.grad_logits, b, c);
-        multiply(&mut self.grad_z, grad_logits, w2.transpose());
-        parallel::for_each_chunk(&mut self.grad_z, ELEMENTS_PER_TASK, &|number, grad| {
-            for (grad, &z) in grad.iter_mut().zip(&self.z[number * ELEMENTS_PER_TASK..]) {
-                let s = sigmoid(z);
-                *grad *= s * (1.0 + z * (1.0 - s));
-            }
-        });
-        let grad_z = view(&self.grad_z, b, h);
-        multiply(outputs.f32_mut("grad_x"), grad_z, w1.transpose());
-        multiply(outputs.f32_mut("grad_w1"), x.transpose(), grad_z);
-        multiply(outputs.f32_mut("grad_w2"), view(&self.a, b, h).transpose(), grad_logits);
+        let grad_logits = row_major_matrix_view(&self.grad_logits, b, c);
+        matmul_f32_on_all_threads(&mut self.grad_z, grad_logits, w2.transpose());
+        parallel::process_chunks_in_parallel(
+            &mut self.grad_z,
+            ELEMENTS_PER_ELEMENTWISE_TASK,
+            &|number, grad| {
+                for (grad, &z) in
+                    grad.iter_mut().zip(&self.z[number * ELEMENTS_PER_ELEMENTWISE_TASK..])
+                {
+                    let s = sigmoid_f32(z);
+                    *grad *= s * (1.0 + z * (1.0 - s));
+                }
+            },
+        );
+        let grad_z = row_major_matrix_view(&self.grad_z, b, h);
+        matmul_f32_on_all_threads(outputs.f32_mut("grad_x"), grad_z, w1.transpose());
+        matmul_f32_on_all_threads(outputs.f32_mut("grad_w1"), x.transpose(), grad_z);
+        matmul_f32_on_all_threads(
+            outputs.f32_mut("grad_w2"),
+            row_major_matrix_view(&self.a, b, h).transpose(),
+            grad_logits,
+        );
     }
 }
 
-fn sigmoid(z: f32) -> f32 {
-    1.0 / (1.0 + exp(-z))
+fn sigmoid_f32(z: f32) -> f32 {
+    1.0 / (1.0 + vectorisable_exp(-z))
 }
 
-fn view_operands<'a>(shape: &MlpShape, inputs: &'a Tensors) -> [MatRef<'a, f32>; 3] {
-    shape.named_operands().map(|(name, [rows, columns])| view(inputs.f32(name), rows, columns))
+fn view_x_and_weights_as_matrices<'a>(
+    shape: &PerceptronSizes,
+    inputs: &'a Tensors,
+) -> [MatRef<'a, f32>; 3] {
+    shape
+        .names_and_extents_of_operands()
+        .map(|(name, [rows, columns])| row_major_matrix_view(inputs.f32(name), rows, columns))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu_tests::check_row_against_reference;
+    use crate::cpu_tests::assert_cpu_row_agrees_with_reference;
 
     #[test]
-    fn mlp_cpu_rows_agree_with_the_reference_at_odd_shapes() {
+    fn mlp_cpu_rows_agree_with_the_reference_at_odd_sizes() {
         for [b, i, h, c] in [[1, 1, 1, 1], [3, 5, 7, 11], [65, 33, 129, 10]] {
-            let shape = MlpShape { b, i, h, c, dtype: Dtype::F32 };
-            check_row_against_reference(&FORWARD[0], &MlpForward { shape });
-            check_row_against_reference(&BACKWARD[0], &MlpBackward { shape });
+            let shape = PerceptronSizes { b, i, h, c, dtype: Dtype::F32 };
+            assert_cpu_row_agrees_with_reference(&CPU_MLP_FORWARD_ROWS[0], &MlpForward { shape });
+            assert_cpu_row_agrees_with_reference(&CPU_MLP_BACKWARD_ROWS[0], &MlpBackward { shape });
         }
     }
 }

@@ -1,5 +1,6 @@
-//! A two-layer perceptron: definition, fp64 reference, CPU and CUDA rows. The smallest network of
-//! the suite, and the example of a family ("How to add" in CONTRIBUTING).
+//! The two-layer perceptron family: definitions, fp64 reference, and CPU and CUDA implementations.
+//! The perceptron is the smallest network of the suite and the example for a new family ("How to
+//! add" in CONTRIBUTING).
 
 mod cpu;
 mod cuda;
@@ -8,17 +9,24 @@ mod reference;
 mod shape;
 
 use crate::family::WorkloadFamily;
-pub use cuda::kernels;
+pub use cuda::list_mlp_kernels;
 pub use definition::*;
-use kernelgate::suite::{Suite, join_rows};
+use kernelgate::suite::{WorkloadSuite, join_rows};
 
-/// All workloads of the perceptron family, each with its rows.
-pub fn suites() -> Vec<Suite> {
+/// All workloads of the perceptron family, each with its CPU and GPU implementations.
+pub fn mlp_suites() -> Vec<WorkloadSuite> {
     vec![
-        join_rows(&FORWARD, cpu::FORWARD.iter().chain(cuda::FORWARD)),
-        join_rows(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::BACKWARD)),
+        join_rows(
+            &MLP_FORWARD_WORKLOAD,
+            cpu::CPU_MLP_FORWARD_ROWS.iter().chain(cuda::CUDA_MLP_FORWARD_LADDER),
+        ),
+        join_rows(
+            &MLP_BACKWARD_WORKLOAD,
+            cpu::CPU_MLP_BACKWARD_ROWS.iter().chain(cuda::CUDA_MLP_BACKWARD_LADDER),
+        ),
     ]
 }
 
-/// Entry of the perceptron in the list of workload families.
-pub const FAMILY: WorkloadFamily = WorkloadFamily { name: "mlp", suites, kernels, peers: None };
+/// The perceptron family's entry in the list of all workload families.
+pub const MLP_FAMILY: WorkloadFamily =
+    WorkloadFamily { name: "mlp", suites: mlp_suites, kernels: list_mlp_kernels, peers: None };

@@ -1,60 +1,72 @@
-//! The perceptron in fp64: the reference against which every implementation is verified.
+//! The two-layer perceptron in fp64: the reference against which every implementation is verified.
 
-use kernelgate_numerics::gemm::{product, view};
+use kernelgate_numerics::gemm::{row_major_matrix_view, row_major_product_f64};
 
-use super::shape::MlpShape;
-use crate::math::{sigmoid, softmax};
+use super::shape::PerceptronSizes;
+use crate::math::{sigmoid_f64, softmax_in_place_f64};
 use kernelgate::workload::Tensors;
 
-/// Results of the forward pass, with the values that the gradients need.
-pub struct MlpReference {
-    shape: MlpShape,
+/// Results of the perceptron's fp64 forward pass, with the intermediate values that the gradients
+/// need.
+pub struct MlpForwardReference {
+    shape: PerceptronSizes,
     round: fn(f64) -> f64,
     x: Vec<f64>,
     w1: Vec<f64>,
     w2: Vec<f64>,
-    /// Hidden layer before the activation, `x·w1`, `[b, h]`.
+    /// Hidden layer before the SiLU activation, `x·w1`, `[b, h]`.
     z: Vec<f64>,
-    /// Hidden layer after the activation, `silu(z)`, rounded.
+    /// Hidden layer after the SiLU activation, `silu(z)`, passed through the rounding function.
     a: Vec<f64>,
-    /// Probabilities of the classes, `[b, c]`.
+    /// Class probabilities, `[b, c]`.
     pub p: Vec<f64>,
 }
 
-impl MlpReference {
-    /// Computes `p`. `round` is applied to values that a row stores in the dtype of the inputs; the
-    /// reference rounds nothing.
-    pub fn new(shape: &MlpShape, inputs: &Tensors, round: fn(f64) -> f64) -> Self {
-        let MlpShape { b, i, h, c, .. } = *shape;
+impl MlpForwardReference {
+    /// Computes `p`. The function `round` is applied to values that an implementation stores in the
+    /// dtype of the inputs; the reference itself rounds nothing.
+    pub fn compute_forward_with_rounding(
+        shape: &PerceptronSizes,
+        inputs: &Tensors,
+        round: fn(f64) -> f64,
+    ) -> Self {
+        let PerceptronSizes { b, i, h, c, .. } = *shape;
         let [x, w1, w2] = shape
-            .named_operands()
-            .map(|(name, [rows, columns])| inputs.tensor(name).to_f64(0, rows * columns));
-        let z = product(view(&x, b, i), view(&w1, i, h));
-        let a: Vec<f64> = z.iter().map(|&z| round(z * sigmoid(z))).collect();
-        let mut p = product(view(&a, b, h), view(&w2, h, c));
-        p.chunks_mut(c).for_each(softmax);
+            .names_and_extents_of_operands()
+            .map(|(name, [rows, columns])| inputs.tensor(name).elements_to_f64(0, rows * columns));
+        let z = row_major_product_f64(
+            row_major_matrix_view(&x, b, i),
+            row_major_matrix_view(&w1, i, h),
+        );
+        let a: Vec<f64> = z.iter().map(|&z| round(z * sigmoid_f64(z))).collect();
+        let mut p = row_major_product_f64(
+            row_major_matrix_view(&a, b, h),
+            row_major_matrix_view(&w2, h, c),
+        );
+        p.chunks_mut(c).for_each(softmax_in_place_f64);
         Self { shape: *shape, round, x, w1, w2, z, a, p }
     }
 
-    /// Computes the gradients of x, w1 and w2 from `grad_p`.
-    pub fn compute_gradients(&self, inputs: &Tensors) -> [Vec<f64>; 3] {
-        let MlpShape { b, i, h, c, .. } = self.shape;
-        let mut grad_logits = inputs.tensor("grad_p").to_f64(0, b * c);
+    /// Computes the fp64 gradients of x, w1 and w2 from the input `grad_p`.
+    pub fn gradients_of_x_and_weights(&self, inputs: &Tensors) -> [Vec<f64>; 3] {
+        let PerceptronSizes { b, i, h, c, .. } = self.shape;
+        let mut grad_logits = inputs.tensor("grad_p").elements_to_f64(0, b * c);
         for (grad, p) in grad_logits.chunks_mut(c).zip(self.p.chunks(c)) {
             let mean: f64 = grad.iter().zip(p).map(|(grad, p)| grad * p).sum();
             grad.iter_mut().zip(p).for_each(|(grad, p)| *grad = (self.round)(p * (*grad - mean)));
         }
-        let grad_logits = view(&grad_logits, b, c);
-        let mut grad_z = product(grad_logits, view(&self.w2, h, c).transpose());
+        let grad_logits = row_major_matrix_view(&grad_logits, b, c);
+        let mut grad_z =
+            row_major_product_f64(grad_logits, row_major_matrix_view(&self.w2, h, c).transpose());
         for (grad, &z) in grad_z.iter_mut().zip(&self.z) {
-            let s = sigmoid(z);
+            let s = sigmoid_f64(z);
             *grad = (self.round)(*grad * s * (1.0 + z * (1.0 - s)));
         }
-        let grad_z = view(&grad_z, b, h);
+        let grad_z = row_major_matrix_view(&grad_z, b, h);
         [
-            product(grad_z, view(&self.w1, i, h).transpose()),
-            product(view(&self.x, b, i).transpose(), grad_z),
-            product(view(&self.a, b, h).transpose(), grad_logits),
+            row_major_product_f64(grad_z, row_major_matrix_view(&self.w1, i, h).transpose()),
+            row_major_product_f64(row_major_matrix_view(&self.x, b, i).transpose(), grad_z),
+            row_major_product_f64(row_major_matrix_view(&self.a, b, h).transpose(), grad_logits),
         ]
     }
 }

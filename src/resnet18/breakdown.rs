@@ -1,90 +1,111 @@
-//! The parts of a pass through the network: the named ranges that the guides open, and the work
-//! that the mathematics needs in each.
+//! Breakdown of a ResNet-18 pass into parts: the NVTX ranges that kernelgate's guides name, and the
+//! work that the mathematics needs in each range.
 //!
-//! The work of a layer is that of its convolutions, of a shortcut with the second convolution of
-//! its block, and of its neurons. Bytes count only parameters that are multiplied with a pixel
-//! somewhere: of a 3×3 filter over one pixel, one tap of nine is read. Spikes are not counted,
-//! because they can stay on the chip. In the backward pass, a layer is the gradient of its
-//! convolution's input and of the neurons that wrote that input.
+//! The work of a layer is that of its neurons, its convolution, and, for the second convolution of
+//! a block, the shortcut convolution. Parameter bytes count only weights that are multiplied with a
+//! pixel: over an image of one pixel, one tap of a 3×3 filter is read. The breakdown counts no
+//! bytes of spikes, because spikes can stay on the chip. In the backward breakdown, the part of a
+//! layer is the gradient of its convolution's input and of the neurons that produced that input.
 //!
-//! The guides' ranges around a launch (session, loading, warm-up runs, memory and layer profiling)
-//! are excluded on purpose, because one launch is recorded. The CPU row opens the named ranges of
-//! its forward pass, of the stages, of the backward pass and of the optimiser, for a profiler that
-//! listens to NVTX. Rows do not open the ranges Model_Reset and Output_Processing, and only rows
-//! with one launch for each operation open Time_Encoding: the other rows launch nothing in these
-//! ranges. `cuda/best` opens no stage's range, because its layers are one launch; the kernel's
-//! stages show their times.
+//! The breakdown excludes the guides' ranges around a launch, such as warm-up and memory
+//! profiling, because only one launch is recorded. The CPU implementation opens the NVTX ranges of
+//! its forward pass, stages, backward pass and optimiser, for a profiler that listens to NVTX. No
+//! implementation opens the ranges Model_Reset and Output_Processing; only rungs with one launch
+//! for each operation open Time_Encoding, because others launch nothing there. The rung `cuda/best`
+//! opens no range of a stage, because all its layers are one launch; the kernel's timer stages show
+//! their times.
 
-use super::network::{CLASS_COUNT, ConvolutionLayer, FeatureMap, ResidualBlock};
-use super::shape::NetworkShape;
-use kernelgate::workload::{Breakdown, BreakdownPart, Dtype, FlopUnit, Work};
+use super::network::{CLASSIFIER_CLASS_COUNT, ConvolutionLayer, FeatureMapExtents, ResNetBlock};
+use super::shape::ResNetParameters;
+use kernelgate::workload::{Dtype, FlopUnit, ProblemPartForProfile, ProblemPartsForProfile, Work};
 
-const LAYER_TABLE: &str = "layer";
-const BACKWARD_LAYER_TABLE: &str = "layer backward";
+const FORWARD_LAYER_TABLE_TITLE: &str = "layer";
+const BACKWARD_LAYER_TABLE_TITLE: &str = "layer backward";
 
-/// Breakdown of inference into its parts, from images to logits.
-pub(super) fn inference_breakdown(shape: &NetworkShape) -> Breakdown {
-    let parts = [forward_components(shape), NetworkParts::new(shape).forward_parts()].concat();
-    Breakdown { samples: Some(shape.b as u64), parts, ..Breakdown::default() }
+/// Breakdown of ResNet-18 inference into parts with their work, from images to logits.
+pub(super) fn breakdown_of_inference(shape: &ResNetParameters) -> ProblemPartsForProfile {
+    let parts = [
+        top_level_forward_parts(shape),
+        LayerWorkCalculator::for_network_shape(shape).forward_parts_by_layer(),
+    ]
+    .concat();
+    ProblemPartsForProfile {
+        samples: Some(shape.b as u64),
+        parts,
+        ..ProblemPartsForProfile::default()
+    }
 }
 
-/// Breakdown of a training step into its parts.
-pub(super) fn train_step_parts(shape: &NetworkShape) -> Breakdown {
-    let costs = NetworkParts::new(shape);
-    let backward = costs.backward_parts();
+/// Breakdown of a ResNet-18 training step into parts with their work.
+pub(super) fn breakdown_of_training_step(shape: &ResNetParameters) -> ProblemPartsForProfile {
+    let costs = LayerWorkCalculator::for_network_shape(shape);
+    let backward = costs.backward_parts_by_layer();
     let parameters = costs.network.parameters as u64;
-    let f32s = parameters * Dtype::F32.bytes() as u64;
-    let rounded: usize = costs.network.block_convolutions().map(weight_elements_read).sum();
-    let [read, write] = [Dtype::F32, Dtype::Bf16].map(|dtype| (rounded * dtype.bytes()) as u64);
+    let f32s = parameters * Dtype::F32.bytes_per_element() as u64;
+    let rounded: usize =
+        costs.network.all_convolutions().map(weights_multiplied_with_a_pixel).sum();
+    let [read, write] =
+        [Dtype::F32, Dtype::Bf16].map(|dtype| (rounded * dtype.bytes_per_element()) as u64);
     let rounding = Work::bytes(read, write);
     let optimizer =
         Work::bytes(2 * f32s, 2 * f32s).with_flops(FlopUnit::Vector, Dtype::F32, 4 * parameters);
-    let gradients = costs.weight_gradients();
+    let gradients = costs.work_of_all_weight_gradients();
     let own = backward.iter().filter(|part| !part.range.ends_with("_ResBlocks"));
-    let all = sum_works(own.map(|part| &part.work).chain([&gradients]));
+    let all = sum_of_works(own.map(|part| &part.work).chain([&gradients]));
     let parts = [
-        vec![component_part("Weight_Rounding", rounding)],
-        forward_components(shape),
+        vec![top_level_part("Weight_Rounding", rounding)],
+        top_level_forward_parts(shape),
         vec![
-            component_part("Backward", all),
-            component_part("Weight_Gradients", gradients),
-            component_part("Optimizer", optimizer),
+            top_level_part("Backward", all),
+            top_level_part("Weight_Gradients", gradients),
+            top_level_part("Optimizer", optimizer),
         ],
-        costs.forward_parts(),
+        costs.forward_parts_by_layer(),
         backward,
     ];
-    Breakdown { samples: Some(shape.b as u64), parts: parts.concat(), ..Breakdown::default() }
+    ProblemPartsForProfile {
+        samples: Some(shape.b as u64),
+        parts: parts.concat(),
+        ..ProblemPartsForProfile::default()
+    }
 }
 
-/// Number of a convolution's weights that are multiplied with a pixel somewhere.
-pub(super) fn weight_elements_read(conv: &ConvolutionLayer) -> usize {
-    conv.window.output.channels * conv.window.count_of_reading_taps() * conv.window.input.channels
+/// Number of a convolution's weights that are multiplied with at least one pixel inside the image.
+pub(super) fn weights_multiplied_with_a_pixel(conv: &ConvolutionLayer) -> usize {
+    conv.window.output.channels
+        * conv.window.count_of_taps_that_read_pixels()
+        * conv.window.input.channels
 }
 
-/// Parts of the forward pass, as the guides name them.
-fn forward_components(shape: &NetworkShape) -> Vec<BreakdownPart> {
-    let forward = shape.forward_work(&shape.sizes.build_network());
+/// Top-level parts of the forward pass, with the range names of kernelgate's guides.
+fn top_level_forward_parts(shape: &ResNetParameters) -> Vec<ProblemPartForProfile> {
+    let forward = shape.work_of_forward_pass(&shape.sizes.build_resnet18_layers());
     vec![
-        component_part("Model_Reset", Work::default()),
-        component_part("Time_Encoding", Work::default()),
-        component_part("Input_Reshaping", Work::default()),
-        component_part("Model_Forward_Pass", forward),
-        component_part("Output_Processing", Work::default()),
+        top_level_part("Model_Reset", Work::default()),
+        top_level_part("Time_Encoding", Work::default()),
+        top_level_part("Input_Reshaping", Work::default()),
+        top_level_part("Model_Forward_Pass", forward),
+        top_level_part("Output_Processing", Work::default()),
     ]
 }
 
-fn component_part(range: &str, work: Work) -> BreakdownPart {
-    BreakdownPart { table: "component", label: range.to_owned(), range: range.to_owned(), work }
+fn top_level_part(range: &str, work: Work) -> ProblemPartForProfile {
+    ProblemPartForProfile {
+        table: "component",
+        label: range.to_owned(),
+        range: range.to_owned(),
+        work,
+    }
 }
 
 /// Sum of several works.
-fn sum_works<'a>(works: impl IntoIterator<Item = &'a Work>) -> Work {
+fn sum_of_works<'a>(works: impl IntoIterator<Item = &'a Work>) -> Work {
     let mut sum = Work::default();
     for work in works {
         sum.read_bytes += work.read_bytes;
         sum.write_bytes += work.write_bytes;
         for flops in &work.flops {
-            let alike = |of: &&mut kernelgate::workload::work::Flops| {
+            let alike = |of: &&mut kernelgate::workload::work::FlopsOfUnitAndDtype| {
                 (of.unit, of.dtype) == (flops.unit, flops.dtype)
             };
             match sum.flops.iter_mut().find(alike) {
@@ -96,47 +117,52 @@ fn sum_works<'a>(works: impl IntoIterator<Item = &'a Work>) -> Work {
     sum
 }
 
-/// Layers of the network as rows of a table of parts.
-struct LayerTable {
+/// Table of a breakdown whose rows are the layers of the network.
+struct LayerBreakdownTable {
     table: &'static str,
-    /// Name of the range that contains the ranges of the layers.
+    /// Name of the NVTX range that contains the ranges of the layers.
     within: &'static str,
 }
 
-impl LayerTable {
-    fn part(&self, range: &str, work: Work) -> BreakdownPart {
+impl LayerBreakdownTable {
+    fn part_of_range(&self, range: &str, work: Work) -> ProblemPartForProfile {
         let &Self { table, within } = self;
-        BreakdownPart { table, label: range.to_owned(), range: format!("{within}/{range}"), work }
+        ProblemPartForProfile {
+            table,
+            label: range.to_owned(),
+            range: format!("{within}/{range}"),
+            work,
+        }
     }
 
-    /// Parts of a stage: the stage as a whole, then its convolutions.
-    fn parts_of_stage(
+    /// Rows of a stage in a layer table: the stage as a whole, then each of its convolutions.
+    fn stage_part_and_its_convolution_parts(
         &self,
         stage: &str,
         convs: Vec<(&ConvolutionLayer, Work)>,
-    ) -> Vec<BreakdownPart> {
-        let whole = self.part(stage, sum_works(convs.iter().map(|(_, work)| work)));
-        let conv = |(conv, work): (&ConvolutionLayer, Work)| BreakdownPart {
+    ) -> Vec<ProblemPartForProfile> {
+        let whole = self.part_of_range(stage, sum_of_works(convs.iter().map(|(_, work)| work)));
+        let conv = |(conv, work): (&ConvolutionLayer, Work)| ProblemPartForProfile {
             label: format!("· {}", conv.name),
-            ..self.part(&format!("{stage}/{}", conv.name), work)
+            ..self.part_of_range(&format!("{stage}/{}", conv.name), work)
         };
         std::iter::once(whole).chain(convs.into_iter().map(conv)).collect()
     }
 }
 
-/// Network and shape from which the layers' work is computed.
-struct NetworkParts<'a> {
-    shape: &'a NetworkShape,
-    network: super::network::ResNet18,
+/// Network and shape from which the work of each layer is computed.
+struct LayerWorkCalculator<'a> {
+    shape: &'a ResNetParameters,
+    network: super::network::ResNet18Layers,
 }
 
-impl<'a> NetworkParts<'a> {
-    fn new(shape: &'a NetworkShape) -> Self {
-        Self { shape, network: shape.sizes.build_network() }
+impl<'a> LayerWorkCalculator<'a> {
+    fn for_network_shape(shape: &'a ResNetParameters) -> Self {
+        Self { shape, network: shape.sizes.build_resnet18_layers() }
     }
 
-    /// Numbers of operations of GEMMs and of the vector unit.
-    fn gemm_and_vector_work(&self, work: Work, matmul: u64, vector: u64) -> Work {
+    /// Adds GEMM FLOPs and vector FLOPs to a work.
+    fn add_gemm_and_vector_flops(&self, work: Work, matmul: u64, vector: u64) -> Work {
         work.with_flops(FlopUnit::Matmul, self.shape.dtype, matmul).with_flops(
             FlopUnit::Vector,
             Dtype::F32,
@@ -144,174 +170,229 @@ impl<'a> NetworkParts<'a> {
         )
     }
 
-    /// Floating-point operations of convolutions over all frames.
-    fn convolution_flops<'c>(&self, convs: impl IntoIterator<Item = &'c ConvolutionLayer>) -> u64 {
-        let multiply_adds: u64 = convs.into_iter().map(ConvolutionLayer::multiply_adds).sum();
-        2 * self.shape.frame_count() as u64 * multiply_adds
+    /// FLOPs of some convolutions over all frames (images times time steps).
+    fn convolution_flops_over_all_frames<'c>(
+        &self,
+        convs: impl IntoIterator<Item = &'c ConvolutionLayer>,
+    ) -> u64 {
+        let multiply_adds: u64 =
+            convs.into_iter().map(ConvolutionLayer::multiply_adds_per_frame).sum();
+        2 * self.shape.frames_over_all_time_steps() as u64 * multiply_adds
     }
 
-    fn neuron_time_steps(&self, map: FeatureMap) -> u64 {
-        (self.shape.frame_count() * map.elements()) as u64
+    fn neuron_updates_over_all_frames(&self, map: FeatureMapExtents) -> u64 {
+        (self.shape.frames_over_all_time_steps() * map.elements_per_frame()) as u64
     }
 
-    /// Work of a layer: its convolutions and its neurons.
-    fn forward_layer_part<'c>(
+    /// Forward work of a layer: its convolutions, which add up to the same currents, and its
+    /// neurons.
+    fn forward_work_of_layer<'c>(
         &self,
         convs: impl IntoIterator<Item = &'c ConvolutionLayer> + Clone,
     ) -> Work {
-        let elements =
-            |conv: &ConvolutionLayer| weight_elements_read(conv) + conv.window.output.channels;
+        let elements = |conv: &ConvolutionLayer| {
+            weights_multiplied_with_a_pixel(conv) + conv.window.output.channels
+        };
         let read: usize = convs.clone().into_iter().map(elements).sum();
         let map = convs.clone().into_iter().next().map(|conv| conv.window.output);
-        let neurons = map.map_or(0, |map| self.neuron_time_steps(map));
-        let read = Work::bytes((read * self.shape.dtype.bytes()) as u64, 0);
-        self.gemm_and_vector_work(read, self.convolution_flops(convs), 5 * neurons)
+        let neurons = map.map_or(0, |map| self.neuron_updates_over_all_frames(map));
+        let read = Work::bytes((read * self.shape.dtype.bytes_per_element()) as u64, 0);
+        self.add_gemm_and_vector_flops(
+            read,
+            self.convolution_flops_over_all_frames(convs),
+            5 * neurons,
+        )
     }
 
-    fn forward_parts(&self) -> Vec<BreakdownPart> {
+    fn forward_parts_by_layer(&self) -> Vec<ProblemPartForProfile> {
         let Self { shape, network, .. } = self;
-        let images = shape.b * shape.sizes.image().elements() * shape.dtype.bytes();
-        let layers = LayerTable { table: LAYER_TABLE, within: "Model_Compute_All_Layers" };
-        let mut stem = self.forward_layer_part([&network.stem]);
+        let images = shape.b
+            * shape.sizes.image_extents().elements_per_frame()
+            * shape.dtype.bytes_per_element();
+        let layers = LayerBreakdownTable {
+            table: FORWARD_LAYER_TABLE_TITLE,
+            within: "Model_Compute_All_Layers",
+        };
+        let mut stem = self.forward_work_of_layer([&network.stem]);
         stem.read_bytes += images as u64;
-        // The input of the stem's convolution is the same in every time step.
+        // The stem's convolution reads the same image in every time step, so its work counts once
+        // for each image.
         stem.flops[0].count /= shape.t as u64;
-        let mut parts = vec![layers.part("Conv1_Block", stem)];
+        let mut parts = vec![layers.part_of_range("Conv1_Block", stem)];
         if network.pool.is_some() {
-            parts.push(layers.part("MaxPool", Work::default()));
+            parts.push(layers.part_of_range("MaxPool", Work::default()));
         }
         for (number, blocks) in network.blocks.chunks(shape.sizes.blocks).enumerate() {
-            let stage = stage_range_name(number);
+            let stage = nvtx_range_of_stage(number);
             let convs = blocks.iter().flat_map(|block| {
                 let second = [Some(&block.second), block.shortcut.as_ref()];
                 [
-                    (&block.first, self.forward_layer_part([&block.first])),
-                    (&block.second, self.forward_layer_part(second.into_iter().flatten())),
+                    (&block.first, self.forward_work_of_layer([&block.first])),
+                    (&block.second, self.forward_work_of_layer(second.into_iter().flatten())),
                 ]
             });
-            parts.extend(layers.parts_of_stage(&stage, convs.collect()));
+            parts.extend(layers.stage_part_and_its_convolution_parts(&stage, convs.collect()));
         }
-        let classifier = (network.parameters - network.classifier) * shape.dtype.bytes();
-        let logits = shape.b * CLASS_COUNT * Dtype::F32.bytes();
+        let classifier =
+            (network.parameters - network.classifier) * shape.dtype.bytes_per_element();
+        let logits = shape.b * CLASSIFIER_CLASS_COUNT * Dtype::F32.bytes_per_element();
         let last = Work::bytes(classifier as u64, logits as u64);
-        parts.push(
-            layers
-                .part("Final_Layers", self.gemm_and_vector_work(last, self.classifier_flops(), 0)),
-        );
+        parts.push(layers.part_of_range(
+            "Final_Layers",
+            self.add_gemm_and_vector_flops(last, self.classifier_gemm_flops(), 0),
+        ));
         parts
     }
 
-    fn classifier_flops(&self) -> u64 {
-        2 * (self.shape.b * CLASS_COUNT * self.network.last_map().channels) as u64
+    fn classifier_gemm_flops(&self) -> u64 {
+        2 * (self.shape.b * CLASSIFIER_CLASS_COUNT * self.network.last_feature_map().channels)
+            as u64
     }
 
-    /// Operations of the backward pass of neurons, as `st_bif/backward` counts them.
-    fn neurons_backward_work(&self, map: FeatureMap) -> u64 {
-        20 * self.neuron_time_steps(map)
+    /// Vector FLOPs of the backward pass of a feature map's neurons, as the workload
+    /// `st_bif/backward` counts them.
+    fn neuron_backward_flops(&self, map: FeatureMapExtents) -> u64 {
+        20 * self.neuron_updates_over_all_frames(map)
     }
 
-    fn backward_parts(&self) -> Vec<BreakdownPart> {
+    fn backward_parts_by_layer(&self) -> Vec<ProblemPartForProfile> {
         let Self { shape, network, .. } = self;
-        let layers = LayerTable { table: BACKWARD_LAYER_TABLE, within: "Backward" };
-        let maps = network.neuron_layer_extents();
-        let last = self.neurons_backward_work(network.last_map());
-        let last = self.gemm_and_vector_work(Work::default(), self.classifier_flops(), last);
-        let mut parts = vec![layers.part("Final_Layers", last)];
+        let layers = LayerBreakdownTable { table: BACKWARD_LAYER_TABLE_TITLE, within: "Backward" };
+        let maps = network.extents_of_neuron_layers();
+        let last = self.neuron_backward_flops(network.last_feature_map());
+        let last =
+            self.add_gemm_and_vector_flops(Work::default(), self.classifier_gemm_flops(), last);
+        let mut parts = vec![layers.part_of_range("Final_Layers", last)];
         let stages = network.blocks.chunks(shape.sizes.blocks).enumerate();
         for (number, blocks) in stages.rev() {
-            let (stage, before) = (stage_range_name(number), number * shape.sizes.blocks);
+            let (stage, before) = (nvtx_range_of_stage(number), number * shape.sizes.blocks);
             let convs = blocks.iter().enumerate().rev().flat_map(|(i, block)| {
-                let ResidualBlock { first, second, shortcut } = block;
-                // The neurons whose spikes the block reads; the stem's neurons are a separate part.
+                let ResNetBlock { first, second, shortcut } = block;
+                // The work of a block includes the neurons whose spikes the block reads; the stem's
+                // neurons are a separate part.
                 let read = 2 * (before + i);
-                let read = if read > 0 { self.neurons_backward_work(maps[read]) } else { 0 };
-                let hidden = self.neurons_backward_work(first.window.output);
-                let input =
-                    self.convolution_flops([Some(first), shortcut.as_ref()].into_iter().flatten());
+                let read = if read > 0 { self.neuron_backward_flops(maps[read]) } else { 0 };
+                let hidden = self.neuron_backward_flops(first.window.output);
+                let input = self.convolution_flops_over_all_frames(
+                    [Some(first), shortcut.as_ref()].into_iter().flatten(),
+                );
                 [
                     (
                         second,
-                        self.gemm_and_vector_work(
+                        self.add_gemm_and_vector_flops(
                             Work::default(),
-                            self.convolution_flops([second]),
+                            self.convolution_flops_over_all_frames([second]),
                             hidden,
                         ),
                     ),
-                    (first, self.gemm_and_vector_work(Work::default(), input, read)),
+                    (first, self.add_gemm_and_vector_flops(Work::default(), input, read)),
                 ]
             });
-            parts.extend(layers.parts_of_stage(&stage, convs.collect()));
+            parts.extend(layers.stage_part_and_its_convolution_parts(&stage, convs.collect()));
         }
-        let stem = self.neurons_backward_work(maps[0]);
-        parts.push(layers.part("Conv1_Block", self.gemm_and_vector_work(Work::default(), 0, stem)));
+        let stem = self.neuron_backward_flops(maps[0]);
+        parts.push(layers.part_of_range(
+            "Conv1_Block",
+            self.add_gemm_and_vector_flops(Work::default(), 0, stem),
+        ));
         parts
     }
 
-    fn weight_gradients(&self) -> Work {
-        let stem = 2 * self.shape.b as u64 * self.network.stem.multiply_adds();
-        let hidden = self.convolution_flops(self.network.block_convolutions().skip(1));
-        self.gemm_and_vector_work(Work::default(), stem + hidden, 0)
+    fn work_of_all_weight_gradients(&self) -> Work {
+        let stem = 2 * self.shape.b as u64 * self.network.stem.multiply_adds_per_frame();
+        let hidden =
+            self.convolution_flops_over_all_frames(self.network.all_convolutions().skip(1));
+        self.add_gemm_and_vector_flops(Work::default(), stem + hidden, 0)
     }
 }
 
-/// Name of the range of a stage; stages are numbered from 0.
-pub(super) fn stage_range_name(number: usize) -> String {
+/// NVTX range name of a ResNet stage; stages are numbered from 0.
+pub(super) fn nvtx_range_of_stage(number: usize) -> String {
     format!("Layer{}_ResBlocks", number + 1)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::definition::{INFERENCE, TRAIN_STEP};
-    use super::super::network::NetworkStem;
+    use super::super::definition::{INFERENCE_WORKLOAD, TRAINING_STEP_WORKLOAD};
+    use super::super::network::ResNetStem;
     use super::*;
-    use kernelgate::workload::{DefaultScale, Effort, Problem};
+    use kernelgate::workload::{BenchEffort, Problem, SizeOfDefaultProblems};
 
-    fn matmul_and_vector<'a>(parts: impl IntoIterator<Item = &'a BreakdownPart>) -> [u64; 2] {
-        let all = sum_works(parts.into_iter().map(|part| &part.work));
+    fn matmul_and_vector_flops_of_parts<'a>(
+        parts: impl IntoIterator<Item = &'a ProblemPartForProfile>,
+    ) -> [u64; 2] {
+        let all = sum_of_works(parts.into_iter().map(|part| &part.work));
         [FlopUnit::Matmul, FlopUnit::Vector]
             .map(|unit| all.flops.iter().filter(|of| of.unit == unit).map(|of| of.count).sum())
     }
 
-    /// Parts of these tables that contain no other parts.
-    fn innermost_parts<'a>(
-        of: &'a Breakdown,
+    /// Parts of the given breakdown tables that contain no other parts: all but the stages.
+    fn parts_without_stages<'a>(
+        of: &'a ProblemPartsForProfile,
         tables: &'a [&str],
-    ) -> impl Iterator<Item = &'a BreakdownPart> {
-        let own = |part: &&BreakdownPart| !part.range.ends_with("_ResBlocks");
+    ) -> impl Iterator<Item = &'a ProblemPartForProfile> {
+        let own = |part: &&ProblemPartForProfile| !part.range.ends_with("_ResBlocks");
         of.parts.iter().filter(|part| tables.contains(&part.table)).filter(own)
     }
 
     #[test]
-    fn the_works_of_all_layers_add_up_to_the_declared_work() {
-        for point in INFERENCE.points(Effort::Thorough, DefaultScale::Host, &[]).unwrap() {
-            let problem = (INFERENCE.bind)(&point).unwrap();
+    fn the_work_of_all_layers_adds_up_to_the_declared_work() {
+        for point in INFERENCE_WORKLOAD
+            .points_selected_by_effort(BenchEffort::Thorough, SizeOfDefaultProblems::Host, &[])
+            .unwrap()
+        {
+            let problem = (INFERENCE_WORKLOAD.bind)(&point).unwrap();
             let (of, work) = (problem.breakdown(), problem.work());
-            let layers = sum_works(innermost_parts(&of, &[LAYER_TABLE]).map(|part| &part.work));
-            // The declared work contains the bytes of all parameters.
+            let layers = sum_of_works(
+                parts_without_stages(&of, &[FORWARD_LAYER_TABLE_TITLE]).map(|part| &part.work),
+            );
+            // The declared work counts the bytes of all parameters, the layers only those of
+            // weights that are multiplied with a pixel.
             assert!(layers.read_bytes <= work.read_bytes, "{point:?}");
-            let every_tap = problem.shape.sizes.stem == NetworkStem::Cifar;
+            let every_tap = problem.shape.sizes.stem == ResNetStem::Cifar;
             assert_eq!(layers.read_bytes == work.read_bytes, every_tap, "{point:?}");
             assert_eq!(Work { read_bytes: work.read_bytes, ..layers }, work, "{point:?}");
         }
-        for point in TRAIN_STEP.points(Effort::Default, DefaultScale::Accelerator, &[]).unwrap() {
-            let problem = (TRAIN_STEP.bind)(&point).unwrap();
+        for point in TRAINING_STEP_WORKLOAD
+            .points_selected_by_effort(
+                BenchEffort::Default,
+                SizeOfDefaultProblems::Accelerator,
+                &[],
+            )
+            .unwrap()
+        {
+            let problem = (TRAINING_STEP_WORKLOAD.bind)(&point).unwrap();
             let breakdown = problem.breakdown();
             let others = ["Weight_Gradients", "Optimizer"];
             let others =
                 breakdown.parts.iter().filter(|part| others.contains(&part.range.as_str()));
-            let layers =
-                innermost_parts(&breakdown, &[LAYER_TABLE, BACKWARD_LAYER_TABLE]).chain(others);
-            let work = BreakdownPart { work: problem.work(), ..breakdown.parts[0].clone() };
-            assert_eq!(matmul_and_vector(layers), matmul_and_vector([&work]), "{point:?}");
+            let layers = parts_without_stages(
+                &breakdown,
+                &[FORWARD_LAYER_TABLE_TITLE, BACKWARD_LAYER_TABLE_TITLE],
+            )
+            .chain(others);
+            let work = ProblemPartForProfile { work: problem.work(), ..breakdown.parts[0].clone() };
+            assert_eq!(
+                matmul_and_vector_flops_of_parts(layers),
+                matmul_and_vector_flops_of_parts([&work]),
+                "{point:?}"
+            );
         }
     }
 
     #[test]
-    fn the_parts_of_the_breakdown_have_distinct_ranges() {
-        let point = &TRAIN_STEP.points(Effort::Default, DefaultScale::Accelerator, &[]).unwrap()[0];
-        let breakdown = (TRAIN_STEP.bind)(point).unwrap().breakdown();
+    fn the_parts_of_a_breakdown_have_distinct_nvtx_ranges() {
+        let point = &TRAINING_STEP_WORKLOAD
+            .points_selected_by_effort(
+                BenchEffort::Default,
+                SizeOfDefaultProblems::Accelerator,
+                &[],
+            )
+            .unwrap()[0];
+        let breakdown = (TRAINING_STEP_WORKLOAD.bind)(point).unwrap().breakdown();
         for (i, part) in breakdown.parts.iter().enumerate() {
-            let same = |other: &BreakdownPart| other.range.ends_with(&format!("/{}", part.range));
+            let same =
+                |other: &ProblemPartForProfile| other.range.ends_with(&format!("/{}", part.range));
             assert!(!breakdown.parts.iter().any(same), "{}", part.range);
             assert!(
                 breakdown.parts[..i].iter().all(|other| other.range != part.range),

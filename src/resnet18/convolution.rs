@@ -1,35 +1,38 @@
-//! Convolutions of the reference in fp64, forward and backward: one GEMM for each tap of the
-//! window, over the pixels that the tap reads.
+//! Convolutions of the fp64 reference, forward and backward: one GEMM for each tap of the window,
+//! over the pixels that the tap reads.
 
-use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
+use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, matmul_f64_on_calling_thread};
 
-use super::network::{ConvolutionLayer, ConvolutionWindow};
+use super::network::{ConvolutionLayer, SlidingWindow};
 use crate::parallel;
 
-/// Approximate number of output pixels that each CPU task computes.
-const ROWS_PER_TASK: usize = 512;
+/// Approximate number of output pixels that one parallel CPU task of the reference convolution
+/// computes.
+const OUTPUT_PIXELS_PER_TASK: usize = 512;
 
-/// Number of frames that each CPU task computes.
-fn frames_a_task(window: &ConvolutionWindow) -> usize {
-    (ROWS_PER_TASK / window.output.pixel_count()).max(1)
+/// Number of frames (one image at one time step) that one parallel CPU task of the reference
+/// convolution computes.
+fn reference_frames_per_task(window: &SlidingWindow) -> usize {
+    (OUTPUT_PIXELS_PER_TASK / window.output.pixels_per_frame()).max(1)
 }
 
-/// Copies the inputs of a tap for some frames: a row of channels for each output pixel, with zeros
-/// in the padding. Returns `None` if the tap reads only padding.
-fn gather_inputs_of_tap<T: Copy + Into<f64>>(
-    window: &ConvolutionWindow,
+/// Copies the input channels that one filter tap reads: a row for each output pixel of each frame,
+/// with zeros in the padding. Returns `None` if the filter tap reads only padding.
+fn gather_channels_read_by_tap<T: Copy + Into<f64>>(
+    window: &SlidingWindow,
     input: &[T],
     tap: usize,
 ) -> Option<Vec<f64>> {
-    let sources: Vec<_> =
-        (0..window.output.pixel_count()).map(|pixel| window.source_pixel(pixel, tap)).collect();
+    let sources: Vec<_> = (0..window.output.pixels_per_frame())
+        .map(|pixel| window.input_pixel_read_by_tap(pixel, tap))
+        .collect();
     if sources.iter().all(Option::is_none) {
         return None;
     }
     let channels = window.input.channels;
-    let frames = input.len() / window.input.elements();
+    let frames = input.len() / window.input.elements_per_frame();
     let mut rows = Vec::with_capacity(frames * sources.len() * channels);
-    for frame in input.chunks(window.input.elements()) {
+    for frame in input.chunks(window.input.elements_per_frame()) {
         for source in &sources {
             match source {
                 Some(at) => {
@@ -42,53 +45,71 @@ fn gather_inputs_of_tap<T: Copy + Into<f64>>(
     Some(rows)
 }
 
-/// The weights of one tap of the convolution, `[out, in]`.
-fn tap_weight<'a>(conv: &ConvolutionLayer, weight: &'a [f64], tap: usize) -> MatRef<'a, f64> {
+/// Returns the weights of one filter tap of a convolution as a matrix `[out, in]`.
+fn weight_matrix_of_tap<'a>(
+    conv: &ConvolutionLayer,
+    weight: &'a [f64],
+    tap: usize,
+) -> MatRef<'a, f64> {
     let (out, channels) = (conv.window.output.channels, conv.window.input.channels);
-    MatRef::from_row_major_slice(weight, out, conv.filter_elements())
+    MatRef::from_row_major_slice(weight, out, conv.elements_per_filter())
         .subcols(tap * channels, channels)
 }
 
-/// Views a slice as a matrix with rows of `columns` elements.
-fn view(values: &[f64], columns: usize) -> MatRef<'_, f64> {
+/// Views a slice as a row-major matrix with `columns` columns, without a copy.
+fn view_f64_rows(values: &[f64], columns: usize) -> MatRef<'_, f64> {
     MatRef::from_row_major_slice(values, values.len() / columns, columns)
 }
 
-/// Adds the product `factor·a·b` to `out`, on this thread.
-fn add_gemm_on_thread(out: &mut [f64], a: MatRef<f64>, b: MatRef<f64>, factor: f64) {
+/// Adds the matrix product `factor·a·b` to `out`, on the calling thread.
+fn add_matrix_product_single_threaded(
+    out: &mut [f64],
+    a: MatRef<f64>,
+    b: MatRef<f64>,
+    factor: f64,
+) {
     let out = MatMut::from_row_major_slice_mut(out, a.nrows(), b.ncols());
-    multiply_f64(out, Accum::Add, a, b, factor);
+    matmul_f64_on_calling_thread(out, Accum::Add, a, b, factor);
 }
 
-/// Computes `factor·conv(input)` of frames `[frames, side, side, in]` with a weight `[out, taps,
-/// in]`, without the bias.
-pub fn convolve<T: Copy + Into<f64> + Sync>(
+/// Computes the fp64 convolution `factor·conv(input)` of frames `[frames, side, side, in]` with a
+/// weight `[out, taps, in]`, without the bias.
+pub fn convolve_frames_in_f64<T: Copy + Into<f64> + Sync>(
     conv: &ConvolutionLayer,
     weight: &[f64],
     input: &[T],
     factor: f64,
 ) -> Vec<f64> {
     let window = &conv.window;
-    let frames = input.len() / window.input.elements();
-    let mut output = vec![0.0; frames * window.output.elements()];
-    let task = frames_a_task(window);
-    parallel::for_each_chunk(&mut output, task * window.output.elements(), &|number, output| {
-        let frames = output.len() / window.output.elements();
-        let input = &input[number * task * window.input.elements()..];
-        let input = &input[..frames * window.input.elements()];
-        for tap in 0..window.window_taps() {
-            if let Some(x) = gather_inputs_of_tap(window, input, tap) {
-                let w = tap_weight(conv, weight, tap).transpose();
-                add_gemm_on_thread(output, view(&x, window.input.channels), w, factor);
+    let frames = input.len() / window.input.elements_per_frame();
+    let mut output = vec![0.0; frames * window.output.elements_per_frame()];
+    let task = reference_frames_per_task(window);
+    parallel::process_chunks_in_parallel(
+        &mut output,
+        task * window.output.elements_per_frame(),
+        &|number, output| {
+            let frames = output.len() / window.output.elements_per_frame();
+            let input = &input[number * task * window.input.elements_per_frame()..];
+            let input = &input[..frames * window.input.elements_per_frame()];
+            for tap in 0..window.tap_count() {
+                if let Some(x) = gather_channels_read_by_tap(window, input, tap) {
+                    let w = weight_matrix_of_tap(conv, weight, tap).transpose();
+                    add_matrix_product_single_threaded(
+                        output,
+                        view_f64_rows(&x, window.input.channels),
+                        w,
+                        factor,
+                    );
+                }
             }
-        }
-    });
+        },
+    );
     output
 }
 
-/// Computes the gradient of a convolution's input from the gradient of its output
-/// (`factor·conv(input)`).
-pub fn input_gradient(
+/// Computes the fp64 gradient of a convolution's input from the gradient of its output,
+/// `factor·conv(input)`.
+pub fn convolution_input_gradient_in_f64(
     conv: &ConvolutionLayer,
     weight: &[f64],
     output: &[f64],
@@ -96,41 +117,51 @@ pub fn input_gradient(
 ) -> Vec<f64> {
     let window = &conv.window;
     let channels = window.input.channels;
-    let frames = output.len() / window.output.elements();
-    let mut input = vec![0.0; frames * window.input.elements()];
-    let task = frames_a_task(window);
-    parallel::for_each_chunk(&mut input, task * window.input.elements(), &|number, input| {
-        let frames = input.len() / window.input.elements();
-        let output = &output[number * task * window.output.elements()..];
-        let output = &output[..frames * window.output.elements()];
-        let g = view(output, window.output.channels);
-        let mut of_tap = vec![0.0; g.nrows() * channels];
-        for tap in 0..window.window_taps() {
-            let pixels = window.output.pixel_count();
-            let sources: Vec<_> =
-                (0..pixels).map(|pixel| window.source_pixel(pixel, tap)).collect();
-            if sources.iter().all(Option::is_none) {
-                continue;
-            }
-            of_tap.fill(0.0);
-            add_gemm_on_thread(&mut of_tap, g, tap_weight(conv, weight, tap), factor);
-            let frames =
-                of_tap.chunks(pixels * channels).zip(input.chunks_mut(window.input.elements()));
-            for (of_tap, input) in frames {
-                for (row, source) in of_tap.chunks(channels).zip(&sources) {
-                    let Some(at) = source else { continue };
-                    let to = &mut input[at * channels..][..channels];
-                    to.iter_mut().zip(row).for_each(|(to, x)| *to += x);
+    let frames = output.len() / window.output.elements_per_frame();
+    let mut input = vec![0.0; frames * window.input.elements_per_frame()];
+    let task = reference_frames_per_task(window);
+    parallel::process_chunks_in_parallel(
+        &mut input,
+        task * window.input.elements_per_frame(),
+        &|number, input| {
+            let frames = input.len() / window.input.elements_per_frame();
+            let output = &output[number * task * window.output.elements_per_frame()..];
+            let output = &output[..frames * window.output.elements_per_frame()];
+            let g = view_f64_rows(output, window.output.channels);
+            let mut of_tap = vec![0.0; g.nrows() * channels];
+            for tap in 0..window.tap_count() {
+                let pixels = window.output.pixels_per_frame();
+                let sources: Vec<_> =
+                    (0..pixels).map(|pixel| window.input_pixel_read_by_tap(pixel, tap)).collect();
+                if sources.iter().all(Option::is_none) {
+                    continue;
+                }
+                of_tap.fill(0.0);
+                add_matrix_product_single_threaded(
+                    &mut of_tap,
+                    g,
+                    weight_matrix_of_tap(conv, weight, tap),
+                    factor,
+                );
+                let frames = of_tap
+                    .chunks(pixels * channels)
+                    .zip(input.chunks_mut(window.input.elements_per_frame()));
+                for (of_tap, input) in frames {
+                    for (row, source) in of_tap.chunks(channels).zip(&sources) {
+                        let Some(at) = source else { continue };
+                        let to = &mut input[at * channels..][..channels];
+                        to.iter_mut().zip(row).for_each(|(to, x)| *to += x);
+                    }
                 }
             }
-        }
-    });
+        },
+    );
     input
 }
 
-/// Computes the gradient of a convolution's weight `[out, taps, in]` from the gradient of its
-/// output (`factor·conv(input)`).
-pub fn weight_gradient<T: Copy + Into<f64> + Sync>(
+/// Computes the fp64 gradient of a convolution's weight `[out, taps, in]` from the gradient of its
+/// output, `factor·conv(input)`.
+pub fn convolution_weight_gradient_in_f64<T: Copy + Into<f64> + Sync>(
     conv: &ConvolutionLayer,
     input: &[T],
     output: &[f64],
@@ -138,19 +169,24 @@ pub fn weight_gradient<T: Copy + Into<f64> + Sync>(
 ) -> Vec<f64> {
     let window = &conv.window;
     let (rows, channels) = (window.output.channels, window.input.channels);
-    let task = frames_a_task(window);
+    let task = reference_frames_per_task(window);
     let of_tap = |tap: usize| {
         let mut gradient = vec![0.0; rows * channels];
-        let outputs = output.chunks(task * window.output.elements());
-        for (input, output) in input.chunks(task * window.input.elements()).zip(outputs) {
-            let Some(x) = gather_inputs_of_tap(window, input, tap) else { break };
-            let g = view(output, rows).transpose();
-            add_gemm_on_thread(&mut gradient, g, view(&x, channels), factor);
+        let outputs = output.chunks(task * window.output.elements_per_frame());
+        for (input, output) in input.chunks(task * window.input.elements_per_frame()).zip(outputs) {
+            let Some(x) = gather_channels_read_by_tap(window, input, tap) else { break };
+            let g = view_f64_rows(output, rows).transpose();
+            add_matrix_product_single_threaded(
+                &mut gradient,
+                g,
+                view_f64_rows(&x, channels),
+                factor,
+            );
         }
         gradient
     };
-    let taps = parallel::parallel_map(window.window_taps(), &of_tap);
-    let mut gradient = Vec::with_capacity(conv.weight_elements());
+    let taps = parallel::map_numbers_in_parallel(window.tap_count(), &of_tap);
+    let mut gradient = Vec::with_capacity(conv.elements_of_weight());
     for row in 0..rows {
         taps.iter().for_each(|tap| gradient.extend(&tap[row * channels..][..channels]));
     }

@@ -1,8 +1,9 @@
-//! A training step over several GPUs: each GPU has a part of the images and all parameters.
-//! Gradients are summed over the GPUs, and every GPU updates its parameters.
+//! A ResNet-18 training step over several GPUs: each GPU has a part of the images and a copy of all
+//! parameters. Weight gradients are summed over all GPUs (all-reduce), and then every GPU updates
+//! its copy of the parameters.
 //!
-//! The outputs are those of the training step `resnet18/train_step` for the images of all GPUs
-//! together. The tensors of GPU r are:
+//! The outputs of a data-parallel step equal those of the workload `resnet18/train_step` for the
+//! images of all GPUs together. The tensors of GPU r are:
 //!
 //! | input | shape | |
 //! |---|---|---|
@@ -15,22 +16,22 @@
 //! | `loss`r | \[1\], f32 | of its images |
 //! | `new_parameters`r, `new_momentum`r | as in a training step | of all images |
 //!
-//! Parameters and momentum are not divided among the GPUs.
+//! Every GPU has a copy of all parameters and all momentum values.
 
-use super::breakdown::{self, weight_elements_read};
-use super::definition::{TRAIN_STEP, TrainStep};
-use super::gradient::cross_entropy;
-use super::network::CLASS_COUNT;
-use super::shape::NetworkShape;
+use super::breakdown::{self, weights_multiplied_with_a_pixel};
+use super::definition::{ResNetTrainingStep, TRAINING_STEP_WORKLOAD};
+use super::gradient::mean_cross_entropy_and_logit_gradient;
+use super::network::CLASSIFIER_CLASS_COUNT;
+use super::shape::ResNetParameters;
 use kernelgate::workload::{
-    Axis, AxisError, Breakdown, Dtype, Expected, GpuLinkWork, Point, Problem, Tensor, TensorData,
-    Tensors, Tolerance, Work, Workload,
+    Axis, AxisError, DeclaredGpuLinkWork, Dtype, Expected, Point, Problem, ProblemPartsForProfile,
+    Tensor, TensorData, Tensors, Tolerance, Work, Workload,
 };
 
-/// Maximum number of GPUs in a problem.
-pub const MAX_GPUS_PER_STEP: usize = 8;
+/// Maximum number of GPUs of a data-parallel training step.
+pub const MAX_DATA_PARALLEL_GPUS: usize = 8;
 
-/// Makes an array of the names of a tensor on each rank.
+/// Expands to an array of the names of one tensor on all ranks.
 macro_rules! ranks {
     ($name:literal) => {
         [
@@ -46,8 +47,8 @@ macro_rules! ranks {
     };
 }
 
-/// Tensors of a training step that differ between GPUs, with their names by rank.
-const TENSORS_PER_GPU: [(&str, [&str; MAX_GPUS_PER_STEP]); 6] = [
+/// Tensors of a training step that differ between the GPUs, with their names on all ranks.
+const NAMES_OF_PER_GPU_TENSORS: [(&str, [&str; MAX_DATA_PARALLEL_GPUS]); 6] = [
     ("images", ranks!("images")),
     ("labels", ranks!("labels")),
     ("logits", ranks!("logits")),
@@ -55,58 +56,62 @@ const TENSORS_PER_GPU: [(&str, [&str; MAX_GPUS_PER_STEP]); 6] = [
     ("new_parameters", ranks!("new_parameters")),
     ("new_momentum", ranks!("new_momentum")),
 ];
-/// Inputs of which every GPU has a copy.
-const REPLICATED_INPUTS: [&str; 2] = ["parameters", "momentum"];
+/// Names of the inputs of which every GPU has an equal copy.
+const INPUTS_COPIED_TO_EVERY_GPU: [&str; 2] = ["parameters", "momentum"];
 
-/// Name of a training step's tensor on one GPU.
-pub fn rank_tensor_name(tensor: &str, rank: usize) -> &'static str {
-    let own =
-        TENSORS_PER_GPU.iter().find(|(name, _)| *name == tensor).map(|(_, names)| names[rank]);
-    let copied = || REPLICATED_INPUTS.into_iter().find(|name| *name == tensor);
+/// Name of a training step's tensor on the GPU of this rank; copied inputs have the same name on
+/// all GPUs.
+pub fn tensor_name_on_rank(tensor: &str, rank: usize) -> &'static str {
+    let own = NAMES_OF_PER_GPU_TENSORS
+        .iter()
+        .find(|(name, _)| *name == tensor)
+        .map(|(_, names)| names[rank]);
+    let copied = || INPUTS_COPIED_TO_EVERY_GPU.into_iter().find(|name| *name == tensor);
     own.or_else(copied).expect("a tensor of a training step")
 }
 
-/// The axis of the number of GPUs, then the axes of a training step; `b` counts the images of all
-/// GPUs together.
-const AXES: &[Axis] = &{
-    const TRAIN_STEP_AXES: &[Axis] = TRAIN_STEP.axes;
+/// Axes of data-parallel training: the number of GPUs, then the axes of a training step; `b` counts
+/// the images of all GPUs together.
+const DATA_PARALLEL_AXES: &[Axis] = &{
+    const AXES_OF_TRAINING_STEP: &[Axis] = TRAINING_STEP_WORKLOAD.axes;
     [
         Axis::one_of("g", &["2", "4", "8"], "GPUs"),
-        TRAIN_STEP_AXES[0],
-        TRAIN_STEP_AXES[1],
-        TRAIN_STEP_AXES[2],
-        TRAIN_STEP_AXES[3],
-        TRAIN_STEP_AXES[4],
-        TRAIN_STEP_AXES[5],
-        TRAIN_STEP_AXES[6],
+        AXES_OF_TRAINING_STEP[0],
+        AXES_OF_TRAINING_STEP[1],
+        AXES_OF_TRAINING_STEP[2],
+        AXES_OF_TRAINING_STEP[3],
+        AXES_OF_TRAINING_STEP[4],
+        AXES_OF_TRAINING_STEP[5],
+        AXES_OF_TRAINING_STEP[6],
     ]
 };
 
-/// Workload of one SGD step over several GPUs.
-pub const DATA_PARALLEL: Workload<DataParallel> = Workload {
+/// Workload of one SGD training step over several GPUs with data parallelism.
+pub const DATA_PARALLEL_WORKLOAD: Workload<DataParallelTrainingStep> = Workload {
     name: "resnet18/data_parallel",
     about: "a training step over GPUs: images in parts, gradients summed under the backward pass",
     revision: 1,
-    axes: AXES,
+    axes: DATA_PARALLEL_AXES,
     default: &["g=2 stem=imagenet w=64 b=8 t=4 level=8 weights=dyadic dtype=f32"],
     accelerator: &["g=2 stem=imagenet w=64 b=64 t=8 level=8 weights=dyadic dtype=bf16"],
     thorough: &["g=2,4,8 stem=imagenet w=64 b=64 t=8 level=8 weights=dyadic dtype=bf16"],
-    bind: DataParallel::bind,
+    bind: DataParallelTrainingStep::bind_data_parallel_axes,
 };
 
-/// Problem `resnet18/data_parallel`: a training step over several GPUs.
+/// Problem `resnet18/data_parallel`: a training step over several GPUs, each with a part of the
+/// images.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct DataParallel {
+pub struct DataParallelTrainingStep {
     /// Number of GPUs.
     pub gpus: usize,
-    /// The training step for the images of all GPUs.
-    pub whole: TrainStep,
+    /// The equivalent training step on one GPU for the images of all GPUs.
+    pub whole: ResNetTrainingStep,
 }
 
-impl DataParallel {
-    fn bind(point: &Point) -> Result<Self, AxisError> {
+impl DataParallelTrainingStep {
+    fn bind_data_parallel_axes(point: &Point) -> Result<Self, AxisError> {
         let gpus: usize = point.word("g")?.parse().expect("the axis lists numbers");
-        let whole = TrainStep { shape: NetworkShape::bind(point)? };
+        let whole = ResNetTrainingStep { shape: ResNetParameters::bind_resnet_axes(point)? };
         if !whole.shape.b.is_multiple_of(gpus) {
             let why = format!("b={}: a multiple of g={gpus}", whole.shape.b);
             return Err(AxisError::Combination(why));
@@ -114,31 +119,31 @@ impl DataParallel {
         Ok(Self { gpus, whole })
     }
 
-    /// The training step for the images of one GPU.
-    pub const fn step_of_one_gpu(&self) -> TrainStep {
+    /// The training step that one GPU runs for its part of the images.
+    pub const fn training_step_per_gpu(&self) -> ResNetTrainingStep {
         let shape = self.whole.shape;
-        TrainStep { shape: NetworkShape { b: shape.b / self.gpus, ..shape } }
+        ResNetTrainingStep { shape: ResNetParameters { b: shape.b / self.gpus, ..shape } }
     }
 
-    /// Inputs of one GPU under the names of a training step.
-    pub fn inputs_of_gpu(&self, inputs: &Tensors, rank: usize) -> Tensors {
-        let mut own = inputs.select_named(&REPLICATED_INPUTS);
+    /// Inputs of the GPU of this rank, under the tensor names of a training step on one GPU.
+    pub fn inputs_of_rank(&self, inputs: &Tensors, rank: usize) -> Tensors {
+        let mut own = inputs.select_named(&INPUTS_COPIED_TO_EVERY_GPU);
         for tensor in ["images", "labels"] {
-            own.insert(tensor, inputs.tensor(rank_tensor_name(tensor, rank)).clone());
+            own.insert(tensor, inputs.tensor(tensor_name_on_rank(tensor, rank)).clone());
         }
         own
     }
 
-    /// Inputs of the training step for all images.
-    fn inputs_of_all_images(&self, inputs: &Tensors) -> Tensors {
-        let mut all = inputs.select_named(&REPLICATED_INPUTS);
+    /// Concatenates the images and labels of all GPUs to the inputs of one training step.
+    fn join_inputs_of_all_gpus(&self, inputs: &Tensors) -> Tensors {
+        let mut all = inputs.select_named(&INPUTS_COPIED_TO_EVERY_GPU);
         for tensor in ["images", "labels"] {
-            let parts = (0..self.gpus).map(|rank| inputs.tensor(rank_tensor_name(tensor, rank)));
-            let mut shape = inputs.tensor(rank_tensor_name(tensor, 0)).shape().to_vec();
+            let parts = (0..self.gpus).map(|rank| inputs.tensor(tensor_name_on_rank(tensor, rank)));
+            let mut shape = inputs.tensor(tensor_name_on_rank(tensor, 0)).shape().to_vec();
             shape[0] = self.whole.shape.b;
             let data = match tensor {
-                "images" => TensorData::F32(parts.flat_map(f32_elements).collect()),
-                _ => TensorData::I8(parts.flat_map(i8_values).collect()),
+                "images" => TensorData::F32(parts.flat_map(copy_f32_elements).collect()),
+                _ => TensorData::I8(parts.flat_map(copy_i8_elements).collect()),
             };
             all.insert(tensor, Tensor::new(shape, data));
         }
@@ -146,55 +151,61 @@ impl DataParallel {
     }
 }
 
-fn f32_elements(tensor: &Tensor) -> Vec<f32> {
+fn copy_f32_elements(tensor: &Tensor) -> Vec<f32> {
     bytemuck::cast_slice(tensor.as_bytes()).to_vec()
 }
 
-fn i8_values(tensor: &Tensor) -> Vec<i8> {
+fn copy_i8_elements(tensor: &Tensor) -> Vec<i8> {
     bytemuck::cast_slice(tensor.as_bytes()).to_vec()
 }
 
-impl Problem for DataParallel {
+impl Problem for DataParallelTrainingStep {
     fn check(&self) -> Result<(), String> {
         self.whole.check()
     }
 
     fn inputs(&self, seed: u64) -> Tensors {
         let all = self.whole.inputs(seed);
-        let mut inputs = all.select_named(&REPLICATED_INPUTS);
-        let b = self.step_of_one_gpu().shape.b;
+        let mut inputs = all.select_named(&INPUTS_COPIED_TO_EVERY_GPU);
+        let b = self.training_step_per_gpu().shape.b;
         for rank in 0..self.gpus {
             let [images, labels] = ["images", "labels"].map(|name| all.tensor(name));
             let mut shape = images.shape().to_vec();
             shape[0] = b;
             let pixels = images.len() / self.whole.shape.b;
-            let own = f32_elements(images)[rank * b * pixels..][..b * pixels].to_vec();
-            inputs.insert(rank_tensor_name("images", rank), Tensor::new(shape, own.into()));
-            let own = i8_values(labels)[rank * b..][..b].to_vec();
-            inputs.insert(rank_tensor_name("labels", rank), Tensor::new([b], own.into()));
+            let own = copy_f32_elements(images)[rank * b * pixels..][..b * pixels].to_vec();
+            inputs.insert(tensor_name_on_rank("images", rank), Tensor::new(shape, own.into()));
+            let own = copy_i8_elements(labels)[rank * b..][..b].to_vec();
+            inputs.insert(tensor_name_on_rank("labels", rank), Tensor::new([b], own.into()));
         }
         inputs
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let all = self.inputs_of_all_images(inputs);
-        let labels = all.tensor("labels").to_f64(0, self.whole.shape.b);
-        let b = self.step_of_one_gpu().shape.b;
+        let all = self.join_inputs_of_all_gpus(inputs);
+        let labels = all.tensor("labels").elements_to_f64(0, self.whole.shape.b);
+        let b = self.training_step_per_gpu().shape.b;
         let mut expected = Vec::new();
         for step in self.whole.reference(&all) {
             for rank in 0..self.gpus {
                 let named = |values| Expected {
-                    name: rank_tensor_name(&step.name, rank).to_owned(),
+                    name: tensor_name_on_rank(&step.name, rank).to_owned(),
                     ..values
                 };
                 match (step.name.as_str(), &step.values) {
                     ("loss", _) => {}
                     ("logits", TensorData::F64(logits)) => {
-                        let own = &logits[rank * b * CLASS_COUNT..][..b * CLASS_COUNT];
-                        let (loss, _) = cross_entropy(own, &labels[rank * b..][..b]);
-                        expected.push(named(Expected::all("", [b, CLASS_COUNT], own.to_vec())));
+                        let own = &logits[rank * b * CLASSIFIER_CLASS_COUNT..]
+                            [..b * CLASSIFIER_CLASS_COUNT];
+                        let (loss, _) =
+                            mean_cross_entropy_and_logit_gradient(own, &labels[rank * b..][..b]);
+                        expected.push(named(Expected::all(
+                            "",
+                            [b, CLASSIFIER_CLASS_COUNT],
+                            own.to_vec(),
+                        )));
                         expected.push(Expected::all(
-                            rank_tensor_name("loss", rank),
+                            tensor_name_on_rank("loss", rank),
                             [1],
                             vec![loss],
                         ));
@@ -206,18 +217,20 @@ impl Problem for DataParallel {
         expected
     }
 
-    /// Work of one GPU, and the gradients that the link carries, without gradients that are 0
-    /// because their weights meet only padding.
+    /// Work of one GPU, and the gradient bytes that its links carry; gradients that are always 0,
+    /// because their weights meet only padding, do not count.
     fn work(&self) -> Work {
-        let network = self.whole.shape.sizes.build_network();
-        let convolutions = network.block_convolutions();
-        let elements = convolutions.map(|c| weight_elements_read(c) + c.window.output.channels);
-        let classifier = CLASS_COUNT * (network.last_map().channels + 1);
-        let gradients = ((elements.sum::<usize>() + classifier) * Dtype::F32.bytes()) as u64;
+        let network = self.whole.shape.sizes.build_resnet18_layers();
+        let convolutions = network.all_convolutions();
+        let elements =
+            convolutions.map(|c| weights_multiplied_with_a_pixel(c) + c.window.output.channels);
+        let classifier = CLASSIFIER_CLASS_COUNT * (network.last_feature_map().channels + 1);
+        let gradients =
+            ((elements.sum::<usize>() + classifier) * Dtype::F32.bytes_per_element()) as u64;
         let gpus = self.gpus as u64;
         let bytes = 2 * gradients / gpus * (gpus - 1);
-        let link = GpuLinkWork { bytes, both_ways: true, gpus: self.gpus };
-        self.step_of_one_gpu().work().with_link(link)
+        let link = DeclaredGpuLinkWork { bytes, both_ways: true, gpus: self.gpus };
+        self.training_step_per_gpu().work().with_link(link)
     }
 
     fn gpus(&self) -> usize {
@@ -228,9 +241,12 @@ impl Problem for DataParallel {
         self.whole.remark()
     }
 
-    fn breakdown(&self) -> Breakdown {
+    fn breakdown(&self) -> ProblemPartsForProfile {
         let samples = Some(self.whole.shape.b as u64);
-        Breakdown { samples, ..breakdown::train_step_parts(&self.step_of_one_gpu().shape) }
+        ProblemPartsForProfile {
+            samples,
+            ..breakdown::breakdown_of_training_step(&self.training_step_per_gpu().shape)
+        }
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -238,7 +254,7 @@ impl Problem for DataParallel {
     }
 
     fn host_bytes(&self) -> u64 {
-        let network = self.whole.shape.sizes.build_network();
+        let network = self.whole.shape.sizes.build_resnet18_layers();
         self.whole.host_bytes() + (2 * 8 * self.gpus * network.parameters) as u64
     }
 }
@@ -246,17 +262,22 @@ impl Problem for DataParallel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate::workload::{DefaultScale, Effort};
+    use kernelgate::workload::{BenchEffort, SizeOfDefaultProblems};
 
-    fn small_problem(gpus: usize) -> DataParallel {
+    fn small_data_parallel_problem(gpus: usize) -> DataParallelTrainingStep {
         let axes = format!("g={gpus} stem=cifar w=8 b=8 t=2 level=8 weights=dyadic dtype=f32");
         let overridden: Vec<_> = axes.split(' ').map(|axis| axis.parse().unwrap()).collect();
-        let points =
-            DATA_PARALLEL.points(Effort::Default, DefaultScale::Host, &overridden).unwrap();
-        (DATA_PARALLEL.bind)(&points[0]).unwrap()
+        let points = DATA_PARALLEL_WORKLOAD
+            .points_selected_by_effort(
+                BenchEffort::Default,
+                SizeOfDefaultProblems::Host,
+                &overridden,
+            )
+            .unwrap();
+        (DATA_PARALLEL_WORKLOAD.bind)(&points[0]).unwrap()
     }
 
-    fn f64_values_of_output(all: &[Expected], name: &str) -> Vec<f64> {
+    fn f64_values_of_named_output(all: &[Expected], name: &str) -> Vec<f64> {
         let found = all.iter().find(|expected| expected.name == name).unwrap();
         match &found.values {
             TensorData::F64(values) => values.clone(),
@@ -265,32 +286,32 @@ mod tests {
     }
 
     #[test]
-    fn every_gpu_ends_with_the_parameters_of_a_step_over_all_images() {
+    fn every_gpu_ends_with_the_parameters_of_one_step_over_all_images() {
         for gpus in [2, 4, 8] {
-            let problem = small_problem(gpus);
+            let problem = small_data_parallel_problem(gpus);
             let inputs = problem.inputs(1);
             let whole_inputs = problem.whole.inputs(1);
-            assert_eq!(problem.inputs_of_all_images(&inputs), whole_inputs);
+            assert_eq!(problem.join_inputs_of_all_gpus(&inputs), whole_inputs);
             let (expected, whole) =
                 (problem.reference(&inputs), problem.whole.reference(&whole_inputs));
             for tensor in ["new_parameters", "new_momentum"] {
                 for rank in 0..gpus {
                     assert_eq!(
-                        f64_values_of_output(&expected, rank_tensor_name(tensor, rank)),
-                        f64_values_of_output(&whole, tensor)
+                        f64_values_of_named_output(&expected, tensor_name_on_rank(tensor, rank)),
+                        f64_values_of_named_output(&whole, tensor)
                     );
                 }
             }
             let of_each = |tensor: &str| -> Vec<f64> {
                 (0..gpus)
                     .flat_map(|rank| {
-                        f64_values_of_output(&expected, rank_tensor_name(tensor, rank))
+                        f64_values_of_named_output(&expected, tensor_name_on_rank(tensor, rank))
                     })
                     .collect()
             };
-            assert_eq!(of_each("logits"), f64_values_of_output(&whole, "logits"));
+            assert_eq!(of_each("logits"), f64_values_of_named_output(&whole, "logits"));
             let mean = of_each("loss").iter().sum::<f64>() / gpus as f64;
-            assert!((mean - f64_values_of_output(&whole, "loss")[0]).abs() < 1e-12);
+            assert!((mean - f64_values_of_named_output(&whole, "loss")[0]).abs() < 1e-12);
         }
     }
 }

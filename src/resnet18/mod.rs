@@ -1,4 +1,5 @@
-//! The ResNet-18 family, a complete ST-BIF network: definition, fp64 reference, CPU and CUDA rows.
+//! The ResNet-18 family, a complete ST-BIF spiking network: definitions, fp64 reference, and CPU
+//! and CUDA implementations.
 
 mod breakdown;
 mod convolution;
@@ -15,31 +16,35 @@ mod shape;
 mod weights_file;
 
 use crate::family::WorkloadFamily;
-pub use cuda::kernels;
-pub use data_parallel::{DATA_PARALLEL, DataParallel};
+pub use cuda::list_resnet18_kernels;
+pub use data_parallel::{DATA_PARALLEL_WORKLOAD, DataParallelTrainingStep};
 pub use definition::*;
-use kernelgate::harness::PeerProgramSource;
-use kernelgate::suite::{Suite, join_rows, suite_with_scan};
+use kernelgate::harness::EmbeddedPeerProgram;
+use kernelgate::suite::{WorkloadSuite, join_rows, join_rows_with_scan_along_axes};
 
-/// All workloads of the ResNet-18 family, each with its rows.
-pub fn suites() -> Vec<Suite> {
+/// All workloads of the ResNet-18 family, each with its CPU and GPU implementations.
+pub fn resnet18_suites() -> Vec<WorkloadSuite> {
     vec![
-        suite_with_scan(&INFERENCE, cpu::INFERENCE.iter().chain(cuda::INFERENCE), INFERENCE_SCAN),
-        suite_with_scan(
-            &TRAIN_STEP,
-            cpu::TRAIN_STEP.iter().chain(cuda::TRAIN_STEP),
-            TRAIN_STEP_SCAN,
+        join_rows_with_scan_along_axes(
+            &INFERENCE_WORKLOAD,
+            cpu::CPU_INFERENCE_ROWS.iter().chain(cuda::CUDA_INFERENCE_LADDER),
+            RESNET_INFERENCE_SCAN,
         ),
-        join_rows(&DATA_PARALLEL, cuda::DATA_PARALLEL),
+        join_rows_with_scan_along_axes(
+            &TRAINING_STEP_WORKLOAD,
+            cpu::CPU_TRAINING_STEP_ROWS.iter().chain(cuda::CUDA_TRAINING_STEP_LADDER),
+            RESNET_TRAINING_STEP_SCAN,
+        ),
+        join_rows(&DATA_PARALLEL_WORKLOAD, cuda::CUDA_DATA_PARALLEL_ROWS),
     ]
 }
 
-/// Entry of ResNet-18 in the list of workload families.
-pub const FAMILY: WorkloadFamily = WorkloadFamily {
+/// The ResNet-18 family's entry in the list of all workload families.
+pub const RESNET18_FAMILY: WorkloadFamily = WorkloadFamily {
     name: "resnet18",
-    suites,
-    kernels,
-    peers: Some(PeerProgramSource {
+    suites: resnet18_suites,
+    kernels: list_resnet18_kernels,
+    peers: Some(EmbeddedPeerProgram {
         family: "resnet18",
         main: "resnet18.py",
         files: &[

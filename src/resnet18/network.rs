@@ -1,92 +1,102 @@
-//! ResNet-18's layers for a stem and a width: the extents of every map, the windows that
+//! Layers of ResNet-18 for a stem and a width: the extents of every feature map, the windows that
 //! convolutions read, and the position of each parameter.
 //!
-//! BatchNorm is excluded on purpose: it is folded into weights and biases.
+//! The network has no BatchNorm layers, because BatchNorm is folded into weights and biases.
 
 use std::ops::Range;
 
-/// Number of classes of the classifier.
-pub const CLASS_COUNT: usize = 10;
-/// Number of color channels of an image.
+/// Number of classes (logits) of the classifier.
+pub const CLASSIFIER_CLASS_COUNT: usize = 10;
+/// Number of color channels of an input image.
 pub const COLOR_CHANNELS: usize = 3;
 
-/// First layers of the network.
+/// First layers of a ResNet-18: convolution and optional max pooling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NetworkStem {
-    /// A 7×7 convolution with stride 2, then 3×3 max pooling with stride 2.
+pub enum ResNetStem {
+    /// The stem is a 7×7 convolution with stride 2, then 3×3 max pooling with stride 2.
     ImageNet,
-    /// A 3×3 convolution without pooling.
+    /// The stem is a 3×3 convolution without pooling.
     Cifar,
 }
 
-/// Sizes that define a ResNet-18 network.
+/// Sizes that define a ResNet-18 network: stem, width, blocks and image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NetworkSizes {
-    /// First layers of the network.
-    pub stem: NetworkStem,
-    /// Channels of the first stage; each later stage has twice the channels of the one before.
+pub struct ResNetSizes {
+    /// Kind of the network's first layers.
+    pub stem: ResNetStem,
+    /// Number of channels of the first stage; each later stage has twice the channels of the stage
+    /// before.
     pub width: usize,
-    /// Number of residual blocks in a stage: 2 in ResNet-18.
+    /// Number of residual blocks in each stage: 2 in ResNet-18.
     pub blocks: usize,
-    /// Number of rows and of columns of an image: 32.
+    /// Number of rows, and of columns, of an input image: 32.
     pub side: usize,
 }
 
-/// Extents of one frame of activations, `[side, side, channels]`.
+/// Extents of one frame of activations (one image at one time step), `[side, side, channels]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FeatureMap {
-    /// Number of rows of a frame, which equals its number of columns.
+pub struct FeatureMapExtents {
+    /// Number of rows of a frame, equal to its number of columns.
     pub side: usize,
-    /// Number of channels, which are the innermost axis.
+    /// Number of channels of a frame; the channels are the innermost dimension.
     pub channels: usize,
 }
 
-impl FeatureMap {
-    /// Number of pixels of a frame.
-    pub const fn pixel_count(self) -> usize {
+impl FeatureMapExtents {
+    /// Number of pixels of a frame, rows times columns.
+    pub const fn pixels_per_frame(self) -> usize {
         self.side * self.side
     }
 
-    /// Number of elements of a frame.
-    pub const fn elements(self) -> usize {
-        self.pixel_count() * self.channels
+    /// Number of elements of a frame, pixels times channels.
+    pub const fn elements_per_frame(self) -> usize {
+        self.pixels_per_frame() * self.channels
     }
 }
 
-/// Source pixels of each output pixel of a convolution or pooling.
+/// Geometry of a convolution or pooling: which input pixel each output pixel reads with each tap of
+/// the window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ConvolutionWindow {
-    /// Extents of the frame that the convolution or pooling reads.
-    pub input: FeatureMap,
-    /// Extents of the frame that the convolution or pooling writes.
-    pub output: FeatureMap,
-    /// Rows and columns of the window; taps are numbered row by row.
+pub struct SlidingWindow {
+    /// Extents of a frame that the convolution or pooling reads.
+    pub input: FeatureMapExtents,
+    /// Extents of a frame that the convolution or pooling writes.
+    pub output: FeatureMapExtents,
+    /// Number of rows, and of columns, of the window; its taps (positions) are numbered row by row.
     pub kernel: usize,
-    /// Stride: number of input pixels between neighbouring output pixels.
+    /// Stride of the window: number of input pixels between the windows of neighbouring output
+    /// pixels.
     pub stride: usize,
 }
 
-impl ConvolutionWindow {
-    /// Creates a window that is centred on each `stride`-th pixel by padding.
-    pub const fn new(input: FeatureMap, kernel: usize, stride: usize, channels: usize) -> Self {
-        let output = FeatureMap { side: input.side.div_ceil(stride), channels };
+impl SlidingWindow {
+    /// Creates a square window that padding centres on each `stride`-th input pixel.
+    pub const fn centred_window(
+        input: FeatureMapExtents,
+        kernel: usize,
+        stride: usize,
+        channels: usize,
+    ) -> Self {
+        let output = FeatureMapExtents { side: input.side.div_ceil(stride), channels };
         Self { input, output, kernel, stride }
     }
 
-    /// Number of rows of padding before the first row.
-    pub const fn padding_rows(&self) -> usize {
+    /// Number of rows of padding above the first input row, and of columns left of the first
+    /// column.
+    pub const fn padding_before_first_row(&self) -> usize {
         self.kernel / 2
     }
 
-    /// Number of taps (positions) of the convolution window.
-    pub const fn window_taps(&self) -> usize {
+    /// Number of taps (positions) of the square window.
+    pub const fn tap_count(&self) -> usize {
         self.kernel * self.kernel
     }
 
-    /// Index of the input pixel that an output pixel reads with a tap; `None` in the padding.
-    pub fn source_pixel(&self, pixel: usize, tap: usize) -> Option<usize> {
+    /// Index of the input pixel that output pixel `pixel` reads with tap `tap`; `None` if the tap
+    /// reads padding.
+    pub fn input_pixel_read_by_tap(&self, pixel: usize, tap: usize) -> Option<usize> {
         let along = |out: usize, tap: usize| {
-            let at = (out * self.stride + tap).checked_sub(self.padding_rows())?;
+            let at = (out * self.stride + tap).checked_sub(self.padding_before_first_row())?;
             (at < self.input.side).then_some(at)
         };
         let row = along(pixel / self.output.side, tap / self.kernel)?;
@@ -94,128 +104,134 @@ impl ConvolutionWindow {
         Some(row * self.input.side + column)
     }
 
-    /// Range of taps from the first to the last that read a pixel anywhere: one of nine taps if a
-    /// frame is one pixel.
-    pub fn taps_that_read_pixels(&self) -> Range<usize> {
+    /// Range from the first to the last tap that reads a pixel for any output pixel: one of nine
+    /// taps if a frame is one pixel.
+    pub fn range_of_taps_that_read_pixels(&self) -> Range<usize> {
         let reads = |tap: &usize| {
-            (0..self.output.pixel_count()).any(|pixel| self.source_pixel(pixel, *tap).is_some())
+            (0..self.output.pixels_per_frame())
+                .any(|pixel| self.input_pixel_read_by_tap(pixel, *tap).is_some())
         };
-        let first = (0..self.window_taps()).find(reads).unwrap_or(0);
-        let last = (0..self.window_taps()).rev().find(reads).unwrap_or(0);
+        let first = (0..self.tap_count()).find(reads).unwrap_or(0);
+        let last = (0..self.tap_count()).rev().find(reads).unwrap_or(0);
         first..last + 1
     }
 
-    /// Number of taps that read a pixel somewhere: the taps of [`Self::taps_that_read_pixels`],
-    /// except for some in between.
-    pub fn count_of_reading_taps(&self) -> usize {
+    /// Number of taps that read a pixel for any output pixel; a tap inside
+    /// [`Self::range_of_taps_that_read_pixels`] may read only padding.
+    pub fn count_of_taps_that_read_pixels(&self) -> usize {
         let reads = |tap: &usize| {
-            (0..self.output.pixel_count()).any(|pixel| self.source_pixel(pixel, *tap).is_some())
+            (0..self.output.pixels_per_frame())
+                .any(|pixel| self.input_pixel_read_by_tap(pixel, *tap).is_some())
         };
-        (0..self.window_taps()).filter(reads).count()
+        (0..self.tap_count()).filter(reads).count()
     }
 
-    /// Number of pairs of output pixel and tap that read a pixel.
-    pub fn pixel_tap_reads(&self) -> usize {
+    /// Number of pairs of an output pixel and a tap that read an input pixel, not padding.
+    pub fn pixel_reads_per_frame(&self) -> usize {
         let all = |tap| {
-            (0..self.output.pixel_count()).filter(move |&p| self.source_pixel(p, tap).is_some())
+            (0..self.output.pixels_per_frame())
+                .filter(move |&p| self.input_pixel_read_by_tap(p, tap).is_some())
         };
-        (0..self.window_taps()).map(|tap| all(tap).count()).sum()
+        (0..self.tap_count()).map(|tap| all(tap).count()).sum()
     }
 }
 
-/// A convolution layer: its weight `[out, kernel, kernel, in]` is followed by its bias `[out]`.
+/// A convolution layer: its geometry, and the position of its weight `[out, kernel, kernel, in]`
+/// among the parameters; the bias `[out]` follows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConvolutionLayer {
     /// Name as in torchvision: `layer1.0.conv1`.
     pub name: String,
-    /// Source pixels of each output pixel.
-    pub window: ConvolutionWindow,
-    /// Index of the weight's first element among the parameters.
+    /// Geometry of the convolution: its input and output extents, window size and stride.
+    pub window: SlidingWindow,
+    /// Index of the weight's first element among all parameters.
     pub weight: usize,
 }
 
 impl ConvolutionLayer {
-    /// Number of elements of one convolution filter.
-    pub const fn filter_elements(&self) -> usize {
-        self.window.window_taps() * self.window.input.channels
+    /// Number of weights of one filter: taps times input channels.
+    pub const fn elements_per_filter(&self) -> usize {
+        self.window.tap_count() * self.window.input.channels
     }
 
-    /// Number of elements of the weight.
-    pub const fn weight_elements(&self) -> usize {
-        self.filter_elements() * self.window.output.channels
+    /// Number of elements of the convolution's whole weight.
+    pub const fn elements_of_weight(&self) -> usize {
+        self.elements_per_filter() * self.window.output.channels
     }
 
-    /// Index of the bias's first element among the parameters.
-    pub const fn first_bias_element(&self) -> usize {
-        self.weight + self.weight_elements()
+    /// Index of the bias's first element among all parameters.
+    pub const fn index_of_first_bias(&self) -> usize {
+        self.weight + self.elements_of_weight()
     }
 
-    /// Number of multiply-adds of one frame, without those with padding.
-    pub fn multiply_adds(&self) -> u64 {
-        (self.window.pixel_tap_reads() * self.window.input.channels * self.window.output.channels)
-            as u64
+    /// Number of multiply-adds of the convolution over one frame, without multiplications by
+    /// padding.
+    pub fn multiply_adds_per_frame(&self) -> u64 {
+        (self.window.pixel_reads_per_frame()
+            * self.window.input.channels
+            * self.window.output.channels) as u64
     }
 }
 
-/// Residual block that computes `neurons(second(neurons(first(x))) + shortcut(x))`.
+/// Residual block of ResNet-18, which computes `neurons(second(neurons(first(x))) + shortcut(x))`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ResidualBlock {
-    /// The block's first convolution, 3×3; its stride is 2 in the first block of every stage except
-    /// the first stage.
+pub struct ResNetBlock {
+    /// First convolution of the block, 3×3; its stride is 2 in the first block of every stage
+    /// except the first stage.
     pub first: ConvolutionLayer,
-    /// The block's second convolution, 3×3.
+    /// Second convolution of the block, 3×3.
     pub second: ConvolutionLayer,
-    /// The shortcut's convolution, 1×1, if the extents change; otherwise the shortcut is the
-    /// identity.
+    /// Convolution of the block's shortcut, 1×1, if input and output extents differ; otherwise the
+    /// shortcut is the identity.
     pub shortcut: Option<ConvolutionLayer>,
 }
 
-impl ResidualBlock {
-    /// Convolutions of the block, in the order of their parameters.
-    pub fn block_convolutions(&self) -> impl Iterator<Item = &ConvolutionLayer> {
+impl ResNetBlock {
+    /// Convolutions of this block, in the order of their parameters.
+    pub fn convolutions_of_block(&self) -> impl Iterator<Item = &ConvolutionLayer> {
         [Some(&self.first), Some(&self.second), self.shortcut.as_ref()].into_iter().flatten()
     }
 }
 
-/// Layers of a whole ResNet-18 network.
+/// All layers of a ResNet-18 network, with the positions of their parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ResNet18 {
+pub struct ResNet18Layers {
     /// Convolution of the image.
     pub stem: ConvolutionLayer,
-    /// Max-pooling after the stem's neurons, if the network has it.
-    pub pool: Option<ConvolutionWindow>,
+    /// Geometry of the max pooling after the stem's neurons, if the stem has pooling.
+    pub pool: Option<SlidingWindow>,
     /// All residual blocks.
-    pub blocks: Vec<ResidualBlock>,
-    /// Index of the first element of the classifier's weight `[10, features]`; its bias `[10]`
-    /// follows.
+    pub blocks: Vec<ResNetBlock>,
+    /// Index of the first element of the classifier's weight `[10, features]` among all parameters;
+    /// the bias `[10]` follows.
     pub classifier: usize,
-    /// Number of elements of all parameters, a multiple of the width: zeros follow the last bias.
+    /// Number of elements of all parameters together, padded with zeros to a multiple of the width.
     pub parameters: usize,
 }
 
-impl NetworkSizes {
+impl ResNetSizes {
     /// Extents of an input image.
-    pub const fn image(&self) -> FeatureMap {
-        FeatureMap { side: self.side, channels: COLOR_CHANNELS }
+    pub const fn image_extents(&self) -> FeatureMapExtents {
+        FeatureMapExtents { side: self.side, channels: COLOR_CHANNELS }
     }
 
-    /// Builds the layers of the ResNet-18 network.
-    pub fn build_network(&self) -> ResNet18 {
+    /// Builds the layers of the ResNet-18 network of these sizes.
+    pub fn build_resnet18_layers(&self) -> ResNet18Layers {
         let mut used = 0;
         let mut conv = |name: String, input, kernel, stride, channels| {
-            let window = ConvolutionWindow::new(input, kernel, stride, channels);
+            let window = SlidingWindow::centred_window(input, kernel, stride, channels);
             let conv = ConvolutionLayer { name, window, weight: used };
-            used = conv.first_bias_element() + channels;
+            used = conv.index_of_first_bias() + channels;
             conv
         };
-        let image = self.image();
+        let image = self.image_extents();
         let (stem, pool) = match self.stem {
-            NetworkStem::ImageNet => {
+            ResNetStem::ImageNet => {
                 let stem = conv("conv1".to_owned(), image, 7, 2, self.width);
-                let pool = ConvolutionWindow::new(stem.window.output, 3, 2, self.width);
+                let pool = SlidingWindow::centred_window(stem.window.output, 3, 2, self.width);
                 (stem, Some(pool))
             }
-            NetworkStem::Cifar => (conv("conv1".to_owned(), image, 3, 1, self.width), None),
+            ResNetStem::Cifar => (conv("conv1".to_owned(), image, 3, 1, self.width), None),
         };
         let mut map = pool.as_ref().unwrap_or(&stem.window).output;
         let mut blocks = Vec::new();
@@ -229,55 +245,55 @@ impl NetworkSizes {
                 let second = conv(name("conv2"), output, 3, 1, channels);
                 let shortcut =
                     (output != map).then(|| conv(name("downsample"), map, 1, stride, channels));
-                blocks.push(ResidualBlock { first, second, shortcut });
+                blocks.push(ResNetBlock { first, second, shortcut });
                 map = output;
             }
         }
         let classifier = used;
         let parameters =
-            (classifier + CLASS_COUNT * (map.channels + 1)).next_multiple_of(self.width);
-        ResNet18 { stem, pool, blocks, classifier, parameters }
+            (classifier + CLASSIFIER_CLASS_COUNT * (map.channels + 1)).next_multiple_of(self.width);
+        ResNet18Layers { stem, pool, blocks, classifier, parameters }
     }
 }
 
-impl ResNet18 {
-    /// Convolutions of the network, in the order of their parameters.
-    pub fn block_convolutions(&self) -> impl Iterator<Item = &ConvolutionLayer> {
+impl ResNet18Layers {
+    /// Convolutions of the whole network, the stem's first, in the order of their parameters.
+    pub fn all_convolutions(&self) -> impl Iterator<Item = &ConvolutionLayer> {
         std::iter::once(&self.stem)
-            .chain(self.blocks.iter().flat_map(ResidualBlock::block_convolutions))
+            .chain(self.blocks.iter().flat_map(ResNetBlock::convolutions_of_block))
     }
 
-    /// Extents of the last layer's frame, whose pixels the classifier averages.
-    pub fn last_map(&self) -> FeatureMap {
+    /// Extents of a frame of the last layer, whose pixels the classifier averages.
+    pub fn last_feature_map(&self) -> FeatureMapExtents {
         self.blocks.last().map_or(self.stem.window.output, |block| block.second.window.output)
     }
 
-    /// Extents of each layer of neurons, in order: the stem's, then two for each block.
-    pub fn neuron_layer_extents(&self) -> Vec<FeatureMap> {
+    /// Extents of a frame of each neuron layer, in order: the stem's, then two for each residual
+    /// block.
+    pub fn extents_of_neuron_layers(&self) -> Vec<FeatureMapExtents> {
         let of_block =
-            |block: &ResidualBlock| [block.first.window.output, block.second.window.output];
+            |block: &ResNetBlock| [block.first.window.output, block.second.window.output];
         let blocks = self.blocks.iter().flat_map(of_block);
         std::iter::once(self.stem.window.output).chain(blocks).collect()
     }
 
-    /// Number of neurons for one image.
-    pub fn neuron_count(&self) -> usize {
-        self.neuron_layer_extents().iter().map(|map| map.elements()).sum()
+    /// Number of neurons of the network for one image.
+    pub fn neurons_per_image(&self) -> usize {
+        self.extents_of_neuron_layers().iter().map(|map| map.elements_per_frame()).sum()
     }
 
-    /// Layout of the parameters: name, index of the first element, and number of elements of each
-    /// parameter.
-    pub fn parameter_layout(&self) -> Vec<(String, usize, usize)> {
-        let features = self.last_map().channels;
+    /// Name, index of the first element, and number of elements of each parameter tensor.
+    pub fn names_and_ranges_of_parameters(&self) -> Vec<(String, usize, usize)> {
+        let features = self.last_feature_map().channels;
         let mut all = Vec::new();
-        for conv in self.block_convolutions() {
-            all.push((format!("{}.weight", conv.name), conv.weight, conv.weight_elements()));
+        for conv in self.all_convolutions() {
+            all.push((format!("{}.weight", conv.name), conv.weight, conv.elements_of_weight()));
             let channels = conv.window.output.channels;
-            all.push((format!("{}.bias", conv.name), conv.first_bias_element(), channels));
+            all.push((format!("{}.bias", conv.name), conv.index_of_first_bias(), channels));
         }
-        let bias = self.classifier + CLASS_COUNT * features;
-        all.push(("fc.weight".to_owned(), self.classifier, CLASS_COUNT * features));
-        all.push(("fc.bias".to_owned(), bias, CLASS_COUNT));
+        let bias = self.classifier + CLASSIFIER_CLASS_COUNT * features;
+        all.push(("fc.weight".to_owned(), self.classifier, CLASSIFIER_CLASS_COUNT * features));
+        all.push(("fc.bias".to_owned(), bias, CLASSIFIER_CLASS_COUNT));
         all
     }
 }

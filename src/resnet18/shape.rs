@@ -1,89 +1,98 @@
-//! Sizes of a ResNet-18 problem, and the seeded inputs, declared work and host memory derived from
-//! them.
+//! Sizes of a ResNet-18 problem, and the seeded inputs, declared work and host memory that follow
+//! from them.
 
 use std::path::PathBuf;
 
 use half::bf16;
 
 use super::network::{
-    CLASS_COUNT, COLOR_CHANNELS, ConvolutionLayer, NetworkSizes, NetworkStem, ResNet18,
+    CLASSIFIER_CLASS_COUNT, COLOR_CHANNELS, ConvolutionLayer, ResNet18Layers, ResNetSizes,
+    ResNetStem,
 };
 use super::weights_file;
-use crate::st_bif::neuron::NeuronParameters;
+use crate::st_bif::neuron::StBifNeuronParameters;
 use kernelgate::workload::{AxisError, Dtype, FlopUnit, Point, Tensors, Work, random};
 
-/// Exclusive limit of the numbers of images and time steps: below it no count overflows 64 bits.
-const MAX_EXTENT: usize = 1 << 16;
+/// Exclusive upper limit of the number of images and of time steps: below this limit no count
+/// overflows 64 bits.
+const IMAGE_AND_STEP_COUNT_LIMIT: usize = 1 << 16;
 
-/// Distribution from which weights and images are drawn.
+/// Distribution from which weights and images are drawn, or the file of the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DrawDistribution {
-    /// Normally distributed values, rounded to the dtype.
+pub enum WeightAndImageSource {
+    /// Weights and images are normally distributed and rounded to the dtype.
     Normal,
-    /// Weights come from a safetensors file; images are normal, rounded to the dtype.
+    /// Weights come from a safetensors file; images are normally distributed and rounded to the
+    /// dtype.
     File,
-    /// Normal values, rounded to multiples of powers of two so coarse that every sum of the forward
-    /// pass is exact in fp32, in any order. The dyadic weights and images are exact bf16 values.
+    /// Weights and images are normal samples rounded to multiples of powers of two, so coarse that
+    /// every sum of the forward pass is exact in fp32. Dyadic weights and images are exact bf16
+    /// values.
     Dyadic,
 }
 
-/// Parameters that inference and training share: a network, images and time steps.
+/// Parameters that inference and training problems share: a network, the number of images and of
+/// time steps.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct NetworkShape {
-    pub sizes: NetworkSizes,
+pub struct ResNetParameters {
+    pub sizes: ResNetSizes,
     /// Batch size: the number of images.
     pub b: usize,
     /// Number of time steps.
     pub t: usize,
-    /// Quantisation level of the neurons: 4, 8 or 16.
+    /// Quantisation level of the neurons' activations: 4, 8 or 16.
     pub level: usize,
-    /// Distribution of weights and images.
-    pub draw: DrawDistribution,
-    /// Dtype that represents weights and images exactly, and that GEMM operands must have at least.
+    /// Distribution or file from which weights and images come.
+    pub draw: WeightAndImageSource,
+    /// Dtype that represents weights and images exactly; GEMM operands must have at least its
+    /// precision.
     pub dtype: Dtype,
 }
 
-impl NetworkShape {
-    pub(super) fn bind(point: &Point) -> Result<Self, AxisError> {
+impl ResNetParameters {
+    pub(super) fn bind_resnet_axes(point: &Point) -> Result<Self, AxisError> {
         let stem =
-            if point.word("stem")? == "cifar" { NetworkStem::Cifar } else { NetworkStem::ImageNet };
+            if point.word("stem")? == "cifar" { ResNetStem::Cifar } else { ResNetStem::ImageNet };
         let (b, t, width) = (point.number("b")?, point.number("t")?, point.number("w")?);
-        if b.max(t) > MAX_EXTENT {
-            return Err(AxisError::Combination(format!("b={b}, t={t}: up to {MAX_EXTENT} each")));
+        if b.max(t) > IMAGE_AND_STEP_COUNT_LIMIT {
+            return Err(AxisError::Combination(format!(
+                "b={b}, t={t}: up to {IMAGE_AND_STEP_COUNT_LIMIT} each"
+            )));
         }
         if !width.is_multiple_of(8) || width > 1024 {
             return Err(AxisError::Combination(format!("w={width}: multiples of 8 up to 1024")));
         }
         let draw = match point.word("weights")? {
-            "normal" => DrawDistribution::Normal,
-            "file" => DrawDistribution::File,
-            _ => DrawDistribution::Dyadic,
+            "normal" => WeightAndImageSource::Normal,
+            "file" => WeightAndImageSource::File,
+            _ => WeightAndImageSource::Dyadic,
         };
-        let dtype = Dtype::parse(point.word("dtype")?).expect("the axis lists dtypes");
-        let sizes = NetworkSizes { stem, width, blocks: 2, side: 32 };
+        let dtype = Dtype::parse_dtype_name(point.word("dtype")?).expect("the axis lists dtypes");
+        let sizes = ResNetSizes { stem, width, blocks: 2, side: 32 };
         Ok(Self { sizes, b, t, level: point.number("level")?, draw, dtype })
     }
 
-    /// Number of images in all time steps together.
-    pub fn frame_count(&self) -> usize {
+    /// Number of frames: images times time steps.
+    pub fn frames_over_all_time_steps(&self) -> usize {
         self.t * self.b
     }
 
-    /// Number of time steps over which image and biases are spread: `level/2 - 1`. With fewer time
-    /// steps the network never sees the whole image, and only the time of such a case is
-    /// meaningful.
-    pub fn spread_steps(&self) -> usize {
+    /// Number of time steps over which the image and the biases are spread: `level/2 - 1`. With
+    /// fewer time steps than these, the network never sees the whole image, and only the time of
+    /// such a case is meaningful, not its logits.
+    pub fn steps_that_spread_image(&self) -> usize {
         self.level / 2 - 1
     }
 
-    /// Number of time steps in which image and biases are fed.
-    pub fn fed_time_steps(&self) -> usize {
-        self.spread_steps().min(self.t)
+    /// Number of existing time steps in which the image and the biases are fed into neurons.
+    pub fn time_steps_that_are_fed(&self) -> usize {
+        self.steps_that_spread_image().min(self.t)
     }
 
-    /// Remark on a case whose network never sees the whole image.
-    pub(super) fn unseen_image_remark(&self) -> Option<String> {
-        let (t, steps) = (self.t, self.spread_steps());
+    /// Remark for reports on a case with so few time steps that the network never sees the whole
+    /// image.
+    pub(super) fn remark_on_unseen_image(&self) -> Option<String> {
+        let (t, steps) = (self.t, self.steps_that_spread_image());
         (t < steps).then(|| {
             format!(
                 "t={t} is below the {steps} steps of the encoding: only its time means anything"
@@ -91,162 +100,184 @@ impl NetworkShape {
         })
     }
 
-    /// Parameters of every neuron: a threshold of `4/level`, so that values end at 1, 1.5 and 1.75
-    /// for the levels 4, 8 and 16; a tracer from 0 to `level/2 - 1`.
-    pub fn neuron(&self) -> NeuronParameters {
+    /// Parameters of all neurons: threshold `4/level`, so that activations end at 1, 1.5 and 1.75
+    /// for the levels 4, 8 and 16; tracer from 0 to `level/2 - 1`.
+    pub fn neuron_parameters(&self) -> StBifNeuronParameters {
         let threshold = 4.0 / self.level as f64;
-        let tracer_max = self.spread_steps() as i32;
-        NeuronParameters { threshold, tracer_min: 0, tracer_max, prefire: 0.0 }
+        let tracer_max = self.steps_that_spread_image() as i32;
+        StBifNeuronParameters { threshold, tracer_min: 0, tracer_max, prefire: 0.0 }
     }
 
-    /// Draws random images, labels and parameters from the seed.
-    pub(super) fn inputs(&self, seed: u64) -> Tensors {
+    /// Draws images, labels and parameters from the seed.
+    pub(super) fn draw_images_labels_and_parameters(&self, seed: u64) -> Tensors {
         let (side, b) = (self.sizes.side, self.b);
-        let label = |x: f32| ((x.abs() * 1e3) as usize % CLASS_COUNT) as i8;
-        let network = self.sizes.build_network();
-        let parameters = self.draw_parameters(&network, seed);
+        let label = |x: f32| ((x.abs() * 1e3) as usize % CLASSIFIER_CLASS_COUNT) as i8;
+        let network = self.sizes.build_resnet18_layers();
+        let parameters = self.draw_or_read_parameters(&network, seed);
         Tensors::new()
-            .with("images", [b, side, side, COLOR_CHANNELS], self.drawn_images(seed))
-            .with("labels", [b], random::map_normal_values(seed, "labels", b, label))
-            .with("parameters", self.parameter_shape(&network), parameters)
+            .with("images", [b, side, side, COLOR_CHANNELS], self.draw_rounded_images(seed))
+            .with("labels", [b], random::map_standard_normal_values(seed, "labels", b, label))
+            .with("parameters", self.shape_of_parameter_tensor(&network), parameters)
     }
 
-    /// Shape of all parameters together: rows of the width, so that each parameter but the last
-    /// bias fills whole rows.
-    pub fn parameter_shape(&self, network: &ResNet18) -> [usize; 2] {
+    /// Shape of the tensor of all parameters: rows of `width` elements, so that each parameter
+    /// tensor but the last bias fills whole rows.
+    pub fn shape_of_parameter_tensor(&self, network: &ResNet18Layers) -> [usize; 2] {
         [network.parameters / self.sizes.width, self.sizes.width]
     }
 
-    /// Draws images from N(0, 1). Dyadic images are rounded so that each step's share is a multiple
-    /// of 1/64, and the sum of all steps has eight significant bits.
-    fn drawn_images(&self, seed: u64) -> Vec<f32> {
-        let (steps, len) = (self.spread_steps() as f32, self.b * self.sizes.image().elements());
+    /// Draws images from N(0, 1) and rounds them to the dtype or to the dyadic grid. Dyadic images
+    /// are rounded so that the share of one time step is a multiple of 1/64, and the sum of all
+    /// steps has eight significant bits.
+    fn draw_rounded_images(&self, seed: u64) -> Vec<f32> {
+        let (steps, len) = (
+            self.steps_that_spread_image() as f32,
+            self.b * self.sizes.image_extents().elements_per_frame(),
+        );
         let most = (255.0 / steps).floor();
-        random::map_normal_values(seed, "images", len, |x| match self.draw {
-            DrawDistribution::Dyadic => {
+        random::map_standard_normal_values(seed, "images", len, |x| match self.draw {
+            WeightAndImageSource::Dyadic => {
                 (x * 64.0 / steps).round().clamp(-most, most) * steps / 64.0
             }
-            DrawDistribution::Normal | DrawDistribution::File => self.round(x),
+            WeightAndImageSource::Normal | WeightAndImageSource::File => {
+                self.round_to_problem_dtype(x)
+            }
         })
     }
 
-    pub fn logits_shape(&self) -> [usize; 2] {
-        [self.b, CLASS_COUNT]
+    pub fn shape_of_logits(&self) -> [usize; 2] {
+        [self.b, CLASSIFIER_CLASS_COUNT]
     }
 
-    fn round(&self, x: f32) -> f32 {
+    fn round_to_problem_dtype(&self, x: f32) -> f32 {
         if self.dtype == Dtype::Bf16 { bf16::from_f32(x).to_f32() } else { x }
     }
 
-    /// Draws weights with a standard deviation that keeps the neurons of all layers active, as
-    /// training does, and negative biases against the growth of the residual sum.
-    fn draw_parameters(&self, network: &ResNet18, seed: u64) -> Vec<f32> {
-        if self.draw == DrawDistribution::File {
-            // Errors of the file were reported before any tensor is drawn.
-            let read = |path: PathBuf| weights_file::read_weights(&path, network);
-            let parameters = weights_file::weights_file_path().and_then(read).unwrap_or_default();
-            return parameters.into_iter().map(|value| self.round(value)).collect();
+    /// Draws weights whose standard deviation keeps the neurons of all layers active, and negative
+    /// biases, which limit the growth of the residual sum.
+    fn draw_or_read_parameters(&self, network: &ResNet18Layers, seed: u64) -> Vec<f32> {
+        if self.draw == WeightAndImageSource::File {
+            // Errors of the weights file were reported before any tensor is drawn, so they cannot
+            // occur here.
+            let read = |path: PathBuf| weights_file::read_and_reorder_weights(&path, network);
+            let parameters =
+                weights_file::weights_path_from_environment().and_then(read).unwrap_or_default();
+            return parameters
+                .into_iter()
+                .map(|value| self.round_to_problem_dtype(value))
+                .collect();
         }
         let mut parameters = vec![0.0; network.parameters];
         let mut draw =
             |name: String, first: usize, len: usize, value: &(dyn Fn(f32) -> f32 + Sync)| {
                 parameters[first..first + len]
-                    .copy_from_slice(&random::map_normal_values(seed, &name, len, value));
+                    .copy_from_slice(&random::map_standard_normal_values(seed, &name, len, value));
             };
-        let steps = self.spread_steps() as f32;
+        let steps = self.steps_that_spread_image() as f32;
         let bias = |x: f32| match self.draw {
-            DrawDistribution::Dyadic => (x * 256.0 / steps).round() * steps / 256.0,
-            DrawDistribution::Normal | DrawDistribution::File => x,
+            WeightAndImageSource::Dyadic => (x * 256.0 / steps).round() * steps / 256.0,
+            WeightAndImageSource::Normal | WeightAndImageSource::File => x,
         };
-        for conv in network.block_convolutions() {
-            let deviation = weight_deviation(conv);
-            let weight = |x: f32| self.scale_sample_to_weight(deviation, x);
-            draw(format!("{}.weight", conv.name), conv.weight, conv.weight_elements(), &weight);
+        for conv in network.all_convolutions() {
+            let deviation = standard_deviation_of_weights(conv);
+            let weight = |x: f32| self.scale_and_round_sample_to_weight(deviation, x);
+            draw(format!("{}.weight", conv.name), conv.weight, conv.elements_of_weight(), &weight);
             let shift = if conv.name.ends_with("conv2") { -0.1 } else { 0.0 };
             draw(
                 format!("{}.bias", conv.name),
-                conv.first_bias_element(),
+                conv.index_of_first_bias(),
                 conv.window.output.channels,
                 &|x| bias(0.1 * x + shift),
             );
         }
-        let features = network.last_map().channels;
+        let features = network.last_feature_map().channels;
         let deviation = 1.0 / (features as f32).sqrt();
-        let weights = CLASS_COUNT * features;
-        let weight = |x: f32| self.scale_sample_to_weight(deviation, x);
+        let weights = CLASSIFIER_CLASS_COUNT * features;
+        let weight = |x: f32| self.scale_and_round_sample_to_weight(deviation, x);
         draw("fc.weight".to_owned(), network.classifier, weights, &weight);
-        draw("fc.bias".to_owned(), network.classifier + weights, CLASS_COUNT, &|x| bias(0.1 * x));
+        draw("fc.bias".to_owned(), network.classifier + weights, CLASSIFIER_CLASS_COUNT, &|x| {
+            bias(0.1 * x)
+        });
         parameters
     }
 
-    /// Scales a sample to a weight. Dyadic weights have eight significant bits on a grid that
-    /// covers four standard deviations.
-    fn scale_sample_to_weight(&self, deviation: f32, x: f32) -> f32 {
+    /// Scales a sample of N(0, 1) to a weight of the given standard deviation and rounds it. Dyadic
+    /// weights have eight significant bits on a grid that covers four standard deviations.
+    fn scale_and_round_sample_to_weight(&self, deviation: f32, x: f32) -> f32 {
         match self.draw {
-            DrawDistribution::Dyadic => {
+            WeightAndImageSource::Dyadic => {
                 let grid = (4.0 * deviation / 255.0).log2().ceil().exp2();
                 (deviation * x / grid).round().clamp(-255.0, 255.0) * grid
             }
-            DrawDistribution::Normal | DrawDistribution::File => self.round(deviation * x),
+            WeightAndImageSource::Normal | WeightAndImageSource::File => {
+                self.round_to_problem_dtype(deviation * x)
+            }
         }
     }
 
-    /// Floating-point operations of the convolutions after the stem, in one pass over all frames,
-    /// without operations on padding.
-    pub(super) fn hidden_convolution_flops(&self, network: &ResNet18) -> u64 {
+    /// FLOPs of all convolutions after the stem in one pass over all frames, without operations on
+    /// padding.
+    pub(super) fn flops_of_convolutions_after_stem(&self, network: &ResNet18Layers) -> u64 {
         let hidden: u64 =
-            network.block_convolutions().skip(1).map(ConvolutionLayer::multiply_adds).sum();
-        2 * self.frame_count() as u64 * hidden
+            network.all_convolutions().skip(1).map(ConvolutionLayer::multiply_adds_per_frame).sum();
+        2 * self.frames_over_all_time_steps() as u64 * hidden
     }
 
-    /// Floating-point operations of the stem and the classifier. The operands of stem and
-    /// classifier are the image and the sum over time, so their operations count once for each
-    /// image.
-    pub(super) fn stem_and_classifier_flops(&self, network: &ResNet18) -> u64 {
-        let classifier = (CLASS_COUNT * network.last_map().channels) as u64;
-        2 * self.b as u64 * (network.stem.multiply_adds() + classifier)
+    /// FLOPs of the stem's convolution and of the classifier. The operations of stem and classifier
+    /// count once for each image, because the stem reads the image and the classifier reads the sum
+    /// over time.
+    pub(super) fn flops_of_stem_and_classifier(&self, network: &ResNet18Layers) -> u64 {
+        let classifier = (CLASSIFIER_CLASS_COUNT * network.last_feature_map().channels) as u64;
+        2 * self.b as u64 * (network.stem.multiply_adds_per_frame() + classifier)
     }
 
-    /// Number of neurons of all images, times the number of time steps.
-    pub(super) fn neuron_time_steps(&self, network: &ResNet18) -> u64 {
-        (self.frame_count() * network.neuron_count()) as u64
+    /// Number of neuron updates: neurons of all images times time steps.
+    pub(super) fn neuron_updates_over_all_steps(&self, network: &ResNet18Layers) -> u64 {
+        (self.frames_over_all_time_steps() * network.neurons_per_image()) as u64
     }
 
-    /// Work of a forward pass that reads parameters and images once.
-    pub(super) fn forward_work(&self, network: &ResNet18) -> Work {
-        let elements = network.parameters + self.b * self.sizes.image().elements();
-        let neurons = self.neuron_time_steps(network);
-        let logits = self.b * CLASS_COUNT * Dtype::F32.bytes();
-        // Operations of a neuron step: v += x, θ·s, v -= θ·s, c += s, and the bias.
-        Work::bytes((elements * self.dtype.bytes()) as u64, logits as u64)
+    /// Work of a forward pass that reads all parameters and images once.
+    pub(super) fn work_of_forward_pass(&self, network: &ResNet18Layers) -> Work {
+        let elements =
+            network.parameters + self.b * self.sizes.image_extents().elements_per_frame();
+        let neurons = self.neuron_updates_over_all_steps(network);
+        let logits = self.b * CLASSIFIER_CLASS_COUNT * Dtype::F32.bytes_per_element();
+        // Five vector operations for each neuron and time step: v += x, θ·s, v -= θ·s, c += s, and
+        // the bias.
+        Work::bytes((elements * self.dtype.bytes_per_element()) as u64, logits as u64)
             .with_flops(
                 FlopUnit::Matmul,
                 self.dtype,
-                self.hidden_convolution_flops(network) + self.stem_and_classifier_flops(network),
+                self.flops_of_convolutions_after_stem(network)
+                    + self.flops_of_stem_and_classifier(network),
             )
             .with_flops(FlopUnit::Vector, Dtype::F32, 5 * neurons)
     }
 
-    /// Bytes of host memory of the problem: the inputs, the reference's currents (f64) and spikes
-    /// of all layers, and a few frames of the largest layer.
-    pub(super) fn host_bytes(&self, network: &ResNet18) -> u64 {
-        let largest =
-            network.neuron_layer_extents().iter().map(|map| map.elements()).max().unwrap_or(0);
-        let frames = self.frame_count() as u64;
-        let images = self.b as u64 * self.sizes.image().elements() as u64;
+    /// Bytes of host memory: the inputs, the reference's fp64 currents and spikes of all layers,
+    /// and a few frames of the largest layer.
+    pub(super) fn estimate_resnet_host_bytes(&self, network: &ResNet18Layers) -> u64 {
+        let largest = network
+            .extents_of_neuron_layers()
+            .iter()
+            .map(|map| map.elements_per_frame())
+            .max()
+            .unwrap_or(0);
+        let frames = self.frames_over_all_time_steps() as u64;
+        let images = self.b as u64 * self.sizes.image_extents().elements_per_frame() as u64;
         12 * images
-            + 9 * self.neuron_time_steps(network)
+            + 9 * self.neuron_updates_over_all_steps(network)
             + 4 * 8 * frames * largest as u64
             + 16 * network.parameters as u64
     }
 }
 
-/// Standard deviation of a convolution's weights, from the average number of inputs of an output
-/// pixel. If all inputs are as large as the values of neurons, sums are about one, and about half
-/// if the residual is added.
-fn weight_deviation(conv: &ConvolutionLayer) -> f32 {
+/// Standard deviation of a convolution's drawn weights, from the average number of inputs that an
+/// output pixel reads. With this deviation, and inputs as large as the neurons' values, the sums of
+/// a convolution are about one, or about half if a residual is added.
+fn standard_deviation_of_weights(conv: &ConvolutionLayer) -> f32 {
     let window = conv.window;
-    let taps = window.pixel_tap_reads() as f32 / window.output.pixel_count() as f32;
+    let taps = window.pixel_reads_per_frame() as f32 / window.output.pixels_per_frame() as f32;
     let inputs = (taps * window.input.channels as f32).sqrt();
     match conv.name.as_str() {
         "conv1" => 1.0 / inputs,

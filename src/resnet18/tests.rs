@@ -1,20 +1,26 @@
-use super::super::convolution::convolve;
+use super::super::convolution::convolve_frames_in_f64;
 use super::super::network::{
-    CLASS_COUNT, ConvolutionLayer, FeatureMap, NetworkSizes, NetworkStem, ResidualBlock,
+    CLASSIFIER_CLASS_COUNT, ConvolutionLayer, FeatureMapExtents, ResNetBlock, ResNetSizes,
+    ResNetStem,
 };
-use super::super::plain::TapeNetwork;
+use super::super::plain::TapeResNet;
 use super::*;
 
-/// A network small enough to be computed on a tape of scalars.
-const TINY_NETWORK: NetworkSizes =
-    NetworkSizes { stem: NetworkStem::ImageNet, width: 4, blocks: 1, side: 8 };
+/// Sizes of a network that is small enough to be computed on an autodiff tape of scalars.
+const TINY_RESNET_SIZES: ResNetSizes =
+    ResNetSizes { stem: ResNetStem::ImageNet, width: 4, blocks: 1, side: 8 };
 
-fn shape(sizes: NetworkSizes, b: usize, t: usize, level: usize) -> NetworkShape {
-    NetworkShape { sizes, b, t, level, draw: DrawDistribution::Dyadic, dtype: Dtype::Bf16 }
+fn dyadic_f32_network_shape(
+    sizes: ResNetSizes,
+    b: usize,
+    t: usize,
+    level: usize,
+) -> ResNetParameters {
+    ResNetParameters { sizes, b, t, level, draw: WeightAndImageSource::Dyadic, dtype: Dtype::Bf16 }
 }
 
-fn network_inputs(shape: NetworkShape, seed: u64) -> Tensors {
-    TrainStep { shape }.inputs(seed)
+fn draw_training_step_inputs(shape: ResNetParameters, seed: u64) -> Tensors {
+    ResNetTrainingStep { shape }.inputs(seed)
 }
 
 fn relative_l2_distance(a: &[f64], b: &[f64]) -> f64 {
@@ -23,9 +29,10 @@ fn relative_l2_distance(a: &[f64], b: &[f64]) -> f64 {
 }
 
 #[test]
-fn too_few_time_steps_for_the_encoding_give_a_remark() {
-    let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 64, blocks: 2, side: 32 };
-    let remark = |t, level| Inference { shape: shape(sizes, 8, t, level) }.remark();
+fn fewer_time_steps_than_the_encoding_needs_give_a_remark() {
+    let sizes = ResNetSizes { stem: ResNetStem::ImageNet, width: 64, blocks: 2, side: 32 };
+    let remark =
+        |t, level| ResNetInference { shape: dyadic_f32_network_shape(sizes, 8, t, level) }.remark();
     assert_eq!((remark(7, 16), remark(4, 8)), (None, None));
     assert_eq!(
         remark(4, 16).unwrap(),
@@ -33,65 +40,72 @@ fn too_few_time_steps_for_the_encoding_give_a_remark() {
     );
 }
 
-/// Without a readable file of weights every case fails with an error.
+/// If the weights file of `weights=file` cannot be read, every case fails with an error.
 #[test]
-fn a_missing_weights_file_is_an_error() {
-    let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 64, blocks: 2, side: 32 };
-    let shape = NetworkShape { draw: DrawDistribution::File, ..shape(sizes, 1, 4, 8) };
+fn a_missing_weights_file_fails_every_case() {
+    let sizes = ResNetSizes { stem: ResNetStem::ImageNet, width: 64, blocks: 2, side: 32 };
+    let shape = ResNetParameters {
+        draw: WeightAndImageSource::File,
+        ..dyadic_f32_network_shape(sizes, 1, 4, 8)
+    };
     if std::env::var_os("RESNET18_WEIGHTS").is_none() {
-        let error = Inference { shape }.check().unwrap_err();
+        let error = ResNetInference { shape }.check().unwrap_err();
         assert_eq!(error, "weights=file: RESNET18_WEIGHTS names no file");
     }
 }
 
 #[test]
-fn layer_sizes_equal_those_of_resnet18() {
-    let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 64, blocks: 2, side: 32 };
-    let network = sizes.build_network();
-    assert_eq!((network.neuron_layer_extents().len(), network.neuron_count()), (17, 47_104));
-    let weights: usize = network.block_convolutions().map(ConvolutionLayer::weight_elements).sum();
+fn layer_sizes_equal_the_published_ones_of_resnet18() {
+    let sizes = ResNetSizes { stem: ResNetStem::ImageNet, width: 64, blocks: 2, side: 32 };
+    let network = sizes.build_resnet18_layers();
+    assert_eq!(
+        (network.extents_of_neuron_layers().len(), network.neurons_per_image()),
+        (17, 47_104)
+    );
+    let weights: usize = network.all_convolutions().map(ConvolutionLayer::elements_of_weight).sum();
     assert_eq!(weights, 11_166_912);
-    assert_eq!(network.last_map().side, 1);
+    assert_eq!(network.last_feature_map().side, 1);
     let padded: usize = network
-        .block_convolutions()
-        .map(|conv| conv.weight_elements() * conv.window.output.pixel_count())
+        .all_convolutions()
+        .map(|conv| conv.elements_of_weight() * conv.window.output.pixels_per_frame())
         .sum();
-    let read: u64 = network.block_convolutions().map(ConvolutionLayer::multiply_adds).sum();
-    let classifier = CLASS_COUNT * network.last_map().channels;
+    let read: u64 = network.all_convolutions().map(ConvolutionLayer::multiply_adds_per_frame).sum();
+    let classifier = CLASSIFIER_CLASS_COUNT * network.last_feature_map().channels;
     assert_eq!((padded + classifier, read), (37_016_576, 21_662_464));
-    let cifar = NetworkSizes { stem: NetworkStem::Cifar, ..sizes }.build_network();
-    assert_eq!(cifar.neuron_layer_extents()[0].side, 32);
-    assert_eq!(cifar.last_map().side, 4);
+    let cifar = ResNetSizes { stem: ResNetStem::Cifar, ..sizes }.build_resnet18_layers();
+    assert_eq!(cifar.extents_of_neuron_layers()[0].side, 32);
+    assert_eq!(cifar.last_feature_map().side, 4);
 }
 
 #[test]
-fn parameters_are_stored_contiguously() {
-    let network = TINY_NETWORK.build_network();
+fn parameter_tensors_are_stored_one_after_the_other_without_gaps() {
+    let network = TINY_RESNET_SIZES.build_resnet18_layers();
     let mut next = 0;
-    for (name, first, len) in network.parameter_layout() {
-        assert_eq!((first, first % TINY_NETWORK.width), (next, 0), "{name}");
+    for (name, first, len) in network.names_and_ranges_of_parameters() {
+        assert_eq!((first, first % TINY_RESNET_SIZES.width), (next, 0), "{name}");
         next = first + len;
     }
-    assert_eq!(network.parameters, next.next_multiple_of(TINY_NETWORK.width));
+    assert_eq!(network.parameters, next.next_multiple_of(TINY_RESNET_SIZES.width));
 }
 
 #[test]
-fn the_reference_and_its_gradient_equal_those_of_an_autodiff_tape() {
+fn the_resnet_reference_and_its_gradient_equal_an_autodiff_tape() {
     for (stem, t, level) in
-        [(NetworkStem::ImageNet, 4, 8), (NetworkStem::Cifar, 5, 4), (NetworkStem::ImageNet, 3, 16)]
+        [(ResNetStem::ImageNet, 4, 8), (ResNetStem::Cifar, 5, 4), (ResNetStem::ImageNet, 3, 16)]
     {
-        let shape = shape(NetworkSizes { stem, ..TINY_NETWORK }, 2, t, level);
-        let inputs = network_inputs(shape, 3);
-        let plain = TapeNetwork::new(&shape, &inputs);
-        let reference = NetworkReference::new(&shape, &inputs);
-        let forward = reference.compute_forward_pass(&inputs);
+        let shape =
+            dyadic_f32_network_shape(ResNetSizes { stem, ..TINY_RESNET_SIZES }, 2, t, level);
+        let inputs = draw_training_step_inputs(shape, 3);
+        let plain = TapeResNet::run_on_inputs(&shape, &inputs);
+        let reference = ResNetReference::with_parameters_of_inputs(&shape, &inputs);
+        let forward = reference.run_reference_forward_pass(&inputs);
         for (layer, tracers) in forward.layers.iter().zip(&plain.tracers) {
-            assert_eq!(&spike_sums(&shape, &layer.spikes), tracers);
+            assert_eq!(&spike_sums_over_time(&shape, &layer.spikes), tracers);
         }
         assert!(relative_l2_distance(&forward.logits, &plain.logits) < 1e-12);
-        let (loss, gradient) = reference.loss_and_gradient(&inputs, &forward);
+        let (loss, gradient) = reference.loss_and_parameter_gradients(&inputs, &forward);
         assert!((loss - plain.loss).abs() < 1e-12);
-        for (name, first, len) in reference.network.parameter_layout() {
+        for (name, first, len) in reference.network.names_and_ranges_of_parameters() {
             let (ours, taped) = (&gradient[first..][..len], &plain.gradient[first..][..len]);
             assert!(taped.iter().any(|g| *g != 0.0), "{stem:?} level {level}: {name} matters");
             let apart = relative_l2_distance(ours, taped);
@@ -100,38 +114,39 @@ fn the_reference_and_its_gradient_equal_those_of_an_autodiff_tape() {
     }
 }
 
-/// Sums of each neuron's spikes over time, which are the tracers.
-fn spike_sums(shape: &NetworkShape, spikes: &[i8]) -> Vec<f64> {
+/// Sum of each neuron's spikes over all time steps, which equals the neuron's tracer.
+fn spike_sums_over_time(shape: &ResNetParameters, spikes: &[i8]) -> Vec<f64> {
     let n = spikes.len() / shape.t;
     (0..n).map(|i| spikes[i..].iter().step_by(n).map(|&s| f64::from(s)).sum()).collect()
 }
 
-/// Activations of every layer of the quantised network, before its conversion: Quantises x to
-/// `clamp(floor(x/θ + 1/2), 0, steps)`, in whole numbers.
-fn quantised_activations(shape: &NetworkShape, inputs: &Tensors) -> Vec<Vec<f64>> {
-    let reference = NetworkReference::new(shape, inputs);
+/// Activations of every layer of the quantised network before its conversion to a spiking network,
+/// as integers: The quantised network replaces x by `clamp(floor(x/θ + 1/2), 0, steps)`.
+fn activations_of_quantised_network(shape: &ResNetParameters, inputs: &Tensors) -> Vec<Vec<f64>> {
+    let reference = ResNetReference::with_parameters_of_inputs(shape, inputs);
     let network = &reference.network;
-    let theta = shape.neuron().threshold;
-    let top = shape.spread_steps() as f64;
+    let theta = shape.neuron_parameters().threshold;
+    let top = shape.steps_that_spread_image() as f64;
     let quantise = |x: Vec<f64>| -> Vec<f64> {
         x.into_iter().map(|x| (x / theta + 0.5).floor().clamp(0.0, top)).collect()
     };
     let layer = |conv: &ConvolutionLayer, input: &[f64], factor: f64| {
-        let mut y = convolve(conv, reference.weight(conv), input, factor);
+        let mut y =
+            convolve_frames_in_f64(conv, reference.weight_of_convolution(conv), input, factor);
         let channels = conv.window.output.channels;
-        let bias = &reference.parameters[conv.first_bias_element()..][..channels];
+        let bias = &reference.parameters[conv.index_of_first_bias()..][..channels];
         y.iter_mut().enumerate().for_each(|(i, y)| *y += bias[i % channels]);
         y
     };
     let images = inputs.tensor("images");
-    let images = images.to_f64(0, images.len());
+    let images = images.elements_to_f64(0, images.len());
     let mut layers = vec![quantise(layer(&network.stem, &images, 1.0))];
     let mut x = layers[0].clone();
     if let Some(pool) = &network.pool {
         let sums: Vec<i8> = x.iter().map(|&x| x as i8).collect();
-        x = super::super::reference::first_maxima(pool, &sums).map(|at| x[at]).collect();
+        x = super::super::reference::indices_of_first_maxima(pool, &sums).map(|at| x[at]).collect();
     }
-    for ResidualBlock { first, second, shortcut } in &network.blocks {
+    for ResNetBlock { first, second, shortcut } in &network.blocks {
         let hidden = quantise(layer(first, &x, theta));
         let mut y = layer(second, &hidden, theta);
         match shortcut {
@@ -147,42 +162,49 @@ fn quantised_activations(shape: &NetworkShape, inputs: &Tensors) -> Vec<Vec<f64>
 }
 
 #[test]
-fn with_enough_time_steps_every_unit_equals_the_quantised_network() {
+fn with_enough_time_steps_spike_sums_equal_quantised_activations() {
     let levels = [
-        (NetworkStem::ImageNet, 4),
-        (NetworkStem::ImageNet, 8),
-        (NetworkStem::Cifar, 8),
-        (NetworkStem::ImageNet, 16),
+        (ResNetStem::ImageNet, 4),
+        (ResNetStem::ImageNet, 8),
+        (ResNetStem::Cifar, 8),
+        (ResNetStem::ImageNet, 16),
     ];
     for (stem, level) in levels {
-        let shape = shape(NetworkSizes { stem, width: 8, blocks: 2, side: 16 }, 2, 64, level);
-        let inputs = network_inputs(shape, 1);
-        let forward = NetworkReference::new(&shape, &inputs).compute_forward_pass(&inputs);
-        let layers = quantised_activations(&shape, &inputs);
+        let shape = dyadic_f32_network_shape(
+            ResNetSizes { stem, width: 8, blocks: 2, side: 16 },
+            2,
+            64,
+            level,
+        );
+        let inputs = draw_training_step_inputs(shape, 1);
+        let forward = ResNetReference::with_parameters_of_inputs(&shape, &inputs)
+            .run_reference_forward_pass(&inputs);
+        let layers = activations_of_quantised_network(&shape, &inputs);
         for (number, (layer, activations)) in forward.layers.iter().zip(&layers).enumerate() {
-            let tracers = spike_sums(&shape, &layer.spikes);
+            let tracers = spike_sums_over_time(&shape, &layer.spikes);
             let wrong = tracers.iter().zip(activations).filter(|(a, b)| a != b).count();
             assert_eq!(wrong, 0, "{stem:?} level {level} layer {number} of {}", tracers.len());
         }
     }
 }
 
-/// With few time steps only some neurons end at the quantised network's value: most of those near
-/// the images, and all once the last layer has had enough time. docs/results/resnet18.md has the
-/// fractions.
+/// With few time steps only some neurons' spike sums equal the quantised activations: most near the
+/// images, and all once the last layer has had enough steps.
 #[test]
-fn with_few_time_steps_some_units_equal_the_quantised_network() {
-    let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 64, blocks: 2, side: 32 };
+fn with_few_time_steps_some_spike_sums_equal_quantised_activations() {
+    let sizes = ResNetSizes { stem: ResNetStem::ImageNet, width: 64, blocks: 2, side: 32 };
     for level in [4, 8, 16] {
         let mut before = 0.0;
         for t in [4, 8, 16] {
-            let shape = shape(sizes, 1, t, level);
-            let inputs = network_inputs(shape, 1);
-            let forward = NetworkReference::new(&shape, &inputs).compute_forward_pass(&inputs);
-            let layers = forward.layers.iter().zip(quantised_activations(&shape, &inputs));
+            let shape = dyadic_f32_network_shape(sizes, 1, t, level);
+            let inputs = draw_training_step_inputs(shape, 1);
+            let forward = ResNetReference::with_parameters_of_inputs(&shape, &inputs)
+                .run_reference_forward_pass(&inputs);
+            let layers =
+                forward.layers.iter().zip(activations_of_quantised_network(&shape, &inputs));
             let shares: Vec<(usize, usize)> = layers
                 .map(|(layer, activations)| {
-                    let tracers = spike_sums(&shape, &layer.spikes);
+                    let tracers = spike_sums_over_time(&shape, &layer.spikes);
                     let same = tracers.iter().zip(&activations).filter(|(a, b)| a == b).count();
                     (same, tracers.len())
                 })
@@ -200,19 +222,21 @@ fn with_few_time_steps_some_units_equal_the_quantised_network() {
     }
 }
 
-/// Fraction of the tiles of 16 channels in whose rows no spike occurs. `rows` are frames of `[T,
-/// B]` by index, at one pixel.
-fn silent_tile_share(
-    shape: &NetworkShape,
-    (spikes, map): (&[i8], FeatureMap),
+/// Counts the tiles without a spike and all tiles. An element of `tiles` lists indices of frames of
+/// `[T, B]`; 16 channels of these frames at one pixel form a tile.
+fn count_tiles_without_spikes_and_all_tiles(
+    shape: &ResNetParameters,
+    (spikes, map): (&[i8], FeatureMapExtents),
     tiles: &[Vec<usize>],
 ) -> (usize, usize) {
     let (mut silent, mut all) = (0, 0);
-    debug_assert_eq!(spikes.len(), shape.frame_count() * map.elements());
+    debug_assert_eq!(spikes.len(), shape.frames_over_all_time_steps() * map.elements_per_frame());
     for rows in tiles {
-        for first in (0..map.elements()).step_by(16) {
+        for first in (0..map.elements_per_frame()).step_by(16) {
             let zero = |row: &usize| {
-                spikes[row * map.elements() + first..][..16].iter().all(|&spike| spike == 0)
+                spikes[row * map.elements_per_frame() + first..][..16]
+                    .iter()
+                    .all(|&spike| spike == 0)
             };
             silent += usize::from(rows.iter().all(zero));
             all += 1;
@@ -221,23 +245,25 @@ fn silent_tile_share(
     (silent, all)
 }
 
-/// Reason why no row skips operands without a spike. `cuda/best` multiplies fragments of 16 rows,
-/// all steps of two images at one pixel, by 16 channels; a layout with one step in a tile would
-/// multiply eight images of that step. docs/results/resnet18.md has the fractions.
+/// The test shows why no kernel skips operand tiles without spikes: such tiles are rare. The kernel
+/// of `cuda/best` multiplies fragments of 16 rows (all steps of two images at a pixel) by 16
+/// channels; docs/results/resnet18.md has the fractions of silent ones.
 #[test]
-fn few_operands_of_the_layers_lack_a_spike() {
-    let sizes = NetworkSizes { stem: NetworkStem::ImageNet, width: 64, blocks: 2, side: 32 };
-    let shape = shape(sizes, 8, 8, 8);
-    let inputs = network_inputs(shape, 1);
-    let forward = NetworkReference::new(&shape, &inputs).compute_forward_pass(&inputs);
-    let maps = sizes.build_network().neuron_layer_extents();
+fn few_operand_tiles_of_the_layers_have_no_spike() {
+    let sizes = ResNetSizes { stem: ResNetStem::ImageNet, width: 64, blocks: 2, side: 32 };
+    let shape = dyadic_f32_network_shape(sizes, 8, 8, 8);
+    let inputs = draw_training_step_inputs(shape, 1);
+    let forward = ResNetReference::with_parameters_of_inputs(&shape, &inputs)
+        .run_reference_forward_pass(&inputs);
+    let maps = sizes.build_resnet18_layers().extents_of_neuron_layers();
     let pairs: Vec<Vec<usize>> = (0..shape.b / 2)
         .map(|pair| (0..shape.t).flat_map(|t| [0, 1].map(|i| t * shape.b + 2 * pair + i)).collect())
         .collect();
     let mut sums = vec![(0, 0); shape.t + 1];
     for (number, (layer, map)) in forward.layers.iter().zip(maps).enumerate().skip(1) {
-        let silent_share =
-            |tiles: &[Vec<usize>]| silent_tile_share(&shape, (&layer.spikes, map), tiles);
+        let silent_share = |tiles: &[Vec<usize>]| {
+            count_tiles_without_spikes_and_all_tiles(&shape, (&layer.spikes, map), tiles)
+        };
         let whole = silent_share(&pairs);
         let steps =
             (0..shape.t).map(|t| silent_share(&[(t * shape.b..(t + 1) * shape.b).collect()]));
@@ -253,17 +279,24 @@ fn few_operands_of_the_layers_lack_a_spike() {
 }
 
 #[test]
-fn neurons_of_every_layer_fire() {
+fn neurons_of_every_layer_fire_with_drawn_weights() {
     for (stem, level) in
-        [(NetworkStem::ImageNet, 8), (NetworkStem::Cifar, 8), (NetworkStem::ImageNet, 16)]
+        [(ResNetStem::ImageNet, 8), (ResNetStem::Cifar, 8), (ResNetStem::ImageNet, 16)]
     {
-        let shape = shape(NetworkSizes { stem, width: 16, blocks: 2, side: 32 }, 2, 16, level);
-        let inputs = network_inputs(shape, 1);
-        let forward = NetworkReference::new(&shape, &inputs).compute_forward_pass(&inputs);
+        let shape = dyadic_f32_network_shape(
+            ResNetSizes { stem, width: 16, blocks: 2, side: 32 },
+            2,
+            16,
+            level,
+        );
+        let inputs = draw_training_step_inputs(shape, 1);
+        let forward = ResNetReference::with_parameters_of_inputs(&shape, &inputs)
+            .run_reference_forward_pass(&inputs);
         for (number, layer) in forward.layers.iter().enumerate() {
-            let tracers = spike_sums(&shape, &layer.spikes);
-            let mean =
-                tracers.iter().sum::<f64>() / tracers.len() as f64 / shape.spread_steps() as f64;
+            let tracers = spike_sums_over_time(&shape, &layer.spikes);
+            let mean = tracers.iter().sum::<f64>()
+                / tracers.len() as f64
+                / shape.steps_that_spread_image() as f64;
             let spikes =
                 layer.spikes.iter().filter(|&&s| s != 0).count() as f64 / layer.spikes.len() as f64;
             eprintln!("{stem:?} level {level} layer {number}: {mean:.3} of the range, {spikes:.3}");
@@ -273,20 +306,21 @@ fn neurons_of_every_layer_fire() {
 }
 
 #[test]
-fn gradients_of_single_images_add_up_to_the_batchs_gradient() {
-    let whole = shape(NetworkSizes { width: 8, ..TINY_NETWORK }, 3, 4, 8);
-    let all = network_inputs(whole, 5);
-    let gradient = |shape: &NetworkShape, inputs: &Tensors| {
-        let reference = NetworkReference::new(shape, inputs);
-        reference.loss_and_gradient(inputs, &reference.compute_forward_pass(inputs))
+fn mean_gradient_of_single_images_equals_the_batch_gradient() {
+    let whole = dyadic_f32_network_shape(ResNetSizes { width: 8, ..TINY_RESNET_SIZES }, 3, 4, 8);
+    let all = draw_training_step_inputs(whole, 5);
+    let gradient = |shape: &ResNetParameters, inputs: &Tensors| {
+        let reference = ResNetReference::with_parameters_of_inputs(shape, inputs);
+        reference
+            .loss_and_parameter_gradients(inputs, &reference.run_reference_forward_pass(inputs))
     };
     let (loss, together) = gradient(&whole, &all);
     let (mut losses, mut sum) = (0.0, vec![0.0; together.len()]);
-    let one = NetworkShape { b: 1, ..whole };
+    let one = ResNetParameters { b: 1, ..whole };
     for image in 0..3 {
-        let len = whole.sizes.image().elements();
+        let len = whole.sizes.image_extents().elements_per_frame();
         let pixels = all.f32("images")[image * len..][..len].to_vec();
-        let label = vec![all.tensor("labels").to_f64(image, 1)[0] as i8];
+        let label = vec![all.tensor("labels").elements_to_f64(image, 1)[0] as i8];
         let inputs = all.clone().with("images", [1, 8, 8, 3], pixels).with("labels", [1], label);
         let (loss, gradient) = gradient(&one, &inputs);
         losses += loss / 3.0;
@@ -296,15 +330,16 @@ fn gradients_of_single_images_add_up_to_the_batchs_gradient() {
 }
 
 #[test]
-fn dyadic_test_inputs_are_exact_in_bf16() {
+fn dyadic_weights_and_images_are_exact_in_bf16() {
     for level in [4, 8, 16] {
-        let shape = shape(NetworkSizes { width: 8, ..TINY_NETWORK }, 2, 1, level);
-        let inputs = network_inputs(shape, 1);
+        let shape =
+            dyadic_f32_network_shape(ResNetSizes { width: 8, ..TINY_RESNET_SIZES }, 2, 1, level);
+        let inputs = draw_training_step_inputs(shape, 1);
         let exact = |x: &f32| half::bf16::from_f32(*x).to_f32() == *x;
         assert!(inputs.f32("images").iter().all(exact), "level {level}");
-        let network = shape.sizes.build_network();
-        for conv in network.block_convolutions() {
-            let weight = &inputs.f32("parameters")[conv.weight..conv.first_bias_element()];
+        let network = shape.sizes.build_resnet18_layers();
+        for conv in network.all_convolutions() {
+            let weight = &inputs.f32("parameters")[conv.weight..conv.index_of_first_bias()];
             assert!(weight.iter().all(exact), "level {level} {}", conv.name);
             assert!(weight.iter().any(|x| *x != 0.0));
         }

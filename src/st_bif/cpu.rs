@@ -1,26 +1,27 @@
-//! The ST-BIF neuron on the CPU: blocks of neurons with their state in L1, the loop over time
-//! inside, one pass over memory.
+//! The ST-BIF neuron on the CPU: blocks of neurons keep their state in L1 while the inner loop runs
+//! over time, so memory is read once.
 //!
-//! The backward pass replays the forward pass of a block and then runs in reverse time. H and c of
-//! every step stay in L1, so that x and gy are read once and gx is written once.
+//! The CPU backward pass first replays the forward pass of a block of neurons and then runs in
+//! reverse time. The membranes H and tracers c of every time step stay in L1, so x and gy are read
+//! from memory once and gx is written once.
 
 use half::slice::HalfFloatSliceExt;
 use pulp::{Arch, NullaryFnOnce};
 
-use crate::math::{exp2, max_ignoring_nan};
+use crate::math::{max_or_second_if_first_is_nan, vectorisable_exp2};
 use crate::parallel;
 use crate::st_bif::definition::{StBifBackward, StBifForward};
-use crate::st_bif::neuron::NeuronParameters;
-use kernelgate::backend::cpu::{CpuTask, available_threads};
+use crate::st_bif::neuron::StBifNeuronParameters;
+use kernelgate::backend::cpu::{CpuTask, cpu_backend_thread_count};
 use kernelgate::backend::{Implementation, Prepare};
-use kernelgate::workload::tensor::split_columns;
+use kernelgate::workload::tensor::split_rows_into_column_blocks;
 use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
 
-/// Number of neurons whose state is kept in L1 at a time.
-const NEURONS_PER_BLOCK: usize = 256;
+/// Number of neurons in a block, whose state one CPU task keeps in the L1 cache.
+const NEURONS_PER_L1_BLOCK: usize = 256;
 
 /// CPU implementations of the ST-BIF forward pass.
-pub const FORWARD: &[Implementation<StBifForward>] = &[Implementation {
+pub const CPU_ST_BIF_FORWARD_ROWS: &[Implementation<StBifForward>] = &[Implementation {
     name: "cpu",
     about: "one pass, membrane and tracer of 256 neurons in L1, SIMD over neurons",
     supports: |problem| {
@@ -33,13 +34,13 @@ pub const FORWARD: &[Implementation<StBifForward>] = &[Implementation {
             let TensorData::I8(spikes) = outputs.tensor_mut("spikes").tensor_data_mut() else {
                 unreachable!("spikes are i8")
             };
-            compute_spikes(neurons.parameters, inputs.tensor("x"), spikes);
+            compute_spikes_from_currents(neurons.parameters, inputs.tensor("x"), spikes);
         })
     }),
 }];
 
 /// CPU implementations of the ST-BIF backward pass.
-pub const BACKWARD: &[Implementation<StBifBackward>] = &[Implementation {
+pub const CPU_ST_BIF_BACKWARD_ROWS: &[Implementation<StBifBackward>] = &[Implementation {
     name: "cpu",
     about: "replays the forward of 256 neurons in L1, then reverses; one pass over memory",
     supports: |_| Ok(()),
@@ -48,72 +49,90 @@ pub const BACKWARD: &[Implementation<StBifBackward>] = &[Implementation {
         let outputs = Tensors::new().with_output("gx", [neurons.t, neurons.n], neurons.dtype);
         CpuTask::new(inputs, outputs, move |inputs, outputs| {
             let (x, gy) = (inputs.tensor("x"), inputs.tensor("gy"));
-            current_gradient(neurons.parameters, x, gy, outputs.tensor_mut("gx").tensor_data_mut());
+            compute_current_gradient(
+                neurons.parameters,
+                x,
+                gy,
+                outputs.tensor_mut("gx").tensor_data_mut(),
+            );
         })
     }),
 }];
 
-/// Computes the spikes `[T, N]` of currents `x [T, N]`.
-pub fn compute_spikes(parameters: NeuronParameters, x: &Tensor, spikes: &mut [i8]) {
-    let parameters = NeuronScalars32::from(parameters);
-    let n = neuron_count_of(x);
-    let width = columns_per_task(n);
-    parallel::for_each_task(split_columns(spikes, n, width), &|task, mut rows| {
-        Arch::new().dispatch(ForwardTask {
-            parameters: &parameters,
-            x,
-            n,
-            from: task * width,
-            rows: &mut rows,
-        });
-    });
+/// Computes the ST-BIF spikes `[T, N]` of N neurons over T time steps from the currents `x [T, N]`.
+pub fn compute_spikes_from_currents(
+    parameters: StBifNeuronParameters,
+    x: &Tensor,
+    spikes: &mut [i8],
+) {
+    let parameters = NeuronParametersF32::from(parameters);
+    let n = neurons_in_tensor(x);
+    let width = neurons_per_cpu_task(n);
+    parallel::run_tasks_in_parallel(
+        split_rows_into_column_blocks(spikes, n, width),
+        &|task, mut rows| {
+            Arch::new().dispatch(CpuForwardTask {
+                parameters: &parameters,
+                x,
+                n,
+                from: task * width,
+                rows: &mut rows,
+            });
+        },
+    );
 }
 
 /// Computes the gradient `gx [T, N]` of the currents `x [T, N]` from the gradient `gy [T, N]` of
-/// the spikes. The tensors x, gy and gx have the same dtype.
-pub fn current_gradient(
-    parameters: NeuronParameters,
+/// the spikes. The tensors x, gy and gx must have the same dtype.
+pub fn compute_current_gradient(
+    parameters: StBifNeuronParameters,
     x: &Tensor,
     gy: &Tensor,
     gx: &mut TensorData,
 ) {
-    let parameters = NeuronScalars32::from(parameters);
+    let parameters = NeuronParametersF32::from(parameters);
     match gx {
-        TensorData::F32(gx) => backward_columns(&parameters, x, gy, gx, |to: &mut [f32], from| {
-            to.copy_from_slice(from)
-        }),
+        TensorData::F32(gx) => {
+            backpropagate_columns_in_parallel(&parameters, x, gy, gx, |to: &mut [f32], from| {
+                to.copy_from_slice(from)
+            })
+        }
         TensorData::F16(gx) => {
-            backward_columns(&parameters, x, gy, gx, |to, from| to.convert_from_f32_slice(from))
+            backpropagate_columns_in_parallel(&parameters, x, gy, gx, |to, from| {
+                to.convert_from_f32_slice(from)
+            })
         }
         TensorData::Bf16(gx) => {
-            backward_columns(&parameters, x, gy, gx, |to, from| to.convert_from_f32_slice(from))
+            backpropagate_columns_in_parallel(&parameters, x, gy, gx, |to, from| {
+                to.convert_from_f32_slice(from)
+            })
         }
         _ => unreachable!("gx has the dtype of x"),
     }
 }
 
 /// Number of neurons N of a tensor `[T, N]`.
-fn neuron_count_of(x: &Tensor) -> usize {
+fn neurons_in_tensor(x: &Tensor) -> usize {
     x.shape()[1]
 }
 
-/// Number of columns of a task: each thread gets several tasks, and a task has whole blocks of
-/// lanes.
-fn columns_per_task(n: usize) -> usize {
-    n.div_ceil(8 * available_threads()).next_multiple_of(NEURONS_PER_BLOCK)
+/// Number of neurons (columns) of one parallel CPU task: each thread gets several tasks, and a task
+/// has whole blocks of neurons.
+fn neurons_per_cpu_task(n: usize) -> usize {
+    n.div_ceil(8 * cpu_backend_thread_count()).next_multiple_of(NEURONS_PER_L1_BLOCK)
 }
 
-/// Constants of the neuron in fp32.
+/// Parameters of the ST-BIF neuron in fp32: threshold, tracer bounds and prefire.
 #[derive(Clone, Copy)]
-struct NeuronScalars32 {
+struct NeuronParametersF32 {
     threshold: f32,
     tracer_min: i32,
     tracer_max: i32,
     prefire: f32,
 }
 
-impl From<NeuronParameters> for NeuronScalars32 {
-    fn from(parameters: NeuronParameters) -> Self {
+impl From<StBifNeuronParameters> for NeuronParametersF32 {
+    fn from(parameters: StBifNeuronParameters) -> Self {
         Self {
             threshold: parameters.threshold as f32,
             tracer_min: parameters.tracer_min,
@@ -123,13 +142,13 @@ impl From<NeuronParameters> for NeuronScalars32 {
     }
 }
 
-impl NeuronScalars32 {
-    fn initial_membrane(&self) -> f32 {
+impl NeuronParametersF32 {
+    fn membrane_before_first_step(&self) -> f32 {
         (0.5 + self.prefire) * self.threshold
     }
 
-    /// Repayment that is added to the membrane after time step `t`.
-    fn membrane_repayment(&self, t: usize) -> f32 {
+    /// Prefire repayment that is subtracted from the membrane after time step `t`.
+    fn prefire_repayment_after_step(&self, t: usize) -> f32 {
         if self.prefire != 0.0 && (t as i64) < i64::from(self.tracer_max) {
             self.prefire * self.threshold / self.tracer_max as f32
         } else {
@@ -137,9 +156,9 @@ impl NeuronScalars32 {
         }
     }
 
-    /// Computes one time step of a neuron: returns the spike and updates membrane and tracer.
+    /// Computes one time step of a neuron: updates its membrane and tracer and returns its spike.
     #[inline(always)]
-    fn advance_neuron(&self, membrane: &mut f32, tracer: &mut i32, repayment: f32) -> i32 {
+    fn advance_by_time_step(&self, membrane: &mut f32, tracer: &mut i32, repayment: f32) -> i32 {
         let h = *membrane;
         let up = (h >= self.threshold) & (*tracer < self.tracer_max);
         let down = (h < 0.0) & (*tracer > self.tracer_min);
@@ -150,18 +169,19 @@ impl NeuronScalars32 {
     }
 }
 
-/// A block of neurons. Lane blocks always have this whole length, and the rest of the last block is
-/// idle: a loop whose length the compiler does not know would end in scalar code.
-type NeuronLaneBlock<T> = [T; NEURONS_PER_BLOCK];
+/// A block of neurons. A block always has the full number of lanes, and unused lanes of the last
+/// block idle; a loop of unknown length would end in scalar code.
+type NeuronBlock<T> = [T; NEURONS_PER_L1_BLOCK];
 
-/// Elements `from..from + lanes` as f32: a slice of the tensor, or converted into the buffer.
+/// Reads the elements `from..from + lanes` as f32: borrows them from an f32 tensor, else converts
+/// them into the buffer.
 #[inline(always)]
-fn elements_as_f32<'a>(
+fn read_elements_as_f32<'a>(
     tensor: &'a Tensor,
     from: usize,
     lanes: usize,
-    buffer: &'a mut NeuronLaneBlock<f32>,
-) -> &'a NeuronLaneBlock<f32> {
+    buffer: &'a mut NeuronBlock<f32>,
+) -> &'a NeuronBlock<f32> {
     let range = from..from + lanes;
     match tensor.tensor_data() {
         TensorData::F32(values) => match values[range].first_chunk() {
@@ -175,35 +195,36 @@ fn elements_as_f32<'a>(
     buffer
 }
 
-/// Task that computes the forward pass of the columns `from..`. The task is a type, not a closure,
-/// because `dispatch` compiles for the widest SIMD only code that it can inline, and a closure of
-/// this size is not inlined.
-struct ForwardTask<'a, 'b> {
-    parameters: &'a NeuronScalars32,
+/// Task that computes the ST-BIF forward pass of the neurons (columns) from `from` on. The forward
+/// task is a type, not a closure: `pulp`'s `dispatch` needs inlined code to use the widest SIMD,
+/// and large closures are not inlined.
+struct CpuForwardTask<'a, 'b> {
+    parameters: &'a NeuronParametersF32,
     x: &'a Tensor,
     n: usize,
     from: usize,
     rows: &'a mut [&'b mut [i8]],
 }
 
-impl NullaryFnOnce for ForwardTask<'_, '_> {
+impl NullaryFnOnce for CpuForwardTask<'_, '_> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
         let Self { parameters, x, n, from, rows } = self;
         let width = rows[0].len();
-        for block in (0..width).step_by(NEURONS_PER_BLOCK) {
-            let lanes = NEURONS_PER_BLOCK.min(width - block);
-            let mut membrane = [parameters.initial_membrane(); NEURONS_PER_BLOCK];
-            let mut tracer = [0i32; NEURONS_PER_BLOCK];
-            let (mut buffer, mut spikes) = ([0f32; NEURONS_PER_BLOCK], [0i8; NEURONS_PER_BLOCK]);
+        for block in (0..width).step_by(NEURONS_PER_L1_BLOCK) {
+            let lanes = NEURONS_PER_L1_BLOCK.min(width - block);
+            let mut membrane = [parameters.membrane_before_first_step(); NEURONS_PER_L1_BLOCK];
+            let mut tracer = [0i32; NEURONS_PER_L1_BLOCK];
+            let (mut buffer, mut spikes) =
+                ([0f32; NEURONS_PER_L1_BLOCK], [0i8; NEURONS_PER_L1_BLOCK]);
             for (t, row) in rows.iter_mut().enumerate() {
-                let current = elements_as_f32(x, t * n + from + block, lanes, &mut buffer);
-                let repayment = parameters.membrane_repayment(t);
-                for lane in 0..NEURONS_PER_BLOCK {
+                let current = read_elements_as_f32(x, t * n + from + block, lanes, &mut buffer);
+                let repayment = parameters.prefire_repayment_after_step(t);
+                for lane in 0..NEURONS_PER_L1_BLOCK {
                     membrane[lane] += current[lane];
-                    spikes[lane] = parameters.advance_neuron(
+                    spikes[lane] = parameters.advance_by_time_step(
                         &mut membrane[lane],
                         &mut tracer[lane],
                         repayment,
@@ -215,31 +236,34 @@ impl NullaryFnOnce for ForwardTask<'_, '_> {
     }
 }
 
-fn backward_columns<T: Send>(
-    parameters: &NeuronScalars32,
+fn backpropagate_columns_in_parallel<T: Send>(
+    parameters: &NeuronParametersF32,
     x: &Tensor,
     gy: &Tensor,
     gx: &mut [T],
     store: impl Fn(&mut [T], &[f32]) + Sync,
 ) {
-    let n = neuron_count_of(x);
-    let width = columns_per_task(n);
-    parallel::for_each_task(split_columns(gx, n, width), &|task, mut rows| {
-        Arch::new().dispatch(BackwardTask {
-            parameters,
-            x,
-            gy,
-            n,
-            from: task * width,
-            rows: &mut rows,
-            store: &store,
-        });
-    });
+    let n = neurons_in_tensor(x);
+    let width = neurons_per_cpu_task(n);
+    parallel::run_tasks_in_parallel(
+        split_rows_into_column_blocks(gx, n, width),
+        &|task, mut rows| {
+            Arch::new().dispatch(CpuBackwardTask {
+                parameters,
+                x,
+                gy,
+                n,
+                from: task * width,
+                rows: &mut rows,
+                store: &store,
+            });
+        },
+    );
 }
 
-/// Task that computes the backward pass of the columns `from..`; see [`ForwardTask`].
-struct BackwardTask<'a, 'b, T, S> {
-    parameters: &'a NeuronScalars32,
+/// Task that computes the ST-BIF backward pass of the neurons (columns) from `from` on.
+struct CpuBackwardTask<'a, 'b, T, S> {
+    parameters: &'a NeuronParametersF32,
     x: &'a Tensor,
     gy: &'a Tensor,
     n: usize,
@@ -248,36 +272,40 @@ struct BackwardTask<'a, 'b, T, S> {
     store: &'a S,
 }
 
-impl<T, S: Fn(&mut [T], &[f32])> NullaryFnOnce for BackwardTask<'_, '_, T, S> {
+impl<T, S: Fn(&mut [T], &[f32])> NullaryFnOnce for CpuBackwardTask<'_, '_, T, S> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
         let Self { parameters, x, gy, n, from, rows, store } = self;
         let (steps, width) = (rows.len(), rows[0].len());
-        let surrogate = SurrogateConstants::new(parameters);
-        // H and c before each time step, for every lane of a block.
-        let mut history = vec![([0f32; NEURONS_PER_BLOCK], [0i32; NEURONS_PER_BLOCK]); steps];
-        let mut buffer = [0f32; NEURONS_PER_BLOCK];
-        for block in (0..width).step_by(NEURONS_PER_BLOCK) {
-            let lanes = NEURONS_PER_BLOCK.min(width - block);
-            let mut membrane = [parameters.initial_membrane(); NEURONS_PER_BLOCK];
-            let mut tracer = [0i32; NEURONS_PER_BLOCK];
+        let surrogate = GaussianSurrogateConstants::for_neuron_parameters(parameters);
+        // Membrane H and tracer c before the spike of each time step, for every neuron of a block.
+        let mut history = vec![([0f32; NEURONS_PER_L1_BLOCK], [0i32; NEURONS_PER_L1_BLOCK]); steps];
+        let mut buffer = [0f32; NEURONS_PER_L1_BLOCK];
+        for block in (0..width).step_by(NEURONS_PER_L1_BLOCK) {
+            let lanes = NEURONS_PER_L1_BLOCK.min(width - block);
+            let mut membrane = [parameters.membrane_before_first_step(); NEURONS_PER_L1_BLOCK];
+            let mut tracer = [0i32; NEURONS_PER_L1_BLOCK];
             for (t, (h, c)) in history.iter_mut().enumerate() {
-                let current = elements_as_f32(x, t * n + from + block, lanes, &mut buffer);
-                let repayment = parameters.membrane_repayment(t);
-                for lane in 0..NEURONS_PER_BLOCK {
+                let current = read_elements_as_f32(x, t * n + from + block, lanes, &mut buffer);
+                let repayment = parameters.prefire_repayment_after_step(t);
+                for lane in 0..NEURONS_PER_L1_BLOCK {
                     membrane[lane] += current[lane];
                     h[lane] = membrane[lane];
                     c[lane] = tracer[lane];
-                    parameters.advance_neuron(&mut membrane[lane], &mut tracer[lane], repayment);
+                    parameters.advance_by_time_step(
+                        &mut membrane[lane],
+                        &mut tracer[lane],
+                        repayment,
+                    );
                 }
             }
-            let mut grad_v = [0f32; NEURONS_PER_BLOCK];
-            let mut grad_tracer = [0f32; NEURONS_PER_BLOCK];
+            let mut grad_v = [0f32; NEURONS_PER_L1_BLOCK];
+            let mut grad_tracer = [0f32; NEURONS_PER_L1_BLOCK];
             for (t, (h, c)) in history.iter().enumerate().rev() {
-                let gy = elements_as_f32(gy, t * n + from + block, lanes, &mut buffer);
-                for lane in 0..NEURONS_PER_BLOCK {
+                let gy = read_elements_as_f32(gy, t * n + from + block, lanes, &mut buffer);
+                for lane in 0..NEURONS_PER_L1_BLOCK {
                     let (a, b) = surrogate.at(h[lane], c[lane]);
                     let m = gy[lane] - parameters.threshold * grad_v[lane] + grad_tracer[lane];
                     grad_v[lane] += m * a;
@@ -289,25 +317,26 @@ impl<T, S: Fn(&mut [T], &[f32])> NullaryFnOnce for BackwardTask<'_, '_, T, S> {
     }
 }
 
-/// Minimum exponent of the surrogate: below it the surrogate stays at 2^-64, which f32 gradients
-/// cannot resolve. Smaller values would make products denormal, and each denormal number costs a
-/// hundred cycles.
-const MIN_SURROGATE_EXPONENT: f32 = -64.0;
+/// Minimum exponent of the surrogate gradient; with this bound the surrogate never falls below
+/// 2^-64, which f32 gradients cannot resolve. Smaller surrogate values would make products
+/// denormal, and each denormal operation costs a hundred cycles.
+const MIN_LOG2_OF_SURROGATE: f32 = -64.0;
 
-/// Constants of the Gaussian surrogate in fp32.
-struct SurrogateConstants {
-    parameters: NeuronScalars32,
-    /// Exponent factor `-log2(e) / (2·(0.405·θ)²)`, with which the Gaussian is a power of two.
+/// Constants of the Gaussian surrogate gradient in fp32.
+struct GaussianSurrogateConstants {
+    parameters: NeuronParametersF32,
+    /// Factor `-log2(e) / (2·(0.405·θ)²)` of the squared distance in the exponent, so that the
+    /// Gaussian is a power of two.
     exponent: f32,
-    /// Scale of the Gaussian, `1 / θ`.
+    /// Scale of the Gaussian surrogate, `1 / θ`.
     scale: f32,
-    /// Surrogate `g(d, 1)` for d = 1 and 2; it is 1 at d = 0 and negligible beyond 2 (g(3, 1) =
-    /// 1e-12).
+    /// Surrogate `g(d, 1)` of the tracer's distance d = 1 and 2 from its bound; it is 1 at d = 0
+    /// and negligible beyond 2 (g(3, 1) = 1e-12).
     bounds: [f32; 2],
 }
 
-impl SurrogateConstants {
-    fn new(parameters: &NeuronScalars32) -> Self {
+impl GaussianSurrogateConstants {
+    fn for_neuron_parameters(parameters: &NeuronParametersF32) -> Self {
         let sigma = 0.405 * f64::from(parameters.threshold);
         let bound = |d: f64| (-d * d / (2.0 * 0.405 * 0.405)).exp() as f32;
         Self {
@@ -318,17 +347,23 @@ impl SurrogateConstants {
         }
     }
 
-    /// Surrogate gradients (a, b) of a time step, from its membrane and its tracer before the
+    /// Surrogate gradients (a, b) of a time step, from the membrane and the tracer before its
     /// spike.
     #[inline(always)]
     fn at(&self, h: f32, c: i32) -> (f32, f32) {
-        let NeuronScalars32 { threshold, tracer_min, tracer_max, .. } = self.parameters;
+        let NeuronParametersF32 { threshold, tracer_min, tracer_max, .. } = self.parameters;
         let above = h - threshold;
-        let up = exp2(max_ignoring_nan(above * above * self.exponent, MIN_SURROGATE_EXPONENT));
-        let down = exp2(max_ignoring_nan(h * h * self.exponent, MIN_SURROGATE_EXPONENT));
+        let up = vectorisable_exp2(max_or_second_if_first_is_nan(
+            above * above * self.exponent,
+            MIN_LOG2_OF_SURROGATE,
+        ));
+        let down = vectorisable_exp2(max_or_second_if_first_is_nan(
+            h * h * self.exponent,
+            MIN_LOG2_OF_SURROGATE,
+        ));
         let a = (if c < tracer_max { up } else { 0.0 } + if c > tracer_min { down } else { 0.0 })
             * self.scale;
-        // Since θ > 0, at most one of the two bounds matters.
+        // Since θ > 0, only one of the tracer's two bounds can affect the surrogate gradient b.
         let distance = if h >= threshold { tracer_max - c } else { c - tracer_min };
         let near = if distance == 1 { self.bounds[0] } else { 0.0 }
             + if distance == 2 { self.bounds[1] } else { 0.0 };

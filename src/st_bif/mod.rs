@@ -1,4 +1,5 @@
-//! The ST-BIF family, spiking neurons: definition, fp64 reference, CPU and CUDA rows.
+//! The ST-BIF family of spiking neuron workloads: definitions, fp64 reference, and CPU and CUDA
+//! implementations.
 
 pub mod cpu;
 pub mod cuda;
@@ -7,27 +8,35 @@ pub mod firing_rate;
 pub mod neuron;
 
 use crate::family::WorkloadFamily;
-pub use cuda::kernels;
+pub use cuda::list_st_bif_kernels;
 pub use definition::*;
-use kernelgate::harness::PeerProgramSource;
-use kernelgate::suite::{Suite, join_rows, suite_with_scan};
+use kernelgate::harness::EmbeddedPeerProgram;
+use kernelgate::suite::{WorkloadSuite, join_rows, join_rows_with_scan_along_axes};
 use kernelgate_cuda::instruments;
 
-/// All workloads of the ST-BIF family, each with its rows.
-pub fn suites() -> Vec<Suite> {
+/// All workloads of the ST-BIF family, each with its CPU and GPU implementations.
+pub fn st_bif_suites() -> Vec<WorkloadSuite> {
     vec![
-        suite_with_scan(&FORWARD, cpu::FORWARD.iter().chain(cuda::FORWARD), FORWARD_SCAN),
-        suite_with_scan(&BACKWARD, cpu::BACKWARD.iter().chain(cuda::BACKWARD), BACKWARD_SCAN),
-        join_rows(&firing_rate::RATE_WORKLOAD, firing_rate::FIRING_RATE_ROWS),
+        join_rows_with_scan_along_axes(
+            &ST_BIF_FORWARD_WORKLOAD,
+            cpu::CPU_ST_BIF_FORWARD_ROWS.iter().chain(cuda::CUDA_ST_BIF_FORWARD_LADDER),
+            ST_BIF_FORWARD_SCAN,
+        ),
+        join_rows_with_scan_along_axes(
+            &ST_BIF_BACKWARD_WORKLOAD,
+            cpu::CPU_ST_BIF_BACKWARD_ROWS.iter().chain(cuda::CUDA_ST_BIF_BACKWARD_LADDER),
+            ST_BIF_BACKWARD_SCAN,
+        ),
+        join_rows(&firing_rate::FIRING_RATE_WORKLOAD, firing_rate::CPU_FIRING_RATE_ROWS),
     ]
 }
 
-/// Entry of ST-BIF in the list of workload families.
-pub const FAMILY: WorkloadFamily = WorkloadFamily {
+/// The ST-BIF family's entry in the list of all workload families.
+pub const ST_BIF_FAMILY: WorkloadFamily = WorkloadFamily {
     name: "st_bif",
-    suites,
-    kernels: || [kernels(), instruments::instrument_kernels()].concat(),
-    peers: Some(PeerProgramSource {
+    suites: st_bif_suites,
+    kernels: || [list_st_bif_kernels(), instruments::all_instrument_kernels()].concat(),
+    peers: Some(EmbeddedPeerProgram {
         family: "st_bif",
         main: "st_bif.py",
         files: &[

@@ -2,53 +2,57 @@
 //! verified.
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct NeuronParameters {
+pub struct StBifNeuronParameters {
     /// θ > 0.
     pub threshold: f64,
     /// Tmin ≤ 0.
     pub tracer_min: i32,
     /// Tmax > 0.
     pub tracer_max: i32,
-    /// Prefire p: a head start of the membrane that is paid back over the first Tmax steps; usually
-    /// 0.
+    /// Prefire p: a head start p·θ of the membrane, which is subtracted again over the first Tmax
+    /// time steps; usually 0.
     pub prefire: f64,
 }
 
-/// Values of a neuron in one time step.
+/// Values of one ST-BIF neuron in one time step.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct NeuronStep {
-    /// Spike s of the time step, in {-1, 0, 1}.
+pub struct NeuronTimeStep {
+    /// Spike s that the neuron emits in the time step: -1, 0 or 1.
     pub spike: i8,
-    /// Membrane H of the neuron before the spike.
+    /// Membrane H of the neuron after its input current and before its spike.
     pub membrane: f64,
-    /// Tracer c of the neuron before the step.
+    /// Tracer c of the neuron before the time step.
     pub tracer_before: i32,
 }
 
-/// Results of a neuron's forward pass over all time steps.
+/// Results of one neuron's forward pass over all time steps: spikes, membranes and tracers.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct NeuronForwardTrace {
+pub struct NeuronSimulation {
     /// Values of the neuron, one entry for each time step.
-    pub steps: Vec<NeuronStep>,
-    /// Membrane v after the last time step.
+    pub steps: Vec<NeuronTimeStep>,
+    /// Membrane v of the neuron after the last time step.
     pub membrane: f64,
-    /// Tracer c after the last time step.
+    /// Tracer c of the neuron after the last time step.
     pub tracer: i32,
 }
 
-/// Runs a neuron on its input current `x[t]`.
+/// Simulates one ST-BIF neuron in fp64 on its input current `x[t]`, over all time steps.
 ///
-/// The equations are `v += x; H = v; s = [v ≥ θ ∧ c < Tmax] - [v < 0 ∧ c > Tmin]; v -= θ·s; c +=
-/// s`, starting from `v = (0.5 + p)·θ`, `c = 0`.
-pub fn run_neuron(parameters: &NeuronParameters, x: &[f64]) -> NeuronForwardTrace {
-    let mut trace = NeuronForwardTrace::default();
-    run_neuron_into(parameters, x, &mut trace);
+/// The neuron's equations are `v += x; H = v; s = [v ≥ θ ∧ c < Tmax] - [v < 0 ∧ c > Tmin]; v -=
+/// θ·s; c += s`, starting from `v = (0.5 + p)·θ`, `c = 0`.
+pub fn simulate_neuron(parameters: &StBifNeuronParameters, x: &[f64]) -> NeuronSimulation {
+    let mut trace = NeuronSimulation::default();
+    simulate_neuron_into(parameters, x, &mut trace);
     trace
 }
 
-/// Runs [`run_neuron`] into a trace, reusing its memory.
-pub fn run_neuron_into(parameters: &NeuronParameters, x: &[f64], trace: &mut NeuronForwardTrace) {
-    let NeuronParameters { threshold, tracer_min, tracer_max, prefire } = *parameters;
+/// Like [`simulate_neuron`], but reuses the memory of an earlier simulation.
+pub fn simulate_neuron_into(
+    parameters: &StBifNeuronParameters,
+    x: &[f64],
+    trace: &mut NeuronSimulation,
+) {
+    let StBifNeuronParameters { threshold, tracer_min, tracer_max, prefire } = *parameters;
     let mut membrane = (0.5 + prefire) * threshold;
     let mut tracer = 0;
     trace.steps.clear();
@@ -56,7 +60,7 @@ pub fn run_neuron_into(parameters: &NeuronParameters, x: &[f64], trace: &mut Neu
         membrane += current;
         let spike = i8::from(membrane >= threshold && tracer < tracer_max)
             - i8::from(membrane < 0.0 && tracer > tracer_min);
-        trace.steps.push(NeuronStep { spike, membrane, tracer_before: tracer });
+        trace.steps.push(NeuronTimeStep { spike, membrane, tracer_before: tracer });
         membrane -= threshold * f64::from(spike);
         if (t as i64) < i64::from(tracer_max) {
             membrane -= prefire * threshold / f64::from(tracer_max);
@@ -67,52 +71,53 @@ pub fn run_neuron_into(parameters: &NeuronParameters, x: &[f64], trace: &mut Neu
 }
 
 /// Gaussian surrogate gradient `g(z, w) = exp(-z² / (2·(0.405·w)²)) / w`.
-pub fn gaussian_surrogate(z: f64, width: f64) -> f64 {
+pub fn gaussian_surrogate_gradient(z: f64, width: f64) -> f64 {
     let sigma = 0.405 * width;
     (-z * z / (2.0 * sigma * sigma)).exp() / width
 }
 
-/// Computes the gradient of the input from `gy[t]`, the gradient of the spikes, in reverse time.
+/// Computes the gradient of one neuron's input current from `gy[t]`, the gradient of its spikes, in
+/// reverse time.
 ///
-/// The equations are `m = gy - θ·gV + gT; gx = m·a + gV; gT = m·b + gT; gV = gx`. The coefficient
-/// `a` is the surrogate at both thresholds if the tracer allows a spike, and `b` is the surrogate
-/// of the tracer's bounds. The neuron's parameters receive no gradient.
-pub fn input_current_gradient(
-    parameters: &NeuronParameters,
-    trace: &NeuronForwardTrace,
+/// The gradient's equations are `m = gy - θ·gV + gT; gx = m·a + gV; gT = m·b + gT; gV = gx`. The
+/// coefficient `a` is the surrogate at the spike thresholds that the tracer allows, and `b` is the
+/// surrogate at the tracer's bounds. The ST-BIF neuron's parameters receive no gradient.
+pub fn gradient_of_input_current(
+    parameters: &StBifNeuronParameters,
+    trace: &NeuronSimulation,
     gy: &[f64],
     grad_membrane: f64,
 ) -> Vec<f64> {
     let mut gx = vec![0.0; gy.len()];
-    input_gradient_into(parameters, trace, gy, grad_membrane, &mut gx);
+    write_gradient_of_input_current(parameters, trace, gy, grad_membrane, &mut gx);
     gx
 }
 
-/// Runs [`input_current_gradient`] into `gx`, which is as long as `gy`.
-pub fn input_gradient_into(
-    parameters: &NeuronParameters,
-    trace: &NeuronForwardTrace,
+/// Like [`gradient_of_input_current`], but writes into `gx`, which is as long as `gy`.
+pub fn write_gradient_of_input_current(
+    parameters: &StBifNeuronParameters,
+    trace: &NeuronSimulation,
     gy: &[f64],
     grad_membrane: f64,
     gx: &mut [f64],
 ) {
-    let NeuronParameters { threshold, tracer_min, tracer_max, .. } = *parameters;
+    let StBifNeuronParameters { threshold, tracer_min, tracer_max, .. } = *parameters;
     let (mut grad_v, mut grad_tracer) = (grad_membrane, 0.0);
     for (t, step) in trace.steps.iter().enumerate().rev() {
         let (h, c) = (step.membrane, step.tracer_before);
         let mut a = 0.0;
         if c < tracer_max {
-            a += gaussian_surrogate(h - threshold, threshold);
+            a += gaussian_surrogate_gradient(h - threshold, threshold);
         }
         if c > tracer_min {
-            a += gaussian_surrogate(-h, threshold);
+            a += gaussian_surrogate_gradient(-h, threshold);
         }
         let mut b = 0.0;
         if h >= threshold {
-            b -= gaussian_surrogate(f64::from(tracer_max - c), 1.0);
+            b -= gaussian_surrogate_gradient(f64::from(tracer_max - c), 1.0);
         }
         if h < 0.0 {
-            b -= gaussian_surrogate(f64::from(c - tracer_min), 1.0);
+            b -= gaussian_surrogate_gradient(f64::from(c - tracer_min), 1.0);
         }
         let m = gy[t] - threshold * grad_v + grad_tracer;
         gx[t] = m * a + grad_v;
@@ -126,13 +131,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const GOLDEN_PARAMETERS: NeuronParameters =
-        NeuronParameters { threshold: 0.5, tracer_min: 0, tracer_max: 3, prefire: 0.0 };
-    const GOLDEN_CURRENTS: [f64; 8] = [0.375, 0.375, 0.375, 0.0, -0.5, 0.0, 1.0, 0.0];
+    const PARAMETERS_OF_RECORDED_NEURON: StBifNeuronParameters =
+        StBifNeuronParameters { threshold: 0.5, tracer_min: 0, tracer_max: 3, prefire: 0.0 };
+    const CURRENTS_OF_RECORDED_NEURON: [f64; 8] = [0.375, 0.375, 0.375, 0.0, -0.5, 0.0, 1.0, 0.0];
 
     #[test]
-    fn the_neurons_forward_pass_equals_recorded_values() {
-        let trace = run_neuron(&GOLDEN_PARAMETERS, &GOLDEN_CURRENTS);
+    fn the_simulated_neuron_equals_recorded_spikes_and_membranes() {
+        let trace = simulate_neuron(&PARAMETERS_OF_RECORDED_NEURON, &CURRENTS_OF_RECORDED_NEURON);
         let spikes: Vec<i8> = trace.steps.iter().map(|step| step.spike).collect();
         let membranes: Vec<f64> = trace.steps.iter().map(|step| step.membrane).collect();
         assert_eq!(spikes, [1, 1, 0, 0, -1, 0, 1, 1]);
@@ -141,16 +146,20 @@ mod tests {
     }
 
     #[test]
-    fn the_neurons_backward_pass_equals_recorded_values() {
-        let trace = run_neuron(&GOLDEN_PARAMETERS, &GOLDEN_CURRENTS);
+    fn the_neurons_current_gradient_equals_recorded_values() {
+        let trace = simulate_neuron(&PARAMETERS_OF_RECORDED_NEURON, &CURRENTS_OF_RECORDED_NEURON);
         let unused =
             [1.905115, 1.905115, 1.905115, 1.905104, 1.906784, 1.915235, 0.360356, 0.36022];
         let used = [1.952557, 1.952557, 1.952557, 1.952552, 1.953392, 1.957617, 1.180178, 1.18011];
         for (grad_membrane, golden) in [(0.0, unused), (1.0, used)] {
-            for (gx, golden) in
-                input_current_gradient(&GOLDEN_PARAMETERS, &trace, &[1.0; 8], grad_membrane)
-                    .iter()
-                    .zip(golden)
+            for (gx, golden) in gradient_of_input_current(
+                &PARAMETERS_OF_RECORDED_NEURON,
+                &trace,
+                &[1.0; 8],
+                grad_membrane,
+            )
+            .iter()
+            .zip(golden)
             {
                 assert!((gx - golden).abs() < 1e-6, "{gx} is not {golden}");
             }
@@ -162,8 +171,8 @@ mod tests {
             threshold in 1u32..16,
             tracer_max in 1i32..8,
             tracer_min in -8i32..=0,
-        ) -> NeuronParameters {
-            NeuronParameters {
+        ) -> StBifNeuronParameters {
+            StBifNeuronParameters {
                 threshold: f64::from(threshold) / 8.0,
                 tracer_min,
                 tracer_max,
@@ -173,7 +182,7 @@ mod tests {
     }
 
     prop_compose! {
-        /// Test currents are multiples of 1/64, so that sums stay exact.
+        /// Test currents are multiples of 1/64, so that sums of currents stay exact.
         fn random_currents()(x in prop::collection::vec(-256i32..256, 1..40)) -> Vec<f64> {
             x.into_iter().map(|x| f64::from(x) / 64.0).collect()
         }
@@ -181,8 +190,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_charge_of_a_neuron_is_conserved(parameters in any_neuron_parameters(), x in random_currents()) {
-            let trace = run_neuron(&parameters, &x);
+        fn membrane_change_equals_currents_minus_theta_times_spikes(parameters in any_neuron_parameters(), x in random_currents()) {
+            let trace = simulate_neuron(&parameters, &x);
             let charge = x.iter().sum::<f64>() + 0.5 * parameters.threshold;
             prop_assert_eq!(
                 charge,
@@ -191,9 +200,9 @@ mod tests {
         }
 
         #[test]
-        fn an_early_spike_is_compensated_after_tmax_steps(parameters in any_neuron_parameters(), x in random_currents()) {
-            let parameters = NeuronParameters { prefire: 0.25, ..parameters };
-            let trace = run_neuron(&parameters, &x);
+        fn prefire_is_repaid_after_tmax_time_steps(parameters in any_neuron_parameters(), x in random_currents()) {
+            let parameters = StBifNeuronParameters { prefire: 0.25, ..parameters };
+            let trace = simulate_neuron(&parameters, &x);
             let paid = (x.len() as f64).min(f64::from(parameters.tracer_max))
                 / f64::from(parameters.tracer_max);
             let charge = x.iter().sum::<f64>() + parameters.threshold * (0.5 + 0.25 * (1.0 - paid));
@@ -202,11 +211,11 @@ mod tests {
         }
 
         #[test]
-        fn the_tracer_equals_the_sum_of_spikes_and_stays_in_bounds(
+        fn the_tracer_equals_the_spike_sum_and_stays_within_its_bounds(
             parameters in any_neuron_parameters(),
             x in random_currents(),
         ) {
-            let trace = run_neuron(&parameters, &x);
+            let trace = simulate_neuron(&parameters, &x);
             let mut tracer = 0;
             for step in &trace.steps {
                 prop_assert_eq!(step.tracer_before, tracer);
@@ -218,27 +227,27 @@ mod tests {
         }
 
         #[test]
-        fn a_settled_neuron_has_emitted_the_quantised_input(parameters in any_neuron_parameters(), x in random_currents()) {
+        fn the_spike_sum_of_a_settled_neuron_is_its_quantised_input(parameters in any_neuron_parameters(), x in random_currents()) {
             let mut padded = x.clone();
             padded.resize(x.len() + 4000, 0.0);
             let quantised = (x.iter().sum::<f64>() / parameters.threshold + 0.5).floor();
             let clipped =
                 quantised.clamp(f64::from(parameters.tracer_min), f64::from(parameters.tracer_max));
-            prop_assert_eq!(f64::from(run_neuron(&parameters, &padded).tracer), clipped);
+            prop_assert_eq!(f64::from(simulate_neuron(&parameters, &padded).tracer), clipped);
         }
 
         #[test]
-        fn the_input_gradient_is_linear_in_the_spike_gradient(
+        fn the_current_gradient_is_linear_in_the_spike_gradient(
             parameters in any_neuron_parameters(),
             x in random_currents(),
             factor in -4.0f64..4.0,
         ) {
-            let trace = run_neuron(&parameters, &x);
+            let trace = simulate_neuron(&parameters, &x);
             let gy: Vec<f64> = x.iter().map(|x| x.sin()).collect();
             let scaled: Vec<f64> = gy.iter().map(|g| g * factor).collect();
             let (one, many) = (
-                input_current_gradient(&parameters, &trace, &gy, 0.5),
-                input_current_gradient(&parameters, &trace, &scaled, 0.5 * factor),
+                gradient_of_input_current(&parameters, &trace, &gy, 0.5),
+                gradient_of_input_current(&parameters, &trace, &scaled, 0.5 * factor),
             );
             for (one, many) in one.iter().zip(many) {
                 prop_assert!((one * factor - many).abs() <= 1e-9 * (1.0 + many.abs()));

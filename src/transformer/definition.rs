@@ -1,36 +1,38 @@
-//! A decoder-only language model: pre-norm blocks with RMSNorm, rotary embedding, causal attention
-//! and SwiGLU, an untied head, cross entropy and AdamW.
+//! Workloads of a decoder-only language model: pre-norm blocks with RMSNorm, rotary embedding,
+//! causal attention and SwiGLU, an untied head, cross entropy and AdamW.
 //!
-//! Weights have the dtype of the problem. A training step in bf16 rounds its f32 parameters to bf16
-//! before the forward pass. GPU rows update the state in place, so that timed launches continue
-//! from each other. Before each comparison the state is copied back from host memory.
+//! The language model's GEMMs read weights in the dtype of the problem. A bf16 training step rounds
+//! its f32 parameters to bf16 before the forward pass. GPU implementations of the training step
+//! update parameters and moments in place, so that each timed launch continues from the one before.
+//! Before each comparison with the reference, the initial parameters and moments are copied to the
+//! GPU again.
 //!
-//! Activation recomputation, gradient accumulation and clipping, and dropout are excluded on
-//! purpose.
+//! The training workload has no activation recomputation, gradient accumulation, gradient clipping
+//! or dropout.
 
 use std::collections::BTreeMap;
 
-use super::gradients::expected_step;
-use super::reference::LmReference;
-use super::shape::{LmShape, MODEL_SIZES};
+use super::gradients::expected_training_step_outputs;
+use super::reference::LanguageModelReference;
+use super::shape::{LanguageModelShape, MODEL_SIZE_NAMES};
 use kernelgate::workload::{
-    Axis, Breakdown, BreakdownPart, Dtype, Expected, FlopUnit, Problem, SampleUnit, Symmetry,
-    Tensors, Tolerance, Work, Workload,
+    Axis, Dtype, Expected, FlopUnit, InputSymmetry, Problem, ProblemPartForProfile,
+    ProblemPartsForProfile, Tensors, ThroughputItemUnit, Tolerance, Work, Workload,
 };
 
-const AXES: &[Axis] = &[
-    Axis::one_of("size", MODEL_SIZES, "width, layers and heads"),
+const LANGUAGE_MODEL_AXES: &[Axis] = &[
+    Axis::one_of("size", MODEL_SIZE_NAMES, "width, layers and heads"),
     Axis::number("ctx", "tokens of a sequence"),
     Axis::number("b", "sequences"),
     Axis::one_of("dtype", &["f32", "bf16"], "dtype of weights and activations; sums are f32"),
 ];
 
-/// Workload of the language model's forward pass: logits and loss.
-pub const FORWARD: Workload<ModelForward> = Workload {
+/// Workload of the language model's forward pass, which computes logits and losses.
+pub const LM_FORWARD_WORKLOAD: Workload<LanguageModelForward> = Workload {
     name: "transformer/forward",
     about: "language model: logits of every token and the loss of every sequence",
     revision: 1,
-    axes: AXES,
+    axes: LANGUAGE_MODEL_AXES,
     default: &["size=reduced ctx=64 b=2 dtype=f32"],
     accelerator: &["size=small ctx=512 b=4 dtype=bf16", "size=reduced ctx=100 b=3 dtype=f32,bf16"],
     thorough: &[
@@ -41,64 +43,73 @@ pub const FORWARD: Workload<ModelForward> = Workload {
         "size=small ctx=512 b=1,16 dtype=bf16",
         "size=small ctx=512 b=4 dtype=f32",
     ],
-    bind: |point| Ok(ModelForward { shape: LmShape::bind(point)? }),
+    bind: |point| {
+        Ok(LanguageModelForward { shape: LanguageModelShape::bind_language_model_axes(point)? })
+    },
 };
 
-/// Workload of a training step: the state after a step of AdamW, and the loss.
-pub const TRAIN_STEP: Workload<TrainStep> = Workload {
+/// Workload of a training step of the language model: parameters and moments after one AdamW step,
+/// and the losses before it.
+pub const LM_TRAINING_STEP_WORKLOAD: Workload<LanguageModelTrainingStep> = Workload {
     name: "transformer/train_step",
     about: "language model: forward, gradients of every parameter, AdamW over f32 state",
     revision: 2,
-    axes: AXES,
-    default: FORWARD.default,
-    accelerator: FORWARD.accelerator,
-    thorough: FORWARD.thorough,
-    bind: |point| Ok(TrainStep { shape: LmShape::bind(point)? }),
+    axes: LANGUAGE_MODEL_AXES,
+    default: LM_FORWARD_WORKLOAD.default,
+    accelerator: LM_FORWARD_WORKLOAD.accelerator,
+    thorough: LM_FORWARD_WORKLOAD.thorough,
+    bind: |point| {
+        Ok(LanguageModelTrainingStep {
+            shape: LanguageModelShape::bind_language_model_axes(point)?,
+        })
+    },
 };
 
-/// Problem `transformer/forward`. The inputs are `tokens` and `targets` `[batch, context]` and
-/// `parameters [R, d]`. The outputs are `logits [batch, context, padded]` in the dtype of the
-/// problem, with 0 in the padding, and the mean `loss [batch, 1]` of each sequence in f32.
+/// Problem `transformer/forward`. The inputs of the forward problem are `tokens` and `targets`
+/// `[batch, context]` (token ids, stored as f32), and `parameters [R, d]`, the arena of all
+/// parameter tensors in R rows. The outputs are `logits [batch, context, padded]` in the problem's
+/// dtype, with 0 in the padding, and each sequence's mean `loss [batch, 1]` in f32.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ModelForward {
-    /// Extents and dtype of the model.
-    pub shape: LmShape,
+pub struct LanguageModelForward {
+    /// Sizes and dtype of the language model.
+    pub shape: LanguageModelShape,
 }
 
-impl Problem for ModelForward {
+impl Problem for LanguageModelForward {
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = self.shape.draw_tokens_and_targets(seed);
-        inputs.insert("parameters", self.shape.draw_weights(seed, self.shape.dtype));
+        inputs.insert("parameters", self.shape.draw_parameter_arena(seed, self.shape.dtype));
         inputs
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        let LmShape { batch, context, .. } = self.shape;
-        let rows = self.shape.compared_tokens();
-        let shape = [batch, context, self.shape.padded_vocabulary()];
-        let reference = LmReference::new(&self.shape, inputs, |x| x);
-        let logits = reference.logits_of_tokens(&rows);
-        let whole = rows.len() == self.shape.token_count();
+        let LanguageModelShape { batch, context, .. } = self.shape;
+        let rows = self.shape.tokens_with_compared_logits();
+        let shape = [batch, context, self.shape.padded_logit_columns()];
+        let reference = LanguageModelReference::run_forward_pass(&self.shape, inputs, |x| x);
+        let logits = reference.padded_logits_of_tokens(&rows);
+        let whole = rows.len() == self.shape.tokens_in_batch();
         let rows = (!whole).then_some(rows);
         let (name, shape) = ("logits".to_owned(), shape.to_vec());
         vec![
             Expected { name, shape, rows, values: logits.into() },
-            Expected::all("loss", [batch, 1], reference.sequence_losses()),
+            Expected::all("loss", [batch, 1], reference.mean_losses_of_sequences()),
         ]
     }
 
-    /// The sequences of a batch are independent of each other.
-    fn symmetries(&self) -> Vec<Symmetry> {
+    /// The sequences of a batch are independent of each other, so permuting the sequences permutes
+    /// logits and losses.
+    fn symmetries(&self) -> Vec<InputSymmetry> {
         let inputs = &[("tokens", 0), ("targets", 0)];
-        vec![Symmetry::Roll { inputs, outputs: &[("logits", 0), ("loss", 0)] }]
+        vec![InputSymmetry::Roll { inputs, outputs: &[("logits", 0), ("loss", 0)] }]
     }
 
     fn work(&self) -> Work {
-        self.shape.forward_work()
+        self.shape.work_of_forward_pass()
     }
 
-    fn breakdown(&self) -> Breakdown {
-        network_breakdown(&self.shape, &["forward"])
+    fn breakdown(&self) -> ProblemPartsForProfile {
+        breakdown_of_phases(&self.shape, &["forward"])
     }
 
     fn tolerance(&self) -> Tolerance {
@@ -109,47 +120,51 @@ impl Problem for ModelForward {
     }
 
     fn tolerances(&self) -> BTreeMap<String, Tolerance> {
-        BTreeMap::from([("loss".to_owned(), loss_tolerance(self.shape.dtype))])
+        BTreeMap::from([("loss".to_owned(), tolerance_of_losses(self.shape.dtype))])
     }
 
     fn host_bytes(&self) -> u64 {
-        self.work().total_bytes() * 2 + self.shape.reference_bytes()
+        self.work().total_bytes() * 2 + self.shape.host_bytes_of_reference()
     }
 }
 
 /// Problem `transformer/train_step`. The inputs of a training step are `tokens` and `targets`
-/// `[batch, context]`, `parameters`, `first_moments` and `second_moments` `[R, d]` in f32, and the
-/// number of `steps [1]` done. The outputs of a training step are the three state tensors after one
-/// more step (`next_parameters` and so on), and the mean `loss [batch, 1]` of each sequence before
-/// that step. The gradient is that of the mean over all tokens.
+/// `[batch, context]`, `parameters`, `first_moments` and `second_moments` `[R, d]` in f32, and
+/// `steps [1]`, the number of steps done. The outputs of a training step are parameters and moments
+/// after one more step (`next_parameters` and so on), and each sequence's mean `loss [batch, 1]`
+/// before that step. A training step descends along the gradient of the mean loss over all tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct TrainStep {
-    /// Extents and dtype of the model.
-    pub shape: LmShape,
+pub struct LanguageModelTrainingStep {
+    /// Sizes and dtype of the language model.
+    pub shape: LanguageModelShape,
 }
 
-impl Problem for TrainStep {
+impl Problem for LanguageModelTrainingStep {
     fn inputs(&self, seed: u64) -> Tensors {
         let text = self.shape.draw_tokens_and_targets(seed);
-        text.iter().fold(self.shape.draw_optimizer_state(seed), |mut inputs, (name, tensor)| {
-            inputs.insert(name, tensor.clone());
-            inputs
-        })
+        text.iter().fold(
+            self.shape.draw_parameters_and_moments(seed),
+            |mut inputs, (name, tensor)| {
+                inputs.insert(name, tensor.clone());
+                inputs
+            },
+        )
     }
 
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
-        expected_step(&self.shape, inputs, |x| x)
+        expected_training_step_outputs(&self.shape, inputs, |x| x)
     }
 
     fn work(&self) -> Work {
-        self.shape.training_step_work()
+        self.shape.work_of_training_step()
     }
 
-    fn breakdown(&self) -> Breakdown {
-        network_breakdown(&self.shape, &["forward", "backward", "optimizer"])
+    fn breakdown(&self) -> ProblemPartsForProfile {
+        breakdown_of_phases(&self.shape, &["forward", "backward", "optimizer"])
     }
 
-    /// Tolerance of parameters and moments; the first moment is linear in the gradient.
+    /// Tolerance of new parameters and moments; the first moment is linear in the gradient, so its
+    /// error is that of the gradient.
     fn tolerance(&self) -> Tolerance {
         match self.shape.dtype {
             Dtype::Bf16 => Tolerance { max_error: 4e-2, relative_l2: 2e-2 },
@@ -166,67 +181,70 @@ impl Problem for TrainStep {
             Dtype::Bf16 => Tolerance { max_error: 3e-2, relative_l2: 1.5e-2 },
             _ => Tolerance { max_error: 2e-5, relative_l2: 1e-5 },
         };
-        let loss = loss_tolerance(self.shape.dtype);
+        let loss = tolerance_of_losses(self.shape.dtype);
         [("loss", loss), ("next_parameters", parameters), ("next_second_moments", second_moments)]
             .map(|(name, tolerance)| (name.to_owned(), tolerance))
             .into()
     }
 
     fn host_bytes(&self) -> u64 {
-        self.work().total_bytes() * 2 + self.shape.reference_bytes()
+        self.work().total_bytes() * 2 + self.shape.host_bytes_of_reference()
     }
 }
 
-fn loss_tolerance(dtype: Dtype) -> Tolerance {
+fn tolerance_of_losses(dtype: Dtype) -> Tolerance {
     let most = if dtype == Dtype::Bf16 { 2e-3 } else { 1e-5 };
     Tolerance { max_error: most, relative_l2: most }
 }
 
-/// Breakdown of a step into phases, with the operations of attention that an unfused row shows by
-/// the names of `scaled_dot_product_attention`.
-fn network_breakdown(shape: &LmShape, phases: &[&str]) -> Breakdown {
-    let LmShape { layers, heads, context, dtype, .. } = *shape;
-    let phase = |name: &&str| BreakdownPart {
+/// Breakdown of the named phases into NVTX ranges and work, with the attention operations that only
+/// unfused implementations show, as `scaled_dot_product_attention`.
+fn breakdown_of_phases(shape: &LanguageModelShape, phases: &[&str]) -> ProblemPartsForProfile {
+    let LanguageModelShape { layers, heads, context, dtype, .. } = *shape;
+    let phase = |name: &&str| ProblemPartForProfile {
         table: "phase",
         label: (*name).to_owned(),
         range: (*name).to_owned(),
         work: match *name {
-            "forward" => shape.forward_work(),
+            "forward" => shape.work_of_forward_pass(),
             "backward" => {
-                let flops = 2 * shape.forward_flops();
+                let flops = 2 * shape.gemm_flops_of_forward_pass();
                 Work::default().with_flops(FlopUnit::Matmul, dtype, flops)
             }
             _ => Work::bytes(
-                16 * shape.parameter_count() as u64,
-                12 * shape.parameter_count() as u64,
+                16 * shape.number_of_parameters() as u64,
+                12 * shape.number_of_parameters() as u64,
             ),
         },
     };
-    let pairs = (layers * heads * shape.token_count() * context) as u64;
-    let gemm = 2 * pairs * shape.head_dim() as u64;
+    let pairs = (layers * heads * shape.tokens_in_batch() * context) as u64;
+    let gemm = 2 * pairs * shape.elements_per_head() as u64;
     let attention = [
         ("scores", "computing_attention_scores", FlopUnit::Matmul, gemm),
         ("softmax", "computing_softmax", FlopUnit::Vector, 5 * pairs),
         ("values", "final_matmul", FlopUnit::Matmul, gemm),
     ]
-    .map(|(label, name, unit, flops)| BreakdownPart {
+    .map(|(label, name, unit, flops)| ProblemPartForProfile {
         table: "attention",
         label: label.to_owned(),
         range: format!("scaled_dot_product_attention/{name}"),
         work: Work::default().with_flops(unit, dtype, flops),
     });
-    Breakdown {
-        samples: Some(shape.token_count() as u64),
-        unit: SampleUnit::Tokens,
+    ProblemPartsForProfile {
+        samples: Some(shape.tokens_in_batch() as u64),
+        unit: ThroughputItemUnit::Tokens,
         parts: phases.iter().map(phase).chain(attention).collect(),
     }
 }
 
-/// Checks that tokens and targets are in the vocabulary.
+/// Checks that all tokens and targets are in the vocabulary.
 ///
 /// # Errors
 /// Fails with the first token or target that is not in the vocabulary.
-pub fn check_tokens_and_targets(shape: &LmShape, inputs: &Tensors) -> Result<(), String> {
+pub fn check_tokens_are_in_vocabulary(
+    shape: &LanguageModelShape,
+    inputs: &Tensors,
+) -> Result<(), String> {
     for name in ["tokens", "targets"] {
         let valid = |x: f32| x >= 0.0 && x < shape.vocabulary as f32 && x.fract() == 0.0;
         let tokens = inputs.f32(name);

@@ -1,141 +1,178 @@
-//! Gradients of every parameter in fp64, and the step of AdamW from them.
+//! Gradients of the language model's parameters in fp64, and the AdamW step that follows from them.
 
-use super::reference::{F64Matrix, LmReference, NormalizedRows, ReferenceLayer, each_row};
-use super::shape::{
-    ADAM_EPSILON, ArenaRows, BETA_1, BETA_2, LEARNING_RATE, LmShape, STATE_INPUTS, STATE_OUTPUTS,
-    WEIGHT_DECAY, Weight,
+use super::reference::{
+    F64Matrix, LanguageModelReference, ReferenceLayerActivations, RmsNormalizedRows,
+    process_f64_rows_in_parallel,
 };
-use crate::math::{sigmoid, softmax};
+use super::shape::{
+    ADAMW_BETA_1, ADAMW_BETA_2, ADAMW_EPSILON, ADAMW_LEARNING_RATE, ADAMW_WEIGHT_DECAY,
+    ArenaRowsOfTensor, LanguageModelShape, ParameterTensor, TRAINING_STATE_INPUTS,
+    TRAINING_STATE_OUTPUTS,
+};
+use crate::math::{sigmoid_f64, softmax_in_place_f64};
 use crate::parallel;
 use kernelgate::workload::{Expected, Tensors};
-use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
+use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, matmul_f64_on_calling_thread};
 
-/// Some rows of the gradient of a tensor.
-pub struct WeightGradient {
-    /// Rows of the parameter arena that hold the tensor.
-    pub tensor: ArenaRows,
-    /// Indices of these rows, ascending, counted from the tensor's first row.
+/// Gradient of some rows of one parameter tensor in fp64.
+pub struct SampledWeightGradient {
+    /// Position of the parameter tensor in the arena.
+    pub tensor: ArenaRowsOfTensor,
+    /// Indices of the sampled rows, ascending, counted from the tensor's first row.
     pub rows: Vec<usize>,
     /// Gradients of these rows.
     pub values: Vec<f64>,
 }
 
-/// Expected outputs of a training step.
-pub fn expected_step(shape: &LmShape, inputs: &Tensors, round: fn(f64) -> f64) -> Vec<Expected> {
-    let reference = LmReference::new(shape, inputs, round);
-    let mut expected = vec![Expected::all("loss", [shape.batch, 1], reference.sequence_losses())];
-    for gradient in reference.loss_gradients() {
-        let updated = adamw_update(shape, inputs, &gradient);
+/// Computes the expected outputs of a training step: losses, and the sampled rows of the new
+/// parameters and moments.
+pub fn expected_training_step_outputs(
+    shape: &LanguageModelShape,
+    inputs: &Tensors,
+    round: fn(f64) -> f64,
+) -> Vec<Expected> {
+    let reference = LanguageModelReference::run_forward_pass(shape, inputs, round);
+    let mut expected =
+        vec![Expected::all("loss", [shape.batch, 1], reference.mean_losses_of_sequences())];
+    for gradient in reference.mean_loss_gradients() {
+        let updated = adamw_step_of_gradient_rows(shape, inputs, &gradient);
         let rows: Vec<usize> =
             gradient.rows.iter().map(|row| gradient.tensor.first + row).collect();
-        for (name, values) in STATE_OUTPUTS.into_iter().zip(updated) {
-            let shape = [shape.arena_rows(), shape.d];
+        for (name, values) in TRAINING_STATE_OUTPUTS.into_iter().zip(updated) {
+            let shape = [shape.rows_in_parameter_arena(), shape.d];
             expected.push(Expected::sampled_rows(name, shape, rows.clone(), values));
         }
     }
     expected
 }
 
-/// Rows of a tensor in each part of the state after a step of AdamW.
-pub fn adamw_update(shape: &LmShape, inputs: &Tensors, gradient: &WeightGradient) -> [Vec<f64>; 3] {
+/// Computes the AdamW step in fp64 for the rows of a gradient; returns the new parameters, first
+/// moments and second moments of these rows.
+pub fn adamw_step_of_gradient_rows(
+    shape: &LanguageModelShape,
+    inputs: &Tensors,
+    gradient: &SampledWeightGradient,
+) -> [Vec<f64>; 3] {
     let steps = f64::from(inputs.f32("steps")[0]) + 1.0;
-    let corrections = [BETA_1, BETA_2].map(|beta| 1.0 - beta.powf(steps));
+    let corrections = [ADAMW_BETA_1, ADAMW_BETA_2].map(|beta| 1.0 - beta.powf(steps));
     let mut updated: [Vec<f64>; 3] = Default::default();
     for (row, gradient_row) in gradient.rows.iter().zip(gradient.values.chunks(shape.d)) {
         let from = (gradient.tensor.first + row) * shape.d;
-        let [p, m, v] = STATE_INPUTS.map(|name| inputs.tensor(name).to_f64(from, shape.d));
+        let [p, m, v] =
+            TRAINING_STATE_INPUTS.map(|name| inputs.tensor(name).elements_to_f64(from, shape.d));
         for (column, g) in gradient_row.iter().enumerate() {
-            let m = BETA_1 * m[column] + (1.0 - BETA_1) * g;
-            let v = BETA_2 * v[column] + (1.0 - BETA_2) * g * g;
-            let direction = m / corrections[0] / ((v / corrections[1]).sqrt() + ADAM_EPSILON);
-            let p = p[column] - LEARNING_RATE * (WEIGHT_DECAY * p[column] + direction);
+            let m = ADAMW_BETA_1 * m[column] + (1.0 - ADAMW_BETA_1) * g;
+            let v = ADAMW_BETA_2 * v[column] + (1.0 - ADAMW_BETA_2) * g * g;
+            let direction = m / corrections[0] / ((v / corrections[1]).sqrt() + ADAMW_EPSILON);
+            let p = p[column] - ADAMW_LEARNING_RATE * (ADAMW_WEIGHT_DECAY * p[column] + direction);
             updated.iter_mut().zip([p, m, v]).for_each(|(to, value)| to.push(value));
         }
     }
     updated
 }
 
-impl LmReference<'_> {
-    /// Gradients of the mean loss over all tokens, for the compared rows of every tensor.
-    pub fn loss_gradients(&self) -> Vec<WeightGradient> {
-        let LmShape { layers, d, .. } = self.shape;
+impl LanguageModelReference<'_> {
+    /// Computes the gradients of the mean loss over all tokens, for the compared rows of every
+    /// parameter tensor.
+    pub fn mean_loss_gradients(&self) -> Vec<SampledWeightGradient> {
+        let LanguageModelShape { layers, d, .. } = self.shape;
         let mut gradients = Vec::new();
-        let mut gains = vec![vec![0.0; d]; self.shape.norm_count()];
-        let grad_logits = self.grad_logits();
-        let (normalized, head_input) = self.normalize_rows(2 * layers, self.last_residual_stream());
-        gradients.push(self.weight_gradient(Weight::Head, &grad_logits, &head_input));
-        let grad = self.mul_weight_columns(&grad_logits, Weight::Head).rounded(self.round);
-        let (mut grad_x, gain) = self.norm_backward(2 * layers, &normalized, &grad);
-        self.buffers.keep_memory_for_reuse([grad_logits, head_input, grad, normalized.rows]);
+        let mut gains = vec![vec![0.0; d]; self.shape.number_of_norms()];
+        let grad_logits = self.gradient_of_logits();
+        let (normalized, head_input) =
+            self.rms_norm_without_and_with_gain(2 * layers, self.residual_stream_before_head());
+        gradients.push(self.compared_rows_of_weight_gradient(
+            ParameterTensor::Head,
+            &grad_logits,
+            &head_input,
+        ));
+        let grad = self
+            .multiply_by_weight(&grad_logits, ParameterTensor::Head)
+            .with_rounded_elements(self.round);
+        let (mut grad_x, gain) =
+            self.gradients_of_norm_input_and_gain(2 * layers, &normalized, &grad);
+        self.buffers.return_memory_to_pool([grad_logits, head_input, grad, normalized.rows]);
         gains[2 * layers] = gain;
         for layer in (0..layers).rev() {
-            let activations = self.layer(layer, &self.streams[layer]);
-            let (grad_middle, gain) =
-                self.mlp_backward(layer, &activations, &grad_x, &mut gradients);
+            let activations = self.activations_of_layer(layer, &self.streams[layer]);
+            let (grad_middle, gain) = self.backpropagate_through_swiglu_block(
+                layer,
+                &activations,
+                &grad_x,
+                &mut gradients,
+            );
             gains[2 * layer + 1] = gain;
-            let (grad, gain) =
-                self.attention_backward(layer, &activations, &grad_middle, &mut gradients);
+            let (grad, gain) = self.backpropagate_through_attention_block(
+                layer,
+                &activations,
+                &grad_middle,
+                &mut gradients,
+            );
             gains[2 * layer] = gain;
-            self.buffers.keep_memory_for_reuse(activations.into_matrices());
-            self.buffers.keep_memory_for_reuse([std::mem::replace(&mut grad_x, grad), grad_middle]);
+            self.buffers.return_memory_to_pool(activations.into_matrices_for_reuse());
+            self.buffers.return_memory_to_pool([std::mem::replace(&mut grad_x, grad), grad_middle]);
         }
-        let tensor = self.shape.arena_rows_of_weight(Weight::Gains);
+        let tensor = self.shape.arena_rows_of_tensor(ParameterTensor::Gains);
         let rows = (0..tensor.rows).collect();
-        gradients.push(WeightGradient { tensor, rows, values: gains.concat() });
-        gradients.push(self.grad_embedding(&grad_x));
+        gradients.push(SampledWeightGradient { tensor, rows, values: gains.concat() });
+        gradients.push(self.compared_rows_of_embedding_gradient(&grad_x));
         gradients
     }
 
-    fn grad_logits(&self) -> F64Matrix {
+    fn gradient_of_logits(&self) -> F64Matrix {
         let targets = self.inputs.f32("targets");
-        let (vocabulary, tokens) = (self.shape.vocabulary, self.shape.token_count() as f64);
-        let mut grad = self.buffers.copy_matrix(&self.logits);
-        each_row(&mut grad.values, vocabulary, &|token, row| {
-            softmax(row);
+        let (vocabulary, tokens) = (self.shape.vocabulary, self.shape.tokens_in_batch() as f64);
+        let mut grad = self.buffers.copy_into_pooled_matrix(&self.logits);
+        process_f64_rows_in_parallel(&mut grad.values, vocabulary, &|token, row| {
+            softmax_in_place_f64(row);
             row[targets[token] as usize] -= 1.0;
             row.iter_mut().for_each(|x| *x = (self.round)(*x / tokens));
         });
         grad
     }
 
-    /// Gradient of a matrix whose row r is the sum over tokens t of `left[t, r] · right[t]`.
-    pub fn weight_gradient(
+    /// Computes the compared rows of a weight's gradient; row r is the sum over tokens t of
+    /// `left[t, r] · right[t]`.
+    pub fn compared_rows_of_weight_gradient(
         &self,
-        weight: Weight,
+        weight: ParameterTensor,
         left: &F64Matrix,
         right: &F64Matrix,
-    ) -> WeightGradient {
-        let tensor = self.shape.arena_rows_of_weight(weight);
-        let rows = self.shape.compared_rows(weight, self.inputs);
-        let tokens = left.row_count();
-        let mut picked = self.buffers.take_matrix(rows.len(), tokens);
-        each_row(&mut picked.values, tokens, &|number, to| {
+    ) -> SampledWeightGradient {
+        let tensor = self.shape.arena_rows_of_tensor(weight);
+        let rows = self.shape.rows_compared_with_reference(weight, self.inputs);
+        let tokens = left.number_of_rows();
+        let mut picked = self.buffers.take_uninitialised_matrix(rows.len(), tokens);
+        process_f64_rows_in_parallel(&mut picked.values, tokens, &|number, to| {
             let column = rows[number];
             for (token, to) in to.iter_mut().enumerate() {
                 *to = left.values[token * left.columns + column];
             }
         });
-        let values =
-            self.buffers.multiply_matrices(&picked, right.as_mat_ref()).rounded(self.round).values;
-        self.buffers.keep_memory_for_reuse([picked]);
-        WeightGradient { tensor, rows, values }
+        let values = self
+            .buffers
+            .multiply_in_parallel_tiles(&picked, right.as_faer_matrix())
+            .with_rounded_elements(self.round)
+            .values;
+        self.buffers.return_memory_to_pool([picked]);
+        SampledWeightGradient { tensor, rows, values }
     }
 
-    /// Gradients of the input rows of a norm and of its gain.
-    fn norm_backward(
+    /// Computes the gradients of the input rows of an RMSNorm and of its gain.
+    fn gradients_of_norm_input_and_gain(
         &self,
         norm: usize,
-        normalized: &NormalizedRows,
+        normalized: &RmsNormalizedRows,
         grad: &F64Matrix,
     ) -> (F64Matrix, Vec<f64>) {
-        /// Number of columns for which one task sums over tokens.
-        const COLUMNS_PER_TASK: usize = 32;
+        /// Number of columns for which one parallel CPU task sums over all tokens.
+        const GAIN_COLUMNS_PER_TASK: usize = 32;
         let d = self.shape.d;
-        let gains = self.rounded_weight(Weight::Gains);
-        let gains = gains.row(norm);
-        let mut grad_x = self.buffers.take_matrix(grad.row_count(), d);
-        each_row(&mut grad_x.values, d, &|token, to| {
-            let (grad, x) = (grad.row(token), normalized.rows.row(token));
+        let gains = self.weight_as_network_uses_it(ParameterTensor::Gains);
+        let gains = gains.row_slice(norm);
+        let mut grad_x = self.buffers.take_uninitialised_matrix(grad.number_of_rows(), d);
+        process_f64_rows_in_parallel(&mut grad_x.values, d, &|token, to| {
+            let (grad, x) = (grad.row_slice(token), normalized.rows.row_slice(token));
             let products = || grad.iter().zip(gains).zip(x);
             let mean = products().map(|((grad, gain), x)| grad * gain * x).sum::<f64>() / d as f64;
             let root = normalized.inverse_roots[token];
@@ -144,119 +181,158 @@ impl LmReference<'_> {
             }
         });
         let mut grad_gain = vec![0.0; d];
-        parallel::for_each_chunk(&mut grad_gain, COLUMNS_PER_TASK, &|number, sums| {
-            for token in 0..grad.row_count() {
-                let [grad, x] =
-                    [grad, &normalized.rows].map(|of| &of.row(token)[number * COLUMNS_PER_TASK..]);
-                for (sum, (grad, x)) in sums.iter_mut().zip(grad.iter().zip(x)) {
-                    *sum += grad * x;
+        parallel::process_chunks_in_parallel(
+            &mut grad_gain,
+            GAIN_COLUMNS_PER_TASK,
+            &|number, sums| {
+                for token in 0..grad.number_of_rows() {
+                    let [grad, x] = [grad, &normalized.rows]
+                        .map(|of| &of.row_slice(token)[number * GAIN_COLUMNS_PER_TASK..]);
+                    for (sum, (grad, x)) in sums.iter_mut().zip(grad.iter().zip(x)) {
+                        *sum += grad * x;
+                    }
                 }
-            }
-        });
+            },
+        );
         (grad_x, grad_gain)
     }
 
-    /// Gradient of the residual stream before SwiGLU's norm, and of the norm's gain.
-    pub fn mlp_backward(
+    /// Computes the gradients through a layer's SwiGLU block: of the residual stream before the
+    /// block's norm, and of the norm's gain.
+    pub fn backpropagate_through_swiglu_block(
         &self,
         layer: usize,
-        activations: &ReferenceLayer,
+        activations: &ReferenceLayerActivations,
         grad_x: &F64Matrix,
-        gradients: &mut Vec<WeightGradient>,
+        gradients: &mut Vec<SampledWeightGradient>,
     ) -> (F64Matrix, Vec<f64>) {
         let (ff, round) = (self.shape.ff, self.round);
-        let grad = self.buffers.copy_matrix(grad_x).rounded(round);
-        gradients.push(self.weight_gradient(Weight::Down(layer), &activations.hidden, &grad));
-        let grad_hidden = self.mul_weight_rows(&grad, Weight::Down(layer)).rounded(round);
-        let mut grad_gate_up = self.buffers.take_matrix(grad.row_count(), 2 * ff);
-        each_row(&mut grad_gate_up.values, 2 * ff, &|token, to| {
-            let (gate, up) = activations.gate_up.row(token).split_at(ff);
+        let grad = self.buffers.copy_into_pooled_matrix(grad_x).with_rounded_elements(round);
+        gradients.push(self.compared_rows_of_weight_gradient(
+            ParameterTensor::Down(layer),
+            &activations.hidden,
+            &grad,
+        ));
+        let grad_hidden = self
+            .multiply_by_transposed_weight(&grad, ParameterTensor::Down(layer))
+            .with_rounded_elements(round);
+        let mut grad_gate_up =
+            self.buffers.take_uninitialised_matrix(grad.number_of_rows(), 2 * ff);
+        process_f64_rows_in_parallel(&mut grad_gate_up.values, 2 * ff, &|token, to| {
+            let (gate, up) = activations.gate_up.row_slice(token).split_at(ff);
             let (to_gate, to_up) = to.split_at_mut(ff);
-            for (column, grad) in grad_hidden.row(token).iter().enumerate() {
-                let (x, s) = (gate[column], sigmoid(gate[column]));
+            for (column, grad) in grad_hidden.row_slice(token).iter().enumerate() {
+                let (x, s) = (gate[column], sigmoid_f64(gate[column]));
                 to_gate[column] = round(grad * up[column] * s * (1.0 + x * (1.0 - s)));
                 to_up[column] = round(grad * x * s);
             }
         });
         let input = &activations.mlp_input;
-        gradients.push(self.weight_gradient(Weight::GateUp(layer), &grad_gate_up, input));
-        let grad_input =
-            self.mul_weight_columns(&grad_gate_up, Weight::GateUp(layer)).rounded(round);
+        gradients.push(self.compared_rows_of_weight_gradient(
+            ParameterTensor::GateUp(layer),
+            &grad_gate_up,
+            input,
+        ));
+        let grad_input = self
+            .multiply_by_weight(&grad_gate_up, ParameterTensor::GateUp(layer))
+            .with_rounded_elements(round);
         let before = &activations.before_mlp;
-        let (through_norm, gain) = self.norm_backward(2 * layer + 1, before, &grad_input);
-        self.buffers.keep_memory_for_reuse([grad, grad_hidden, grad_gate_up, grad_input]);
-        (through_norm.add_matrix(grad_x), gain)
+        let (through_norm, gain) =
+            self.gradients_of_norm_input_and_gain(2 * layer + 1, before, &grad_input);
+        self.buffers.return_memory_to_pool([grad, grad_hidden, grad_gate_up, grad_input]);
+        (through_norm.plus_matrix(grad_x), gain)
     }
 
-    /// Gradient of the residual stream before attention's norm, and of the norm's gain.
-    pub fn attention_backward(
+    /// Computes the gradients through a layer's attention block: of the residual stream before the
+    /// block's norm, and of the norm's gain.
+    pub fn backpropagate_through_attention_block(
         &self,
         layer: usize,
-        activations: &ReferenceLayer,
+        activations: &ReferenceLayerActivations,
         grad_x: &F64Matrix,
-        gradients: &mut Vec<WeightGradient>,
+        gradients: &mut Vec<SampledWeightGradient>,
     ) -> (F64Matrix, Vec<f64>) {
         let round = self.round;
-        let grad = self.buffers.copy_matrix(grad_x).rounded(round);
-        gradients.push(self.weight_gradient(Weight::Out(layer), &grad, &activations.attended));
-        let grad_attended = self.mul_weight_columns(&grad, Weight::Out(layer)).rounded(round);
-        let mut grad_qkv = self.grad_qkv(&activations.qkv, &grad_attended).rounded(round);
-        self.rotate(&mut grad_qkv, -1.0);
-        gradients.push(self.weight_gradient(Weight::Qkv(layer), &grad_qkv, &activations.qkv_input));
-        let grad_input = self.mul_weight_columns(&grad_qkv, Weight::Qkv(layer)).rounded(round);
+        let grad = self.buffers.copy_into_pooled_matrix(grad_x).with_rounded_elements(round);
+        gradients.push(self.compared_rows_of_weight_gradient(
+            ParameterTensor::Out(layer),
+            &grad,
+            &activations.attended,
+        ));
+        let grad_attended = self
+            .multiply_by_weight(&grad, ParameterTensor::Out(layer))
+            .with_rounded_elements(round);
+        let mut grad_qkv = self
+            .gradients_of_rotated_qkv(&activations.qkv, &grad_attended)
+            .with_rounded_elements(round);
+        self.apply_rope_in_place(&mut grad_qkv, -1.0);
+        gradients.push(self.compared_rows_of_weight_gradient(
+            ParameterTensor::Qkv(layer),
+            &grad_qkv,
+            &activations.qkv_input,
+        ));
+        let grad_input = self
+            .multiply_by_weight(&grad_qkv, ParameterTensor::Qkv(layer))
+            .with_rounded_elements(round);
         let before = &activations.before_attention;
-        let (through_norm, gain) = self.norm_backward(2 * layer, before, &grad_input);
-        self.buffers.keep_memory_for_reuse([grad, grad_attended, grad_qkv, grad_input]);
-        (through_norm.add_matrix(grad_x), gain)
+        let (through_norm, gain) =
+            self.gradients_of_norm_input_and_gain(2 * layer, before, &grad_input);
+        self.buffers.return_memory_to_pool([grad, grad_attended, grad_qkv, grad_input]);
+        (through_norm.plus_matrix(grad_x), gain)
     }
 
-    /// Gradient of rotated queries and keys, and of values.
-    fn grad_qkv(&self, qkv: &F64Matrix, grad_attended: &F64Matrix) -> F64Matrix {
-        let LmShape { d, heads, batch, context, .. } = self.shape;
-        let head_dim = self.shape.head_dim();
+    /// Computes the gradients of rotated queries, rotated keys and values from the gradient of the
+    /// attention output.
+    fn gradients_of_rotated_qkv(&self, qkv: &F64Matrix, grad_attended: &F64Matrix) -> F64Matrix {
+        let LanguageModelShape { d, heads, batch, context, .. } = self.shape;
+        let head_dim = self.shape.elements_per_head();
         let scale = 1.0 / (head_dim as f64).sqrt();
         let product = |a: MatRef<'_, f64>, b: MatRef<'_, f64>, factor| {
-            let mut out = F64Matrix::zero_matrix(a.nrows(), b.ncols());
+            let mut out = F64Matrix::zeroed_with_extents(a.nrows(), b.ncols());
             let to = MatMut::from_row_major_slice_mut(&mut out.values, a.nrows(), b.ncols());
-            multiply_f64(to, Accum::Replace, a, b, factor);
+            matmul_f64_on_calling_thread(to, Accum::Replace, a, b, factor);
             out
         };
-        let gradients = parallel::parallel_map(batch * heads, &|number| {
-            let [query, key, value] = [0, 1, 2].map(|operand| self.head(qkv, operand, number));
-            let grad = self.head(grad_attended, 0, number);
-            let p = self.probabilities(&query, &key);
-            let mut grad_scores = product(grad.as_mat_ref(), value.as_mat_ref().transpose(), 1.0);
+        let gradients = parallel::map_numbers_in_parallel(batch * heads, &|number| {
+            let [query, key, value] =
+                [0, 1, 2].map(|operand| self.copy_head_of_sequence(qkv, operand, number));
+            let grad = self.copy_head_of_sequence(grad_attended, 0, number);
+            let p = self.causal_probabilities(&query, &key);
+            let mut grad_scores =
+                product(grad.as_faer_matrix(), value.as_faer_matrix().transpose(), 1.0);
             for (row, p) in grad_scores.values.chunks_mut(context).zip(p.values.chunks(context)) {
                 let mean: f64 = row.iter().zip(p).map(|(grad, p)| grad * p).sum();
                 row.iter_mut().zip(p).for_each(|(grad, p)| *grad = p * (*grad - mean));
             }
             [
-                product(grad_scores.as_mat_ref(), key.as_mat_ref(), scale).values,
-                product(grad_scores.as_mat_ref().transpose(), query.as_mat_ref(), scale).values,
-                product(p.as_mat_ref().transpose(), grad.as_mat_ref(), 1.0).values,
+                product(grad_scores.as_faer_matrix(), key.as_faer_matrix(), scale).values,
+                product(grad_scores.as_faer_matrix().transpose(), query.as_faer_matrix(), scale)
+                    .values,
+                product(p.as_faer_matrix().transpose(), grad.as_faer_matrix(), 1.0).values,
             ]
         });
-        let mut grad_qkv = self.buffers.take_matrix(self.shape.token_count(), 3 * d);
+        let mut grad_qkv =
+            self.buffers.take_uninitialised_matrix(self.shape.tokens_in_batch(), 3 * d);
         let mut operands: [Vec<Vec<f64>>; 3] = Default::default();
         for head in gradients {
             operands.iter_mut().zip(head).for_each(|(heads, values)| heads.push(values));
         }
         for (operand, heads) in operands.iter().enumerate() {
-            self.scatter(&mut grad_qkv, operand * d, heads);
+            self.copy_heads_into_columns(&mut grad_qkv, operand * d, heads);
         }
         grad_qkv
     }
 
-    fn grad_embedding(&self, grad_x: &F64Matrix) -> WeightGradient {
+    fn compared_rows_of_embedding_gradient(&self, grad_x: &F64Matrix) -> SampledWeightGradient {
         let d = self.shape.d;
-        let tensor = self.shape.arena_rows_of_weight(Weight::Embedding);
-        let rows = self.shape.compared_rows(Weight::Embedding, self.inputs);
+        let tensor = self.shape.arena_rows_of_tensor(ParameterTensor::Embedding);
+        let rows = self.shape.rows_compared_with_reference(ParameterTensor::Embedding, self.inputs);
         let mut values = vec![0.0; rows.len() * d];
         for (token, grad) in self.inputs.f32("tokens").iter().zip(grad_x.values.chunks(d)) {
             if let Ok(row) = rows.binary_search(&(*token as usize)) {
                 values[row * d..][..d].iter_mut().zip(grad).for_each(|(to, grad)| *to += grad);
             }
         }
-        WeightGradient { tensor, rows, values }
+        SampledWeightGradient { tensor, rows, values }
     }
 }

@@ -1,4 +1,5 @@
-//! The transformer family, a language model: definition, fp64 reference, CPU and CUDA rows.
+//! The transformer family, a language model: definitions, fp64 reference, and CPU and CUDA
+//! implementations.
 
 mod components;
 mod cpu;
@@ -11,26 +12,32 @@ pub mod shape;
 mod tests;
 
 use crate::family::WorkloadFamily;
-pub use cuda::kernels;
+pub use cuda::list_transformer_kernels;
 pub use definition::*;
-use kernelgate::harness::PeerProgramSource;
-use kernelgate::suite::{Suite, join_rows};
+use kernelgate::harness::EmbeddedPeerProgram;
+use kernelgate::suite::{WorkloadSuite, join_rows};
 
-/// All workloads of the transformer family, each with its rows.
-pub fn suites() -> Vec<Suite> {
+/// All workloads of the transformer family, each with its CPU and GPU implementations.
+pub fn transformer_suites() -> Vec<WorkloadSuite> {
     vec![
-        join_rows(&FORWARD, cpu::FORWARD.iter().chain(cuda::FORWARD)),
-        join_rows(&TRAIN_STEP, cpu::TRAIN_STEP.iter().chain(cuda::TRAIN_STEP)),
-        join_rows(&components::COMPONENT, cuda::COMPONENT.iter()),
+        join_rows(
+            &LM_FORWARD_WORKLOAD,
+            cpu::CPU_LM_FORWARD_ROWS.iter().chain(cuda::CUDA_LM_FORWARD_LADDER),
+        ),
+        join_rows(
+            &LM_TRAINING_STEP_WORKLOAD,
+            cpu::CPU_LM_TRAINING_STEP_ROWS.iter().chain(cuda::CUDA_LM_TRAINING_STEP_LADDER),
+        ),
+        join_rows(&components::SINGLE_KERNEL_WORKLOAD, cuda::CUDA_SINGLE_KERNEL_ROWS.iter()),
     ]
 }
 
-/// Entry of the transformer in the list of workload families.
-pub const FAMILY: WorkloadFamily = WorkloadFamily {
+/// The transformer family's entry in the list of all workload families.
+pub const TRANSFORMER_FAMILY: WorkloadFamily = WorkloadFamily {
     name: "transformer",
-    suites,
-    kernels,
-    peers: Some(PeerProgramSource {
+    suites: transformer_suites,
+    kernels: list_transformer_kernels,
+    peers: Some(EmbeddedPeerProgram {
         family: "transformer",
         main: "transformer.py",
         files: &[

@@ -1,69 +1,71 @@
 //! The language model in fp64: the reference against which every implementation is verified.
 //!
-//! The function `round` is applied to values that a row stores in the dtype of the problem. The
-//! reference rounds only weights; tests round all such values, to measure the error that the
-//! tolerance has to allow.
+//! The reference applies its function `round` to values that an implementation stores in the dtype
+//! of the problem. For verification, the reference rounds only weights; a test also rounds all
+//! other stored values, to measure the error that the tolerance must allow.
 
 use std::sync::{Mutex, PoisonError};
 
-use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f64};
+use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, matmul_f64_on_calling_thread};
 
-use super::shape::{ArenaRows, LmShape, NORM_EPSILON, ROPE_BASE, Weight};
-use crate::math::{sigmoid, softmax};
+use super::shape::{
+    ArenaRowsOfTensor, LanguageModelShape, ParameterTensor, RMS_NORM_EPSILON, ROPE_WAVELENGTH_BASE,
+};
+use crate::math::{sigmoid_f64, softmax_in_place_f64};
 use crate::parallel;
 use half::bf16;
 use kernelgate::stats::mean;
 use kernelgate::workload::{Dtype, Tensors};
 
-/// A row-major matrix in fp64.
+/// A row-major matrix of fp64 values.
 pub struct F64Matrix {
     pub values: Vec<f64>,
     pub columns: usize,
 }
 
 impl F64Matrix {
-    pub fn zero_matrix(rows: usize, columns: usize) -> Self {
+    pub fn zeroed_with_extents(rows: usize, columns: usize) -> Self {
         Self { values: vec![0.0; rows * columns], columns }
     }
 
-    pub fn row_count(&self) -> usize {
+    pub fn number_of_rows(&self) -> usize {
         self.values.len() / self.columns
     }
 
-    pub fn as_mat_ref(&self) -> MatRef<'_, f64> {
-        MatRef::from_row_major_slice(&self.values, self.row_count(), self.columns)
+    pub fn as_faer_matrix(&self) -> MatRef<'_, f64> {
+        MatRef::from_row_major_slice(&self.values, self.number_of_rows(), self.columns)
     }
 
-    pub fn row(&self, row: usize) -> &[f64] {
+    pub fn row_slice(&self, row: usize) -> &[f64] {
         &self.values[row * self.columns..][..self.columns]
     }
 
-    pub fn rounded(mut self, round: fn(f64) -> f64) -> Self {
-        each_row(&mut self.values, 1 << 12, &|_, values| {
+    pub fn with_rounded_elements(mut self, round: fn(f64) -> f64) -> Self {
+        process_f64_rows_in_parallel(&mut self.values, 1 << 12, &|_, values| {
             values.iter_mut().for_each(|x| *x = round(*x));
         });
         self
     }
 
-    pub fn add_matrix(mut self, other: &Self) -> Self {
+    pub fn plus_matrix(mut self, other: &Self) -> Self {
         let columns = self.columns;
-        each_row(&mut self.values, columns, &|row, values| {
-            values.iter_mut().zip(other.row(row)).for_each(|(x, y)| *x += y);
+        process_f64_rows_in_parallel(&mut self.values, columns, &|row, values| {
+            values.iter_mut().zip(other.row_slice(row)).for_each(|(x, y)| *x += y);
         });
         self
     }
 }
 
-/// Memory of matrices that were reclaimed, for reuse. Threads that touch fresh memory wait
-/// for each other in the Linux kernel, at every page.
+/// Pool of the memory of earlier matrices, from which new matrices are made. The pool saves time,
+/// because threads that touch fresh memory wait for each other in the Linux kernel at every page.
 #[derive(Default)]
-pub struct MatrixBuffers {
+pub struct MatrixMemoryPool {
     free: Mutex<Vec<Vec<f64>>>,
 }
 
-impl MatrixBuffers {
-    /// Returns a matrix with arbitrary values: 0, or those of an earlier matrix.
-    pub fn take_matrix(&self, rows: usize, columns: usize) -> F64Matrix {
+impl MatrixMemoryPool {
+    /// Returns a matrix with arbitrary elements: zeros, or those of an earlier matrix.
+    pub fn take_uninitialised_matrix(&self, rows: usize, columns: usize) -> F64Matrix {
         let len = rows * columns;
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = free.iter().position(|values| values.len() == len);
@@ -71,87 +73,101 @@ impl MatrixBuffers {
         F64Matrix { values: kept.unwrap_or_else(|| vec![0.0; len]), columns }
     }
 
-    /// Returns a copy of a matrix.
-    pub fn copy_matrix(&self, from: &F64Matrix) -> F64Matrix {
-        let mut to = self.take_matrix(from.row_count(), from.columns);
-        each_row(&mut to.values, from.columns, &|row, to| to.copy_from_slice(from.row(row)));
+    /// Returns a copy of a matrix in memory from the pool.
+    pub fn copy_into_pooled_matrix(&self, from: &F64Matrix) -> F64Matrix {
+        let mut to = self.take_uninitialised_matrix(from.number_of_rows(), from.columns);
+        process_f64_rows_in_parallel(&mut to.values, from.columns, &|row, to| {
+            to.copy_from_slice(from.row_slice(row))
+        });
         to
     }
 
-    /// Computes `a · b`, with tiles on all threads.
-    pub fn multiply_matrices(&self, a: &F64Matrix, b: MatRef<'_, f64>) -> F64Matrix {
-        /// Larger tiles pack their operands less often, smaller tiles keep more threads busy.
-        const TILE_EXTENTS: [usize; 2] = [256, 512];
-        /// Number of columns in the inner loop of a GEMM.
-        const COLUMNS_PER_STEP: usize = 48;
-        /// Other processes may delay some threads; idle threads then take their tiles.
-        const TILES_PER_THREAD: usize = 3;
-        let mut out = self.take_matrix(a.row_count(), b.ncols());
+    /// Computes the matrix product `a · b` in fp64, with tiles on all CPU threads.
+    pub fn multiply_in_parallel_tiles(&self, a: &F64Matrix, b: MatRef<'_, f64>) -> F64Matrix {
+        /// Maximum rows and columns of a tile: larger tiles pack their operands less often, smaller
+        /// tiles keep more threads busy.
+        const MAX_TILE_ROWS_AND_COLUMNS: [usize; 2] = [256, 512];
+        /// Number of columns in the inner loop of the fp64 GEMM, of which the width of a tile is a
+        /// multiple.
+        const COLUMNS_PER_INNER_LOOP: usize = 48;
+        /// Several tiles for each thread: if other processes delay some threads, idle threads take
+        /// their tiles.
+        const MIN_TILES_PER_THREAD: usize = 3;
+        let mut out = self.take_uninitialised_matrix(a.number_of_rows(), b.ncols());
         let columns = out.columns;
-        let row_tiles = a.row_count().div_ceil(TILE_EXTENTS[0]);
-        let column_tiles = (TILES_PER_THREAD * parallel::worker_threads()).div_ceil(row_tiles);
-        let tile_columns =
-            columns.div_ceil(column_tiles).next_multiple_of(COLUMNS_PER_STEP).min(TILE_EXTENTS[1]);
+        let row_tiles = a.number_of_rows().div_ceil(MAX_TILE_ROWS_AND_COLUMNS[0]);
+        let column_tiles =
+            (MIN_TILES_PER_THREAD * parallel::parallel_thread_count()).div_ceil(row_tiles);
+        let tile_columns = columns
+            .div_ceil(column_tiles)
+            .next_multiple_of(COLUMNS_PER_INNER_LOOP)
+            .min(MAX_TILE_ROWS_AND_COLUMNS[1]);
         let mut tiles = Vec::new();
-        for (number, rows) in out.values.chunks_mut(TILE_EXTENTS[0] * columns).enumerate() {
+        for (number, rows) in
+            out.values.chunks_mut(MAX_TILE_ROWS_AND_COLUMNS[0] * columns).enumerate()
+        {
             let count = rows.len() / columns;
             let mut left = MatMut::from_row_major_slice_mut(rows, count, columns);
             for first in (0..columns).step_by(tile_columns) {
                 let width = tile_columns.min(columns - first);
                 let (tile, others) = left.split_at_col_mut(width);
-                tiles.push((number * TILE_EXTENTS[0], first, tile));
+                tiles.push((number * MAX_TILE_ROWS_AND_COLUMNS[0], first, tile));
                 left = others;
             }
         }
-        parallel::for_each_task(tiles, &|_, (row, column, tile)| {
-            let a = a.as_mat_ref().subrows(row, tile.nrows());
+        parallel::run_tasks_in_parallel(tiles, &|_, (row, column, tile)| {
+            let a = a.as_faer_matrix().subrows(row, tile.nrows());
             let b = b.subcols(column, tile.ncols());
-            multiply_f64(tile, Accum::Replace, a, b, 1.0);
+            matmul_f64_on_calling_thread(tile, Accum::Replace, a, b, 1.0);
         });
         out
     }
 
-    /// Keeps the memory of these matrices for reuse.
-    pub fn keep_memory_for_reuse(&self, matrices: impl IntoIterator<Item = F64Matrix>) {
+    /// Returns the memory of these matrices to the pool for reuse.
+    pub fn return_memory_to_pool(&self, matrices: impl IntoIterator<Item = F64Matrix>) {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.extend(matrices.into_iter().map(|matrix| matrix.values));
     }
 }
 
-/// Calls `f(row, values)` for each row of `columns` columns, on all threads.
-pub fn each_row(values: &mut [f64], columns: usize, f: &(dyn Fn(usize, &mut [f64]) + Sync)) {
+/// Calls `f(row, values)` in parallel for each row of a row-major slice with `columns` columns.
+pub fn process_f64_rows_in_parallel(
+    values: &mut [f64],
+    columns: usize,
+    f: &(dyn Fn(usize, &mut [f64]) + Sync),
+) {
     let rows = (1usize << 14).div_ceil(columns);
-    parallel::for_each_chunk(values, rows * columns, &|number, chunk| {
+    parallel::process_chunks_in_parallel(values, rows * columns, &|number, chunk| {
         for (row, values) in chunk.chunks_mut(columns).enumerate() {
             f(number * rows + row, values);
         }
     });
 }
 
-/// Rows divided by the roots of their mean squares, without the gain, and the inverse roots.
-pub struct NormalizedRows {
+/// Rows divided by their root mean squares, without the gain, and the inverse root mean squares.
+pub struct RmsNormalizedRows {
     pub rows: F64Matrix,
     pub inverse_roots: Vec<f64>,
 }
 
-/// Activations of a layer from which its gradients are computed.
-pub struct ReferenceLayer {
-    pub before_attention: NormalizedRows,
+/// Activations of a layer from which the reference computes the layer's gradients.
+pub struct ReferenceLayerActivations {
+    pub before_attention: RmsNormalizedRows,
     pub qkv_input: F64Matrix,
-    /// Rotated queries and keys, and values.
+    /// Rotated queries, rotated keys, and values, `[T, 3·d]`.
     pub qkv: F64Matrix,
     pub attended: F64Matrix,
-    /// The residual stream between attention and SwiGLU.
+    /// The residual stream between the layer's attention and its SwiGLU block.
     pub middle: F64Matrix,
-    pub before_mlp: NormalizedRows,
+    pub before_mlp: RmsNormalizedRows,
     pub mlp_input: F64Matrix,
     pub gate_up: F64Matrix,
     pub hidden: F64Matrix,
 }
 
-impl ReferenceLayer {
-    /// Returns the matrices of the layer, so that their memory can be reused.
-    pub fn into_matrices(self) -> [F64Matrix; 9] {
+impl ReferenceLayerActivations {
+    /// Returns all matrices of the layer, so that their memory can be reused.
+    pub fn into_matrices_for_reuse(self) -> [F64Matrix; 9] {
         [
             self.before_attention.rows,
             self.qkv_input,
@@ -166,78 +182,96 @@ impl ReferenceLayer {
     }
 }
 
-/// Results of a forward pass: the residual stream before every layer and after the last one, and
-/// the logits.
-pub struct LmReference<'a> {
-    pub shape: LmShape,
+/// Results of the reference's forward pass: the residual stream before every layer and after the
+/// last one, and the logits.
+pub struct LanguageModelReference<'a> {
+    pub shape: LanguageModelShape,
     pub inputs: &'a Tensors,
     pub round: fn(f64) -> f64,
-    /// Memory of earlier matrices for reuse.
-    pub buffers: MatrixBuffers,
+    /// Memory of earlier matrices, for reuse.
+    pub buffers: MatrixMemoryPool,
     pub streams: Vec<F64Matrix>,
-    /// Logits of all tokens, `[T, vocabulary]`.
+    /// Logits of all tokens without padding, `[T, vocabulary]`.
     pub logits: F64Matrix,
 }
 
-impl<'a> LmReference<'a> {
-    /// Creates a reference that computes single layers from given inputs.
-    pub fn for_single_layers(shape: &LmShape, inputs: &'a Tensors, round: fn(f64) -> f64) -> Self {
-        let (buffers, logits) = (MatrixBuffers::default(), F64Matrix::zero_matrix(0, 1));
+impl<'a> LanguageModelReference<'a> {
+    /// Creates a reference that runs no forward pass; its methods compute single layers from given
+    /// inputs.
+    pub fn without_forward_pass(
+        shape: &LanguageModelShape,
+        inputs: &'a Tensors,
+        round: fn(f64) -> f64,
+    ) -> Self {
+        let (buffers, logits) = (MatrixMemoryPool::default(), F64Matrix::zeroed_with_extents(0, 1));
         Self { shape: *shape, inputs, round, buffers, streams: vec![], logits }
     }
 
     /// Computes the whole network.
-    pub fn new(shape: &LmShape, inputs: &'a Tensors, round: fn(f64) -> f64) -> Self {
-        let mut reference = Self::for_single_layers(shape, inputs, round);
-        let embedding = reference.rounded_weight(Weight::Embedding);
-        let mut x = F64Matrix::zero_matrix(shape.token_count(), shape.d);
+    pub fn run_forward_pass(
+        shape: &LanguageModelShape,
+        inputs: &'a Tensors,
+        round: fn(f64) -> f64,
+    ) -> Self {
+        let mut reference = Self::without_forward_pass(shape, inputs, round);
+        let embedding = reference.weight_as_network_uses_it(ParameterTensor::Embedding);
+        let mut x = F64Matrix::zeroed_with_extents(shape.tokens_in_batch(), shape.d);
         for (token, x) in inputs.f32("tokens").iter().zip(x.values.chunks_mut(shape.d)) {
-            x.copy_from_slice(embedding.row(*token as usize));
+            x.copy_from_slice(embedding.row_slice(*token as usize));
         }
         for layer in 0..shape.layers {
-            let activations = reference.layer(layer, &x);
-            let next = reference.stream_after_layer(layer, &activations);
-            reference.buffers.keep_memory_for_reuse(activations.into_matrices());
+            let activations = reference.activations_of_layer(layer, &x);
+            let next = reference.residual_stream_after_layer(layer, &activations);
+            reference.buffers.return_memory_to_pool(activations.into_matrices_for_reuse());
             reference.streams.push(std::mem::replace(&mut x, next));
         }
         reference.streams.push(x);
-        let (_, normalized) =
-            reference.normalize_rows(2 * shape.layers, reference.last_residual_stream());
-        let logits = reference.mul_weight_rows(&normalized, Weight::Head).rounded(round);
+        let (_, normalized) = reference.rms_norm_without_and_with_gain(
+            2 * shape.layers,
+            reference.residual_stream_before_head(),
+        );
+        let logits = reference
+            .multiply_by_transposed_weight(&normalized, ParameterTensor::Head)
+            .with_rounded_elements(round);
         reference.logits = logits;
         reference
     }
 
-    /// Returns the residual stream before the head.
-    pub fn last_residual_stream(&self) -> &F64Matrix {
+    /// Returns the residual stream after the last layer, which the output head reads.
+    pub fn residual_stream_before_head(&self) -> &F64Matrix {
         &self.streams[self.shape.layers]
     }
 
-    /// Multiplies `a` by the rows of a tensor of parameters.
-    pub fn mul_weight_rows(&self, a: &F64Matrix, weight: Weight) -> F64Matrix {
-        let weight = self.rounded_weight(weight);
-        let product = self.buffers.multiply_matrices(a, weight.as_mat_ref().transpose());
-        self.buffers.keep_memory_for_reuse([weight]);
+    /// Computes `a · Wᵀ` for a stored parameter matrix W.
+    pub fn multiply_by_transposed_weight(
+        &self,
+        a: &F64Matrix,
+        weight: ParameterTensor,
+    ) -> F64Matrix {
+        let weight = self.weight_as_network_uses_it(weight);
+        let product =
+            self.buffers.multiply_in_parallel_tiles(a, weight.as_faer_matrix().transpose());
+        self.buffers.return_memory_to_pool([weight]);
         product
     }
 
-    /// Returns a·W for a stored weight matrix W.
-    pub fn mul_weight_columns(&self, a: &F64Matrix, weight: Weight) -> F64Matrix {
-        let weight = self.rounded_weight(weight);
-        let product = self.buffers.multiply_matrices(a, weight.as_mat_ref());
-        self.buffers.keep_memory_for_reuse([weight]);
+    /// Computes `a · W` for a stored parameter matrix W.
+    pub fn multiply_by_weight(&self, a: &F64Matrix, weight: ParameterTensor) -> F64Matrix {
+        let weight = self.weight_as_network_uses_it(weight);
+        let product = self.buffers.multiply_in_parallel_tiles(a, weight.as_faer_matrix());
+        self.buffers.return_memory_to_pool([weight]);
         product
     }
 
-    /// Returns a tensor of parameters, rounded as the network uses it.
-    pub fn rounded_weight(&self, weight: Weight) -> F64Matrix {
-        let ArenaRows { first, rows, .. } = self.shape.arena_rows_of_weight(weight);
+    /// Reads a parameter tensor, rounded to bf16 if the network uses it in bf16.
+    pub fn weight_as_network_uses_it(&self, weight: ParameterTensor) -> F64Matrix {
+        let ArenaRowsOfTensor { first, rows, .. } = self.shape.arena_rows_of_tensor(weight);
         let d = self.shape.d;
         let parameters = self.inputs.tensor("parameters");
         let rounds = self.shape.dtype == Dtype::Bf16 && parameters.dtype() != Dtype::Bf16;
-        let mut matrix = self.buffers.take_matrix(rows, d);
-        each_row(&mut matrix.values, d, &|row, to| {
-            parameters.for_each_f64_block((first + row) * d, d, &mut |from, values| {
+        let mut matrix = self.buffers.take_uninitialised_matrix(rows, d);
+        process_f64_rows_in_parallel(&mut matrix.values, d, &|row, to| {
+            parameters.for_each_block_as_f64((first + row) * d, d, &mut |from, values| {
                 to[from..from + values.len()].copy_from_slice(values);
             });
             if rounds {
@@ -247,46 +281,57 @@ impl<'a> LmReference<'a> {
         matrix
     }
 
-    /// Computes norm number `norm`, without and with its gain.
-    pub fn normalize_rows(&self, norm: usize, x: &F64Matrix) -> (NormalizedRows, F64Matrix) {
+    /// Computes RMSNorm number `norm` of the rows of x; returns the normalised rows without and
+    /// with the gain.
+    pub fn rms_norm_without_and_with_gain(
+        &self,
+        norm: usize,
+        x: &F64Matrix,
+    ) -> (RmsNormalizedRows, F64Matrix) {
         let d = self.shape.d;
         let root = |row: usize| {
-            let mean = x.row(row).iter().map(|x| x * x).sum::<f64>() / d as f64;
-            1.0 / (mean + NORM_EPSILON).sqrt()
+            let mean = x.row_slice(row).iter().map(|x| x * x).sum::<f64>() / d as f64;
+            1.0 / (mean + RMS_NORM_EPSILON).sqrt()
         };
-        let inverse_roots = parallel::parallel_map(x.row_count(), &root);
-        let mut rows = self.buffers.take_matrix(x.row_count(), d);
-        each_row(&mut rows.values, d, &|row, to| {
+        let inverse_roots = parallel::map_numbers_in_parallel(x.number_of_rows(), &root);
+        let mut rows = self.buffers.take_uninitialised_matrix(x.number_of_rows(), d);
+        process_f64_rows_in_parallel(&mut rows.values, d, &|row, to| {
             let root = inverse_roots[row];
-            to.iter_mut().zip(x.row(row)).for_each(|(to, x)| *to = x * root);
+            to.iter_mut().zip(x.row_slice(row)).for_each(|(to, x)| *to = x * root);
         });
-        let gains = self.rounded_weight(Weight::Gains);
-        let mut scaled = self.buffers.take_matrix(x.row_count(), d);
-        each_row(&mut scaled.values, d, &|row, to| {
-            let values = rows.row(row).iter().zip(gains.row(norm));
+        let gains = self.weight_as_network_uses_it(ParameterTensor::Gains);
+        let mut scaled = self.buffers.take_uninitialised_matrix(x.number_of_rows(), d);
+        process_f64_rows_in_parallel(&mut scaled.values, d, &|row, to| {
+            let values = rows.row_slice(row).iter().zip(gains.row_slice(norm));
             to.iter_mut().zip(values).for_each(|(to, (x, gain))| *to = (self.round)(x * gain));
         });
-        (NormalizedRows { rows, inverse_roots }, scaled)
+        (RmsNormalizedRows { rows, inverse_roots }, scaled)
     }
 
-    /// Computes the activations of a layer from the residual stream before it.
-    pub fn layer(&self, layer: usize, x: &F64Matrix) -> ReferenceLayer {
+    /// Computes the activations of a layer from the residual stream before the layer.
+    pub fn activations_of_layer(&self, layer: usize, x: &F64Matrix) -> ReferenceLayerActivations {
         let (round, ff) = (self.round, self.shape.ff);
-        let (before_attention, qkv_input) = self.normalize_rows(2 * layer, x);
-        let mut qkv = self.mul_weight_rows(&qkv_input, Weight::Qkv(layer)).rounded(round);
-        self.rotate(&mut qkv, 1.0);
-        let attended = self.attention_output(&qkv);
-        let middle = self.mul_weight_rows(&attended, Weight::Out(layer)).add_matrix(x);
-        let (before_mlp, mlp_input) = self.normalize_rows(2 * layer + 1, &middle);
-        let gate_up = self.mul_weight_rows(&mlp_input, Weight::GateUp(layer)).rounded(round);
-        let mut hidden = self.buffers.take_matrix(self.shape.token_count(), ff);
-        each_row(&mut hidden.values, ff, &|token, hidden| {
-            let (gate, up) = gate_up.row(token).split_at(ff);
+        let (before_attention, qkv_input) = self.rms_norm_without_and_with_gain(2 * layer, x);
+        let mut qkv = self
+            .multiply_by_transposed_weight(&qkv_input, ParameterTensor::Qkv(layer))
+            .with_rounded_elements(round);
+        self.apply_rope_in_place(&mut qkv, 1.0);
+        let attended = self.attention_output_of_all_heads(&qkv);
+        let middle = self
+            .multiply_by_transposed_weight(&attended, ParameterTensor::Out(layer))
+            .plus_matrix(x);
+        let (before_mlp, mlp_input) = self.rms_norm_without_and_with_gain(2 * layer + 1, &middle);
+        let gate_up = self
+            .multiply_by_transposed_weight(&mlp_input, ParameterTensor::GateUp(layer))
+            .with_rounded_elements(round);
+        let mut hidden = self.buffers.take_uninitialised_matrix(self.shape.tokens_in_batch(), ff);
+        process_f64_rows_in_parallel(&mut hidden.values, ff, &|token, hidden| {
+            let (gate, up) = gate_up.row_slice(token).split_at(ff);
             for (hidden, (gate, up)) in hidden.iter_mut().zip(gate.iter().zip(up)) {
-                *hidden = round(gate * sigmoid(*gate) * up);
+                *hidden = round(gate * sigmoid_f64(*gate) * up);
             }
         });
-        ReferenceLayer {
+        ReferenceLayerActivations {
             before_attention,
             qkv_input,
             qkv,
@@ -299,21 +344,26 @@ impl<'a> LmReference<'a> {
         }
     }
 
-    /// Computes the residual stream after a layer.
-    pub fn stream_after_layer(&self, layer: usize, activations: &ReferenceLayer) -> F64Matrix {
-        self.mul_weight_columns(&activations.hidden, Weight::Down(layer))
-            .add_matrix(&activations.middle)
+    /// Computes the residual stream after a layer from the layer's activations.
+    pub fn residual_stream_after_layer(
+        &self,
+        layer: usize,
+        activations: &ReferenceLayerActivations,
+    ) -> F64Matrix {
+        self.multiply_by_weight(&activations.hidden, ParameterTensor::Down(layer))
+            .plus_matrix(&activations.middle)
     }
 
-    /// Rotates pairs of queries and keys by their position, forward or back.
-    pub fn rotate(&self, qkv: &mut F64Matrix, direction: f64) {
-        let LmShape { d, context, .. } = self.shape;
-        let (head_dim, round) = (self.shape.head_dim(), self.round);
+    /// Applies RoPE in place to the queries and keys of `[T, 3·d]`; with `direction` -1 it applies
+    /// the inverse rotation.
+    pub fn apply_rope_in_place(&self, qkv: &mut F64Matrix, direction: f64) {
+        let LanguageModelShape { d, context, .. } = self.shape;
+        let (head_dim, round) = (self.shape.elements_per_head(), self.round);
         let rotation = |position: usize, pair: usize| {
             let power = 2.0 * pair as f64 / head_dim as f64;
-            (direction * position as f64 * ROPE_BASE.powf(-power)).sin_cos()
+            (direction * position as f64 * ROPE_WAVELENGTH_BASE.powf(-power)).sin_cos()
         };
-        each_row(&mut qkv.values, 3 * d, &|token, row| {
+        process_f64_rows_in_parallel(&mut qkv.values, 3 * d, &|token, row| {
             let rotations: Vec<(f64, f64)> =
                 (0..head_dim / 2).map(|pair| rotation(token % context, pair)).collect();
             for head in row[..2 * d].chunks_mut(head_dim) {
@@ -326,56 +376,81 @@ impl<'a> LmReference<'a> {
         });
     }
 
-    /// Returns the queries (0), keys (1) or values (2) of a sequence's head, `[context, head_dim]`.
-    pub fn head(&self, rows: &F64Matrix, operand: usize, number: usize) -> F64Matrix {
-        let LmShape { d, heads, context, .. } = self.shape;
-        let head_dim = self.shape.head_dim();
+    /// Copies the queries (0), keys (1) or values (2) of one head of one sequence, `[context,
+    /// head_dim]`.
+    pub fn copy_head_of_sequence(
+        &self,
+        rows: &F64Matrix,
+        operand: usize,
+        number: usize,
+    ) -> F64Matrix {
+        let LanguageModelShape { d, heads, context, .. } = self.shape;
+        let head_dim = self.shape.elements_per_head();
         let (sequence, head) = (number / heads, number % heads);
         let from = operand * d + head * head_dim;
         let mut values = Vec::with_capacity(context * head_dim);
         for token in sequence * context..(sequence + 1) * context {
-            values.extend_from_slice(&rows.row(token)[from..from + head_dim]);
+            values.extend_from_slice(&rows.row_slice(token)[from..from + head_dim]);
         }
         F64Matrix { values, columns: head_dim }
     }
 
-    /// Computes the probabilities of a sequence's head, `[context, context]`.
-    pub fn probabilities(&self, query: &F64Matrix, key: &F64Matrix) -> F64Matrix {
-        let (context, scale) = (self.shape.context, 1.0 / (self.shape.head_dim() as f64).sqrt());
-        let mut scores = F64Matrix::zero_matrix(context, context);
+    /// Computes the causal softmax probabilities of one head of one sequence, `[context, context]`.
+    pub fn causal_probabilities(&self, query: &F64Matrix, key: &F64Matrix) -> F64Matrix {
+        let (context, scale) =
+            (self.shape.context, 1.0 / (self.shape.elements_per_head() as f64).sqrt());
+        let mut scores = F64Matrix::zeroed_with_extents(context, context);
         let to = MatMut::from_row_major_slice_mut(&mut scores.values, context, context);
-        multiply_f64(to, Accum::Replace, query.as_mat_ref(), key.as_mat_ref().transpose(), scale);
+        matmul_f64_on_calling_thread(
+            to,
+            Accum::Replace,
+            query.as_faer_matrix(),
+            key.as_faer_matrix().transpose(),
+            scale,
+        );
         for (row, scores) in scores.values.chunks_mut(context).enumerate() {
             let (seen, hidden) = scores.split_at_mut(row + 1);
-            softmax(seen);
+            softmax_in_place_f64(seen);
             seen.iter_mut().for_each(|p| *p = (self.round)(*p));
             hidden.fill(0.0);
         }
         scores
     }
 
-    fn attention_output(&self, qkv: &F64Matrix) -> F64Matrix {
-        let LmShape { d, heads, context, batch, .. } = self.shape;
-        let head_dim = self.shape.head_dim();
-        let outputs = parallel::parallel_map(batch * heads, &|number| {
-            let [query, key, value] = [0, 1, 2].map(|operand| self.head(qkv, operand, number));
-            let p = self.probabilities(&query, &key);
+    fn attention_output_of_all_heads(&self, qkv: &F64Matrix) -> F64Matrix {
+        let LanguageModelShape { d, heads, context, batch, .. } = self.shape;
+        let head_dim = self.shape.elements_per_head();
+        let outputs = parallel::map_numbers_in_parallel(batch * heads, &|number| {
+            let [query, key, value] =
+                [0, 1, 2].map(|operand| self.copy_head_of_sequence(qkv, operand, number));
+            let p = self.causal_probabilities(&query, &key);
             let mut out = vec![0.0; context * head_dim];
             let to = MatMut::from_row_major_slice_mut(&mut out, context, head_dim);
-            multiply_f64(to, Accum::Replace, p.as_mat_ref(), value.as_mat_ref(), 1.0);
+            matmul_f64_on_calling_thread(
+                to,
+                Accum::Replace,
+                p.as_faer_matrix(),
+                value.as_faer_matrix(),
+                1.0,
+            );
             out
         });
-        let mut attended = self.buffers.take_matrix(self.shape.token_count(), d);
-        self.scatter(&mut attended, 0, &outputs);
-        attended.rounded(self.round)
+        let mut attended = self.buffers.take_uninitialised_matrix(self.shape.tokens_in_batch(), d);
+        self.copy_heads_into_columns(&mut attended, 0, &outputs);
+        attended.with_rounded_elements(self.round)
     }
 
-    /// Writes `[context, head_dim]` of each sequence's head to its rows and columns, from
-    /// `first_column` on.
-    pub fn scatter(&self, to: &mut F64Matrix, first_column: usize, heads: &[Vec<f64>]) {
-        let LmShape { heads: of_sequence, context, .. } = self.shape;
-        let (head_dim, columns) = (self.shape.head_dim(), to.columns);
-        each_row(&mut to.values, columns, &|token, to| {
+    /// Copies the matrices `[context, head_dim]` of all sequences' heads into the rows and columns
+    /// of `to`, from `first_column` on.
+    pub fn copy_heads_into_columns(
+        &self,
+        to: &mut F64Matrix,
+        first_column: usize,
+        heads: &[Vec<f64>],
+    ) {
+        let LanguageModelShape { heads: of_sequence, context, .. } = self.shape;
+        let (head_dim, columns) = (self.shape.elements_per_head(), to.columns);
+        process_f64_rows_in_parallel(&mut to.values, columns, &|token, to| {
             let (sequence, position) = (token / context, token % context);
             let places = to[first_column..].chunks_mut(head_dim);
             for (place, values) in places.zip(&heads[sequence * of_sequence..][..of_sequence]) {
@@ -384,27 +459,29 @@ impl<'a> LmReference<'a> {
         });
     }
 
-    /// Returns the padded logits of some tokens.
-    pub fn logits_of_tokens(&self, tokens: &[usize]) -> Vec<f64> {
-        let padding = self.shape.padded_vocabulary() - self.shape.vocabulary;
+    /// Returns the logits of some tokens, padded with zeros.
+    pub fn padded_logits_of_tokens(&self, tokens: &[usize]) -> Vec<f64> {
+        let padding = self.shape.padded_logit_columns() - self.shape.vocabulary;
         let padded = |token: &usize| {
-            let row = self.logits.row(*token).iter().copied();
+            let row = self.logits.row_slice(*token).iter().copied();
             row.chain(std::iter::repeat_n(0.0, padding)).collect::<Vec<_>>()
         };
         tokens.iter().flat_map(padded).collect()
     }
 
-    /// Returns the mean loss of each sequence.
-    pub fn sequence_losses(&self) -> Vec<f64> {
+    /// Returns the mean loss of each sequence over its tokens.
+    pub fn mean_losses_of_sequences(&self) -> Vec<f64> {
         let targets = self.inputs.f32("targets");
-        let loss = |token: usize| token_loss(self.logits.row(token), targets[token] as usize);
-        let losses = parallel::parallel_map(self.shape.token_count(), &loss);
+        let loss = |token: usize| {
+            cross_entropy_of_token(self.logits.row_slice(token), targets[token] as usize)
+        };
+        let losses = parallel::map_numbers_in_parallel(self.shape.tokens_in_batch(), &loss);
         losses.chunks(self.shape.context).map(mean).collect()
     }
 }
 
-/// Cross-entropy of a token: the negative logarithm of its target's probability.
-pub fn token_loss(logits: &[f64], target: usize) -> f64 {
+/// Cross-entropy loss of a token: the negative logarithm of its target's softmax probability.
+pub fn cross_entropy_of_token(logits: &[f64], target: usize) -> f64 {
     let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let sum: f64 = logits.iter().map(|x| (x - largest).exp()).sum();
     sum.ln() + largest - logits[target]

@@ -1,104 +1,110 @@
-//! Extents of the language model, the arena of its parameters, seeded inputs, and counted work.
+//! Sizes of the language model, the layout of its parameter arena, seeded inputs, and counted work.
 //!
-//! Layouts that every row and kernel shares, row-major, with T = batch · context tokens:
+//! Row-major layouts that all implementations and kernels of the language model share, with
+//! T = batch · context tokens:
 //!
 //! - tokens and targets: `[batch, context]` in f32, whole numbers below the vocabulary. Tensors of
-//!   kernelgate support no wider integers, and f32 is exact up to 2^24.
-//! - parameters: one arena `[R, d]` in which every tensor is a range of whole rows
-//!   ([`LmShape::arena_tensors`]). The tensors are `embedding [V, d]`, norm gains
-//!   `[2·layers + 1, d]`, then for each layer `qkv [3d, d]`, `out [d, d]`, `gate_up [2·ff, d]`,
-//!   `down [ff, d]`, then `head [V, d]`. `down` is stored as `[in, out]`, the other matrices as
-//!   `[out, in]`. Gradients and moments have the same rows.
+//!   kernelgate have no integers wider than 8 bits, and f32 represents integers up to 2^24 exactly.
+//! - parameters: one arena `[R, d]` in which every parameter tensor is a range of whole rows
+//!   ([`LanguageModelShape::arena_rows_of_all_tensors`]). The parameter tensors are
+//!   `embedding [V, d]`, norm gains `[2·layers + 1, d]`, then for each layer `qkv [3d, d]`,
+//!   `out [d, d]`, `gate_up [2·ff, d]`, `down [ff, d]`, then `head [V, d]`. The matrix `down` is
+//!   stored as `[in, out]`, the other matrices as `[out, in]`. The arenas of gradients and AdamW
+//!   moments have the same rows as the parameter arena.
 //! - residual stream: f32 `[T, d]`. Operands and results of GEMMs have the dtype of the problem:
 //!   `qkv [T, 3, heads, head_dim]`, gate and up `[T, 2, ff]`, logits `[T, padded]`.
 
-use crate::draw::draw_tensor;
+use crate::draw::draw_tensor_of_mapped_normals;
 use kernelgate::workload::{AxisError, Dtype, FlopUnit, Point, Tensor, Tensors, Work, random};
 
-/// Epsilon that RMSNorm adds to the mean square before the root.
-pub const NORM_EPSILON: f64 = 1e-5;
-/// Base of the wavelengths of the rotary embedding.
-pub const ROPE_BASE: f64 = 1e4;
-/// Decay of AdamW's first moment.
-pub const BETA_1: f64 = 0.9;
-/// Decay of AdamW's second moment.
-pub const BETA_2: f64 = 0.999;
-/// Epsilon that AdamW adds to the root of the second moment.
-pub const ADAM_EPSILON: f64 = 1e-8;
-/// Decoupled weight decay of AdamW, for every parameter.
-pub const WEIGHT_DECAY: f64 = 0.1;
-pub const LEARNING_RATE: f64 = 1e-3;
+/// Epsilon that RMSNorm adds to the mean square before the square root.
+pub const RMS_NORM_EPSILON: f64 = 1e-5;
+/// Base of the wavelengths of the rotary position embedding (RoPE).
+pub const ROPE_WAVELENGTH_BASE: f64 = 1e4;
+/// Decay rate β₁ of AdamW's first moment.
+pub const ADAMW_BETA_1: f64 = 0.9;
+/// Decay rate β₂ of AdamW's second moment.
+pub const ADAMW_BETA_2: f64 = 0.999;
+/// Epsilon that AdamW adds to the square root of the second moment.
+pub const ADAMW_EPSILON: f64 = 1e-8;
+/// Decoupled weight decay of AdamW, applied to every parameter.
+pub const ADAMW_WEIGHT_DECAY: f64 = 0.1;
+pub const ADAMW_LEARNING_RATE: f64 = 1e-3;
 
-/// Logits are padded with zeros to a multiple of this number of columns.
-const LOGITS_PADDING_MULTIPLE: usize = 8;
-/// Maximum number of parameters of a model that is compared with the reference as a whole.
-const MAX_PARAMETERS_COMPARED_WHOLE: usize = 4 << 20;
-/// Number of rows of each tensor, and of the logits, that are compared for a larger model.
-const SAMPLED_ROWS: usize = 64;
+/// The vocabulary dimension of the logits is padded with zeros to a multiple of this number of
+/// columns.
+const LOGIT_COLUMN_MULTIPLE: usize = 8;
+/// Maximum number of parameters of a model whose outputs are compared with the reference as a
+/// whole.
+const MAX_PARAMETERS_OF_FULLY_COMPARED_MODEL: usize = 4 << 20;
+/// Number of rows of each parameter tensor, and a quarter of the number of tokens, that are
+/// compared for a larger model.
+const COMPARED_ROWS_PER_TENSOR: usize = 64;
 
-/// Extents and dtype of the language model.
+/// Sizes and dtype of the language model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LmShape {
+pub struct LanguageModelShape {
     /// Number of tokens in the vocabulary.
     pub vocabulary: usize,
-    /// Number of elements of a token's vector between layers.
+    /// Model width: number of elements of a token's vector in the residual stream.
     pub d: usize,
-    /// Number of elements in the hidden layer of SwiGLU.
+    /// Number of elements of a token in the hidden layer of SwiGLU.
     pub ff: usize,
     /// Number of layers.
     pub layers: usize,
-    /// Number of heads in a layer.
+    /// Number of attention heads in each layer.
     pub heads: usize,
-    /// Number of tokens in a sequence.
+    /// Number of tokens in each sequence.
     pub context: usize,
-    /// Number of sequences in a batch.
+    /// Number of sequences in the batch.
     pub batch: usize,
-    /// Dtype of weights and activations, bf16 or f32.
+    /// Dtype of GEMM weights and activations, bf16 or f32.
     pub dtype: Dtype,
 }
 
-/// Names of the state tensors that a step reads.
-pub const STATE_INPUTS: [&str; 3] = ["parameters", "first_moments", "second_moments"];
-/// Names of the state tensors that a step writes.
-pub const STATE_OUTPUTS: [&str; 3] =
+/// Names of the state tensors (parameters and AdamW moments) that a training step reads.
+pub const TRAINING_STATE_INPUTS: [&str; 3] = ["parameters", "first_moments", "second_moments"];
+/// Names of the state tensors (new parameters and AdamW moments) that a training step writes.
+pub const TRAINING_STATE_OUTPUTS: [&str; 3] =
     ["next_parameters", "next_first_moments", "next_second_moments"];
 
-/// Names of the model sizes.
-pub const MODEL_SIZES: &[&str] = &["reduced", "small", "medium", "large", "xl", "2.7B"];
+/// Names of the language model's sizes, the values of the axis `size`.
+pub const MODEL_SIZE_NAMES: &[&str] = &["reduced", "small", "medium", "large", "xl", "2.7B"];
 
-/// A tensor of the model's parameters.
+/// Identifies a parameter tensor of the language model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Weight {
+pub enum ParameterTensor {
     /// Vectors of the tokens.
     Embedding,
-    /// Gains of all norms: before attention and before SwiGLU of each layer, and before the head.
+    /// Gains of all RMSNorms: before attention and before SwiGLU in each layer, and before the
+    /// head.
     Gains,
-    /// Projection to queries, keys and values of a layer.
+    /// Projection to queries, keys and values of the layer with this number.
     Qkv(usize),
-    /// Output projection of a layer's attention.
+    /// Output projection of attention in the layer with this number.
     Out(usize),
-    /// Projections to gate and up of a layer's SwiGLU.
+    /// Projections to gate and up of SwiGLU in the layer with this number.
     GateUp(usize),
-    /// Output projection of a layer's SwiGLU.
+    /// Output projection of SwiGLU in the layer with this number.
     Down(usize),
     /// Projection to the logits.
     Head,
 }
 
-/// Rows of the parameter arena that hold a tensor.
+/// Position of a parameter tensor in the parameter arena: a range of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ArenaRows {
+pub struct ArenaRowsOfTensor {
     /// The tensor.
-    pub weight: Weight,
-    /// Index of the tensor's first row.
+    pub weight: ParameterTensor,
+    /// Index of the tensor's first row in the arena.
     pub first: usize,
-    /// Number of rows of the tensor.
+    /// Number of arena rows of the tensor.
     pub rows: usize,
 }
 
-impl LmShape {
-    /// Reads the extents from a point of the axes.
-    pub fn bind(point: &Point) -> Result<Self, AxisError> {
+impl LanguageModelShape {
+    /// Reads the model's sizes and dtype from the axes of a point.
+    pub fn bind_language_model_axes(point: &Point) -> Result<Self, AxisError> {
         let [d, ff, layers, heads, vocabulary] = match point.word("size")? {
             "reduced" => [128, 384, 2, 2, 1000],
             "small" => [768, 3072, 12, 12, 10_000],
@@ -107,10 +113,10 @@ impl LmShape {
             "xl" => [1600, 6400, 48, 25, 10_000],
             _ => [2560, 10_240, 32, 32, 10_000],
         };
-        let dtype = Dtype::parse(point.word("dtype")?).expect("the axis lists dtypes");
+        let dtype = Dtype::parse_dtype_name(point.word("dtype")?).expect("the axis lists dtypes");
         let (context, batch) = (point.number("ctx")?, point.number("b")?);
         let shape = Self { vocabulary, d, ff, layers, heads, context, batch, dtype };
-        let widest = [shape.padded_vocabulary(), 2 * ff, 3 * d].into_iter().max().unwrap_or(1);
+        let widest = [shape.padded_logit_columns(), 2 * ff, 3 * d].into_iter().max().unwrap_or(1);
         let elements = batch.checked_mul(context).and_then(|tokens| tokens.checked_mul(widest));
         if elements.is_none_or(|elements| elements > i32::MAX as usize) {
             let message = "an activation has more than 2^31 elements".to_owned();
@@ -119,81 +125,108 @@ impl LmShape {
         Ok(shape)
     }
 
-    /// Number of tokens in all sequences.
-    pub const fn token_count(&self) -> usize {
+    /// Number of tokens in all sequences of the batch, T = batch · context.
+    pub const fn tokens_in_batch(&self) -> usize {
         self.batch * self.context
     }
 
-    /// Number of elements of a head.
-    pub const fn head_dim(&self) -> usize {
+    /// Number of elements of an attention head, d / heads.
+    pub const fn elements_per_head(&self) -> usize {
         self.d / self.heads
     }
 
-    /// Number of columns of the logits, with padding.
-    pub const fn padded_vocabulary(&self) -> usize {
-        self.vocabulary.next_multiple_of(LOGITS_PADDING_MULTIPLE)
+    /// Number of columns of the logits: the vocabulary with padding.
+    pub const fn padded_logit_columns(&self) -> usize {
+        self.vocabulary.next_multiple_of(LOGIT_COLUMN_MULTIPLE)
     }
 
-    /// Number of rows of the parameter arena.
-    pub const fn arena_rows(&self) -> usize {
-        self.first_matrix_row() + self.layers * self.layer_rows() + self.vocabulary
+    /// Number of rows of the parameter arena, R.
+    pub const fn rows_in_parameter_arena(&self) -> usize {
+        self.first_arena_row_of_matrices()
+            + self.layers * self.arena_rows_per_layer()
+            + self.vocabulary
     }
 
-    /// Number of parameters of the model.
-    pub const fn parameter_count(&self) -> usize {
-        self.arena_rows() * self.d
+    /// Number of parameters of the model, R · d.
+    pub const fn number_of_parameters(&self) -> usize {
+        self.rows_in_parameter_arena() * self.d
     }
 
-    /// Index of the arena's first row after the embedding and the gains.
-    pub const fn first_matrix_row(&self) -> usize {
-        self.vocabulary + self.norm_count()
+    /// Index of the first row of the parameter arena after the embedding and the gains.
+    pub const fn first_arena_row_of_matrices(&self) -> usize {
+        self.vocabulary + self.number_of_norms()
     }
 
-    /// Number of norms of the model.
-    pub const fn norm_count(&self) -> usize {
+    /// Number of RMSNorms of the model: two in each layer and one before the head.
+    pub const fn number_of_norms(&self) -> usize {
         2 * self.layers + 1
     }
 
-    const fn layer_rows(&self) -> usize {
+    const fn arena_rows_per_layer(&self) -> usize {
         4 * self.d + 3 * self.ff
     }
 
-    /// Rows of the arena that hold a tensor.
-    pub const fn arena_rows_of_weight(&self, weight: Weight) -> ArenaRows {
+    /// Position of a parameter tensor in the parameter arena.
+    pub const fn arena_rows_of_tensor(&self, weight: ParameterTensor) -> ArenaRowsOfTensor {
         let Self { vocabulary, d, ff, .. } = *self;
-        let matrices = self.first_matrix_row();
+        let matrices = self.first_arena_row_of_matrices();
         let (first, rows) = match weight {
-            Weight::Embedding => (0, vocabulary),
-            Weight::Gains => (vocabulary, self.norm_count()),
-            Weight::Qkv(layer) => (matrices + layer * self.layer_rows(), 3 * d),
-            Weight::Out(layer) => (matrices + layer * self.layer_rows() + 3 * d, d),
-            Weight::GateUp(layer) => (matrices + layer * self.layer_rows() + 4 * d, 2 * ff),
-            Weight::Down(layer) => (matrices + layer * self.layer_rows() + 4 * d + 2 * ff, ff),
-            Weight::Head => (matrices + self.layers * self.layer_rows(), vocabulary),
+            ParameterTensor::Embedding => (0, vocabulary),
+            ParameterTensor::Gains => (vocabulary, self.number_of_norms()),
+            ParameterTensor::Qkv(layer) => (matrices + layer * self.arena_rows_per_layer(), 3 * d),
+            ParameterTensor::Out(layer) => {
+                (matrices + layer * self.arena_rows_per_layer() + 3 * d, d)
+            }
+            ParameterTensor::GateUp(layer) => {
+                (matrices + layer * self.arena_rows_per_layer() + 4 * d, 2 * ff)
+            }
+            ParameterTensor::Down(layer) => {
+                (matrices + layer * self.arena_rows_per_layer() + 4 * d + 2 * ff, ff)
+            }
+            ParameterTensor::Head => {
+                (matrices + self.layers * self.arena_rows_per_layer(), vocabulary)
+            }
         };
-        ArenaRows { weight, first, rows }
+        ArenaRowsOfTensor { weight, first, rows }
     }
 
-    /// Every tensor of parameters, in the order of the arena.
-    pub fn arena_tensors(&self) -> Vec<ArenaRows> {
+    /// Positions of all parameter tensors, in the order of the parameter arena.
+    pub fn arena_rows_of_all_tensors(&self) -> Vec<ArenaRowsOfTensor> {
         let layer = |layer| {
-            [Weight::Qkv(layer), Weight::Out(layer), Weight::GateUp(layer), Weight::Down(layer)]
+            [
+                ParameterTensor::Qkv(layer),
+                ParameterTensor::Out(layer),
+                ParameterTensor::GateUp(layer),
+                ParameterTensor::Down(layer),
+            ]
         };
         let layers = (0..self.layers).flat_map(layer);
-        let all = [Weight::Embedding, Weight::Gains].into_iter().chain(layers);
-        all.chain([Weight::Head]).map(|weight| self.arena_rows_of_weight(weight)).collect()
+        let all = [ParameterTensor::Embedding, ParameterTensor::Gains].into_iter().chain(layers);
+        all.chain([ParameterTensor::Head]).map(|weight| self.arena_rows_of_tensor(weight)).collect()
     }
 
-    /// Rows of a tensor that are compared with the reference, ascending, counted from the tensor's
-    /// first row. The compared rows of the embedding include those of some tokens that occur.
-    pub fn compared_rows(&self, weight: Weight, inputs: &Tensors) -> Vec<usize> {
-        let ArenaRows { rows, .. } = self.arena_rows_of_weight(weight);
-        if self.parameter_count() <= MAX_PARAMETERS_COMPARED_WHOLE || weight == Weight::Gains {
+    /// Rows of a parameter tensor that are compared with the reference; the indices are ascending
+    /// and count from the tensor's first row. The compared rows of the embedding include those of
+    /// some tokens that occur in the inputs.
+    pub fn rows_compared_with_reference(
+        &self,
+        weight: ParameterTensor,
+        inputs: &Tensors,
+    ) -> Vec<usize> {
+        let ArenaRowsOfTensor { rows, .. } = self.arena_rows_of_tensor(weight);
+        if self.number_of_parameters() <= MAX_PARAMETERS_OF_FULLY_COMPARED_MODEL
+            || weight == ParameterTensor::Gains
+        {
             return (0..rows).collect();
         }
-        let mut sampled = random::random_indices(1, &format!("{weight:?}"), rows, SAMPLED_ROWS);
-        if weight == Weight::Embedding {
-            let tokens = inputs.f32("tokens").iter().take(SAMPLED_ROWS);
+        let mut sampled = random::distinct_random_indices(
+            1,
+            &format!("{weight:?}"),
+            rows,
+            COMPARED_ROWS_PER_TENSOR,
+        );
+        if weight == ParameterTensor::Embedding {
+            let tokens = inputs.f32("tokens").iter().take(COMPARED_ROWS_PER_TENSOR);
             sampled.extend(tokens.map(|token| *token as usize));
             sampled.sort_unstable();
             sampled.dedup();
@@ -202,57 +235,61 @@ impl LmShape {
     }
 
     /// Indices of the tokens whose logits are compared with the reference.
-    pub fn compared_tokens(&self) -> Vec<usize> {
-        let count = if self.parameter_count() <= MAX_PARAMETERS_COMPARED_WHOLE {
-            self.token_count()
+    pub fn tokens_with_compared_logits(&self) -> Vec<usize> {
+        let count = if self.number_of_parameters() <= MAX_PARAMETERS_OF_FULLY_COMPARED_MODEL {
+            self.tokens_in_batch()
         } else {
-            4 * SAMPLED_ROWS
+            4 * COMPARED_ROWS_PER_TENSOR
         };
-        random::random_indices(1, "logits", self.token_count(), count)
+        random::distinct_random_indices(1, "logits", self.tokens_in_batch(), count)
     }
 
-    /// Draws the input tokens and their target tokens.
+    /// Draws the input tokens and their target tokens uniformly from the vocabulary.
     pub fn draw_tokens_and_targets(&self, seed: u64) -> Tensors {
         ["tokens", "targets"].into_iter().fold(Tensors::new(), |text, name| {
             let vocabulary = self.vocabulary as f32;
-            // The digits of a normal number after the third are about uniform.
+            // The decimal digits of a normal sample after the third are about uniformly
+            // distributed, so they select a token.
             let token = |x: f32| ((x * 997.0).abs().fract() * vocabulary).floor();
-            let tokens = random::map_normal_values(seed, name, self.token_count(), |x| {
-                token(x).min(vocabulary - 1.0)
-            });
+            let tokens =
+                random::map_standard_normal_values(seed, name, self.tokens_in_batch(), |x| {
+                    token(x).min(vocabulary - 1.0)
+                });
             text.with(name, [self.batch, self.context], tokens)
         })
     }
 
-    /// Draws the parameter arena in a dtype: N(0, 1) in the embedding, gains around 1, matrices
-    /// that keep the variance of a row.
-    pub fn draw_weights(&self, seed: u64, dtype: Dtype) -> Tensor {
-        let mut arena = Tensor::zeroed([self.arena_rows(), self.d], dtype);
-        for ArenaRows { weight, first, rows } in self.arena_tensors() {
+    /// Draws the parameter arena in the given dtype: The embedding is N(0, 1), gains are around 1,
+    /// and matrices keep the variance of a row.
+    pub fn draw_parameter_arena(&self, seed: u64, dtype: Dtype) -> Tensor {
+        let mut arena = Tensor::filled_with_zeros([self.rows_in_parameter_arena(), self.d], dtype);
+        for ArenaRowsOfTensor { weight, first, rows } in self.arena_rows_of_all_tensors() {
             let (spread, mean): (f32, f32) = match weight {
-                Weight::Embedding => (1.0, 0.0),
-                Weight::Gains => (0.1, 1.0),
-                Weight::Down(_) => (1.0 / (self.ff as f32).sqrt(), 0.0),
+                ParameterTensor::Embedding => (1.0, 0.0),
+                ParameterTensor::Gains => (0.1, 1.0),
+                ParameterTensor::Down(_) => (1.0 / (self.ff as f32).sqrt(), 0.0),
                 _ => (1.0 / (self.d as f32).sqrt(), 0.0),
             };
             let len = rows * self.d;
             let value = |x: f32| x.mul_add(spread, mean);
-            let tensor = draw_tensor(seed, &format!("{weight:?}"), [len], dtype, value);
-            let from = first * self.d * dtype.bytes();
+            let tensor =
+                draw_tensor_of_mapped_normals(seed, &format!("{weight:?}"), [len], dtype, value);
+            let from = first * self.d * dtype.bytes_per_element();
             arena.as_bytes_mut()[from..][..tensor.bytes()].copy_from_slice(tensor.as_bytes());
         }
         arena
     }
 
-    /// Draws the state of AdamW: parameters in f32, both moments as in the middle of a training,
-    /// and the number of steps done.
-    pub fn draw_optimizer_state(&self, seed: u64) -> Tensors {
-        // The spread is about that of a gradient of the mean over this number of tokens.
-        let spread = 5e-3 / (self.token_count() as f32).sqrt();
+    /// Draws the state of a training step: f32 parameters, both AdamW moments as in the middle of a
+    /// training, and the number of steps done.
+    pub fn draw_parameters_and_moments(&self, seed: u64) -> Tensors {
+        // The moments have about the spread of a gradient of the mean loss over this number of
+        // tokens.
+        let spread = 5e-3 / (self.tokens_in_batch() as f32).sqrt();
         let moments = |name: &str, value: &(dyn Fn(f32) -> f32 + Sync)| {
-            random::map_normal_values(seed, name, self.parameter_count(), value)
+            random::map_standard_normal_values(seed, name, self.number_of_parameters(), value)
         };
-        let shape = [self.arena_rows(), self.d];
+        let shape = [self.rows_in_parameter_arena(), self.d];
         let mut state = Tensors::new()
             .with("first_moments", shape, moments("first_moments", &|x| spread * x))
             .with(
@@ -261,53 +298,58 @@ impl LmShape {
                 moments("second_moments", &|x| spread * spread * (10.0 + 20.0 * x.abs())),
             )
             .with("steps", [1], vec![999.0f32]);
-        state.insert("parameters", self.draw_weights(seed, Dtype::F32));
+        state.insert("parameters", self.draw_parameter_arena(seed, Dtype::F32));
         state
     }
 
-    /// Number of GEMM operations in a forward pass, without the masked half of attention.
-    pub const fn forward_flops(&self) -> u64 {
-        let matrices = self.layers * self.layer_rows() + self.vocabulary;
+    /// FLOPs of all GEMMs of a forward pass, without the masked half of attention.
+    pub const fn gemm_flops_of_forward_pass(&self) -> u64 {
+        let matrices = self.layers * self.arena_rows_per_layer() + self.vocabulary;
         let attention = 2 * self.layers * self.context * self.d;
-        self.token_count() as u64 * (2 * (matrices * self.d) as u64 + attention as u64)
+        self.tokens_in_batch() as u64 * (2 * (matrices * self.d) as u64 + attention as u64)
     }
 
-    /// Work of a forward pass: norms, rotary embedding, softmax, SwiGLU, cross entropy and GEMMs.
-    pub fn forward_work(&self) -> Work {
-        let tokens = self.token_count() as u64;
-        let element = self.dtype.bytes() as u64;
-        let matrices = (self.parameter_count() - self.vocabulary * self.d) as u64;
-        let used = (self.token_count().min(self.vocabulary) * self.d) as u64;
+    /// Work of a forward pass: bytes, GEMM FLOPs, and vector FLOPs of norms, rotary embedding,
+    /// softmax, SwiGLU and cross entropy.
+    pub fn work_of_forward_pass(&self) -> Work {
+        let tokens = self.tokens_in_batch() as u64;
+        let element = self.dtype.bytes_per_element() as u64;
+        let matrices = (self.number_of_parameters() - self.vocabulary * self.d) as u64;
+        let used = (self.tokens_in_batch().min(self.vocabulary) * self.d) as u64;
         let read = element * (matrices + used) + 8 * tokens;
-        let write = element * tokens * self.padded_vocabulary() as u64 + 4 * self.batch as u64;
+        let write = element * tokens * self.padded_logit_columns() as u64 + 4 * self.batch as u64;
         Work::bytes(read, write)
-            .with_flops(FlopUnit::Matmul, self.dtype, self.forward_flops())
-            .with_flops(FlopUnit::Vector, Dtype::F32, self.vector_flops())
+            .with_flops(FlopUnit::Matmul, self.dtype, self.gemm_flops_of_forward_pass())
+            .with_flops(FlopUnit::Vector, Dtype::F32, self.vector_flops_of_forward_pass())
     }
 
-    /// Number of operations of a forward pass outside the GEMMs.
-    const fn vector_flops(&self) -> u64 {
+    /// Vector FLOPs of a forward pass outside the GEMMs.
+    const fn vector_flops_of_forward_pass(&self) -> u64 {
         let scores = 5 * self.heads * self.context / 2;
         let layer = 2 * 4 * self.d + 2 * 3 * self.d + 6 * self.ff + scores;
-        (self.token_count() * (self.layers * layer + 5 * self.vocabulary)) as u64
+        (self.tokens_in_batch() * (self.layers * layer + 5 * self.vocabulary)) as u64
     }
 
-    /// Work of a training step, which reads and writes the state once.
-    pub fn training_step_work(&self) -> Work {
-        let parameters = self.parameter_count() as u64;
-        let read = 12 * parameters + 8 * self.token_count() as u64;
+    /// Work of a training step, which reads and writes parameters and moments once.
+    pub fn work_of_training_step(&self) -> Work {
+        let parameters = self.number_of_parameters() as u64;
+        let read = 12 * parameters + 8 * self.tokens_in_batch() as u64;
         Work::bytes(read, 12 * parameters + 4 * self.batch as u64)
-            .with_flops(FlopUnit::Matmul, self.dtype, 3 * self.forward_flops())
-            .with_flops(FlopUnit::Vector, Dtype::F32, 3 * self.vector_flops() + 14 * parameters)
+            .with_flops(FlopUnit::Matmul, self.dtype, 3 * self.gemm_flops_of_forward_pass())
+            .with_flops(
+                FlopUnit::Vector,
+                Dtype::F32,
+                3 * self.vector_flops_of_forward_pass() + 14 * parameters,
+            )
     }
 
-    /// Bytes of the f64 values that the reference holds besides inputs and outputs: a layer's
-    /// activations and their gradients, and the residual stream before every layer.
-    pub const fn reference_bytes(&self) -> u64 {
+    /// Bytes of the reference's fp64 values besides inputs and outputs: one layer's activations and
+    /// gradients, and the residual stream before every layer.
+    pub const fn host_bytes_of_reference(&self) -> u64 {
         let layer = 10 * self.d + 6 * self.ff + self.heads * self.context;
-        let tokens = self.token_count() as u64;
+        let tokens = self.tokens_in_batch() as u64;
         let activations =
-            tokens * (layer + self.layers * self.d + 3 * self.padded_vocabulary()) as u64;
+            tokens * (layer + self.layers * self.d + 3 * self.padded_logit_columns()) as u64;
         let widest = if self.vocabulary > 2 * self.ff { self.vocabulary } else { 2 * self.ff };
         8 * (activations + (widest * self.d) as u64)
     }
@@ -318,24 +360,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parameter_tensors_fill_the_arena_in_order() {
+    fn parameter_tensors_fill_the_arena_in_order_without_gaps() {
         let [d, ff, layers, heads] = [768, 3072, 12, 12];
         let (vocabulary, context, batch, dtype) = (10_000, 512, 4, Dtype::Bf16);
-        let small = LmShape { vocabulary, d, ff, layers, heads, context, batch, dtype };
-        let end = small.arena_tensors().into_iter().fold(0, |end, tensor| {
+        let small = LanguageModelShape { vocabulary, d, ff, layers, heads, context, batch, dtype };
+        let end = small.arena_rows_of_all_tensors().into_iter().fold(0, |end, tensor| {
             assert_eq!(tensor.first, end, "{:?}", tensor.weight);
             end + tensor.rows
         });
-        assert_eq!(end, small.arena_rows());
-        assert_eq!(small.parameter_count() / 100_000, 1286, "128.6 million");
-        // The published number of operations is that of full attention.
+        assert_eq!(end, small.rows_in_parameter_arena());
+        assert_eq!(small.number_of_parameters() / 100_000, 1286, "128.6 million");
+        // The published number of FLOPs counts full attention, without the causal mask.
         let masked = 2 * (small.batch * context * context * d * layers) as u64;
-        assert_eq!((small.forward_flops() + masked + 500_000_000) / 1_000_000_000, 534);
+        assert_eq!(
+            (small.gemm_flops_of_forward_pass() + masked + 500_000_000) / 1_000_000_000,
+            534
+        );
     }
 
     #[test]
-    fn the_drawn_text_uses_the_vocabulary_and_repeats_tokens() {
-        let shape = LmShape {
+    fn drawn_tokens_use_the_vocabulary_and_repeat() {
+        let shape = LanguageModelShape {
             vocabulary: 13,
             d: 8,
             ff: 8,

@@ -1,26 +1,26 @@
-//! Prints the commands that the program runs, if `--verbose` asks for it.
+//! Prints each external command (git, cargo, benches) that kernelgate runs, if `--verbose` is set.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kernelgate::record::text::printable_on_terminal;
+use kernelgate::record::text::clean_message_for_terminal;
 
 static COMMANDS_ARE_SHOWN: AtomicBool = AtomicBool::new(false);
 
-/// Makes [`print_command`] print every command from now on.
-pub fn show_all_commands() {
+/// Makes [`print_command_if_verbose`] print every external command from now on.
+pub fn enable_command_printing() {
     COMMANDS_ARE_SHOWN.store(true, Ordering::Relaxed);
 }
 
-/// Whether [`print_command`] prints.
-pub fn are_commands_shown() -> bool {
+/// Whether [`print_command_if_verbose`] prints.
+pub fn is_command_printing_enabled() -> bool {
     COMMANDS_ARE_SHOWN.load(Ordering::Relaxed)
 }
 
-/// Prints a command that is about to run, with its folder and the variables that differ, on
-/// standard error.
-pub fn print_command(command: &Command) {
-    if are_commands_shown() {
-        eprintln!("+ {}", printable_on_terminal(&format!("{command:?}")));
+/// Prints an external command before kernelgate runs it, with its folder and changed environment
+/// variables, on standard error, if `--verbose` is set.
+pub fn print_command_if_verbose(command: &Command) {
+    if is_command_printing_enabled() {
+        eprintln!("+ {}", clean_message_for_terminal(&format!("{command:?}")));
     }
 }

@@ -1,22 +1,21 @@
 //! The program `kernelgate`: it decides whether kernels got slower, and runs the bench executables
 //! that measure them.
 //!
-//! - [`gate`]: judgement. Runs against a baseline, two builds by interleaved processes,
-//!   calibrations, compiled kernels.
-//! - [`report`]: verdicts as text, Markdown, JUnit XML and metrics.
-//! - [`benches`]: finds, builds and asks bench executables.
-//! - [`commands`]: prints the commands that the program runs, for `--verbose`.
-//! - [`compare`]: prepares two builds and interleaves their processes.
-//! - [`fleet`]: merges shards, and makes jobs for schedulers.
-//! - [`bisect`]: finds the first slower commit.
-//! - [`history`]: every run that was kept, by commit, and where a case's level changed.
-//! - [`plot`]: charts as data, drawn as SVG and PNG.
-//! - [`pages`]: HTML pages of measurements, verdicts and traces.
-//! - [`verbs`]: the command line, with one file for each verb.
+//! - [`gate`] judges runs against a baseline, two builds, calibrations and compiled kernels.
+//! - [`report`] writes verdicts as text, Markdown, JUnit XML and metrics.
+//! - [`benches`] finds and builds bench executables, and sends requests to them.
+//! - [`commands`] prints the external commands that the program runs, for `--verbose`.
+//! - [`compare`] builds base and head, and runs their processes in alternation.
+//! - [`fleet`] merges shard records, and writes jobs for cluster schedulers.
+//! - [`bisect`] finds the first commit at which a case is slower.
+//! - [`history`] stores runs by commit, and finds the commits at which a case's time changed.
+//! - [`plot`] lays out charts and draws them as SVG and PNG.
+//! - [`pages`] makes HTML pages of measurements, verdicts and traces.
+//! - [`verbs`] defines the command line, with one file for each subcommand.
 //!
-//! The crate `kernelgate` measures, and bench executables link it; this crate links it for the
-//! record formats. A library beside the program so that both of its names share one `main` and its
-//! tests reach the parts.
+//! Bench executables link the crate `kernelgate`, which measures; this crate `kernelgate_cli` links
+//! it for the record formats. The program is a library so that the executables `kernelgate` and
+//! `cargo-kernelgate` share one `main`, and tests reach its modules.
 
 #![allow(
     missing_docs,
@@ -40,64 +39,66 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::FromArgMatches as _;
-use kernelgate::exit::ExitReason;
+use kernelgate::exit::ProcessExitReason;
 use kernelgate::harness::{panic_guard, variables};
 use kernelgate::protocol;
-use kernelgate::record::text::printable_on_terminal;
+use kernelgate::record::text::clean_message_for_terminal;
 
-use crate::verbs::Refusal;
+use crate::verbs::RefusalToCompare;
 
 #[expect(clippy::disallowed_methods, reason = "the boundary: the question of a bench's parent")]
-/// Runs the program with these arguments, the first of which is the program's own name.
+/// Runs the program kernelgate with these command-line arguments, the first of which is the
+/// program's own name, and returns its exit code.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    if std::env::var_os(protocol::REQUEST_VARIABLE)
-        .is_some_and(|value| value == protocol::VERSION_QUESTION)
+    if std::env::var_os(protocol::REQUEST_PATH_VARIABLE)
+        .is_some_and(|value| value == protocol::PROTOCOL_VERSION_QUESTION)
     {
-        // The program lies beside bench executables, and contains the marks by which these are
-        // found.
-        println!("{}", benches::PROGRAM_MARK);
-        return ExitReason::Fine.into();
+        // The program kernelgate may lie in a folder of bench executables and contains their marks,
+        // so it answers the version query to identify itself.
+        println!("{}", benches::KERNELGATE_PROGRAM_VERSION_ANSWER);
+        return ProcessExitReason::Fine.into();
     }
-    panic_guard::keep_panic_messages(variables::wants_backtrace());
+    panic_guard::install_hook_that_stores_panic_messages(variables::is_rust_backtrace_enabled());
     let arguments: Vec<OsString> = arguments.into_iter().collect();
-    let command = || variables::ignore_empty_variables(verbs::command());
+    let command = || variables::ignore_empty_flag_variables(verbs::command_line_definition());
     let parsed = command()
         .try_get_matches_from(&arguments)
-        .and_then(|matches| verbs::CliArguments::from_arg_matches(&matches));
+        .and_then(|matches| verbs::KernelgateCommandLine::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() => {
             eprint!(
                 "{}",
-                printable_on_terminal(&variables::explain_command_line_error(
+                clean_message_for_terminal(&variables::command_line_error_naming_the_variable(
                     &error,
                     &command(),
                     &arguments
                 ))
             );
-            return ExitReason::Usage.into();
+            return ProcessExitReason::Usage.into();
         }
         Err(help) => help.exit(),
     };
-    variables::unread_variable_warnings()
+    variables::warnings_of_unread_kernelgate_variables()
         .iter()
-        .for_each(|warning| eprintln!("{}", printable_on_terminal(warning)));
-    match panic_guard::catch_panic(|| cli.run())
+        .for_each(|warning| eprintln!("{}", clean_message_for_terminal(warning)));
+    match panic_guard::catch_panic(|| cli.run_verb())
         .unwrap_or_else(|panic| Err(anyhow::anyhow!("internal error, please report it: {panic}")))
     {
         Ok(exit) => exit.into(),
-        Err(error) => match error.downcast_ref::<Refusal>() {
-            Some(refusal) => refusal.print().into(),
+        Err(error) => match error.downcast_ref::<RefusalToCompare>() {
+            Some(refusal) => refusal.print_and_return_exit_reason().into(),
             None => {
-                eprintln!("error: {}", printable_on_terminal(&error_with_causes(&error)));
-                ExitReason::Usage.into()
+                eprintln!("error: {}", clean_message_for_terminal(&error_text_with_causes(&error)));
+                ProcessExitReason::Usage.into()
             }
         },
     }
 }
 
-/// An error with its causes, each once, because some errors quote their cause.
-fn error_with_causes(error: &anyhow::Error) -> String {
+/// Formats an error and its causes on one line; a cause that the text already contains is not
+/// repeated.
+fn error_text_with_causes(error: &anyhow::Error) -> String {
     let causes = error.chain().map(ToString::to_string);
     causes.fold(String::new(), |text, cause| match text.contains(&cause) {
         true => text,
@@ -114,6 +115,6 @@ mod tests {
     fn an_error_message_names_each_cause_once() {
         let error = anyhow!("read a.json: broken").context("failed to read a.json: broken");
         let error = error.context("merge");
-        assert_eq!(super::error_with_causes(&error), "merge: failed to read a.json: broken");
+        assert_eq!(super::error_text_with_causes(&error), "merge: failed to read a.json: broken");
     }
 }

@@ -1,4 +1,5 @@
-//! Passes the arguments to the library, and ends with its exit code.
+//! Entry point of the executable `kernelgate`: passes the arguments to the library and ends with
+//! its exit code.
 
 #![allow(clippy::disallowed_methods, reason = "the boundary: arguments")]
 

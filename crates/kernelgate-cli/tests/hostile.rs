@@ -4,7 +4,8 @@
 #![cfg(unix)]
 
 use kernelgate::protocol::{
-    BenchListing, BenchResponseBody, CaseStatus, ListedCase, ListedProblem, ListedRow, VerifiedCase,
+    BenchCaseListing, BenchCaseStatus, CaseVerificationResponse, ListedBenchCase,
+    ListedImplementation, ListedWorkload, ResponseToBenchAction,
 };
 
 use crate::outputs::snapshot;
@@ -12,10 +13,10 @@ use crate::package::Outcome;
 use crate::package::outcome::normalized;
 use crate::package::toy::{ANSWERS, RECORDS, TOY_CASE, Toy};
 
-fn verified(case: &str) -> VerifiedCase {
-    VerifiedCase {
+fn verified(case: &str) -> CaseVerificationResponse {
+    CaseVerificationResponse {
         case: case.to_owned(),
-        status: CaseStatus::Ok,
+        status: BenchCaseStatus::Ok,
         checked: 10,
         total: 10,
         max_error: 0.25,
@@ -32,7 +33,7 @@ fn verified(case: &str) -> VerifiedCase {
 
 /// A toy bench that answers `verify` correctly.
 fn toy() -> Toy {
-    Toy::new(BenchResponseBody::Verify(vec![verified(TOY_CASE)]))
+    Toy::new(ResponseToBenchAction::Verify(vec![verified(TOY_CASE)]))
 }
 
 /// Checks for a non-zero exit code, no panic, and no control character. Returns the first error
@@ -82,14 +83,14 @@ fn a_response_that_cannot_be_is_refused_by_name() {
         (TOY_CASE, "  "),
         ("\"checked\": 10", "\"checked\": 10, \"case\": \"a\""),
     ] {
-        toy.answers(BenchResponseBody::Verify(vec![verified(TOY_CASE)]));
+        toy.answers(ResponseToBenchAction::Verify(vec![verified(TOY_CASE)]));
         toy.answers_with(from, to);
         refusals += &refused(&format!("{from} -> {to}"), &toy.kernelgate("verify --dir benches"));
     }
-    toy.answers(BenchResponseBody::Verify(vec![verified(TOY_CASE), verified("toy/other")]));
+    toy.answers(ResponseToBenchAction::Verify(vec![verified(TOY_CASE), verified("toy/other")]));
     toy.answers_with("toy/other", TOY_CASE);
     refusals += &refused("a case twice", &toy.kernelgate("verify --dir benches"));
-    toy.answers(BenchResponseBody::Peers(Vec::new()));
+    toy.answers(ResponseToBenchAction::Peers(Vec::new()));
     refusals += &refused("another answer", &toy.kernelgate("verify --dir benches"));
     snapshot("hostile", "responses", &refusals);
 }
@@ -277,18 +278,19 @@ fn hostile_id(word: &str) -> String {
 #[test]
 fn names_of_others_are_inert_in_every_output_of_every_verb() {
     let cases = HOSTILE.map(|word| verified(&hostile_id(word)));
-    let failed = HOSTILE.map(|word| VerifiedCase {
-        status: CaseStatus::Failed,
+    let failed = HOSTILE.map(|word| CaseVerificationResponse {
+        status: BenchCaseStatus::Failed,
         reason: Some(format!("{word} \u{1b}[2J\u{202e} https://evil.example o#1 @octocat")),
         ..verified(&hostile_id(word).replace("scale", "fails"))
     });
-    let skipped = VerifiedCase {
-        status: CaseStatus::Skipped,
+    let skipped = CaseVerificationResponse {
+        status: BenchCaseStatus::Skipped,
         reason: Some("<script> @octocat".to_owned()),
         ..verified(&hostile_id("@octocat").replace("scale", "skips"))
     };
-    let all: Vec<VerifiedCase> = cases.into_iter().chain(failed).chain([skipped]).collect();
-    let toy = Toy::new(BenchResponseBody::Verify(all));
+    let all: Vec<CaseVerificationResponse> =
+        cases.into_iter().chain(failed).chain([skipped]).collect();
+    let toy = Toy::new(ResponseToBenchAction::Verify(all));
     let markdown = toy.kernelgate("verify --dir benches --format markdown");
     assert_eq!(markdown.code, Some(1), "{}", markdown.all());
     inert_markdown(&markdown.stdout);
@@ -298,9 +300,9 @@ fn names_of_others_are_inert_in_every_output_of_every_verb() {
             toy.kernelgate(&format!("verify --dir benches --format {format}")).exits(1),
         );
     }
-    let listed = |word: &&str| ListedCase {
+    let listed = |word: &&str| ListedBenchCase {
         case: hostile_id(word),
-        status: CaseStatus::Skipped,
+        status: BenchCaseStatus::Skipped,
         reason: Some(format!("{word}\u{1b}[2J")),
         unsupported: false,
         matmul_flops: 0,
@@ -308,11 +310,11 @@ fn names_of_others_are_inert_in_every_output_of_every_verb() {
         host_bytes: 0,
         device_bytes: None,
     };
-    let row = ListedRow { name: "<script>".to_owned(), about: "@octocat".to_owned() };
-    toy.answers(BenchResponseBody::List(BenchListing {
+    let row = ListedImplementation { name: "<script>".to_owned(), about: "@octocat".to_owned() };
+    toy.answers(ResponseToBenchAction::List(BenchCaseListing {
         backend: "cpu".to_owned(),
         otherwise: "https://evil.example \u{1b}[2J".to_owned(),
-        workloads: vec![ListedProblem {
+        workloads: vec![ListedWorkload {
             name: "@octocat/scale".to_owned(),
             about: "=cmd".to_owned(),
             axes: vec![["n", "<b>", "@octocat"].map(str::to_owned)],

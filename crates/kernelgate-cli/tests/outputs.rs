@@ -140,12 +140,12 @@ fn a_comparison_of_one_file_with_itself() {
 #[test]
 fn resources_of_kernels_as_a_table() {
     use crate::package::toy::Toy;
-    use kernelgate::protocol::BenchResponse;
+    use kernelgate::protocol::BenchResponseFile;
     use kernelgate::record::file;
 
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../kernelgate-fuzz/tests/corpus/response/resources.json");
-    let toy = Toy::new(file::read::<BenchResponse>(&path).unwrap().answer);
+    let toy = Toy::new(file::read_record::<BenchResponseFile>(&path).unwrap().answer);
     let outcome = toy.kernelgate("resources --dir benches");
     snapshot("slower", "resources", &both_streams(&outcome));
 }

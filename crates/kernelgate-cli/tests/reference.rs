@@ -8,10 +8,10 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::Command;
-use kernelgate::exit::ExitReason;
+use kernelgate::exit::ProcessExitReason;
 use kernelgate::harness::{args, variables};
 use kernelgate_cli::gate::rules::rules_file;
-use kernelgate_trace::diagnose::{RuleEntry, rule_entries};
+use kernelgate_trace::diagnose::{RuleReferenceEntry, reference_entries_of_all_rules};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::stats::{self, StatsReport};
 use serde_json::Value;
@@ -61,7 +61,7 @@ fn sections(page: &mut String, command: &Command, name: &str) {
 #[test]
 fn the_pages_of_verbs_are_the_help() {
     // Building the command passes the global flags on to the verbs.
-    let mut command = kernelgate_cli::verbs::command().version("VERSION");
+    let mut command = kernelgate_cli::verbs::command_line_definition().version("VERSION");
     command.build();
     let mut index = help_block(&command, "kernelgate");
     let mut names = BTreeSet::new();
@@ -86,24 +86,24 @@ fn the_pages_of_verbs_are_the_help() {
 #[test]
 fn the_page_of_a_bench_is_its_help() {
     let mut page = String::new();
-    sections(&mut page, &args::bench_command_line(), "cargo bench --");
+    sections(&mut page, &args::command_line_of_bench_executables(), "cargo bench --");
     check("bench.md", "Flags of a bench", &page);
 }
 
 #[test]
 fn the_page_of_exit_codes_has_every_code() {
     let mut page = "| code | meaning |\n|---:|---|\n".to_owned();
-    for exit in ExitReason::ALL {
+    for exit in ProcessExitReason::ALL_EXIT_REASONS {
         let _ = writeln!(page, "| {} | {} |", exit as u8, exit.exit_code_meaning());
     }
     let _ = writeln!(
         page,
         "| {} | interrupted by Ctrl-C or a signal |",
-        ExitReason::INTERRUPTED_EXIT_CODE
+        ProcessExitReason::INTERRUPTED_EXIT_CODE
     );
-    let _ = writeln!(page, "| {} | broken pipe |", ExitReason::BROKEN_PIPE_EXIT_CODE);
+    let _ = writeln!(page, "| {} | broken pipe |", ProcessExitReason::BROKEN_PIPE_EXIT_CODE);
     page.push_str("\nOf several results the most severe counts: ");
-    let mut ranked = ExitReason::ALL;
+    let mut ranked = ProcessExitReason::ALL_EXIT_REASONS;
     ranked.sort_by(|a, b| {
         if a.more_severe(*b) == *a { std::cmp::Ordering::Less } else { std::cmp::Ordering::Greater }
     });
@@ -123,7 +123,7 @@ fn rules_on_pages_are_valid() {
         let blocks = pieces.map(|piece| piece.split("\n```").next().unwrap());
         for block in blocks.filter(|block| block.contains("[[accept]]")) {
             shown += 1;
-            rules_file::parse(&path.to_string_lossy(), block).unwrap();
+            rules_file::parse_rules(&path.to_string_lossy(), block).unwrap();
         }
     }
     assert!(shown > 0);
@@ -202,13 +202,14 @@ fn flags_with_variables(command: &Command, found: &mut BTreeMap<String, (String,
 #[test]
 fn the_page_of_variables_has_every_variable() {
     let mut lines = BTreeMap::new();
-    flags_with_variables(&args::bench_command_line(), &mut lines);
-    flags_with_variables(&kernelgate_cli::verbs::command(), &mut lines);
-    for (name, meaning) in variables::VARIABLES_WITHOUT_FLAG {
+    flags_with_variables(&args::command_line_of_bench_executables(), &mut lines);
+    flags_with_variables(&kernelgate_cli::verbs::command_line_definition(), &mut lines);
+    for (name, meaning) in variables::VARIABLES_WITHOUT_FLAG_AND_THEIR_MEANINGS {
         let line = (String::new(), (*meaning).to_owned());
         assert!(lines.insert((*name).to_owned(), line).is_none(), "{name} is a flag too");
     }
-    let names: BTreeSet<String> = variables::variable_names().map(str::to_owned).collect();
+    let names: BTreeSet<String> =
+        variables::kernelgate_variable_names().map(str::to_owned).collect();
     let ours = lines.keys().filter(|name| name.starts_with("KERNELGATE_")).cloned();
     assert_eq!(names, ours.collect(), "variables.rs lists each variable once");
     let mut page =
@@ -230,8 +231,10 @@ fn the_page_of_rules_has_every_rule_of_diagnose() {
                     finding of the rule can have. Commands are those for NVIDIA's devices.\n\n\
                     | rule | question | finds | severity | needs |\n|---|---|---|---|---|\n"
         .to_owned();
-    for RuleEntry { id, question, finds, worst, record } in rule_entries() {
-        let severity = worst.label();
+    for RuleReferenceEntry { id, question, finds, worst, record } in
+        reference_entries_of_all_rules()
+    {
+        let severity = worst.printed_severity_label();
         let record = if record.is_empty() { "any trace" } else { &record };
         let _ = writeln!(page, "| `{id}` | {question} | {finds} | {severity} | {record} |");
     }
@@ -246,15 +249,20 @@ fn the_page_of_reports_has_every_table_of_stats() {
             .to_owned();
     for report in StatsReport::ALL_REPORTS {
         let columns = stats::make_table(&Trace::default(), report).columns.join(", ");
-        let _ =
-            writeln!(page, "| `{}` | {} | {columns} |", report.name(), report.row_description());
+        let _ = writeln!(
+            page,
+            "| `{}` | {} | {columns} |",
+            report.nsys_report_name(),
+            report.row_description()
+        );
     }
     check("stats-reports.md", "Reports of `stats`", &page);
 }
 
 /// The keys of a table of `kernelgate.toml`, taken from the error for an unknown key.
 fn keys(table: &str) -> Vec<String> {
-    let error = rules_file::parse("x", &format!("{table}no-such-key = 1")).unwrap_err().to_string();
+    let error =
+        rules_file::parse_rules("x", &format!("{table}no-such-key = 1")).unwrap_err().to_string();
     let expected = error.split("expected").nth(1).unwrap();
     let mut keys: Vec<String> = expected.split('`').skip(1).step_by(2).map(str::to_owned).collect();
     keys.sort();

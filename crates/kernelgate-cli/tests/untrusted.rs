@@ -461,7 +461,7 @@ fn other_files_beside_the_benches_are_not_run() {
     error: no bench that can be driven has a case that was asked for
     ");
     assert!(package.path("ran").exists());
-    let mark = kernelgate::protocol::BENCH_MARK.as_bytes();
+    let mark = kernelgate::protocol::BENCH_EXECUTABLE_MARK.as_bytes();
     let fixture = std::fs::read(fixture_path()).unwrap();
     assert!(fixture.windows(mark.len()).any(|bytes| bytes == mark));
 }

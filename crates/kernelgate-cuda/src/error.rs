@@ -1,58 +1,58 @@
-//! Errors of GPUs: in compilation, loading, launches and memory.
+//! Errors of work on a GPU: in compilation, loading, launches, timing and memory.
 
 use std::fmt;
 
-use crate::case_failure::CaseFailure;
+use crate::case_failure::CaseFailureReason;
 
-/// The reason why a backend could not prepare or launch a case.
+/// The reason why a case could not be prepared, launched or timed on a backend (GPU or CPU).
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum BackendError {
-    /// A function of the CUDA driver failed.
+    /// A function of the CUDA driver returned an error.
     #[error("launch failed: failed to {action}: {status}")]
     Driver {
         /// The action that failed, for example "make a stream".
         action: String,
-        /// Error code of the driver, with its text.
-        status: DriverStatusCode,
+        /// Error code of the driver, with the driver's text.
+        status: DriverErrorCode,
     },
     /// The computation itself failed.
     #[error("launch failed: {0}")]
     Launch(String),
-    /// A kernel does not compile; the text names it and holds the compiler's log.
+    /// A kernel could not be compiled; the text names the kernel and contains the compiler's log.
     #[error("{0}")]
     Compile(String),
-    /// The device no longer answers, or its context is broken: nothing more can run on it in this
-    /// process.
+    /// The device no longer answers, or its CUDA context is broken, so that this process can run
+    /// nothing more on it.
     #[error("the GPU was lost: {0}")]
     Lost(String),
-    /// Error: a library that the implementation needs is missing or does not support the problem;
-    /// the case is skipped.
+    /// The GPU or a library lacks what the implementation needs; the case is then skipped.
     #[error("{0}")]
     Unsupported(String),
-    /// The events on the stream do not enclose the computation, so no time would be correct.
+    /// The events on the stream do not enclose all work of the launch, so any measured time would
+    /// be wrong.
     #[error("has no time: {0}")]
-    NotTimed(CaseFailure),
-    /// The work needs more memory than is available.
+    NotTimed(CaseFailureReason),
+    /// The work needs more device memory than is free.
     #[error(
         "needs {} on the GPU of memory, {} are free",
-        gigabytes_text(*needed), available.map_or_else(|| "an unknown amount".to_owned(), gigabytes_text)
+        bytes_as_gigabytes_text(*needed), available.map_or_else(|| "an unknown amount".to_owned(), bytes_as_gigabytes_text)
     )]
     OutOfMemory {
         /// Required bytes.
         needed: u64,
-        /// Available bytes, if the driver reports them.
+        /// Free bytes, if the driver reports them.
         available: Option<u64>,
     },
 }
 
-fn gigabytes_text(bytes: u64) -> String {
+fn bytes_as_gigabytes_text(bytes: u64) -> String {
     format!("{:.2} GB", bytes as f64 / 1e9)
 }
 
-impl From<&BackendError> for CaseFailure {
+impl From<&BackendError> for CaseFailureReason {
     fn from(error: &BackendError) -> Self {
         let kind = match error {
-            BackendError::NotTimed(why) => return why.clone().with_text(error.to_string()),
+            BackendError::NotTimed(why) => return why.clone().with_sentence(error.to_string()),
             BackendError::Driver { .. } => "driver",
             BackendError::Launch(_) => "launch",
             BackendError::Compile(_) => "compile",
@@ -60,30 +60,32 @@ impl From<&BackendError> for CaseFailure {
             BackendError::Unsupported(_) => "unsupported",
             BackendError::OutOfMemory { .. } => "out_of_memory",
         };
-        let failure = Self::new(kind, error);
+        let failure = Self::with_kind_and_sentence(kind, error);
         match error {
             BackendError::Driver { action, status } => {
-                failure.with_name("action", action).with_name("status", &status.name)
+                failure.with_name_fact("action", action).with_name_fact("status", &status.name)
             }
             BackendError::OutOfMemory { needed, available } => {
-                let failure = failure.with_count("needed_bytes", *needed);
-                available.map_or(failure.clone(), |it| failure.with_count("available_bytes", it))
+                let failure = failure.with_count_fact("needed_bytes", *needed);
+                available
+                    .map_or(failure.clone(), |it| failure.with_count_fact("available_bytes", it))
             }
             _ => failure,
         }
     }
 }
 
-/// Status with which a call of the driver failed.
+/// Error code with which a function of the CUDA driver failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DriverStatusCode {
+pub struct DriverErrorCode {
     /// Name of the driver's error code, for example "CUDA_ERROR_OUT_OF_MEMORY".
     pub name: String,
-    /// Text of the driver; a driver that is shutting down, as while its process ends, has none.
+    /// The driver's text for the error; `None` while the driver shuts down at the end of its
+    /// process.
     pub text: Option<String>,
 }
 
-impl fmt::Display for DriverStatusCode {
+impl fmt::Display for DriverErrorCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,

@@ -1,29 +1,31 @@
-//! The CUDA layer of kernelgate: the driver, NVRTC, cuBLASLt, cuDNN, NCCL, CUPTI, NVML and NVTX,
-//! all loaded at run time, so that a machine without them builds and runs every program that links
-//! this crate.
+//! The CUDA layer of kernelgate: it loads the driver, NVRTC, cuBLASLt, cuDNN, NCCL, CUPTI, NVML and
+//! NVTX at run time, so that programs also build and run on machines without these libraries.
 //!
-//! - [`architecture`]: limits of an architecture by its name alone.
-//! - [`regular_file`]: opens and reads regular files only.
-//! - [`library`]: search for NVIDIA's libraries, and advice for missing ones.
-//! - [`layout`]: the same program at other addresses, on purpose.
-//! - [`driver`]: devices, memory, streams, events, graphs, kernels and their launches.
-//! - [`compiler`]: kernel source to machine code, its cache on disk, and facts read from the
-//!   machine code.
-//! - [`libraries`]: GEMMs by cuBLASLt, operation graphs by cuDNN, collectives by NCCL.
-//! - [`spec`]: a kernel as one row of data, from which it is loaded, launched, recorded and tested.
-//! - [`instruments`]: kernels for measuring: bandwidth passes, spins, blocker, clock probes, L2
-//!   flush.
-//! - [`observe`]: Bindings of CUPTI's activity records, NVML's readings and NVTX ranges.
+//! - The module [`architecture`] has resource limits of GPU architectures by name.
+//! - The module [`regular_file`] opens and reads regular files, but no devices or pipes.
+//! - The module [`library`] searches for NVIDIA's libraries, and advises how to install missing ones.
+//! - The module [`layout`] moves the code and memory of a program to other addresses on purpose.
+//! - The module [`driver`] wraps devices, memory, streams, events, graphs, kernels and launches.
+//! - The module [`compiler`] compiles kernel source to machine code, caches the machine code on
+//!   disk, and reads facts from the machine code.
+//! - The module [`libraries`] runs GEMMs by cuBLASLt, operation graphs by cuDNN, and collectives by
+//!   NCCL.
+//! - The module [`spec`] has specifications of kernels, from which the kernels are compiled,
+//!   launched, recorded and tested.
+//! - The module [`instruments`] has kernels that measure: memory bandwidth, spins of known length,
+//!   stream blocking, clock probes and the L2 flush.
+//! - The module [`observe`] has bindings of CUPTI's activity records, NVML's readings and NVTX
+//!   ranges.
 //!
-//! All `unsafe` code of the workspace is in this crate. The functions of this crate are safe,
-//! including [`Kernel::launch`]: the number and sizes of a launch's arguments are checked against
-//! the compiled kernel. Accesses through the pointers that a kernel gets are not checked. A kernel
-//! writes to device memory and, if the device can address host memory (HMM, Grace Hopper), could
-//! write there too, as any C function behind a safe wrapper could. Loading a kernel means trusting
-//! it; verification checks its results.
+//! All `unsafe` code of the workspace is in the crate kernelgate-cuda. The functions of this crate
+//! are safe, including [`Kernel::launch`], which checks the number and sizes of the arguments
+//! against the compiled kernel. A kernel's accesses through its pointer arguments are not checked.
+//! A kernel writes to device memory and, if the device can address host memory (HMM, Grace Hopper),
+//! could write there too, like any C function behind a safe wrapper. A program that loads a kernel
+//! trusts the kernel's code; verification checks only its results.
 //!
-//! Deliberately absent: the CUDA runtime, `nvcc`, toolkit headers (kernels include nothing but
-//! `kernels/common` and what their own package adds), workloads, and timing.
+//! This crate does not use the CUDA runtime, `nvcc` or toolkit headers: kernels include only
+//! `kernels/common` and files of their own package.
 
 pub mod architecture;
 mod case_failure;
@@ -39,19 +41,19 @@ pub mod regular_file;
 pub mod spec;
 pub mod testing;
 
-pub use case_failure::CaseFailure;
+pub use case_failure::CaseFailureReason;
 pub use compiler::source::Source;
 pub use driver::device::Device;
 pub use driver::devices::Devices;
-pub use driver::launch::argument::{Arguments, KernelArgument};
+pub use driver::launch::argument::{KernelArgument, KernelArgumentList};
 pub use driver::launch::code_image::KernelImage;
 pub use driver::launch::kernel::Kernel;
 pub use driver::launch::prepared::PreparedLaunch;
 pub use driver::launch::shape::Launch;
-pub use driver::launch::tensor_map::{COPY_ALIGNMENT, TensorBoxes, TensorMapElement};
+pub use driver::launch::tensor_map::{TMA_ALIGNMENT_BYTES, TensorMapElement, TensorWithTmaBoxes};
 pub use driver::memory::buffer::DeviceBuffer;
 pub use driver::options::DeviceOptions;
-pub use driver::stream::joined_stream::JoinedStreams;
-pub use driver::stream::raw_stream::{RawContext, RawStream};
-pub use error::{BackendError, DriverStatusCode};
-pub use spec::{KernelSpec, LoadedKernel, RequiredArchitecture};
+pub use driver::stream::joined_stream::ForeignStreamJoinedWithDevice;
+pub use driver::stream::raw_stream::{RawContextHandle, RawStreamHandle};
+pub use error::{BackendError, DriverErrorCode};
+pub use spec::{KernelSpec, LoadedKernelWithLaunch, RequiredArchitecture};

@@ -1,4 +1,4 @@
-//! Helpers for tests that need a GPU, here and in packages that use this crate.
+//! Helpers for tests that need a GPU, for this crate and for other packages of the workspace.
 #![allow(clippy::disallowed_methods, reason = "variables of tests")]
 
 mod c_library;
@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{CUfunc_cache, CUlimit_enum};
 
-pub use self::c_library::CLibrary;
+pub use self::c_library::LaunchingCLibrary;
 use crate::{BackendError, Device, DeviceOptions, Devices};
 
-/// The first GPU, for one test of the process at a time, because memory is measured for the whole
-/// device. Without a GPU it prints a message, or fails if `KERNELGATE_REQUIRE_GPU=1`.
+/// Opens the first GPU for one test of the process at a time, because tests measure the memory of
+/// the whole device. Without a GPU, `lock_first_gpu` prints that the test is skipped, or panics if
+/// `KERNELGATE_REQUIRE_GPU` is set.
 ///
 /// # Panics
 /// Panics if there is no GPU and `KERNELGATE_REQUIRE_GPU` is set.
@@ -33,12 +34,13 @@ pub fn lock_first_gpu() -> Option<(Arc<Device>, MutexGuard<'static, ()>)> {
     }
 }
 
-/// Opens a second GPU for tests, besides the GPU of [`lock_first_gpu`]. Without a second GPU it
-/// prints a message, or fails if `KERNELGATE_REQUIRE_GPUS=2`.
+/// Opens the second GPU of the machine for tests that already hold the GPU of [`lock_first_gpu`].
+/// Without a second GPU, `open_second_gpu_or_print_skip` prints that the test is skipped, or panics
+/// if `KERNELGATE_REQUIRE_GPUS` is set.
 ///
 /// # Panics
 /// Panics if there is one GPU and `KERNELGATE_REQUIRE_GPUS` is set.
-pub fn second_gpu_for_test() -> Option<Arc<Device>> {
+pub fn open_second_gpu_or_print_skip() -> Option<Arc<Device>> {
     match Device::open(1, &DeviceOptions::from_environment()) {
         Ok(device) => Some(device),
         Err(error) => {
@@ -52,21 +54,22 @@ pub fn second_gpu_for_test() -> Option<Arc<Device>> {
     }
 }
 
-/// The first two GPUs as a set, for one test of the process at a time. Without two GPUs it prints a
-/// message or fails, like [`lock_first_gpu`] and [`second_gpu_for_test`].
+/// Opens the first two GPUs as a set, for one test of the process at a time. Without two GPUs,
+/// `lock_two_gpus` prints that the test is skipped or panics, like [`lock_first_gpu`] and
+/// [`open_second_gpu_or_print_skip`].
 ///
 /// # Panics
-/// Panics if `gpu` or `second_gpu_for_test` panics, or when the set does not open.
-pub fn two_gpus_for_test() -> Option<(Devices, MutexGuard<'static, ()>)> {
+/// Panics if `gpu` or `open_second_gpu_or_print_skip` panics, or when the set does not open.
+pub fn lock_two_gpus() -> Option<(Devices, MutexGuard<'static, ()>)> {
     let (_first, alone) = lock_first_gpu()?;
-    second_gpu_for_test()?;
+    open_second_gpu_or_print_skip()?;
     let ordinals = Devices::in_launch_order([0, 1]).expect("two GPUs");
     Some((ordinals.open(&DeviceOptions::from_environment()).expect("a set of two GPUs"), alone))
 }
 
-/// Changes settings of the whole context that other code may change: the stack of a thread, and the
-/// split of L1 and shared memory.
-pub fn change_context_settings(device: &Device) -> Result<(), BackendError> {
+/// Changes settings of the whole CUDA context, as foreign code may do: the stack size of a thread,
+/// and the split of L1 and shared memory.
+pub fn change_stack_and_cache_settings_of_context(device: &Device) -> Result<(), BackendError> {
     let context = device.context();
     let changed = context
         .set_limit(CUlimit_enum::CU_LIMIT_STACK_SIZE, 16 << 10)

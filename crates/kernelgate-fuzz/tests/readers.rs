@@ -5,26 +5,28 @@ use std::path::Path;
 use clap::Parser as _;
 use kernelgate::attach::safetensors::SafeTensorsFile;
 use kernelgate::display;
-use kernelgate::protocol::{self, BenchRequest, BenchResponse, CaseRecording};
-use kernelgate::record::file::{self, RecordType};
-use kernelgate::record::resources::ResourceRecord;
+use kernelgate::protocol::{self, BenchRequestFile, BenchResponseFile, CuptiCaseRecording};
+use kernelgate::record::file::{self, RecordFileType};
+use kernelgate::record::resources::KernelResourcesFile;
 use kernelgate::record::{
-    Baseline, CaseRun, ComparisonTrials, MachineFacts, Measurement, Numerics, ProcessRun,
-    criterion_store, tensors,
+    BaselineFile, BenchProcessRun, CaseSummaryOfRun, ComparisonTrialsFile, MachineHardware,
+    MeasurementOfRuns, OutputErrorsOfExecutable, criterion_store, tensors,
 };
 use kernelgate_cli::benches::{criterion, harness_kind, package};
-use kernelgate_cli::bisect::search_state::BisectionState;
-use kernelgate_cli::fleet::submission::JobSubmission;
-use kernelgate_cli::fleet::verification::VerificationShard;
-use kernelgate_cli::gate::calibration::{Calibration, recommend, summarise_calibration};
-use kernelgate_cli::gate::comparison_shard::{self, ComparisonShard};
+use kernelgate_cli::bisect::search_state::SavedBisectionState;
+use kernelgate_cli::fleet::submission::ClusterSubmission;
+use kernelgate_cli::fleet::verification::VerificationShardRecord;
+use kernelgate_cli::gate::calibration::{
+    GateCalibration, recommend_thresholds, summarise_calibration,
+};
+use kernelgate_cli::gate::comparison_shard::{self, ComparisonShardRecord};
 use kernelgate_cli::gate::rules::rules_file;
-use kernelgate_cli::history::case_index::HistoryIndex;
-use kernelgate_cli::verbs::CliArguments;
+use kernelgate_cli::history::case_index::HistoryStoreIndex;
+use kernelgate_cli::verbs::KernelgateCommandLine;
 use kernelgate_cli::{report, verbs};
 use kernelgate_cuda::compiler::{code, cubin};
 use kernelgate_cuda::driver::launch::code_image::KernelImage;
-use kernelgate_trace::diagnose::diagnose;
+use kernelgate_trace::diagnose::diagnose_trace_in_memory;
 use kernelgate_trace::read::{self, WantedTraceParts};
 use kernelgate_trace::stats::{self, StatsReport};
 
@@ -32,33 +34,38 @@ use crate::Reader;
 use crate::mutate::Syntax::{self, Bytes, Json, Lines};
 
 /// Reads a record; one that is accepted can be written, and is then the same.
-fn record<T: RecordType + PartialEq>(path: &Path) -> Option<T> {
-    let record: T = file::read(path).ok()?;
+fn record<T: RecordFileType + PartialEq>(path: &Path) -> Option<T> {
+    let record: T = file::read_record(path).ok()?;
     let again = path.with_extension("again");
-    file::write(&again, &record).expect("an accepted record can be written");
-    assert!(file::read::<T>(&again).expect("a written record can be read") == record);
+    file::write_record_atomically(&again, &record).expect("an accepted record can be written");
+    assert!(file::read_record::<T>(&again).expect("a written record can be read") == record);
     Some(record)
 }
 
 fn run(path: &Path, _: u64) -> bool {
-    let Some(run) = record::<ProcessRun>(path) else { return false };
+    let Some(run) = record::<BenchProcessRun>(path) else { return false };
     let runs = [run];
-    display::runs::results_text(&runs, Some(100));
-    report::costs::costs_text(&runs, Some(100));
-    let mut baseline = Baseline::new("main");
-    baseline.merge_run(&runs[0]);
-    let _ = baseline.add(&runs[0]);
-    assert_eq!(baseline.validate(), Ok(()));
+    display::runs::results_table_and_remarks_text(&runs, Some(100));
+    report::costs::launch_costs_table_text(&runs, Some(100));
+    let mut baseline = BaselineFile::empty_with_name("main");
+    baseline.merge_run_replacing_other_code(&runs[0]);
+    let _ = baseline.add_comparable_run(&runs[0]);
+    assert_eq!(baseline.check_record_plausible(), Ok(()));
     for case in runs[0].cases.values() {
-        assert_eq!(CaseRun::from_record(case).round_to_significant_digits().validate(), Ok(()));
+        assert_eq!(
+            CaseSummaryOfRun::summarize_case_record(case)
+                .round_to_significant_digits()
+                .check_summary_plausible(),
+            Ok(())
+        );
     }
     let [run] = runs;
-    let _ = Measurement::from_runs(vec![run.clone(), run]);
+    let _ = MeasurementOfRuns::from_matching_runs(vec![run.clone(), run]);
     true
 }
 
 fn trials(path: &Path, _: u64) -> bool {
-    let Some(trials) = record::<ComparisonTrials>(path) else { return false };
+    let Some(trials) = record::<ComparisonTrialsFile>(path) else { return false };
     for trial in &trials.trials {
         assert!(std::time::Duration::from_secs_f64(trial.wall_s) < std::time::Duration::MAX);
     }
@@ -66,55 +73,56 @@ fn trials(path: &Path, _: u64) -> bool {
 }
 
 fn calibration(path: &Path, _: u64) -> bool {
-    let Some(calibration) = record::<Calibration>(path) else { return false };
-    report::calibration::text(&calibration, Some(100));
-    report::calibration::markdown(&calibration);
+    let Some(calibration) = record::<GateCalibration>(path) else { return false };
+    report::calibration::calibration_report_text(&calibration, Some(100));
+    report::calibration::calibration_report_markdown(&calibration);
     summarise_calibration(&calibration);
-    recommend(&calibration);
+    recommend_thresholds(&calibration);
     let mut twice = calibration.clone();
-    let _ = twice.merge(calibration);
+    let _ = twice.check_and_merge(calibration);
     true
 }
 
 fn comparison_shard(path: &Path, _: u64) -> bool {
-    let Some(shard) = record::<ComparisonShard>(path) else { return false };
-    assert_eq!(shard.mismatch(&shard), None);
-    let comparison =
-        comparison_shard::merge(vec![shard], Vec::new()).expect("one shard makes a comparison");
-    report::verdicts::text(&comparison, Some(100));
-    comparison.exit();
+    let Some(shard) = record::<ComparisonShardRecord>(path) else { return false };
+    assert_eq!(shard.first_fact_that_prevents_merging(&shard), None);
+    let comparison = comparison_shard::merge_comparison_shard_records(vec![shard], Vec::new())
+        .expect("one shard makes a comparison");
+    report::verdicts::verdict_report_text(&comparison, Some(100));
+    comparison.exit_reason();
     true
 }
 
 fn verification_shard(path: &Path, _: u64) -> bool {
-    let Some(shard) = record::<VerificationShard>(path) else { return false };
-    assert_eq!(shard.mismatch(&shard), None);
+    let Some(shard) = record::<VerificationShardRecord>(path) else { return false };
+    assert_eq!(shard.first_fact_that_prevents_merging(&shard), None);
     true
 }
 
 fn baseline(path: &Path, _: u64) -> bool {
-    let Some(mut baseline) = record::<Baseline>(path) else {
-        return file::read_without_checksum::<Baseline>(path).is_ok();
+    let Some(mut baseline) = record::<BaselineFile>(path) else {
+        return file::read_record_ignoring_checksum::<BaselineFile>(path).is_ok();
     };
-    let run = ProcessRun::start_now(
+    let run = BenchProcessRun::empty_run_starting_now(
         "fixture",
         "s",
-        kernelgate::record::Environment::cpu(),
-        kernelgate::record::Provenance::default(),
+        kernelgate::record::RunEnvironment::environment_of_process_on_cpu(),
+        kernelgate::record::CommitAndChanges::default(),
     );
     let cases: Vec<String> = baseline.cases.keys().cloned().collect();
-    baseline.runs_replaced_by(&run, cases.iter().map(String::as_str));
-    baseline.merge_run(&run);
+    baseline.runs_that_merge_would_replace(&run, cases.iter().map(String::as_str));
+    baseline.merge_run_replacing_other_code(&run);
     true
 }
 
 fn response(path: &Path, number: u64) -> bool {
-    let Some(response) = record::<BenchResponse>(path) else { return false };
-    let recording = |case: protocol::ProfiledCase| case.recording;
-    if let protocol::BenchResponseBody::Profile(cases) = response.answer {
+    let Some(response) = record::<BenchResponseFile>(path) else { return false };
+    let recording = |case: protocol::CaseProfileResponse| case.recording;
+    if let protocol::ResponseToBenchAction::Profile(cases) = response.answer {
         for recording in cases.into_iter().filter_map(recording) {
             let path = path.with_extension("recording");
-            file::write(&path, &*recording).expect("an accepted recording can be written");
+            file::write_record_atomically(&path, &*recording)
+                .expect("an accepted recording can be written");
             trace(&path, number);
         }
     }
@@ -128,16 +136,16 @@ fn trace(path: &Path, number: u64) -> bool {
     let takes = |way: u64| number == 0 || number % 3 == way;
     if takes(0) {
         for report in StatsReport::ALL_REPORTS {
-            stats::make_table(&trace, report).to_text();
+            stats::make_table(&trace, report).to_terminal_text();
         }
     }
     if takes(1) {
-        let diagnosis = diagnose(&trace);
-        diagnosis.to_text();
-        serde_json::to_string(&diagnosis.to_json()).unwrap();
+        let diagnosis = diagnose_trace_in_memory(&trace);
+        diagnosis.diagnosis_to_text();
+        serde_json::to_string(&diagnosis.diagnosis_to_json()).unwrap();
     }
     if takes(2) {
-        kernelgate_trace::export::write_perfetto(&trace, &mut std::io::sink()).unwrap();
+        kernelgate_trace::export::write_perfetto_json(&trace, &mut std::io::sink()).unwrap();
     }
     true
 }
@@ -148,10 +156,10 @@ fn peers(path: &Path, _: u64) -> bool {
 }
 
 fn rules(path: &Path, _: u64) -> bool {
-    let Ok(rules) = rules_file::read(path, "kernelgate.toml") else { return false };
-    rules.limits("fixture/spin/n64/cpu/hot");
-    rules.acceptances_for("fixture/spin/n64/cpu/hot");
-    rules.report(&["fixture/spin/n64/cpu/hot"], None).lines();
+    let Ok(rules) = rules_file::read_rules_file(path, "kernelgate.toml") else { return false };
+    rules.threshold_limits_for_case("fixture/spin/n64/cpu/hot");
+    rules.acceptances_of_case("fixture/spin/n64/cpu/hot");
+    rules.report_effects(&["fixture/spin/n64/cpu/hot"], None).report_lines();
     true
 }
 
@@ -163,26 +171,28 @@ fn criterion_sample(path: &Path, _: u64) -> bool {
     let benchmark = r#"{"group_id":"g","full_id":"g/f","title":"g/f"}"#;
     std::fs::write(folder.join("benchmark.json"), benchmark).unwrap();
     std::fs::copy(path, folder.join("sample.json")).unwrap();
-    let Ok(stored) = criterion_store::read(&store) else { return false };
+    let Ok(stored) = criterion_store::read_criterion_store(&store) else { return false };
     for case in stored.cases.values() {
         let launches = case.iterations.clone();
-        let samples = kernelgate::record::CaseSamples {
+        let samples = kernelgate::record::SamplesOfCase {
             launches,
             elapsed_ns: case.times.clone(),
             ..Default::default()
         };
-        if samples.validate().is_ok() {
-            CaseRun::from_record(&case.record(samples)).validate().unwrap();
+        if samples.check_samples_plausible().is_ok() {
+            CaseSummaryOfRun::summarize_case_record(&case.to_case_record(samples))
+                .check_summary_plausible()
+                .unwrap();
         }
     }
     !stored.cases.is_empty()
 }
 
 fn safetensors(path: &Path, _: u64) -> bool {
-    let Ok(tensors) = SafeTensorsFile::read(path) else { return false };
-    let names: Vec<String> = tensors.names().map(str::to_owned).collect();
+    let Ok(tensors) = SafeTensorsFile::read_and_check(path) else { return false };
+    let names: Vec<String> = tensors.tensor_names().map(str::to_owned).collect();
     for name in names {
-        let _ = tensors.tensor(&name, &[2, 2]);
+        let _ = tensors.tensor_with_name_and_shape(&name, &[2, 2]);
     }
     true
 }
@@ -190,27 +200,27 @@ fn safetensors(path: &Path, _: u64) -> bool {
 /// Machine code: sections of kernels, their facts and hashes.
 fn machine_code(path: &Path, _: u64) -> bool {
     let bytes = std::fs::read(path).unwrap();
-    let facts = cubin::kernel_facts(&bytes, "");
-    let _ = (code::machine_code_hashes(&bytes), harness_kind::harness_kind_of_file(path));
+    let facts = cubin::resources_of_kernels_in_cubin(&bytes, "");
+    let _ = (code::machine_code_hashes_of_cubin(&bytes), harness_kind::harness_kind_of_file(path));
     let symbols = facts.iter().flat_map(|facts| facts.keys());
-    symbols.for_each(|symbol| drop(code::machine_code_in_image(&bytes, symbol)));
+    symbols.for_each(|symbol| drop(code::machine_code_of_kernel_in_image(&bytes, symbol)));
     let image = KernelImage::from_bytes("image", bytes);
     facts.is_ok() && image.is_ok()
 }
 
 /// The index of a history store: one that cannot be used is made anew.
 fn index(path: &Path, _: u64) -> bool {
-    let Some(index) = HistoryIndex::read(path) else { return false };
-    assert!(index.write(&path.with_extension("again")));
-    let _ = index.packages();
+    let Some(index) = HistoryStoreIndex::read_index_file(path) else { return false };
+    assert!(index.write_index_file(&path.with_extension("again")));
+    let _ = index.run_count_by_package();
     true
 }
 
 /// Output of executables in response to the version question.
 fn printed(path: &Path, _: u64) -> bool {
     let text = String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned();
-    let _ = (criterion::parse_criterion_list(&text), package::has_manifest(path));
-    protocol::parse_version_answer(&text).is_some()
+    let _ = (criterion::parse_criterion_list(&text), package::is_in_a_cargo_package(path));
+    protocol::parse_protocol_version_answer(&text).is_some()
 }
 
 /// A session's folder with this run in it, judged against a baseline of the same case, by the
@@ -230,8 +240,9 @@ fn verbs_on_a_run(path: &Path, _: u64) -> bool {
         let places = ["--baselines", baselines.to_str().unwrap(), "--records"];
         let runs = folder.join("runs");
         let words = ["kernelgate"].into_iter().chain(line.split(' ')).chain(places);
-        let cli = CliArguments::try_parse_from(words.chain([runs.to_str().unwrap()])).unwrap();
-        cli.run()
+        let cli =
+            KernelgateCommandLine::try_parse_from(words.chain([runs.to_str().unwrap()])).unwrap();
+        cli.run_verb()
     };
     let mut accepted = false;
     for line in [
@@ -266,18 +277,18 @@ pub const READERS: &[Reader] = &[
     reader("run", Json, 40_000, run),
     reader("response", Json, 40_000, response),
     reader("trials", Json, 60_000, trials),
-    reader("request", Json, 70_000, |path, _| record::<BenchRequest>(path).is_some()),
-    reader("numerics", Json, 50_000, |path, _| record::<Numerics>(path).is_some()),
-    reader("resources", Json, 20_000, |path, _| record::<ResourceRecord>(path).is_some()),
-    reader("bisection", Json, 70_000, |path, _| record::<BisectionState>(path).is_some()),
-    reader("case_recording", Json, 15_000, |path, _| record::<CaseRecording>(path).is_some()),
-    reader("machine", Json, 10_000, |path, _| record::<MachineFacts>(path).is_some()),
-    reader("submission", Json, 10_000, |path, _| record::<JobSubmission>(path).is_some()),
+    reader("request", Json, 70_000, |path, _| record::<BenchRequestFile>(path).is_some()),
+    reader("numerics", Json, 50_000, |path, _| record::<OutputErrorsOfExecutable>(path).is_some()),
+    reader("resources", Json, 20_000, |path, _| record::<KernelResourcesFile>(path).is_some()),
+    reader("bisection", Json, 70_000, |path, _| record::<SavedBisectionState>(path).is_some()),
+    reader("case_recording", Json, 15_000, |path, _| record::<CuptiCaseRecording>(path).is_some()),
+    reader("machine", Json, 10_000, |path, _| record::<MachineHardware>(path).is_some()),
+    reader("submission", Json, 10_000, |path, _| record::<ClusterSubmission>(path).is_some()),
     reader("peers", Json, 100_000, peers),
     reader("rules", Lines, 25_000, rules),
     reader("criterion", Json, 80_000, criterion_sample),
     reader("safetensors", Bytes, 110_000, safetensors),
-    reader("tensors", Bytes, 100_000, |path, _| tensors::read(path).is_some()),
+    reader("tensors", Bytes, 100_000, |path, _| tensors::read_tensor_file(path).is_some()),
     reader("printed", Lines, 63_970, printed),
 ];
 

@@ -1,17 +1,18 @@
-//! Clears the processor's AVX state after every GEMM of `faer`.
+//! Clears the upper halves of the processor's AVX registers, which `faer`'s matrix kernels leave in
+//! use.
 
 use std::hint::black_box;
 
 use pulp::Arch;
 
-/// Clears the upper halves of this thread's vector registers.
+/// Executes `vzeroupper` on this thread, which clears the upper halves of the vector registers.
 ///
-/// `faer`'s x86 kernels (private-gemm-x86 0.1.22) return without `vzeroupper`. Until something
-/// executes one, SSE code of the same thread merges into the dirty halves: measured here, f64 `exp`
-/// takes 130 ns instead of 4 (`libm` and all scalar code is SSE at the baseline target). The
-/// compiler ends every AVX function with a `vzeroupper`, and a `pulp` dispatch is one; on other
-/// machines this is a few additions. GEMMs with `Par::Seq` leave only their own thread dirty,
-/// others all of rayon's: `rayon::broadcast(|_| clear_upper_avx())` cleans those.
+/// `faer`'s matrix kernels for x86 (private-gemm-x86 0.1.22) return without executing `vzeroupper`.
+/// Until a thread executes `vzeroupper`, its SSE instructions are slow: f64 `exp` took 130 ns
+/// instead of 4 (`libm` and scalar code use SSE). The compiler ends every AVX function with
+/// `vzeroupper`, and `pulp`'s dispatch runs such a function; without AVX, this function does only a
+/// few additions. A `faer` GEMM with `Par::Seq` leaves AVX state on its own thread only, a parallel
+/// GEMM on all of rayon's threads: `rayon::broadcast(|_| clear_upper_avx())` cleans those.
 #[inline]
 pub fn clear_upper_avx() {
     let mut values = black_box([1.0f32; 32]);

@@ -1,5 +1,5 @@
-//! Tensors in host memory, in which inputs, references and outputs are exchanged. No arithmetic
-//! here.
+//! Host tensors, in which benchmark cases exchange inputs, reference results and outputs. No
+//! arithmetic here.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ pub enum Dtype {
     F16,
     /// 2-byte brain float.
     Bf16,
-    /// 1-byte float of 4 exponent and 3 mantissa bits (e4m3): operands of GEMMs. No tensor has the
-    /// dtype fp8: its bytes are held as [`Dtype::I8`].
+    /// 1-byte float of 4 exponent and 3 mantissa bits (e4m3), which only operands of GEMMs have. A
+    /// `Tensor` of fp8 values holds their bytes as [`Dtype::I8`].
     Fp8,
     /// Signed byte: spikes.
     I8,
@@ -28,7 +28,7 @@ pub enum Dtype {
 
 impl Dtype {
     /// Bytes an element.
-    pub const fn bytes(self) -> usize {
+    pub const fn bytes_per_element(self) -> usize {
         match self {
             Self::F64 => 8,
             Self::F32 => 4,
@@ -37,7 +37,7 @@ impl Dtype {
         }
     }
 
-    /// Bits of the significand, the implicit one included; 0 of integers.
+    /// Bits of the significand of the dtype, the implicit bit included; 0 for integers.
     pub const fn significand_bits(self) -> u32 {
         match self {
             Self::F64 => 53,
@@ -49,7 +49,7 @@ impl Dtype {
         }
     }
 
-    /// Largest relative error of rounding to the dtype; 0 for integers.
+    /// Largest relative error of rounding a number to the dtype; 0 for integers.
     pub fn unit_roundoff(self) -> f64 {
         match self {
             Self::I8 => 0.0,
@@ -57,7 +57,7 @@ impl Dtype {
         }
     }
 
-    /// Returns the dtype's name in ids and files.
+    /// Name of the dtype in case ids and record files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F64 => "f64",
@@ -69,15 +69,15 @@ impl Dtype {
         }
     }
 
-    /// The dtype of tensors with a name, such as "f32".
-    pub fn parse(name: &str) -> Option<Dtype> {
+    /// Returns the dtype of tensors with a name, such as "f32"; `None` for other texts.
+    pub fn parse_dtype_name(name: &str) -> Option<Dtype> {
         [Self::F64, Self::F32, Self::F16, Self::Bf16, Self::I8]
             .into_iter()
             .find(|dtype| dtype.name() == name)
     }
 }
 
-/// Elements of a tensor, of one dtype, in row-major order.
+/// Elements of a host tensor, of one dtype, in row-major order.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
 pub enum TensorData {
@@ -100,7 +100,7 @@ impl TensorData {
         }
     }
 
-    /// Returns whether the tensor has no elements.
+    /// Returns whether the tensor data has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -130,23 +130,24 @@ impl Tensor {
         tensor
     }
 
-    /// A tensor whose elements are all the poison value: NaN, or -128 for integers, so that an
-    /// element that was not written is seen: saturation gives 127.
-    pub fn poisoned(shape: impl Into<Vec<usize>>, dtype: Dtype) -> Tensor {
-        let mut tensor = Self::zeroed(shape, dtype);
-        tensor.poison();
+    /// Creates a tensor whose elements are all the poison value: NaN, or -128 for integers, so that
+    /// an element that an implementation did not write is detected; saturation to int8 never gives
+    /// -128 but -127 or 127.
+    pub fn filled_with_poison(shape: impl Into<Vec<usize>>, dtype: Dtype) -> Tensor {
+        let mut tensor = Self::filled_with_zeros(shape, dtype);
+        tensor.overwrite_with_poison();
         tensor
     }
 
-    /// A tensor of zeros, for a copy that is about to overwrite every element.
-    pub fn zeroed(shape: impl Into<Vec<usize>>, dtype: Dtype) -> Tensor {
+    /// Creates a tensor of zeros, for a copy that is about to overwrite every element.
+    pub fn filled_with_zeros(shape: impl Into<Vec<usize>>, dtype: Dtype) -> Tensor {
         let shape = shape.into();
         let len = shape.iter().product();
         let data = match dtype {
             Dtype::F64 => TensorData::F64(vec![0.0; len]),
             Dtype::F32 => TensorData::F32(vec![0.0; len]),
-            // Pages of integer zeros are provided by the system at the first access: by the thread
-            // that overwrites them.
+            // The system provides pages of integer zeros at the first access, which is by the
+            // thread that overwrites them.
             Dtype::F16 => TensorData::F16(vec![0_u16; len].reinterpret_into()),
             Dtype::Bf16 => TensorData::Bf16(vec![0_u16; len].reinterpret_into()),
             Dtype::Fp8 | Dtype::I8 => TensorData::I8(vec![0; len]),
@@ -154,8 +155,9 @@ impl Tensor {
         Self { shape, data }
     }
 
-    /// Overwrites every element of the tensor with the poison of [`Tensor::poisoned`].
-    pub fn poison(&mut self) {
+    /// Overwrites every element of the tensor with the poison value of
+    /// [`Tensor::filled_with_poison`].
+    pub fn overwrite_with_poison(&mut self) {
         match &mut self.data {
             TensorData::F64(values) => values.fill(f64::NAN),
             TensorData::F32(values) => values.fill(f32::NAN),
@@ -208,11 +210,11 @@ impl Tensor {
 
     /// Size of the elements.
     pub fn bytes(&self) -> usize {
-        self.len() * self.dtype().bytes()
+        self.len() * self.dtype().bytes_per_element()
     }
 
-    /// Elements `from..from + len` as f64, exact for every dtype.
-    pub fn to_f64(&self, from: usize, len: usize) -> Vec<f64> {
+    /// Returns the elements `from..from + len` converted to f64, which is exact for every dtype.
+    pub fn elements_to_f64(&self, from: usize, len: usize) -> Vec<f64> {
         let range = from..from + len;
         match &self.data {
             TensorData::F64(values) => values[range].to_vec(),
@@ -223,15 +225,16 @@ impl Tensor {
         }
     }
 
-    /// Calls `f` with the elements `from..from + len` as f64, some at a time and in order, and
-    /// where these begin, counted from `from`. Converts elements to f64 as [`Self::to_f64`] does,
-    /// but in blocks, without an allocation for the whole tensor.
-    pub fn for_each_f64_block(&self, from: usize, len: usize, f: &mut dyn FnMut(usize, &[f64])) {
-        /// Elements converted at a time: few enough for the nearest cache.
-        const CONVERTED_BLOCK: usize = 1024;
-        let (mut block, mut halves) = ([0.0f64; CONVERTED_BLOCK], [0.0f32; CONVERTED_BLOCK]);
-        for start in (0..len).step_by(CONVERTED_BLOCK) {
-            let count = CONVERTED_BLOCK.min(len - start);
+    /// Calls `f` for consecutive blocks of the elements `from..from + len`: with the block's offset
+    /// from `from`, and its elements as f64. The conversion to f64 is exact, as in
+    /// [`Self::elements_to_f64`], and allocates nothing for the whole tensor.
+    pub fn for_each_block_as_f64(&self, from: usize, len: usize, f: &mut dyn FnMut(usize, &[f64])) {
+        /// Number of elements that are converted to f64 at a time: few enough for the L1 cache.
+        const ELEMENTS_PER_F64_BLOCK: usize = 1024;
+        let (mut block, mut halves) =
+            ([0.0f64; ELEMENTS_PER_F64_BLOCK], [0.0f32; ELEMENTS_PER_F64_BLOCK]);
+        for start in (0..len).step_by(ELEMENTS_PER_F64_BLOCK) {
+            let count = ELEMENTS_PER_F64_BLOCK.min(len - start);
             let range = from + start..from + start + count;
             let (block, halves) = (&mut block[..count], &mut halves[..count]);
             let widen = |block: &mut [f64], values: &[f32]| {
@@ -256,23 +259,23 @@ impl Tensor {
         }
     }
 
-    /// Whether the elements `from..from + len` are numbers, not NaN or infinite.
-    pub fn are_all_finite(&self, from: usize, len: usize) -> bool {
+    /// Returns whether the elements `from..from + len` contain neither NaN nor infinity.
+    pub fn are_elements_finite(&self, from: usize, len: usize) -> bool {
         // The loop has no early exit, so that it vectorises.
-        fn all<T>(values: &[T], finite: impl Fn(&T) -> bool) -> bool {
+        fn all_without_early_exit<T>(values: &[T], finite: impl Fn(&T) -> bool) -> bool {
             values.iter().fold(true, |all, value| all & finite(value))
         }
         let range = from..from + len;
         match &self.data {
-            TensorData::F64(values) => all(&values[range], |x| x.is_finite()),
-            TensorData::F32(values) => all(&values[range], |x| x.is_finite()),
-            TensorData::F16(values) => all(&values[range], |x| x.is_finite()),
-            TensorData::Bf16(values) => all(&values[range], |x| x.is_finite()),
+            TensorData::F64(values) => all_without_early_exit(&values[range], |x| x.is_finite()),
+            TensorData::F32(values) => all_without_early_exit(&values[range], |x| x.is_finite()),
+            TensorData::F16(values) => all_without_early_exit(&values[range], |x| x.is_finite()),
+            TensorData::Bf16(values) => all_without_early_exit(&values[range], |x| x.is_finite()),
             TensorData::I8(_) => true,
         }
     }
 
-    /// The elements as they lie in memory, in the host's byte order.
+    /// Returns the bytes of the elements as they lie in memory, in the host's byte order.
     pub fn as_bytes(&self) -> &[u8] {
         match &self.data {
             TensorData::F64(values) => bytemuck::cast_slice(values),
@@ -283,7 +286,7 @@ impl Tensor {
         }
     }
 
-    /// The elements as they lie in memory, to write.
+    /// Returns the bytes of the elements for writing, in the host's byte order.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         match &mut self.data {
             TensorData::F64(values) => bytemuck::cast_slice_mut(values),
@@ -313,8 +316,8 @@ impl From<Vec<i8>> for TensorData {
     }
 }
 
-/// Tensors by name, in the order of the names. A clone shares the elements until one of the two is
-/// written.
+/// Host tensors of a benchmark case by name, in order of the names. A clone of `Tensors` shares the
+/// elements with its original until a tensor of either is written (copy on write).
 ///
 /// ```
 /// use kernelgate_numerics::tensor::{Dtype, Tensors};
@@ -334,13 +337,13 @@ impl Tensors {
         Self::default()
     }
 
-    /// The first tensor whose memory is shared with another owner.
-    pub fn first_shared_tensor(&self) -> Option<&str> {
+    /// Returns the name of the first tensor whose memory is shared with another `Tensors`.
+    pub fn first_tensor_with_shared_memory(&self) -> Option<&str> {
         let mut tensors = self.0.iter();
         tensors.find(|(_, tensor)| Arc::strong_count(tensor) > 1).map(|(name, _)| name.as_str())
     }
 
-    /// Adds a tensor under a name, for chaining.
+    /// Adds a tensor with a name, and returns all tensors, for chaining.
     pub fn with(
         mut self,
         name: &str,
@@ -351,9 +354,10 @@ impl Tensors {
         self
     }
 
-    /// Adds a poisoned output tensor under a name, for chaining.
+    /// Adds an output tensor with a name, filled with poison, and returns all tensors, for
+    /// chaining.
     pub fn with_output(mut self, name: &str, shape: impl Into<Vec<usize>>, dtype: Dtype) -> Self {
-        self.insert(name, Tensor::poisoned(shape, dtype));
+        self.insert(name, Tensor::filled_with_poison(shape, dtype));
         self
     }
 
@@ -362,20 +366,20 @@ impl Tensors {
         self.0.insert(name.to_owned(), Arc::new(tensor));
     }
 
-    /// Takes a tensor out, if there is one of that name.
+    /// Removes the tensor with a name and returns it, if it exists.
     pub fn take(&mut self, name: &str) -> Option<Tensor> {
         self.0.remove(name).map(Arc::unwrap_or_clone)
     }
 
-    /// The tensors with the given names; elements are shared, not copied.
+    /// Returns the tensors with the given names; their elements are shared, not copied.
     pub fn select_named(&self, names: &[&str]) -> Self {
         let named = self.0.iter().filter(|(name, _)| names.contains(&name.as_str()));
         Self(named.map(|(name, tensor)| (name.clone(), Arc::clone(tensor))).collect())
     }
 
-    /// Returns these tensors with those of `others` in place of tensors with the same names; data
-    /// is shared, not copied.
-    pub fn replaced_by(&self, others: &Self) -> Self {
+    /// Returns these tensors, where tensors of `others` replace those with the same names; elements
+    /// are shared, not copied.
+    pub fn with_tensors_replaced_by(&self, others: &Self) -> Self {
         Self(self.0.clone().into_iter().chain(others.0.clone()).collect())
     }
 
@@ -384,7 +388,7 @@ impl Tensors {
         self.0.get(name).map(Arc::as_ref)
     }
 
-    /// The tensor with the given name; panics if it does not exist.
+    /// Returns the tensor with the given name; panics if it does not exist.
     ///
     /// # Panics
     /// Panics if it does not exist: the caller and the workload disagree about their own tensors.
@@ -392,7 +396,7 @@ impl Tensors {
         self.get(name).unwrap_or_else(|| panic!("tensor `{name}` is part of the workload"))
     }
 
-    /// The tensor with the given name for writing; panics if it does not exist. Panics as
+    /// Returns the tensor with the given name for writing; panics if it does not exist. Panics as
     /// [`Tensors::tensor`].
     pub fn tensor_mut(&mut self, name: &str) -> &mut Tensor {
         let tensor = self.0.get_mut(name);
@@ -410,7 +414,8 @@ impl Tensors {
         }
     }
 
-    /// The f32 elements of a tensor, to write. Panics as [`Tensors::f32`].
+    /// Returns the f32 elements of the tensor with the given name for writing. Panics as
+    /// [`Tensors::f32`].
     pub fn f32_mut(&mut self, name: &str) -> &mut [f32] {
         match self.tensor_mut(name).tensor_data_mut() {
             TensorData::F32(values) => values,
@@ -423,7 +428,7 @@ impl Tensors {
         self.0.iter().map(|(name, tensor)| (name.as_str(), tensor.as_ref()))
     }
 
-    /// Names and tensors in name order, to write.
+    /// Iterates over names and tensors for writing, in order of the names.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (&str, &mut Tensor)> {
         self.0.iter_mut().map(|(name, tensor)| (name.as_str(), Arc::make_mut(tensor)))
     }
@@ -434,12 +439,16 @@ impl Tensors {
     }
 }
 
-/// Splits a row-major `[rows, row_elements]` slice into column blocks of `width`: for each block,
-/// its piece of every row.
+/// Splits a row-major `[rows, row_elements]` slice into column blocks of `width`; returns for each
+/// block its piece of every row.
 ///
-/// Divides a matrix into columns, so that tasks own disjoint columns. `row_elements` and `width`
-/// are at least 1.
-pub fn split_columns<T>(values: &mut [T], row_len: usize, width: usize) -> Vec<Vec<&mut [T]>> {
+/// Tasks that each take one column block write disjoint elements. `row_elements` and `width` are at
+/// least 1.
+pub fn split_rows_into_column_blocks<T>(
+    values: &mut [T],
+    row_len: usize,
+    width: usize,
+) -> Vec<Vec<&mut [T]>> {
     let mut blocks: Vec<Vec<&mut [T]>> = (0..row_len.div_ceil(width)).map(|_| Vec::new()).collect();
     for row in values.chunks_mut(row_len) {
         for (block, piece) in blocks.iter_mut().zip(row.chunks_mut(width)) {

@@ -1,5 +1,5 @@
-//! The findings of a trace as text, or, with `json` behind it, as JSON. With `streamed`, ranges and
-//! calls of an export are not kept.
+//! Prints the findings of one trace as text, or as JSON with the argument `json`. With the argument
+//! `streamed`, the example reads an export without keeping its ranges and calls in memory.
 //!
 //! `cargo run --release -p kernelgate-trace --example diagnose -- TRACE [json] [streamed]`
 
@@ -7,7 +7,9 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use kernelgate_trace::TraceError;
-use kernelgate_trace::diagnose::{TraceDiagnosis, diagnose, diagnose_streamed};
+use kernelgate_trace::diagnose::{
+    TraceDiagnosis, diagnose_export_while_reading, diagnose_trace_in_memory,
+};
 use kernelgate_trace::read::{self, WantedTraceParts};
 
 fn main() -> ExitCode {
@@ -17,9 +19,9 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     let is = |word: &str| arguments[1..].iter().any(|argument| argument == word);
-    match diagnose_file(path.as_ref(), is("streamed")) {
-        Ok(diagnosis) if is("json") => println!("{:#}", diagnosis.to_json()),
-        Ok(diagnosis) => print!("{}", diagnosis.to_text()),
+    match diagnose_trace_file(path.as_ref(), is("streamed")) {
+        Ok(diagnosis) if is("json") => println!("{:#}", diagnosis.diagnosis_to_json()),
+        Ok(diagnosis) => print!("{}", diagnosis.diagnosis_to_text()),
         Err(error) => {
             eprintln!("error: failed to {error}");
             return ExitCode::from(2);
@@ -28,10 +30,10 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn diagnose_file(path: &Path, streamed: bool) -> Result<TraceDiagnosis, TraceError> {
-    let streamed = if streamed { diagnose_streamed(path)? } else { None };
+fn diagnose_trace_file(path: &Path, streamed: bool) -> Result<TraceDiagnosis, TraceError> {
+    let streamed = if streamed { diagnose_export_while_reading(path)? } else { None };
     match streamed {
         Some(diagnosis) => Ok(diagnosis),
-        None => Ok(diagnose(&read::open_trace_file(path, &WantedTraceParts::ALL)?)),
+        None => Ok(diagnose_trace_in_memory(&read::open_trace_file(path, &WantedTraceParts::ALL)?)),
     }
 }

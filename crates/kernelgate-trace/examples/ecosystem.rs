@@ -1,6 +1,6 @@
-//! Diagnoses every trace below a folder and prints one text that `diff` can compare: findings and
-//! the accounting of each trace, without times of day or paths outside of the folder. A changed
-//! rule shows its effect on real traces as a diff of two outputs.
+//! Prints the findings and the time accounting of every trace below a folder as one text that
+//! `diff` can compare; the text has no dates and no outer paths. A developer who changes an
+//! analysis rule sees the effect on real traces by comparing two outputs.
 //!
 //! `cargo run --release -p kernelgate-trace --example ecosystem -- FOLDER > findings.txt`
 
@@ -8,11 +8,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use kernelgate_trace::TraceError;
-use kernelgate_trace::diagnose::{TraceDiagnosis, diagnose, diagnose_streamed};
+use kernelgate_trace::diagnose::{
+    TraceDiagnosis, diagnose_export_while_reading, diagnose_trace_in_memory,
+};
 use kernelgate_trace::read::{self, WantedTraceParts};
 
 /// File name endings of files that may be traces.
-const TRACE_EXTENSIONS: &[&str] =
+const TRACE_FILE_EXTENSIONS: &[&str] =
     &[".sqlite", ".nsys-rep", ".json", ".json.gz", ".csv", ".ncu-rep", ".log"];
 
 fn main() -> ExitCode {
@@ -22,7 +24,7 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     let mut traces = Vec::new();
-    if let Err(error) = collect_traces(Path::new(folder), &mut traces) {
+    if let Err(error) = collect_trace_files_below(Path::new(folder), &mut traces) {
         eprintln!("error: failed to read {folder}: {error}");
         return ExitCode::from(2);
     }
@@ -30,10 +32,10 @@ fn main() -> ExitCode {
     for trace in &traces {
         let name = trace.strip_prefix(folder).unwrap_or(trace).display();
         println!("== {name}");
-        match diagnose_trace(trace) {
-            Ok(diagnosis) => print_diagnosis(&diagnosis),
-            // The path is only in the heading, so that a trace in another folder gives the same
-            // text.
+        match diagnose_trace_streamed_if_possible(trace) {
+            Ok(diagnosis) => print_diagnosis_without_paths(&diagnosis),
+            // The path of the trace is removed from the error, so that the same trace in another
+            // folder gives the same text.
             Err(error) => println!("  not read: {}", error.to_string().replace(folder, "")),
         }
         println!();
@@ -41,63 +43,72 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Collects the files below a folder that may be traces.
-fn collect_traces(folder: &Path, traces: &mut Vec<PathBuf>) -> std::io::Result<()> {
+/// Collects the files below a folder whose names end like those of traces.
+fn collect_trace_files_below(folder: &Path, traces: &mut Vec<PathBuf>) -> std::io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if path.is_dir() {
-            collect_traces(&path, traces)?;
-        } else if TRACE_EXTENSIONS.iter().any(|end| name.ends_with(end)) {
+            collect_trace_files_below(&path, traces)?;
+        } else if TRACE_FILE_EXTENSIONS.iter().any(|end| name.ends_with(end)) {
             traces.push(path);
         }
     }
     Ok(())
 }
 
-fn diagnose_trace(path: &Path) -> Result<TraceDiagnosis, TraceError> {
-    match diagnose_streamed(path)? {
+fn diagnose_trace_streamed_if_possible(path: &Path) -> Result<TraceDiagnosis, TraceError> {
+    match diagnose_export_while_reading(path)? {
         Some(diagnosis) => Ok(diagnosis),
-        None => Ok(diagnose(&read::open_trace_file(path, &WantedTraceParts::ALL)?)),
+        None => Ok(diagnose_trace_in_memory(&read::open_trace_file(path, &WantedTraceParts::ALL)?)),
     }
 }
 
-fn print_diagnosis(diagnosis: &TraceDiagnosis) {
+fn print_diagnosis_without_paths(diagnosis: &TraceDiagnosis) {
     let records = diagnosis.records.iter().filter(|(_, count)| *count > 0);
     let records: Vec<String> = records.map(|(kind, count)| format!("{kind} {count}")).collect();
     println!("  {}: {}", diagnosis.recorder, records.join(", "));
     for device in &diagnosis.devices {
-        let total = device.account.total.total_ns();
+        let total = device.account.total.span_length_ns();
         println!("  process {}, device {}: {} ns", device.pid, device.device, total);
-        for (label, ns) in device.account.total.labelled_times() {
-            println!("    {label}: {}", share_text(ns, total));
+        for (label, ns) in device.account.total.labels_and_ns_of_lines() {
+            println!("    {label}: {}", percentage_text(ns, total));
         }
         if let Some(iterations) = &device.account.iterations {
-            println!("    {} iterations by {}", iterations.each.len(), iterations.sign.label());
+            println!(
+                "    {} iterations by {}",
+                iterations.each.len(),
+                iterations.sign.printed_iteration_evidence()
+            );
         }
     }
     for finding in diagnosis.quality.iter().chain(&diagnosis.findings) {
-        println!("  {} {}: {}", finding.severity.label(), finding.id, finding.title);
+        println!(
+            "  {} {}: {}",
+            finding.severity.printed_severity_label(),
+            finding.id,
+            finding.title
+        );
         println!(
             "    measured {:.1} {}, savings {}, replayed {}",
             finding.measured.value,
             finding.measured.unit,
-            nanoseconds_text(finding.recoverable_ns),
-            nanoseconds_text(finding.replayed.map(|of| of.further_ns))
+            nanoseconds_or_dash_text(finding.recoverable_ns),
+            nanoseconds_or_dash_text(finding.replayed.map(|of| of.further_ns))
         );
     }
     for question in &diagnosis.questions {
-        if let Some(reason) = question.missing_data_reason() {
+        if let Some(reason) = question.reason_without_answer() {
             println!("  not measured {}: {reason}", question.id);
         }
     }
 }
 
-fn nanoseconds_text(ns: Option<i64>) -> String {
+fn nanoseconds_or_dash_text(ns: Option<i64>) -> String {
     ns.map_or("-".to_owned(), |ns| format!("{ns} ns"))
 }
 
 #[allow(clippy::cast_precision_loss)]
-fn share_text(part: i64, whole: i64) -> String {
+fn percentage_text(part: i64, whole: i64) -> String {
     format!("{:.1} %", part as f64 / whole.max(1) as f64 * 100.0)
 }

@@ -1,4 +1,5 @@
-//! The ranks of one job joined, as text, or, with `json` first, as JSON. On standard error: seconds.
+//! Joins the traces of all ranks of one distributed job, and prints the result as text, or as JSON
+//! with `json` as first argument. On standard error: seconds.
 //!
 //! `cargo run --release -p kernelgate-trace --example ranks -- [json] TRACE…`
 
@@ -21,8 +22,8 @@ fn main() -> ExitCode {
     let traces: Vec<(String, PathBuf)> =
         arguments.into_iter().map(|name| (name.clone(), PathBuf::from(name))).collect();
     let start = Instant::now();
-    let job = match ranks::read_rank_traces(&traces) {
-        Ok(parts) => ranks::join_ranks(parts),
+    let job = match ranks::read_traces_of_ranks(&traces) {
+        Ok(parts) => ranks::join_ranks_to_job(parts),
         Err(error) => {
             eprintln!("error: failed to {error}");
             return ExitCode::from(2);
@@ -30,8 +31,8 @@ fn main() -> ExitCode {
     };
     eprintln!("{:.2} s", start.elapsed().as_secs_f64());
     match json {
-        true => println!("{:#}", job.to_json()),
-        false => print!("{}", job.to_text()),
+        true => println!("{:#}", job.job_to_json()),
+        false => print!("{}", job.job_to_text()),
     }
     ExitCode::SUCCESS
 }

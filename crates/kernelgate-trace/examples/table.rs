@@ -1,9 +1,10 @@
-//! Prints one table of one trace and nothing else, for a benchmark of reading and summing.
+//! Prints one report table of one trace and nothing else, so that reading and summing can be
+//! benchmarked.
 //!
 //! `cargo run --release -p kernelgate-trace --example table -- TRACE REPORT [streamed]`
 //!
-//! With `streamed`, ranges and calls are not kept. On standard error: seconds for reading and for
-//! summing, and the table's rows.
+//! With `streamed`, ranges and calls are not kept. Standard error gets the seconds for reading and
+//! for summing, and the number of rows of the table.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -21,13 +22,13 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let Some(report) = StatsReport::from_name(name) else {
+    let Some(report) = StatsReport::from_nsys_report_name(name) else {
         eprintln!("error: no table is called {name}");
         return ExitCode::from(2);
     };
     let start = Instant::now();
     if streamed {
-        let table = match stats::table_of_streamed_export(path.as_ref(), report) {
+        let table = match stats::table_from_streamed_export(path.as_ref(), report) {
             Ok(Some(streamed)) => streamed.table,
             Ok(None) => {
                 eprintln!("error: {name} of {path} cannot be streamed");
@@ -43,7 +44,7 @@ fn main() -> ExitCode {
         eprintln!("{name}: {seconds:.2} s, {} rows", table.rows.len());
         return ExitCode::SUCCESS;
     }
-    let trace = match read::open_trace_file(path.as_ref(), &report.wanted_parts()) {
+    let trace = match read::open_trace_file(path.as_ref(), &report.trace_parts_for_report()) {
         Ok(trace) => trace,
         Err(error) => {
             eprintln!("error: failed to {error}");

@@ -2,32 +2,33 @@
 
 use std::path::{Path, PathBuf};
 
-/// The reason why a trace file cannot be read. Each error message names the file and continues the
-/// words "failed to …".
+/// The reason why a trace file could not be read. Each `TraceError` message names the trace file
+/// and continues the words "failed to …".
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
-    /// The file cannot be opened or read.
+    /// The trace file could not be opened or read.
     #[error("read {}: {source}", path.display())]
     Io { path: PathBuf, source: std::io::Error },
-    /// The content of the file has no known trace format.
+    /// The content of the file matches no trace format that kernelgate reads.
     #[error("recognise {}: {reason}", path.display())]
     Unknown {
         path: PathBuf,
-        /// The missing format or table, as a fragment of a sentence.
+        /// Names the trace format or table that is missing, as a fragment of the error sentence.
         reason: String,
     },
-    /// The format is known, the content is broken.
+    /// The trace format was recognised, but the content of the file is invalid.
     #[error("read {}: {reason}", path.display())]
     Broken { path: PathBuf, reason: String },
-    /// Another program must convert the trace file first.
+    /// The user must first convert the trace file with another program, such as nsys.
     #[error("convert {}: {reason}", path.display())]
     Convert {
         path: PathBuf,
-        /// Reason why the file was not converted, and the command that converts it.
+        /// Why kernelgate did not convert the file, and the command with which the user can convert
+        /// it.
         reason: String,
     },
-    /// A limit that protects the reader, of size or of depth, was exceeded.
+    /// The trace file exceeds a limit on size or nesting depth that protects the reader.
     #[error("read {}: {reason}", path.display())]
     TooLarge { path: PathBuf, reason: String },
 }
@@ -37,11 +38,11 @@ impl TraceError {
         move |source| Self::Io { path: path.to_owned(), source }
     }
 
-    pub(crate) fn broken_file(path: &Path, reason: impl ToString) -> TraceError {
+    pub(crate) fn broken_trace_file_error(path: &Path, reason: impl ToString) -> TraceError {
         Self::Broken { path: path.to_owned(), reason: reason.to_string() }
     }
 
-    pub(crate) fn conversion_error(path: &Path, reason: impl ToString) -> TraceError {
+    pub(crate) fn trace_must_be_converted_error(path: &Path, reason: impl ToString) -> TraceError {
         Self::Convert { path: path.to_owned(), reason: reason.to_string() }
     }
 }

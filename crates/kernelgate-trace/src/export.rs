@@ -1,98 +1,109 @@
-//! A trace as Chrome's JSON, which Perfetto and chrome://tracing show: a track a thread, a track a
-//! stream, arrows from each launch to its operations. Viewers drop spans of a track that overlap
-//! without nesting, so operations of one stream that overlap get tracks of their own.
+//! Writes a trace as Chrome trace JSON for Perfetto and chrome://tracing, with one track per host
+//! thread and per stream, and arrows from launch calls to GPU operations. Viewers drop overlapping
+//! spans on one track unless they nest, so overlapping GPU operations of one stream are placed on
+//! additional tracks.
 //!
-//! The exported file can be read again, and gives the same tables. Absent: waits, calls of the
-//! operating system, allocations and counters.
+//! kernelgate can read the exported file again and computes the same tables from it. The exported
+//! file omits host waits, operating-system calls, allocations and counters.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
-use crate::analyze::launches::{NO_CALL, TraceLaunches};
-use crate::analyze::operations::{AllOperations, OperationId, OperationKind};
+use crate::analyze::launches::{LaunchCallOfOperations, NO_LAUNCH_CALL};
+use crate::analyze::operations::{AllGpuOperations, GpuOperationId, GpuOperationKind};
 use crate::model::Trace;
-use crate::model::gpu::MemoryKind;
-use crate::model::host::RangeStyle;
+use crate::model::gpu::CopiedMemoryKind;
+use crate::model::host::HostRangeStyle;
 
-/// Tracks of streams belong to a process of their own in the viewer: this, and the place.
-const FIRST_STREAM_TRACK_PROCESS: i64 = 1_000_000_000;
+/// Streams appear in the viewer under artificial process ids: this number plus the place index of
+/// the device.
+const FIRST_PROCESS_ID_OF_DEVICE_TRACKS: i64 = 1_000_000_000;
 
 /// Writes a trace.
 ///
 /// # Errors
 /// An error of writing.
-pub fn write_perfetto(trace: &Trace, out: &mut impl Write) -> io::Result<()> {
-    let mut events = JsonEventWriter { out, first: true };
+pub fn write_perfetto_json(trace: &Trace, out: &mut impl Write) -> io::Result<()> {
+    let mut events = TraceEventArrayWriter { out, first: true };
     write!(events.out, "{{\"schemaVersion\":1,\"deviceProperties\":[")?;
     for (index, device) in trace.devices.iter().enumerate() {
         let comma = if index > 0 { "," } else { "" };
-        write!(events.out, "{comma}{{\"id\":{},\"name\":{}", device.id, json_string(&device.name))?;
+        write!(
+            events.out,
+            "{comma}{{\"id\":{},\"name\":{}",
+            device.id,
+            quoted_json_string(&device.name)
+        )?;
         if let Some(count) = device.multiprocessors {
             write!(events.out, ",\"numSms\":{count}")?;
         }
         write!(events.out, "}}")?;
     }
     write!(events.out, "],\"traceEvents\":[")?;
-    let lanes = StreamTracks::assign_tracks(trace);
-    write_track_names(trace, &lanes, &mut events)?;
-    write_host_events(trace, &mut events)?;
-    write_gpu_events(trace, &lanes, &mut events)?;
+    let lanes = TracksOfOperationsInStreams::assign_operations_to_free_tracks(trace);
+    write_process_and_thread_names(trace, &lanes, &mut events)?;
+    write_host_calls_ranges_and_marks(trace, &mut events)?;
+    write_gpu_operations_and_launch_arrows(trace, &lanes, &mut events)?;
     writeln!(events.out, "\n]}}")?;
     events.out.flush()
 }
 
-/// The array of events while it is written.
-struct JsonEventWriter<'a, W> {
+/// Writes the elements of the `traceEvents` array, with commas between them.
+struct TraceEventArrayWriter<'a, W> {
     out: &'a mut W,
     first: bool,
 }
 
-impl<W: Write> JsonEventWriter<'_, W> {
-    /// Writes an event, given its text without brackets.
-    fn add(&mut self, event: &str) -> io::Result<()> {
+impl<W: Write> TraceEventArrayWriter<'_, W> {
+    /// Appends one event to the array; `event` is the text of the JSON object without its braces.
+    fn append_event_object(&mut self, event: &str) -> io::Result<()> {
         let comma = if std::mem::take(&mut self.first) { "" } else { "," };
         write!(self.out, "{comma}\n{{{event}}}")
     }
 }
 
-/// Formats a text as a JSON string.
-fn json_string(text: &str) -> String {
+/// Quotes and escapes a text as a JSON string.
+fn quoted_json_string(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// Nanoseconds as microseconds with three decimals, exactly.
-fn microseconds_text(ns: i64) -> String {
+/// Converts nanoseconds to microseconds with exactly three decimals, without rounding.
+fn nanoseconds_as_microseconds_text(ns: i64) -> String {
     let sign = if ns < 0 { "-" } else { "" };
     let ns = ns.unsigned_abs();
     format!("{sign}{}.{:03}", ns / 1000, ns % 1000)
 }
 
 /// `"ts":…,"dur":…` of a span.
-fn span_fields(start: i64, end: i64) -> String {
-    format!("\"ts\":{},\"dur\":{}", microseconds_text(start), microseconds_text(end - start))
+fn start_and_duration_json_fields(start: i64, end: i64) -> String {
+    format!(
+        "\"ts\":{},\"dur\":{}",
+        nanoseconds_as_microseconds_text(start),
+        nanoseconds_as_microseconds_text(end - start)
+    )
 }
 
-fn write_track_names<W: Write>(
+fn write_process_and_thread_names<W: Write>(
     trace: &Trace,
-    lanes: &StreamTracks,
-    events: &mut JsonEventWriter<'_, W>,
+    lanes: &TracksOfOperationsInStreams,
+    events: &mut TraceEventArrayWriter<'_, W>,
 ) -> io::Result<()> {
     let mut name = |kind: &str, pid: i64, tid: i64, name: &str| {
-        let name = json_string(name);
-        events.add(&format!(
+        let name = quoted_json_string(name);
+        events.append_event_object(&format!(
             "\"ph\":\"M\",\"name\":\"{kind}\",\"pid\":{pid},\"tid\":{tid},\
              \"args\":{{\"name\":{name}}}"
         ))
     };
     for process in &trace.processes {
         if let Some(text) = process.name {
-            name("process_name", process.pid, 0, trace.names.text(text))?;
+            name("process_name", process.pid, 0, trace.names.text_of_name(text))?;
         }
     }
     for thread in &trace.threads {
         if let Some(text) = thread.name {
             let pid = trace.processes[thread.process as usize].pid;
-            name("thread_name", pid, thread.tid, trace.names.text(text))?;
+            name("thread_name", pid, thread.tid, trace.names.text_of_name(text))?;
         }
     }
     for (index, place) in (0..).zip(&trace.places) {
@@ -100,17 +111,17 @@ fn write_track_names<W: Write>(
         let device = format!("GPU {} of process {process}", place.device);
         name(
             "process_name",
-            FIRST_STREAM_TRACK_PROCESS + track_of_device(trace, index),
+            FIRST_PROCESS_ID_OF_DEVICE_TRACKS + first_place_of_same_device(trace, index),
             0,
             &device,
         )?;
         for lane in 0..lanes.counts[index as usize].max(1) {
             let beside = if lane > 0 { format!(", concurrent {lane}") } else { String::new() };
             let stream = format!("stream {}{beside}", place.stream);
-            let track = lanes.track_number(index, lane);
+            let track = lanes.perfetto_thread_id(index, lane);
             name(
                 "thread_name",
-                FIRST_STREAM_TRACK_PROCESS + track_of_device(trace, index),
+                FIRST_PROCESS_ID_OF_DEVICE_TRACKS + first_place_of_same_device(trace, index),
                 track,
                 &stream,
             )?;
@@ -119,35 +130,38 @@ fn write_track_names<W: Write>(
     Ok(())
 }
 
-/// Which of the tracks of its stream each operation is on.
-struct StreamTracks {
+/// For each GPU operation, the number of its track within its stream.
+struct TracksOfOperationsInStreams {
     of_operation: Vec<u32>,
     /// Tracks of each place.
     counts: Vec<u32>,
-    /// Number of tracks of all places before each place.
+    /// For each place, the total number of tracks of all places with a smaller index.
     before: Vec<u32>,
 }
 
-/// Tracks of a stream; what overlaps more than that shares the last to be free.
+/// Maximum number of viewer tracks per stream; further overlapping operations use the track that
+/// ends first.
 const MAX_TRACKS_PER_STREAM: usize = 64;
 
-/// Number from which the additional tracks of a stream are counted.
-const FIRST_ADDITIONAL_TRACK: i64 = 1_000_000;
+/// Track ids of a stream's second and further viewer tracks start at this number.
+const FIRST_ADDITIONAL_TRACK_ID: i64 = 1_000_000;
 
-impl StreamTracks {
-    /// Puts each operation on the first track of its stream that is free when it starts.
-    fn assign_tracks(trace: &Trace) -> StreamTracks {
-        let all = AllOperations::new(trace);
-        let mut order: Vec<OperationId> = all.ids().collect();
-        let key = |&id: &OperationId| (all.start(id), all.end(id));
+impl TracksOfOperationsInStreams {
+    /// Assigns each GPU operation the first track of its stream that is free when the operation
+    /// starts.
+    fn assign_operations_to_free_tracks(trace: &Trace) -> TracksOfOperationsInStreams {
+        let all = AllGpuOperations::number_operations_of_trace(trace);
+        let mut order: Vec<GpuOperationId> = all.all_operation_ids().collect();
+        let key =
+            |&id: &GpuOperationId| (all.operation_start_ns(id), all.operation_end_exclusive_ns(id));
         if !order.is_sorted_by_key(key) {
             order.sort_by_key(key);
         }
         let mut ends: Vec<Vec<i64>> = vec![Vec::new(); trace.places.len()];
         let mut of_operation = vec![0; all.len()];
         for id in order {
-            let ends = &mut ends[all.place(id).0 as usize];
-            let free = ends.iter().position(|&end| end <= all.start(id));
+            let ends = &mut ends[all.place_of_operation(id).0 as usize];
+            let free = ends.iter().position(|&end| end <= all.operation_start_ns(id));
             let lane = free.unwrap_or_else(|| {
                 if ends.len() < MAX_TRACKS_PER_STREAM {
                     ends.push(0);
@@ -155,7 +169,7 @@ impl StreamTracks {
                 }
                 (0..ends.len()).min_by_key(|&lane| ends[lane]).unwrap_or(0)
             });
-            ends[lane] = all.end(id);
+            ends[lane] = all.operation_end_exclusive_ns(id);
             of_operation[id as usize] = u32::try_from(lane).unwrap_or(u32::MAX);
         }
         let counts = ends.iter().map(|ends| u32::try_from(ends.len()).unwrap_or(u32::MAX));
@@ -164,60 +178,65 @@ impl StreamTracks {
         Self { before: before.collect(), of_operation, counts }
     }
 
-    /// Number of a track in the Perfetto viewer.
-    fn track_number(&self, place: u32, lane: u32) -> i64 {
+    /// Returns the Perfetto thread id of a stream's viewer track.
+    fn perfetto_thread_id(&self, place: u32, lane: u32) -> i64 {
         match lane {
             0 => i64::from(place),
-            _ => FIRST_ADDITIONAL_TRACK + i64::from(self.before[place as usize]) + i64::from(lane),
+            _ => {
+                FIRST_ADDITIONAL_TRACK_ID + i64::from(self.before[place as usize]) + i64::from(lane)
+            }
         }
     }
 }
 
-/// The number of the first place with the same process and device.
-fn track_of_device(trace: &Trace, place: u32) -> i64 {
-    let device = |place: &crate::model::gpu::OperationPlace| (place.process, place.device);
+/// Returns the index of the first place with the same process and device as this place, so that
+/// their streams share a viewer process.
+fn first_place_of_same_device(trace: &Trace, place: u32) -> i64 {
+    let device =
+        |place: &crate::model::gpu::ProcessDeviceContextAndStream| (place.process, place.device);
     let own = device(&trace.places[place as usize]);
     let first = trace.places.iter().position(|place| device(place) == own);
     i64::try_from(first.unwrap_or(0)).unwrap_or(0)
 }
 
-fn write_host_events<W: Write>(
+fn write_host_calls_ranges_and_marks<W: Write>(
     trace: &Trace,
-    events: &mut JsonEventWriter<'_, W>,
+    events: &mut TraceEventArrayWriter<'_, W>,
 ) -> io::Result<()> {
     let track = |thread: u32| {
         let thread = &trace.threads[thread as usize];
         (trace.processes[thread.process as usize].pid, thread.tid)
     };
     let calls = &trace.calls;
-    for row in 0..calls.len() {
+    for row in 0..calls.call_count() {
         let (pid, tid) = track(calls.thread[row]);
-        let name = json_string(trace.names.text(calls.name[row]));
-        let times = span_fields(calls.start[row], calls.end[row]);
-        events.add(&format!(
+        let name = quoted_json_string(trace.names.text_of_name(calls.name[row]));
+        let times = start_and_duration_json_fields(calls.start[row], calls.end[row]);
+        events.append_event_object(&format!(
             "\"ph\":\"X\",\"cat\":\"cuda_runtime\",\"name\":{name},\"pid\":{pid},\"tid\":{tid},\
              {times},\"args\":{{\"correlation\":{}}}",
             calls.correlation[row]
         ))?;
     }
     let ranges = &trace.ranges;
-    for row in 0..ranges.len() {
+    for row in 0..ranges.range_count() {
         let (pid, tid) = track(ranges.thread[row]);
-        let name = json_string(trace.names.text(ranges.name[row]));
+        let name = quoted_json_string(trace.names.text_of_name(ranges.name[row]));
         let (start, end) = (ranges.start[row], ranges.end[row]);
         match ranges.style[row] {
-            RangeStyle::PushPop => events.add(&format!(
+            HostRangeStyle::PushPop => events.append_event_object(&format!(
                 "\"ph\":\"X\",\"cat\":\"user_annotation\",\"name\":{name},\"pid\":{pid},\
                  \"tid\":{tid},{}",
-                span_fields(start, end)
+                start_and_duration_json_fields(start, end)
             ))?,
-            // Ranges that overlap cannot stand on one track.
-            RangeStyle::StartEnd => {
+            // Start/end ranges may overlap without nesting, so they are written as asynchronous
+            // events.
+            HostRangeStyle::StartEnd => {
                 for (phase, time) in [("b", start), ("e", end)] {
-                    events.add(&format!(
+                    events.append_event_object(&format!(
                         "\"ph\":\"{phase}\",\"cat\":\"range\",\"id\":{row},\"name\":{name},\
                          \"pid\":{pid},\"tid\":{tid},\"ts\":{}",
-                        microseconds_text(time)
+                        nanoseconds_as_microseconds_text(time)
                     ))?;
                 }
             }
@@ -226,47 +245,50 @@ fn write_host_events<W: Write>(
     let marks = &trace.marks;
     for (row, &time) in marks.time.iter().enumerate() {
         let (pid, tid) = track(marks.thread[row]);
-        events.add(&format!(
+        events.append_event_object(&format!(
             "\"ph\":\"i\",\"cat\":\"mark\",\"s\":\"t\",\"name\":{},\"pid\":{pid},\"tid\":{tid},\
              \"ts\":{}",
-            json_string(trace.names.text(marks.name[row])),
-            microseconds_text(time)
+            quoted_json_string(trace.names.text_of_name(marks.name[row])),
+            nanoseconds_as_microseconds_text(time)
         ))?;
     }
     Ok(())
 }
 
-fn write_gpu_events<W: Write>(
+fn write_gpu_operations_and_launch_arrows<W: Write>(
     trace: &Trace,
-    lanes: &StreamTracks,
-    events: &mut JsonEventWriter<'_, W>,
+    lanes: &TracksOfOperationsInStreams,
+    events: &mut TraceEventArrayWriter<'_, W>,
 ) -> io::Result<()> {
-    let all = AllOperations::new(trace);
-    let launches = TraceLaunches::join_operations_with_calls(trace);
+    let all = AllGpuOperations::number_operations_of_trace(trace);
+    let launches = LaunchCallOfOperations::join_operations_with_host_calls(trace);
     let tracks: Vec<i64> = (0u32..)
         .take(trace.places.len())
-        .map(|place| FIRST_STREAM_TRACK_PROCESS + track_of_device(trace, place))
+        .map(|place| FIRST_PROCESS_ID_OF_DEVICE_TRACKS + first_place_of_same_device(trace, place))
         .collect();
-    for id in all.ids() {
-        let place_id = all.place(id);
+    for id in all.all_operation_ids() {
+        let place_id = all.place_of_operation(id);
         let place = &trace.places[place_id.0 as usize];
         let pid = tracks[place_id.0 as usize];
-        let tid = lanes.track_number(place_id.0, lanes.of_operation[id as usize]);
-        let (category, name, arguments) = operation_fields(trace, &all, id);
+        let tid = lanes.perfetto_thread_id(place_id.0, lanes.of_operation[id as usize]);
+        let (category, name, arguments) = operation_category_name_and_arguments(trace, &all, id);
         let process = trace.processes[place.process as usize].pid;
-        events.add(&format!(
+        events.append_event_object(&format!(
             "\"ph\":\"X\",\"cat\":\"{category}\",\"name\":{},\"pid\":{pid},\"tid\":{tid},{},\
              \"args\":{{\"process\":{process},\"device\":{},\"context\":{},\"stream\":{},\
              \"correlation\":{}{arguments}}}",
-            json_string(&name),
-            span_fields(all.start(id), all.end(id)),
+            quoted_json_string(&name),
+            start_and_duration_json_fields(
+                all.operation_start_ns(id),
+                all.operation_end_exclusive_ns(id)
+            ),
             place.device,
             place.context,
             place.stream,
-            all.correlation(id)
+            all.correlation_id_of_operation(id)
         ))?;
         let call = launches.call_of[id as usize];
-        if call == NO_CALL {
+        if call == NO_LAUNCH_CALL {
             continue;
         }
         let thread = &trace.threads[trace.calls.thread[call as usize] as usize];
@@ -275,28 +297,28 @@ fn write_gpu_events<W: Write>(
             thread.tid,
             trace.calls.start[call as usize],
         );
-        let to = (pid, tid, all.start(id));
+        let to = (pid, tid, all.operation_start_ns(id));
         for (phase, (pid, tid, time)) in [("\"s\"", from), ("\"f\",\"bp\":\"e\"", to)] {
-            events.add(&format!(
+            events.append_event_object(&format!(
                 "\"ph\":{phase},\"cat\":\"ac2g\",\"name\":\"ac2g\",\"id\":{id},\"pid\":{pid},\
                  \"tid\":{tid},\"ts\":{}",
-                microseconds_text(time)
+                nanoseconds_as_microseconds_text(time)
             ))?;
         }
     }
     Ok(())
 }
 
-/// Category, name and further arguments of an operation.
-fn operation_fields(
+/// Returns the event category, the name and the additional JSON arguments of a GPU operation.
+fn operation_category_name_and_arguments(
     trace: &Trace,
-    all: &AllOperations<'_>,
-    id: OperationId,
+    all: &AllGpuOperations<'_>,
+    id: GpuOperationId,
 ) -> (&'static str, String, String) {
     let mut arguments = String::new();
-    match all.kind_and_row(id) {
-        (OperationKind::Kernel, row) => {
-            if let Some(shape) = trace.kernels.shape.get(row) {
+    match all.kind_and_table_row(id) {
+        (GpuOperationKind::Kernel, row) => {
+            if let Some(shape) = trace.kernels.shape.decoded_row(row) {
                 let shape = &trace.shapes[shape as usize];
                 let _ = write!(
                     arguments,
@@ -308,15 +330,16 @@ fn operation_fields(
                     shape.static_shared.saturating_add(shape.dynamic_shared)
                 );
             }
-            if let Some(node) = trace.kernels.graph_node.get(row).filter(|&node| node != 0) {
+            if let Some(node) = trace.kernels.graph_node.decoded_row(row).filter(|&node| node != 0)
+            {
                 let _ = write!(arguments, ",\"graph node id\":{node}");
             }
-            ("kernel", trace.kernel_name(row).to_owned(), arguments)
+            ("kernel", trace.demangled_kernel_name(row).to_owned(), arguments)
         }
-        (OperationKind::Copy, row) => {
+        (GpuOperationKind::Copy, row) => {
             let copies = &trace.copies;
             let _ = write!(arguments, ",\"bytes\":{}", copies.bytes[row]);
-            let direction = trace.names.text(copies.kind[row]);
+            let direction = trace.names.text_of_name(copies.kind[row]);
             let short = match direction {
                 "Host-to-Device" => "HtoD",
                 "Device-to-Host" => "DtoH",
@@ -325,24 +348,24 @@ fn operation_fields(
                 "Peer-to-Peer" => "PtoP",
                 other => other,
             };
-            let memory = |kind: MemoryKind| match kind {
-                MemoryKind::Unknown => "Unknown",
-                MemoryKind::Pageable => "Pageable",
-                MemoryKind::Pinned => "Pinned",
-                MemoryKind::Device => "Device",
-                MemoryKind::Array => "Array",
-                MemoryKind::Managed => "Managed",
+            let memory = |kind: CopiedMemoryKind| match kind {
+                CopiedMemoryKind::Unknown => "Unknown",
+                CopiedMemoryKind::Pageable => "Pageable",
+                CopiedMemoryKind::Pinned => "Pinned",
+                CopiedMemoryKind::Device => "Device",
+                CopiedMemoryKind::Array => "Array",
+                CopiedMemoryKind::Managed => "Managed",
             };
             let (from, to) = (memory(copies.source[row]), memory(copies.target[row]));
             ("gpu_memcpy", format!("Memcpy {short} ({from} -> {to})"), arguments)
         }
-        (OperationKind::Set, row) => {
+        (GpuOperationKind::Set, row) => {
             let _ = write!(arguments, ",\"bytes\":{}", trace.sets.bytes[row]);
             ("gpu_memset", "Memset".to_owned(), arguments)
         }
-        (OperationKind::Graph, row) => {
+        (GpuOperationKind::Graph, row) => {
             let _ = write!(arguments, ",\"graph\":{}", trace.graphs.executable[row]);
-            ("gpu_graph", all.name(id), arguments)
+            ("gpu_graph", all.printed_operation_name(id), arguments)
         }
     }
 }
@@ -352,10 +375,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_of_a_trace_keep_single_nanoseconds() {
-        assert_eq!(microseconds_text(1_712_195_495_505_543_217), "1712195495505543.217");
-        assert_eq!(microseconds_text(-1_005), "-1.005");
-        assert_eq!(microseconds_text(-5), "-0.005");
-        assert_eq!(microseconds_text(0), "0.000");
+    fn microseconds_text_keeps_single_nanoseconds() {
+        assert_eq!(
+            nanoseconds_as_microseconds_text(1_712_195_495_505_543_217),
+            "1712195495505543.217"
+        );
+        assert_eq!(nanoseconds_as_microseconds_text(-1_005), "-1.005");
+        assert_eq!(nanoseconds_as_microseconds_text(-5), "-0.005");
+        assert_eq!(nanoseconds_as_microseconds_text(0), "0.000");
     }
 }

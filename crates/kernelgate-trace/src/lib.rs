@@ -14,11 +14,12 @@
 //! use kernelgate_trace::stats::{self, StatsReport};
 //!
 //! let trace = read::open_trace_file("trace.sqlite".as_ref(), &WantedTraceParts::ALL)?;
-//! println!("{}", stats::make_table(&trace, StatsReport::GpuKernels).to_text());
+//! println!("{}", stats::make_table(&trace, StatsReport::GpuKernels).to_terminal_text());
 //! # Ok::<(), kernelgate_trace::TraceError>(())
 //! ```
 //!
-//! Absent: recording (the harness of `kernelgate` records through CUPTI), the command line.
+//! The crate does not record traces (the harness of `kernelgate` records through CUPTI), and has no
+//! command line.
 
 #![allow(missing_docs, reason = "a name that says it all has no comment")]
 

@@ -1,14 +1,14 @@
-//! Exit codes of the program and of bench executables.
+//! Exit codes of the program `kernelgate` and of bench executables.
 
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum ExitReason {
-    /// The command succeeded, and no case got slower.
+pub enum ProcessExitReason {
+    /// Exit code 0: the command succeeded, and no case became slower.
     Fine = 0,
-    /// A case got slower, or failed verification.
+    /// Exit code 1: a case became slower, or failed verification.
     Regression = 1,
-    /// Exit code 2: wrong usage or broken input.
+    /// Exit code 2: wrong usage or invalid input.
     Usage = 2,
     /// The measurement cannot decide.
     Inconclusive = 3,
@@ -16,12 +16,12 @@ pub enum ExitReason {
     Refused = 4,
 }
 
-impl ExitReason {
-    /// All exits, in the order of their codes.
-    pub const ALL: [Self; 5] =
+impl ProcessExitReason {
+    /// All exit reasons, in the order of their exit codes.
+    pub const ALL_EXIT_REASONS: [Self; 5] =
         [Self::Fine, Self::Regression, Self::Usage, Self::Inconclusive, Self::Refused];
 
-    /// Meaning of the code, for the help and the reference.
+    /// Meaning of the exit code in words, for help texts and the reference.
     pub const fn exit_code_meaning(self) -> &'static str {
         match self {
             Self::Fine => "fine",
@@ -32,13 +32,13 @@ impl ExitReason {
         }
     }
 
-    /// Ended by Ctrl-C or a termination signal: what shells report for SIGINT.
+    /// Exit code after Ctrl-C or a termination signal, as shells report SIGINT.
     pub const INTERRUPTED_EXIT_CODE: i32 = 130;
-    /// Exit code that shells report for a broken pipe (SIGPIPE).
+    /// Exit code after writing to a closed pipe, as shells report SIGPIPE.
     pub const BROKEN_PIPE_EXIT_CODE: i32 = 141;
 
-    /// The exit that a code stands for; absent for the code of a signal or of another program.
-    pub const fn from_code(code: i32) -> Option<ExitReason> {
+    /// The exit reason for an exit code; `None` for codes of signals and of other programs.
+    pub const fn from_exit_code(code: i32) -> Option<ProcessExitReason> {
         match code {
             0 => Some(Self::Fine),
             1 => Some(Self::Regression),
@@ -49,8 +49,9 @@ impl ExitReason {
         }
     }
 
-    /// The more severe of two exit codes. With broken input nothing was judged, so it comes first;
-    /// a refusal comes before a regression, which may be one of another definition.
+    /// Returns the more severe of two exit reasons. Invalid input is the most severe, because
+    /// nothing was judged; a refused comparison is more severe than a regression, which may compare
+    /// different definitions.
     pub fn more_severe(self, other: Self) -> Self {
         let worst = [Self::Usage, Self::Refused, Self::Regression, Self::Inconclusive];
         let either = |exit: &Self| *exit == self || *exit == other;
@@ -58,19 +59,19 @@ impl ExitReason {
     }
 }
 
-impl From<ExitReason> for std::process::ExitCode {
-    fn from(exit: ExitReason) -> Self {
+impl From<ProcessExitReason> for std::process::ExitCode {
+    fn from(exit: ProcessExitReason) -> Self {
         Self::from(exit as u8)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::ExitReason;
+    use super::ProcessExitReason;
 
     #[test]
-    fn the_worse_exit_of_two_parts_counts() {
-        use ExitReason::{Fine, Inconclusive, Refused, Regression, Usage};
+    fn the_more_severe_exit_reason_wins() {
+        use ProcessExitReason::{Fine, Inconclusive, Refused, Regression, Usage};
         let ascending = [Fine, Inconclusive, Regression, Refused, Usage];
         for (i, one) in ascending.into_iter().enumerate() {
             for (j, two) in ascending.into_iter().enumerate() {

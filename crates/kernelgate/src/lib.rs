@@ -1,14 +1,15 @@
-//! kernelgate: a benchmark harness for GPU kernels, built on Criterion.
+//! kernelgate is a benchmark harness for GPU kernels, built on the Rust crate Criterion.
 //!
-//! A [`workload`] defines a computation: seeded inputs, an fp64 reference, declared work. A
-//! [`backend`] implements a workload, with one [`backend::Implementation`] for each row. The
-//! [`harness`] verifies each case, times it, relates its time to the device's measured limits and
-//! records the run. The program, `kernelgate`, drives bench executables that link this crate
-//! through one [`protocol`], and decides whether they got slower. Your own kernel goes through the
-//! same `main` as ours: see [`prelude`] and the repository's `examples/`.
+//! A [`workload`] defines a computation: inputs from a seed, a reference result in fp64, and the
+//! declared bytes and operations. A [`backend`] implements a workload: each
+//! [`backend::Implementation`] is one row of the result table. The [`harness`] verifies the outputs
+//! of each case, times it, compares its time with the device's measured limits, and writes the run
+//! record. The program `kernelgate` runs bench executables that link this crate, over one
+//! [`protocol`], and decides whether their kernels became slower. One `main` function benchmarks
+//! both users' kernels and the kernels of this repository: see [`prelude`] and `examples/`.
 //!
-//! Modules are in reading order; each imports only from earlier ones, which a test of the
-//! repository checks.
+//! The modules below are in reading order; each module imports only from modules above it, which a
+//! test checks.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "files of tests"))]
 
@@ -36,7 +37,7 @@ pub mod harness;
 
 pub use harness::gpu_time;
 
-/// The names that a bench binary imports.
+/// The names that a bench file imports by `use kernelgate::prelude::*`.
 pub mod prelude {
     pub use crate::backend::cpu::CpuTask;
     pub use crate::backend::{BackendError, Implementation, Prepare, cuda};

@@ -1,76 +1,79 @@
-//! A workload with its implementations, without the type of its problem: the unit that the harness
-//! and the command line go over.
+//! A workload with its implementations, without the Rust type of its problem, so that the harness
+//! can handle all workloads alike.
 
 use std::borrow::{Borrow, Cow};
 use std::sync::Arc;
 
 use crate::backend::{BackendError, BackendKind, BenchTarget, Executable, Implementation, Prepare};
 use crate::workload::{
-    Axis, AxisError, AxisOverride, DefaultScale, Effort, Point, Problem, SelectionLines, Tensors,
-    Workload, axis,
+    Axis, AxisError, AxisValuesFromCommandLine, BenchEffort, Point, Problem,
+    SelectionLinesByEffort, SizeOfDefaultProblems, Tensors, Workload, axis,
 };
 use kernelgate_cuda::driver::memory::persistence;
 
-/// Problems that vary one axis at a time around a central problem, with a few rows each: part of
-/// the default selection on an accelerator.
+/// Problems that vary one axis at a time around a central problem, with a few implementations: a
+/// part of the default selection on a GPU.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct ScanAlongAxes {
-    /// Lines of [`axis::expand_points`].
+pub struct ProblemsAlongEachAxis {
+    /// Lines of [`axis::points_of_selection_lines`].
     pub lines: &'static [&'static str],
-    /// Implementations that compute the points of the scan by default: the best one, and one to
-    /// compare it with.
+    /// Names of the implementations that compute the points of the scan by default: the best one,
+    /// and one to compare it with.
     pub rows: &'static [&'static str],
 }
 
-/// A suite: a workload with all its implementations.
-pub struct Suite {
-    facts: WorkloadFacts,
-    rows: Vec<ImplementationInfo>,
-    bind: Box<BindProblem>,
+/// A workload together with all its implementations.
+pub struct WorkloadSuite {
+    facts: WorkloadNameAxesAndSelections,
+    rows: Vec<ImplementationNameAndBackend>,
+    bind: Box<CreateProblemOfPoint>,
 }
 
-type BindProblem = dyn Fn(&Point) -> Result<Box<dyn BoundProblem>, AxisError> + Send + Sync;
+type CreateProblemOfPoint =
+    dyn Fn(&Point) -> Result<Box<dyn ProblemWithImplementations>, AxisError> + Send + Sync;
 
-/// Name, axes and selections of a workload.
-pub struct WorkloadFacts {
+/// Name, revision, axes and selected problems of a workload.
+pub struct WorkloadNameAxesAndSelections {
     /// `family/operation`.
     pub name: &'static str,
     /// One line.
     pub about: &'static str,
-    /// Revision of the definition, if one is declared.
+    /// Revision of the workload's definition; `None` if none is declared.
     pub revision: Option<u32>,
     /// Axes along which the problems of the workload vary.
     pub axes: Cow<'static, [Axis]>,
     /// Points of each effort.
-    pub lines: SelectionLines,
-    /// Additional points of the axes, which only a few implementations run.
-    pub scan: ScanAlongAxes,
+    pub lines: SelectionLinesByEffort,
+    /// Additional points that vary one axis at a time, which only a few implementations run by
+    /// default.
+    pub scan: ProblemsAlongEachAxis,
 }
 
 /// An implementation in lists.
 #[derive(Debug, Clone, Copy)]
-pub struct ImplementationInfo {
-    /// Name of the implementation, a part of the case id.
+pub struct ImplementationNameAndBackend {
+    /// Name of the implementation, which is a part of the case id.
     pub name: &'static str,
     /// One line.
     pub about: &'static str,
-    /// The backend on which the implementation runs.
+    /// Backend (CPU or CUDA) on which the implementation runs.
     pub backend: BackendKind,
 }
 
-/// A problem of a workload with the implementations that may compute it.
-pub trait BoundProblem {
+/// One problem of a workload, together with the implementations that may compute it.
+pub trait ProblemWithImplementations {
     /// The problem.
     fn problem(&self) -> &dyn Problem;
-    /// Checks whether the implementation number `index` computes this problem.
+    /// Fails if the implementation number `index` cannot compute this problem.
     ///
     /// # Errors
     /// The error states the reason, as a fragment of a sentence.
-    fn supports(&self, index: usize) -> Result<(), String>;
-    /// Device memory that implementation `index` declares, bytes; `None` on the host and if it
-    /// declares none.
-    fn device_bytes(&self, index: usize) -> Option<u64>;
-    /// Makes implementation `index` ready on the target, which is of the implementation's kind.
+    fn check_implementation_supports_problem(&self, index: usize) -> Result<(), String>;
+    /// Returns the bytes of device memory that implementation number `index` declares; `None` on
+    /// the host, and if it declares none.
+    fn device_bytes_declared_by_implementation(&self, index: usize) -> Option<u64>;
+    /// Prepares implementation number `index` for this problem on the target's devices: loads
+    /// kernels and copies inputs.
     ///
     /// # Errors
     /// Fails if the device or a kernel fails, or memory is short.
@@ -82,145 +85,167 @@ pub trait BoundProblem {
     ) -> Result<Box<dyn Executable>, BackendError>;
 }
 
-/// Joins a workload with its implementations, in the order of the ladder of improvements.
+/// Combines a workload with its implementations, which become the rows of the result table, in the
+/// order of improvement.
 pub fn join_rows<P: Problem>(
     workload: &'static Workload<P>,
     implementations: impl IntoIterator<Item = &'static Implementation<P>>,
-) -> Suite {
-    suite_with_scan(workload, implementations, ScanAlongAxes::default())
+) -> WorkloadSuite {
+    join_rows_with_scan_along_axes(workload, implementations, ProblemsAlongEachAxis::default())
 }
 
-/// Joins a workload and its implementations, and adds a scan along axes.
-pub fn suite_with_scan<P: Problem>(
+/// Combines a workload with its implementations, and adds problems that vary one axis at a time.
+pub fn join_rows_with_scan_along_axes<P: Problem>(
     workload: &'static Workload<P>,
     implementations: impl IntoIterator<Item = &'static Implementation<P>>,
-    scan: ScanAlongAxes,
-) -> Suite {
-    let facts = WorkloadFacts {
+    scan: ProblemsAlongEachAxis,
+) -> WorkloadSuite {
+    let facts = WorkloadNameAxesAndSelections {
         name: workload.name,
         about: workload.about,
         revision: Some(workload.revision),
         axes: Cow::Borrowed(workload.axes),
-        lines: workload.lines(),
+        lines: workload.selection_lines_by_effort(),
         scan,
     };
-    Suite::new(facts, implementations.into_iter().collect(), workload.bind)
+    WorkloadSuite::new(facts, implementations.into_iter().collect(), workload.bind)
 }
 
-impl Suite {
-    /// Makes a suite for a workload whose problems `bind` creates from points of its axes.
+impl WorkloadSuite {
+    /// Makes a suite whose problems the function `bind` creates from points of the workload's axes.
     pub fn new<P: Problem, R: Borrow<Implementation<P>> + Send + Sync + 'static>(
-        facts: WorkloadFacts,
+        facts: WorkloadNameAxesAndSelections,
         implementations: Vec<R>,
         bind: impl Fn(&Point) -> Result<P, AxisError> + Send + Sync + 'static,
     ) -> Self {
         let info = |row: &R| {
             let row: &Implementation<P> = row.borrow();
-            ImplementationInfo { name: row.name, about: row.about, backend: row.backend() }
+            ImplementationNameAndBackend {
+                name: row.name,
+                about: row.about,
+                backend: row.backend_of_implementation(),
+            }
         };
         let rows = implementations.iter().map(info).collect();
         let implementations: Arc<[R]> = implementations.into();
         let bind = move |point: &Point| {
             let (problem, rows) = (bind(point)?, Arc::clone(&implementations));
-            Ok(Box::new(BoundWorkload { problem, rows }) as Box<dyn BoundProblem>)
+            Ok(Box::new(ProblemAndImplementations { problem, rows })
+                as Box<dyn ProblemWithImplementations>)
         };
         Self { facts, rows, bind: Box::new(bind) }
     }
 
     /// `family/operation`.
-    pub const fn name(&self) -> &'static str {
+    pub const fn workload_name(&self) -> &'static str {
         self.facts.name
     }
 
     /// One line.
-    pub const fn about(&self) -> &'static str {
+    pub const fn workload_description(&self) -> &'static str {
         self.facts.about
     }
 
-    /// Returns the revision of the workload's definition; 1 if none is declared.
-    pub fn revision(&self) -> u32 {
+    /// Returns the revision of the workload's definition, or 1 if none is declared.
+    pub fn workload_revision(&self) -> u32 {
         self.facts.revision.unwrap_or(1)
     }
 
-    /// Revision of the definition, if one is declared.
-    pub const fn declared_revision(&self) -> Option<u32> {
+    /// Returns the revision of the workload's definition, or `None` if none is declared.
+    pub const fn declared_workload_revision(&self) -> Option<u32> {
         self.facts.revision
     }
 
     /// Returns the axes along which the workload's problems vary.
-    pub fn axes(&self) -> &[Axis] {
+    pub fn axes_of_workload(&self) -> &[Axis] {
         &self.facts.axes
     }
 
     /// Implementations, in ladder order.
-    pub fn implementations(&self) -> &[ImplementationInfo] {
+    pub fn implementations_of_workload(&self) -> &[ImplementationNameAndBackend] {
         &self.rows
     }
 
-    /// The points that an effort selects.
+    /// Returns the points of the workload's axes that an effort selects, with the user's axis
+    /// overrides applied.
     ///
     /// # Errors
     /// Fails if an override is not allowed by the axes.
-    pub fn points(
+    pub fn points_selected_by_effort(
         &self,
-        effort: Effort,
-        scale: DefaultScale,
-        overrides: &[AxisOverride],
+        effort: BenchEffort,
+        scale: SizeOfDefaultProblems,
+        overrides: &[AxisValuesFromCommandLine],
     ) -> Result<Vec<Point>, AxisError> {
-        let WorkloadFacts { axes, lines, scan, .. } = &self.facts;
-        let mut points = axis::expand_points(axes, &lines.select(effort, scale), overrides)?;
-        if scale == DefaultScale::Accelerator || effort == Effort::Thorough {
-            let scanned = axis::expand_points(axes, scan.lines, overrides)?;
+        let WorkloadNameAxesAndSelections { axes, lines, scan, .. } = &self.facts;
+        let mut points = axis::points_of_selection_lines(
+            axes,
+            &lines.lines_of_effort(effort, scale),
+            overrides,
+        )?;
+        if scale == SizeOfDefaultProblems::Accelerator || effort == BenchEffort::Thorough {
+            let scanned = axis::points_of_selection_lines(axes, scan.lines, overrides)?;
             let new = scanned.into_iter().filter(|point| !points.contains(point));
             points.extend(new.collect::<Vec<_>>());
         }
         Ok(points)
     }
 
-    /// Names of the implementations that an effort selects for a point; `None` selects all of them.
-    pub fn scan_rows(&self, effort: Effort, point: &Point) -> Option<&'static [&'static str]> {
-        let WorkloadFacts { axes, lines, scan, .. } = &self.facts;
-        if effort == Effort::Thorough || scan.lines.is_empty() {
+    /// Returns the names of the implementations that an effort runs at a point; `None` if all of
+    /// them run.
+    pub fn implementations_run_at_scan_point(
+        &self,
+        effort: BenchEffort,
+        point: &Point,
+    ) -> Option<&'static [&'static str]> {
+        let WorkloadNameAxesAndSelections { axes, lines, scan, .. } = &self.facts;
+        if effort == BenchEffort::Thorough || scan.lines.is_empty() {
             return None;
         }
         let among = |lines: &[&str]| {
-            axis::expand_points(axes, lines, &[]).is_ok_and(|points| points.contains(point))
+            axis::points_of_selection_lines(axes, lines, &[])
+                .is_ok_and(|points| points.contains(point))
         };
-        let whole = lines.select(effort, DefaultScale::Accelerator);
+        let whole = lines.lines_of_effort(effort, SizeOfDefaultProblems::Accelerator);
         (among(scan.lines) && !among(&whole)).then_some(scan.rows)
     }
 
-    /// Makes the problem of a point.
+    /// Creates the problem at a point of the workload's axes.
     ///
     /// # Errors
     /// Fails if the point's values do not go together.
-    pub fn bind(&self, point: &Point) -> Result<Box<dyn BoundProblem>, AxisError> {
+    pub fn problem_at_point(
+        &self,
+        point: &Point,
+    ) -> Result<Box<dyn ProblemWithImplementations>, AxisError> {
         (self.bind)(point)
     }
 }
 
-struct BoundWorkload<P, R> {
+struct ProblemAndImplementations<P, R> {
     problem: P,
     rows: Arc<[R]>,
 }
 
-impl<P: Problem, R: Borrow<Implementation<P>>> BoundWorkload<P, R> {
-    fn row(&self, index: usize) -> &Implementation<P> {
+impl<P: Problem, R: Borrow<Implementation<P>>> ProblemAndImplementations<P, R> {
+    fn implementation_with_index(&self, index: usize) -> &Implementation<P> {
         self.rows[index].borrow()
     }
 }
 
-impl<P: Problem, R: Borrow<Implementation<P>>> BoundProblem for BoundWorkload<P, R> {
+impl<P: Problem, R: Borrow<Implementation<P>>> ProblemWithImplementations
+    for ProblemAndImplementations<P, R>
+{
     fn problem(&self) -> &dyn Problem {
         &self.problem
     }
 
-    fn supports(&self, index: usize) -> Result<(), String> {
-        (self.row(index).supports)(&self.problem)
+    fn check_implementation_supports_problem(&self, index: usize) -> Result<(), String> {
+        (self.implementation_with_index(index).supports)(&self.problem)
     }
 
-    fn device_bytes(&self, index: usize) -> Option<u64> {
-        self.row(index).device_bytes(&self.problem)
+    fn device_bytes_declared_by_implementation(&self, index: usize) -> Option<u64> {
+        self.implementation_with_index(index).declared_device_bytes(&self.problem)
     }
 
     fn prepare_implementation(
@@ -229,9 +254,11 @@ impl<P: Problem, R: Borrow<Implementation<P>>> BoundProblem for BoundWorkload<P,
         inputs: Arc<Tensors>,
         target: &BenchTarget,
     ) -> Result<Box<dyn Executable>, BackendError> {
-        let row = self.row(index);
+        let row = self.implementation_with_index(index);
         if let BenchTarget::Cuda(devices) = target {
-            devices.for_each_device(|_, device| persistence::restore_l2_state(device))?;
+            devices.for_each_with_context_current(|_, device| {
+                persistence::restore_l2_to_state_when_opened(device)
+            })?;
         }
         match (&row.prepare, target) {
             (Prepare::Cpu(prepare), BenchTarget::Cpu) => {
@@ -244,8 +271,8 @@ impl<P: Problem, R: Borrow<Implementation<P>>> BoundProblem for BoundWorkload<P,
                 Err(BackendError::Launch(format!("{} does not run on this backend", row.name)))
             }
             (_, BenchTarget::Cuda(devices)) => {
-                let devices = devices.first(self.problem.gpus());
-                Ok(Box::new(row.prepare_on(&self.problem, &inputs, &devices)?))
+                let devices = devices.first_devices(self.problem.gpus());
+                Ok(Box::new(row.prepare_on_gpus(&self.problem, &inputs, &devices)?))
             }
         }
     }

@@ -1,19 +1,20 @@
-//! Sums of a recorded stretch of time: the device's time by kernel, the host's time by phase.
+//! Summarises recorded activity: GPU time by kernel, and host time by phase.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use kernelgate_cuda::observe::activity::RecordedActivity;
+use kernelgate_cuda::observe::activity::CuptiRecordedActivity;
 
-/// Number and time of the recorded launches of one kernel.
+/// Number and total time of the recorded launches of one kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KernelTimeSum {
+pub struct LaunchTimesOfKernel {
     /// Symbol of the kernel.
     pub name: String,
     /// Number of recorded launches of the kernel.
     pub count: usize,
-    /// Time of all launches, nanoseconds; launches that overlapped count each in full.
+    /// Time of all recorded launches of the kernel, nanoseconds; launches that overlapped each
+    /// count fully.
     pub total_ns: u64,
     /// Time of the kernel's shortest launch, nanoseconds.
     pub shortest_ns: u64,
@@ -21,38 +22,39 @@ pub struct KernelTimeSum {
     pub longest_ns: u64,
 }
 
-/// Summary of a recorded time interval: its kernels, copies and idle time.
+/// Summary of recorded GPU activity: its total time, the time in which kernels ran, and the times
+/// of each kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RecordedIntervalSummary {
-    /// Time from the first kernel's start to the last one's end, nanoseconds.
+pub struct RecordedKernelsSummary {
+    /// Time from the first kernel's start to the last kernel's end, nanoseconds.
     pub span_ns: u64,
-    /// Time with at least one kernel running, nanoseconds.
+    /// Time during which at least one kernel ran, nanoseconds.
     pub busy_ns: u64,
     /// Longest first.
-    pub kernels: Vec<KernelTimeSum>,
+    pub kernels: Vec<LaunchTimesOfKernel>,
 }
 
-/// Times and counts that a file may hold: sums over any file are numbers.
-const MAX_PLAUSIBLE_NUMBER: f64 = 1e15;
+/// Largest plausible time or count in a summary; sums of such numbers stay exact enough.
+const MAX_TIME_OR_COUNT_IN_SUMMARY: f64 = 1e15;
 
-impl RecordedIntervalSummary {
+impl RecordedKernelsSummary {
     /// Checks the times.
-    pub fn validate(&self) -> Result<(), String> {
-        let kernel = |kernel: &KernelTimeSum| {
+    pub fn check_kernels_summary_plausible(&self) -> Result<(), String> {
+        let kernel = |kernel: &LaunchTimesOfKernel| {
             [kernel.total_ns, kernel.shortest_ns, kernel.longest_ns, kernel.count as u64]
         };
         let each = self.kernels.iter().flat_map(kernel).chain([self.span_ns, self.busy_ns]);
-        each.map(|number| number as f64).try_for_each(check_trace_number)
+        each.map(|number| number as f64).try_for_each(check_time_or_count_plausible)
     }
 
-    /// Sums a recorded activity whose kernels are ordered by their start.
-    pub fn from_activity(activity: &RecordedActivity) -> RecordedIntervalSummary {
-        let mut kernels: BTreeMap<&str, KernelTimeSum> = BTreeMap::new();
+    /// Summarises recorded GPU activity, whose kernels must be ordered by their start.
+    pub fn summarize_recorded_activity(activity: &CuptiRecordedActivity) -> RecordedKernelsSummary {
+        let mut kernels: BTreeMap<&str, LaunchTimesOfKernel> = BTreeMap::new();
         let (mut busy_ns, mut busy_until) = (0, 0);
         for record in &activity.kernels {
-            let ns = record.elapsed_ns();
+            let ns = record.kernel_duration_ns();
             let name = activity.names[record.name as usize].as_str();
-            let kernel = kernels.entry(name).or_insert_with(|| KernelTimeSum {
+            let kernel = kernels.entry(name).or_insert_with(|| LaunchTimesOfKernel {
                 name: name.to_owned(),
                 count: 0,
                 total_ns: 0,
@@ -66,19 +68,19 @@ impl RecordedIntervalSummary {
             busy_ns += record.end.saturating_sub(record.start.max(busy_until));
             busy_until = busy_until.max(record.end);
         }
-        let mut kernels: Vec<KernelTimeSum> = kernels.into_values().collect();
+        let mut kernels: Vec<LaunchTimesOfKernel> = kernels.into_values().collect();
         kernels.sort_by_key(|kernel| std::cmp::Reverse(kernel.total_ns));
         let first = activity.kernels.first().map_or(0, |record| record.start);
         Self { span_ns: busy_until.saturating_sub(first), busy_ns, kernels }
     }
 }
 
-/// Host time of one phase of a case, such as its preparation.
+/// Host time of one phase of a case, such as preparing the implementation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct HostPhaseTime {
-    /// Name of the phase: "prepare", "first launch", "launch", "outputs".
+pub struct HostTimeOfPhase {
+    /// Name of the phase: "prepare", "first launch", "launch" or "outputs".
     pub name: String,
-    /// Number of times that the phase was measured.
+    /// Number of times that the duration of the phase was measured.
     pub count: usize,
     /// Sum, nanoseconds.
     pub total_ns: f64,
@@ -87,32 +89,36 @@ pub struct HostPhaseTime {
     /// Longest, nanoseconds.
     pub longest_ns: f64,
     /// CPU time of the process divided by elapsed time: the average number of busy threads,
-    /// including threads that wait by spinning. The number of busy threads is absent if the system
-    /// does not report CPU time.
+    /// including threads that spin while they wait. Absent if the operating system does not report
+    /// CPU time.
     pub busy_threads: Option<f64>,
 }
 
-/// Accepts a plausible time or count.
-fn check_trace_number(number: f64) -> Result<(), String> {
-    if (0.0..=MAX_PLAUSIBLE_NUMBER).contains(&number) {
+/// Fails if a time or count is negative, not a number or implausibly large.
+fn check_time_or_count_plausible(number: f64) -> Result<(), String> {
+    if (0.0..=MAX_TIME_OR_COUNT_IN_SUMMARY).contains(&number) {
         Ok(())
     } else {
         Err(format!("a time of {number} ns"))
     }
 }
 
-impl HostPhaseTime {
+impl HostTimeOfPhase {
     /// Checks the times.
-    pub fn validate(&self) -> Result<(), String> {
+    pub fn check_host_phase_plausible(&self) -> Result<(), String> {
         let Self { total_ns, shortest_ns, longest_ns, busy_threads, count, .. } = *self;
         [total_ns, shortest_ns, longest_ns, busy_threads.unwrap_or(0.0), count as f64]
             .into_iter()
-            .try_for_each(check_trace_number)
+            .try_for_each(check_time_or_count_plausible)
     }
 
-    /// Summarises durations in nanoseconds (at least one) of a phase in which the process used this
-    /// CPU time.
-    pub fn from_durations(name: &str, elapsed_ns: &[f64], cpu_ns: Option<f64>) -> HostPhaseTime {
+    /// Summarises the durations of a phase, nanoseconds, at least one; `cpu_ns` is the CPU time
+    /// that the process used in them.
+    pub fn summarize_durations_of_phase(
+        name: &str,
+        elapsed_ns: &[f64],
+        cpu_ns: Option<f64>,
+    ) -> HostTimeOfPhase {
         let total_ns: f64 = elapsed_ns.iter().sum();
         Self {
             name: name.to_owned(),
@@ -131,10 +137,10 @@ mod tests {
     use kernelgate_cuda::observe::activity::KernelRecord;
 
     #[test]
-    fn concurrent_kernels_count_once_as_busy_time_and_fully_in_totals() {
+    fn concurrent_kernels_count_once_as_busy_and_fully_in_totals() {
         let record =
             |name, start, end| KernelRecord { name, start, end, ..KernelRecord::default() };
-        let summary = RecordedIntervalSummary::from_activity(&RecordedActivity {
+        let summary = RecordedKernelsSummary::summarize_recorded_activity(&CuptiRecordedActivity {
             names: vec!["a".to_owned(), "b".to_owned()],
             kernels: vec![
                 record(0, 100, 200),
@@ -142,7 +148,7 @@ mod tests {
                 record(0, 300, 320),
                 record(1, 305, 310),
             ],
-            ..RecordedActivity::default()
+            ..CuptiRecordedActivity::default()
         });
         assert_eq!((summary.span_ns, summary.busy_ns), (220, 170));
         let times: Vec<_> = summary
@@ -152,14 +158,18 @@ mod tests {
             .collect();
         assert_eq!(times, [("a", 2, 120, 20, 100), ("b", 2, 105, 5, 100)]);
         assert_eq!(
-            RecordedIntervalSummary::from_activity(&RecordedActivity::default()),
-            RecordedIntervalSummary { span_ns: 0, busy_ns: 0, kernels: vec![] }
+            RecordedKernelsSummary::summarize_recorded_activity(&CuptiRecordedActivity::default()),
+            RecordedKernelsSummary { span_ns: 0, busy_ns: 0, kernels: vec![] }
         );
     }
 
     #[test]
-    fn a_phase_records_its_shortest_and_longest_time_and_busy_threads() {
-        let phase = HostPhaseTime::from_durations("launch", &[10.0, 30.0, 20.0], Some(90.0));
+    fn a_host_phase_records_its_extreme_times_and_busy_threads() {
+        let phase = HostTimeOfPhase::summarize_durations_of_phase(
+            "launch",
+            &[10.0, 30.0, 20.0],
+            Some(90.0),
+        );
         assert_eq!((phase.count, phase.total_ns), (3, 60.0));
         assert_eq!((phase.shortest_ns, phase.longest_ns), (10.0, 30.0));
         assert_eq!(phase.busy_threads, Some(1.5));

@@ -1,15 +1,17 @@
-//! A kernel that is loaded and launched through another version of cudarc than kernelgate's.
+//! This bench loads and launches its kernel through another version of the crate cudarc than
+//! kernelgate uses.
 
-use attached::{A, PTX, axpy};
+use attached::{A, AXPY_PTX, axpy_problem_at_point};
 use cudarc::driver::{result, sys};
 use kernelgate::attach::*;
 use kernelgate::harness::Harness;
 
 fn main() -> std::process::ExitCode {
-    let suite = Attached::new("attached/axpy", &["n=16777216"], axpy);
+    let suite = Attached::new("attached/axpy", &["n=16777216"], axpy_problem_at_point);
     let suite = suite.row("cuda/other_cudarc", ["x", "y", "out"], |at, [x, y, out]| {
         let failed = |error: result::DriverError| BackendError::Launch(error.to_string());
-        let module = unsafe { result::module::load_data(PTX.as_ptr().cast()) }.map_err(failed)?;
+        let module =
+            unsafe { result::module::load_data(AXPY_PTX.as_ptr().cast()) }.map_err(failed)?;
         let axpy = unsafe { result::module::get_function(module, c"axpy".into()) };
         let (axpy, stream) = (axpy.map_err(failed)?, at.stream().raw_pointer::<sys::CUstream_st>());
         let (mut a, mut x, mut y, mut out) = (A, x, y, out);

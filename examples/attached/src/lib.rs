@@ -1,5 +1,5 @@
-//! Parts that the benches beside this file share: the definition `out = 2.5 x + y`, its reference,
-//! and the PTX.
+//! Code that the benches of this package share: the definition of `out = 2.5 x + y`, its reference,
+//! and the kernel's PTX.
 
 use std::ffi::{c_int, c_void};
 
@@ -9,17 +9,19 @@ use kernelgate::attach::{
 
 pub const A: f32 = 2.5;
 
-/// PTX with a NUL at its end, as the driver requires.
-pub const PTX: &str = concat!(include_str!("../kernels/axpy.ptx"), "\0");
+/// PTX of the kernel with a NUL byte at its end, which the CUDA driver requires.
+pub const AXPY_PTX: &str = concat!(include_str!("../kernels/axpy.ptx"), "\0");
 
-/// `axpy_load` of the library in C: of the text of a module, its kernel.
-pub type Load = unsafe extern "C" fn(*const u8) -> *mut c_void;
+/// Type of the C library's function `axpy_load`: it takes the text of a PTX module, and returns the
+/// kernel.
+pub type AxpyLoadFunction = unsafe extern "C" fn(*const u8) -> *mut c_void;
 
-/// `axpy` of that library: kernel, stream, a, the addresses of x, y and out, their length; an error
-/// of the driver, or 0.
-pub type Axpy = unsafe extern "C" fn(*mut c_void, *mut c_void, f32, u64, u64, u64, u32) -> c_int;
+/// Type of the C library's function `axpy`: kernel, stream, a, addresses of x, y and out, their
+/// length; it returns a CUDA driver error or 0.
+pub type AxpyLaunchFunction =
+    unsafe extern "C" fn(*mut c_void, *mut c_void, f32, u64, u64, u64, u32) -> c_int;
 
-pub fn axpy(point: &Point) -> Result<ProblemDefinition, AxisError> {
+pub fn axpy_problem_at_point(point: &Point) -> Result<ProblemDefinition, AxisError> {
     let n = point.number("n")?;
     let [x, y, out] = ["x", "y", "out"].map(|name| TensorSpec::new(name, [n], Dtype::F32));
     let (inputs, outputs) = (vec![x, y], vec![out]);

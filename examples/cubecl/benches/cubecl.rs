@@ -1,6 +1,7 @@
-//! A kernel in CubeCL, compiled to CUDA C++ by CubeCL and launched on the stream that is timed.
+//! This bench times a kernel written in CubeCL, which CubeCL compiles to CUDA C++ and kernelgate
+//! launches on the timed stream.
 
-use cubecl_row::{A, HEADERS, NO_INFO, UNITS, source};
+use cubecl_row::*;
 use kernelgate::attach::*;
 use kernelgate::harness::Harness;
 
@@ -18,13 +19,14 @@ fn main() -> std::process::ExitCode {
     });
     let suite = suite.row("cuda/cubecl", ["x", "y", "out"], |at, [x, y, out]| {
         let n = at.number("n")? as u32;
-        let (name, text) = source(n);
-        let source = Source::new("axpy", text.leak()).with_headers(HEADERS);
-        let kernel = at.device().kernel(&source.build(&[]), &name)?;
-        let parameters = Arguments::new().address(x).address(y).address(out).value(NO_INFO);
-        let dims = Launch::new([n.div_ceil(UNITS), 1, 1], [UNITS, 1, 1]);
-        let launch = PreparedLaunch::new(at.device(), kernel, dims, parameters)?;
-        Ok(RowLaunches::new(move || launch.launch()))
+        let (name, text) = kernel_name_and_cuda_source(n);
+        let source = Source::new("axpy", text.leak()).with_headers(EMPTY_HEADERS_FOR_NVRTC);
+        let kernel = at.device().load_kernel(&source.build(&[]), &name)?;
+        let parameters = KernelArgumentList::new().address(x).address(y);
+        let parameters = parameters.address(out).value(NO_LENGTHS_AND_SCALARS);
+        let dims = Launch::new([n.div_ceil(THREADS_PER_BLOCK), 1, 1], [THREADS_PER_BLOCK, 1, 1]);
+        let launch = PreparedLaunch::check_and_prepare(at.device(), kernel, dims, parameters)?;
+        Ok(RowLaunches::new(move || launch.enqueue()))
     });
     Harness::new("cubecl", [suite]).main()
 }

@@ -1,5 +1,6 @@
-//! `out = 2.5 x + y` in CubeCL, and its CUDA C++. CubeCL's runtime launches on streams that it does
-//! not expose, so they cannot be joined: its own launches are refused as work on another stream.
+//! Defines the kernel `out = 2.5 x + y` in CubeCL, and returns its CUDA C++ text. CubeCL's runtime
+//! launches on streams that it does not expose; kernelgate therefore refuses its launches as work
+//! on another stream.
 
 use cubecl_core as cubecl;
 use cubecl_core::codegen::Compiler;
@@ -11,14 +12,15 @@ use cubecl_cuda::{CudaCompiler, CudaRuntime};
 pub const A: f32 = 2.5;
 
 /// Threads of a block.
-pub const UNITS: u32 = 256;
+pub const THREADS_PER_BLOCK: u32 = 256;
 
-/// A header that the kernel text includes but NVRTC does not find; NVRTC has its contents built in.
-pub const HEADERS: &[(&str, &str)] = &[("cuda_runtime.h", "")];
+/// A header that the kernel text includes and NVRTC does not find; it may be empty, because NVRTC
+/// has its contents built in.
+pub const EMPTY_HEADERS_FOR_NVRTC: &[(&str, &str)] = &[("cuda_runtime.h", "")];
 
-/// Last argument of every CubeCL kernel: the address of lengths and scalars; 0, because this kernel
-/// has none.
-pub const NO_INFO: u64 = 0;
+/// Value of the last argument of every CubeCL kernel, the address of lengths and scalars; 0,
+/// because this kernel uses none.
+pub const NO_LENGTHS_AND_SCALARS: u64 = 0;
 
 #[cube(launch)]
 fn axpy(x: &Array<f32>, y: &Array<f32>, out: &mut Array<f32>, #[comptime] n: u32) {
@@ -27,10 +29,11 @@ fn axpy(x: &Array<f32>, y: &Array<f32>, out: &mut Array<f32>, #[comptime] n: u32
     }
 }
 
-/// Name and text of the kernel for `n` elements: its arguments are three pointers and [`NO_INFO`].
-pub fn source(n: u32) -> (String, String) {
+/// Returns the name and the CUDA C++ text of the kernel for `n` elements; its arguments are three
+/// pointers and [`NO_LENGTHS_AND_SCALARS`].
+pub fn kernel_name_and_cuda_source(n: u32) -> (String, String) {
     let array = || ArrayCompilationArg { inplace: None, line_size: 1 };
-    let settings = KernelSettings::default().cube_dim(CubeDim::new_1d(UNITS));
+    let settings = KernelSettings::default().cube_dim(CubeDim::new_1d(THREADS_PER_BLOCK));
     let kernel = axpy::Axpy::<CudaRuntime>::new(settings, array(), array(), array(), n);
     let definition = kernel.define();
     let name = definition.options.kernel_name.clone();

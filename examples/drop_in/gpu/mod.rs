@@ -1,5 +1,6 @@
-//! The CUDA code that `before.rs` and `after.rs` time: the driver API by its C names, loaded when
-//! it is first used, with no binding at all. In your program, this module is your own GPU code.
+//! The CUDA code that `before.rs` and `after.rs` time: it calls the driver API by its C names,
+//! loaded at first use, without a Rust binding. In a user's program, the user's own GPU code takes
+//! the place of this module.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
@@ -9,23 +10,23 @@ unsafe extern "C" {
     fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
-/// A function of the driver by its name and the types of its arguments.
+/// Calls a CUDA driver function, given by its name, with arguments and their C types.
 macro_rules! cu {
     ($name:literal($($argument:expr => $type:ty),* $(,)?)) => {{
-        let function = driver($name);
+        let function = driver_function($name);
         let function: unsafe extern "C" fn($($type),*) -> c_int = std::mem::transmute(function);
         assert_eq!(function($($argument),*), 0, "{:?} failed", $name);
     }};
 }
 
-/// A CUDA context, a stream and a loaded kernel.
+/// A CUDA context, a stream and a kernel that was loaded from PTX.
 pub struct Gpu {
     stream: *mut c_void,
     kernel: *mut c_void,
 }
 
 impl Gpu {
-    /// Returns the GPU of the calling thread.
+    /// Returns the GPU state of the calling thread, which is opened at the first call.
     pub fn get() -> &'static Self {
         thread_local!(static GPU: &'static Gpu = Box::leak(Box::new(Gpu::open())));
         GPU.with(|gpu| *gpu)
@@ -50,7 +51,7 @@ impl Gpu {
         Self { stream, kernel }
     }
 
-    /// The stream on which all work here is enqueued, as a `CUstream`.
+    /// Returns the stream on which this module enqueues all its work, as a `CUstream`.
     pub fn stream(&self) -> *mut c_void {
         self.stream
     }
@@ -96,10 +97,10 @@ impl Gpu {
     }
 }
 
-unsafe fn driver(name: &CStr) -> *mut c_void {
-    const NOW: c_int = 2;
+unsafe fn driver_function(name: &CStr) -> *mut c_void {
+    const RTLD_NOW: c_int = 2;
     unsafe {
-        let library = dlopen(c"libcuda.so.1".as_ptr(), NOW);
+        let library = dlopen(c"libcuda.so.1".as_ptr(), RTLD_NOW);
         assert!(!library.is_null(), "no NVIDIA driver");
         let function = dlsym(library, name.as_ptr());
         assert!(!function.is_null(), "the driver has no {name:?}");

@@ -1,8 +1,8 @@
-// GEMMs of a warpgroup with 64 rows. Each function starts one group of wgmmas, which are still
-// running when it returns.
+// GEMMs of one warpgroup through wgmma, in which the warpgroup computes 64 rows. Each GEMM function
+// starts one group of wgmmas, which are still running when the function returns.
 //
-// Tiles in shared memory consist of columns of 64 elements, one column after the other. The rows of
-// 128 bytes in a column are swizzled as in common/wgmma/tile.cuh.
+// Tiles in shared memory consist of columns of 64 elements, stored one column after the other. The
+// 128-byte rows of such a 64-element column are swizzled as in common/wgmma/tile.cuh.
 #pragma once
 #include "attention/shape.cuh"
 #include "common/memory.cuh"
@@ -16,9 +16,10 @@ constexpr int kColumnBytes = 128;  // of a row of 64 elements
 #define PTX_TYPE_OF(type) PTX_TYPE_##type
 #define PTX_TYPE(type) PTX_TYPE_OF(type)
 
-// Computes d[64][n] = a[64][16] b[n][16]^T, or += where kAccumulate is 1; n is twice the length of
-// array d. Each warp computes 16 rows. Element d[4 j + 2 h + i] is in row lane / 4 + 8 h and column
-// 8 j + lane % 4 * 2 + i. With kByColumn, a and b are stored as [16][64] and [16][n].
+// Starts the wgmma d[64][n] = a[64][16] b[n][16]^T, or += where kAccumulate is 1; n is twice the
+// length of array d. Each warp of the warpgroup computes 16 of the 64 rows. Accumulator element d[4
+// j + 2 h + i] is in row lane / 4 + 8 h and column 8 j + lane % 4 * 2 + i. With kByColumn, the
+// shared tiles of a and b are stored as [16][64] and [16][n].
 template <int kAccumulate, int kByColumn>
 __device__ __forceinline__ void wgmma_16(float (&d)[16], u64 a, u64 b) {
   asm volatile(
@@ -58,10 +59,10 @@ __device__ __forceinline__ void wgmma_16(float (&d)[64], u64 a, u64 b) {
       : "l"(a), "l"(b), "n"(kAccumulate), "n"(kByColumn));
 }
 
-// Variant of the wgmma above whose operand a is in registers. Words a[0] and a[1] hold two
-// neighbours along k, from lane % 4 * 2 on, in row lane / 4 and in row lane / 4 + 8. Words a[2] and
-// a[3] hold the same rows, 8 further along k. Operand a thus has the register positions of
-// accumulator d.
+// Variant of the wgmma function above whose operand a is in registers. Words a[0] and a[1] hold two
+// adjacent elements along k, from lane % 4 * 2 on, of row lane / 4 and of row lane / 4 + 8. Words
+// a[2] and a[3] of the register operand hold the same rows as a[0] and a[1], 8 elements further
+// along k. Register operand a thus has the register positions of accumulator d.
 template <int kAccumulate, int kByColumn>
 __device__ __forceinline__ void wgmma_16(float (&d)[32], const u32* a, u64 b) {
   asm volatile(
@@ -92,7 +93,8 @@ __device__ __forceinline__ void settle(float (&d)[kCount]) {
 
 // Rounds an accumulator to 16 bits, two elements a word, in the positions of a register operand.
 template <int kCount>
-__device__ __forceinline__ void round_to_operand(u32 (&a)[kCount], const float (&d)[2 * kCount]) {
+__device__ __forceinline__ void round_accumulator_to_operand(u32 (&a)[kCount],
+                                                             const float (&d)[2 * kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) a[i] = Element::pack(d[2 * i], d[2 * i + 1]);
 }
@@ -100,7 +102,8 @@ __device__ __forceinline__ void round_to_operand(u32 (&a)[kCount], const float (
 // Writes a warpgroup's 64 rows of rounded operand words to a shared tile of kRows rows, from its
 // row `first` on.
 template <int kRows, int kWords>
-__device__ __forceinline__ void store_operand(u32 tile, const u32 (&a)[kWords], int first) {
+__device__ __forceinline__ void store_operand_rows_to_tile(u32 tile, const u32 (&a)[kWords],
+                                                           int first) {
   const u32 lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
   const u32 row = first + warp * 16 + lane % 16;
 #pragma unroll
@@ -112,7 +115,7 @@ __device__ __forceinline__ void store_operand(u32 tile, const u32 (&a)[kWords], 
   }
 }
 
-// Loads a warpgroup's 64 rows of a shared tile into registers, as a wgmma operand of d elements a
+// Loads a warpgroup's 64 rows of a shared tile into registers, as a wgmma operand with d elements a
 // row.
 template <int kRows>
 __device__ __forceinline__ void load_operand(u32 (&a)[kHeadDim / 4], u32 tile, int first) {
@@ -128,8 +131,9 @@ __device__ __forceinline__ void load_operand(u32 (&a)[kHeadDim / 4], u32 tile, i
   }
 }
 
-// Computes d = a b^T over the d elements of a head, from tiles of kARows and kBRows rows. The
-// warpgroup owns 64 of a's rows; the number of columns is twice the length of array d.
+// Starts the GEMM d = a b^T over the d elements of a head, from shared tiles of kARows and kBRows
+// rows. The warpgroup computes 64 of a's rows; the number of result columns is twice the length of
+// array d.
 template <int kARows, int kBRows, int kCount>
 __device__ __forceinline__ void multiply_abt(float (&d)[kCount], u32 a, u32 b) {
   static_assert(kCount * 2 == kBRows, "a column of d for each row of b");
@@ -145,7 +149,7 @@ __device__ __forceinline__ void multiply_abt(float (&d)[kCount], u32 a, u32 b) {
   wgmma_commit();
 }
 
-// Computes d = a b^T with the 64 rows of a in registers.
+// Starts the GEMM d = a b^T with the warpgroup's 64 rows of a in registers.
 template <int kBRows, int kCount>
 __device__ __forceinline__ void multiply_abt(float (&d)[kCount], const u32 (&a)[kHeadDim / 4],
                                              u32 b) {
@@ -161,11 +165,13 @@ __device__ __forceinline__ void multiply_abt(float (&d)[kCount], const u32 (&a)[
   wgmma_commit();
 }
 
-// Computes d += a b with 64 rows of a in registers; b is a tile with one row for each column of a.
+// Starts the GEMM d += a b with 64 rows of a in registers; b is a shared tile with one row for each
+// column of a.
 template <int kCount, int kWords>
-__device__ __forceinline__ void multiply_ab(float (&d)[kCount], const u32 (&a)[kWords], u32 b) {
+__device__ __forceinline__ void gemm_ab_from_registers(float (&d)[kCount], const u32 (&a)[kWords],
+                                                       u32 b) {
   constexpr int kRows = kWords * 4;
-  // The operands of 64 further columns lie one column of the tile further.
+  // In tile b, the operands of the next 64 result columns begin one 64-element column further.
   constexpr u64 kLeading = (u64{1} << 16) ^ (u64{kRows * kColumnBytes >> 4} << 16);
   const u64 second = operand(b) ^ kLeading;
   wgmma_fence();
@@ -175,10 +181,11 @@ __device__ __forceinline__ void multiply_ab(float (&d)[kCount], const u32 (&a)[k
   wgmma_commit();
 }
 
-// Computes d = a^T b over kRows rows, where a has 64 columns and b has the columns of d.
+// Starts the GEMM d = a^T b over kRows rows of shared tiles, where a has 64 columns and b has the
+// columns of d.
 template <int kRows, int kCount>
 __device__ __forceinline__ void multiply_atb(float (&d)[kCount], u32 a, u32 b) {
-  // From column 64 on, the columns of b are a tile's column further.
+  // From result column 64 on, the columns of b are in the tile's next 64-element column.
   constexpr u64 kLeading =
       2 * kCount > 64 ? (u64{1} << 16) ^ (u64{kRows * kColumnBytes >> 4} << 16) : 0;
   const u64 first = operand(a), second = operand(b) ^ kLeading;
@@ -191,8 +198,8 @@ __device__ __forceinline__ void multiply_atb(float (&d)[kCount], u32 a, u32 b) {
   wgmma_commit();
 }
 
-// GEMMs of the attention forward for elements of 16 bits.
-struct Gemm16 {
+// The two GEMMs of attention forward, q k^T and p v, for 16-bit elements.
+struct AttentionGemms16Bit {
   static constexpr int kElementBytes = 2;
   static constexpr int kWordKeys = 4;  // keys a word of a lane's weights
 
@@ -202,10 +209,10 @@ struct Gemm16 {
   }
   template <int kCount, int kWords>
   static __device__ __forceinline__ void values(float (&o)[kCount], const u32 (&p)[kWords], u32 v) {
-    multiply_ab(o, p, v);
+    gemm_ab_from_registers(o, p, v);
   }
   template <int kWords>
   static __device__ __forceinline__ void round(u32 (&p)[kWords], const float (&s)[2 * kWords]) {
-    round_to_operand(p, s);
+    round_accumulator_to_operand(p, s);
   }
 };

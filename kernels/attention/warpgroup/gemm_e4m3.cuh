@@ -1,19 +1,21 @@
-// Counterparts of the GEMMs in warpgroup/gemm.cuh for 8-bit operands (e4m3): scores of 96 keys, and
-// values of a head of 128 elements. A row of 128 elements fills the single column of a tile.
+// Counterparts of the GEMMs in warpgroup/gemm.cuh for e4m3 operands: scores of 96 keys, and values
+// of a head of 128 elements. A row of 128 e4m3 elements fills the single 128-byte column of a
+// shared tile.
 //
-// The 8-bit operands of wgmma must be contiguous along k. Queries and keys have that layout for the
-// scores; values are stored transposed, one row for each element of the head. A block of values is
-// a sequence of columns of 32 keys, whose rows of 32 bytes are swizzled. The accumulator of the
-// scores holds its elements in a different order than the operand of the values needs. With q =
-// lane % 4, a lane holds the keys 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 of each 16 keys, but the
-// operand needs four neighbours. The values are therefore stored in the key order of the
-// accumulator, so that no element of P moves between lanes.
+// wgmma requires that 8-bit operands are contiguous along k, the summed axis. For the scores,
+// queries and keys are contiguous along the head dimension; for p v, the values are stored
+// transposed, one row for each element of the head. A block of transposed values is a sequence of
+// columns of 32 keys, whose rows of 32 bytes are swizzled. The accumulator of the scores holds its
+// keys in a different order than the register operand p of p v needs. With q = lane % 4, a lane
+// holds the keys 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 of each 16 keys, but the operand needs four
+// adjacent keys. The values are therefore stored in the accumulator's order of keys, so that no
+// element of p moves between lanes.
 #pragma once
 #include "attention/warpgroup/gemm.cuh"
 
 constexpr int kValueKeys = 32;  // of a column of values, and of an instruction
 
-// Computes d[64][96] = a[64][32] b[96][32]^T, or += where kAccumulate is 1.
+// Starts the e4m3 wgmma d[64][96] = a[64][32] b[96][32]^T, or += where kAccumulate is 1.
 template <int kAccumulate>
 __device__ __forceinline__ void wgmma_32(float (&d)[48], u64 a, u64 b) {
   asm volatile(
@@ -24,9 +26,9 @@ __device__ __forceinline__ void wgmma_32(float (&d)[48], u64 a, u64 b) {
       : "l"(a), "l"(b), "n"(kAccumulate));
 }
 
-// Computes d[64][128] += a[64][32] b[128][32]^T with a in registers. Each word of a lane has four
-// neighbours along k, from lane % 4 * 4 on. The second operand word is 8 rows further than the
-// first; the last two words are 16 elements further along k.
+// Starts the e4m3 wgmma d[64][128] += a[64][32] b[128][32]^T with a in registers. Each operand word
+// of a lane has four adjacent elements along k, from lane % 4 * 4 on. Operand word a[1] is 8 rows
+// further than a[0]; a[2] and a[3] are 16 elements further along k.
 __device__ __forceinline__ void wgmma_32(float (&d)[64], const u32* a, u64 b) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,"
@@ -37,15 +39,15 @@ __device__ __forceinline__ void wgmma_32(float (&d)[64], const u32* a, u64 b) {
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-// Descriptor of an operand in rows of 32 bytes; in the last four of each eight rows the two 16-byte
-// chunks are swapped.
+// Returns the wgmma descriptor of an operand in rows of 32 bytes; in the last four of each eight
+// rows the two 16-byte chunks are swapped.
 __device__ __forceinline__ u64 operand_32(u32 shared) {
   constexpr u64 kGroupStride = 8 * kValueKeys >> 4, kSwizzle32 = 3;
   return static_cast<u64>((shared & 0x3ffff) >> 4) | (u64{1} << 16) | (kGroupStride << 32) |
          (kSwizzle32 << 62);
 }
 
-struct GemmE4m3 {
+struct AttentionGemmsE4m3 {
   static constexpr int kElementBytes = 1;
   static constexpr int kWordKeys = 8;  // keys a word of a lane's weights
 
@@ -70,7 +72,7 @@ struct GemmE4m3 {
     wgmma_commit();
   }
 
-  // Each operand word holds two neighbouring keys of a group of eight and two of the next group.
+  // Each operand word holds two adjacent keys of a group of eight keys and two of the next group.
   template <int kWords>
   static __device__ __forceinline__ void round(u32 (&p)[kWords], const float (&s)[4 * kWords]) {
 #pragma unroll

@@ -1,18 +1,18 @@
-//! Division of the CPU's work: each task computes a block of queries, with tiles of scores in cache
-//! and single-threaded GEMMs.
+//! Division of CPU attention into tasks: each task computes a block of queries, with tiles of
+//! scores in cache and single-threaded GEMMs.
 
 use crate::parallel;
-use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply_f32};
+use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, matmul_f32_on_calling_thread};
 
-/// Number of queries that one CPU task computes.
-pub const QUERIES_PER_BLOCK: usize = 256;
-/// Number of keys in a tile of scores.
-pub const KEYS_PER_TILE: usize = 64;
-/// Number of scores in a tile, which takes 64 KiB.
-pub const SCORES_PER_TILE: usize = QUERIES_PER_BLOCK * KEYS_PER_TILE;
+/// Maximum number of queries in the block that one CPU attention task computes.
+pub const QUERIES_PER_CPU_TASK: usize = 256;
+/// Maximum number of keys in the tile of scores that a CPU attention task holds at once.
+pub const KEYS_PER_CPU_SCORE_TILE: usize = 64;
+/// Number of fp32 scores in the largest tile of CPU attention; they take 64 KiB.
+pub const SCORES_PER_CPU_TILE: usize = QUERIES_PER_CPU_TASK * KEYS_PER_CPU_SCORE_TILE;
 
-/// Views the first `rows` rows of a row-major slice as a matrix.
-pub fn matrix(values: &[f32], rows: usize, columns: usize) -> MatRef<'_, f32> {
+/// Returns a matrix view of the first `rows` rows of a row-major slice, without a copy.
+pub fn view_first_rows_as_matrix(values: &[f32], rows: usize, columns: usize) -> MatRef<'_, f32> {
     MatRef::from_row_major_slice(&values[..rows * columns], rows, columns)
 }
 
@@ -25,12 +25,13 @@ pub fn single_thread_gemm(
     factor: f32,
 ) {
     let out = MatMut::from_row_major_slice_mut(out, a.nrows(), b.ncols());
-    multiply_f32(out, accumulate, a, b, factor);
+    matmul_f32_on_calling_thread(out, accumulate, a, b, factor);
 }
 
-/// Calls `f(head, row, block)` in parallel for blocks of at most [`QUERIES_PER_BLOCK`] rows of a
-/// tensor `[heads, s, width]`. The argument `row` counts from the start of the tensor.
-pub fn for_row_blocks(
+/// Calls `f(head, row, block)` in parallel for each block of at most [`QUERIES_PER_CPU_TASK`] rows
+/// of the tensor `out` `[heads, s, width]`. The argument `row` is the index of the block's first
+/// row among the rows of all heads.
+pub fn for_row_blocks_of_heads_in_parallel(
     out: &mut [f32],
     s: usize,
     width: usize,
@@ -38,8 +39,8 @@ pub fn for_row_blocks(
 ) {
     let heads = out.chunks_mut(s * width).enumerate();
     let blocks = heads.flat_map(|(head, out)| {
-        let blocks = out.chunks_mut(QUERIES_PER_BLOCK * width).enumerate();
-        blocks.map(move |(block, out)| (head, head * s + block * QUERIES_PER_BLOCK, out))
+        let blocks = out.chunks_mut(QUERIES_PER_CPU_TASK * width).enumerate();
+        blocks.map(move |(block, out)| (head, head * s + block * QUERIES_PER_CPU_TASK, out))
     });
-    parallel::for_each_task(blocks.collect(), &|_, (head, row, out)| f(head, row, out));
+    parallel::run_tasks_in_parallel(blocks.collect(), &|_, (head, row, out)| f(head, row, out));
 }

@@ -1,53 +1,63 @@
-//! CPU implementation of attention over several GPUs: it computes the parts of all GPUs one after
-//! the other. The steps and the merge of their results run for any number of GPUs. It is
-//! deliberately not fast: every step copies its rows.
+//! CPU implementation of ring attention, which stands for several GPUs: one process computes the
+//! part of each GPU after the other. The CPU ring attention computes and merges the steps of any
+//! number of GPUs. The CPU ring attention is deliberately not fast: every step copies the rows of
+//! q, k and v that it reads.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::forward;
-use crate::attention::definition::Attention;
-use crate::attention::ring::{K, OUT, Q, RingProblem, RingStep, V};
-use crate::family::check_dtype;
+use crate::attention::definition::AttentionParameters;
+use crate::attention::ring::{K, OUT, Q, RingAttentionProblem, RingAttentionStep, V};
+use crate::family::check_problem_dtype_is_computed;
 use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensor, TensorData, Tensors};
 
-/// CPU implementations of attention forward over several GPUs.
-pub const RING_ROWS: &[Implementation<RingProblem>] = &[Implementation {
+/// CPU implementations of ring attention forward, the attention over several GPUs.
+pub const CPU_RING_ATTENTION_ROWS: &[Implementation<RingAttentionProblem>] = &[Implementation {
     name: "cpu",
     about: "each GPU's steps in their order, merged by the rows' sums of exponentials",
-    supports: |problem| check_dtype(problem.attention.dtype, Dtype::F32),
-    prepare: Prepare::Cpu(prepare_ring_attention),
+    supports: |problem| check_problem_dtype_is_computed(problem.attention.dtype, Dtype::F32),
+    prepare: Prepare::Cpu(prepare_cpu_ring_attention_task),
 }];
 
-fn prepare_ring_attention(problem: &RingProblem, inputs: Arc<Tensors>) -> CpuTask {
+fn prepare_cpu_ring_attention_task(
+    problem: &RingAttentionProblem,
+    inputs: Arc<Tensors>,
+) -> CpuTask {
     let ring = *problem;
     let mut outputs = Tensors::new();
     for name in &OUT[..ring.gpus] {
-        outputs = outputs.with_output(name, ring.shape(), Dtype::F32);
+        outputs = outputs.with_output(name, ring.tensor_shape_per_gpu(), Dtype::F32);
     }
     CpuTask::new(inputs, outputs, move |inputs, outputs| {
         for (rank, name) in OUT.iter().enumerate().take(ring.gpus) {
             let out = outputs.f32_mut(name);
             out.fill(0.0);
-            let mut merged = MergedRingOutputs {
+            let mut merged = MergedOutputOfOneGpu {
                 ring: &ring,
                 out,
                 sums: vec![f32::NEG_INFINITY; query_rows_of_gpu(&ring)],
             };
-            ring.ring_steps(rank).iter().for_each(|step| merged.add(rank, step, inputs));
+            ring.ring_steps_of_gpu(rank)
+                .iter()
+                .for_each(|step| merged.add_ring_step(rank, step, inputs));
         }
     })
 }
 
-const fn query_rows_of_gpu(ring: &RingProblem) -> usize {
-    ring.attention.h * ring.gpu_positions()
+const fn query_rows_of_gpu(ring: &RingAttentionProblem) -> usize {
+    ring.attention.h * ring.positions_per_gpu()
 }
 
-/// Copies the range `rows` of every head of a tensor.
-fn rows_of_every_head(ring: &RingProblem, tensor: &Tensor, rows: &Range<usize>) -> Tensor {
-    let (d, all) = (ring.attention.d, ring.gpu_positions());
+/// Copies the rows in the range `rows` from every head of one GPU's tensor.
+fn copy_rows_of_every_head(
+    ring: &RingAttentionProblem,
+    tensor: &Tensor,
+    rows: &Range<usize>,
+) -> Tensor {
+    let (d, all) = (ring.attention.d, ring.positions_per_gpu());
     let TensorData::F32(values) = tensor.tensor_data() else {
         unreachable!("the row declines other dtypes")
     };
@@ -56,28 +66,31 @@ fn rows_of_every_head(ring: &RingProblem, tensor: &Tensor, rows: &Range<usize>) 
     Tensor::new([1, ring.attention.h, rows.len(), d], TensorData::F32(values))
 }
 
-/// Output of one GPU, merged over the keys that its steps have processed.
-struct MergedRingOutputs<'a> {
-    ring: &'a RingProblem,
+/// Attention output of one simulated GPU, merged over the ring steps processed so far.
+struct MergedOutputOfOneGpu<'a> {
+    ring: &'a RingAttentionProblem,
     out: &'a mut [f32],
-    /// For each row, log2 of the sum of exponentials.
+    /// For each query row of the GPU, log2 of the sum of exponentials of its scores so far.
     sums: Vec<f32>,
 }
 
-impl MergedRingOutputs<'_> {
-    fn add(&mut self, rank: usize, step: &RingStep, inputs: &Tensors) {
-        let Attention { h, d, .. } = self.ring.attention;
+impl MergedOutputOfOneGpu<'_> {
+    fn add_ring_step(&mut self, rank: usize, step: &RingAttentionStep, inputs: &Tensors) {
+        let AttentionParameters { h, d, .. } = self.ring.attention;
         let (queries, keys) = (step.queries.len(), step.keys.len());
-        let part_of = |name: &str, rows| rows_of_every_head(self.ring, inputs.tensor(name), rows);
+        let part_of =
+            |name: &str, rows| copy_rows_of_every_head(self.ring, inputs.tensor(name), rows);
         let mut operands = Tensors::new();
         operands.insert("q", part_of(Q[rank], &step.queries));
         operands.insert("k", part_of(K[step.keys_of], &step.keys));
         operands.insert("v", part_of(V[step.keys_of], &step.keys));
-        let part = Attention { s: queries, keys, causal: step.causal, ..self.ring.attention };
+        let part =
+            AttentionParameters { s: queries, keys, causal: step.causal, ..self.ring.attention };
         let (mut out, mut sums) = (vec![0.0; h * queries * d], vec![0.0; h * queries]);
-        forward::compute_attention(&part, &operands, &mut out, &mut sums);
+        forward::compute_attention_forward_on_cpu(&part, &operands, &mut out, &mut sums);
         for (row, (part, sum)) in out.chunks(d).zip(sums).enumerate() {
-            let at = row / queries * self.ring.gpu_positions() + step.queries.start + row % queries;
+            let at =
+                row / queries * self.ring.positions_per_gpu() + step.queries.start + row % queries;
             let before = self.sums[at];
             let top = before.max(sum);
             let together = top + ((before - top).exp2() + (sum - top).exp2()).log2();
@@ -93,16 +106,23 @@ impl MergedRingOutputs<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu_tests::check_row_against_reference;
+    use crate::cpu_tests::assert_cpu_row_agrees_with_reference;
 
     #[test]
     fn the_cpu_ring_agrees_with_the_reference_for_one_to_eight_gpus() {
         for (gpus, d, causal) in
             [(1, 64, true), (2, 128, false), (2, 64, true), (4, 64, false), (8, 64, true)]
         {
-            check_row_against_reference(
-                &RING_ROWS[0],
-                &RingProblem::new(gpus, 3, 208, d, causal, Dtype::F32),
+            assert_cpu_row_agrees_with_reference(
+                &CPU_RING_ATTENTION_ROWS[0],
+                &RingAttentionProblem::ring_problem_of_one_sequence(
+                    gpus,
+                    3,
+                    208,
+                    d,
+                    causal,
+                    Dtype::F32,
+                ),
             );
         }
     }

@@ -1,94 +1,107 @@
-//! Plain data of an attention call: technique, addresses, scratch memory, launches.
+//! Plain data of a GPU attention call: technique, addresses, scratch memory and launches.
 
 use kernelgate::backend::BackendError;
-use kernelgate_cuda::observe::range::within_range;
+use kernelgate_cuda::observe::range::run_within_named_range;
 use kernelgate_cuda::{DeviceBuffer, PreparedLaunch};
 
-/// Technique by which kernels compute attention.
+/// Technique by which kernelgate's attention kernels compute their GEMMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AttentionTechnique {
-    /// GEMMs through `mma.sync`, from sm_80 on. The backward pass by this technique needs as many
-    /// key heads as query heads.
+pub enum AttentionGemmTechnique {
+    /// GEMMs by `mma.sync`, from sm_80 on. The backward by `mma.sync` needs as many key heads as
+    /// query heads.
     FlashMma,
-    /// GEMMs through `wgmma` and tiles by tensor copies, on sm_90a only.
+    /// GEMMs by `wgmma`, with tiles loaded by tensor copies (TMA); sm_90a only.
     FlashWgmma,
 }
 
-/// Order in which the gradient of the queries is summed over key blocks.
+/// Order in which the key blocks add to the gradient of the queries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueryGradientSumOrder {
-    /// Addends may be summed in any order, so low bits of the gradient may differ between launches.
-    /// For grouped heads this is also true of the gradients of keys and values.
+    /// Key blocks may add in any order, so low bits of the query gradient may differ between
+    /// launches. With grouped heads, low bits of the gradients of keys and values may also differ
+    /// between launches.
     Any,
-    /// A fixed order, so that all gradients are bitwise equal in every launch. Only
-    /// [`AttentionTechnique::FlashWgmma`] supports it.
+    /// Key blocks add in a fixed order, so all gradients are bitwise equal in every launch. Only
+    /// [`AttentionGemmTechnique::FlashWgmma`] supports it.
     Fixed,
 }
 
-/// Bytes of device memory that attention needs besides its tensors.
+/// Bytes of device memory that an attention call needs besides its tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AttentionScratchBytes {
-    /// Scratch bytes that every run of the launches writes before it reads them.
+    /// Scratch bytes whose initial content does not matter: every run of the launches writes these
+    /// bytes before it reads them.
     pub any: u64,
-    /// Bytes of scratch memory that must be zero before the first launch. Scratch bytes that every
-    /// run of the launches leaves zero, so that consecutive layers can share them.
+    /// Scratch bytes that must be zero before the first launch. Every run of the launches leaves
+    /// the zeroed scratch bytes zero, so consecutive layers can share these bytes.
     pub zeroed: u64,
 }
 
-/// Addresses of the scratch memory, each a multiple of 256. If the size of a part is zero, its
-/// address is not used.
+/// Device addresses of the scratch memory of an attention call, each a multiple of 256. If one of
+/// the two scratch sizes is zero, the launches do not use its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ScratchAddresses {
+pub struct AttentionScratchAddresses {
     /// Address of [`AttentionScratchBytes::any`].
     pub any: u64,
     /// Address of [`AttentionScratchBytes::zeroed`].
     pub zeroed: u64,
 }
 
-/// One launch, and the name of the range in which profilers show it.
-pub struct LaunchStep {
+/// One kernel launch of an attention call, and the name of its range in profilers.
+pub struct AttentionKernelLaunch {
     /// Name of the range.
     pub range: &'static str,
     /// Launch with its arguments.
     pub launch: PreparedLaunch,
 }
 
-/// Launches in order, to be enqueued on one stream or as consecutive nodes of a graph.
-pub struct OrderedLaunches {
-    steps: Vec<LaunchStep>,
-    /// Lists of query tiles in device memory, which the launches read.
+/// Kernel launches of one attention call in order, to be enqueued on one stream or as consecutive
+/// nodes of a graph.
+pub struct AttentionLaunches {
+    steps: Vec<AttentionKernelLaunch>,
+    /// Device buffers that the launches read, such as lists of query tiles, kept alive here.
     tables: Vec<DeviceBuffer>,
 }
 
-impl OrderedLaunches {
-    pub(super) fn new(steps: impl IntoIterator<Item = (&'static str, PreparedLaunch)>) -> Self {
-        let steps = steps.into_iter().map(|(range, launch)| LaunchStep { range, launch }).collect();
+impl AttentionLaunches {
+    pub(super) fn from_ranges_and_launches(
+        steps: impl IntoIterator<Item = (&'static str, PreparedLaunch)>,
+    ) -> Self {
+        let steps = steps
+            .into_iter()
+            .map(|(range, launch)| AttentionKernelLaunch { range, launch })
+            .collect();
         Self { steps, tables: Vec::new() }
     }
 
-    pub(super) fn with_table_buffer(self, table: DeviceBuffer) -> Self {
+    pub(super) fn keeping_table_buffer_alive(self, table: DeviceBuffer) -> Self {
         Self { tables: vec![table], ..self }
     }
 
-    /// Returns the launches of the attention call in order.
-    pub fn steps(&self) -> &[LaunchStep] {
+    /// Returns the kernel launches of the attention call in order.
+    pub fn launches_in_order(&self) -> &[AttentionKernelLaunch] {
         &self.steps
     }
 
-    /// Returns the bytes of device memory that the launches own.
-    pub fn device_bytes(&self) -> u64 {
-        self.tables.iter().map(|table| table.bytes() as u64).sum()
+    /// Returns the bytes of device memory that the launches own, besides tensors and scratch
+    /// memory.
+    pub fn bytes_of_owned_tables(&self) -> u64 {
+        self.tables.iter().map(|table| table.size_in_bytes() as u64).sum()
     }
 
-    /// Enqueues all launches on the device's stream.
-    pub fn launch(&self) -> Result<(), BackendError> {
-        self.steps.iter().try_for_each(|step| within_range(step.range, || step.launch.launch()))
+    /// Enqueues all launches of the attention call on the device's stream, each within its profiler
+    /// range, without waiting for them.
+    pub fn enqueue_all_launches(&self) -> Result<(), BackendError> {
+        self.steps
+            .iter()
+            .try_for_each(|step| run_within_named_range(step.range, || step.launch.enqueue()))
     }
 }
 
-/// Addresses of the tensors of an attention forward; all but that of lse are multiples of 16.
+/// Device addresses of the tensors of an attention forward; all but the address of lse are
+/// multiples of 16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ForwardAddresses {
+pub struct AttentionForwardAddresses {
     /// Queries.
     pub q: u64,
     /// Keys.
@@ -97,29 +110,31 @@ pub struct ForwardAddresses {
     pub v: u64,
     /// Output.
     pub out: u64,
-    /// Natural logarithm of each row's sum of exponentials, fp32, if a backward pass needs it.
+    /// Natural logarithm of each row's sum of exponentials, fp32; `None` if no backward pass needs
+    /// it.
     pub lse: Option<u64>,
 }
 
-/// Addresses of the tensors of an attention backward; all but that of lse are multiples of 16.
+/// Device addresses of the tensors of an attention backward; all but the address of lse are
+/// multiples of 16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BackwardAddresses {
+pub struct AttentionBackwardAddresses {
     /// Queries.
     pub q: u64,
     /// Keys.
     pub k: u64,
     /// Values.
     pub v: u64,
-    /// Output of the forward pass.
+    /// Output of the attention forward, which the backward reads.
     pub out: u64,
-    /// Log-sum-exp of the rows, as the forward pass wrote it.
+    /// Log-sum-exp of the score rows that the attention forward wrote, which the backward reads.
     pub lse: u64,
     /// Gradient of the output.
     pub grad_out: u64,
-    /// Gradient of the queries, written.
+    /// Gradient of the queries, which the backward writes.
     pub grad_q: u64,
-    /// Gradient of the keys, written.
+    /// Gradient of the keys, which the backward writes.
     pub grad_k: u64,
-    /// Gradient of the values, written.
+    /// Gradient of the values, which the backward writes.
     pub grad_v: u64,
 }

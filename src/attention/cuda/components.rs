@@ -1,225 +1,287 @@
-//! The three steps of attention on the GPU, each as a row with inputs of its own, and the launchers
-//! of their kernels.
+//! GPU implementations of the three separate attention steps (scores, softmax, values), each with
+//! inputs of its own, and their launches.
 
 use std::sync::Arc;
 
 use super::cublaslt;
-use super::launch::{Extents, attention_kernel, element_macro, upload_inputs};
-use crate::attention::components::{ScoresProblem, SoftmaxProblem, ValuesProblem};
+use super::launch::{
+    AttentionExtents, attention_kernel_spec_with_build_per_shape, element_type_define,
+    upload_named_inputs,
+};
+use crate::attention::components::{
+    AttentionScoresProblem, AttentionSoftmaxProblem, AttentionValuesProblem,
+};
 use kernelgate::backend::cuda::{self, CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
-use kernelgate_cuda::libraries::gemm::GEMM_WORKSPACE_BYTES;
-use kernelgate_cuda::observe::range::within_range;
+use kernelgate_cuda::libraries::gemm::DEFAULT_GEMM_WORKSPACE_BYTES;
+use kernelgate_cuda::observe::range::run_within_named_range;
 use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
 
-/// Kernels that compute a single step of attention.
-pub const KERNELS: &[KernelSpec<Extents>] =
-    &[NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES, SOFTMAX_VECTORIZED];
+/// Kernels that each compute a single step of attention.
+pub const SEPARATE_ATTENTION_STEP_KERNELS: &[KernelSpec<AttentionExtents>] = &[
+    NAIVE_FORWARD_SCORES_KERNEL,
+    NAIVE_FORWARD_SOFTMAX_KERNEL,
+    NAIVE_FORWARD_VALUES_KERNEL,
+    VECTORIZED_SOFTMAX_KERNEL,
+];
 
-const THREADS: usize = 256;
+const THREADS_PER_ATTENTION_STEP_BLOCK: usize = 256;
 
-/// Side of the tile of scores that a block of `forward_naive` computes, with one thread for each
-/// score.
-const NAIVE_TILE_SIDE: usize = 16;
+/// Side of the square tile of scores that a thread block of `forward_naive` computes, one thread
+/// for each score.
+const NAIVE_FORWARD_SCORE_TILE_SIDE: usize = 16;
 
-/// First of the three kernels of `forward_naive`: the scores.
-pub const NAIVE_SCORES: KernelSpec<Extents> = KernelSpec {
-    constants: |_| vec![("THREADS", THREADS), ("TILE", NAIVE_TILE_SIDE)],
-    ..attention_kernel(
+/// Kernel of `forward_naive` that computes the scores, the first of its three launches.
+pub const NAIVE_FORWARD_SCORES_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
+    constants: |_| {
+        vec![("THREADS", THREADS_PER_ATTENTION_STEP_BLOCK), ("TILE", NAIVE_FORWARD_SCORE_TILE_SIDE)]
+    },
+    ..attention_kernel_spec_with_build_per_shape(
         "attention/forward_naive",
         "attention_forward_naive_scores",
-        THREADS,
+        THREADS_PER_ATTENTION_STEP_BLOCK,
         |extents| {
             [
-                extents.s.div_ceil(NAIVE_TILE_SIDE),
-                extents.s.div_ceil(NAIVE_TILE_SIDE),
+                extents.s.div_ceil(NAIVE_FORWARD_SCORE_TILE_SIDE),
+                extents.s.div_ceil(NAIVE_FORWARD_SCORE_TILE_SIDE),
                 extents.heads,
             ]
         },
     )
 };
-pub const NAIVE_SOFTMAX: KernelSpec<Extents> = KernelSpec {
+pub const NAIVE_FORWARD_SOFTMAX_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     symbol: "attention_forward_naive_softmax",
     blocks: |extents| [extents.heads * extents.s, 1, 1],
-    ..NAIVE_SCORES
+    ..NAIVE_FORWARD_SCORES_KERNEL
 };
-pub const NAIVE_VALUES: KernelSpec<Extents> = KernelSpec {
+pub const NAIVE_FORWARD_VALUES_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     symbol: "attention_forward_naive_values",
-    blocks: |extents| [extents.s.div_ceil(THREADS / extents.d), extents.heads, 1],
-    ..NAIVE_SCORES
+    blocks: |extents| {
+        [extents.s.div_ceil(THREADS_PER_ATTENTION_STEP_BLOCK / extents.d), extents.heads, 1]
+    },
+    ..NAIVE_FORWARD_SCORES_KERNEL
 };
 
-/// Number of neighbouring keys that a lane loads at once: 16 bytes of scores.
-const KEYS_PER_LOAD: usize = 4;
+/// Number of adjacent fp32 scores that a thread of the vectorised softmax loads at once: 16 bytes.
+const SCORES_PER_SOFTMAX_LOAD: usize = 4;
 
-/// Maximum number of keys in a row, which a warp holds in registers: 32 scores a lane.
-const MAX_SOFTMAX_KEYS: usize = 1024;
+/// Maximum number of keys in a row of the vectorised softmax, whose warp holds the row in
+/// registers: 32 scores for each lane.
+const MAX_KEYS_OF_VECTORIZED_SOFTMAX: usize = 1024;
 
-const SOFTMAX_VECTORIZED: KernelSpec<Extents> = KernelSpec {
-    // The softmax kernel has no head dimension and no mask, so the element type is its only macro.
-    defines: |extents| vec![element_macro(extents)],
+const VECTORIZED_SOFTMAX_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
+    // The vectorised softmax kernel depends on neither head dimension nor mask, so the element type
+    // is its only macro.
+    defines: |extents| vec![element_type_define(extents)],
     constants: |_| {
-        vec![("THREADS", THREADS), ("PACKET", KEYS_PER_LOAD), ("MAX_KEYS", MAX_SOFTMAX_KEYS)]
+        vec![
+            ("THREADS", THREADS_PER_ATTENTION_STEP_BLOCK),
+            ("PACKET", SCORES_PER_SOFTMAX_LOAD),
+            ("MAX_KEYS", MAX_KEYS_OF_VECTORIZED_SOFTMAX),
+        ]
     },
     variants: || {
-        [Dtype::Bf16, Dtype::F16].map(|dtype| Extents::self_attention_extents(1, 4, dtype)).to_vec()
+        [Dtype::Bf16, Dtype::F16]
+            .map(|dtype| AttentionExtents::single_sequence_self_attention(1, 4, dtype))
+            .to_vec()
     },
-    ..attention_kernel(
+    ..attention_kernel_spec_with_build_per_shape(
         "attention/softmax_vectorized",
         "attention_softmax_vectorized",
-        THREADS,
-        // Each warp computes one row.
-        |extents| [(extents.heads * extents.s).div_ceil(THREADS / 32), 1, 1],
+        THREADS_PER_ATTENTION_STEP_BLOCK,
+        // Each warp of the vectorised softmax kernel computes one row.
+        |extents| {
+            [(extents.heads * extents.s).div_ceil(THREADS_PER_ATTENTION_STEP_BLOCK / 32), 1, 1]
+        },
     )
 };
 
-/// GPU rows of the scores step, `q kᵀ`, alone.
-pub const SCORES_ROWS: &[Implementation<ScoresProblem>] = &[
+/// GPU implementations of the first attention step alone, the scores `q kᵀ / sqrt(d)`.
+pub const CUDA_SCORES_STEP_ROWS: &[Implementation<AttentionScoresProblem>] = &[
     Implementation {
         name: "cuda/naive",
         about: "the first launch of forward's cuda/naive",
-        supports: |problem| Extents::from(&problem.shape).supported_with_scores(&[NAIVE_SCORES]),
+        supports: |problem| {
+            AttentionExtents::from(&problem.shape)
+                .check_support_with_scores_in_memory(&[NAIVE_FORWARD_SCORES_KERNEL])
+        },
         prepare: Prepare::CudaWithin {
-            device_bytes: scores_device_bytes,
-            prepare: prepare_scores_task,
+            device_bytes: scores_step_device_bytes,
+            prepare: prepare_naive_scores_task,
         },
     },
     Implementation {
         name: "cuda/cublaslt",
         about: "one GEMM of a batch of heads, by the fastest algorithm that the library proposes",
-        supports: |problem| cublaslt::check_cublaslt_support(&Extents::from(&problem.shape)),
+        supports: |problem| {
+            cublaslt::check_cublaslt_supports_separate_gemms(&AttentionExtents::from(
+                &problem.shape,
+            ))
+        },
         prepare: Prepare::CudaWithin {
-            device_bytes: |problem| scores_device_bytes(problem) + GEMM_WORKSPACE_BYTES as u64,
-            prepare: cublaslt::scores_gemm_task,
+            device_bytes: |problem| {
+                scores_step_device_bytes(problem) + DEFAULT_GEMM_WORKSPACE_BYTES as u64
+            },
+            prepare: cublaslt::prepare_cublaslt_scores_task,
         },
     },
 ];
 
-/// GPU rows of the softmax step alone.
-pub const SOFTMAX: &[Implementation<SoftmaxProblem>] = &[
+/// GPU implementations of the second attention step alone, the softmax over the keys.
+pub const CUDA_SOFTMAX_STEP_ROWS: &[Implementation<AttentionSoftmaxProblem>] = &[
     Implementation {
         name: "cuda/naive",
         about: "the second launch of forward's cuda/naive: a block a row, three passes over it",
-        supports: |problem| Extents::from(&problem.shape).supported_with_scores(&[NAIVE_SOFTMAX]),
+        supports: |problem| {
+            AttentionExtents::from(&problem.shape)
+                .check_support_with_scores_in_memory(&[NAIVE_FORWARD_SOFTMAX_KERNEL])
+        },
         prepare: Prepare::CudaWithin {
-            device_bytes: softmax_device_bytes,
-            prepare: prepare_softmax_task,
+            device_bytes: softmax_step_device_bytes,
+            prepare: prepare_naive_softmax_task,
         },
     },
     Implementation {
         name: "cuda/vectorized",
         about: "a warp a row, loaded once by 16-byte accesses and kept in registers",
         supports: |problem| {
-            let extents = Extents::from(&problem.shape);
-            extents.supported_with_scores(&[SOFTMAX_VECTORIZED])?;
+            let extents = AttentionExtents::from(&problem.shape);
+            extents.check_support_with_scores_in_memory(&[VECTORIZED_SOFTMAX_KERNEL])?;
             match extents.s {
-                s if s > MAX_SOFTMAX_KEYS => {
-                    Err(format!("holds rows of up to {MAX_SOFTMAX_KEYS} keys"))
+                s if s > MAX_KEYS_OF_VECTORIZED_SOFTMAX => {
+                    Err(format!("holds rows of up to {MAX_KEYS_OF_VECTORIZED_SOFTMAX} keys"))
                 }
-                s if s % KEYS_PER_LOAD != 0 => {
-                    Err(format!("loads {KEYS_PER_LOAD} keys at once, which {s} is no multiple of"))
-                }
+                s if s % SCORES_PER_SOFTMAX_LOAD != 0 => Err(format!(
+                    "loads {SCORES_PER_SOFTMAX_LOAD} keys at once, which {s} is no multiple of"
+                )),
                 _ => Ok(()),
             }
         },
         prepare: Prepare::CudaWithin {
-            device_bytes: softmax_device_bytes,
-            prepare: prepare_softmax_vectorized,
+            device_bytes: softmax_step_device_bytes,
+            prepare: prepare_vectorized_softmax_task,
         },
     },
 ];
 
-/// GPU rows of the values step, `p v`, alone.
-pub const VALUES_ROWS: &[Implementation<ValuesProblem>] = &[
+/// GPU implementations of the third attention step alone, the output `p v`.
+pub const CUDA_VALUES_STEP_ROWS: &[Implementation<AttentionValuesProblem>] = &[
     Implementation {
         name: "cuda/naive",
         about: "the third launch of forward's cuda/naive",
-        supports: |problem| Extents::from(&problem.shape).supported_with_scores(&[NAIVE_VALUES]),
+        supports: |problem| {
+            AttentionExtents::from(&problem.shape)
+                .check_support_with_scores_in_memory(&[NAIVE_FORWARD_VALUES_KERNEL])
+        },
         prepare: Prepare::CudaWithin {
-            device_bytes: values_device_bytes,
-            prepare: prepare_values_task,
+            device_bytes: values_step_device_bytes,
+            prepare: prepare_naive_values_task,
         },
     },
     Implementation {
         name: "cuda/cublaslt",
         about: "one GEMM of a batch of heads, by the fastest algorithm that the library proposes",
-        supports: |problem| cublaslt::check_cublaslt_support(&Extents::from(&problem.shape)),
+        supports: |problem| {
+            cublaslt::check_cublaslt_supports_separate_gemms(&AttentionExtents::from(
+                &problem.shape,
+            ))
+        },
         prepare: Prepare::CudaWithin {
-            device_bytes: |problem| values_device_bytes(problem) + GEMM_WORKSPACE_BYTES as u64,
-            prepare: cublaslt::values_gemm_task,
+            device_bytes: |problem| {
+                values_step_device_bytes(problem) + DEFAULT_GEMM_WORKSPACE_BYTES as u64
+            },
+            prepare: cublaslt::prepare_cublaslt_values_task,
         },
     },
 ];
 
-/// Device memory of the scores step: q, k and fp32 scores.
-fn scores_device_bytes(problem: &ScoresProblem) -> u64 {
-    let extents = Extents::from(&problem.shape);
-    2 * extents.vector_bytes() + 4 * extents.query_key_pairs()
+/// Bytes of the tensors of the scores step: q, k and fp32 scores.
+fn scores_step_device_bytes(problem: &AttentionScoresProblem) -> u64 {
+    let extents = AttentionExtents::from(&problem.shape);
+    2 * extents.query_tensor_bytes() + 4 * extents.query_key_pairs_of_all_heads()
 }
 
-/// Device memory of the softmax step: fp32 scores and 16-bit probabilities.
-fn softmax_device_bytes(problem: &SoftmaxProblem) -> u64 {
-    (4 + 2) * Extents::from(&problem.shape).query_key_pairs()
+/// Bytes of the tensors of the softmax step: fp32 scores and 16-bit probabilities.
+fn softmax_step_device_bytes(problem: &AttentionSoftmaxProblem) -> u64 {
+    (4 + 2) * AttentionExtents::from(&problem.shape).query_key_pairs_of_all_heads()
 }
 
-/// Device memory of the values step: 16-bit probabilities, v and the output.
-fn values_device_bytes(problem: &ValuesProblem) -> u64 {
-    let extents = Extents::from(&problem.shape);
-    2 * extents.query_key_pairs() + 2 * extents.vector_bytes()
+/// Bytes of the tensors of the values step: 16-bit probabilities, v and the output.
+fn values_step_device_bytes(problem: &AttentionValuesProblem) -> u64 {
+    let extents = AttentionExtents::from(&problem.shape);
+    2 * extents.query_key_pairs_of_all_heads() + 2 * extents.query_tensor_bytes()
 }
 
-fn prepare_scores_task(
-    problem: &ScoresProblem,
+fn prepare_naive_scores_task(
+    problem: &AttentionScoresProblem,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    let extents = Extents::from(&problem.shape);
-    let kernel = NAIVE_SCORES.compile_and_load(device, &extents)?;
-    let [q, k] = upload_inputs(device, inputs, ["q", "k"])?;
+    let extents = AttentionExtents::from(&problem.shape);
+    let kernel = NAIVE_FORWARD_SCORES_KERNEL.compile_and_load(device, &extents)?;
+    let [q, k] = upload_named_inputs(device, inputs, ["q", "k"])?;
     Ok(CudaTask::new(
         device,
         cuda::named_inputs([("q", &q), ("k", &k)]),
-        vec![Output::new(device, "scores", problem.shape.score_shape(), Dtype::F32)?],
+        vec![Output::new(device, "scores", problem.shape.score_matrix_shape(), Dtype::F32)?],
         move |outputs| {
             let [q, k] = [&q, &k].map(KernelArgument::from);
             let arguments = [q, k, outputs[0].argument(), extents.sequence_length_argument()];
-            within_range("scores", || kernel.launch_with(&arguments))
+            run_within_named_range("scores", || kernel.launch_with(&arguments))
         },
     ))
 }
 
-fn prepare_softmax_task(
-    problem: &SoftmaxProblem,
+fn prepare_naive_softmax_task(
+    problem: &AttentionSoftmaxProblem,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    let no_logsumexp = |_: &Extents| KernelArgument::Address(0);
-    softmax_launch_task(problem, inputs, device, &NAIVE_SOFTMAX, no_logsumexp)
+    let no_logsumexp = |_: &AttentionExtents| KernelArgument::Address(0);
+    prepare_softmax_task_with_third_argument(
+        problem,
+        inputs,
+        device,
+        &NAIVE_FORWARD_SOFTMAX_KERNEL,
+        no_logsumexp,
+    )
 }
 
-fn prepare_softmax_vectorized(
-    problem: &SoftmaxProblem,
+fn prepare_vectorized_softmax_task(
+    problem: &AttentionSoftmaxProblem,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    let rows = |extents: &Extents| KernelArgument::I64(extents.query_rows() as i64);
-    softmax_launch_task(problem, inputs, device, &SOFTMAX_VECTORIZED, rows)
+    let rows =
+        |extents: &AttentionExtents| KernelArgument::I64(extents.queries_of_all_heads() as i64);
+    prepare_softmax_task_with_third_argument(
+        problem,
+        inputs,
+        device,
+        &VECTORIZED_SOFTMAX_KERNEL,
+        rows,
+    )
 }
 
-/// Launches of a softmax kernel; the rows differ in its third argument.
-fn softmax_launch_task(
-    problem: &SoftmaxProblem,
+/// Prepares the timed task of a softmax kernel; `third` makes its third argument, the only one in
+/// which the two kernels differ.
+fn prepare_softmax_task_with_third_argument(
+    problem: &AttentionSoftmaxProblem,
     inputs: &Tensors,
     device: &Arc<Device>,
-    kernel: &KernelSpec<Extents>,
-    third: fn(&Extents) -> KernelArgument,
+    kernel: &KernelSpec<AttentionExtents>,
+    third: fn(&AttentionExtents) -> KernelArgument,
 ) -> Result<CudaTask, BackendError> {
-    let extents = Extents::from(&problem.shape);
+    let extents = AttentionExtents::from(&problem.shape);
     let kernel = kernel.compile_and_load(device, &extents)?;
-    let [scores] = upload_inputs(device, inputs, ["scores"])?;
-    let probabilities =
-        Output::new(device, "probabilities", problem.shape.score_shape(), problem.shape.dtype)?;
+    let [scores] = upload_named_inputs(device, inputs, ["scores"])?;
+    let probabilities = Output::new(
+        device,
+        "probabilities",
+        problem.shape.score_matrix_shape(),
+        problem.shape.dtype,
+    )?;
     Ok(CudaTask::new(
         device,
         cuda::named_inputs([("scores", &scores)]),
@@ -231,28 +293,33 @@ fn softmax_launch_task(
                 third(&extents),
                 extents.sequence_length_argument(),
             ];
-            within_range("softmax", || kernel.launch_with(&arguments))
+            run_within_named_range("softmax", || kernel.launch_with(&arguments))
         },
     ))
 }
 
-fn prepare_values_task(
-    problem: &ValuesProblem,
+fn prepare_naive_values_task(
+    problem: &AttentionValuesProblem,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    let extents = Extents::from(&problem.shape);
-    let kernel = NAIVE_VALUES.compile_and_load(device, &extents)?;
-    let [probabilities, v] = upload_inputs(device, inputs, ["probabilities", "v"])?;
+    let extents = AttentionExtents::from(&problem.shape);
+    let kernel = NAIVE_FORWARD_VALUES_KERNEL.compile_and_load(device, &extents)?;
+    let [probabilities, v] = upload_named_inputs(device, inputs, ["probabilities", "v"])?;
     Ok(CudaTask::new(
         device,
         cuda::named_inputs([("probabilities", &probabilities), ("v", &v)]),
-        vec![Output::new(device, "out", problem.shape.vector_shape(), problem.shape.dtype)?],
+        vec![Output::new(
+            device,
+            "out",
+            problem.shape.query_key_value_shape(),
+            problem.shape.dtype,
+        )?],
         move |outputs| {
             let [probabilities, v] = [&probabilities, &v].map(KernelArgument::from);
             let arguments =
                 [probabilities, v, outputs[0].argument(), extents.sequence_length_argument()];
-            within_range("values", || kernel.launch_with(&arguments))
+            run_within_named_range("values", || kernel.launch_with(&arguments))
         },
     ))
 }
@@ -260,13 +327,13 @@ fn prepare_values_task(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::components::ComponentShape;
+    use crate::attention::components::AttentionStepShape;
 
     #[test]
-    fn the_vectorised_softmax_is_used_for_whole_packets_and_rows_that_fit_a_warp() {
+    fn vectorised_softmax_supports_rows_of_whole_packets_up_to_1024_keys() {
         let supported = |s| {
-            (SOFTMAX[1].supports)(&SoftmaxProblem {
-                shape: ComponentShape { b: 2, h: 3, s, d: 1, dtype: Dtype::F16 },
+            (CUDA_SOFTMAX_STEP_ROWS[1].supports)(&AttentionSoftmaxProblem {
+                shape: AttentionStepShape { b: 2, h: 3, s, d: 1, dtype: Dtype::F16 },
             })
         };
         assert_eq!([4, 200, 1024].map(supported), [Ok(()), Ok(()), Ok(())]);
@@ -275,10 +342,10 @@ mod tests {
             Err("loads 4 keys at once, which 65 is no multiple of".to_owned())
         );
         assert_eq!(supported(2048), Err("holds rows of up to 1024 keys".to_owned()));
-        let extents = Extents::self_attention_extents(6, 201, Dtype::F16);
-        assert_eq!((SOFTMAX_VECTORIZED.blocks)(&extents), [151, 1, 1]);
+        let extents = AttentionExtents::single_sequence_self_attention(6, 201, Dtype::F16);
+        assert_eq!((VECTORIZED_SOFTMAX_KERNEL.blocks)(&extents), [151, 1, 1]);
         assert_eq!(
-            SOFTMAX_VECTORIZED.build_for_parameters(&extents).name(),
+            VECTORIZED_SOFTMAX_KERNEL.build_for_parameters(&extents).file_and_macros(),
             "attention/softmax_vectorized DTYPE=F16"
         );
     }

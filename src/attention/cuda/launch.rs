@@ -1,109 +1,118 @@
-//! Builds, sizes and limits that all rows of the attention family share.
+//! Kernel builds, sizes and limits that all GPU implementations of attention share.
 
 use std::sync::Arc;
 
-use super::layout::{AttentionShape, RowStrides, Strides};
+use super::layout::{AttentionShape, AttentionTensorStrides, RowStridesOfQkvAndGradient};
 use crate::attention::components;
-use crate::attention::definition::Attention;
-use crate::kernel_files::kernel_file;
+use crate::attention::definition::AttentionParameters;
+use crate::kernel_files::source_of_kernel_file;
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::{self, Input, Output};
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::{
-    Device, DeviceBuffer, KernelArgument, KernelSpec, TensorBoxes, TensorMapElement,
+    Device, DeviceBuffer, KernelArgument, KernelSpec, TensorMapElement, TensorWithTmaBoxes,
 };
 
 /// Bytes of a stored query, key or value element in every dtype but fp8.
-pub const ELEMENT_BYTES: u64 = 2;
+pub const BYTES_OF_16_BIT_ELEMENT: u64 = 2;
 
-/// Maximum bytes of fp32 scores for a rung that keeps them in memory: above that, a launch takes
-/// seconds and shows nothing new.
-const MAX_SCORE_MATRIX_BYTES: u64 = 2 << 30;
+/// Maximum bytes of the fp32 scores of an implementation that keeps them in memory: with more, a
+/// launch takes seconds and shows nothing new.
+const MAX_BYTES_OF_STORED_SCORES: u64 = 2 << 30;
 
-/// Extents, mask and dtype of an attention call, on which builds, grids and memory depend.
+/// Extents, mask and dtype of an attention call, which determine kernel builds, grids and memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Extents {
+pub struct AttentionExtents {
     /// Number of sequences.
     pub batch: usize,
     /// Number of query heads of all sequences.
     pub heads: usize,
     /// Number of query heads that read the same keys.
     pub share: usize,
-    /// Number of queries of a head.
+    /// Number of queries of each query head.
     pub s: usize,
-    /// Number of keys of a head.
+    /// Number of keys of each key head.
     pub keys: usize,
-    /// Number of elements of a head, 64 or 128.
+    /// Number of elements of each query or key vector of a head: 64 or 128.
     pub d: usize,
-    /// Whether the last query sees all keys and each earlier query one key less than the next.
+    /// Whether the mask is causal: the last query sees all keys, and each earlier query one key
+    /// less than the next.
     pub causal: bool,
     /// Dtype of inputs and outputs; the output of fp8 inputs is bf16.
     pub dtype: Dtype,
-    /// Strides of rows, if any tensor is not dense `[b, h, s, d]`.
-    pub rows: Option<RowStrides>,
+    /// Row strides of q, k, v and the output gradient; `None` if every tensor is dense `[b, h, s,
+    /// d]`.
+    pub rows: Option<RowStridesOfQkvAndGradient>,
 }
 
-impl From<&Attention> for Extents {
-    fn from(attention: &Attention) -> Self {
-        Self::new(&AttentionShape::from(attention), None)
+impl From<&AttentionParameters> for AttentionExtents {
+    fn from(attention: &AttentionParameters) -> Self {
+        Self::extents_of_attention_shape(&AttentionShape::from(attention), None)
     }
 }
 
-impl From<&components::ComponentShape> for Extents {
-    fn from(shape: &components::ComponentShape) -> Self {
-        let components::ComponentShape { b, h, s, d, dtype } = *shape;
-        // The softmax has no head dimension; its kernel comes with kernels that have one.
-        Self { d: d.max(64), ..Self::self_attention_extents(b * h, s, dtype) }
+impl From<&components::AttentionStepShape> for AttentionExtents {
+    fn from(shape: &components::AttentionStepShape) -> Self {
+        let components::AttentionStepShape { b, h, s, d, dtype } = *shape;
+        // The softmax step has no head dimension; d is then 64, because its kernel is built
+        // together with kernels that have one.
+        Self { d: d.max(64), ..Self::single_sequence_self_attention(b * h, s, dtype) }
     }
 }
 
-/// Declares a kernel of the family, with the macros of `kernels/attention/shape.cuh` and a build
-/// for each of their values.
-pub const fn attention_kernel(
+/// Declares an attention kernel with the macros of `kernels/attention/shape.cuh` and with a build
+/// for each combination of their values.
+pub const fn attention_kernel_spec_with_build_per_shape(
     file: &'static str,
     symbol: &'static str,
     threads: usize,
-    blocks: fn(&Extents) -> [usize; 3],
-) -> KernelSpec<Extents> {
+    blocks: fn(&AttentionExtents) -> [usize; 3],
+) -> KernelSpec<AttentionExtents> {
     KernelSpec {
-        defines: shape_macros,
-        variants: extents_of_builds,
-        ..KernelSpec::new(kernel_file(file), symbol, threads, blocks)
+        defines: attention_shape_defines,
+        variants: dense_attention_build_extents,
+        ..KernelSpec::new(source_of_kernel_file(file), symbol, threads, blocks)
     }
 }
 
-/// Values of the macros of `kernels/attention/shape.cuh`.
-pub fn shape_macros(extents: &Extents) -> Vec<String> {
+/// Returns the defines for `kernels/attention/shape.cuh`: element type, head dimension and causal
+/// mask.
+pub fn attention_shape_defines(extents: &AttentionExtents) -> Vec<String> {
     vec![
-        element_macro(extents),
+        element_type_define(extents),
         format!("HEAD_DIM={}", extents.d),
         format!("CAUSAL={}", u8::from(extents.causal)),
     ]
 }
 
-/// The macro that selects the element type.
-pub fn element_macro(extents: &Extents) -> String {
+/// Returns the define that selects the 16-bit element type of an attention kernel.
+pub fn element_type_define(extents: &AttentionExtents) -> String {
     if extents.dtype == Dtype::F16 { "DTYPE=F16" } else { "DTYPE=Bf16" }.to_owned()
 }
 
-/// Lists the extents for which a kernel is built.
-fn extents_of_builds() -> Vec<Extents> {
+/// Lists the extents for which each attention kernel is built: both 16-bit dtypes, both head
+/// dimensions, with and without causal mask.
+fn dense_attention_build_extents() -> Vec<AttentionExtents> {
     let mut variants = Vec::new();
     for dtype in [Dtype::Bf16, Dtype::F16] {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
-            variants.push(Extents { d, causal, ..Extents::self_attention_extents(1, 1, dtype) });
+            variants.push(AttentionExtents {
+                d,
+                causal,
+                ..AttentionExtents::single_sequence_self_attention(1, 1, dtype)
+            });
         }
     }
     variants
 }
 
-/// [`shape_macros`] and, if tensors have strides, the macros of the row strides that the kernels'
-/// loops read.
-pub fn strided_defines(
-    extents: &Extents,
-    rows: fn(&RowStrides) -> [(&'static str, u64); 2],
+/// Returns [`attention_shape_defines`] and, if the tensors are not dense, the row strides that the
+/// kernel's inner loops read.
+pub fn attention_defines_with_row_strides(
+    extents: &AttentionExtents,
+    rows: fn(&RowStridesOfQkvAndGradient) -> [(&'static str, u64); 2],
 ) -> Vec<String> {
-    let mut all = shape_macros(extents);
+    let mut all = attention_shape_defines(extents);
     if let Some(strides) = &extents.rows {
         all.push("STRIDED=1".to_owned());
         all.extend(rows(strides).map(|(name, stride)| format!("{name}={stride}")));
@@ -111,23 +120,27 @@ pub fn strided_defines(
     all
 }
 
-/// Lists the extents of every dense build, and one build with strides: `[b, s, h, d]` with 16
-/// heads.
-pub fn strided_variants() -> Vec<Extents> {
+/// Lists the extents of every dense build of an attention kernel, and of one build with row
+/// strides: `[b, s, h, d]` with 16 heads.
+pub fn dense_and_one_strided_build_extents() -> Vec<AttentionExtents> {
     let row = 16 * 128;
-    let rows = Some(RowStrides { q: row, k: row, v: row, grad_out: row });
-    let strided = Extents {
+    let rows = Some(RowStridesOfQkvAndGradient { q: row, k: row, v: row, grad_out: row });
+    let strided = AttentionExtents {
         d: 128,
         causal: true,
         rows,
-        ..Extents::self_attention_extents(16, 1, Dtype::Bf16)
+        ..AttentionExtents::single_sequence_self_attention(16, 1, Dtype::Bf16)
     };
-    extents_of_builds().into_iter().chain([strided]).collect()
+    dense_attention_build_extents().into_iter().chain([strided]).collect()
 }
 
-impl Extents {
-    /// Extents of a shape, with the row strides if any tensor is not dense `[b, h, s, d]`.
-    pub fn new(shape: &AttentionShape, rows: Option<RowStrides>) -> Self {
+impl AttentionExtents {
+    /// Returns the extents of a shape, with the row strides `rows` unless every tensor is dense
+    /// `[b, h, s, d]`.
+    pub fn extents_of_attention_shape(
+        shape: &AttentionShape,
+        rows: Option<RowStridesOfQkvAndGradient>,
+    ) -> Self {
         let AttentionShape { batch, heads, key_heads, queries, keys, head_dim, causal, dtype } =
             *shape;
         Self {
@@ -143,8 +156,9 @@ impl Extents {
         }
     }
 
-    /// Extents of heads with 64 elements, as many keys as queries, and no mask.
-    pub const fn self_attention_extents(heads: usize, s: usize, dtype: Dtype) -> Self {
+    /// Extents of self-attention in one sequence: heads with 64 elements, as many keys as queries,
+    /// no mask.
+    pub const fn single_sequence_self_attention(heads: usize, s: usize, dtype: Dtype) -> Self {
         Self { batch: 1, heads, share: 1, s, keys: s, d: 64, causal: false, dtype, rows: None }
     }
 
@@ -154,63 +168,73 @@ impl Extents {
     }
 
     /// Number of key-value heads in one sequence.
-    pub const fn key_heads_a_batch(&self) -> usize {
-        self.key_heads() / self.batch
+    pub const fn key_heads_per_sequence(&self) -> usize {
+        self.key_heads_of_all_sequences() / self.batch
     }
 
-    /// Bytes of the queries, or of any tensor of their shape.
-    pub const fn vector_bytes(&self) -> u64 {
-        self.query_rows() * self.d as u64 * ELEMENT_BYTES
+    /// Bytes of the query tensor, and of any other 16-bit tensor of its shape.
+    pub const fn query_tensor_bytes(&self) -> u64 {
+        self.queries_of_all_heads() * self.d as u64 * BYTES_OF_16_BIT_ELEMENT
     }
 
     /// Number of key-value heads of all sequences.
-    pub const fn key_heads(&self) -> usize {
+    pub const fn key_heads_of_all_sequences(&self) -> usize {
         self.heads / self.share
     }
 
-    /// Bytes of the keys, or of the values.
-    pub const fn key_bytes(&self) -> u64 {
-        (self.key_heads() * self.keys) as u64 * self.d as u64 * ELEMENT_BYTES
+    /// Bytes of the key tensor, and equally of the value tensor.
+    pub const fn key_tensor_bytes(&self) -> u64 {
+        (self.key_heads_of_all_sequences() * self.keys) as u64
+            * self.d as u64
+            * BYTES_OF_16_BIT_ELEMENT
     }
 
-    /// Number of queries of all heads.
-    pub const fn query_rows(&self) -> u64 {
+    /// Number of queries of all heads of all sequences.
+    pub const fn queries_of_all_heads(&self) -> u64 {
         (self.heads * self.s) as u64
     }
 
-    /// Number of query-key pairs of all heads, with those that the mask hides.
-    pub const fn query_key_pairs(&self) -> u64 {
-        self.query_rows() * self.keys as u64
+    /// Number of query-key pairs of all heads, including the pairs that the mask hides.
+    pub const fn query_key_pairs_of_all_heads(&self) -> u64 {
+        self.queries_of_all_heads() * self.keys as u64
     }
 
-    /// Checks whether the kernels support these extents.
-    pub fn check_support(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
+    /// Checks whether attention kernels support these extents: a 16-bit dtype, sizes within 32
+    /// bits, grids within the limits.
+    pub fn check_dtype_size_and_grid_support(
+        &self,
+        kernels: &[KernelSpec<Self>],
+    ) -> Result<(), String> {
         if !matches!(self.dtype, Dtype::Bf16 | Dtype::F16) {
             return Err("computes bf16 and f16 only".to_owned());
         }
-        self.fits_index_and_grid_limits(kernels)
+        self.check_index_and_grid_limits(kernels)
     }
 
-    /// Checks that sizes fit into 32 bits and that the kernels' grids are within the limits.
-    pub fn fits_index_and_grid_limits(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
+    /// Checks that the extents fit into 32-bit integers and that each kernel's grid is within the
+    /// limits of CUDA.
+    pub fn check_index_and_grid_limits(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
         let counted =
             [self.heads, self.s, self.keys].iter().all(|&extent| i32::try_from(extent).is_ok());
-        if counted && kernels.iter().all(|kernel| kernel.launch_for(self).is_ok()) {
+        if counted && kernels.iter().all(|kernel| kernel.launch_shape_for(self).is_ok()) {
             Ok(())
         } else {
             Err("needs more blocks than a grid holds".to_owned())
         }
     }
 
-    /// [`Self::check_support`] for kernels that need equal numbers of query and key heads, and of
-    /// queries and keys.
-    pub fn check_ungrouped_support(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
-        self.check_support(kernels)?;
-        self.check_equal_rows_and_heads()
+    /// Like [`Self::check_dtype_size_and_grid_support`], for kernels that need as many key heads as
+    /// query heads, and as many keys as queries.
+    pub fn check_support_without_grouped_heads(
+        &self,
+        kernels: &[KernelSpec<Self>],
+    ) -> Result<(), String> {
+        self.check_dtype_size_and_grid_support(kernels)?;
+        self.check_equal_key_and_query_counts()
     }
 
-    /// Checks that keys and queries have equal numbers of rows and heads.
-    pub fn check_equal_rows_and_heads(&self) -> Result<(), String> {
+    /// Checks that there are as many keys as queries, and as many key heads as query heads.
+    pub fn check_equal_key_and_query_counts(&self) -> Result<(), String> {
         if self.share == 1 && self.keys == self.s {
             Ok(())
         } else {
@@ -218,34 +242,40 @@ impl Extents {
         }
     }
 
-    /// [`Self::check_ungrouped_support`] for kernels that keep the scores in device memory.
-    pub fn supported_with_scores(&self, kernels: &[KernelSpec<Self>]) -> Result<(), String> {
-        self.check_ungrouped_support(kernels)?;
-        let bytes = 4 * self.query_key_pairs();
-        if bytes <= MAX_SCORE_MATRIX_BYTES {
+    /// Like [`Self::check_support_without_grouped_heads`], for kernels that keep all fp32 scores in
+    /// device memory.
+    pub fn check_support_with_scores_in_memory(
+        &self,
+        kernels: &[KernelSpec<Self>],
+    ) -> Result<(), String> {
+        self.check_support_without_grouped_heads(kernels)?;
+        let bytes = 4 * self.query_key_pairs_of_all_heads();
+        if bytes <= MAX_BYTES_OF_STORED_SCORES {
             return Ok(());
         }
         let gigabytes = |bytes: u64| bytes as f64 / 1e9;
         Err(format!(
             "keeps {:.1} GB of scores in memory, {:.1} GB at most",
             gigabytes(bytes),
-            gigabytes(MAX_SCORE_MATRIX_BYTES)
+            gigabytes(MAX_BYTES_OF_STORED_SCORES)
         ))
     }
 
-    /// The argument `seqlen`, as every kernel expects it.
+    /// The kernel argument `seqlen`, which every attention kernel expects: the number of queries of
+    /// a head.
     pub const fn sequence_length_argument(&self) -> KernelArgument {
         KernelArgument::I32(self.s as i32)
     }
 
-    /// The argument `batch_heads`, as some kernels expect it.
+    /// The kernel argument `batch_heads`, which some attention kernels expect: the number of query
+    /// heads of all sequences.
     pub const fn batch_heads_argument(&self) -> KernelArgument {
         KernelArgument::I32(self.heads as i32)
     }
 }
 
-/// Copies inputs to the device, in the order of their names.
-pub fn upload_inputs<const N: usize>(
+/// Copies the named input tensors to the device, and returns their buffers in the order of `names`.
+pub fn upload_named_inputs<const N: usize>(
     device: &Arc<Device>,
     inputs: &Tensors,
     names: [&str; N],
@@ -257,49 +287,76 @@ pub fn upload_inputs<const N: usize>(
     Ok(buffers.try_into().ok().expect("a buffer a name"))
 }
 
-/// Inputs of an attention forward, all of which every launch reads.
-pub fn qkv([q, k, v]: [&DeviceBuffer; 3]) -> [Input; 3] {
+/// Names the inputs of an attention forward for the harness, which may replace all three between
+/// launches.
+pub fn name_q_k_v_inputs([q, k, v]: [&DeviceBuffer; 3]) -> [Input; 3] {
     cuda::named_inputs([("q", q), ("k", k), ("v", v)])
 }
 
-/// Tensor boxes of the queries, each of `box_rows` rows, for a kernel with tensor copies.
-pub fn query_boxes(extents: &Extents, strides: &Strides, box_rows: usize) -> TensorBoxes {
-    tensor_boxes_of(extents, [extents.query_heads_per_sequence(), extents.s], strides, box_rows)
-}
-
-/// Tensor boxes of the keys or values, for a kernel with tensor copies.
-pub fn key_boxes(extents: &Extents, strides: &Strides, box_rows: usize) -> TensorBoxes {
-    tensor_boxes_of(extents, [extents.key_heads_a_batch(), extents.keys], strides, box_rows)
-}
-
-fn tensor_boxes_of(
-    extents: &Extents,
-    [heads, positions]: [usize; 2],
-    strides: &Strides,
+/// Describes the query tensor as boxes of `box_rows` rows for tensor copies (TMA).
+pub fn query_tensor_boxes(
+    extents: &AttentionExtents,
+    strides: &AttentionTensorStrides,
     box_rows: usize,
-) -> TensorBoxes {
-    TensorBoxes {
+) -> TensorWithTmaBoxes {
+    tensor_boxes_of_heads_and_positions(
+        extents,
+        [extents.query_heads_per_sequence(), extents.s],
+        strides,
+        box_rows,
+    )
+}
+
+/// Describes the key or value tensor as boxes of `box_rows` rows for tensor copies (TMA).
+pub fn key_or_value_tensor_boxes(
+    extents: &AttentionExtents,
+    strides: &AttentionTensorStrides,
+    box_rows: usize,
+) -> TensorWithTmaBoxes {
+    tensor_boxes_of_heads_and_positions(
+        extents,
+        [extents.key_heads_per_sequence(), extents.keys],
+        strides,
+        box_rows,
+    )
+}
+
+fn tensor_boxes_of_heads_and_positions(
+    extents: &AttentionExtents,
+    [heads, positions]: [usize; 2],
+    strides: &AttentionTensorStrides,
+    box_rows: usize,
+) -> TensorWithTmaBoxes {
+    TensorWithTmaBoxes {
         element: match extents.dtype {
             Dtype::F16 => TensorMapElement::F16,
             Dtype::Fp8 => TensorMapElement::Byte,
             _ => TensorMapElement::Bf16,
         },
         extents: [extents.batch, heads, positions, extents.d].map(|extent| extent as u64),
-        strides: strides.stride_words(),
+        strides: strides.batch_head_row_stride_argument(),
         box_rows: box_rows as u32,
     }
 }
 
-/// Allocates scratch memory of `bytes` bytes.
-pub fn allocate_scratch(device: &Device, bytes: u64) -> Result<DeviceBuffer, BackendError> {
+/// Allocates uninitialised device memory of `bytes` bytes for scratch.
+pub fn allocate_uninitialised_scratch(
+    device: &Device,
+    bytes: u64,
+) -> Result<DeviceBuffer, BackendError> {
     device.allocate(usize::try_from(bytes).expect("more memory than a process addresses"))
 }
 
-/// Allocates an output of the problem's shape.
-pub fn allocate_output(
+/// Allocates a device buffer for an output with the shape of the attention output.
+pub fn allocate_attention_output(
     device: &Device,
     name: &'static str,
-    attention: &Attention,
+    attention: &AttentionParameters,
 ) -> Result<Output, BackendError> {
-    Output::new(device, name, attention.shape(), attention.output_dtype_of())
+    Output::new(
+        device,
+        name,
+        attention.query_and_output_shape(),
+        attention.attention_output_dtype(),
+    )
 }

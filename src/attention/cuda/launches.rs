@@ -1,33 +1,38 @@
-//! Attention over tensors of the caller: launches from a device, a shape, layouts and addresses.
+//! GPU attention over tensors of the caller: prepares kernel launches from a device, a shape,
+//! memory layouts and device addresses.
 //!
-//! [`ForwardCall`] and [`BackwardCall`] choose and load kernels once for all layers of a shape. The
-//! method `launches` of both types receives the addresses of one layer. Memory for tensors and
-//! scratch, and techniques other than the two for 16-bit training, are excluded on purpose.
+//! [`AttentionForwardCall`] and [`AttentionBackwardCall`] each choose and load their kernels once
+//! for all layers of a shape. The methods `prepare_forward_launch_at` and
+//! `prepare_backward_launches_at` receive the device addresses of the tensors of one layer. This
+//! module deliberately allocates no memory for tensors or backward scratch, and supports only the
+//! two techniques for 16-bit training.
 
 use std::sync::Arc;
 
 use super::backward::{mma as backward_mma, wgmma as backward_wgmma};
 use super::call::{
-    AttentionScratchBytes, AttentionTechnique, BackwardAddresses, ForwardAddresses,
-    OrderedLaunches, QueryGradientSumOrder, ScratchAddresses,
+    AttentionBackwardAddresses, AttentionForwardAddresses, AttentionGemmTechnique,
+    AttentionLaunches, AttentionScratchAddresses, AttentionScratchBytes, QueryGradientSumOrder,
 };
 use super::forward::{mma as forward_mma, wgmma as forward_wgmma};
-use super::launch::Extents;
+use super::launch::AttentionExtents;
 use super::layout::{
-    AttentionShape, BackwardLayout, ForwardLayout, UnsupportedAttention, check_addresses,
+    AttentionBackwardLayout, AttentionForwardLayout, AttentionShape, UnsupportedAttention,
+    check_addresses_for_16_byte_copies,
 };
 use kernelgate::backend::BackendError;
 use kernelgate_cuda::Device;
 
-impl AttentionTechnique {
-    /// The fastest technique for a shape that the device can run.
-    pub fn fastest_on_device(
+impl AttentionGemmTechnique {
+    /// Returns the fastest technique that the device supports for an attention shape: `wgmma` if
+    /// possible, otherwise `mma.sync`.
+    pub fn fastest_technique_on_device(
         device: &Device,
         shape: &AttentionShape,
     ) -> Result<Self, BackendError> {
-        let (arch, shared_bytes) = (&device.facts().arch, device.shared_bytes_a_block()?);
-        let unmet = forward_wgmma::FLASH_WGMMA_KERNEL.unmet_requirement_for(
-            &Extents::new(shape, None),
+        let (arch, shared_bytes) = (&device.facts().arch, device.max_shared_bytes_per_block()?);
+        let unmet = forward_wgmma::FORWARD_FLASH_WGMMA_KERNEL.reason_gpu_cannot_run_kernel_for(
+            &AttentionExtents::extents_of_attention_shape(shape, None),
             arch,
             shared_bytes,
         );
@@ -35,132 +40,151 @@ impl AttentionTechnique {
     }
 }
 
-/// Attention forward, `softmax(q kᵀ / sqrt(d)) v`, of one shape and layout on a device.
-pub struct ForwardCall {
+/// Attention forward, `softmax(q kᵀ / sqrt(d)) v`, of one shape and one memory layout on one
+/// device.
+pub struct AttentionForwardCall {
     device: Arc<Device>,
     shape: AttentionShape,
-    layout: ForwardLayout,
-    technique: AttentionTechnique,
+    layout: AttentionForwardLayout,
+    technique: AttentionGemmTechnique,
 }
 
-impl ForwardCall {
-    /// Compiles and loads the kernel.
+impl AttentionForwardCall {
+    /// Compiles and loads the attention forward kernel of the technique.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] with the text of an [`UnsupportedAttention`], or if the device
-    /// cannot run the kernel; others when it does not compile or load.
-    pub fn new(
+    /// Returns [`BackendError::Unsupported`], with the text of an [`UnsupportedAttention`], if the
+    /// kernel or the device does not support the shape. Returns other errors if the kernel does not
+    /// compile or load.
+    pub fn compile_forward(
         device: &Arc<Device>,
         shape: &AttentionShape,
-        layout: &ForwardLayout,
-        technique: AttentionTechnique,
+        layout: &AttentionForwardLayout,
+        technique: AttentionGemmTechnique,
     ) -> Result<Self, BackendError> {
-        layout.check(shape)?;
+        layout.check_forward_shape_and_strides(shape)?;
         let forward =
             Self { device: Arc::clone(device), shape: *shape, layout: *layout, technique };
-        let extents = Extents::new(shape, layout.rows(shape));
+        let extents = AttentionExtents::extents_of_attention_shape(
+            shape,
+            layout.forward_row_strides_unless_dense(shape),
+        );
         match technique {
-            AttentionTechnique::FlashMma => {
-                forward_mma::FLASH_MMA_KERNEL.compile_and_load(device, &extents)?
+            AttentionGemmTechnique::FlashMma => {
+                forward_mma::FORWARD_FLASH_MMA_KERNEL.compile_and_load(device, &extents)?
             }
-            AttentionTechnique::FlashWgmma => {
-                forward_wgmma::FLASH_WGMMA_KERNEL.compile_and_load(device, &extents)?
+            AttentionGemmTechnique::FlashWgmma => {
+                forward_wgmma::FORWARD_FLASH_WGMMA_KERNEL.compile_and_load(device, &extents)?
             }
         };
         Ok(forward)
     }
 
-    /// Prepares the forward's launch over the tensors at these addresses.
+    /// Prepares the launch of the attention forward over the tensors at these device addresses,
+    /// without enqueuing it.
     ///
     /// # Errors
-    /// Fails with [`BackendError::Unsupported`] if an address is not a multiple of 16; others when
-    /// device memory is short.
-    pub fn prepare_launches(
+    /// Returns [`BackendError::Unsupported`] if an address is not a multiple of 16. Returns other
+    /// errors if device memory is short.
+    pub fn prepare_forward_launch_at(
         &self,
-        addresses: &ForwardAddresses,
-    ) -> Result<OrderedLaunches, BackendError> {
+        addresses: &AttentionForwardAddresses,
+    ) -> Result<AttentionLaunches, BackendError> {
         let Self { device, shape, layout, .. } = self;
-        let ForwardAddresses { q, k, v, out, .. } = *addresses;
-        check_addresses(&[("q", q), ("k", k), ("v", v), ("out", out)])?;
-        let extents = Extents::new(shape, layout.rows(shape));
+        let AttentionForwardAddresses { q, k, v, out, .. } = *addresses;
+        check_addresses_for_16_byte_copies(&[("q", q), ("k", k), ("v", v), ("out", out)])?;
+        let extents = AttentionExtents::extents_of_attention_shape(
+            shape,
+            layout.forward_row_strides_unless_dense(shape),
+        );
         match self.technique {
-            AttentionTechnique::FlashMma => {
-                forward_mma::prepare_flash_mma_launch(device, &extents, layout, addresses)
+            AttentionGemmTechnique::FlashMma => {
+                forward_mma::prepare_forward_flash_mma_launch(device, &extents, layout, addresses)
             }
-            AttentionTechnique::FlashWgmma => {
-                forward_wgmma::prepare_flash_wgmma_launch(device, &extents, layout, addresses)
+            AttentionGemmTechnique::FlashWgmma => {
+                forward_wgmma::prepare_forward_wgmma_launch(device, &extents, layout, addresses)
             }
         }
     }
 }
 
-/// Attention backward, the gradients of queries, keys and values, of one shape and layout on a
-/// device.
-pub struct BackwardCall {
+/// Attention backward, which computes the gradients of q, k and v, of one shape and one memory
+/// layout on one device.
+pub struct AttentionBackwardCall {
     device: Arc<Device>,
     shape: AttentionShape,
-    layout: BackwardLayout,
-    kernels: BackwardKernels,
+    layout: AttentionBackwardLayout,
+    kernels: ChosenBackwardKernels,
 }
 
-/// Choice of the kernels of an attention backward, by technique.
+/// Choice of the kernels of an attention backward for its technique.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum BackwardKernels {
-    Mma(backward_mma::QueryStages),
-    Wgmma(backward_wgmma::BackwardBlockWork),
+enum ChosenBackwardKernels {
+    Mma(backward_mma::QueryStagesInSharedMemory),
+    Wgmma(backward_wgmma::BackwardWorkDivision),
 }
 
-impl BackwardCall {
-    /// Compiles and loads the kernels of the backward.
-    pub fn new(
+impl AttentionBackwardCall {
+    /// Chooses the kernels of an attention backward for the technique, compiles them and loads
+    /// them.
+    pub fn compile_backward(
         device: &Arc<Device>,
         shape: &AttentionShape,
-        layout: &BackwardLayout,
-        technique: AttentionTechnique,
+        layout: &AttentionBackwardLayout,
+        technique: AttentionGemmTechnique,
         order: QueryGradientSumOrder,
     ) -> Result<Self, BackendError> {
-        layout.check(shape)?;
-        let extents = Extents::new(shape, layout.rows(shape));
+        layout.check_backward_shape_and_strides(shape)?;
+        let extents = AttentionExtents::extents_of_attention_shape(
+            shape,
+            layout.backward_row_strides_unless_dense(shape),
+        );
         let kernels = match technique {
-            AttentionTechnique::FlashMma => BackwardKernels::Mma(
-                backward_mma::QueryStages::choose_for_device(device, &extents)?,
+            AttentionGemmTechnique::FlashMma => ChosenBackwardKernels::Mma(
+                backward_mma::QueryStagesInSharedMemory::choose_query_stages_for_device(
+                    device, &extents,
+                )?,
             ),
-            AttentionTechnique::FlashWgmma => BackwardKernels::Wgmma(
-                backward_wgmma::BackwardBlockWork::fastest_kernels_of_device(
+            AttentionGemmTechnique::FlashWgmma => ChosenBackwardKernels::Wgmma(
+                backward_wgmma::BackwardWorkDivision::fastest_work_division_on_device(
                     device, &extents, order,
                 ),
             ),
         };
-        Self::load_with_kernels(device, shape, layout, kernels, order)
+        Self::load_chosen_backward_kernels(device, shape, layout, kernels, order)
     }
 
-    /// Attention backward by `flash_wgmma` with the given division of its work.
+    /// Compiles and loads an attention backward through wgmma with the given division of its work,
+    /// for tests.
     #[cfg(test)]
-    pub(super) fn flash_wgmma_with_blocks(
+    pub(super) fn compile_wgmma_backward_with_division(
         device: &Arc<Device>,
         shape: &AttentionShape,
-        layout: &BackwardLayout,
-        blocks: backward_wgmma::BackwardBlockWork,
+        layout: &AttentionBackwardLayout,
+        blocks: backward_wgmma::BackwardWorkDivision,
     ) -> Result<Self, BackendError> {
-        Self::load_with_kernels(
+        Self::load_chosen_backward_kernels(
             device,
             shape,
             layout,
-            BackwardKernels::Wgmma(blocks),
+            ChosenBackwardKernels::Wgmma(blocks),
             QueryGradientSumOrder::Any,
         )
     }
 
-    fn load_with_kernels(
+    fn load_chosen_backward_kernels(
         device: &Arc<Device>,
         shape: &AttentionShape,
-        layout: &BackwardLayout,
-        kernels: BackwardKernels,
+        layout: &AttentionBackwardLayout,
+        kernels: ChosenBackwardKernels,
         order: QueryGradientSumOrder,
     ) -> Result<Self, BackendError> {
-        let extents = Extents::new(shape, layout.rows(shape));
+        let extents = AttentionExtents::extents_of_attention_shape(
+            shape,
+            layout.backward_row_strides_unless_dense(shape),
+        );
         match kernels {
-            BackwardKernels::Mma(stages) => {
+            ChosenBackwardKernels::Mma(stages) => {
                 let AttentionShape { heads, key_heads, .. } = *shape;
                 if heads != key_heads {
                     return Err(UnsupportedAttention::GroupedGradients { heads, key_heads }.into());
@@ -168,58 +192,83 @@ impl BackwardCall {
                 if order == QueryGradientSumOrder::Fixed {
                     return Err(UnsupportedAttention::FixedOrder.into());
                 }
-                backward_mma::load_backward_kernels(device, &extents, stages)?;
+                backward_mma::load_mma_backward_kernels(device, &extents, stages)?;
             }
-            BackwardKernels::Wgmma(blocks) => {
-                backward_wgmma::load_backward_kernels(device, &extents, blocks)?;
+            ChosenBackwardKernels::Wgmma(blocks) => {
+                backward_wgmma::load_wgmma_backward_kernels(device, &extents, blocks)?;
             }
         }
         Ok(Self { device: Arc::clone(device), shape: *shape, layout: *layout, kernels })
     }
 
-    /// Bytes of scratch memory that are enough for any device and technique: at least
-    /// [`Self::scratch_bytes`].
-    pub fn max_scratch_bytes(shape: &AttentionShape) -> AttentionScratchBytes {
-        let extents = Extents::new(shape, None);
+    /// Bytes of scratch memory for an attention backward on any device: at least those of
+    /// [`Self::backward_scratch_bytes`].
+    pub fn max_backward_scratch_bytes(shape: &AttentionShape) -> AttentionScratchBytes {
+        let extents = AttentionExtents::extents_of_attention_shape(shape, None);
         AttentionScratchBytes {
-            any: backward_mma::row_statistics_bytes(&extents)
-                + backward_mma::dq_sum_bytes(&extents),
-            zeroed: backward_wgmma::most_bytes_to_zero(&extents),
+            any: backward_mma::backward_row_statistics_bytes(&extents)
+                + backward_mma::dq_accumulator_scratch_bytes(&extents),
+            zeroed: backward_wgmma::max_zeroed_scratch_bytes(&extents),
         }
     }
 
-    /// Bytes of scratch memory that the backward's launches need.
-    pub fn scratch_bytes(&self) -> AttentionScratchBytes {
-        let extents = Extents::new(&self.shape, None);
+    /// Bytes of scratch memory that the launches of this attention backward need on its device.
+    pub fn backward_scratch_bytes(&self) -> AttentionScratchBytes {
+        let extents = AttentionExtents::extents_of_attention_shape(&self.shape, None);
         AttentionScratchBytes {
-            any: backward_mma::row_statistics_bytes(&extents)
-                + backward_mma::dq_sum_bytes(&extents),
+            any: backward_mma::backward_row_statistics_bytes(&extents)
+                + backward_mma::dq_accumulator_scratch_bytes(&extents),
             zeroed: match self.kernels {
-                BackwardKernels::Mma(_) => 0,
-                BackwardKernels::Wgmma(blocks) => backward_wgmma::bytes_to_zero(&extents, blocks),
+                ChosenBackwardKernels::Mma(_) => 0,
+                ChosenBackwardKernels::Wgmma(blocks) => {
+                    backward_wgmma::zeroed_scratch_bytes(&extents, blocks)
+                }
             },
         }
     }
 
-    /// Prepares the backward's launches over the tensors at these addresses.
-    pub fn prepare_launches(
+    /// Prepares the launches of the attention backward over the tensors at these device addresses,
+    /// without enqueuing them.
+    pub fn prepare_backward_launches_at(
         &self,
-        addresses: &BackwardAddresses,
-        scratch: &ScratchAddresses,
-    ) -> Result<OrderedLaunches, BackendError> {
+        addresses: &AttentionBackwardAddresses,
+        scratch: &AttentionScratchAddresses,
+    ) -> Result<AttentionLaunches, BackendError> {
         let Self { device, shape, layout, .. } = self;
-        let BackwardAddresses { q, k, v, out, grad_out, grad_q, grad_k, grad_v, .. } = *addresses;
-        check_addresses(&[("q", q), ("k", k), ("v", v), ("out", out), ("grad_out", grad_out)])?;
-        check_addresses(&[("grad_q", grad_q), ("grad_k", grad_k), ("grad_v", grad_v)])?;
-        check_addresses(&[("scratch", scratch.any), ("zeroed scratch", scratch.zeroed)])?;
-        let extents = Extents::new(shape, layout.rows(shape));
-        let call =
-            backward_mma::PendingLaunches { device, extents: &extents, layout, addresses, scratch };
+        let AttentionBackwardAddresses { q, k, v, out, grad_out, grad_q, grad_k, grad_v, .. } =
+            *addresses;
+        check_addresses_for_16_byte_copies(&[
+            ("q", q),
+            ("k", k),
+            ("v", v),
+            ("out", out),
+            ("grad_out", grad_out),
+        ])?;
+        check_addresses_for_16_byte_copies(&[
+            ("grad_q", grad_q),
+            ("grad_k", grad_k),
+            ("grad_v", grad_v),
+        ])?;
+        check_addresses_for_16_byte_copies(&[
+            ("scratch", scratch.any),
+            ("zeroed scratch", scratch.zeroed),
+        ])?;
+        let extents = AttentionExtents::extents_of_attention_shape(
+            shape,
+            layout.backward_row_strides_unless_dense(shape),
+        );
+        let call = backward_mma::BackwardLaunchInputs {
+            device,
+            extents: &extents,
+            layout,
+            addresses,
+            scratch,
+        };
         match self.kernels {
-            BackwardKernels::Mma(stages) => {
+            ChosenBackwardKernels::Mma(stages) => {
                 backward_mma::prepare_mma_backward_launches(&call, stages)
             }
-            BackwardKernels::Wgmma(blocks) => {
+            ChosenBackwardKernels::Wgmma(blocks) => {
                 backward_wgmma::prepare_wgmma_backward_launches(&call, blocks)
             }
         }

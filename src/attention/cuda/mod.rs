@@ -1,10 +1,11 @@
-//! Attention on the GPU: the ladder from three kernels with the scores in memory to one kernel on
-//! the tensor cores.
+//! Attention on the GPU: a ladder of kernels, from three kernels that store the scores in device
+//! memory to one fused kernel on the tensor cores.
 //!
 //! Each kernel's file under `kernels/attention` explains its computation, thread mapping and bound.
-//! `forward` and `backward` are the ladders; [`ForwardCall`] and [`BackwardCall`] launch the fast
-//! kernels over a network's own tensors. All work except the launches is done while a case is
-//! prepared. The dtype f32 is excluded on purpose: no kernel here computes it.
+//! The modules `forward` and `backward` hold the attention kernel ladders; [`AttentionForwardCall`]
+//! and [`AttentionBackwardCall`] launch the fast attention kernels over tensors that a network
+//! owns. Attention kernels are compiled, loaded and given their memory while a case is prepared;
+//! the timed work only launches kernels. Attention kernels support no f32 tensors, on purpose.
 
 mod append;
 mod backward;
@@ -21,51 +22,57 @@ mod ring;
 use crate::attention::definition::AttentionForward;
 use crate::attention::gradients::AttentionBackward;
 use kernelgate::backend::Implementation;
-use kernelgate_cuda::spec::{ListedKernel, list_kernel_rows};
+use kernelgate_cuda::spec::{ListedKernelBuild, list_kernel_rows};
 
 pub use append::{
-    BackwardPointers, ForwardPointers, ScratchPointers, append_attention_backward,
-    append_attention_forward,
+    AttentionBackwardPointers, AttentionBackwardScratchPointers, AttentionForwardPointers,
+    append_attention_backward, append_attention_forward,
 };
 pub use call::{
-    AttentionScratchBytes, AttentionTechnique, BackwardAddresses, ForwardAddresses, LaunchStep,
-    OrderedLaunches, QueryGradientSumOrder, ScratchAddresses,
+    AttentionBackwardAddresses, AttentionForwardAddresses, AttentionGemmTechnique,
+    AttentionKernelLaunch, AttentionLaunches, AttentionScratchAddresses, AttentionScratchBytes,
+    QueryGradientSumOrder,
 };
-pub use components::{SCORES_ROWS, SOFTMAX, VALUES_ROWS};
-pub use launches::{BackwardCall, ForwardCall};
-pub use layout::{AttentionShape, BackwardLayout, ForwardLayout, Strides, UnsupportedAttention};
-pub use ring::RING_ROWS as RING;
+pub use components::{CUDA_SCORES_STEP_ROWS, CUDA_SOFTMAX_STEP_ROWS, CUDA_VALUES_STEP_ROWS};
+pub use launches::{AttentionBackwardCall, AttentionForwardCall};
+pub use layout::{
+    AttentionBackwardLayout, AttentionForwardLayout, AttentionShape, AttentionTensorStrides,
+    UnsupportedAttention,
+};
+pub use ring::CUDA_RING_ATTENTION_ROWS as RING;
 
-/// Rows of the forward ladder and the row of the library.
-pub fn forward_rows() -> impl Iterator<Item = &'static Implementation<AttentionForward>> {
-    let wgmma = [&forward::FLASH_WGMMA_ROW, &forward::wgmma::FLASH_WGMMA_FP8_ROW];
-    forward::FORWARD_LADDER
-        .iter()
-        .chain(wgmma)
-        .chain([&forward::decode::FLASH_DECODE_ROW, &cudnn::FORWARD])
-}
-
-/// Rows of the backward ladder and the row of the library.
-pub fn backward_rows() -> impl Iterator<Item = &'static Implementation<AttentionBackward>> {
-    backward::BACKWARD_LADDER.iter().chain([
-        &backward::WGMMA_ROW,
-        &backward::FIXED_ORDER_ROW,
-        &cudnn::BACKWARD,
+/// All implementations of attention forward on one GPU: kernelgate's own kernels and cuDNN's.
+pub fn attention_forward_rows() -> impl Iterator<Item = &'static Implementation<AttentionForward>> {
+    let wgmma =
+        [&forward::WGMMA_FORWARD_IMPLEMENTATION, &forward::wgmma::WGMMA_FP8_FORWARD_IMPLEMENTATION];
+    forward::OWN_CUDA_FORWARD_IMPLEMENTATIONS.iter().chain(wgmma).chain([
+        &forward::decode::FLASH_DECODE_FORWARD_IMPLEMENTATION,
+        &cudnn::CUDNN_FORWARD_IMPLEMENTATION,
     ])
 }
 
-/// Every kernel of the attention family.
-pub fn kernels() -> Vec<ListedKernel> {
+/// All implementations of attention backward on one GPU: kernelgate's own kernels and cuDNN's.
+pub fn attention_backward_rows() -> impl Iterator<Item = &'static Implementation<AttentionBackward>>
+{
+    backward::OWN_CUDA_BACKWARD_IMPLEMENTATIONS.iter().chain([
+        &backward::WGMMA_BACKWARD_IMPLEMENTATION,
+        &backward::DETERMINISTIC_BACKWARD_IMPLEMENTATION,
+        &cudnn::CUDNN_BACKWARD_IMPLEMENTATION,
+    ])
+}
+
+/// Lists every CUDA kernel of the attention family, for compile checks and kernel tables.
+pub fn list_attention_kernels() -> Vec<ListedKernelBuild> {
     [
-        list_kernel_rows(components::KERNELS),
-        list_kernel_rows(forward::KERNELS),
-        list_kernel_rows(forward::mma::KERNELS),
-        list_kernel_rows(forward::wgmma::KERNELS),
-        list_kernel_rows(forward::decode::KERNELS),
-        list_kernel_rows(ring::KERNELS),
-        list_kernel_rows(backward::KERNELS),
-        list_kernel_rows(backward::mma::KERNELS),
-        list_kernel_rows(backward::wgmma::KERNELS),
+        list_kernel_rows(components::SEPARATE_ATTENTION_STEP_KERNELS),
+        list_kernel_rows(forward::TILED_AND_FLASH_FORWARD_KERNELS),
+        list_kernel_rows(forward::mma::FORWARD_MMA_KERNELS),
+        list_kernel_rows(forward::wgmma::FORWARD_WGMMA_KERNELS),
+        list_kernel_rows(forward::decode::DECODE_KERNELS),
+        list_kernel_rows(ring::BARRIER_AND_MERGE_KERNELS),
+        list_kernel_rows(backward::NAIVE_BACKWARD_KERNELS),
+        list_kernel_rows(backward::mma::BACKWARD_MMA_KERNELS),
+        list_kernel_rows(backward::wgmma::BACKWARD_WGMMA_KERNELS),
     ]
     .concat()
 }

@@ -1,78 +1,94 @@
-//! An all-reduce in place, as a step of the programs of several GPUs that runs concurrently with
-//! their other work.
+//! An all-reduce that overwrites its input, as a launch inside each GPU's program, concurrent with
+//! the program's other kernels.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::sum_kernels::MAX_WAITING_BLOCKS;
-use super::two_shot::{FLAG_BYTES, PACKET_BYTES, TWO_SHOT_KERNEL, packets_per_gpu};
+use super::sum_kernels::MAX_RESIDENT_SUM_BLOCKS;
+use super::two_shot::{
+    FLAG_BYTES_PER_GPU, TWO_SHOT_ALL_REDUCE_KERNEL, TWO_SHOT_PACKET_BYTES, two_shot_packets_per_gpu,
+};
 use crate::collective::definition::{ExchangeKind, ExchangeProblem};
 use kernelgate::backend::BackendError;
-use kernelgate::backend::program::{EnqueueFunction, ForeignLaunchSite};
+use kernelgate::backend::program::{DeviceStreamAndAddresses, EnqueueStep};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::{DeviceBuffer, KernelArgument, KernelSpec};
 
-/// Number of thread blocks of a sum that runs beside other kernels, on whose multiprocessors these
-/// blocks wait for their peers. A training step of ResNet-18 for 64 images takes 481 µs with 8
-/// blocks, 485 with 16, 491 with 32 and 510 with 128 (two H100).
-const CONCURRENT_BLOCKS: usize = 8;
+/// Number of thread blocks of an all-reduce that runs concurrently with other kernels; each block
+/// occupies a multiprocessor while it waits for its peers. On two H100, a ResNet-18 training step
+/// for 64 images takes 481 µs with 8 all-reduce blocks, 485 with 16, 491 with 32 and 510 with 128.
+const CONCURRENT_ALL_REDUCE_BLOCKS: usize = 8;
 
-/// Build of the kernel of `two_shot` with fewer blocks.
-const TWO_SHOT_FEWER_BLOCKS: KernelSpec<ExchangeProblem> = KernelSpec {
-    blocks: |problem| [packets_per_gpu(problem).div_ceil(512).clamp(1, CONCURRENT_BLOCKS), 1, 1],
-    ..TWO_SHOT_KERNEL
+/// The kernel of the two-step all-reduce (`two_shot`), launched with at most
+/// [`CONCURRENT_ALL_REDUCE_BLOCKS`] blocks.
+const TWO_SHOT_KERNEL_WITH_FEWER_BLOCKS: KernelSpec<ExchangeProblem> = KernelSpec {
+    blocks: |problem| {
+        [
+            two_shot_packets_per_gpu(problem).div_ceil(512).clamp(1, CONCURRENT_ALL_REDUCE_BLOCKS),
+            1,
+            1,
+        ]
+    },
+    ..TWO_SHOT_ALL_REDUCE_KERNEL
 };
 
-/// Buffers of one GPU (one rank) for the sum in place.
-struct RankBuffers {
+/// Buffers of one GPU (one rank) for the all-reduce that overwrites its input.
+struct InPlaceSumBuffersOfRank {
     summed: u64,
     flags: DeviceBuffer,
-    /// Tables of the addresses of all GPUs: of their summed memory, and of their flags.
+    /// Tables of device addresses on this GPU: each GPU's summed memory, and each GPU's flags.
     tables: [DeviceBuffer; 2],
 }
 
-/// A sum over GPUs that overwrites its input.
-pub struct InPlaceSum {
+/// An all-reduce (sum over GPUs) that overwrites its input on every GPU.
+pub struct InPlaceAllReduce {
     problem: ExchangeProblem,
-    ranks: RefCell<Vec<RankBuffers>>,
+    ranks: RefCell<Vec<InPlaceSumBuffersOfRank>>,
 }
 
-impl InPlaceSum {
-    /// Allocates a sum of f32 messages of `bytes` bytes over `gpus` GPUs.
-    pub fn new(gpus: usize, bytes: usize) -> Rc<Self> {
-        let elements = Self::buffer_bytes(gpus, bytes) / Dtype::F32.bytes();
+impl InPlaceAllReduce {
+    /// Describes an in-place all-reduce of f32 messages of `bytes` bytes over `gpus` GPUs; no GPU
+    /// has joined yet.
+    pub fn f32_sum_over_gpus(gpus: usize, bytes: usize) -> Rc<Self> {
+        let elements =
+            Self::message_bytes_in_whole_packets(gpus, bytes) / Dtype::F32.bytes_per_element();
         let problem =
             ExchangeProblem { kind: ExchangeKind::AllReduce, gpus, elements, dtype: Dtype::F32 };
         Rc::new(Self { problem, ranks: RefCell::default() })
     }
 
-    /// Size of the buffer for a message of `bytes` bytes, rounded up to whole packets for each GPU.
-    pub const fn buffer_bytes(gpus: usize, bytes: usize) -> usize {
-        bytes.next_multiple_of(PACKET_BYTES * gpus)
+    /// Bytes of a message buffer for `bytes` bytes, rounded up so that each GPU's part is whole
+    /// 16-byte packets.
+    pub const fn message_bytes_in_whole_packets(gpus: usize, bytes: usize) -> usize {
+        bytes.next_multiple_of(TWO_SHOT_PACKET_BYTES * gpus)
     }
 
-    /// Step of the next GPU, over the message at the given address. All GPUs must call this
-    /// function in the order of their ranks.
-    pub fn enqueue_step_of_next_gpu(
+    /// Returns a function that loads the all-reduce kernel for the next rank, over the message at
+    /// the launch site's address, and returns its enqueue function. The returned functions must be
+    /// called once for each GPU, in the order of ranks.
+    pub fn prepare_launch_on_next_rank(
         self: &Rc<Self>,
-    ) -> impl FnOnce(ForeignLaunchSite<'_>) -> Result<EnqueueFunction, BackendError> + 'static {
+    ) -> impl FnOnce(DeviceStreamAndAddresses<'_>) -> Result<EnqueueStep, BackendError> + 'static
+    {
         let sum = Rc::clone(self);
         move |at| {
             let rank = sum.ranks.borrow().len();
-            let (gpus, count) = (sum.problem.gpus, packets_per_gpu(&sum.problem));
-            let kernel = TWO_SHOT_FEWER_BLOCKS
+            let (gpus, count) = (sum.problem.gpus, two_shot_packets_per_gpu(&sum.problem));
+            let kernel = TWO_SHOT_KERNEL_WITH_FEWER_BLOCKS
                 .compile_and_load(at.device, &sum.problem)?
-                .on_stream(at.stream);
-            let flags = at.device.upload(&vec![0; FLAG_BYTES * gpus])?;
+                .launching_on_stream(at.stream);
+            let flags = at.device.upload(&vec![0; FLAG_BYTES_PER_GPU * gpus])?;
             let alone = |address: u64| at.device.upload(bytemuck::cast_slice(&vec![address; gpus]));
             let (summed, tables) =
-                (at.addresses[0], [alone(at.addresses[0])?, alone(flags.address())?]);
-            // The launch with the number 0 waits for no peer.
-            let epochs = at.device.upload(&[0xff; 4 * MAX_WAITING_BLOCKS])?;
+                (at.addresses[0], [alone(at.addresses[0])?, alone(flags.device_address())?]);
+            // The counters start at 2^32 - 1, so the first launch of each block has number 0 and
+            // waits for no peer.
+            let epochs = at.device.upload(&[0xff; 4 * MAX_RESIDENT_SUM_BLOCKS])?;
             let [memory, peers] = tables.clone();
-            sum.ranks.borrow_mut().push(RankBuffers { summed, flags, tables });
+            sum.ranks.borrow_mut().push(InPlaceSumBuffersOfRank { summed, flags, tables });
             Ok(Box::new(move || {
-                // Peers write flags into the memory of all ranks, so it must stay allocated.
+                // Peers write flags into the memory of all ranks, so the launch keeps the buffers
+                // of all ranks allocated.
                 let _kept = &sum;
                 kernel.launch_with(&[
                     (&memory).into(),
@@ -86,17 +102,18 @@ impl InPlaceSum {
         }
     }
 
-    /// Connects the GPUs. Each GPU must have launched the step once on its own before.
+    /// Connects the GPUs. Each GPU must have launched its all-reduce once alone before the GPUs are
+    /// connected.
     ///
     /// # Errors
     /// Fails if copying the address tables fails.
-    pub fn connect_gpus(&self) -> Result<(), BackendError> {
+    pub fn connect_gpus_by_address_tables(&self) -> Result<(), BackendError> {
         let ranks = self.ranks.borrow();
         let summed: Vec<u64> = ranks.iter().map(|rank| rank.summed).collect();
-        let flags: Vec<u64> = ranks.iter().map(|rank| rank.flags.address()).collect();
-        for RankBuffers { tables: [memory, peers], .. } in ranks.iter() {
-            memory.overwrite_from_host(bytemuck::cast_slice(&summed))?;
-            peers.overwrite_from_host(bytemuck::cast_slice(&flags))?;
+        let flags: Vec<u64> = ranks.iter().map(|rank| rank.flags.device_address()).collect();
+        for InPlaceSumBuffersOfRank { tables: [memory, peers], .. } in ranks.iter() {
+            memory.overwrite_first_bytes_from_host(bytemuck::cast_slice(&summed))?;
+            peers.overwrite_first_bytes_from_host(bytemuck::cast_slice(&flags))?;
         }
         Ok(())
     }

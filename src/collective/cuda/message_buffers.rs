@@ -1,4 +1,4 @@
-//! Buffers of the messages in the memory of their GPUs.
+//! Device buffers of a collective's input and output messages, each in the memory of its GPU.
 
 use crate::collective::definition::{ExchangeProblem, INPUT_NAMES, OUTPUT_NAMES};
 use kernelgate::backend::BackendError;
@@ -6,46 +6,50 @@ use kernelgate::backend::cuda::{CudaTask, DeviceBuffer, Input, Output};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::Devices;
 
-/// Bytes of device memory that the messages take on one GPU.
-pub fn message_bytes_per_gpu(problem: &ExchangeProblem) -> u64 {
-    2 * problem.message_bytes() as u64
+/// Bytes of device memory that the input and output messages of a collective take on one GPU.
+pub fn input_and_output_bytes_per_gpu(problem: &ExchangeProblem) -> u64 {
+    2 * problem.longer_message_bytes() as u64
 }
 
-/// Input and output buffers by rank; `None` for a GPU without one.
-pub struct MessageBuffers {
+/// Input and output message buffers, indexed by rank; `None` for a GPU without that message.
+pub struct ExchangeMessageBuffers {
     pub inputs: Vec<Option<DeviceBuffer>>,
     pub outputs: Vec<Option<Output>>,
 }
 
-impl MessageBuffers {
-    pub fn new(
+impl ExchangeMessageBuffers {
+    pub fn upload_inputs_and_allocate_outputs(
         problem: &ExchangeProblem,
         inputs: &Tensors,
         devices: &Devices,
     ) -> Result<Self, BackendError> {
         let mut messages = Self { inputs: Vec::new(), outputs: Vec::new() };
-        devices.for_each_device(|rank, device| {
+        devices.for_each_with_context_current(|rank, device| {
             let upload = |_| device.upload(inputs.tensor(INPUT_NAMES[rank]).as_bytes());
-            messages.inputs.push(problem.input_elements(rank).map(upload).transpose()?);
+            messages.inputs.push(problem.input_elements_of_rank(rank).map(upload).transpose()?);
             let output = |len| Output::new(device, OUTPUT_NAMES[rank], [len], problem.dtype);
-            messages.outputs.push(problem.output_elements(rank).map(output).transpose()?);
+            messages.outputs.push(problem.output_elements_of_rank(rank).map(output).transpose()?);
             Ok(())
         })?;
         Ok(messages)
     }
 
-    /// Device addresses of the input messages; 0 for a GPU without an input.
-    pub fn input_addresses(&self) -> Vec<u64> {
-        self.inputs.iter().map(|input| input.as_ref().map_or(0, DeviceBuffer::address)).collect()
+    /// Device addresses of the input messages, indexed by rank; 0 for a GPU without an input.
+    pub fn input_addresses_by_rank(&self) -> Vec<u64> {
+        self.inputs
+            .iter()
+            .map(|input| input.as_ref().map_or(0, DeviceBuffer::device_address))
+            .collect()
     }
 
-    /// Device addresses of the output messages; 0 for a GPU without an output.
-    pub fn output_addresses(&self) -> Vec<u64> {
+    /// Device addresses of the output messages, indexed by rank; 0 for a GPU without an output.
+    pub fn output_addresses_by_rank(&self) -> Vec<u64> {
         self.outputs.iter().map(|output| output.as_ref().map_or(0, Output::address)).collect()
     }
 
-    /// Task whose launch enqueues the exchange on the streams of all GPUs.
-    pub fn into_exchange_task(
+    /// Makes a timed task from these buffers and a function that enqueues the collective on the
+    /// streams of all GPUs.
+    pub fn into_task_that_enqueues_exchange(
         self,
         devices: &Devices,
         mut launch: impl FnMut() -> Result<(), BackendError> + 'static,

@@ -1,4 +1,4 @@
-//! Exchanges between GPUs by NCCL, and sums by our own kernels.
+//! Collectives between GPUs: NCCL for all of them, and kernelgate's own kernels for the all-reduce.
 
 mod in_place;
 mod message_buffers;
@@ -8,49 +8,51 @@ mod sum_kernels;
 mod two_shot;
 
 use super::definition::ExchangeProblem;
-pub use in_place::InPlaceSum;
+pub use in_place::InPlaceAllReduce;
 use kernelgate::backend::{Implementation, Prepare};
-use kernelgate_cuda::spec::{ListedKernel, list_kernel_rows};
+use kernelgate_cuda::spec::{ListedKernelBuild, list_kernel_rows};
 
-/// All kernels of the collective family.
-pub fn kernels() -> Vec<ListedKernel> {
-    [list_kernel_rows(one_shot::KERNELS), list_kernel_rows(two_shot::KERNELS)].concat()
+/// Lists all of kernelgate's CUDA kernels for collectives.
+pub fn list_collective_kernels() -> Vec<ListedKernelBuild> {
+    [list_kernel_rows(one_shot::ONE_SHOT_KERNELS), list_kernel_rows(two_shot::TWO_SHOT_KERNELS)]
+        .concat()
 }
 
-const NCCL_ROW: Implementation<ExchangeProblem> = Implementation {
+const NCCL_EXCHANGE_ROW: Implementation<ExchangeProblem> = Implementation {
     name: "cuda/nccl",
     about: "NCCL, a communicator a GPU in one process, without NVLink multicast",
     supports: |_| Ok(()),
     prepare: Prepare::CudaSet {
-        device_bytes: message_buffers::message_bytes_per_gpu,
-        prepare: nccl::prepare_nccl_exchange,
+        device_bytes: message_buffers::input_and_output_bytes_per_gpu,
+        prepare: nccl::prepare_nccl_exchange_task,
     },
 };
 
-/// Rows of the exchanges that only NCCL implements.
-pub const NCCL_ONLY_ROWS: &[Implementation<ExchangeProblem>] = &[NCCL_ROW];
+/// Implementations of the collectives that only NCCL implements: all but the all-reduce.
+pub const NCCL_ONLY_ROWS: &[Implementation<ExchangeProblem>] = &[NCCL_EXCHANGE_ROW];
 
-/// Rows of the all-reduce: NCCL and our own sums.
-pub const ALL_REDUCE: &[Implementation<ExchangeProblem>] = &[
+/// Rows of the all-reduce: GPU implementations of the all-reduce: kernelgate's one-step and
+/// two-step kernels, and NCCL.
+pub const CUDA_ALL_REDUCE_ROWS: &[Implementation<ExchangeProblem>] = &[
     Implementation {
         name: "cuda/one_shot",
         about: "every GPU stores its message into the memory of all, each word with a flag",
-        supports: one_shot::check_message_size,
+        supports: one_shot::check_one_shot_message_size,
         prepare: Prepare::CudaSet {
-            device_bytes: one_shot::device_bytes,
-            prepare: one_shot::prepare_one_shot_sum,
+            device_bytes: one_shot::one_shot_device_bytes_per_gpu,
+            prepare: one_shot::prepare_one_shot_all_reduce,
         },
     },
     Implementation {
         name: "cuda/two_shot",
         about: "every GPU sums its part from the memory of all, and stores it into that of all",
-        supports: two_shot::check_message_size,
+        supports: two_shot::check_two_shot_message_size,
         prepare: Prepare::CudaSet {
-            device_bytes: message_buffers::message_bytes_per_gpu,
-            prepare: two_shot::prepare_two_shot_sum,
+            device_bytes: message_buffers::input_and_output_bytes_per_gpu,
+            prepare: two_shot::prepare_two_shot_all_reduce,
         },
     },
-    NCCL_ROW,
+    NCCL_EXCHANGE_ROW,
 ];
 
 #[cfg(test)]
@@ -60,14 +62,14 @@ mod on_one;
 mod tests {
     use super::super::definition::ExchangeKind;
     use super::*;
-    use kernelgate::verify::launch_and_verify;
+    use kernelgate::verify::launch_twice_and_compare_with_reference;
     use kernelgate::workload::{Dtype, Problem};
     use kernelgate_cuda::BackendError;
-    use kernelgate_cuda::testing::two_gpus_for_test;
+    use kernelgate_cuda::testing::lock_two_gpus;
 
     #[test]
     fn exchange_rows_agree_with_the_reference_on_two_gpus() {
-        let Some((devices, _alone)) = two_gpus_for_test() else { return };
+        let Some((devices, _alone)) = lock_two_gpus() else { return };
         let kinds = [
             ExchangeKind::AllReduce,
             ExchangeKind::AllGather,
@@ -82,9 +84,10 @@ mod tests {
             let problem = ExchangeProblem { kind, gpus: 2, elements, dtype };
             let inputs = problem.inputs(5);
             let expected = problem.reference(&inputs);
-            let rows = if kind == ExchangeKind::AllReduce { ALL_REDUCE } else { NCCL_ONLY_ROWS };
+            let rows =
+                if kind == ExchangeKind::AllReduce { CUDA_ALL_REDUCE_ROWS } else { NCCL_ONLY_ROWS };
             for row in rows.iter().filter(|row| (row.supports)(&problem).is_ok()) {
-                let mut task = match row.prepare_on(&problem, &inputs, &devices) {
+                let mut task = match row.prepare_on_gpus(&problem, &inputs, &devices) {
                     Ok(task) => task,
                     Err(BackendError::Unsupported(why)) => {
                         eprintln!("skipped: {}: {why}", row.name);
@@ -92,10 +95,14 @@ mod tests {
                     }
                     Err(error) => panic!("{}: {error}", row.name),
                 };
-                // The exchange is launched several times, because flags and halves of buffers
-                // alternate between launches.
+                // The test launches each collective several times, because flags and halves of
+                // buffers alternate between launches.
                 for _ in 0..3 {
-                    let found = launch_and_verify(&mut task, &expected, problem.tolerance());
+                    let found = launch_twice_and_compare_with_reference(
+                        &mut task,
+                        &expected,
+                        problem.tolerance(),
+                    );
                     assert!(found.is_ok(), "{} {problem:?}: {found:?}", row.name);
                 }
             }

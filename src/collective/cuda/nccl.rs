@@ -1,23 +1,25 @@
-//! Exchanges between GPUs by NCCL.
+//! Collectives between GPUs by NCCL.
 
-use super::message_buffers::MessageBuffers;
+use super::message_buffers::ExchangeMessageBuffers;
 use crate::collective::definition::{ExchangeKind, ExchangeProblem};
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::workload::{Dtype, Tensors};
 use kernelgate_cuda::Devices;
 use kernelgate_cuda::libraries::nccl::{
-    NcclCollective, NcclCommunicators, NcclElement, SendReceiveAddresses,
+    CollectiveBufferAddresses, NcclCollective, NcclCommunicatorsOfGpus, NcclElementType,
 };
 
-/// Connects the GPUs by NCCL and allocates the messages.
-pub fn prepare_nccl_exchange(
+/// Connects the GPUs by NCCL communicators and allocates the messages of a collective; the returned
+/// task enqueues the NCCL collective.
+pub fn prepare_nccl_exchange_task(
     problem: &ExchangeProblem,
     inputs: &Tensors,
     devices: &Devices,
 ) -> Result<CudaTask, BackendError> {
-    let communicators = NcclCommunicators::connect_gpus(devices)?;
-    let messages = MessageBuffers::new(problem, inputs, devices)?;
+    let communicators = NcclCommunicatorsOfGpus::connect_gpus_by_nccl(devices)?;
+    let messages =
+        ExchangeMessageBuffers::upload_inputs_and_allocate_outputs(problem, inputs, devices)?;
     let (collective, count) = match problem.kind {
         ExchangeKind::AllReduce => (NcclCollective::AllReduce, problem.elements),
         ExchangeKind::AllGather => (NcclCollective::AllGather, problem.elements / problem.gpus),
@@ -28,39 +30,41 @@ pub fn prepare_nccl_exchange(
         ExchangeKind::Send => (NcclCollective::Send, problem.elements),
     };
     let element = match problem.dtype {
-        Dtype::Bf16 => NcclElement::Bf16,
-        _ => NcclElement::F32,
+        Dtype::Bf16 => NcclElementType::Bf16,
+        _ => NcclElementType::F32,
     };
-    let addresses = messages.input_addresses().into_iter().zip(messages.output_addresses());
-    let parts: Vec<SendReceiveAddresses> =
-        addresses.map(|(send, receive)| SendReceiveAddresses { send, receive }).collect();
-    Ok(messages.into_exchange_task(devices, move || {
-        communicators.enqueue_collective(collective, element, count, &parts)
+    let addresses =
+        messages.input_addresses_by_rank().into_iter().zip(messages.output_addresses_by_rank());
+    let parts: Vec<CollectiveBufferAddresses> =
+        addresses.map(|(send, receive)| CollectiveBufferAddresses { send, receive }).collect();
+    Ok(messages.into_task_that_enqueues_exchange(devices, move || {
+        communicators.enqueue_collective_on_all_gpus(collective, element, count, &parts)
     }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::cuda::message_buffers::MessageBuffers;
+    use crate::collective::cuda::message_buffers::ExchangeMessageBuffers;
     use crate::gpu_tests::lock_first_gpu;
     use kernelgate::backend::Executable;
     use kernelgate::workload::Problem;
     use kernelgate_cuda::DeviceOptions;
-    use kernelgate_cuda::testing::second_gpu_for_test;
+    use kernelgate_cuda::testing::open_second_gpu_or_print_skip;
     use std::time::Duration;
 
-    /// The host waits if the GPUs are not connected yet; otherwise the kernel waits.
+    /// If the GPUs are not connected yet, the host waits for the missing rank; otherwise the NCCL
+    /// kernel waits on the GPU.
     #[test]
-    fn a_sum_whose_peer_never_arrives_ends_with_an_error_naming_the_rank() {
+    fn an_nccl_sum_whose_peer_never_arrives_ends_with_an_error_naming_the_rank() {
         let Some((_first, _alone)) = lock_first_gpu() else { return };
         for connected in [false, true] {
-            waits_in_vain(connected);
+            assert_sum_with_missing_rank_times_out(connected);
         }
     }
 
-    fn waits_in_vain(connected: bool) {
-        if second_gpu_for_test().is_none() {
+    fn assert_sum_with_missing_rank_times_out(connected: bool) {
+        if open_second_gpu_or_print_skip().is_none() {
             return;
         }
         let options =
@@ -72,35 +76,42 @@ mod tests {
             elements: 1024,
             dtype: Dtype::F32,
         };
-        let communicators = match NcclCommunicators::connect_gpus(&devices) {
+        let communicators = match NcclCommunicatorsOfGpus::connect_gpus_by_nccl(&devices) {
             Ok(communicators) => communicators,
             Err(BackendError::Unsupported(why)) => return eprintln!("skipped: {why}"),
             Err(error) => panic!("{error}"),
         };
-        let messages = MessageBuffers::new(&problem, &problem.inputs(1), &devices).unwrap();
-        let addresses = messages.input_addresses().into_iter().zip(messages.output_addresses());
-        let parts: Vec<SendReceiveAddresses> =
-            addresses.map(|(send, receive)| SendReceiveAddresses { send, receive }).collect();
+        let messages = ExchangeMessageBuffers::upload_inputs_and_allocate_outputs(
+            &problem,
+            &problem.inputs(1),
+            &devices,
+        )
+        .unwrap();
+        let addresses =
+            messages.input_addresses_by_rank().into_iter().zip(messages.output_addresses_by_rank());
+        let parts: Vec<CollectiveBufferAddresses> =
+            addresses.map(|(send, receive)| CollectiveBufferAddresses { send, receive }).collect();
         let sum = move |ranks: usize| {
-            communicators.enqueue_collective(
+            communicators.enqueue_collective_on_all_gpus(
                 NcclCollective::AllReduce,
-                NcclElement::F32,
+                NcclElementType::F32,
                 1024,
                 &parts[..ranks],
             )
         };
         if connected {
             sum(2).unwrap();
-            devices.for_each_device(|_, device| device.synchronize()).unwrap();
+            devices.for_each_with_context_current(|_, device| device.synchronize()).unwrap();
         }
-        // The second rank (GPU) never starts its part of the sum.
-        let mut task = messages.into_exchange_task(&devices, move || sum(1));
-        let waited = task.launch().and_then(|()| task.synchronize());
+        // Only rank 0 enqueues the all-reduce; the second rank never starts its part.
+        let mut task = messages.into_task_that_enqueues_exchange(&devices, move || sum(1));
+        let waited = task.launch_once().and_then(|()| task.wait_for_launches());
         let error = waited.unwrap_err().to_string();
         eprintln!("{error}");
         assert!(error.contains("rank 0 on GPU 0"), "{error}");
-        // NCCL aborts, and the GPU works again afterwards.
+        // After the timeout the NCCL operation is aborted, and the test checks that both GPUs still
+        // synchronise without an error.
         drop(task);
-        devices.for_each_device(|_, device| device.synchronize()).unwrap();
+        devices.for_each_with_context_current(|_, device| device.synchronize()).unwrap();
     }
 }

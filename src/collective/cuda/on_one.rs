@@ -1,37 +1,43 @@
-//! Tests of the sums' kernels on one GPU: the host takes the place of the other GPUs, whose packets
-//! and flags are in memory before the launch. Tools that check kernels then need only one GPU.
+//! Tests of the all-reduce kernels on one GPU: the host writes the packets and flags of the missing
+//! GPU into device memory before the launch. Because these tests need one GPU only, tools that
+//! check kernels, such as compute-sanitizer, can run them.
 
-use super::one_shot::{ONE_SHOT_KERNEL, packets_of_message};
-use super::sum_kernels::MAX_WAITING_BLOCKS;
-use super::two_shot::{FLAG_BYTES, TWO_SHOT_KERNEL, packets_per_gpu};
+use super::one_shot::{ONE_SHOT_ALL_REDUCE_KERNEL, one_shot_packets_per_message};
+use super::sum_kernels::MAX_RESIDENT_SUM_BLOCKS;
+use super::two_shot::{FLAG_BYTES_PER_GPU, TWO_SHOT_ALL_REDUCE_KERNEL, two_shot_packets_per_gpu};
 use crate::collective::definition::{ExchangeKind, ExchangeProblem, INPUT_NAMES, OUTPUT_NAMES};
 use crate::gpu_tests::lock_first_gpu;
 use kernelgate::workload::{Dtype, Expected, Problem, TensorData, Tensors};
 use kernelgate_cuda::{Device, DeviceBuffer, KernelArgument};
 
-/// Messages with an odd number of packets for one block, and with more packets than all blocks have
-/// threads.
-fn exchange_problems() -> impl Iterator<Item = ExchangeProblem> {
+/// Test messages: an odd number of packets that one block sums, and more packets than all blocks
+/// together have threads.
+fn two_gpu_all_reduce_problems() -> impl Iterator<Item = ExchangeProblem> {
     [(11 * 32, Dtype::F32), (11 * 32, Dtype::Bf16), (600_032, Dtype::Bf16), (600_032, Dtype::F32)]
         .into_iter()
         .map(|(bytes, dtype)| {
-            let elements = bytes / dtype.bytes();
+            let elements = bytes / dtype.bytes_per_element();
             ExchangeProblem { kind: ExchangeKind::AllReduce, gpus: 2, elements, dtype }
         })
 }
 
-fn upload_messages(device: &Device, inputs: &Tensors) -> [DeviceBuffer; 2] {
+fn upload_input_messages_of_two_ranks(device: &Device, inputs: &Tensors) -> [DeviceBuffer; 2] {
     [0, 1].map(|rank| device.upload(inputs.tensor(INPUT_NAMES[rank]).as_bytes()).unwrap())
 }
 
-fn address_table(device: &Device, addresses: [u64; 2]) -> DeviceBuffer {
+fn upload_table_of_two_addresses(device: &Device, addresses: [u64; 2]) -> DeviceBuffer {
     device.upload(bytemuck::cast_slice(&addresses)).unwrap()
 }
 
-/// Compares an output with the reference of a rank.
-fn check(problem: &ExchangeProblem, expected: &[Expected], rank: usize, output: &DeviceBuffer) {
-    let mut bytes = vec![0; output.bytes()];
-    output.download(&mut bytes).unwrap();
+/// Asserts that an output buffer on the GPU agrees with the reference of rank `rank`.
+fn assert_output_agrees_with_reference_of_rank(
+    problem: &ExchangeProblem,
+    expected: &[Expected],
+    rank: usize,
+    output: &DeviceBuffer,
+) {
+    let mut bytes = vec![0; output.size_in_bytes()];
+    output.download_first_bytes(&mut bytes).unwrap();
     let found: Vec<f64> = match problem.dtype {
         Dtype::Bf16 => {
             let words = bytemuck::cast_slice::<u8, u16>(&bytes).iter();
@@ -49,15 +55,16 @@ fn check(problem: &ExchangeProblem, expected: &[Expected], rank: usize, output: 
 }
 
 #[test]
-fn the_one_shot_kernel_sums_packets_that_have_arrived() {
+fn the_one_shot_kernel_sums_packets_that_are_in_memory_already() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
-    for problem in exchange_problems() {
-        let (inputs, count) = (problem.inputs(3), packets_of_message(&problem));
+    for problem in two_gpu_all_reduce_problems() {
+        let (inputs, count) = (problem.inputs(3), one_shot_packets_per_message(&problem));
         let expected = problem.reference(&inputs);
-        let messages = upload_messages(&device, &inputs);
+        let messages = upload_input_messages_of_two_ranks(&device, &inputs);
         for rank in [0, 1] {
             let peer = 1 - rank;
-            // The first launch has the number 1 and uses the second half of the buffer.
+            // The first launch of the one-step all-reduce has number 1 and uses the second half of
+            // the packet buffer.
             let mut staged = vec![0u32; 2 * 2 * count * 4];
             let words: &[u32] = bytemuck::cast_slice(inputs.tensor(INPUT_NAMES[peer]).as_bytes());
             let slot = (2 + peer) * count * 4;
@@ -65,10 +72,10 @@ fn the_one_shot_kernel_sums_packets_that_have_arrived() {
                 packet.copy_from_slice(&[pair[0], 1, pair[1], 1]);
             }
             let staging = device.upload(bytemuck::cast_slice(&staged)).unwrap();
-            let output = device.allocate(problem.message_bytes()).unwrap();
-            let epochs = device.upload(&[0; 4 * MAX_WAITING_BLOCKS]).unwrap();
-            let kernel = ONE_SHOT_KERNEL.compile_and_load(&device, &problem).unwrap();
-            let staged = address_table(&device, [staging.address(); 2]);
+            let output = device.allocate(problem.longer_message_bytes()).unwrap();
+            let epochs = device.upload(&[0; 4 * MAX_RESIDENT_SUM_BLOCKS]).unwrap();
+            let kernel = ONE_SHOT_ALL_REDUCE_KERNEL.compile_and_load(&device, &problem).unwrap();
+            let staged = upload_table_of_two_addresses(&device, [staging.device_address(); 2]);
             let arguments = [
                 (&messages[rank]).into(),
                 (&output).into(),
@@ -78,40 +85,44 @@ fn the_one_shot_kernel_sums_packets_that_have_arrived() {
                 KernelArgument::I32(count as i32),
             ];
             kernel.launch_with(&arguments).unwrap();
-            check(&problem, &expected, rank, &output);
+            assert_output_agrees_with_reference_of_rank(&problem, &expected, rank, &output);
         }
     }
 }
 
 #[test]
-fn the_two_shot_kernel_sums_parts_whose_flags_are_set() {
+fn the_two_shot_kernel_sums_parts_whose_flags_are_set_already() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
-    for problem in exchange_problems() {
+    for problem in two_gpu_all_reduce_problems() {
         let inputs = problem.inputs(4);
         let expected = problem.reference(&inputs);
-        let messages = upload_messages(&device, &inputs);
-        let outputs = [0, 1].map(|_| device.allocate(problem.message_bytes()).unwrap());
-        let [x, y] = [&messages, &outputs]
-            .map(|buffers| address_table(&device, [buffers[0].address(), buffers[1].address()]));
-        let kernel = TWO_SHOT_KERNEL.compile_and_load(&device, &problem).unwrap();
+        let messages = upload_input_messages_of_two_ranks(&device, &inputs);
+        let outputs = [0, 1].map(|_| device.allocate(problem.longer_message_bytes()).unwrap());
+        let [x, y] = [&messages, &outputs].map(|buffers| {
+            upload_table_of_two_addresses(
+                &device,
+                [buffers[0].device_address(), buffers[1].device_address()],
+            )
+        });
+        let kernel = TWO_SHOT_ALL_REDUCE_KERNEL.compile_and_load(&device, &problem).unwrap();
         for rank in [0, 1] {
-            let flags = vec![1u32; FLAG_BYTES / 4 * problem.gpus];
+            let flags = vec![1u32; FLAG_BYTES_PER_GPU / 4 * problem.gpus];
             let flags = device.upload(bytemuck::cast_slice(&flags)).unwrap();
-            let flag_table = address_table(&device, [flags.address(); 2]);
-            let epochs = device.upload(&[0; 4 * MAX_WAITING_BLOCKS]).unwrap();
+            let flag_table = upload_table_of_two_addresses(&device, [flags.device_address(); 2]);
+            let epochs = device.upload(&[0; 4 * MAX_RESIDENT_SUM_BLOCKS]).unwrap();
             let arguments = [
                 (&x).into(),
                 (&y).into(),
                 (&flag_table).into(),
                 (&epochs).into(),
                 KernelArgument::I32(rank),
-                KernelArgument::I64(packets_per_gpu(&problem) as i64),
+                KernelArgument::I64(two_shot_packets_per_gpu(&problem) as i64),
             ];
             kernel.launch_with(&arguments).unwrap();
             device.synchronize().unwrap();
         }
         for (rank, output) in outputs.iter().enumerate() {
-            check(&problem, &expected, rank, output);
+            assert_output_agrees_with_reference_of_rank(&problem, &expected, rank, output);
         }
     }
 }

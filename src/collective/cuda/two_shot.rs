@@ -1,40 +1,42 @@
-//! An all-reduce in two steps: every GPU sums its part of all messages, and stores the sum into all
-//! outputs.
+//! An all-reduce in two steps: every GPU sums its part of all messages, and stores the sum into the
+//! outputs of all GPUs.
 
-use super::message_buffers::MessageBuffers;
-use super::sum_kernels::{self, MAX_WAITING_BLOCKS, SumExchange};
+use super::message_buffers::ExchangeMessageBuffers;
+use super::sum_kernels::{self, AllReduceLaunchArguments, MAX_RESIDENT_SUM_BLOCKS};
 use crate::collective::definition::ExchangeProblem;
-use crate::kernel_files::kernel_file;
+use crate::kernel_files::source_of_kernel_file;
 use kernelgate::backend::BackendError;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::{DeviceBuffer, Devices, KernelArgument, KernelSpec};
 
-/// All kernels of the two-step sum.
-pub const KERNELS: &[KernelSpec<ExchangeProblem>] = &[TWO_SHOT_KERNEL];
+/// The kernel of the two-step all-reduce, as a list.
+pub const TWO_SHOT_KERNELS: &[KernelSpec<ExchangeProblem>] = &[TWO_SHOT_ALL_REDUCE_KERNEL];
 
-const THREADS: usize = 512;
-/// Number of bytes in a packet.
-pub const PACKET_BYTES: usize = 16;
-const PACKETS_AT_ONCE: usize = 2;
-/// Bytes of the flags of one GPU.
-pub const FLAG_BYTES: usize = 4 * 2 * MAX_WAITING_BLOCKS;
+const THREADS_PER_TWO_SHOT_BLOCK: usize = 512;
+/// Number of bytes in a packet, which a thread of the two-step all-reduce loads by one instruction.
+pub const TWO_SHOT_PACKET_BYTES: usize = 16;
+const PACKETS_LOADED_PER_THREAD_STEP: usize = 2;
+/// Bytes of the flags of one GPU in the two-step all-reduce: two 32-bit flags for each block.
+pub const FLAG_BYTES_PER_GPU: usize = 4 * 2 * MAX_RESIDENT_SUM_BLOCKS;
 
-/// Kernel of the two-step sum. Each GPU's part of the message is summed by as many blocks as its
-/// size needs.
-pub const TWO_SHOT_KERNEL: KernelSpec<ExchangeProblem> = KernelSpec {
-    defines: sum_kernels::sum_macros,
-    constants: |_| vec![("THREADS", THREADS), ("AT_ONCE", PACKETS_AT_ONCE)],
-    variants: sum_kernels::problems_of_builds,
+/// Kernel of the two-step all-reduce. The number of blocks of the two-step all-reduce grows with
+/// each GPU's part of the message, up to [`MAX_RESIDENT_SUM_BLOCKS`].
+pub const TWO_SHOT_ALL_REDUCE_KERNEL: KernelSpec<ExchangeProblem> = KernelSpec {
+    defines: sum_kernels::element_and_gpu_count_macros,
+    constants: |_| {
+        vec![("THREADS", THREADS_PER_TWO_SHOT_BLOCK), ("AT_ONCE", PACKETS_LOADED_PER_THREAD_STEP)]
+    },
+    variants: sum_kernels::all_reduce_example_problems,
     ..KernelSpec::new(
-        kernel_file("collective/all_reduce_two_shot"),
+        source_of_kernel_file("collective/all_reduce_two_shot"),
         "collective_all_reduce_two_shot",
-        THREADS,
+        THREADS_PER_TWO_SHOT_BLOCK,
         |problem| {
             [
-                packets_per_gpu(problem)
-                    .div_ceil(THREADS * PACKETS_AT_ONCE)
-                    .clamp(1, MAX_WAITING_BLOCKS),
+                two_shot_packets_per_gpu(problem)
+                    .div_ceil(THREADS_PER_TWO_SHOT_BLOCK * PACKETS_LOADED_PER_THREAD_STEP)
+                    .clamp(1, MAX_RESIDENT_SUM_BLOCKS),
                 1,
                 1,
             ]
@@ -42,32 +44,40 @@ pub const TWO_SHOT_KERNEL: KernelSpec<ExchangeProblem> = KernelSpec {
     )
 };
 
-/// Number of packets that one GPU sums in the two-step sum.
-pub const fn packets_per_gpu(problem: &ExchangeProblem) -> usize {
-    problem.message_bytes() / (PACKET_BYTES * problem.gpus)
+/// Number of packets in the part of the message that one GPU sums in the two-step all-reduce.
+pub const fn two_shot_packets_per_gpu(problem: &ExchangeProblem) -> usize {
+    problem.longer_message_bytes() / (TWO_SHOT_PACKET_BYTES * problem.gpus)
 }
 
-/// Checks that messages have whole packets for each GPU.
-pub fn check_message_size(problem: &ExchangeProblem) -> Result<(), String> {
-    let unit = PACKET_BYTES * problem.gpus;
-    match problem.message_bytes().is_multiple_of(unit) {
+/// Checks that the two-step all-reduce supports the message: its size must be whole packets for
+/// each GPU.
+pub fn check_two_shot_message_size(problem: &ExchangeProblem) -> Result<(), String> {
+    let unit = TWO_SHOT_PACKET_BYTES * problem.gpus;
+    match problem.longer_message_bytes().is_multiple_of(unit) {
         true => Ok(()),
         false => Err(format!("sums messages of a multiple of {unit} bytes")),
     }
 }
 
-/// Allocates the messages, and the flags by which blocks wait for their peers.
-pub fn prepare_two_shot_sum(
+/// Allocates the messages and the flags by which blocks wait for their peers; the returned task
+/// launches the two-step all-reduce on all GPUs.
+pub fn prepare_two_shot_all_reduce(
     problem: &ExchangeProblem,
     inputs: &Tensors,
     devices: &Devices,
 ) -> Result<CudaTask, BackendError> {
-    devices.require_peer_access()?;
-    let messages = MessageBuffers::new(problem, inputs, devices)?;
-    let flags = sum_kernels::zeroed_on_each(devices, FLAG_BYTES * problem.gpus)?;
-    let flag_addresses = flags.iter().map(DeviceBuffer::address).collect();
-    let tables = vec![messages.input_addresses(), messages.output_addresses(), flag_addresses];
-    let packets = KernelArgument::I64(packets_per_gpu(problem) as i64);
-    let sum = SumExchange { own: |_, _| Vec::new(), tables, packets, shared: flags };
-    sum.into_sum_task(&TWO_SHOT_KERNEL, problem, messages, devices)
+    devices.require_peer_access_between_all()?;
+    let messages =
+        ExchangeMessageBuffers::upload_inputs_and_allocate_outputs(problem, inputs, devices)?;
+    let flags =
+        sum_kernels::allocate_zeroed_on_each_gpu(devices, FLAG_BYTES_PER_GPU * problem.gpus)?;
+    let flag_addresses = flags.iter().map(DeviceBuffer::device_address).collect();
+    let tables = vec![
+        messages.input_addresses_by_rank(),
+        messages.output_addresses_by_rank(),
+        flag_addresses,
+    ];
+    let packets = KernelArgument::I64(two_shot_packets_per_gpu(problem) as i64);
+    let sum = AllReduceLaunchArguments { own: |_, _| Vec::new(), tables, packets, shared: flags };
+    sum.into_all_reduce_task(&TWO_SHOT_ALL_REDUCE_KERNEL, problem, messages, devices)
 }

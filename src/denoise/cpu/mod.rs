@@ -1,55 +1,69 @@
-//! The denoise expert on the CPU in f32: GEMMs over blocks of weight columns, with all other
-//! operations fused into them.
+//! The denoising action expert on the CPU in f32: GEMMs run over blocks of weight columns, and all
+//! other operations of the expert are fused into the CPU tasks of these GEMMs.
 //!
-//! Weights are read directly from the inputs; only activations are copied. Quantised weights are
-//! converted to f32 while a case is prepared, because the CPU does not gain from fewer bits.
+//! The CPU expert reads its weights directly from the inputs; it copies only activations. Weights
+//! quantised to fp8 or int4 are converted to f32 while a CPU case is prepared, because the CPU does
+//! not gain from fewer bits.
 
 mod element;
 mod expert;
 #[cfg(test)]
 mod tests;
 
-use crate::denoise::definition::{ActionExpertShape, DenoiseLoop, DenoiseStep, WeightFormat};
-use crate::denoise::fp8::widen_to_f32;
-use crate::denoise::model::ACTION_COLUMNS;
+use crate::denoise::definition::{DenoiseLoop, DenoiseParameters, DenoiseStep, LayerWeightFormat};
+use crate::denoise::fp8::convert_bf16_inputs_to_f32;
+use crate::denoise::model::VALUES_PER_ACTION;
 use std::sync::Arc;
 
-use expert::CpuExpert;
+use expert::CpuActionExpert;
 use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 
-/// CPU implementations of one denoising step.
-pub const STEP: &[Implementation<DenoiseStep>] = &[Implementation {
+/// CPU implementations of one denoising step (one velocity).
+pub const CPU_DENOISE_STEP_ROWS: &[Implementation<DenoiseStep>] = &[Implementation {
     name: "cpu",
     about: "column blocks of weights over threads, heads packed into one attention GEMM, norm \
             and activation fused",
-    supports: |problem| check_dtype_support(&problem.expert),
+    supports: |problem| check_f32_or_quantised_weights(&problem.expert),
     prepare: Prepare::Cpu(|problem, inputs| {
-        let outputs =
-            Tensors::new().with_output("velocity", [problem.expert.s, ACTION_COLUMNS], Dtype::F32);
-        let mut expert =
-            CpuExpert::new(&problem.expert, inputs_in_f32(&problem.expert, &inputs), 1);
+        let outputs = Tensors::new().with_output(
+            "velocity",
+            [problem.expert.s, VALUES_PER_ACTION],
+            Dtype::F32,
+        );
+        let mut expert = CpuActionExpert::allocate_for_denoising_times(
+            &problem.expert,
+            expert_inputs_as_f32(&problem.expert, &inputs),
+            1,
+        );
         let task = CpuTask::new(inputs, outputs, move |inputs, outputs| {
-            expert.set_loop_times(&[f64::from(inputs.f32("t")[0])]);
-            expert.velocity(0, inputs.f32("x"), outputs.f32_mut("velocity"));
+            expert.compute_styles_of_times(&[f64::from(inputs.f32("t")[0])]);
+            expert.compute_velocity(0, inputs.f32("x"), outputs.f32_mut("velocity"));
         });
-        // The expert keeps the weights and caches with which it was created.
+        // Apart from `t` and `x`, the CPU expert reads the weights and caches with which it was
+        // created, not the task's later inputs.
         task.reading(&["t", "x"])
     }),
 }];
 
-/// CPU implementations of the denoising loop.
-pub const LOOP: &[Implementation<DenoiseLoop>] = &[Implementation {
+/// CPU implementations of the denoising loop (all steps from noise to actions).
+pub const CPU_DENOISE_LOOP_ROWS: &[Implementation<DenoiseLoop>] = &[Implementation {
     name: "cpu",
     about: "the step of `cpu`, with the styles of all steps computed first",
-    supports: |problem| check_dtype_support(&problem.expert),
+    supports: |problem| check_f32_or_quantised_weights(&problem.expert),
     prepare: Prepare::Cpu(|problem, inputs| {
-        let outputs =
-            Tensors::new().with_output("actions", [problem.expert.s, ACTION_COLUMNS], Dtype::F32);
-        let mut expert =
-            CpuExpert::new(&problem.expert, inputs_in_f32(&problem.expert, &inputs), problem.steps);
-        let mut velocity = vec![0.0; problem.expert.s * ACTION_COLUMNS];
+        let outputs = Tensors::new().with_output(
+            "actions",
+            [problem.expert.s, VALUES_PER_ACTION],
+            Dtype::F32,
+        );
+        let mut expert = CpuActionExpert::allocate_for_denoising_times(
+            &problem.expert,
+            expert_inputs_as_f32(&problem.expert, &inputs),
+            problem.steps,
+        );
+        let mut velocity = vec![0.0; problem.expert.s * VALUES_PER_ACTION];
         let dt = -1.0 / problem.steps as f64;
         let mut times = vec![1.0; problem.steps];
         for step in 1..problem.steps {
@@ -58,9 +72,9 @@ pub const LOOP: &[Implementation<DenoiseLoop>] = &[Implementation {
         let task = CpuTask::new(inputs, outputs, move |inputs, outputs| {
             let actions = outputs.f32_mut("actions");
             actions.copy_from_slice(inputs.f32("x"));
-            expert.set_loop_times(&times);
+            expert.compute_styles_of_times(&times);
             for step in 0..times.len() {
-                expert.velocity(step, actions, &mut velocity);
+                expert.compute_velocity(step, actions, &mut velocity);
                 actions.iter_mut().zip(&velocity).for_each(|(x, v)| *x += dt as f32 * v);
             }
         });
@@ -68,19 +82,20 @@ pub const LOOP: &[Implementation<DenoiseLoop>] = &[Implementation {
     }),
 }];
 
-fn check_dtype_support(shape: &ActionExpertShape) -> Result<(), String> {
+fn check_f32_or_quantised_weights(shape: &DenoiseParameters) -> Result<(), String> {
     match (shape.dtype, shape.weights) {
-        (Dtype::F32, _) | (_, WeightFormat::Fp8 | WeightFormat::Int4) => Ok(()),
+        (Dtype::F32, _) | (_, LayerWeightFormat::Fp8 | LayerWeightFormat::Int4) => Ok(()),
         _ => Err("computes f32 only".to_owned()),
     }
 }
 
-/// Converts the inputs of the expert to f32; f32 inputs are shared without a copy.
-fn inputs_in_f32(shape: &ActionExpertShape, inputs: &Arc<Tensors>) -> Arc<Tensors> {
+/// Converts the inputs of the denoising expert to f32 and dequantises weights; f32 inputs are
+/// shared without a copy.
+fn expert_inputs_as_f32(shape: &DenoiseParameters, inputs: &Arc<Tensors>) -> Arc<Tensors> {
     match shape.weights {
-        WeightFormat::Same => inputs.clone(),
-        WeightFormat::Fp8 | WeightFormat::Int4 => {
-            Arc::new(widen_to_f32(&shape.dequantised_inputs(inputs)))
+        LayerWeightFormat::Same => inputs.clone(),
+        LayerWeightFormat::Fp8 | LayerWeightFormat::Int4 => {
+            Arc::new(convert_bf16_inputs_to_f32(&shape.inputs_rounded_to_weight_format(inputs)))
         }
     }
 }

@@ -1,10 +1,11 @@
-//! The denoise expert on the GPU: from one launch for each operation, through a few fused kernels
+//! The denoising expert on the GPU: from one launch for each operation, through a few fused kernels
 //! in each layer, to one kernel for the whole loop.
 //!
 //! Each kernel's file under `kernels/denoise` explains its computation, thread mapping and bound. A
-//! rung is a `Program`, its launches and their memory: a launch of the rung walks the program or
-//! replays its captured graph. Weights are packed while a case is prepared, if a rung needs a
-//! layout different from that of the inputs. The dtype f32 is excluded on purpose.
+//! denoising rung is a `Program`: a list of launches and memory regions that the host enqueues one
+//! by one or captures once and replays as a CUDA graph. If a denoising rung needs a different
+//! weight layout, its weights are packed on the host while a case is prepared, not in the timed
+//! launches. The denoising rungs on the GPU support no f32 tensors, on purpose.
 
 mod fused;
 mod pack;
@@ -14,44 +15,46 @@ mod row;
 mod run;
 mod writer;
 
-use run::ExpertRun;
+use run::DenoiseStepOrLoop;
 
 use crate::denoise::definition::{DenoiseLoop, DenoiseStep};
 use kernelgate::backend::program::Capture;
 use kernelgate::backend::{Implementation, Prepare};
-use kernelgate_cuda::spec::{ListedKernel, list_kernel_rows};
+use kernelgate_cuda::spec::{ListedKernelBuild, list_kernel_rows};
 
-/// Every kernel of the denoise family.
-pub fn kernels() -> Vec<ListedKernel> {
+/// Lists every CUDA kernel of the denoise family, for compile checks and kernel tables.
+pub fn list_denoise_kernels() -> Vec<ListedKernelBuild> {
     [
-        list_kernel_rows(per_op::KERNELS),
-        list_kernel_rows(fused::KERNELS),
-        list_kernel_rows(persistent::KERNELS),
+        list_kernel_rows(per_op::PER_OP_DENOISE_KERNELS),
+        list_kernel_rows(fused::FUSED_DENOISE_KERNELS),
+        list_kernel_rows(persistent::PERSISTENT_DENOISE_KERNELS),
     ]
     .concat()
 }
 
-/// Ladder of one denoising step.
-pub const STEP: &[Implementation<DenoiseStep>] = &implementation_ladder();
+/// GPU implementations (rungs) of one denoising step.
+pub const CUDA_DENOISE_STEP_LADDER: &[Implementation<DenoiseStep>] = &rungs_of_step_and_loop();
 
-/// Ladder of the denoising loop: the rows of a step, and one from which only a loop can gain.
+/// GPU implementations (rungs) of the denoising loop: those of a single step, and
+/// `fused_overlap_l2`, from which only a loop can gain.
 ///
-/// `fused_overlap_l2` extends the fastest rung with several kernels a layer, so that its gain is
-/// relative to the best alternative. One denoising step reads 641 MB, of which 18 MB are keys and
-/// values. At memory bandwidth, keeping them in L2 saves at most 4 µs a step, and `fused_overlap`
-/// prefetches most of them while the kernel before attention still runs.
-pub const LOOP: &[Implementation<DenoiseLoop>] = &{
-    let [per_op, graph, fused_graph, fused_overlap, persistent] = implementation_ladder();
-    [per_op, graph, fused_graph, fused_overlap, OVERLAP_L2_ROW, persistent]
+/// The rung `fused_overlap_l2` extends `fused_overlap`, the fastest rung with several kernels a
+/// layer, so that its gain is relative to the best alternative. One denoising step of the default
+/// model reads 641 MB, of which 18 MB are cached keys and values. At memory bandwidth, keeping keys
+/// and values in L2 saves at most 4 µs a step; `fused_overlap` prefetches most of them while the
+/// kernel before attention runs.
+pub const CUDA_DENOISE_LOOP_LADDER: &[Implementation<DenoiseLoop>] = &{
+    let [per_op, graph, fused_graph, fused_overlap, persistent] = rungs_of_step_and_loop();
+    [per_op, graph, fused_graph, fused_overlap, FUSED_OVERLAP_L2_ROW, persistent]
 };
 
-const OVERLAP_L2_ROW: Implementation<DenoiseLoop> = Implementation {
+const FUSED_OVERLAP_L2_ROW: Implementation<DenoiseLoop> = Implementation {
     name: "cuda/fused_overlap_l2",
     about: "fused_overlap, keys and values kept in L2 (persisting accesses) from the first step \
             to the last",
     supports: |problem| {
-        let run = ExpertRun::from(problem).captured_loop()?;
-        run.check_fused_supported()?;
+        let run = DenoiseStepOrLoop::from(problem).check_steps_fit_captured_graph()?;
+        run.check_fused_kernels_support_run()?;
         if run.steps > 1 {
             Ok(())
         } else {
@@ -59,24 +62,24 @@ const OVERLAP_L2_ROW: Implementation<DenoiseLoop> = Implementation {
         }
     },
     prepare: Prepare::Program(
-        |problem| fused::launches_keeping_l2(&ExpertRun::from(problem)),
+        |problem| fused::fused_program_with_pdl_and_kept_l2(&DenoiseStepOrLoop::from(problem)),
         Capture::Graph,
     ),
 };
 
-/// Rows of the ladder, which are the same for both problem types.
-const fn implementation_ladder<P>() -> [Implementation<P>; 5]
+/// GPU rungs that a denoising step and the denoising loop share, generic over the problem type.
+const fn rungs_of_step_and_loop<P>() -> [Implementation<P>; 5]
 where
-    ExpertRun: for<'a> From<&'a P>,
+    DenoiseStepOrLoop: for<'a> From<&'a P>,
 {
     [
         Implementation {
             name: "cuda/per_op",
             about: "a launch an operation from the host, GEMMs by cuBLASLt: bound by \
                     launches, as eager frameworks are",
-            supports: |problem| ExpertRun::from(problem).check_per_op_supported(),
+            supports: |problem| DenoiseStepOrLoop::from(problem).check_per_op_kernels_support_run(),
             prepare: Prepare::Program(
-                |problem| per_op::per_op_program(&ExpertRun::from(problem)),
+                |problem| per_op::serial_per_op_program(&DenoiseStepOrLoop::from(problem)),
                 Capture::Stream,
             ),
         },
@@ -85,12 +88,16 @@ where
             about: "per_op captured once and replayed: independent GEMMs on parallel branches, \
                     other kernels with programmatic dependent launch from sm_90 on",
             supports: |problem| {
-                ExpertRun::from(problem)
-                    .captured_loop()
-                    .and_then(|run| run.check_per_op_supported())
+                DenoiseStepOrLoop::from(problem)
+                    .check_steps_fit_captured_graph()
+                    .and_then(|run| run.check_per_op_kernels_support_run())
             },
             prepare: Prepare::Program(
-                |problem| per_op::concurrent_launches(&ExpertRun::from(problem)),
+                |problem| {
+                    per_op::per_op_program_with_parallel_gemms_and_pdl(&DenoiseStepOrLoop::from(
+                        problem,
+                    ))
+                },
                 Capture::Graph,
             ),
         },
@@ -99,10 +106,12 @@ where
             about: "five kernels a layer: norms, rotation, activation and residuals inside skinny \
                     GEMMs, styles of all steps first",
             supports: |problem| {
-                ExpertRun::from(problem).captured_loop().and_then(|run| run.check_fused_supported())
+                DenoiseStepOrLoop::from(problem)
+                    .check_steps_fit_captured_graph()
+                    .and_then(|run| run.check_fused_kernels_support_run())
             },
             prepare: Prepare::Program(
-                |problem| fused::serial_launch_program(&ExpertRun::from(problem)),
+                |problem| fused::fused_program_without_pdl(&DenoiseStepOrLoop::from(problem)),
                 Capture::Graph,
             ),
         },
@@ -111,10 +120,12 @@ where
             about: "the kernels of fused_graph with programmatic dependent launch: each \
                     prefetches its weights while its predecessor runs",
             supports: |problem| {
-                ExpertRun::from(problem).captured_loop().and_then(|run| run.check_fused_supported())
+                DenoiseStepOrLoop::from(problem)
+                    .check_steps_fit_captured_graph()
+                    .and_then(|run| run.check_fused_kernels_support_run())
             },
             prepare: Prepare::Program(
-                |problem| fused::programmatic_launches(&ExpertRun::from(problem)),
+                |problem| fused::fused_program_with_pdl(&DenoiseStepOrLoop::from(problem)),
                 Capture::Graph,
             ),
         },
@@ -123,12 +134,15 @@ where
             about: "all steps in one persistent kernel: weights are prefetched throughout, \
                     activations cross five grid barriers a layer",
             supports: |problem| {
-                ExpertRun::from(problem).captured_loop().and_then(|run| {
-                    run.check_is_bf16().and_then(|()| persistent::check_model_and_space(&run))
+                DenoiseStepOrLoop::from(problem).check_steps_fit_captured_graph().and_then(|run| {
+                    run.check_dtype_is_bf16()
+                        .and_then(|()| persistent::check_persistent_kernel_supports_run(&run))
                 })
             },
             prepare: Prepare::Program(
-                |problem| persistent::programmatic_launch_program(&ExpertRun::from(problem)),
+                |problem| {
+                    persistent::persistent_program_with_pdl(&DenoiseStepOrLoop::from(problem))
+                },
                 Capture::Graph,
             ),
         },

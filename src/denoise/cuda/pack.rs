@@ -1,169 +1,186 @@
-//! Packs weights, keys and values into the layouts of the kernels, once on the host while a case is
-//! prepared.
+//! Packs denoising weights, keys and values into the memory layouts of the kernels, once on the
+//! host while a case is prepared.
 //!
 //! Weights of the fused GEMMs (`kernels/denoise/skinny_gemm.cuh`) are `[layer][tile of 64
 //! columns][k / group][group rows of k][64]`, with 16-byte chunks of eight columns XOR-swizzled by
-//! row. A group is up to 64 rows of one block's slice of k. Weights of the persistent kernel
-//! (`kernels/denoise/units.cuh`) are `[layer][k / 64][columns / 8][8 columns][64 of k]`, with
-//! 16-byte chunks of eight k XOR-swizzled by column. Keys and values of the persistent kernel are
-//! fragments of the tensor cores.
+//! row. A group of a packed tile is up to 64 rows of the slice of k that one block of the GEMM's
+//! cluster handles. Weights of the persistent kernel (`kernels/denoise/units.cuh`) are `[layer][k /
+//! 64][columns / 8][8 columns][64 of k]`, with 16-byte chunks of eight k XOR-swizzled by column.
+//! The cached keys and values of the persistent kernel are packed as 16 x 16 fragments of
+//! tensor-core operands.
 
 mod codes;
 
-use super::writer::NamedRegion;
-use crate::denoise::definition::WeightFormat;
-use crate::denoise::fp8::{Fp8Matrix, quantize_to_fp8};
-use crate::denoise::int4::{self, Int4Matrix};
-use crate::denoise::model::ExpertModel;
+use super::writer::RegionNameAndBytes;
+use crate::denoise::definition::LayerWeightFormat;
+use crate::denoise::fp8::{Fp8MatrixStack, quantise_stack_to_fp8};
+use crate::denoise::int4::{self, Int4MatrixStack};
+use crate::denoise::model::ExpertDimensions;
 use crate::parallel;
 use kernelgate::workload::{Dtype, Tensors};
 
-/// Number of blocks among which a fused GEMM splits k. The constants below are for q, k and v
-/// together, the attended values, the feed-forward's input, its output, and the GEMMs that do not
-/// depend on the actions.
-pub const QKV_K_SPLIT: usize = 4;
-pub const OUT_K_SPLIT: usize = 8;
-pub const GATE_UP_K_SPLIT: usize = 2;
-pub const DOWN_K_SPLIT: usize = 8;
-pub const LINEAR_K_SPLIT: usize = 4;
+/// Number of blocks in a cluster among which a fused GEMM splits its inner dimension k. The k
+/// splits below are, in order, for q, k and v together, the attention output projection, gate and
+/// up, the down projection, and the time and style GEMMs.
+pub const QKV_PROJECTION_K_SPLIT: usize = 4;
+pub const OUTPUT_PROJECTION_K_SPLIT: usize = 8;
+pub const GATE_UP_PROJECTION_K_SPLIT: usize = 2;
+pub const DOWN_PROJECTION_K_SPLIT: usize = 8;
+pub const TIME_AND_STYLE_PROJECTION_K_SPLIT: usize = 4;
 
 /// Number of columns in a tile of packed weights.
-pub const TILE_COLUMNS: usize = 64;
-const CHUNK_COLUMNS: usize = 8;
-const CHUNK_BYTES: usize = 16;
+pub const PACKED_TILE_COLUMNS: usize = 64;
+const COLUMNS_PER_PACKED_CHUNK: usize = 8;
+const BYTES_PER_PACKED_CHUNK: usize = 16;
 
-/// Order of the columns in packed weights.
+/// Order of the columns of a weight matrix in the packed memory region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PackedColumnOrder {
-    /// The columns stay in their original order.
+    /// Packed columns keep their original order.
     PlainExpert,
-    /// Heads of q, k and v with this number of columns. Eight columns are next to the eight columns
-    /// half a head further, with which they rotate.
+    /// Heads of q, k and v with this number of columns, ordered for RoPE. Each eight columns are
+    /// followed by the eight columns half a head further, with which RoPE rotates them.
     Rotating(usize),
-    /// Eight columns of one matrix are next to eight columns of the other.
+    /// Each eight columns of the gate matrix are followed by the same eight columns of the up
+    /// matrix.
     Alternating,
 }
 
-/// A region of packed weights.
+/// Describes how one or several weight inputs are packed into one memory region.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PackedMatrix {
-    /// Name of the packed region.
+pub struct WeightPacking {
+    /// Name of the memory region that holds the packed weights.
     pub name: &'static str,
-    /// Inputs that the region contains, each `[layers][k][columns]`.
+    /// Names of the weight inputs that the packed region contains, each `[layers][k][columns]`.
     pub inputs: &'static [&'static str],
-    /// Number of columns of each packed input.
+    /// Number of columns of each weight input in this packing.
     columns: Vec<usize>,
-    /// Number of rows of each input: the depth k of the GEMM.
+    /// Number of rows of each weight input: the inner dimension k of its GEMM.
     depth: usize,
     layers: usize,
     order: PackedColumnOrder,
-    layout: PackedMemoryLayout,
+    layout: PackedWeightLayout,
 }
 
-/// Memory layout of packed weights.
+/// Memory layout of packed weights, as a kernel reads them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PackedMemoryLayout {
-    /// Tiles of columns, with k split among this number of blocks.
+enum PackedWeightLayout {
+    /// Tiles of 64 bf16 columns, with k split among this number of blocks.
     Tiles(usize),
-    /// Panels of 64 k in bf16, eight columns at a time.
+    /// Panels of 64 rows of k in bf16, in units of eight columns.
     Panels,
-    /// Panels of weights in fp8 codes.
+    /// Panels of weights quantised to fp8, in units of eight columns.
     Codes,
-    /// Panels of weights in int4 codes.
+    /// Panels of weights quantised to int4, in units of eight columns.
     Int4Codes,
 }
 
-/// Packings of a model for the persistent kernel: the GEMMs of a layer as panels in the format
-/// `weights`, all other GEMMs as tiles.
-pub fn persistent_packings(model: &ExpertModel, weights: WeightFormat) -> Vec<PackedMatrix> {
-    let mut packings = packings_of_model(model);
+/// Weight packings of a model for the persistent kernel: layer and style matrices as panels (layer
+/// matrices in the format `weights`), the time matrices as tiles.
+pub fn weight_packings_for_persistent_kernel(
+    model: &ExpertDimensions,
+    weights: LayerWeightFormat,
+) -> Vec<WeightPacking> {
+    let mut packings = weight_packings_for_fused_kernels(model);
     for packing in &mut packings {
-        if LAYER_GEMMS.contains(&packing.name) {
+        if LAYER_WEIGHT_NAMES.contains(&packing.name) {
             packing.layout = match weights {
-                WeightFormat::Same => PackedMemoryLayout::Panels,
-                WeightFormat::Fp8 => PackedMemoryLayout::Codes,
-                WeightFormat::Int4 => PackedMemoryLayout::Int4Codes,
+                LayerWeightFormat::Same => PackedWeightLayout::Panels,
+                LayerWeightFormat::Fp8 => PackedWeightLayout::Codes,
+                LayerWeightFormat::Int4 => PackedWeightLayout::Int4Codes,
             };
-        } else if STYLE_GEMMS.contains(&packing.name) {
-            packing.layout = PackedMemoryLayout::Panels;
+        } else if STYLE_WEIGHT_NAMES.contains(&packing.name) {
+            packing.layout = PackedWeightLayout::Panels;
         }
     }
     packings
 }
 
-const STYLE_GEMMS: [&str; 3] = ["style1", "style2", "final_style"];
-const LAYER_GEMMS: [&str; 4] = ["qkv_proj", "gate_up_proj", "o_proj", "down_proj"];
+const STYLE_WEIGHT_NAMES: [&str; 3] = ["style1", "style2", "final_style"];
+const LAYER_WEIGHT_NAMES: [&str; 4] = ["qkv_proj", "gate_up_proj", "o_proj", "down_proj"];
 
-/// Packings of all weights of a model for the fused kernels.
-pub fn packings_of_model(model: &ExpertModel) -> Vec<PackedMatrix> {
-    let ExpertModel { width, depth: layers, mlp, heads, head_dim, .. } = *model;
+/// Weight packings of a model for the fused kernels: every matrix as bf16 tiles.
+pub fn weight_packings_for_fused_kernels(model: &ExpertDimensions) -> Vec<WeightPacking> {
+    let ExpertDimensions { width, depth: layers, mlp, heads, head_dim, .. } = *model;
     let queries = heads * head_dim;
-    let plain = |name, inputs, depth, columns, split, layers| PackedMatrix {
+    let plain = |name, inputs, depth, columns, split, layers| WeightPacking {
         name,
         inputs,
         columns: vec![columns],
         depth,
         layers,
         order: PackedColumnOrder::PlainExpert,
-        layout: PackedMemoryLayout::Tiles(split),
+        layout: PackedWeightLayout::Tiles(split),
     };
     vec![
-        PackedMatrix {
+        WeightPacking {
             name: "qkv_proj",
             inputs: &["q_proj", "k_proj", "v_proj"],
             columns: vec![queries, head_dim, head_dim],
             depth: width,
             layers,
             order: PackedColumnOrder::Rotating(head_dim),
-            layout: PackedMemoryLayout::Tiles(QKV_K_SPLIT),
+            layout: PackedWeightLayout::Tiles(QKV_PROJECTION_K_SPLIT),
         },
-        PackedMatrix {
+        WeightPacking {
             name: "gate_up_proj",
             inputs: &["gate_proj", "up_proj"],
             columns: vec![mlp, mlp],
             depth: width,
             layers,
             order: PackedColumnOrder::Alternating,
-            layout: PackedMemoryLayout::Tiles(GATE_UP_K_SPLIT),
+            layout: PackedWeightLayout::Tiles(GATE_UP_PROJECTION_K_SPLIT),
         },
-        plain("o_proj", &["o_proj"], queries, width, OUT_K_SPLIT, layers),
-        plain("down_proj", &["down_proj"], mlp, width, DOWN_K_SPLIT, layers),
-        plain("time_in", &["time_in"], width, width, LINEAR_K_SPLIT, 1),
-        plain("time_out", &["time_out"], width, width, LINEAR_K_SPLIT, 1),
-        plain("style1", &["style1"], width, 3 * width, LINEAR_K_SPLIT, layers),
-        plain("style2", &["style2"], width, 3 * width, LINEAR_K_SPLIT, layers),
-        plain("final_style", &["final_style"], width, 3 * width, LINEAR_K_SPLIT, 1),
+        plain("o_proj", &["o_proj"], queries, width, OUTPUT_PROJECTION_K_SPLIT, layers),
+        plain("down_proj", &["down_proj"], mlp, width, DOWN_PROJECTION_K_SPLIT, layers),
+        plain("time_in", &["time_in"], width, width, TIME_AND_STYLE_PROJECTION_K_SPLIT, 1),
+        plain("time_out", &["time_out"], width, width, TIME_AND_STYLE_PROJECTION_K_SPLIT, 1),
+        plain("style1", &["style1"], width, 3 * width, TIME_AND_STYLE_PROJECTION_K_SPLIT, layers),
+        plain("style2", &["style2"], width, 3 * width, TIME_AND_STYLE_PROJECTION_K_SPLIT, layers),
+        plain(
+            "final_style",
+            &["final_style"],
+            width,
+            3 * width,
+            TIME_AND_STYLE_PROJECTION_K_SPLIT,
+            1,
+        ),
     ]
 }
 
-impl PackedMatrix {
-    /// Name and size of the packed region.
-    pub fn region_of_packing(&self) -> NamedRegion {
-        (self.name, self.layers * self.packed_layer_bytes())
+impl WeightPacking {
+    /// Name and size in bytes of the memory region that holds these packed weights.
+    pub fn name_and_bytes_of_packed_region(&self) -> RegionNameAndBytes {
+        (self.name, self.layers * self.packed_bytes_per_layer())
     }
 
-    fn packed_layer_bytes(&self) -> usize {
+    fn packed_bytes_per_layer(&self) -> usize {
         let elements = self.depth * self.columns.iter().sum::<usize>();
         match self.layout {
-            PackedMemoryLayout::Codes => {
-                elements / (CHUNK_COLUMNS * TILE_COLUMNS) * codes::FP8_UNIT_BYTES
+            PackedWeightLayout::Codes => {
+                elements / (COLUMNS_PER_PACKED_CHUNK * PACKED_TILE_COLUMNS) * codes::FP8_UNIT_BYTES
             }
-            PackedMemoryLayout::Int4Codes => {
-                elements / (CHUNK_COLUMNS * TILE_COLUMNS) * codes::INT4_UNIT_BYTES
+            PackedWeightLayout::Int4Codes => {
+                elements / (COLUMNS_PER_PACKED_CHUNK * PACKED_TILE_COLUMNS) * codes::INT4_UNIT_BYTES
             }
-            _ => elements * Dtype::Bf16.bytes(),
+            _ => elements * Dtype::Bf16.bytes_per_element(),
         }
     }
 
-    /// Input and first column from which a chunk is copied.
-    fn source_of_chunk(&self, chunk: usize) -> (usize, usize) {
+    /// Index of the weight input and its first column from which packed chunk `chunk` of eight
+    /// columns is copied.
+    fn input_and_column_of_packed_chunk(&self, chunk: usize) -> (usize, usize) {
         match self.order {
-            PackedColumnOrder::PlainExpert => (0, chunk * CHUNK_COLUMNS),
-            PackedColumnOrder::Alternating => (chunk % 2, chunk / 2 * CHUNK_COLUMNS),
+            PackedColumnOrder::PlainExpert => (0, chunk * COLUMNS_PER_PACKED_CHUNK),
+            PackedColumnOrder::Alternating => (chunk % 2, chunk / 2 * COLUMNS_PER_PACKED_CHUNK),
             PackedColumnOrder::Rotating(head) => {
-                let (of_head, in_head) =
-                    (chunk / (head / CHUNK_COLUMNS), chunk % (head / CHUNK_COLUMNS));
-                let first = of_head * head + in_head % 2 * (head / 2) + in_head / 2 * CHUNK_COLUMNS;
+                let (of_head, in_head) = (
+                    chunk / (head / COLUMNS_PER_PACKED_CHUNK),
+                    chunk % (head / COLUMNS_PER_PACKED_CHUNK),
+                );
+                let first = of_head * head
+                    + in_head % 2 * (head / 2)
+                    + in_head / 2 * COLUMNS_PER_PACKED_CHUNK;
                 match first.checked_sub(self.columns[0]) {
                     None => (0, first),
                     Some(first) if first < head => (1, first),
@@ -173,145 +190,195 @@ impl PackedMatrix {
         }
     }
 
-    /// Packs the tensors and returns the packed bytes.
-    pub fn pack_tensors(&self, tensors: &Tensors) -> Vec<u8> {
+    /// Packs the weight inputs into this packing's layout and returns the packed bytes.
+    pub fn pack_weight_inputs(&self, tensors: &Tensors) -> Vec<u8> {
         let inputs: Vec<&[u8]> =
             self.inputs.iter().map(|name| tensors.tensor(name).as_bytes()).collect();
         match self.layout {
-            // Each group has up to 64 rows of one block's slice of k.
-            PackedMemoryLayout::Tiles(split) => {
-                self.pack_tiles(&inputs, ((self.depth / 16).div_ceil(split) * 16).min(TILE_COLUMNS))
-            }
-            PackedMemoryLayout::Panels => self.pack_panels(&inputs),
-            PackedMemoryLayout::Codes => self.pack_int4_codes(tensors),
-            PackedMemoryLayout::Int4Codes => self.pack_int4(tensors),
+            // Each packed group has up to 64 rows of one block's slice of k.
+            PackedWeightLayout::Tiles(split) => self.pack_bf16_tiles(
+                &inputs,
+                ((self.depth / 16).div_ceil(split) * 16).min(PACKED_TILE_COLUMNS),
+            ),
+            PackedWeightLayout::Panels => self.pack_bf16_panels(&inputs),
+            PackedWeightLayout::Codes => self.quantise_and_pack_fp8_panels(tensors),
+            PackedWeightLayout::Int4Codes => self.quantise_and_pack_int4_panels(tensors),
         }
     }
 
-    /// Returns a chunk of eight columns of one row of an input.
-    fn chunk_of_row<'a>(
+    /// Returns the 16 bytes of packed chunk `chunk` (eight bf16 columns) at row `k` of a layer's
+    /// weights.
+    fn source_bytes_of_packed_chunk<'a>(
         &self,
         inputs: &[&'a [u8]],
         layer: usize,
         k: usize,
         chunk: usize,
     ) -> &'a [u8] {
-        let (input, column) = self.source_of_chunk(chunk);
-        let from = ((layer * self.depth + k) * self.columns[input] + column) * Dtype::Bf16.bytes();
-        &inputs[input][from..from + CHUNK_BYTES]
+        let (input, column) = self.input_and_column_of_packed_chunk(chunk);
+        let from = ((layer * self.depth + k) * self.columns[input] + column)
+            * Dtype::Bf16.bytes_per_element();
+        &inputs[input][from..from + BYTES_PER_PACKED_CHUNK]
     }
 
-    fn pack_tiles(&self, inputs: &[&[u8]], group: usize) -> Vec<u8> {
-        let row_bytes = TILE_COLUMNS * Dtype::Bf16.bytes();
-        let mut packed = vec![0; self.layers * self.packed_layer_bytes()];
-        let tiles = self.packed_layer_bytes() / (self.depth * row_bytes);
-        // Each task packs one tile, with all of k for its columns.
-        parallel::for_each_chunk(&mut packed, self.depth * row_bytes, &|index, to| {
+    fn pack_bf16_tiles(&self, inputs: &[&[u8]], group: usize) -> Vec<u8> {
+        let row_bytes = PACKED_TILE_COLUMNS * Dtype::Bf16.bytes_per_element();
+        let mut packed = vec![0; self.layers * self.packed_bytes_per_layer()];
+        let tiles = self.packed_bytes_per_layer() / (self.depth * row_bytes);
+        // Each parallel CPU task packs one tile of 64 columns, with all rows of k.
+        parallel::process_chunks_in_parallel(&mut packed, self.depth * row_bytes, &|index, to| {
             let (layer, tile) = (index / tiles, index % tiles);
             for (k, to) in to.chunks_exact_mut(row_bytes).enumerate() {
-                for chunk in 0..TILE_COLUMNS / CHUNK_COLUMNS {
-                    let at = (chunk ^ (k % group % 8)) * CHUNK_BYTES;
-                    to[at..at + CHUNK_BYTES].copy_from_slice(self.chunk_of_row(
-                        inputs,
-                        layer,
-                        k,
-                        tile * (TILE_COLUMNS / CHUNK_COLUMNS) + chunk,
-                    ));
+                for chunk in 0..PACKED_TILE_COLUMNS / COLUMNS_PER_PACKED_CHUNK {
+                    let at = (chunk ^ (k % group % 8)) * BYTES_PER_PACKED_CHUNK;
+                    to[at..at + BYTES_PER_PACKED_CHUNK].copy_from_slice(
+                        self.source_bytes_of_packed_chunk(
+                            inputs,
+                            layer,
+                            k,
+                            tile * (PACKED_TILE_COLUMNS / COLUMNS_PER_PACKED_CHUNK) + chunk,
+                        ),
+                    );
                 }
             }
         });
         packed
     }
 
-    fn pack_panels(&self, inputs: &[&[u8]]) -> Vec<u8> {
-        let element = Dtype::Bf16.bytes();
-        let panels = self.depth / TILE_COLUMNS;
-        let mut packed = vec![0; self.layers * self.packed_layer_bytes()];
-        parallel::for_each_chunk(&mut packed, self.packed_layer_bytes() / panels, &|index, to| {
-            let (layer, panel) = (index / panels, index % panels);
-            for (unit, to) in
-                to.chunks_exact_mut(CHUNK_COLUMNS * TILE_COLUMNS * element).enumerate()
-            {
-                for k in 0..TILE_COLUMNS {
-                    let from = self.chunk_of_row(inputs, layer, panel * TILE_COLUMNS + k, unit);
-                    for (column, from) in from.chunks_exact(element).enumerate() {
-                        let at = (column * TILE_COLUMNS
-                            + ((k / CHUNK_COLUMNS) ^ column) * CHUNK_COLUMNS
-                            + k % CHUNK_COLUMNS)
-                            * element;
-                        to[at..at + element].copy_from_slice(from);
+    fn pack_bf16_panels(&self, inputs: &[&[u8]]) -> Vec<u8> {
+        let element = Dtype::Bf16.bytes_per_element();
+        let panels = self.depth / PACKED_TILE_COLUMNS;
+        let mut packed = vec![0; self.layers * self.packed_bytes_per_layer()];
+        parallel::process_chunks_in_parallel(
+            &mut packed,
+            self.packed_bytes_per_layer() / panels,
+            &|index, to| {
+                let (layer, panel) = (index / panels, index % panels);
+                for (unit, to) in to
+                    .chunks_exact_mut(COLUMNS_PER_PACKED_CHUNK * PACKED_TILE_COLUMNS * element)
+                    .enumerate()
+                {
+                    for k in 0..PACKED_TILE_COLUMNS {
+                        let from = self.source_bytes_of_packed_chunk(
+                            inputs,
+                            layer,
+                            panel * PACKED_TILE_COLUMNS + k,
+                            unit,
+                        );
+                        for (column, from) in from.chunks_exact(element).enumerate() {
+                            let at = (column * PACKED_TILE_COLUMNS
+                                + ((k / COLUMNS_PER_PACKED_CHUNK) ^ column)
+                                    * COLUMNS_PER_PACKED_CHUNK
+                                + k % COLUMNS_PER_PACKED_CHUNK)
+                                * element;
+                            to[at..at + element].copy_from_slice(from);
+                        }
                     }
                 }
-            }
-        });
+            },
+        );
         packed
     }
 
-    fn pack_int4_codes(&self, tensors: &Tensors) -> Vec<u8> {
-        const { assert!(codes::UNIT_COLUMNS == CHUNK_COLUMNS && codes::UNIT_DEPTH == TILE_COLUMNS) };
-        let inputs: Vec<Fp8Matrix> =
-            self.inputs.iter().map(|name| quantize_to_fp8(tensors.tensor(name))).collect();
-        self.pack_units(codes::FP8_UNIT_BYTES, |layer, row, input, first, to| {
-            let (Fp8Matrix { codes, exponents }, columns) = (&inputs[input], self.columns[input]);
+    fn quantise_and_pack_fp8_panels(&self, tensors: &Tensors) -> Vec<u8> {
+        const {
+            assert!(
+                codes::COLUMNS_PER_QUANTISED_UNIT == COLUMNS_PER_PACKED_CHUNK
+                    && codes::UNIT_ROWS_OF_K == PACKED_TILE_COLUMNS
+            )
+        };
+        let inputs: Vec<Fp8MatrixStack> =
+            self.inputs.iter().map(|name| quantise_stack_to_fp8(tensors.tensor(name))).collect();
+        self.pack_panels_of_units(codes::FP8_UNIT_BYTES, |layer, row, input, first, to| {
+            let (Fp8MatrixStack { codes, exponents }, columns) =
+                (&inputs[input], self.columns[input]);
             let row = layer * self.depth + row;
-            let of_k = |k| &codes[(row + k) * columns + first..][..CHUNK_COLUMNS];
-            codes::pack_fp8_unit(to, of_k, &exponents[layer * columns + first..][..CHUNK_COLUMNS]);
+            let of_k = |k| &codes[(row + k) * columns + first..][..COLUMNS_PER_PACKED_CHUNK];
+            codes::write_packed_fp8_unit(
+                to,
+                of_k,
+                &exponents[layer * columns + first..][..COLUMNS_PER_PACKED_CHUNK],
+            );
         })
     }
 
-    fn pack_int4(&self, tensors: &Tensors) -> Vec<u8> {
-        const { assert!(int4::SCALE_GROUP.is_multiple_of(TILE_COLUMNS)) };
-        let inputs: Vec<Int4Matrix> =
-            self.inputs.iter().map(|name| int4::quantize_to_int4(tensors.tensor(name))).collect();
-        self.pack_units(codes::INT4_UNIT_BYTES, |layer, row, input, first, to| {
-            let (Int4Matrix { codes, scales }, columns) = (&inputs[input], self.columns[input]);
-            let group = layer * int4::groups_per_column(self.depth) + row / int4::SCALE_GROUP;
+    fn quantise_and_pack_int4_panels(&self, tensors: &Tensors) -> Vec<u8> {
+        const { assert!(int4::INT4_SCALE_GROUP_ELEMENTS.is_multiple_of(PACKED_TILE_COLUMNS)) };
+        let inputs: Vec<Int4MatrixStack> = self
+            .inputs
+            .iter()
+            .map(|name| int4::quantise_stack_to_int4(tensors.tensor(name)))
+            .collect();
+        self.pack_panels_of_units(codes::INT4_UNIT_BYTES, |layer, row, input, first, to| {
+            let (Int4MatrixStack { codes, scales }, columns) =
+                (&inputs[input], self.columns[input]);
+            let group = layer * int4::int4_groups_per_column(self.depth)
+                + row / int4::INT4_SCALE_GROUP_ELEMENTS;
             let row = layer * self.depth + row;
-            let of_k = |k| &codes[(row + k) * columns + first..][..CHUNK_COLUMNS];
-            codes::pack_int4_unit(to, of_k, &scales[group * columns + first..][..CHUNK_COLUMNS]);
+            let of_k = |k| &codes[(row + k) * columns + first..][..COLUMNS_PER_PACKED_CHUNK];
+            codes::write_packed_int4_unit(
+                to,
+                of_k,
+                &scales[group * columns + first..][..COLUMNS_PER_PACKED_CHUNK],
+            );
         })
     }
 
-    /// Packs panels of units of `unit_bytes` bytes. `write` receives the layer, the first k, the
-    /// input, the first column and the unit's destination.
-    fn pack_units(
+    /// Packs panels of 64 rows of k as units of `bytes` bytes, each with eight columns. The
+    /// function `write` fills one unit; it gets the layer, the first row of k, the index of the
+    /// weight input, the first column, and the unit's bytes.
+    fn pack_panels_of_units(
         &self,
         bytes: usize,
         write: impl Fn(usize, usize, usize, usize, &mut [u8]) + Sync,
     ) -> Vec<u8> {
-        let panels = self.depth / TILE_COLUMNS;
-        let mut packed = vec![0; self.layers * self.packed_layer_bytes()];
-        parallel::for_each_chunk(&mut packed, self.packed_layer_bytes() / panels, &|index, to| {
-            let (layer, panel) = (index / panels, index % panels);
-            for (unit, to) in to.chunks_exact_mut(bytes).enumerate() {
-                let (input, first) = self.source_of_chunk(unit);
-                write(layer, panel * TILE_COLUMNS, input, first, to);
-            }
-        });
+        let panels = self.depth / PACKED_TILE_COLUMNS;
+        let mut packed = vec![0; self.layers * self.packed_bytes_per_layer()];
+        parallel::process_chunks_in_parallel(
+            &mut packed,
+            self.packed_bytes_per_layer() / panels,
+            &|index, to| {
+                let (layer, panel) = (index / panels, index % panels);
+                for (unit, to) in to.chunks_exact_mut(bytes).enumerate() {
+                    let (input, first) = self.input_and_column_of_packed_chunk(unit);
+                    write(layer, panel * PACKED_TILE_COLUMNS, input, first, to);
+                }
+            },
+        );
         packed
     }
 }
 
-/// Maximum number of keys of the persistent kernel, for which each layer's fragments have space.
+/// Maximum number of keys (prefix and action tokens) of the persistent kernel; each layer's
+/// fragments have space for so many keys.
 pub const MAX_PERSISTENT_KEYS: usize = 1024;
 
 /// Packs cached keys or values `[layers][prefix][head_dim]` as `[layers][1024 / 16][head_dim /
-/// 16][16 x 16 as a fragment]`, with zeros after the prefix. The rows of a fragment are keys or,
-/// with `transposed` for values, columns of head_dim.
-pub fn pack_cache(cache: &[u8], layers: usize, head_dim: usize, transposed: bool) -> Vec<u8> {
-    const FRAGMENT_SIDE: usize = 16;
-    let element = Dtype::Bf16.bytes();
+/// 16][16 x 16 as a fragment]`, with zeros after the prefix. The rows of a fragment are keys or, if
+/// `transposed` is set as for values, columns of head_dim.
+pub fn pack_cache_as_tensor_core_fragments(
+    cache: &[u8],
+    layers: usize,
+    head_dim: usize,
+    transposed: bool,
+) -> Vec<u8> {
+    const FRAGMENT_ROWS_AND_COLUMNS: usize = 16;
+    let element = Dtype::Bf16.bytes_per_element();
     let layer_bytes = MAX_PERSISTENT_KEYS * head_dim * element;
     let prefix = cache.len() / (layers * head_dim * element);
     let mut packed = vec![0; layers * layer_bytes];
-    parallel::for_each_chunk(&mut packed, layer_bytes, &|layer, to| {
+    parallel::process_chunks_in_parallel(&mut packed, layer_bytes, &|layer, to| {
         for key in 0..prefix {
             for column in 0..head_dim {
                 let (row, k) = if transposed { (column, key) } else { (key, column) };
-                let block =
-                    key / FRAGMENT_SIDE * (head_dim / FRAGMENT_SIDE) + column / FRAGMENT_SIDE;
-                let at = (block * FRAGMENT_SIDE * FRAGMENT_SIDE
-                    + offset_in_fragment(row % FRAGMENT_SIDE, k % FRAGMENT_SIDE))
+                let block = key / FRAGMENT_ROWS_AND_COLUMNS
+                    * (head_dim / FRAGMENT_ROWS_AND_COLUMNS)
+                    + column / FRAGMENT_ROWS_AND_COLUMNS;
+                let at = (block * FRAGMENT_ROWS_AND_COLUMNS * FRAGMENT_ROWS_AND_COLUMNS
+                    + element_offset_in_fragment(
+                        row % FRAGMENT_ROWS_AND_COLUMNS,
+                        k % FRAGMENT_ROWS_AND_COLUMNS,
+                    ))
                     * element;
                 let from = ((layer * prefix + key) * head_dim + column) * element;
                 to[at..at + element].copy_from_slice(&cache[from..from + element]);
@@ -321,26 +388,27 @@ pub fn pack_cache(cache: &[u8], layers: usize, head_dim: usize, transposed: bool
     packed
 }
 
-/// Offset of an element, by its row and k, in a tensor-core fragment. A lane has two neighbours
-/// along k of a row, the same k eight rows further, and both rows eight k further.
-const fn offset_in_fragment(row: usize, k: usize) -> usize {
+/// Offset in elements, within a packed 16 x 16 tensor-core fragment, of the element at a row and a
+/// k. A lane's eight elements are consecutive: two neighbours along k in a row, the same k eight
+/// rows further, and both rows again eight k further.
+const fn element_offset_in_fragment(row: usize, k: usize) -> usize {
     (row % 8 * 4 + k % 8 / 2) * 8 + (row / 8 + k / 8 * 2) * 2 + k % 2
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::denoise::fp8::dequantized_tensor;
-    use crate::denoise::model::{PI05_MODEL, TINY_MODEL};
+    use crate::denoise::fp8::round_tensor_through_fp8;
+    use crate::denoise::model::{PI05_EXPERT_MODEL, TINY_TEST_MODEL};
     use half::bf16;
 
     #[test]
-    fn every_column_is_packed_once() {
-        for model in [PI05_MODEL, TINY_MODEL] {
-            for packing in packings_of_model(&model) {
+    fn every_weight_column_is_packed_exactly_once() {
+        for model in [PI05_EXPERT_MODEL, TINY_TEST_MODEL] {
+            for packing in weight_packings_for_fused_kernels(&model) {
                 let columns: usize = packing.columns.iter().sum();
-                let mut chunks: Vec<_> = (0..columns / CHUNK_COLUMNS)
-                    .map(|chunk| packing.source_of_chunk(chunk))
+                let mut chunks: Vec<_> = (0..columns / COLUMNS_PER_PACKED_CHUNK)
+                    .map(|chunk| packing.input_and_column_of_packed_chunk(chunk))
                     .collect();
                 chunks.sort_unstable();
                 let all: Vec<_> = packing
@@ -348,23 +416,29 @@ mod tests {
                     .iter()
                     .enumerate()
                     .flat_map(|(input, &columns)| {
-                        (0..columns).step_by(CHUNK_COLUMNS).map(move |column| (input, column))
+                        (0..columns)
+                            .step_by(COLUMNS_PER_PACKED_CHUNK)
+                            .map(move |column| (input, column))
                     })
                     .collect();
                 assert_eq!(chunks, all, "{} of {}", packing.name, model.name);
-                assert_eq!(columns % TILE_COLUMNS, 0, "{}", packing.name);
+                assert_eq!(columns % PACKED_TILE_COLUMNS, 0, "{}", packing.name);
             }
         }
     }
 
     #[test]
-    fn columns_that_belong_together_are_neighbours() {
-        let packings = packings_of_model(&PI05_MODEL);
+    fn columns_that_rotate_or_multiply_together_are_packed_as_neighbours() {
+        let packings = weight_packings_for_fused_kernels(&PI05_EXPERT_MODEL);
         let source = |name: &str, chunk| {
-            packings.iter().find(|packing| packing.name == name).unwrap().source_of_chunk(chunk)
+            packings
+                .iter()
+                .find(|packing| packing.name == name)
+                .unwrap()
+                .input_and_column_of_packed_chunk(chunk)
         };
-        // The chunks are those of the second head of q, then those of k and v after the eight heads
-        // of q.
+        // The chunks in this test are those of the second head of q, then those of k and v after
+        // the eight heads of q.
         assert_eq!(
             [32, 33, 34].map(|chunk| source("qkv_proj", chunk)),
             [(0, 256), (0, 256 + 128), (0, 256 + 8)]
@@ -377,21 +451,21 @@ mod tests {
     }
 
     #[test]
-    fn panels_hold_every_column_of_eight_with_its_k_together() {
-        let packing = PackedMatrix {
+    fn panels_hold_64_values_of_k_of_each_column_together() {
+        let packing = WeightPacking {
             name: "o_proj",
             inputs: &["o_proj"],
             columns: vec![16],
             depth: 128,
             layers: 2,
             order: PackedColumnOrder::PlainExpert,
-            layout: PackedMemoryLayout::Panels,
+            layout: PackedWeightLayout::Panels,
         };
         let number =
             |layer: usize, k: usize, column: usize| ((layer * 128 + k) * 16 + column) as u16;
         let input: Vec<u8> = (0..2 * 128 * 16u16).flat_map(u16::to_le_bytes).collect();
         let packed: Vec<u16> = packing
-            .pack_panels(&[&input])
+            .pack_bf16_panels(&[&input])
             .chunks_exact(2)
             .map(|x| u16::from_le_bytes([x[0], x[1]]))
             .collect();
@@ -406,19 +480,21 @@ mod tests {
     }
 
     #[test]
-    fn fragments_are_what_the_lanes_of_a_warp_hold() {
-        let mut places: Vec<_> = (0..256).map(|i| offset_in_fragment(i / 16, i % 16)).collect();
-        // Lane 5 has row 1, k 2 and 3; row 9; and k 10 and 11 of both rows.
+    fn packed_fragments_hold_the_elements_of_each_warp_lane_together() {
+        let mut places: Vec<_> =
+            (0..256).map(|i| element_offset_in_fragment(i / 16, i % 16)).collect();
+        // In a packed fragment, lane 5 of a warp has k 2, 3, 10 and 11 of rows 1 and 9.
         assert_eq!(
-            [(1, 2), (1, 3), (9, 2), (1, 10), (9, 11)].map(|(row, k)| offset_in_fragment(row, k)),
+            [(1, 2), (1, 3), (9, 2), (1, 10), (9, 11)]
+                .map(|(row, k)| element_offset_in_fragment(row, k)),
             [40, 41, 42, 44, 47]
         );
         places.sort_unstable();
         assert_eq!(places, (0..256).collect::<Vec<_>>());
-        // The cache has two layers of 17 keys with 16 columns.
+        // The test cache has two layers of 17 keys with 16 columns each.
         let cache: Vec<u8> = (1..=2 * 17 * 16u16).flat_map(u16::to_le_bytes).collect();
         let read = |transposed| -> Vec<u16> {
-            pack_cache(&cache, 2, 16, transposed)
+            pack_cache_as_tensor_core_fragments(&cache, 2, 16, transposed)
                 .chunks_exact(2)
                 .map(|x| u16::from_le_bytes([x[0], x[1]]))
                 .collect()
@@ -426,14 +502,17 @@ mod tests {
         let (keys, values) = (read(false), read(true));
         assert_eq!(keys.len(), 2 * MAX_PERSISTENT_KEYS * 16);
         let last = 2 * 17 * 16;
-        assert_eq!(keys[MAX_PERSISTENT_KEYS * 16 + 256 + offset_in_fragment(0, 15)], last);
-        assert_eq!(values[MAX_PERSISTENT_KEYS * 16 + 256 + offset_in_fragment(15, 0)], last);
-        assert_eq!(keys[256 + offset_in_fragment(1, 0)], 0);
+        assert_eq!(keys[MAX_PERSISTENT_KEYS * 16 + 256 + element_offset_in_fragment(0, 15)], last);
+        assert_eq!(
+            values[MAX_PERSISTENT_KEYS * 16 + 256 + element_offset_in_fragment(15, 0)],
+            last
+        );
+        assert_eq!(keys[256 + element_offset_in_fragment(1, 0)], 0);
     }
 
-    /// Decodes as `decode` of `kernels/denoise/units.cuh` does: four codes become two words of two
-    /// bf16.
-    fn decode_like_kernel(word: u32, factor: f32) -> [f32; 4] {
+    /// Decodes four fp8 codes as the function `decode` of `kernels/denoise/units.cuh` does: one
+    /// 32-bit word becomes two words of two bf16.
+    fn decode_fp8_codes_like_kernel(word: u32, factor: f32) -> [f32; 4] {
         let words = [
             word >> 4 & 0x07f0_07f0 | word & 0x8000_8000,
             word << 4 & 0x07f0_07f0 | word << 8 & 0x8000_8000,
@@ -443,42 +522,46 @@ mod tests {
     }
 
     #[test]
-    fn every_int4_decodes_to_its_value_where_the_kernel_looks_for_it() {
-        // A group of 128 k is two panels, and the width of a layer ends with half a group.
-        let model = ExpertModel { head_dim: 32, width: 192, mlp: 256, ..TINY_MODEL };
+    fn every_packed_int4_code_decodes_to_its_value_at_the_kernels_position() {
+        // In this test model, a scale group of 128 rows of k covers two panels, and the width of
+        // 192 ends with half a group.
+        let model = ExpertDimensions { head_dim: 32, width: 192, mlp: 256, ..TINY_TEST_MODEL };
         let mut tensors = Tensors::new();
-        for spec in model.input_tensors(1, 1, Dtype::Bf16) {
-            tensors.insert(spec.name, spec.draw_tensor(4));
+        for spec in model.input_tensor_specs(1, 1, Dtype::Bf16) {
+            tensors.insert(spec.name, spec.draw_tensor_from_seed(4));
         }
-        let packings = persistent_packings(&model, WeightFormat::Int4);
-        let coded = |packing: &&PackedMatrix| packing.layout == PackedMemoryLayout::Int4Codes;
-        assert_eq!(packings.iter().filter(coded).count(), LAYER_GEMMS.len());
+        let packings = weight_packings_for_persistent_kernel(&model, LayerWeightFormat::Int4);
+        let coded = |packing: &&WeightPacking| packing.layout == PackedWeightLayout::Int4Codes;
+        assert_eq!(packings.iter().filter(coded).count(), LAYER_WEIGHT_NAMES.len());
         for packing in packings.iter().filter(coded) {
-            let packed = packing.pack_tensors(&tensors);
-            assert_eq!(packed.len(), packing.region_of_packing().1);
-            let exact = |name: &&str| int4::dequantized_tensor(tensors.tensor(name));
+            let packed = packing.pack_weight_inputs(&tensors);
+            assert_eq!(packed.len(), packing.name_and_bytes_of_packed_region().1);
+            let exact = |name: &&str| int4::round_tensor_through_int4(tensors.tensor(name));
             let exact: Vec<_> = packing.inputs.iter().map(exact).collect();
             let (panels, units) =
-                (packing.depth / TILE_COLUMNS, packing.columns.iter().sum::<usize>() / 8);
+                (packing.depth / PACKED_TILE_COLUMNS, packing.columns.iter().sum::<usize>() / 8);
             for (index, unit) in packed.chunks_exact(codes::INT4_UNIT_BYTES).enumerate() {
                 let (layer, panel) = (index / units / panels, index / units % panels);
-                let (input, first) = packing.source_of_chunk(index % units);
-                // The decoding follows `decode_int4` of `kernels/denoise/units.cuh`, with eight
-                // codes a word.
-                for (number, word) in unit[..codes::INT4_FACTORS_OFFSET].chunks_exact(4).enumerate()
+                let (input, first) = packing.input_and_column_of_packed_chunk(index % units);
+                // The test decodes int4 like the function `decode_int4` of
+                // `kernels/denoise/units.cuh`, with eight codes a word.
+                for (number, word) in
+                    unit[..codes::INT4_FACTORS_OFFSET_IN_UNIT].chunks_exact(4).enumerate()
                 {
                     let (lane, word) = (number / 2, u32::from_le_bytes(word.try_into().unwrap()));
                     let (column, k) = (
                         lane % 8,
-                        panel * TILE_COLUMNS + lane / 8 * codes::CODES_PER_ACCESS + number % 2 * 8,
+                        panel * PACKED_TILE_COLUMNS
+                            + lane / 8 * codes::FP8_CODES_PER_16_BYTE_LOAD
+                            + number % 2 * 8,
                     );
-                    let factor = codes::INT4_FACTORS_OFFSET + column * 2;
+                    let factor = codes::INT4_FACTORS_OFFSET_IN_UNIT + column * 2;
                     let factor = bf16::from_le_bytes([unit[factor], unit[factor + 1]]).to_f32();
                     for i in 0..8 {
                         let pair = word >> (i / 2 * 4) & 0x000f_000f | 0x4300_4300;
                         let raised = bf16::from_bits((pair >> (i % 2 * 16)) as u16).to_f32();
                         let at = (layer * packing.depth + k + i) * packing.columns[input];
-                        let expected = exact[input].to_f64(at + first + column, 1)[0];
+                        let expected = exact[input].elements_to_f64(at + first + column, 1)[0];
                         let got = f64::from((raised - 136.0) * factor);
                         assert_eq!(got, expected, "{} {index} {lane} {i}", packing.name);
                     }
@@ -488,39 +571,48 @@ mod tests {
     }
 
     #[test]
-    fn every_code_decodes_to_its_value_where_the_kernel_looks_for_it() {
-        // Every depth k of this model is a multiple of a panel.
-        let model = ExpertModel { head_dim: 32, ..TINY_MODEL };
+    fn every_packed_fp8_code_decodes_to_its_value_at_the_kernels_position() {
+        // Every inner dimension k of this test model is a multiple of a panel's 64 rows.
+        let model = ExpertDimensions { head_dim: 32, ..TINY_TEST_MODEL };
         let mut tensors = Tensors::new();
-        for spec in model.input_tensors(1, 1, Dtype::Bf16) {
-            tensors.insert(spec.name, spec.draw_tensor(3));
+        for spec in model.input_tensor_specs(1, 1, Dtype::Bf16) {
+            tensors.insert(spec.name, spec.draw_tensor_from_seed(3));
         }
-        let coded = |packing: &PackedMatrix| packing.layout == PackedMemoryLayout::Codes;
-        for packing in persistent_packings(&model, WeightFormat::Fp8).into_iter().filter(coded) {
-            let packed = packing.pack_tensors(&tensors);
-            assert_eq!(packed.len(), packing.region_of_packing().1);
-            let exact = |name: &&str| dequantized_tensor(tensors.tensor(name));
+        let coded = |packing: &WeightPacking| packing.layout == PackedWeightLayout::Codes;
+        for packing in weight_packings_for_persistent_kernel(&model, LayerWeightFormat::Fp8)
+            .into_iter()
+            .filter(coded)
+        {
+            let packed = packing.pack_weight_inputs(&tensors);
+            assert_eq!(packed.len(), packing.name_and_bytes_of_packed_region().1);
+            let exact = |name: &&str| round_tensor_through_fp8(tensors.tensor(name));
             let exact: Vec<_> = packing.inputs.iter().map(exact).collect();
             let (panels, units) =
-                (packing.depth / TILE_COLUMNS, packing.columns.iter().sum::<usize>() / 8);
+                (packing.depth / PACKED_TILE_COLUMNS, packing.columns.iter().sum::<usize>() / 8);
             for (index, unit) in packed.chunks_exact(codes::FP8_UNIT_BYTES).enumerate() {
                 let (layer, panel) = (index / units / panels, index / units % panels);
-                let (input, first) = packing.source_of_chunk(index % units);
-                // Units are written lane by lane, with four words each.
-                for (lane, codes) in unit[..codes::FP8_FACTORS_OFFSET]
-                    .chunks_exact(codes::CODES_PER_ACCESS)
+                let (input, first) = packing.input_and_column_of_packed_chunk(index % units);
+                // The fp8 codes of a unit are stored lane by lane, with four 32-bit words for each
+                // lane.
+                for (lane, codes) in unit[..codes::FP8_FACTORS_OFFSET_IN_UNIT]
+                    .chunks_exact(codes::FP8_CODES_PER_16_BYTE_LOAD)
                     .enumerate()
                 {
-                    let (column, k) =
-                        (lane % 8, panel * TILE_COLUMNS + lane / 8 * codes::CODES_PER_ACCESS);
-                    let factor = codes::FP8_FACTORS_OFFSET + column * 2;
+                    let (column, k) = (
+                        lane % 8,
+                        panel * PACKED_TILE_COLUMNS + lane / 8 * codes::FP8_CODES_PER_16_BYTE_LOAD,
+                    );
+                    let factor = codes::FP8_FACTORS_OFFSET_IN_UNIT + column * 2;
                     let factor = bf16::from_le_bytes([unit[factor], unit[factor + 1]]).to_f32();
                     let got = codes.chunks_exact(4).flat_map(|word| {
-                        decode_like_kernel(u32::from_le_bytes(word.try_into().unwrap()), factor)
+                        decode_fp8_codes_like_kernel(
+                            u32::from_le_bytes(word.try_into().unwrap()),
+                            factor,
+                        )
                     });
                     for (i, got) in got.enumerate() {
                         let at = (layer * packing.depth + k + i) * packing.columns[input];
-                        let expected = exact[input].to_f64(at + first + column, 1)[0];
+                        let expected = exact[input].elements_to_f64(at + first + column, 1)[0];
                         assert_eq!(f64::from(got), expected, "{} {index} {lane}", packing.name);
                     }
                 }

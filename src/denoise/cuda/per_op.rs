@@ -1,444 +1,521 @@
-//! Rung with one launch for each operation: `kernels/denoise/per_op.cu` and the library's GEMMs, in
-//! the order in which a framework runs the model. In a captured graph, independent GEMMs have their
-//! own lanes. Quantised weights are dequantised before each GEMM, because the library has no GEMM
-//! of bf16 by fp8.
+//! Denoising rung with one launch for each operation: The launches use `kernels/denoise/per_op.cu`
+//! and cuBLASLt GEMMs, in the order in which a framework such as PyTorch runs the model. In a
+//! captured CUDA graph of the per-operation rung, independent GEMMs run on parallel graph branches
+//! (lanes). Quantised weights are dequantised to bf16 before each GEMM, because cuBLASLt has no
+//! GEMM of bf16 by fp8.
 
 mod memory;
 
-use super::row::{LaunchItems, THREADS, a_row_a_block, denoise_kernel};
-use super::run::ExpertRun;
-use super::writer::ExpertWriter;
-use crate::denoise::definition::WeightFormat;
+use super::row::{
+    DENOISE_BLOCK_THREADS, DenoiseLaunchSizes, grid_with_one_block_per_row,
+    kernel_compiled_for_all_models,
+};
+use super::run::DenoiseStepOrLoop;
+use super::writer::DenoiseProgramBuilder;
+use crate::denoise::definition::LayerWeightFormat;
 use crate::denoise::int4;
-use crate::denoise::model::{ACTION_COLUMNS, ExpertModel};
+use crate::denoise::model::{ExpertDimensions, VALUES_PER_ACTION};
 use kernelgate::backend::program::{
-    Lane, NULL, Operand, Operands, Pointer, Program, int, int_operands, long_operand,
+    LaunchArgument, LaunchArgumentList, NULL, Program, ProgramLane, RegionPointer, int_operand,
+    int_operands, long_operand,
 };
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
-use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
+use kernelgate_cuda::libraries::gemm::{GemmMatrixDtype, GemmSpec};
 
 use memory::{
-    codes_and_scales_of_layer, layer_rows_and_columns, padded_key_count, program_with_regions,
-    quantised_matrix,
+    create_per_op_program_with_regions, keys_padded_to_eight, matrices_stored_quantised,
+    matrix_extents_of_one_layer, pointers_to_layer_codes_and_scales,
 };
 
-/// Number of neighbouring elements that a thread of most kernels handles; every extent of a model
-/// is a multiple of it.
-const PACKET_ELEMENTS: usize = 8;
+/// Number of neighbouring elements that a thread of most per-operation kernels handles; every size
+/// of a model is a multiple of it.
+const ELEMENTS_PER_THREAD: usize = 8;
 
-/// Kernels of the rung `per_op`.
-pub const KERNELS: &[KernelSpec<LaunchItems>] = &[
-    EMBED_KERNEL,
-    BIAS_KERNEL,
-    CAST_KERNEL,
-    COPY_KERNEL,
-    ANGLES_KERNEL,
-    NORM_KERNEL,
-    MODULATE_KERNEL,
-    RESIDUAL_KERNEL,
-    ROPE_KERNEL,
-    CONCAT_KERNEL,
-    SOFTMAX_KERNEL,
-    GELU_KERNEL,
-    ACTION_OUT_KERNEL,
-    EULER_KERNEL,
-    DEQUANTIZE_KERNEL,
+/// Kernels of the denoising rung `per_op`, besides cuBLASLt's GEMMs.
+pub const PER_OP_DENOISE_KERNELS: &[KernelSpec<DenoiseLaunchSizes>] = &[
+    TIME_EMBEDDING_KERNEL,
+    BIAS_AND_SILU_KERNEL,
+    CAST_TO_BF16_KERNEL,
+    COPY_F32_KERNEL,
+    ROPE_ANGLES_KERNEL,
+    RMS_NORM_KERNEL,
+    SCALE_AND_SHIFT_KERNEL,
+    ADD_GATED_BRANCH_KERNEL,
+    ROTATE_Q_AND_K_KERNEL,
+    CONCAT_CACHE_AND_NEW_KEYS_KERNEL,
+    ATTENTION_SOFTMAX_KERNEL,
+    GELU_GATE_TIMES_UP_KERNEL,
+    ACTION_OUTPUT_PROJECTION_KERNEL,
+    EULER_STEP_KERNEL,
+    DEQUANTIZE_FP8_KERNEL,
     DEQUANTIZE_INT4_KERNEL,
 ];
 
-/// Kernel of the time embedding, which `fused` launches too.
-pub const EMBED_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
+/// Kernel of the sinusoidal time embedding, which the rung `fused` launches too.
+pub const TIME_EMBEDDING_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
     constants: |_| {
         vec![
-            ("THREADS", THREADS),
-            ("PACKET", PACKET_ELEMENTS),
-            ("ACTION", ACTION_COLUMNS),
-            ("INT4_GROUP", int4::SCALE_GROUP),
+            ("THREADS", DENOISE_BLOCK_THREADS),
+            ("PACKET", ELEMENTS_PER_THREAD),
+            ("ACTION", VALUES_PER_ACTION),
+            ("INT4_GROUP", int4::INT4_SCALE_GROUP_ELEMENTS),
         ]
     },
-    ..denoise_kernel("denoise/per_op", "denoise_per_op_embed", |items| {
-        [embed_blocks_per_row(&items.model) * items.items, 1, items.layers]
+    ..kernel_compiled_for_all_models("denoise/per_op", "denoise_per_op_embed", |items| {
+        [time_embedding_blocks_per_row(&items.model) * items.items, 1, items.layers]
     })
 };
 
-/// Kernel of the bias, with one thread for each packet.
-const BIAS_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
+/// Kernel that adds a bias to rows and optionally applies SiLU, with one thread for each packet of
+/// eight elements.
+const BIAS_AND_SILU_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
     symbol: "denoise_per_op_bias",
-    blocks: |items| [items.items.div_ceil(THREADS), 1, items.layers],
-    ..EMBED_KERNEL
+    blocks: |items| [items.items.div_ceil(DENOISE_BLOCK_THREADS), 1, items.layers],
+    ..TIME_EMBEDDING_KERNEL
 };
-const CAST_KERNEL: KernelSpec<LaunchItems> =
-    KernelSpec { symbol: "denoise_per_op_cast", ..BIAS_KERNEL };
-const COPY_KERNEL: KernelSpec<LaunchItems> =
-    KernelSpec { symbol: "denoise_per_op_copy", ..BIAS_KERNEL };
-/// Kernel of the rotation angles, which `fused` launches too.
-pub const ANGLES_KERNEL: KernelSpec<LaunchItems> =
-    KernelSpec { symbol: "denoise_per_op_angles", ..BIAS_KERNEL };
-const MODULATE_KERNEL: KernelSpec<LaunchItems> =
-    KernelSpec { symbol: "denoise_per_op_modulate", ..BIAS_KERNEL };
-const RESIDUAL_KERNEL: KernelSpec<LaunchItems> =
-    KernelSpec { symbol: "denoise_per_op_residual", ..BIAS_KERNEL };
-const ROPE_KERNEL: KernelSpec<LaunchItems> =
-    KernelSpec { symbol: "denoise_per_op_rope", ..BIAS_KERNEL };
-const CONCAT_KERNEL: KernelSpec<LaunchItems> =
-    KernelSpec { symbol: "denoise_per_op_concat", ..BIAS_KERNEL };
-const GELU_KERNEL: KernelSpec<LaunchItems> =
-    KernelSpec { symbol: "denoise_per_op_gelu", ..BIAS_KERNEL };
-const EULER_KERNEL: KernelSpec<LaunchItems> =
-    KernelSpec { symbol: "denoise_per_op_euler", ..BIAS_KERNEL };
+const CAST_TO_BF16_KERNEL: KernelSpec<DenoiseLaunchSizes> =
+    KernelSpec { symbol: "denoise_per_op_cast", ..BIAS_AND_SILU_KERNEL };
+const COPY_F32_KERNEL: KernelSpec<DenoiseLaunchSizes> =
+    KernelSpec { symbol: "denoise_per_op_copy", ..BIAS_AND_SILU_KERNEL };
+/// Kernel that computes cosines and sines of the RoPE angles, which the rung `fused` launches too.
+pub const ROPE_ANGLES_KERNEL: KernelSpec<DenoiseLaunchSizes> =
+    KernelSpec { symbol: "denoise_per_op_angles", ..BIAS_AND_SILU_KERNEL };
+const SCALE_AND_SHIFT_KERNEL: KernelSpec<DenoiseLaunchSizes> =
+    KernelSpec { symbol: "denoise_per_op_modulate", ..BIAS_AND_SILU_KERNEL };
+const ADD_GATED_BRANCH_KERNEL: KernelSpec<DenoiseLaunchSizes> =
+    KernelSpec { symbol: "denoise_per_op_residual", ..BIAS_AND_SILU_KERNEL };
+const ROTATE_Q_AND_K_KERNEL: KernelSpec<DenoiseLaunchSizes> =
+    KernelSpec { symbol: "denoise_per_op_rope", ..BIAS_AND_SILU_KERNEL };
+const CONCAT_CACHE_AND_NEW_KEYS_KERNEL: KernelSpec<DenoiseLaunchSizes> =
+    KernelSpec { symbol: "denoise_per_op_concat", ..BIAS_AND_SILU_KERNEL };
+const GELU_GATE_TIMES_UP_KERNEL: KernelSpec<DenoiseLaunchSizes> =
+    KernelSpec { symbol: "denoise_per_op_gelu", ..BIAS_AND_SILU_KERNEL };
+const EULER_STEP_KERNEL: KernelSpec<DenoiseLaunchSizes> =
+    KernelSpec { symbol: "denoise_per_op_euler", ..BIAS_AND_SILU_KERNEL };
 
-const DEQUANTIZE_KERNEL: KernelSpec<LaunchItems> =
-    KernelSpec { symbol: "denoise_per_op_dequantize", ..BIAS_KERNEL };
-const DEQUANTIZE_INT4_KERNEL: KernelSpec<LaunchItems> =
-    KernelSpec { symbol: "denoise_per_op_dequantize_int4", ..BIAS_KERNEL };
+const DEQUANTIZE_FP8_KERNEL: KernelSpec<DenoiseLaunchSizes> =
+    KernelSpec { symbol: "denoise_per_op_dequantize", ..BIAS_AND_SILU_KERNEL };
+const DEQUANTIZE_INT4_KERNEL: KernelSpec<DenoiseLaunchSizes> =
+    KernelSpec { symbol: "denoise_per_op_dequantize_int4", ..BIAS_AND_SILU_KERNEL };
 
-const NORM_KERNEL: KernelSpec<LaunchItems> =
-    KernelSpec { symbol: "denoise_per_op_norm", blocks: a_row_a_block, ..EMBED_KERNEL };
-const SOFTMAX_KERNEL: KernelSpec<LaunchItems> =
-    KernelSpec { symbol: "denoise_per_op_softmax", ..NORM_KERNEL };
-const ACTION_OUT_KERNEL: KernelSpec<LaunchItems> =
-    KernelSpec { symbol: "denoise_per_op_action_out", ..NORM_KERNEL };
+const RMS_NORM_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
+    symbol: "denoise_per_op_norm",
+    blocks: grid_with_one_block_per_row,
+    ..TIME_EMBEDDING_KERNEL
+};
+const ATTENTION_SOFTMAX_KERNEL: KernelSpec<DenoiseLaunchSizes> =
+    KernelSpec { symbol: "denoise_per_op_softmax", ..RMS_NORM_KERNEL };
+const ACTION_OUTPUT_PROJECTION_KERNEL: KernelSpec<DenoiseLaunchSizes> =
+    KernelSpec { symbol: "denoise_per_op_action_out", ..RMS_NORM_KERNEL };
 
-/// Number of blocks of `denoise_per_op_embed` for each row.
-pub const fn embed_blocks_per_row(model: &ExpertModel) -> usize {
-    (model.width / 2).div_ceil(THREADS)
+/// Number of thread blocks of the kernel `denoise_per_op_embed` for each row of the time embedding.
+pub const fn time_embedding_blocks_per_row(model: &ExpertDimensions) -> usize {
+    (model.width / 2).div_ceil(DENOISE_BLOCK_THREADS)
 }
 
-/// Program that launches all operations one after the other.
-pub fn per_op_program(run: &ExpertRun) -> Program {
-    write_per_op_program(PerOpWriter { writer: program_with_regions(run), side: None })
+/// Program of the rung `per_op`, which launches all operations one after the other.
+pub fn serial_per_op_program(run: &DenoiseStepOrLoop) -> Program {
+    write_whole_per_op_program(PerOpProgramWriter {
+        writer: create_per_op_program_with_regions(run),
+        side: None,
+    })
 }
 
-/// Program in which independent GEMMs run concurrently, on parallel graph branches, and every
-/// kernel uses PDL.
-pub fn concurrent_launches(run: &ExpertRun) -> Program {
-    let mut writer = program_with_regions(run);
+/// Program of the per-operation rung in which independent GEMMs run on parallel graph branches, and
+/// every kernel launch uses PDL.
+pub fn per_op_program_with_parallel_gemms_and_pdl(run: &DenoiseStepOrLoop) -> Program {
+    let mut writer = create_per_op_program_with_regions(run);
     writer.programmatic = true;
-    let [styles, one, two] = [(); 3].map(|()| writer.program.lane());
-    let side = Some(ConcurrentGemmLanes { styles, gemms: [one, two] });
-    write_per_op_program(PerOpWriter { writer, side })
+    let [styles, one, two] = [(); 3].map(|()| writer.program.add_lane());
+    let side = Some(ParallelGemmLanes { styles, gemms: [one, two] });
+    write_whole_per_op_program(PerOpProgramWriter { writer, side })
 }
 
-fn write_per_op_program(mut pass: PerOpWriter) -> Program {
-    pass.write_loop_or_step();
+fn write_whole_per_op_program(mut pass: PerOpProgramWriter) -> Program {
+    pass.write_whole_loop_or_single_step();
     pass.writer.program
 }
 
-/// Lanes of GEMMs that run concurrently with the first lane.
+/// Lanes (parallel branches of the captured graph) for GEMMs that run concurrently with the main
+/// lane.
 #[derive(Clone, Copy)]
-struct ConcurrentGemmLanes {
-    /// Lane of the style of the next norm.
-    styles: Lane,
-    /// Lanes of GEMMs with the same input x as a GEMM in the first lane.
-    gemms: [Lane; 2],
+struct ParallelGemmLanes {
+    /// Lane of the GEMM that computes the style of the next norm.
+    styles: ProgramLane,
+    /// Lanes for GEMMs that have the same input x as a GEMM in the main lane, such as k and v
+    /// beside q.
+    gemms: [ProgramLane; 2],
 }
 
-struct PerOpWriter<'a> {
-    writer: ExpertWriter<'a>,
-    /// Side lanes; `None` runs one GEMM after the other.
-    side: Option<ConcurrentGemmLanes>,
+struct PerOpProgramWriter<'a> {
+    writer: DenoiseProgramBuilder<'a>,
+    /// Side lanes for concurrent GEMMs; with `None`, all GEMMs run one after the other.
+    side: Option<ParallelGemmLanes>,
 }
 
-impl PerOpWriter<'_> {
-    fn at(&self, name: &str) -> Operand {
+impl PerOpProgramWriter<'_> {
+    fn at(&self, name: &str) -> LaunchArgument {
         self.writer.at(name)
     }
 
-    fn add_launch(
+    fn add_kernel_launch_over_items(
         &mut self,
-        kernel: &KernelSpec<LaunchItems>,
+        kernel: &KernelSpec<DenoiseLaunchSizes>,
         items: usize,
-        arguments: impl Operands,
+        arguments: impl LaunchArgumentList,
     ) {
-        self.writer.add_launch(kernel, items, arguments);
+        self.writer.add_single_layer_launch(kernel, items, arguments);
     }
 
-    fn begin_program_range(&mut self, name: String) {
-        self.writer.program.begin_range(name);
+    fn begin_named_program_range(&mut self, name: String) {
+        self.writer.program.begin_named_range(name);
     }
 
-    fn end_program_range(&mut self) {
-        self.writer.program.end_range();
+    fn end_named_program_range(&mut self) {
+        self.writer.program.end_innermost_range();
     }
 
-    fn write_loop_or_step(&mut self) {
-        let (x, output) = (self.at("x"), self.writer.velocity_output());
+    fn write_whole_loop_or_single_step(&mut self) {
+        let (x, output) = (self.at("x"), self.writer.output_operand());
         if !self.writer.run.looped {
-            return self.write_denoising_step(0, x, output);
+            return self.write_launches_of_per_op_step(0, x, output);
         }
-        let actions = self.writer.run.shape.s * ACTION_COLUMNS;
-        self.begin_program_range("Denoise_Full_Loop".to_owned());
-        self.add_launch(&COPY_KERNEL, actions, (x, output, long_operand(actions)));
+        let actions = self.writer.run.shape.s * VALUES_PER_ACTION;
+        self.begin_named_program_range("Denoise_Full_Loop".to_owned());
+        self.add_kernel_launch_over_items(
+            &COPY_F32_KERNEL,
+            actions,
+            (x, output, long_operand(actions)),
+        );
         let dt = (-1.0 / self.writer.run.steps as f64) as f32;
         let velocities = self.at("velocities");
         for step in 0..self.writer.run.steps {
-            self.write_denoising_step(step, output, velocities);
-            self.add_launch(
-                &EULER_KERNEL,
+            self.write_launches_of_per_op_step(step, output, velocities);
+            self.add_kernel_launch_over_items(
+                &EULER_STEP_KERNEL,
                 actions,
                 (output, velocities, dt, long_operand(actions)),
             );
         }
-        self.end_program_range();
+        self.end_named_program_range();
     }
 
-    /// Writes the launches that compute the velocity of the actions `x`.
-    fn write_denoising_step(&mut self, step: usize, x: Operand, velocity: Operand) {
+    /// Writes the launches of one denoising step, which compute the velocity of the actions `x`.
+    fn write_launches_of_per_op_step(
+        &mut self,
+        step: usize,
+        x: LaunchArgument,
+        velocity: LaunchArgument,
+    ) {
         let shape = self.writer.run.shape;
-        let ExpertModel { width, depth, head_dim, .. } = shape.model;
+        let ExpertDimensions { width, depth, head_dim, .. } = shape.model;
         let s = shape.s;
-        self.begin_program_range(format!("Denoise_Step_{step}"));
+        self.begin_named_program_range(format!("Denoise_Step_{step}"));
 
-        self.begin_program_range(format!("Step_{step}/Time_Embed"));
+        self.begin_named_program_range(format!("Step_{step}/Time_Embed"));
         let times = match self.writer.run.looped {
             true => {
                 let times = self.writer.program.at("times");
-                [NULL, times.offset_by(step * Dtype::F64.bytes()).into()]
+                [NULL, times.offset_by(step * Dtype::F64.bytes_per_element()).into()]
             }
             false => [self.at("t"), NULL],
         };
-        let sizes = int_operands([width, embed_blocks_per_row(&shape.model), 0]);
-        self.add_launch(&EMBED_KERNEL, 1, (times, "embedding", sizes));
+        let sizes = int_operands([width, time_embedding_blocks_per_row(&shape.model), 0]);
+        self.add_kernel_launch_over_items(&TIME_EMBEDDING_KERNEL, 1, (times, "embedding", sizes));
         let [time_in, time_out] = ["time_in", "time_out"].map(|name| self.writer.program.at(name));
-        self.write_gemm([1, width, width], "embedding", time_in, "time_hidden");
-        self.write_bias_add("time_hidden", "time_in_bias", 1, true);
-        self.write_gemm([1, width, width], "time_hidden", time_out, "cond");
-        self.write_bias_add("cond", "time_out_bias", 1, true);
-        if let Some(ConcurrentGemmLanes { styles, .. }) = self.side {
-            self.writer.program.wait(styles, Lane::MAIN_LANE);
-            self.compute_style(styles, 0);
+        self.add_gemm_in_main_lane([1, width, width], "embedding", time_in, "time_hidden");
+        self.add_bias_launch("time_hidden", "time_in_bias", 1, true);
+        self.add_gemm_in_main_lane([1, width, width], "time_hidden", time_out, "cond");
+        self.add_bias_launch("cond", "time_out_bias", 1, true);
+        if let Some(ParallelGemmLanes { styles, .. }) = self.side {
+            self.writer.program.make_lane_wait_for_lane(styles, ProgramLane::MAIN_LANE);
+            self.add_style_gemm_in_lane(styles, 0);
         }
-        self.end_program_range();
+        self.end_named_program_range();
 
-        self.begin_program_range(format!("Step_{step}/Action_Proj_In"));
-        self.add_launch(
-            &CAST_KERNEL,
-            s * ACTION_COLUMNS,
-            (x, "x16", long_operand(s * ACTION_COLUMNS)),
+        self.begin_named_program_range(format!("Step_{step}/Action_Proj_In"));
+        self.add_kernel_launch_over_items(
+            &CAST_TO_BF16_KERNEL,
+            s * VALUES_PER_ACTION,
+            (x, "x16", long_operand(s * VALUES_PER_ACTION)),
         );
         let action_in = self.writer.program.at("action_in");
-        self.write_gemm([s, width, ACTION_COLUMNS], "x16", action_in, "h");
-        self.write_bias_add("h", "action_in_bias", s, false);
-        self.end_program_range();
+        self.add_gemm_in_main_lane([s, width, VALUES_PER_ACTION], "x16", action_in, "h");
+        self.add_bias_launch("h", "action_in_bias", s, false);
+        self.end_named_program_range();
 
-        // The suffix attends to every key, so only the positions are prepared, as angles.
-        self.begin_program_range(format!("Step_{step}/Mask_Prep"));
-        self.add_launch(
-            &ANGLES_KERNEL,
+        // The action tokens (suffix) attend to every key, so no mask is prepared, only the RoPE
+        // angles of the positions.
+        self.begin_named_program_range(format!("Step_{step}/Mask_Prep"));
+        self.add_kernel_launch_over_items(
+            &ROPE_ANGLES_KERNEL,
             s * head_dim / 2,
             ("angles", int_operands([shape.p, s, head_dim])),
         );
-        self.end_program_range();
+        self.end_named_program_range();
 
         for layer in 0..depth {
-            self.write_layer_launches(step, layer);
+            self.write_launches_of_layer(step, layer);
         }
 
-        self.begin_program_range(format!("Step_{step}/Final_Norm"));
-        self.write_ada_rms_norm(2 * depth, self.writer.program.at("final_style_bias"), true);
-        self.end_program_range();
-        self.begin_program_range(format!("Step_{step}/Action_Proj_Out"));
-        let arguments = ("exact", "action_out", "action_out_bias", velocity, int(width));
-        self.add_launch(&ACTION_OUT_KERNEL, s, arguments);
-        self.end_program_range();
-        self.end_program_range();
+        self.begin_named_program_range(format!("Step_{step}/Final_Norm"));
+        self.add_ada_rms_norm_launches(2 * depth, self.writer.program.at("final_style_bias"), true);
+        self.end_named_program_range();
+        self.begin_named_program_range(format!("Step_{step}/Action_Proj_Out"));
+        let arguments = ("exact", "action_out", "action_out_bias", velocity, int_operand(width));
+        self.add_kernel_launch_over_items(&ACTION_OUTPUT_PROJECTION_KERNEL, s, arguments);
+        self.end_named_program_range();
+        self.end_named_program_range();
     }
 
-    fn write_layer_launches(&mut self, step: usize, layer: usize) {
+    /// Adds the launches that compute `attended` from `q` and the rows of `keys` and `values`: the
+    /// scores, their softmax and the weighted sum of values. `keys` is the padded number of keys.
+    fn add_attention_launches(&mut self, keys: usize) {
         let shape = self.writer.run.shape;
-        let ExpertModel { width, mlp, heads, head_dim, .. } = shape.model;
-        let (s, context, keys) =
-            (shape.s, shape.visible_tokens(), padded_key_count(shape.visible_tokens()));
-        let phase = |name: &str| format!("Step_{step}/Layer_{layer}/{name}");
-        let [style1_bias, style2_bias] =
-            ["style1_bias", "style2_bias"].map(|name| self.writer.layer_pointer(name, layer));
-        self.begin_program_range(format!("Step_{step}/Layer_{layer}"));
-
-        self.begin_program_range(phase("LN"));
-        self.write_ada_rms_norm(2 * layer, style1_bias, false);
-        self.end_program_range();
-
-        self.begin_program_range(phase("QKV_Proj"));
-        let [q, k, v] =
-            ["q_proj", "k_proj", "v_proj"].map(|name| self.bf16_matrix_pointer(name, layer));
-        self.concurrent_gemms([s, head_dim, width], "y", &[(k, "k"), (v, "v")]);
-        self.write_gemm([s, heads * head_dim, width], "y", q, "q");
-        self.wait_for_concurrent(2);
-        self.end_program_range();
-
-        self.begin_program_range(phase("RoPE"));
-        let pairs = s * (heads + 1) * head_dim / 2;
-        self.add_launch(
-            &ROPE_KERNEL,
-            pairs / PACKET_ELEMENTS,
-            ("q", "k", "angles", int_operands([s, heads, head_dim])),
-        );
-        self.end_program_range();
-
-        self.begin_program_range(phase("KV_Concat"));
-        let packets = head_dim / PACKET_ELEMENTS;
-        let caches = ["k_cache", "v_cache"].map(|name| self.writer.layer_pointer(name, layer));
-        let rows = ("k", "v", "keys", "values");
-        let sizes = int_operands([shape.p, s, keys, packets]);
-        self.add_launch(&CONCAT_KERNEL, keys * packets, (caches, rows, sizes));
-        self.end_program_range();
-
-        self.begin_program_range(phase("Attn"));
+        let ExpertDimensions { heads, head_dim, .. } = shape.model;
+        let (s, context) = (shape.s, shape.prefix_and_horizon_tokens());
         let spec = GemmSpec {
             b_transposed: true,
-            ..GemmSpec::new(s * heads, keys, head_dim, MatrixDtype::Bf16, MatrixDtype::F32)
+            ..GemmSpec::new(s * heads, keys, head_dim, GemmMatrixDtype::Bf16, GemmMatrixDtype::F32)
         };
         let [all_keys, values] = ["keys", "values"].map(|name| self.writer.program.at(name));
-        self.add_gemm_in_lane(Lane::MAIN_LANE, spec, "q", all_keys, "scores");
+        self.add_gemm_of_named_regions(ProgramLane::MAIN_LANE, spec, "q", all_keys, "scores");
         let scale = (1.0 / (head_dim as f64).sqrt()) as f32;
         let arguments = ("scores", "probabilities", int_operands([context, keys]), scale);
-        self.add_launch(&SOFTMAX_KERNEL, s * heads, arguments);
-        self.write_gemm([s * heads, head_dim, keys], "probabilities", values, "attended");
-        self.end_program_range();
-
-        self.begin_program_range(phase("O_Proj"));
-        let o = self.bf16_matrix_pointer("o_proj", layer);
-        self.write_gemm([s, width, heads * head_dim], "attended", o, "branch");
-        self.end_program_range();
-        self.begin_program_range(phase("Res1"));
-        self.add_gated_residual(2 * layer, style1_bias);
-        self.end_program_range();
-
-        self.begin_program_range(phase("PostLN"));
-        self.write_ada_rms_norm(2 * layer + 1, style2_bias, false);
-        self.end_program_range();
-        self.begin_program_range(phase("MLP"));
-        let [gate, up, down] =
-            ["gate_proj", "up_proj", "down_proj"].map(|name| self.bf16_matrix_pointer(name, layer));
-        self.concurrent_gemms([s, mlp, width], "y", &[(up, "ups")]);
-        self.write_gemm([s, mlp, width], "y", gate, "gates");
-        self.wait_for_concurrent(1);
-        let packets = s * mlp / PACKET_ELEMENTS;
-        self.add_launch(&GELU_KERNEL, packets, ("gates", "ups", int(packets)));
-        self.write_gemm([s, width, mlp], "gates", down, "branch");
-        self.end_program_range();
-        self.begin_program_range(phase("Res2"));
-        self.add_gated_residual(2 * layer + 1, style2_bias);
-        self.end_program_range();
-
-        self.end_program_range();
+        self.add_kernel_launch_over_items(&ATTENTION_SOFTMAX_KERNEL, s * heads, arguments);
+        self.add_gemm_in_main_lane(
+            [s * heads, head_dim, keys],
+            "probabilities",
+            values,
+            "attended",
+        );
     }
 
-    /// Pointer to a layer's matrix in bf16; if it is stored as codes, a launch dequantises it
-    /// first.
-    fn bf16_matrix_pointer(&mut self, name: &'static str, layer: usize) -> Pointer {
+    fn write_launches_of_layer(&mut self, step: usize, layer: usize) {
+        let shape = self.writer.run.shape;
+        let ExpertDimensions { width, mlp, heads, head_dim, .. } = shape.model;
+        let (s, keys) = (shape.s, keys_padded_to_eight(shape.prefix_and_horizon_tokens()));
+        let phase = |name: &str| format!("Step_{step}/Layer_{layer}/{name}");
+        let [style1_bias, style2_bias] = ["style1_bias", "style2_bias"]
+            .map(|name| self.writer.pointer_to_layer_part(name, layer));
+        self.begin_named_program_range(format!("Step_{step}/Layer_{layer}"));
+
+        self.begin_named_program_range(phase("LN"));
+        self.add_ada_rms_norm_launches(2 * layer, style1_bias, false);
+        self.end_named_program_range();
+
+        self.begin_named_program_range(phase("QKV_Proj"));
+        let [q, k, v] =
+            ["q_proj", "k_proj", "v_proj"].map(|name| self.dequantised_matrix_pointer(name, layer));
+        self.add_gemms_in_side_lanes([s, head_dim, width], "y", &[(k, "k"), (v, "v")]);
+        self.add_gemm_in_main_lane([s, heads * head_dim, width], "y", q, "q");
+        self.join_gemms_of_side_lanes(2);
+        self.end_named_program_range();
+
+        self.begin_named_program_range(phase("RoPE"));
+        let pairs = s * (heads + 1) * head_dim / 2;
+        self.add_kernel_launch_over_items(
+            &ROTATE_Q_AND_K_KERNEL,
+            pairs / ELEMENTS_PER_THREAD,
+            ("q", "k", "angles", int_operands([s, heads, head_dim])),
+        );
+        self.end_named_program_range();
+
+        self.begin_named_program_range(phase("KV_Concat"));
+        let packets = head_dim / ELEMENTS_PER_THREAD;
+        let caches =
+            ["k_cache", "v_cache"].map(|name| self.writer.pointer_to_layer_part(name, layer));
+        let rows = ("k", "v", "keys", "values");
+        let sizes = int_operands([shape.p, s, keys, packets]);
+        self.add_kernel_launch_over_items(
+            &CONCAT_CACHE_AND_NEW_KEYS_KERNEL,
+            keys * packets,
+            (caches, rows, sizes),
+        );
+        self.end_named_program_range();
+
+        self.begin_named_program_range(phase("Attn"));
+        self.add_attention_launches(keys);
+        self.end_named_program_range();
+
+        self.begin_named_program_range(phase("O_Proj"));
+        let o = self.dequantised_matrix_pointer("o_proj", layer);
+        self.add_gemm_in_main_lane([s, width, heads * head_dim], "attended", o, "branch");
+        self.end_named_program_range();
+        self.begin_named_program_range(phase("Res1"));
+        self.add_gated_branch_launch(2 * layer, style1_bias);
+        self.end_named_program_range();
+
+        self.begin_named_program_range(phase("PostLN"));
+        self.add_ada_rms_norm_launches(2 * layer + 1, style2_bias, false);
+        self.end_named_program_range();
+        self.begin_named_program_range(phase("MLP"));
+        let [gate, up, down] = ["gate_proj", "up_proj", "down_proj"]
+            .map(|name| self.dequantised_matrix_pointer(name, layer));
+        self.add_gemms_in_side_lanes([s, mlp, width], "y", &[(up, "ups")]);
+        self.add_gemm_in_main_lane([s, mlp, width], "y", gate, "gates");
+        self.join_gemms_of_side_lanes(1);
+        let packets = s * mlp / ELEMENTS_PER_THREAD;
+        self.add_kernel_launch_over_items(
+            &GELU_GATE_TIMES_UP_KERNEL,
+            packets,
+            ("gates", "ups", int_operand(packets)),
+        );
+        self.add_gemm_in_main_lane([s, width, mlp], "gates", down, "branch");
+        self.end_named_program_range();
+        self.begin_named_program_range(phase("Res2"));
+        self.add_gated_branch_launch(2 * layer + 1, style2_bias);
+        self.end_named_program_range();
+
+        self.end_named_program_range();
+    }
+
+    /// Pointer to a layer's weight matrix in bf16; if the matrix is stored as fp8 or int4 codes,
+    /// adds a launch that dequantises it.
+    fn dequantised_matrix_pointer(&mut self, name: &'static str, layer: usize) -> RegionPointer {
         let Some(matrix) =
-            quantised_matrix(self.writer.run).iter().find(|matrix| matrix.name == name)
+            matrices_stored_quantised(self.writer.run).iter().find(|matrix| matrix.name == name)
         else {
-            return self.writer.layer_pointer(name, layer);
+            return self.writer.pointer_to_layer_part(name, layer);
         };
-        let [rows, columns] = layer_rows_and_columns(self.writer.run, name);
-        let packets = rows * columns / PACKET_ELEMENTS;
-        let encoded = codes_and_scales_of_layer(&self.writer, matrix, layer);
+        let [rows, columns] = matrix_extents_of_one_layer(self.writer.run, name);
+        let packets = rows * columns / ELEMENTS_PER_THREAD;
+        let encoded = pointers_to_layer_codes_and_scales(&self.writer, matrix, layer);
         let values = self.writer.program.at(matrix.values);
-        let int4 = self.writer.run.shape.weights == WeightFormat::Int4;
-        let kernel = if int4 { &DEQUANTIZE_INT4_KERNEL } else { &DEQUANTIZE_KERNEL };
-        self.add_launch(kernel, packets, (encoded, values, int_operands([columns, packets])));
+        let int4 = self.writer.run.shape.weights == LayerWeightFormat::Int4;
+        let kernel = if int4 { &DEQUANTIZE_INT4_KERNEL } else { &DEQUANTIZE_FP8_KERNEL };
+        self.add_kernel_launch_over_items(
+            kernel,
+            packets,
+            (encoded, values, int_operands([columns, packets])),
+        );
         values
     }
 
-    /// Pointer to the style of the `index`-th norm of a step.
-    fn address_of_style(&self, index: usize) -> Pointer {
-        let style_bytes = 3 * self.writer.run.shape.model.width * Dtype::F32.bytes();
+    /// Pointer to the style of norm number `index` of a denoising step.
+    fn pointer_to_style_of_norm(&self, index: usize) -> RegionPointer {
+        let style_bytes = 3 * self.writer.run.shape.model.width * Dtype::F32.bytes_per_element();
         self.writer.program.at("styles").offset_by(index * style_bytes)
     }
 
-    /// Computes the style of norm number `index` in a lane, if the loop has such a norm.
-    fn compute_style(&mut self, lane: Lane, index: usize) {
-        let ExpertModel { width, depth, .. } = self.writer.run.shape.model;
+    /// Adds the GEMM that computes the style of norm number `index` to a lane, if the model has a
+    /// norm with this number.
+    fn add_style_gemm_in_lane(&mut self, lane: ProgramLane, index: usize) {
+        let ExpertDimensions { width, depth, .. } = self.writer.run.shape.model;
         let weights = match index {
             index if index > 2 * depth => return,
             index if index == 2 * depth => self.writer.program.at("final_style"),
             index => {
                 let name = if index.is_multiple_of(2) { "style1" } else { "style2" };
-                self.writer.layer_pointer(name, index / 2)
+                self.writer.pointer_to_layer_part(name, index / 2)
             }
         };
-        let spec = GemmSpec::new(1, 3 * width, width, MatrixDtype::Bf16, MatrixDtype::F32);
-        let operands = [self.writer.program.at("cond"), weights, self.address_of_style(index)];
-        self.writer.program.gemm(lane, spec, operands);
+        let spec = GemmSpec::new(1, 3 * width, width, GemmMatrixDtype::Bf16, GemmMatrixDtype::F32);
+        let operands =
+            [self.writer.program.at("cond"), weights, self.pointer_to_style_of_norm(index)];
+        self.writer.program.add_gemm(lane, spec, operands);
     }
 
-    /// Writes the launches of adaRMS of h: style, norm and modulation. The result goes to `y`, or
-    /// in fp32 to `exact`.
-    fn write_ada_rms_norm(&mut self, index: usize, bias: Pointer, exact: bool) {
-        let ExpertModel { width, .. } = self.writer.run.shape.model;
+    /// Writes the launches of the adaptive RMS norm of h: its style, the norm, and scale and shift.
+    /// The result of the adaptive norm goes to the region `y` in bf16, or with `exact` to the
+    /// region `exact` in fp32.
+    fn add_ada_rms_norm_launches(&mut self, index: usize, bias: RegionPointer, exact: bool) {
+        let ExpertDimensions { width, .. } = self.writer.run.shape.model;
         let s = self.writer.run.shape.s;
         if self.side.is_none() {
-            self.compute_style(Lane::MAIN_LANE, index);
+            self.add_style_gemm_in_lane(ProgramLane::MAIN_LANE, index);
         }
-        self.add_launch(&NORM_KERNEL, s, ("h", "normed", int(width)));
-        if let Some(ConcurrentGemmLanes { styles, .. }) = self.side {
-            // The first lane waits for this style; the next style is computed concurrently with
-            // later steps.
-            self.writer.program.wait(Lane::MAIN_LANE, styles);
-            self.compute_style(styles, index + 1);
+        self.add_kernel_launch_over_items(&RMS_NORM_KERNEL, s, ("h", "normed", int_operand(width)));
+        if let Some(ParallelGemmLanes { styles, .. }) = self.side {
+            // The main lane waits for this norm's style; the style of the next norm is computed
+            // concurrently with the launches that follow.
+            self.writer.program.make_lane_wait_for_lane(ProgramLane::MAIN_LANE, styles);
+            self.add_style_gemm_in_lane(styles, index + 1);
         }
-        let packets = s * width / PACKET_ELEMENTS;
+        let packets = s * width / ELEMENTS_PER_THREAD;
         let result = match exact {
             true => [NULL, self.at("exact")],
             false => [self.at("y"), NULL],
         };
-        let style = self.address_of_style(index);
+        let style = self.pointer_to_style_of_norm(index);
         let arguments = ("normed", style, bias, result, int_operands([width, packets]));
-        self.add_launch(&MODULATE_KERNEL, packets, arguments);
+        self.add_kernel_launch_over_items(&SCALE_AND_SHIFT_KERNEL, packets, arguments);
     }
 
-    /// Adds the gated branch, h += gate·branch, with the gate of the style of norm number `index`.
-    fn add_gated_residual(&mut self, index: usize, bias: Pointer) {
+    /// Adds the launch of h += gate·branch, with the gate from the style of norm number `index`.
+    fn add_gated_branch_launch(&mut self, index: usize, bias: RegionPointer) {
         let (width, s) = (self.writer.run.shape.model.width, self.writer.run.shape.s);
-        let packets = s * width / PACKET_ELEMENTS;
-        let arguments =
-            ("h", "branch", self.address_of_style(index), bias, int_operands([width, packets]));
-        self.add_launch(&RESIDUAL_KERNEL, packets, arguments);
+        let packets = s * width / ELEMENTS_PER_THREAD;
+        let arguments = (
+            "h",
+            "branch",
+            self.pointer_to_style_of_norm(index),
+            bias,
+            int_operands([width, packets]),
+        );
+        self.add_kernel_launch_over_items(&ADD_GATED_BRANCH_KERNEL, packets, arguments);
     }
 
-    /// Adds the bias to rows of the width, x += bias, followed by SiLU if `silu`.
-    fn write_bias_add(&mut self, x: &str, bias: &str, rows: usize, silu: bool) {
+    /// Adds the launch of x += bias over rows of the model's width, followed by SiLU if `silu`.
+    fn add_bias_launch(&mut self, x: &str, bias: &str, rows: usize, silu: bool) {
         let width = self.writer.run.shape.model.width;
-        let packets = rows * width / PACKET_ELEMENTS;
+        let packets = rows * width / ELEMENTS_PER_THREAD;
         let sizes = int_operands([width, packets, usize::from(silu)]);
-        self.add_launch(&BIAS_KERNEL, packets, (x, bias, sizes));
+        self.add_kernel_launch_over_items(&BIAS_AND_SILU_KERNEL, packets, (x, bias, sizes));
     }
 
-    /// Writes a GEMM in bf16: y `[rows, columns]` = x `[rows, depth]` · w `[depth, columns]`.
-    fn write_gemm(&mut self, [rows, columns, depth]: [usize; 3], x: &str, w: Pointer, y: &str) {
-        let spec = GemmSpec::new(rows, columns, depth, MatrixDtype::Bf16, MatrixDtype::Bf16);
-        self.add_gemm_in_lane(Lane::MAIN_LANE, spec, x, w, y);
-    }
-
-    /// Writes GEMMs of one x with several (w, y). These GEMMs run in side lanes, concurrently with
-    /// the next launches of the first lane; without side lanes they run before those launches.
-    fn concurrent_gemms(
+    /// Adds a bf16 GEMM in the main lane: y `[rows, columns]` = x `[rows, depth]` · w `[depth,
+    /// columns]`.
+    fn add_gemm_in_main_lane(
         &mut self,
         [rows, columns, depth]: [usize; 3],
         x: &str,
-        gemms: &[(Pointer, &str)],
+        w: RegionPointer,
+        y: &str,
     ) {
-        let spec = GemmSpec::new(rows, columns, depth, MatrixDtype::Bf16, MatrixDtype::Bf16);
+        let spec =
+            GemmSpec::new(rows, columns, depth, GemmMatrixDtype::Bf16, GemmMatrixDtype::Bf16);
+        self.add_gemm_of_named_regions(ProgramLane::MAIN_LANE, spec, x, w, y);
+    }
+
+    /// Adds one GEMM for each (w, y) pair, all with the same input x. The GEMMs run in side lanes,
+    /// concurrently with the next launches of the main lane; without side lanes they run before
+    /// those launches.
+    fn add_gemms_in_side_lanes(
+        &mut self,
+        [rows, columns, depth]: [usize; 3],
+        x: &str,
+        gemms: &[(RegionPointer, &str)],
+    ) {
+        let spec =
+            GemmSpec::new(rows, columns, depth, GemmMatrixDtype::Bf16, GemmMatrixDtype::Bf16);
         for (number, (w, y)) in gemms.iter().enumerate() {
-            let lane = self.side.map_or(Lane::MAIN_LANE, |side| side.gemms[number]);
-            if lane != Lane::MAIN_LANE {
-                self.writer.program.wait(lane, Lane::MAIN_LANE);
+            let lane = self.side.map_or(ProgramLane::MAIN_LANE, |side| side.gemms[number]);
+            if lane != ProgramLane::MAIN_LANE {
+                self.writer.program.make_lane_wait_for_lane(lane, ProgramLane::MAIN_LANE);
             }
-            self.add_gemm_in_lane(lane, spec, x, *w, y);
+            self.add_gemm_of_named_regions(lane, spec, x, *w, y);
         }
     }
 
-    /// Waits for `gemms` concurrent GEMMs.
-    fn wait_for_concurrent(&mut self, gemms: usize) {
-        let Some(ConcurrentGemmLanes { gemms: lanes, .. }) = self.side else { return };
-        lanes[..gemms].iter().for_each(|lane| self.writer.program.wait(Lane::MAIN_LANE, *lane));
+    /// Makes the main lane wait for the GEMMs in the first `gemms` side lanes.
+    fn join_gemms_of_side_lanes(&mut self, gemms: usize) {
+        let Some(ParallelGemmLanes { gemms: lanes, .. }) = self.side else { return };
+        lanes[..gemms].iter().for_each(|lane| {
+            self.writer.program.make_lane_wait_for_lane(ProgramLane::MAIN_LANE, *lane)
+        });
     }
 
-    fn add_gemm_in_lane(&mut self, lane: Lane, spec: GemmSpec, x: &str, w: Pointer, y: &str) {
+    fn add_gemm_of_named_regions(
+        &mut self,
+        lane: ProgramLane,
+        spec: GemmSpec,
+        x: &str,
+        w: RegionPointer,
+        y: &str,
+    ) {
         let [x, y] = [x, y].map(|name| self.writer.program.at(name));
-        self.writer.program.gemm(lane, spec, [x, w, y]);
+        self.writer.program.add_gemm(lane, spec, [x, w, y]);
     }
 }

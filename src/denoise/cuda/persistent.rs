@@ -1,54 +1,61 @@
-//! Rung that computes the whole loop in one kernel, `kernels/denoise/persistent.cu`. The launches
-//! before that kernel do not depend on the actions: the time embeddings as in `fused`, then two
-//! GEMMs with one row for each step.
+//! Denoising rung that computes all steps of the loop in one kernel,
+//! `kernels/denoise/persistent.cu`. The launches before the persistent kernel do not depend on the
+//! actions: the time embeddings as in the rung `fused`, then two GEMMs with one row a denoising
+//! step.
 
-use super::fused::{self, CACHE_INPUTS};
-use super::pack::{MAX_PERSISTENT_KEYS, pack_cache, persistent_packings};
-use super::row::{LaunchItems, fused_model_macro, kernel_compiled_per_model, model_macros_and};
-use super::run::ExpertRun;
-use super::writer::{ExpertWriter, NamedRegion};
-use crate::denoise::definition::WeightFormat;
-use crate::denoise::model::{ExpertModel, PI05_MODEL};
+use super::fused::{self, KEY_VALUE_CACHE_INPUTS};
+use super::pack::{
+    MAX_PERSISTENT_KEYS, pack_cache_as_tensor_core_fragments, weight_packings_for_persistent_kernel,
+};
+use super::row::{
+    DenoiseLaunchSizes, kernel_compiled_per_model, model_dimension_macros_and,
+    model_selection_macro,
+};
+use super::run::DenoiseStepOrLoop;
+use super::writer::{DenoiseProgramBuilder, RegionNameAndBytes};
+use crate::denoise::definition::LayerWeightFormat;
+use crate::denoise::model::{ExpertDimensions, PI05_EXPERT_MODEL};
 use kernelgate::backend::program::{MemoryPurpose, Program, int_operands};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::{KernelSpec, RequiredArchitecture};
 
-/// Number of rows that a tile of the kernel can hold.
-const MAX_TILE_ROWS: usize = 56;
+/// Maximum number of rows (action tokens) in a tile of the persistent kernel.
+const MAX_PERSISTENT_TILE_ROWS: usize = 56;
 
-/// Kernels of the persistent rung.
-pub const KERNELS: &[KernelSpec<LaunchItems>] = &[
-    PERSISTENT_KERNEL,
-    STYLES_KERNEL,
-    SHIFTS_KERNEL,
+/// Kernels of the persistent denoising rung, besides those that it shares with `fused`.
+pub const PERSISTENT_DENOISE_KERNELS: &[KernelSpec<DenoiseLaunchSizes>] = &[
+    PERSISTENT_BF16_KERNEL,
+    STREAMED_STYLES_KERNEL,
+    SHIFT_TERMS_BF16_KERNEL,
     PERSISTENT_FP8_KERNEL,
-    SHIFTS_FP8_KERNEL,
+    SHIFT_TERMS_FP8_KERNEL,
     PERSISTENT_INT4_KERNEL,
-    SHIFTS_INT4_KERNEL,
+    SHIFT_TERMS_INT4_KERNEL,
 ];
 
-/// Number of clusters in the grid, each of [`BLOCKS_PER_CLUSTER`] blocks.
-const CLUSTER_COUNT: usize = 15;
-const BLOCKS_PER_CLUSTER: usize = 8;
-const THREADS: usize = 384;
-const SHARED_BYTES: usize = 231_424;
+/// Number of clusters in the persistent kernel's grid, each of [`BLOCKS_PER_PERSISTENT_CLUSTER`]
+/// blocks.
+const PERSISTENT_CLUSTER_COUNT: usize = 15;
+const BLOCKS_PER_PERSISTENT_CLUSTER: usize = 8;
+const PERSISTENT_BLOCK_THREADS: usize = 384;
+const PERSISTENT_BLOCK_SHARED_BYTES: usize = 231_424;
 
-const PERSISTENT_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
-    constants: |items| persistent_kernel_macros(items, THREADS, 16),
-    threads: THREADS,
-    shared_bytes: |_| SHARED_BYTES,
-    cluster: Some(BLOCKS_PER_CLUSTER),
+const PERSISTENT_BF16_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
+    constants: |items| persistent_kernel_size_macros(items, PERSISTENT_BLOCK_THREADS, 16),
+    threads: PERSISTENT_BLOCK_THREADS,
+    shared_bytes: |_| PERSISTENT_BLOCK_SHARED_BYTES,
+    cluster: Some(BLOCKS_PER_PERSISTENT_CLUSTER),
     co_resident: true,
     requires: RequiredArchitecture::Exactly("sm_90a"),
-    variants: || vec![LaunchItems { model: PI05_MODEL, items: 1, layers: 1 }],
-    stages: TIMER_STAGES,
+    variants: || vec![DenoiseLaunchSizes { model: PI05_EXPERT_MODEL, items: 1, layers: 1 }],
+    stages: PERSISTENT_TIMER_STAGES,
     ..kernel_compiled_per_model("denoise/persistent", "denoise_persistent", |_| {
-        [CLUSTER_COUNT * BLOCKS_PER_CLUSTER, 1, 1]
+        [PERSISTENT_CLUSTER_COUNT * BLOCKS_PER_PERSISTENT_CLUSTER, 1, 1]
     })
 };
 
-/// Names of the stages of the kernel's timer, in the order of the kernel's enum `Stage`.
-const TIMER_STAGES: &[&str] = &[
+/// Names of the stages that the persistent kernel times, in the order of the kernel's enum `Stage`.
+const PERSISTENT_TIMER_STAGES: &[&str] = &[
     "before the first layer",
     "qkv: waits for x",
     "qkv: multiplies",
@@ -68,69 +75,77 @@ const TIMER_STAGES: &[&str] = &[
     "between steps",
 ];
 
-/// Build for quantised weights in fp8, which a fourth warpgroup decodes.
-const PERSISTENT_FP8_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
-    defines: defines_with_fp8_weights,
-    constants: |items| persistent_kernel_macros(items, THREADS_WITH_DECODERS, 8),
-    threads: THREADS_WITH_DECODERS,
-    ..PERSISTENT_KERNEL
+/// The persistent kernel built for weights in fp8, which a fourth warpgroup decodes.
+const PERSISTENT_FP8_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
+    defines: macros_that_select_fp8_weights,
+    constants: |items| {
+        persistent_kernel_size_macros(items, PERSISTENT_BLOCK_THREADS_WITH_DECODERS, 8)
+    },
+    threads: PERSISTENT_BLOCK_THREADS_WITH_DECODERS,
+    ..PERSISTENT_BF16_KERNEL
 };
-const PERSISTENT_INT4_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
-    defines: defines_with_int4_weights,
-    constants: |items| persistent_kernel_macros(items, THREADS_WITH_DECODERS, 4),
+const PERSISTENT_INT4_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
+    defines: macros_that_select_int4_weights,
+    constants: |items| {
+        persistent_kernel_size_macros(items, PERSISTENT_BLOCK_THREADS_WITH_DECODERS, 4)
+    },
     ..PERSISTENT_FP8_KERNEL
 };
-const THREADS_WITH_DECODERS: usize = THREADS + 128;
+const PERSISTENT_BLOCK_THREADS_WITH_DECODERS: usize = PERSISTENT_BLOCK_THREADS + 128;
 
-/// Kernel that computes the styles of all steps, in `kernels/denoise/streamed_rows.cu`.
-const STYLES_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
+/// Kernel that computes the norm styles of all denoising steps, in
+/// `kernels/denoise/streamed_rows.cu`.
+const STREAMED_STYLES_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
     symbol: "denoise_streamed_styles",
-    shared_bytes: |_| STYLES_SHARED_BYTES,
-    ..SHIFTS_KERNEL
+    shared_bytes: |_| STYLES_KERNEL_SHARED_BYTES,
+    ..SHIFT_TERMS_BF16_KERNEL
 };
-/// Kernel that computes the terms which the norms' shifts add to the columns of later GEMMs.
-const SHIFTS_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
-    constants: |items| streamed_kernel_macros(items, 16),
-    threads: STREAMED_THREADS,
-    shared_bytes: |_| shifts_shared_bytes(16),
+/// Kernel that multiplies the norms' shifts by weights: the terms that the shifts add to the
+/// columns of later GEMMs.
+const SHIFT_TERMS_BF16_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
+    constants: |items| streamed_gemm_kernel_macros(items, 16),
+    threads: STREAMED_GEMM_BLOCK_THREADS,
+    shared_bytes: |_| shift_kernel_shared_bytes(16),
     requires: RequiredArchitecture::AtLeast(90),
-    variants: PERSISTENT_KERNEL.variants,
+    variants: PERSISTENT_BF16_KERNEL.variants,
     ..kernel_compiled_per_model("denoise/streamed_rows", "denoise_streamed_shifts", |_| {
-        [STREAMED_BLOCKS, 1, 1]
+        [STREAMED_GEMM_BLOCKS, 1, 1]
     })
 };
-const SHIFTS_FP8_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
-    defines: defines_with_fp8_weights,
-    constants: |items| streamed_kernel_macros(items, 8),
-    shared_bytes: |_| shifts_shared_bytes(8),
-    ..SHIFTS_KERNEL
+const SHIFT_TERMS_FP8_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
+    defines: macros_that_select_fp8_weights,
+    constants: |items| streamed_gemm_kernel_macros(items, 8),
+    shared_bytes: |_| shift_kernel_shared_bytes(8),
+    ..SHIFT_TERMS_BF16_KERNEL
 };
-const SHIFTS_INT4_KERNEL: KernelSpec<LaunchItems> = KernelSpec {
-    defines: defines_with_int4_weights,
-    constants: |items| streamed_kernel_macros(items, 4),
-    shared_bytes: |_| shifts_shared_bytes(4),
-    ..SHIFTS_KERNEL
+const SHIFT_TERMS_INT4_KERNEL: KernelSpec<DenoiseLaunchSizes> = KernelSpec {
+    defines: macros_that_select_int4_weights,
+    constants: |items| streamed_gemm_kernel_macros(items, 4),
+    shared_bytes: |_| shift_kernel_shared_bytes(4),
+    ..SHIFT_TERMS_BF16_KERNEL
 };
 
-/// Threads of a block: eight warps that multiply and one that copies. An H100 or H200 runs two such
-/// blocks on each multiprocessor.
-const STREAMED_THREADS: usize = 288;
-const STREAMED_BLOCKS: usize = 264;
-/// Bytes of the input x of streamed GEMMs for sixteen steps in bf16.
-const STREAMED_X_BYTES: usize = 16 * 2 * PI05_MODEL.width;
-const STYLES_SHARED_BYTES: usize = STREAMED_X_BYTES + 5 * weight_piece_bytes(16);
+/// Threads of a block of the streamed GEMM kernels: eight warps that multiply and one warp that
+/// copies weights to shared memory. An H100 or H200 holds two blocks of the streamed GEMM kernels
+/// on each multiprocessor.
+const STREAMED_GEMM_BLOCK_THREADS: usize = 288;
+const STREAMED_GEMM_BLOCKS: usize = 264;
+/// Shared memory bytes of the bf16 input x of a streamed GEMM, for sixteen denoising steps.
+const STREAMED_GEMM_INPUT_BYTES: usize = 16 * 2 * PI05_EXPERT_MODEL.width;
+const STYLES_KERNEL_SHARED_BYTES: usize =
+    STREAMED_GEMM_INPUT_BYTES + 5 * packed_weight_piece_bytes(16);
 
-/// Bytes of a piece of 16 units of weights with this number of bits.
-const fn weight_piece_bytes(weight_bits: usize) -> usize {
+/// Bytes of a piece of 16 units of packed weights with `weight_bits` bits a weight.
+const fn packed_weight_piece_bytes(weight_bits: usize) -> usize {
     16 * match weight_bits {
         16 => 1024,
         bits => 64 * bits + 16,
     }
 }
 
-/// Number of slots in the ring of the shifts' weights: as many as fit into shared memory besides
-/// the two parts of x.
-const fn shift_weight_slots(weight_bits: usize) -> usize {
+/// Number of slots of the shift kernel's ring of weight pieces: as many as fit into shared memory
+/// besides two parts of x.
+const fn shift_kernel_weight_slots(weight_bits: usize) -> usize {
     match weight_bits {
         16 => 3,
         8 => 5,
@@ -138,57 +153,62 @@ const fn shift_weight_slots(weight_bits: usize) -> usize {
     }
 }
 
-const fn shifts_shared_bytes(weight_bits: usize) -> usize {
-    2 * STREAMED_X_BYTES + shift_weight_slots(weight_bits) * weight_piece_bytes(weight_bits)
+const fn shift_kernel_shared_bytes(weight_bits: usize) -> usize {
+    2 * STREAMED_GEMM_INPUT_BYTES
+        + shift_kernel_weight_slots(weight_bits) * packed_weight_piece_bytes(weight_bits)
 }
 
-fn streamed_kernel_macros(items: &LaunchItems, weight_bits: usize) -> Vec<(&'static str, usize)> {
+fn streamed_gemm_kernel_macros(
+    items: &DenoiseLaunchSizes,
+    weight_bits: usize,
+) -> Vec<(&'static str, usize)> {
     let own = [
-        ("THREADS", STREAMED_THREADS),
+        ("THREADS", STREAMED_GEMM_BLOCK_THREADS),
         ("WEIGHT_BITS", weight_bits),
-        ("STYLES_SHARED_BYTES", STYLES_SHARED_BYTES),
-        ("SHIFTS_SLOTS", shift_weight_slots(weight_bits)),
-        ("SHIFTS_SHARED_BYTES", shifts_shared_bytes(weight_bits)),
+        ("STYLES_SHARED_BYTES", STYLES_KERNEL_SHARED_BYTES),
+        ("SHIFTS_SLOTS", shift_kernel_weight_slots(weight_bits)),
+        ("SHIFTS_SHARED_BYTES", shift_kernel_shared_bytes(weight_bits)),
     ];
-    model_macros_and(items, &own)
+    model_dimension_macros_and(items, &own)
 }
 
-fn defines_with_fp8_weights(items: &LaunchItems) -> Vec<String> {
-    [(PERSISTENT_KERNEL.defines)(items), vec!["WEIGHTS=Fp8".to_owned()]].concat()
+fn macros_that_select_fp8_weights(items: &DenoiseLaunchSizes) -> Vec<String> {
+    [(PERSISTENT_BF16_KERNEL.defines)(items), vec!["WEIGHTS=Fp8".to_owned()]].concat()
 }
 
-fn defines_with_int4_weights(items: &LaunchItems) -> Vec<String> {
-    [(PERSISTENT_KERNEL.defines)(items), vec!["WEIGHTS=Int4".to_owned()]].concat()
+fn macros_that_select_int4_weights(items: &DenoiseLaunchSizes) -> Vec<String> {
+    [(PERSISTENT_BF16_KERNEL.defines)(items), vec!["WEIGHTS=Int4".to_owned()]].concat()
 }
 
-fn persistent_kernel_macros(
-    items: &LaunchItems,
+fn persistent_kernel_size_macros(
+    items: &DenoiseLaunchSizes,
     threads: usize,
     weight_bits: usize,
 ) -> Vec<(&'static str, usize)> {
     let own = [
         ("THREADS", threads),
         ("WEIGHT_BITS", weight_bits),
-        ("CLUSTERS", CLUSTER_COUNT),
-        ("RANKS", BLOCKS_PER_CLUSTER),
-        ("MAX_ROWS", MAX_TILE_ROWS),
+        ("CLUSTERS", PERSISTENT_CLUSTER_COUNT),
+        ("RANKS", BLOCKS_PER_PERSISTENT_CLUSTER),
+        ("MAX_ROWS", MAX_PERSISTENT_TILE_ROWS),
         ("MAX_KEYS", MAX_PERSISTENT_KEYS),
-        ("SHARED_BYTES", SHARED_BYTES),
+        ("SHARED_BYTES", PERSISTENT_BLOCK_SHARED_BYTES),
     ];
-    model_macros_and(items, &own)
+    model_dimension_macros_and(items, &own)
 }
 
-/// Checks that the kernel is compiled for the model and has space for the rows and keys. Whether
-/// all blocks are resident on a device at once is checked when the kernel is loaded.
-pub fn check_model_and_space(run: &ExpertRun) -> Result<(), String> {
+/// Checks that the persistent kernel is compiled for the run's model and has space for the run's
+/// rows and keys. A later check, when the persistent kernel is loaded, finds out whether all its
+/// blocks fit on the device at once.
+pub fn check_persistent_kernel_supports_run(run: &DenoiseStepOrLoop) -> Result<(), String> {
     let shape = &run.shape;
-    if fused_model_macro(&shape.model) != fused_model_macro(&PI05_MODEL) {
+    if model_selection_macro(&shape.model) != model_selection_macro(&PI05_EXPERT_MODEL) {
         return Err("not compiled for this model".to_owned());
     }
-    if shape.s > MAX_TILE_ROWS {
-        return Err(format!("has room for {MAX_TILE_ROWS} actions"));
+    if shape.s > MAX_PERSISTENT_TILE_ROWS {
+        return Err(format!("has room for {MAX_PERSISTENT_TILE_ROWS} actions"));
     }
-    if shape.visible_tokens() > MAX_PERSISTENT_KEYS {
+    if shape.prefix_and_horizon_tokens() > MAX_PERSISTENT_KEYS {
         return Err(format!(
             "has room for {MAX_PERSISTENT_KEYS} keys, prefix and actions together"
         ));
@@ -196,13 +216,13 @@ pub fn check_model_and_space(run: &ExpertRun) -> Result<(), String> {
     Ok(())
 }
 
-/// Regions of scratch memory: everything but inputs and output.
-fn scratch_regions(run: &ExpertRun) -> Vec<NamedRegion> {
-    let ExpertModel { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
-    let (bf16, f32) = (Dtype::Bf16.bytes(), Dtype::F32.bytes());
-    let rows = |columns: usize| MAX_TILE_ROWS * columns * bf16;
+/// Scratch memory regions of the persistent rung: everything but inputs and output.
+fn persistent_scratch_regions(run: &DenoiseStepOrLoop) -> Vec<RegionNameAndBytes> {
+    let ExpertDimensions { width, depth, mlp, heads, head_dim, .. } = run.shape.model;
+    let (bf16, f32) = (Dtype::Bf16.bytes_per_element(), Dtype::F32.bytes_per_element());
+    let rows = |columns: usize| MAX_PERSISTENT_TILE_ROWS * columns * bf16;
     let queries = heads * head_dim;
-    let mut regions = fused::scratch_regions(run);
+    let mut regions = fused::fused_scratch_regions(run);
     regions.retain(|(name, _)| !["squares", "q", "attended", "hidden"].contains(name));
     regions.extend([
         ("shift_qkv", depth * run.steps * (queries + 2 * head_dim) * f32),
@@ -211,41 +231,44 @@ fn scratch_regions(run: &ExpertRun) -> Vec<NamedRegion> {
         ("q", rows(queries)),
         ("attended", rows(queries)),
         ("hidden", rows(mlp)),
-        // The squares of two norms have sixteen parts for each row.
-        ("squares", 2 * MAX_TILE_ROWS * 16 * f32),
+        // The sums of squares of two norms are stored as sixteen partial sums for each row.
+        ("squares", 2 * MAX_PERSISTENT_TILE_ROWS * 16 * f32),
         ("arrived", size_of::<u32>()),
     ]);
     regions
 }
 
-/// Creates a program with every memory region of this run.
-fn program_with_regions(run: &ExpertRun) -> ExpertWriter<'_> {
-    let ExpertModel { depth, head_dim, .. } = run.shape.model;
-    let mut writer =
-        fused::program_with_regions(run, persistent_packings(&run.shape.model, run.shape.weights));
-    let bytes = depth * MAX_PERSISTENT_KEYS * head_dim * Dtype::Bf16.bytes();
-    for (name, input) in ["keys", "values"].into_iter().zip(CACHE_INPUTS) {
-        writer.program.add_packed(name, MemoryPurpose::Inputs, bytes, move |inputs| {
+/// Creates the persistent rung's program of a run with all its memory regions, but without
+/// launches.
+fn create_persistent_program_with_regions(run: &DenoiseStepOrLoop) -> DenoiseProgramBuilder<'_> {
+    let ExpertDimensions { depth, head_dim, .. } = run.shape.model;
+    let mut writer = fused::create_program_with_packed_weights(
+        run,
+        weight_packings_for_persistent_kernel(&run.shape.model, run.shape.weights),
+    );
+    let bytes = depth * MAX_PERSISTENT_KEYS * head_dim * Dtype::Bf16.bytes_per_element();
+    for (name, input) in ["keys", "values"].into_iter().zip(KEY_VALUE_CACHE_INPUTS) {
+        writer.program.add_packed_from_inputs(name, MemoryPurpose::Inputs, bytes, move |inputs| {
             let cache = inputs.tensor(input).as_bytes();
-            pack_cache(cache, depth, head_dim, name == "values")
+            pack_cache_as_tensor_core_fragments(cache, depth, head_dim, name == "values")
         });
     }
-    writer.declare_scratch_regions(MemoryPurpose::Activations, scratch_regions(run));
+    writer.add_scratch_regions(MemoryPurpose::Activations, persistent_scratch_regions(run));
     writer
 }
 
-/// Program whose launches all use programmatic dependent launch (PDL).
-pub fn programmatic_launch_program(run: &ExpertRun) -> Program {
+/// Program of the persistent rung, whose launches all use programmatic dependent launch (PDL).
+pub fn persistent_program_with_pdl(run: &DenoiseStepOrLoop) -> Program {
     let (kernel, shifts_kernel) = match run.shape.weights {
-        WeightFormat::Same => (&PERSISTENT_KERNEL, &SHIFTS_KERNEL),
-        WeightFormat::Fp8 => (&PERSISTENT_FP8_KERNEL, &SHIFTS_FP8_KERNEL),
-        WeightFormat::Int4 => (&PERSISTENT_INT4_KERNEL, &SHIFTS_INT4_KERNEL),
+        LayerWeightFormat::Same => (&PERSISTENT_BF16_KERNEL, &SHIFT_TERMS_BF16_KERNEL),
+        LayerWeightFormat::Fp8 => (&PERSISTENT_FP8_KERNEL, &SHIFT_TERMS_FP8_KERNEL),
+        LayerWeightFormat::Int4 => (&PERSISTENT_INT4_KERNEL, &SHIFT_TERMS_INT4_KERNEL),
     };
-    let mut writer = program_with_regions(run);
+    let mut writer = create_persistent_program_with_regions(run);
     writer.programmatic = true;
     let sizes = int_operands([run.shape.model.depth, run.steps]);
-    writer.program.begin_range("Prepare");
-    fused::write_time_conditioning(&mut writer);
+    writer.program.begin_named_range("Prepare");
+    fused::write_time_condition_and_angles(&mut writer);
     let styles = [
         "cond",
         "style1",
@@ -258,12 +281,12 @@ pub fn programmatic_launch_program(run: &ExpertRun) -> Program {
         "styles2",
         "final_styles",
     ];
-    writer.add_launch(&STYLES_KERNEL, 1, (styles, sizes));
+    writer.add_single_layer_launch(&STREAMED_STYLES_KERNEL, 1, (styles, sizes));
     fused::write_initial_residual_launch(&mut writer);
     let shifts =
         ["styles1", "styles2", "qkv_proj", "gate_up_proj", "shift_qkv", "shift_gate_up", "arrived"];
-    writer.add_launch(shifts_kernel, 1, (shifts, sizes));
-    writer.program.end_range();
+    writer.add_single_layer_launch(shifts_kernel, 1, (shifts, sizes));
+    writer.program.end_innermost_range();
     let layers = [
         "h",
         "qkv_proj",
@@ -279,11 +302,11 @@ pub fn programmatic_launch_program(run: &ExpertRun) -> Program {
     let activations =
         ["angles", "keys", "values", "scaled", "q", "attended", "hidden", "squares", "arrived"];
     let actions = ["action_out", "action_out_bias", "action_in", "action_in_bias"];
-    let result = fused::velocity_state_and_dt(&writer);
+    let result = fused::velocity_state_and_dt_operands(&writer);
     let extents = int_operands([run.shape.s, run.shape.p]);
     let arguments = (layers, activations, actions, result, extents, sizes);
-    writer.program.begin_range("Denoise_Full_Loop");
-    writer.add_launch(kernel, run.shape.s, arguments);
-    writer.program.end_range();
+    writer.program.begin_named_range("Denoise_Full_Loop");
+    writer.add_single_layer_launch(kernel, run.shape.s, arguments);
+    writer.program.end_innermost_range();
     writer.program
 }

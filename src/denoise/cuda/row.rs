@@ -1,87 +1,95 @@
-//! Data that all rows of the denoise family share: parameters of builds and grids, and the models
-//! for which there are builds.
+//! Data that all GPU rungs of the denoise family share: the sizes from which grids and compile-time
+//! macros follow, and the models for which kernels are compiled.
 
-use crate::denoise::model::{ACTION_COLUMNS, ExpertModel, PI05_MODEL, TINY_MODEL};
-use crate::kernel_files::kernel_file;
+use crate::denoise::model::{
+    ExpertDimensions, PI05_EXPERT_MODEL, TINY_TEST_MODEL, VALUES_PER_ACTION,
+};
+use crate::kernel_files::source_of_kernel_file;
 use kernelgate_cuda::KernelSpec;
 
-/// Parameters on which the builds and grids of kernels depend.
+/// Model and sizes from which the compile-time macros and the grid of a denoising kernel follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LaunchItems {
-    /// The model of the action expert.
-    pub model: ExpertModel,
-    /// Number of rows or elements of a layer, as the kernel counts them.
+pub struct DenoiseLaunchSizes {
+    /// The dimensions of the denoising action expert.
+    pub model: ExpertDimensions,
+    /// Number of rows or elements of a layer that the launch covers; each kernel counts its own
+    /// unit.
     pub items: usize,
-    /// Number of layers that one launch computes.
+    /// Number of transformer layers that one launch computes.
     pub layers: usize,
 }
 
-/// Threads of a block, in all kernels but the persistent one.
-pub const THREADS: usize = 256;
+/// Threads of a block in all denoising kernels except the persistent and the streamed ones.
+pub const DENOISE_BLOCK_THREADS: usize = 256;
 
-/// Declares a kernel of the family that has one build for all models.
-pub const fn denoise_kernel(
+/// Declares a denoising kernel that is compiled once for all models.
+pub const fn kernel_compiled_for_all_models(
     file: &'static str,
     symbol: &'static str,
-    blocks: fn(&LaunchItems) -> [usize; 3],
-) -> KernelSpec<LaunchItems> {
+    blocks: fn(&DenoiseLaunchSizes) -> [usize; 3],
+) -> KernelSpec<DenoiseLaunchSizes> {
     KernelSpec {
-        constants: |_| vec![("THREADS", THREADS)],
-        variants: || vec![LaunchItems { model: PI05_MODEL, items: 1, layers: 1 }],
-        ..KernelSpec::new(kernel_file(file), symbol, THREADS, blocks)
+        constants: |_| vec![("THREADS", DENOISE_BLOCK_THREADS)],
+        variants: || vec![DenoiseLaunchSizes { model: PI05_EXPERT_MODEL, items: 1, layers: 1 }],
+        ..KernelSpec::new(source_of_kernel_file(file), symbol, DENOISE_BLOCK_THREADS, blocks)
     }
 }
 
-/// Declares a kernel of the family that is compiled for a model. The kernel sets the shared-memory
-/// carve-out to 100 %, so that its blocks and those of the next kernel can be co-resident.
+/// Declares a denoising kernel that is compiled for each model separately. Each per-model kernel
+/// sets the shared-memory carve-out to 100 %, so that its blocks and those of the next kernel can
+/// be co-resident.
 pub const fn kernel_compiled_per_model(
     file: &'static str,
     symbol: &'static str,
-    blocks: fn(&LaunchItems) -> [usize; 3],
-) -> KernelSpec<LaunchItems> {
+    blocks: fn(&DenoiseLaunchSizes) -> [usize; 3],
+) -> KernelSpec<DenoiseLaunchSizes> {
     KernelSpec {
         defines: |items| {
-            fused_model_macro(&items.model).map(|define| define.to_owned()).into_iter().collect()
+            model_selection_macro(&items.model)
+                .map(|define| define.to_owned())
+                .into_iter()
+                .collect()
         },
-        constants: |items| model_macros_and(items, &[("THREADS", THREADS)]),
+        constants: |items| model_dimension_macros_and(items, &[("THREADS", DENOISE_BLOCK_THREADS)]),
         whole_shared: true,
         variants: || {
-            [PI05_MODEL, TINY_MODEL]
-                .map(|model| LaunchItems { model, items: 1, layers: 1 })
+            [PI05_EXPERT_MODEL, TINY_TEST_MODEL]
+                .map(|model| DenoiseLaunchSizes { model, items: 1, layers: 1 })
                 .to_vec()
         },
-        ..denoise_kernel(file, symbol, blocks)
+        ..kernel_compiled_for_all_models(file, symbol, blocks)
     }
 }
 
-/// Macros of `kernels/denoise/model.cuh`, followed by `others`.
-pub fn model_macros_and(
-    items: &LaunchItems,
+/// Numeric macros of `kernels/denoise/model.cuh` (the model's dimensions), followed by the macros
+/// `others`.
+pub fn model_dimension_macros_and(
+    items: &DenoiseLaunchSizes,
     others: &[(&'static str, usize)],
 ) -> Vec<(&'static str, usize)> {
-    let ExpertModel { width, mlp, heads, head_dim, .. } = items.model;
+    let ExpertDimensions { width, mlp, heads, head_dim, .. } = items.model;
     let model = [
         ("WIDTH", width),
         ("MLP", mlp),
         ("HEADS", heads),
         ("HEAD_DIM", head_dim),
-        ("ACTION", ACTION_COLUMNS),
+        ("ACTION", VALUES_PER_ACTION),
     ];
     [&model, others].concat()
 }
 
-/// Grid with one block for each row.
-pub fn a_row_a_block(items: &LaunchItems) -> [usize; 3] {
+/// Grid of a kernel launch with one block for each row of each layer.
+pub fn grid_with_one_block_per_row(items: &DenoiseLaunchSizes) -> [usize; 3] {
     [items.items, 1, items.layers]
 }
 
-/// Macro that selects a model in the fused kernels, for any depth; `None` for a model without a
-/// build.
-pub fn fused_model_macro(model: &ExpertModel) -> Option<&'static str> {
-    let same = |known: &ExpertModel| {
-        ExpertModel { name: model.name, depth: model.depth, ..*known } == *model
+/// Macro that selects the model in the fused kernels, for any number of layers; `None` if these
+/// kernels are not compiled for the model's dimensions.
+pub fn model_selection_macro(model: &ExpertDimensions) -> Option<&'static str> {
+    let same = |known: &ExpertDimensions| {
+        ExpertDimensions { name: model.name, depth: model.depth, ..*known } == *model
     };
-    [(PI05_MODEL, "MODEL=Pi05"), (TINY_MODEL, "MODEL=Tiny")]
+    [(PI05_EXPERT_MODEL, "MODEL=Pi05"), (TINY_TEST_MODEL, "MODEL=Tiny")]
         .into_iter()
         .find(|(known, _)| same(known))
         .map(|(_, define)| define)

@@ -1,70 +1,74 @@
-//! A denoising step or loop as the kernels run it, and the limits of these kernels.
+//! A denoising step or loop as GPU kernels run it, and the limits of these kernels.
 
 use kernelgate::workload::Dtype;
 
-use super::row::fused_model_macro;
-use crate::denoise::definition::{ActionExpertShape, DenoiseLoop, DenoiseStep, WeightFormat};
-use crate::denoise::model::ACTION_COLUMNS;
-use crate::family::check_dtype;
+use super::row::model_selection_macro;
+use crate::denoise::definition::{DenoiseLoop, DenoiseParameters, DenoiseStep, LayerWeightFormat};
+use crate::denoise::model::VALUES_PER_ACTION;
+use crate::family::check_problem_dtype_is_computed;
 
-/// Maximum number of steps of a captured loop: a graph with one node for each operation has 400
-/// nodes a step.
-const MAX_CAPTURED_STEPS: usize = 100;
+/// Maximum number of denoising steps in a captured CUDA graph: with one node for each operation, a
+/// step has 400 nodes.
+const MAX_STEPS_IN_CAPTURED_GRAPH: usize = 100;
 
-/// A denoising step, or a loop of steps, that kernels run.
+/// A single denoising step, or a whole loop of steps, that GPU kernels run.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ExpertRun {
+pub struct DenoiseStepOrLoop {
     /// Model and sizes.
-    pub shape: ActionExpertShape,
-    /// Number of velocities that are computed.
+    pub shape: DenoiseParameters,
+    /// Number of velocities that the kernels compute, one for each denoising step.
     pub steps: usize,
-    /// Whether the velocities move the actions; otherwise the single velocity is the output.
+    /// Whether each velocity moves the actions, as in the loop; otherwise the single velocity is
+    /// the output.
     pub looped: bool,
 }
 
-impl From<&DenoiseStep> for ExpertRun {
+impl From<&DenoiseStep> for DenoiseStepOrLoop {
     fn from(problem: &DenoiseStep) -> Self {
         Self { shape: problem.expert, steps: 1, looped: false }
     }
 }
 
-impl From<&DenoiseLoop> for ExpertRun {
+impl From<&DenoiseLoop> for DenoiseStepOrLoop {
     fn from(problem: &DenoiseLoop) -> Self {
         Self { shape: problem.expert, steps: problem.steps, looped: true }
     }
 }
 
-impl ExpertRun {
-    /// Checks that the kernels of single operations support the run.
-    pub fn check_per_op_supported(&self) -> Result<(), String> {
-        self.check_is_bf16()
+impl DenoiseStepOrLoop {
+    /// Checks that the kernels of the rung `per_op` support the problem: its dtype must be bf16,
+    /// its weights may be quantised.
+    pub fn check_per_op_kernels_support_run(&self) -> Result<(), String> {
+        self.check_dtype_is_bf16()
     }
 
-    /// Checks that the fused kernels are compiled for the run's model.
-    pub fn check_fused_supported(&self) -> Result<(), String> {
-        self.check_is_bf16()?;
-        if self.shape.weights != WeightFormat::Same {
+    /// Checks that the fused kernels support the problem: dtype bf16, weights not quantised, and
+    /// kernels compiled for its model.
+    pub fn check_fused_kernels_support_run(&self) -> Result<(), String> {
+        self.check_dtype_is_bf16()?;
+        if self.shape.weights != LayerWeightFormat::Same {
             return Err("takes bf16 weights only".to_owned());
         }
-        fused_model_macro(&self.shape.model)
+        model_selection_macro(&self.shape.model)
             .map(drop)
             .ok_or_else(|| "not compiled for this model".to_owned())
     }
 
-    pub fn check_is_bf16(&self) -> Result<(), String> {
-        check_dtype(self.shape.dtype, Dtype::Bf16)
+    pub fn check_dtype_is_bf16(&self) -> Result<(), String> {
+        check_problem_dtype_is_computed(self.shape.dtype, Dtype::Bf16)
     }
 
-    /// Returns this run if its loop is short enough to be captured.
-    pub fn captured_loop(&self) -> Result<Self, String> {
-        if self.steps <= MAX_CAPTURED_STEPS {
+    /// Returns a copy of this run if it has few enough denoising steps to be captured as a CUDA
+    /// graph, otherwise the reason.
+    pub fn check_steps_fit_captured_graph(&self) -> Result<Self, String> {
+        if self.steps <= MAX_STEPS_IN_CAPTURED_GRAPH {
             Ok(*self)
         } else {
-            Err(format!("captures up to {MAX_CAPTURED_STEPS} steps"))
+            Err(format!("captures up to {MAX_STEPS_IN_CAPTURED_GRAPH} steps"))
         }
     }
 
-    pub fn output_name_and_extents(&self) -> (&'static str, [usize; 2]) {
-        (if self.looped { "actions" } else { "velocity" }, [self.shape.s, ACTION_COLUMNS])
+    pub fn output_tensor_name_and_extents(&self) -> (&'static str, [usize; 2]) {
+        (if self.looped { "actions" } else { "velocity" }, [self.shape.s, VALUES_PER_ACTION])
     }
 }

@@ -1,116 +1,123 @@
-//! Writer of the family's programs: inputs, times of a loop, stacked layers, and launches of
-//! kernels whose builds and grids depend on a model.
+//! Builder of denoising programs: memory regions for inputs and denoising times, and launches of
+//! kernels whose macros and grids depend on a model.
 
-use super::row::LaunchItems;
-use super::run::ExpertRun;
+use super::row::DenoiseLaunchSizes;
+use super::run::DenoiseStepOrLoop;
 use kernelgate::backend::program::{
-    KernelLaunch, MemoryPurpose, Operand, Operands, Pointer, Program,
+    KernelLaunchStep, LaunchArgument, LaunchArgumentList, MemoryPurpose, Program, RegionPointer,
 };
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
 
-/// Name of the input that differs from one inference to the next. Launches read weights and caches
-/// as they were when the program was loaded, some of them packed.
-const NOISE_INPUT: &str = "x";
+/// Name of the input that is uploaded again when a benchmark replaces the inputs: the noisy
+/// actions. All other inputs are read as they were when the program was loaded, because some
+/// weights are packed then.
+const NOISY_ACTIONS_INPUT: &str = "x";
 
 /// Name and size in bytes of a region of device memory.
-pub type NamedRegion = (&'static str, usize);
+pub type RegionNameAndBytes = (&'static str, usize);
 
-/// Writes the program of a run.
-pub struct ExpertWriter<'a> {
-    pub run: &'a ExpertRun,
+/// Builds the GPU program (launches and memory regions) of one denoising step or loop.
+pub struct DenoiseProgramBuilder<'a> {
+    pub run: &'a DenoiseStepOrLoop,
     pub program: Program,
-    /// Whether kernels are launched with programmatic dependent launch (PDL).
+    /// Whether the builder adds all kernel launches with programmatic dependent launch (PDL).
     pub programmatic: bool,
 }
 
-impl<'a> ExpertWriter<'a> {
-    /// Creates a program with the output, the times of a loop, and the run's inputs except those in
-    /// `packed`.
-    pub fn new(run: &'a ExpertRun, packed: &[&str]) -> Self {
+impl<'a> DenoiseProgramBuilder<'a> {
+    /// Creates a program with regions for the output, the denoising times and all inputs of the run
+    /// except those named in `packed`.
+    pub fn create_with_unpacked_inputs(run: &'a DenoiseStepOrLoop, packed: &[&str]) -> Self {
         let mut program = Program::new();
         let shape = &run.shape;
-        let specs = shape.model.input_tensors(shape.s, shape.p, shape.dtype);
+        let specs = shape.model.input_tensor_specs(shape.s, shape.p, shape.dtype);
         for spec in specs.iter().filter(|spec| !packed.contains(&spec.name)) {
-            let bytes = spec.bytes() as usize;
+            let bytes = spec.unquantised_bytes() as usize;
             match spec.name {
-                NOISE_INPUT => program.add_input(NOISE_INPUT, MemoryPurpose::Inputs, bytes),
-                name if name.ends_with("_cache") => {
-                    program.add_loaded_input(name, MemoryPurpose::Inputs, bytes)
+                NOISY_ACTIONS_INPUT => {
+                    program.add_input(NOISY_ACTIONS_INPUT, MemoryPurpose::Inputs, bytes)
                 }
-                name => program.add_loaded_input(name, MemoryPurpose::Weights, bytes),
+                name if name.ends_with("_cache") => {
+                    program.add_input_fixed_at_loading(name, MemoryPurpose::Inputs, bytes)
+                }
+                name => program.add_input_fixed_at_loading(name, MemoryPurpose::Weights, bytes),
             };
         }
         let steps = run.steps;
         if run.looped {
-            program.add_packed(
+            program.add_packed_from_inputs(
                 "times",
                 MemoryPurpose::Inputs,
-                steps * Dtype::F64.bytes(),
-                move |_| bytemuck::cast_slice(&denoising_times(steps)).to_vec(),
+                steps * Dtype::F64.bytes_per_element(),
+                move |_| bytemuck::cast_slice(&times_of_denoising_steps(steps)).to_vec(),
             );
         } else {
-            program.add_loaded_input("t", MemoryPurpose::Inputs, Dtype::F32.bytes());
+            program.add_input_fixed_at_loading(
+                "t",
+                MemoryPurpose::Inputs,
+                Dtype::F32.bytes_per_element(),
+            );
         }
-        let (name, extents) = run.output_name_and_extents();
+        let (name, extents) = run.output_tensor_name_and_extents();
         program.add_output(name, extents, Dtype::F32);
         Self { run, program, programmatic: false }
     }
 
-    /// Declares regions of scratch memory.
-    pub fn declare_scratch_regions(
+    /// Adds named scratch memory regions, all with the same purpose, to the program.
+    pub fn add_scratch_regions(
         &mut self,
         purpose: MemoryPurpose,
-        regions: impl IntoIterator<Item = NamedRegion>,
+        regions: impl IntoIterator<Item = RegionNameAndBytes>,
     ) {
         for (name, bytes) in regions {
             self.program.add_scratch(name, purpose, bytes);
         }
     }
 
-    /// Returns a region as an operand of a launch.
-    pub fn at(&self, name: &str) -> Operand {
+    /// Returns the named memory region as a kernel operand.
+    pub fn at(&self, name: &str) -> LaunchArgument {
         self.program.at(name).into()
     }
 
-    /// Returns the output as an operand of a launch.
-    pub fn velocity_output(&self) -> Operand {
-        self.at(self.run.output_name_and_extents().0)
+    /// Returns the region of the program's output (velocity or actions) as a kernel operand.
+    pub fn output_operand(&self) -> LaunchArgument {
+        self.at(self.run.output_tensor_name_and_extents().0)
     }
 
-    /// Returns the start of a layer's part of a stacked region.
-    pub fn layer_pointer(&self, name: &str, layer: usize) -> Pointer {
-        let layer_bytes = self.program.bytes(name) / self.run.shape.model.depth;
+    /// Returns a pointer to one layer's part of a memory region that holds all layers.
+    pub fn pointer_to_layer_part(&self, name: &str, layer: usize) -> RegionPointer {
+        let layer_bytes = self.program.bytes_of_region(name) / self.run.shape.model.depth;
         self.program.at(name).offset_by(layer * layer_bytes)
     }
 
-    /// Adds the launch of a kernel over `items` items.
-    pub fn add_launch(
+    /// Adds the launch of a kernel over `items` items of one layer to the program.
+    pub fn add_single_layer_launch(
         &mut self,
-        kernel: &KernelSpec<LaunchItems>,
+        kernel: &KernelSpec<DenoiseLaunchSizes>,
         items: usize,
-        arguments: impl Operands,
+        arguments: impl LaunchArgumentList,
     ) {
-        let launch = self.kernel_launch(kernel, [items, 1], arguments);
-        self.program.add(launch);
+        let launch = self.create_kernel_launch(kernel, [items, 1], arguments);
+        self.program.add_prepared_launch(launch);
     }
 
-    /// Returns the launch of a kernel over this number of items and layers; the caller adds it to
+    /// Creates the launch of a kernel over this number of items and layers, without adding it to
     /// the program.
-    pub fn kernel_launch(
+    pub fn create_kernel_launch(
         &self,
-        kernel: &KernelSpec<LaunchItems>,
+        kernel: &KernelSpec<DenoiseLaunchSizes>,
         [items, layers]: [usize; 2],
-        arguments: impl Operands,
-    ) -> KernelLaunch {
-        let items = LaunchItems { model: self.run.shape.model, items, layers };
-        let launch = self.program.kernel_launch(kernel, &items, arguments);
-        if self.programmatic { launch.programmatic() } else { launch }
+        arguments: impl LaunchArgumentList,
+    ) -> KernelLaunchStep {
+        let items = DenoiseLaunchSizes { model: self.run.shape.model, items, layers };
+        let launch = self.program.make_kernel_launch(kernel, &items, arguments);
+        if self.programmatic { launch.with_programmatic_dependent_launch() } else { launch }
     }
 }
 
-/// Times of a loop: 1 first, then each lower by `1/steps`.
-fn denoising_times(steps: usize) -> Vec<f64> {
+/// Times of a denoising loop's steps: 1 first, then each lower by `1/steps`.
+fn times_of_denoising_steps(steps: usize) -> Vec<f64> {
     let dt = -1.0 / steps as f64;
     let mut t = 1.0;
     (0..steps)
@@ -127,8 +134,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_begin_at_one_and_stop_before_zero() {
-        let times = denoising_times(10);
+    fn denoising_times_begin_at_one_and_stop_before_zero() {
+        let times = times_of_denoising_steps(10);
         assert_eq!((times.len(), times[0]), (10, 1.0));
         assert!((times[9] - 0.1).abs() < 1e-12);
     }

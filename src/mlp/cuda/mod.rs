@@ -1,31 +1,33 @@
-//! The multilayer perceptron on the GPU: library GEMMs, and a kernel for each step between the
+//! The two-layer perceptron on the GPU: cuBLASLt GEMMs, and one kernel for each step between the
 //! GEMMs.
 
 mod per_op;
 
 use super::definition::{MlpBackward, MlpForward};
-use crate::family::{check_dtype, per_op_and_graph};
+use crate::family::{check_problem_dtype_is_computed, per_op_and_graph_rows};
 use kernelgate::backend::Implementation;
 use kernelgate::workload::Dtype;
-use kernelgate_cuda::spec::{ListedKernel, list_kernel_rows};
+use kernelgate_cuda::spec::{ListedKernelBuild, list_kernel_rows};
 
-/// All kernels of the perceptron family.
-pub fn kernels() -> Vec<ListedKernel> {
-    list_kernel_rows(per_op::KERNELS)
+/// Lists all CUDA kernels of the perceptron family.
+pub fn list_mlp_kernels() -> Vec<ListedKernelBuild> {
+    list_kernel_rows(per_op::PER_OP_MLP_KERNELS)
 }
 
-/// Ladder of the perceptron's forward pass.
-pub const FORWARD: &[Implementation<MlpForward>] = &per_op_and_graph(
+/// GPU implementations of the perceptron's forward pass: launches one by one, and the same launches
+/// as a CUDA graph.
+pub const CUDA_MLP_FORWARD_LADDER: &[Implementation<MlpForward>] = &per_op_and_graph_rows(
     "a launch an operation from the host, GEMMs by cuBLASLt",
-    |problem: &MlpForward| check_dtype(problem.shape.dtype, Dtype::Bf16),
-    |problem: &MlpForward| per_op::forward_program(&problem.shape),
+    |problem: &MlpForward| check_problem_dtype_is_computed(problem.shape.dtype, Dtype::Bf16),
+    |problem: &MlpForward| per_op::mlp_forward_program(&problem.shape),
 );
 
-/// Ladder of the perceptron's backward pass.
-pub const BACKWARD: &[Implementation<MlpBackward>] = &per_op_and_graph(
+/// GPU implementations of the perceptron's backward pass: launches one by one, and the same
+/// launches as a CUDA graph.
+pub const CUDA_MLP_BACKWARD_LADDER: &[Implementation<MlpBackward>] = &per_op_and_graph_rows(
     "a launch an operation from the host, GEMMs with transposed operands by cuBLASLt",
-    |problem: &MlpBackward| check_dtype(problem.shape.dtype, Dtype::Bf16),
-    |problem: &MlpBackward| per_op::backward_program(&problem.shape),
+    |problem: &MlpBackward| check_problem_dtype_is_computed(problem.shape.dtype, Dtype::Bf16),
+    |problem: &MlpBackward| per_op::mlp_backward_program(&problem.shape),
 );
 
 #[cfg(test)]
@@ -33,42 +35,58 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    use crate::gpu_tests::{lock_first_gpu, prepare_row};
-    use crate::kernel_tests::check_program_launches;
-    use crate::mlp::shape::MlpShape;
-    use kernelgate::verify::launch_and_verify;
+    use crate::gpu_tests::{lock_first_gpu, prepare_row_or_skip_unsupported};
+    use crate::kernel_tests::assert_launches_match_kernel_parameters;
+    use crate::mlp::shape::PerceptronSizes;
+    use kernelgate::verify::launch_twice_and_compare_with_reference;
     use kernelgate::workload::Problem;
     use kernelgate_cuda::Device;
 
-    const TEST_SHAPE: MlpShape = MlpShape { b: 72, i: 40, h: 104, c: 24, dtype: Dtype::Bf16 };
+    const SMALL_BF16_MLP_SHAPE: PerceptronSizes =
+        PerceptronSizes { b: 72, i: 40, h: 104, c: 24, dtype: Dtype::Bf16 };
 
     #[test]
-    fn mlp_launches_have_the_arguments_of_their_kernels() {
-        for program in [per_op::forward_program(&TEST_SHAPE), per_op::backward_program(&TEST_SHAPE)]
-        {
+    fn mlp_launches_have_the_arguments_that_their_kernels_declare() {
+        for program in [
+            per_op::mlp_forward_program(&SMALL_BF16_MLP_SHAPE),
+            per_op::mlp_backward_program(&SMALL_BF16_MLP_SHAPE),
+        ] {
             assert_eq!(program.check(), Ok(()));
-            check_program_launches(&program);
+            assert_launches_match_kernel_parameters(&program);
         }
     }
 
     #[test]
-    fn the_declared_memory_is_that_of_all_regions_and_the_workspace() {
-        let inputs = MlpBackward { shape: TEST_SHAPE }.inputs(1);
-        let program = per_op::backward_program(&TEST_SHAPE);
-        for (name, bytes) in program.regions().filter(|(name, _)| inputs.get(name).is_some()) {
+    fn declared_mlp_memory_is_that_of_all_regions_and_the_gemm_workspace() {
+        let inputs = MlpBackward { shape: SMALL_BF16_MLP_SHAPE }.inputs(1);
+        let program = per_op::mlp_backward_program(&SMALL_BF16_MLP_SHAPE);
+        for (name, bytes) in
+            program.names_and_bytes_of_regions().filter(|(name, _)| inputs.get(name).is_some())
+        {
             assert_eq!(inputs.tensor(name).bytes(), bytes, "{name}");
         }
-        assert!(program.device_bytes() > per_op::forward_program(&TEST_SHAPE).device_bytes());
+        assert!(
+            program.device_bytes()
+                > per_op::mlp_forward_program(&SMALL_BF16_MLP_SHAPE).device_bytes()
+        );
     }
 
     #[test]
     fn mlp_rows_agree_with_the_reference_on_a_gpu() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
-        check_rows_against_reference(FORWARD, &MlpForward { shape: TEST_SHAPE }, &device);
-        check_rows_against_reference(BACKWARD, &MlpBackward { shape: TEST_SHAPE }, &device);
+        assert_rows_agree_with_reference_on_gpu(
+            CUDA_MLP_FORWARD_LADDER,
+            &MlpForward { shape: SMALL_BF16_MLP_SHAPE },
+            &device,
+        );
+        assert_rows_agree_with_reference_on_gpu(
+            CUDA_MLP_BACKWARD_LADDER,
+            &MlpBackward { shape: SMALL_BF16_MLP_SHAPE },
+            &device,
+        );
     }
 
-    fn check_rows_against_reference<P: Problem>(
+    fn assert_rows_agree_with_reference_on_gpu<P: Problem>(
         rows: &[Implementation<P>],
         problem: &P,
         device: &Arc<Device>,
@@ -76,8 +94,12 @@ mod tests {
         let inputs = problem.inputs(3);
         let expected = problem.reference(&inputs);
         for row in rows {
-            let Some(mut task) = prepare_row(row, problem, &inputs, device) else { continue };
-            let found = launch_and_verify(&mut task, &expected, problem.tolerance());
+            let Some(mut task) = prepare_row_or_skip_unsupported(row, problem, &inputs, device)
+            else {
+                continue;
+            };
+            let found =
+                launch_twice_and_compare_with_reference(&mut task, &expected, problem.tolerance());
             assert!(found.is_ok(), "{}: {found:?}", row.name);
         }
     }

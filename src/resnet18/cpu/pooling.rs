@@ -1,32 +1,40 @@
-//! Max pooling of sums of spikes over time, forward and backward; each task pools one image.
+//! Max pooling of spikes summed over time, forward and backward on the CPU; each parallel task
+//! pools one image.
 
 use crate::parallel;
-use crate::resnet18::network::ConvolutionWindow;
+use crate::resnet18::network::SlidingWindow;
 
-/// Pooled spikes `pool(Σ_t s) - pool(Σ_{t-1} s)` of one image, and for each of them the input
-/// element with the first maximum.
-pub struct PooledSpikes {
+/// Pooled spikes `pool(Σ_t s) - pool(Σ_{t-1} s)` of one image, and, for each of them, the first
+/// input element with the maximum sum.
+pub struct PooledSpikesOfImage {
     /// Pooled spikes, `[T, output]`.
     pub spikes: Vec<i8>,
-    /// Index of the input element of each pooled spike, `[T, output]`.
+    /// Index of the input element with the maximum sum, for each pooled spike, `[T, output]`.
     pub sources: Vec<u32>,
 }
 
-/// Pools the spikes `[T, B, input]` of every image.
-pub fn pool_spikes(window: &ConvolutionWindow, spikes: &[i8], t: usize) -> Vec<PooledSpikes> {
-    let size = window.input.elements();
+/// Max-pools the spike sums of every image from spikes `[T, B, input]`; each task computes one
+/// image.
+pub fn max_pool_spike_sums(
+    window: &SlidingWindow,
+    spikes: &[i8],
+    t: usize,
+) -> Vec<PooledSpikesOfImage> {
+    let size = window.input.elements_per_frame();
     let b = spikes.len() / t / size;
     let image = |image: usize| {
         let mut sums = vec![0i8; size];
-        let mut before = vec![0i8; window.output.elements()];
-        let len = t * window.output.elements();
-        let mut pooled =
-            PooledSpikes { spikes: Vec::with_capacity(len), sources: Vec::with_capacity(len) };
+        let mut before = vec![0i8; window.output.elements_per_frame()];
+        let len = t * window.output.elements_per_frame();
+        let mut pooled = PooledSpikesOfImage {
+            spikes: Vec::with_capacity(len),
+            sources: Vec::with_capacity(len),
+        };
         for step in 0..t {
             let frame = &spikes[(step * b + image) * size..][..size];
             sums.iter_mut().zip(frame).for_each(|(sum, s)| *sum += s);
             for (at, before) in before.iter_mut().enumerate() {
-                let source = first_maximum(window, &sums, at);
+                let source = first_input_with_largest_sum(window, &sums, at);
                 pooled.spikes.push(sums[source] - *before);
                 pooled.sources.push(source as u32);
                 *before = sums[source];
@@ -34,27 +42,28 @@ pub fn pool_spikes(window: &ConvolutionWindow, spikes: &[i8], t: usize) -> Vec<P
         }
         pooled
     };
-    parallel::parallel_map(b, &image)
+    parallel::map_numbers_in_parallel(b, &image)
 }
 
-fn first_maximum(window: &ConvolutionWindow, sums: &[i8], at: usize) -> usize {
+fn first_input_with_largest_sum(window: &SlidingWindow, sums: &[i8], at: usize) -> usize {
     let (pixel, channel) = (at / window.output.channels, at % window.output.channels);
-    let sources = (0..window.window_taps()).filter_map(|tap| window.source_pixel(pixel, tap));
+    let sources =
+        (0..window.tap_count()).filter_map(|tap| window.input_pixel_read_by_tap(pixel, tap));
     sources
         .map(|pixel| pixel * window.input.channels + channel)
         .reduce(|best, at| if sums[at] > sums[best] { at } else { best })
         .expect("a window reads its centre")
 }
 
-/// Computes the gradient of the spikes before pooling `[T, B, input]` from the gradient of the
+/// Computes the gradient of the spikes before max pooling `[T, B, input]` from the gradient of the
 /// spikes after pooling `[T, B, output]`.
-pub fn pool_gradient(
-    window: &ConvolutionWindow,
-    pooled: &[PooledSpikes],
+pub fn max_pool_spike_gradient(
+    window: &SlidingWindow,
+    pooled: &[PooledSpikesOfImage],
     output: &[f32],
     gradient: &mut [f32],
 ) {
-    let (from, to) = (window.output.elements(), window.input.elements());
+    let (from, to) = (window.output.elements_per_frame(), window.input.elements_per_frame());
     let b = pooled.len();
     let t = output.len() / b / from;
     let image = |image: usize| {
@@ -73,7 +82,7 @@ pub fn pool_gradient(
         }
         steps
     };
-    let images = parallel::parallel_map(b, &image);
+    let images = parallel::map_numbers_in_parallel(b, &image);
     for (frame, to_frame) in gradient.chunks_mut(to).enumerate() {
         to_frame.copy_from_slice(&images[frame % b][frame / b * to..][..to]);
     }

@@ -1,88 +1,108 @@
 //! The forward pass of ResNet-18 in one launch: `kernels/resnet18/best.cu`. Training needs the
-//! stem's results, so its stem uses the convolution of the row `fused`, and a separate launch for
-//! the neurons with the pooling.
+//! stem's currents and spikes, so the training rung `best` uses the stem convolution of the rung
+//! `fused` and a separate launch for neurons and pooling.
 
 use super::fused::{
-    ActivationRegion, FusedForward, MergedLayers, activation_regions, classifier_parameters,
-    currents_region_name, declare_activations, neuron_launch_arguments,
+    ActivationRegionNameAndBytes, FusedForwardBuilder, MergedLayerLaunches,
+    addresses_of_classifier_parameters, declare_activation_regions, fused_activation_regions,
+    name_of_currents_region, threshold_and_tracer_max_arguments,
 };
 use super::kernel_weights::{
-    PackedRegion, bias_share_region_name, live_weight_columns, packed_regions,
-    stem_weight_fragments, tiled_weight, tiled_weight_region_name, weight_columns,
-    weight_region_name,
+    PackedParameterRegion, arrange_stem_weight_as_mma_fragments, name_of_bias_per_step_region,
+    name_of_tiled_weight_region, name_of_weight_region, packed_weight_columns,
+    rearrange_weight_into_swizzled_tiles, regions_of_packed_parameters,
+    weight_columns_that_read_pixels,
 };
-use super::per_op::{POOLED_TAPS, block_input_name, declare_images_and_logits, layer_spikes_name};
-use super::tiles::{self, TileGrid};
-use crate::kernel_files::kernel_file;
-use crate::resnet18::definition::NetworkShape;
+use super::per_op::{
+    POOLING_MAXIMUM_TAPS_REGION, declare_image_and_logit_regions, name_of_block_input_region,
+    name_of_layer_spikes_region,
+};
+use super::tiles::{self, TileKernelParameters};
+use crate::kernel_files::source_of_kernel_file;
+use crate::resnet18::definition::ResNetParameters;
 use crate::resnet18::network::{
-    CLASS_COUNT, ConvolutionLayer, FeatureMap, NetworkStem, ResNet18, ResidualBlock,
+    CLASSIFIER_CLASS_COUNT, ConvolutionLayer, FeatureMapExtents, ResNet18Layers, ResNetBlock,
+    ResNetStem,
 };
 use kernelgate::backend::program::{
-    MemoryPurpose, NULL, Operand, Pointer, Program, TableWord, int_operands, long_operand,
+    LaunchArgument, MemoryPurpose, NULL, Program, RegionPointer, TableNumberOrAddress,
+    int_operands, long_operand,
 };
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::{KernelSpec, RequiredArchitecture};
 
-/// Kernels of the rung `best`.
-pub const KERNELS: &[KernelSpec<TileGrid>] = &[LAYERS_KERNEL, STEM_NEURONS_KERNEL];
+/// Kernels of the ResNet-18 rung `best`.
+pub const BEST_RUNG_KERNELS: &[KernelSpec<TileKernelParameters>] =
+    &[ALL_LAYERS_KERNEL, STEM_NEURONS_AND_POOLING_KERNEL];
 
-/// Number of blocks in a group, which compute the same images.
-const BLOCKS_PER_GROUP: usize = 8;
-/// Maximum number of groups at a time, because all blocks have to be resident at once.
-const MAX_IMAGE_GROUPS: usize = 16;
-/// Number of rows for each pixel: all time steps of a group's images.
-const ROWS_PER_PIXEL: usize = 16;
-/// Number of layers after the pooling.
-const LAYERS_AFTER_POOLING: usize = 16;
-/// Number of channels of the first layer after the pooling.
-const FIRST_LAYER_CHANNELS: usize = 64;
-const THREADS: usize = 640;
-/// Number of weight copies of 8 KiB that can be ahead of their use.
-const WEIGHT_SLOTS: usize = 13;
-const SHARED_BYTES: usize = 226_560;
-const STEM_THREADS: usize = 128;
-/// Bytes of the stem's filters as fragments: 64 filters of 7 rows of 8 pixels of 4 channels.
-const FRAGMENT_BYTES: usize = FIRST_LAYER_CHANNELS * 7 * 8 * 4 * 2;
+/// Number of thread blocks in a group; the blocks of a group compute the same images together.
+const BLOCKS_PER_IMAGE_GROUP: usize = 8;
+/// Maximum number of groups of blocks in the grid, because all blocks must be resident at the same
+/// time.
+const MAX_GROUPS_OF_BLOCKS: usize = 16;
+/// Number of GEMM rows for each pixel: all time steps of the images of a group.
+const GEMM_ROWS_PER_PIXEL: usize = 16;
+/// Number of convolution layers after the pooling.
+const LAYER_COUNT_AFTER_POOLING: usize = 16;
+/// Number of channels of the stem and of the first stage.
+const FIRST_STAGE_CHANNELS: usize = 64;
+const ALL_LAYERS_BLOCK_THREADS: usize = 640;
+/// Number of weight copies of 8 KiB to shared memory that may run ahead of their use.
+const WEIGHT_COPIES_IN_FLIGHT: usize = 13;
+const ALL_LAYERS_BLOCK_SHARED_BYTES: usize = 226_560;
+const STEM_NEURON_BLOCK_THREADS: usize = 128;
+/// Bytes of the stem's filters as tensor-core fragments: 64 filters of 7 rows of 8 pixels of 4
+/// channels in bf16.
+const STEM_FRAGMENT_BYTES: usize = FIRST_STAGE_CHANNELS * 7 * 8 * 4 * 2;
 
-/// Launches of `best` that replace the launches of single layers.
-pub const MERGED_LAYERS: MergedLayers =
-    MergedLayers { stem: write_stem_launch, layers: launch_layers };
+/// Functions of the rung `best` that add launches in place of the launches of single layers.
+pub const BEST_RUNG_MERGED_LAYERS: MergedLayerLaunches = MergedLayerLaunches {
+    stem: add_stem_neurons_and_pooling_launch,
+    layers: add_all_layers_launch,
+};
 
-const LAYERS_KERNEL: KernelSpec<TileGrid> = KernelSpec {
+const ALL_LAYERS_KERNEL: KernelSpec<TileKernelParameters> = KernelSpec {
     defines: |grid| vec![format!("STEPS={}", grid.steps)],
     constants: |_| {
         vec![
-            ("THREADS", THREADS),
-            ("RANKS", BLOCKS_PER_GROUP),
-            ("LAYERS", LAYERS_AFTER_POOLING),
-            ("SLOTS", WEIGHT_SLOTS),
-            ("SHARED_BYTES", SHARED_BYTES),
-            ("STEM_THREADS", STEM_THREADS),
+            ("THREADS", ALL_LAYERS_BLOCK_THREADS),
+            ("RANKS", BLOCKS_PER_IMAGE_GROUP),
+            ("LAYERS", LAYER_COUNT_AFTER_POOLING),
+            ("SLOTS", WEIGHT_COPIES_IN_FLIGHT),
+            ("SHARED_BYTES", ALL_LAYERS_BLOCK_SHARED_BYTES),
+            ("STEM_THREADS", STEM_NEURON_BLOCK_THREADS),
         ]
     },
-    shared_bytes: |_| SHARED_BYTES,
+    shared_bytes: |_| ALL_LAYERS_BLOCK_SHARED_BYTES,
     co_resident: true,
     requires: RequiredArchitecture::Exactly("sm_90a"),
-    variants: || [4, 8, 16].map(|steps| TileGrid { steps, blocks: [BLOCKS_PER_GROUP, 1] }).to_vec(),
-    stages: TIMER_STAGES,
-    ..KernelSpec::new(kernel_file("resnet18/best"), "resnet18_best_layers", THREADS, |grid| {
-        [grid.blocks[0], 1, 1]
-    })
+    variants: || {
+        [4, 8, 16]
+            .map(|steps| TileKernelParameters { steps, blocks: [BLOCKS_PER_IMAGE_GROUP, 1] })
+            .to_vec()
+    },
+    stages: ALL_LAYERS_TIMER_STAGES,
+    ..KernelSpec::new(
+        source_of_kernel_file("resnet18/best"),
+        "resnet18_best_layers",
+        ALL_LAYERS_BLOCK_THREADS,
+        |grid| [grid.blocks[0], 1, 1],
+    )
 };
 
-const STEM_NEURONS_KERNEL: KernelSpec<TileGrid> = KernelSpec {
+const STEM_NEURONS_AND_POOLING_KERNEL: KernelSpec<TileKernelParameters> = KernelSpec {
     symbol: "resnet18_best_stem",
-    threads: STEM_THREADS,
+    threads: STEM_NEURON_BLOCK_THREADS,
     shared_bytes: |_| 0,
     co_resident: false,
     stages: &[],
-    ..LAYERS_KERNEL
+    ..ALL_LAYERS_KERNEL
 };
 
-/// Names of the kernel's timer stages, in the order of their numbers in the kernel. The wait for
-/// spikes of other blocks counts as time of the layer that waits.
-const TIMER_STAGES: &[&str] = &[
+/// Names of the timer stages of the kernel that computes all layers, in the order of their numbers
+/// in the kernel. The time in which a block waits for spikes of other blocks counts for the layer
+/// that waits.
+const ALL_LAYERS_TIMER_STAGES: &[&str] = &[
     "start",
     "stem: images",
     "stem: convolution",
@@ -106,246 +126,303 @@ const TIMER_STAGES: &[&str] = &[
     "classifier",
 ];
 
-/// Name of the region with the list of layers that the kernel reads.
-const LAYER_LIST: &str = "best_layers";
-/// Name of the region with the words that blocks send each other.
-const EXCHANGE_WORDS: &str = "best_sent";
-/// Name of the region with the number of rounds that each block has done.
-const ROUND_COUNTERS: &str = "best_rounds";
-/// Name of the region with the stem's filters as fragments, for inference.
-const STEM_FRAGMENTS: &str = "best_stem.fragments";
-/// Name of the region with the pooled spikes that blocks send each other.
-const STEM_EXCHANGE_WORDS: &str = "best_stem_sent";
+/// Name of the memory region with the table of layers that the all-layers kernel reads.
+const LAYER_TABLE_REGION: &str = "best_layers";
+/// Name of the memory region with the words of spikes that blocks of a group send each other.
+const SPIKE_EXCHANGE_REGION: &str = "best_sent";
+/// Name of the memory region with the number of rounds of images that each block has finished.
+const ROUND_COUNTER_REGION: &str = "best_rounds";
+/// Name of the memory region with the stem's filters as tensor-core fragments, which inference
+/// reads.
+const STEM_FRAGMENT_REGION: &str = "best_stem.fragments";
+/// Name of the memory region with the pooled spikes of the stem that blocks of a group send each
+/// other.
+const POOLED_SPIKE_EXCHANGE_REGION: &str = "best_stem_sent";
 
-/// Checks that the kernel is compiled for a shape.
-pub fn check_compiled(shape: &NetworkShape) -> Result<(), String> {
-    tiles::check_compiled(shape)?;
+/// Checks that the all-layers kernel is compiled for the network shape: ImageNet stem, width 64,
+/// two blocks a stage.
+pub fn check_all_layers_kernel_is_compiled(shape: &ResNetParameters) -> Result<(), String> {
+    tiles::check_tile_kernels_are_compiled(shape)?;
     let sizes = shape.sizes;
-    if sizes.stem != NetworkStem::ImageNet
-        || sizes.width != FIRST_LAYER_CHANNELS
+    if sizes.stem != ResNetStem::ImageNet
+        || sizes.width != FIRST_STAGE_CHANNELS
         || sizes.blocks != 2
     {
-        return Err(format!("the imagenet stem and a width of {FIRST_LAYER_CHANNELS} only"));
+        return Err(format!("the imagenet stem and a width of {FIRST_STAGE_CHANNELS} only"));
     }
     Ok(())
 }
 
-/// Number of groups of blocks that compute images at the same time.
-fn image_groups(shape: &NetworkShape) -> usize {
-    (shape.b * shape.t).div_ceil(ROWS_PER_PIXEL).min(MAX_IMAGE_GROUPS)
+/// Number of groups of blocks in the grid; the groups compute different images at the same time.
+fn groups_of_blocks_for_shape(shape: &ResNetParameters) -> usize {
+    (shape.b * shape.t).div_ceil(GEMM_ROWS_PER_PIXEL).min(MAX_GROUPS_OF_BLOCKS)
 }
 
-/// Declares the regions of weights in tiles, which a training step packs: of all convolutions but
-/// the stem's.
-pub fn declare_weight_tiles(program: &mut Program, network: &ResNet18) {
-    for conv in network.block_convolutions().skip(1) {
-        let elements = conv.window.output.channels * weight_columns(network, conv);
-        let bytes = elements * Dtype::Bf16.bytes();
-        program.add_scratch(tiled_weight_region_name(conv), MemoryPurpose::Weights, bytes);
+/// Adds memory regions for the tiled weights of all convolutions but the stem's; a training step
+/// packs its parameters into these regions.
+pub fn declare_tiled_weight_regions(program: &mut Program, network: &ResNet18Layers) {
+    for conv in network.all_convolutions().skip(1) {
+        let elements = conv.window.output.channels * packed_weight_columns(network, conv);
+        let bytes = elements * Dtype::Bf16.bytes_per_element();
+        program.add_scratch(name_of_tiled_weight_region(conv), MemoryPurpose::Weights, bytes);
     }
 }
 
-/// Declares the lists and exchange buffers of the launch of all layers. The regions keep spikes and
-/// currents of the layers for which the program declares regions.
-pub fn declare_layer_lists(
+/// Adds the layer table and the exchange buffers of the all-layers launch to the program. The layer
+/// table points to the spike and current regions that the program has; for other layers, spikes and
+/// currents are not stored.
+pub fn declare_layer_table_and_exchange_buffers(
     program: &mut Program,
-    shape: &NetworkShape,
-    network: &ResNet18,
+    shape: &ResNetParameters,
+    network: &ResNet18Layers,
     training: bool,
 ) {
-    let outputs = layers_with_blocks(network).map(|(conv, _)| conv.window.output.elements());
-    let sent = image_groups(shape) * outputs.sum::<usize>() * size_of::<u64>();
-    let sent = zeroed_region(program, EXCHANGE_WORDS, sent);
-    zeroed_region(
+    let outputs = convolutions_with_their_blocks(network)
+        .map(|(conv, _)| conv.window.output.elements_per_frame());
+    let sent = groups_of_blocks_for_shape(shape) * outputs.sum::<usize>() * size_of::<u64>();
+    let sent = add_zeroed_region(program, SPIKE_EXCHANGE_REGION, sent);
+    add_zeroed_region(
         program,
-        ROUND_COUNTERS,
-        image_groups(shape) * BLOCKS_PER_GROUP * size_of::<u32>(),
+        ROUND_COUNTER_REGION,
+        groups_of_blocks_for_shape(shape) * BLOCKS_PER_IMAGE_GROUP * size_of::<u32>(),
     );
     if let Some(pool) = network.pool.as_ref().filter(|_| !training) {
-        let words = image_groups(shape) * pool.output.elements();
-        zeroed_region(program, STEM_EXCHANGE_WORDS, words * size_of::<u64>());
+        let words = groups_of_blocks_for_shape(shape) * pool.output.elements_per_frame();
+        add_zeroed_region(program, POOLED_SPIKE_EXCHANGE_REGION, words * size_of::<u64>());
     }
-    let list = layer_list_words(program, shape, network, training, sent);
-    program.add_table(LAYER_LIST, MemoryPurpose::Workspace, list);
+    let list = words_of_layer_table(program, shape, network, training, sent);
+    program.add_table_of_numbers_and_addresses(LAYER_TABLE_REGION, MemoryPurpose::Workspace, list);
 }
 
-fn zeroed_region(program: &mut Program, name: &'static str, bytes: usize) -> Pointer {
-    program.add_packed(name, MemoryPurpose::Workspace, bytes, move |_| vec![0; bytes])
+fn add_zeroed_region(program: &mut Program, name: &'static str, bytes: usize) -> RegionPointer {
+    program.add_packed_from_inputs(name, MemoryPurpose::Workspace, bytes, move |_| vec![0; bytes])
 }
 
-/// Writes the list of layers that the kernel reads: eight words for each layer.
-fn layer_list_words(
+/// Returns the words of the layer table that the kernel reads: eight words for each layer.
+fn words_of_layer_table(
     program: &Program,
-    shape: &NetworkShape,
-    network: &ResNet18,
+    shape: &ResNetParameters,
+    network: &ResNet18Layers,
     training: bool,
-    mut sent: Pointer,
-) -> Vec<TableWord> {
-    const NULL_WORD: TableWord = TableWord::Value(0);
-    let kept = |name: &str| program.find(name).map_or(NULL_WORD, TableWord::Pointer);
+    mut sent: RegionPointer,
+) -> Vec<TableNumberOrAddress> {
+    const NULL_TABLE_WORD: TableNumberOrAddress = TableNumberOrAddress::Value(0);
+    let kept = |name: &str| {
+        program.pointer_if_declared(name).map_or(NULL_TABLE_WORD, TableNumberOrAddress::Pointer)
+    };
     let bias = |conv: &ConvolutionLayer| match training {
         true => program
             .at("parameters")
-            .offset_by(conv.first_bias_element() * Dtype::F32.bytes())
+            .offset_by(conv.index_of_first_bias() * Dtype::F32.bytes_per_element())
             .into(),
-        false => program.at(&bias_share_region_name(conv)).into(),
+        false => program.at(&name_of_bias_per_step_region(conv)).into(),
     };
     let mut list = Vec::new();
-    for (number, (conv, block)) in layers_with_blocks(network).enumerate() {
+    for (number, (conv, block)) in convolutions_with_their_blocks(network).enumerate() {
         let second = number % 2 == 1;
         let shortcut = block.shortcut.as_ref().filter(|_| second);
         list.extend([
-            weight_tile_pointer(program, conv),
+            pointer_to_weight_tiles_from_tap_zero(program, conv),
             bias(conv),
-            shortcut.map_or(NULL_WORD, |conv| weight_tile_pointer(program, conv)),
-            shortcut.map_or(NULL_WORD, bias),
-            kept(&layer_spikes_name(number + 1)),
-            if training { kept(&currents_region_name(number + 1)) } else { NULL_WORD },
-            TableWord::Value((live_weight_columns(conv) / FIRST_LAYER_CHANNELS) as i64),
+            shortcut.map_or(NULL_TABLE_WORD, |conv| {
+                pointer_to_weight_tiles_from_tap_zero(program, conv)
+            }),
+            shortcut.map_or(NULL_TABLE_WORD, bias),
+            kept(&name_of_layer_spikes_region(number + 1)),
+            if training { kept(&name_of_currents_region(number + 1)) } else { NULL_TABLE_WORD },
+            TableNumberOrAddress::Value(
+                (weight_columns_that_read_pixels(conv) / FIRST_STAGE_CHANNELS) as i64,
+            ),
             sent.into(),
         ]);
-        sent =
-            sent.offset_by(image_groups(shape) * conv.window.output.elements() * size_of::<u64>());
+        sent = sent.offset_by(
+            groups_of_blocks_for_shape(shape)
+                * conv.window.output.elements_per_frame()
+                * size_of::<u64>(),
+        );
     }
     list
 }
 
-/// The layers' convolutions, each with its residual block.
-fn layers_with_blocks(
-    network: &ResNet18,
-) -> impl Iterator<Item = (&ConvolutionLayer, &ResidualBlock)> {
+/// Returns the convolutions of all layers after the pooling, each with its residual block.
+fn convolutions_with_their_blocks(
+    network: &ResNet18Layers,
+) -> impl Iterator<Item = (&ConvolutionLayer, &ResNetBlock)> {
     network.blocks.iter().flat_map(|block| [(&block.first, block), (&block.second, block)])
 }
 
-/// Pointer to the tiles of a weight from tap 0 on. Taps before the first live one are neither
-/// stored nor read.
-fn weight_tile_pointer(program: &Program, conv: &ConvolutionLayer) -> TableWord {
+/// Pointer to where the tiles of a convolution's weight would start with tap 0. Filter taps before
+/// the first one that reads a pixel are neither stored nor read.
+fn pointer_to_weight_tiles_from_tap_zero(
+    program: &Program,
+    conv: &ConvolutionLayer,
+) -> TableNumberOrAddress {
     const FILTERS_PER_TILE: usize = 32;
-    let before = conv.window.taps_that_read_pixels().start * conv.window.input.channels;
+    let before = conv.window.range_of_taps_that_read_pixels().start * conv.window.input.channels;
     program
-        .at(&tiled_weight_region_name(conv))
-        .address_before(before * FILTERS_PER_TILE * Dtype::Bf16.bytes())
+        .at(&name_of_tiled_weight_region(conv))
+        .moved_back_by(before * FILTERS_PER_TILE * Dtype::Bf16.bytes_per_element())
         .into()
 }
 
-/// Memory regions that a forward pass writes. The spikes of the stem stay on the chip, and the
-/// spikes of later layers are stored only if a training step needs them. The currents of the stem
-/// are written in training only.
-pub fn regions_written_forward(
-    shape: &NetworkShape,
-    network: &ResNet18,
+/// Memory regions of activations that the forward pass of `best` writes. The stem's spikes stay on
+/// the chip; the spikes of later layers are stored only if `keep` is set, as a training step needs.
+/// The stem's currents are stored in training only.
+pub fn activation_regions_of_best_rung(
+    shape: &ResNetParameters,
+    network: &ResNet18Layers,
     training: bool,
     keep: bool,
-) -> Vec<ActivationRegion> {
-    let layers = 0..if keep { 1 } else { network.neuron_layer_extents().len() };
-    let mut dropped: Vec<_> = layers.map(layer_spikes_name).collect();
+) -> Vec<ActivationRegionNameAndBytes> {
+    let layers = 0..if keep { 1 } else { network.extents_of_neuron_layers().len() };
+    let mut dropped: Vec<_> = layers.map(name_of_layer_spikes_region).collect();
     if !training {
-        dropped.push(currents_region_name(0));
+        dropped.push(name_of_currents_region(0));
     }
     if !keep {
         dropped.push("pooled".to_owned());
     }
-    let mut regions = activation_regions(shape, network, training);
+    let mut regions = fused_activation_regions(shape, network, training);
     regions.retain(|(name, _)| !dropped.contains(name));
     regions
 }
 
-/// Program of ResNet-18 inference that stores no spikes of layers.
-pub fn inference_program(shape: &NetworkShape) -> Program {
-    inference_launches(shape, false)
+/// Inference program of the ResNet-18 rung `best`, which stores no spikes of layers in memory.
+pub fn best_inference_program(shape: &ResNetParameters) -> Program {
+    best_inference_program_storing_spikes(shape, false)
 }
 
-/// Program of ResNet-18 inference; `keep` decides whether the spikes of all layers are stored.
-pub fn inference_launches(shape: &NetworkShape, keep: bool) -> Program {
-    let network = shape.sizes.build_network();
+/// Inference program of the ResNet-18 rung `best`; `keep` decides whether the spikes of all layers
+/// are stored.
+pub fn best_inference_program_storing_spikes(shape: &ResNetParameters, keep: bool) -> Program {
+    let network = shape.sizes.build_resnet18_layers();
     let mut program = Program::new();
-    let logits = declare_images_and_logits(&mut program, shape);
-    declare_packed_parameters(&mut program, shape, &network);
-    declare_activations(&mut program, regions_written_forward(shape, &network, false, keep));
-    declare_layer_lists(&mut program, shape, &network, false);
-    let forward =
-        FusedForward { shape, network: &network, training: false, merged: Some(&MERGED_LAYERS) };
-    forward.add_forward_pass(&mut program, logits.into());
+    let logits = declare_image_and_logit_regions(&mut program, shape);
+    declare_parameters_in_kernel_layouts(&mut program, shape, &network);
+    declare_activation_regions(
+        &mut program,
+        activation_regions_of_best_rung(shape, &network, false, keep),
+    );
+    declare_layer_table_and_exchange_buffers(&mut program, shape, &network, false);
+    let forward = FusedForwardBuilder {
+        shape,
+        network: &network,
+        training: false,
+        merged: Some(&BEST_RUNG_MERGED_LAYERS),
+    };
+    forward.add_fused_forward_pass(&mut program, logits.into());
     program
 }
 
-/// Declares parameters in the kernel's layouts: weights in tiles, those of the stem as fragments.
-fn declare_packed_parameters(program: &mut Program, shape: &NetworkShape, network: &ResNet18) {
-    for PackedRegion { name, bytes, part } in packed_regions(shape, network) {
-        let conv = network.block_convolutions().find(|conv| weight_region_name(conv) == name);
+/// Adds regions for parameters in the layouts that the all-layers kernel reads: weights in tiles,
+/// the stem's as tensor-core fragments.
+fn declare_parameters_in_kernel_layouts(
+    program: &mut Program,
+    shape: &ResNetParameters,
+    network: &ResNet18Layers,
+) {
+    for PackedParameterRegion { name, bytes, part } in regions_of_packed_parameters(shape, network)
+    {
+        let conv = network.all_convolutions().find(|conv| name_of_weight_region(conv) == name);
         let Some(conv) = conv else {
-            program.add_packed(name, MemoryPurpose::Weights, bytes, move |inputs| {
-                part.packed_bytes(inputs)
+            program.add_packed_from_inputs(name, MemoryPurpose::Weights, bytes, move |inputs| {
+                part.pack_parameter_subset(inputs)
             });
             continue;
         };
-        let columns = weight_columns(network, conv);
+        let columns = packed_weight_columns(network, conv);
         if conv.weight == network.stem.weight {
-            program.add_packed(
-                STEM_FRAGMENTS,
+            program.add_packed_from_inputs(
+                STEM_FRAGMENT_REGION,
                 MemoryPurpose::Weights,
-                FRAGMENT_BYTES,
-                move |inputs| stem_weight_fragments(&part.packed_bytes(inputs), columns),
+                STEM_FRAGMENT_BYTES,
+                move |inputs| {
+                    arrange_stem_weight_as_mma_fragments(
+                        &part.pack_parameter_subset(inputs),
+                        columns,
+                    )
+                },
             );
         } else {
-            program.add_packed(
-                tiled_weight_region_name(conv),
+            program.add_packed_from_inputs(
+                name_of_tiled_weight_region(conv),
                 MemoryPurpose::Weights,
                 bytes,
-                move |inputs| tiled_weight(&part.packed_bytes(inputs), columns),
+                move |inputs| {
+                    rearrange_weight_into_swizzled_tiles(
+                        &part.pack_parameter_subset(inputs),
+                        columns,
+                    )
+                },
             );
         }
     }
 }
 
-/// Writes the launch of the stem's neurons and the pooling.
-fn write_stem_launch(forward: &FusedForward, program: &mut Program) {
+/// Adds the launch that computes the stem's neurons and the max pooling, for training.
+fn add_stem_neurons_and_pooling_launch(forward: &FusedForwardBuilder, program: &mut Program) {
     let (shape, network) = (forward.shape, forward.network);
     let Some(pool) = &network.pool else { return };
-    let outputs = shape.b * pool.output.elements();
-    let FeatureMap { side, channels } = pool.input;
+    let outputs = shape.b * pool.output.elements_per_frame();
+    let FeatureMapExtents { side, channels } = pool.input;
     let arguments = (
-        (&currents_region_name(0), forward.bias_address(program, &network.stem)),
-        ("pooled", forward.training_region_or_null(program, POOLED_TAPS), long_operand(outputs)),
-        int_operands([side, channels, pool.output.side, shape.fed_time_steps()]),
-        shape.spread_steps() as f32,
-        neuron_launch_arguments(shape),
+        (&name_of_currents_region(0), forward.address_of_convolution_bias(program, &network.stem)),
+        (
+            "pooled",
+            forward.training_region_address_or_null(program, POOLING_MAXIMUM_TAPS_REGION),
+            long_operand(outputs),
+        ),
+        int_operands([side, channels, pool.output.side, shape.time_steps_that_are_fed()]),
+        shape.steps_that_spread_image() as f32,
+        threshold_and_tracer_max_arguments(shape),
     );
-    let grid = TileGrid { steps: shape.t, blocks: [outputs.div_ceil(2 * STEM_THREADS), 1] };
-    let launch = program.kernel_launch(&STEM_NEURONS_KERNEL, &grid, arguments);
-    program.add(launch.programmatic());
+    let grid = TileKernelParameters {
+        steps: shape.t,
+        blocks: [outputs.div_ceil(2 * STEM_NEURON_BLOCK_THREADS), 1],
+    };
+    let launch = program.make_kernel_launch(&STEM_NEURONS_AND_POOLING_KERNEL, &grid, arguments);
+    program.add_prepared_launch(launch.with_programmatic_dependent_launch());
 }
 
-/// Adds the launch that computes all layers to the program. With a null address of the logits the
-/// launch ends before the classifier.
-fn launch_layers(forward: &FusedForward, program: &mut Program, logits: Operand) {
+/// Adds the launch that computes all layers after the stem, and in inference also the stem. If the
+/// address of the logits is null, the all-layers launch ends before the classifier.
+fn add_all_layers_launch(
+    forward: &FusedForwardBuilder,
+    program: &mut Program,
+    logits: LaunchArgument,
+) {
     let (shape, network) = (forward.shape, forward.network);
-    let map = network.last_map();
-    debug_assert_eq!(layers_with_blocks(network).count(), LAYERS_AFTER_POOLING);
-    let at = |name: &str| Operand::from(program.at(name));
+    let map = network.last_feature_map();
+    debug_assert_eq!(convolutions_with_their_blocks(network).count(), LAYER_COUNT_AFTER_POOLING);
+    let at = |name: &str| LaunchArgument::from(program.at(name));
     let stem = match forward.training {
         true => [NULL; 4],
         false => [
             at("images"),
-            at(STEM_FRAGMENTS),
-            forward.bias_address(program, &network.stem),
-            at(STEM_EXCHANGE_WORDS),
+            at(STEM_FRAGMENT_REGION),
+            forward.address_of_convolution_bias(program, &network.stem),
+            at(POOLED_SPIKE_EXCHANGE_REGION),
         ],
     };
     let classifier = match forward.training {
-        true => classifier_parameters(program, network),
+        true => addresses_of_classifier_parameters(program, network),
         false => ["fc.weight", "fc.bias"].map(at),
     };
-    let scale = (shape.neuron().threshold / map.pixel_count() as f64) as f32;
+    let scale = (shape.neuron_parameters().threshold / map.pixels_per_frame() as f64) as f32;
     let arguments = (
-        (LAYER_LIST, stem, shape.spread_steps() as f32),
-        program.find(&block_input_name(network, 0)).map_or(NULL, Operand::from),
-        (classifier, logits, ROUND_COUNTERS),
-        int_operands([shape.b, CLASS_COUNT, shape.fed_time_steps()]),
-        if forward.training { shape.spread_steps() as f32 } else { 1.0 },
-        neuron_launch_arguments(shape),
-        (scale, shape.fed_time_steps() as f32),
+        (LAYER_TABLE_REGION, stem, shape.steps_that_spread_image() as f32),
+        program
+            .pointer_if_declared(&name_of_block_input_region(network, 0))
+            .map_or(NULL, LaunchArgument::from),
+        (classifier, logits, ROUND_COUNTER_REGION),
+        int_operands([shape.b, CLASSIFIER_CLASS_COUNT, shape.time_steps_that_are_fed()]),
+        if forward.training { shape.steps_that_spread_image() as f32 } else { 1.0 },
+        threshold_and_tracer_max_arguments(shape),
+        (scale, shape.time_steps_that_are_fed() as f32),
     );
-    let grid = TileGrid { steps: shape.t, blocks: [image_groups(shape) * BLOCKS_PER_GROUP, 1] };
-    program.add_launch(&LAYERS_KERNEL, &grid, arguments);
+    let grid = TileKernelParameters {
+        steps: shape.t,
+        blocks: [groups_of_blocks_for_shape(shape) * BLOCKS_PER_IMAGE_GROUP, 1],
+    };
+    program.add_launch(&ALL_LAYERS_KERNEL, &grid, arguments);
 }

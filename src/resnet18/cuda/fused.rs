@@ -1,170 +1,213 @@
-//! The forward pass of ResNet-18 with one kernel for each layer: `kernels/resnet18/fused.cu`. The
-//! stem's convolution is computed once for each image by the library's GEMM, and the classifier
-//! reads the sum of spikes over time.
+//! The forward pass of ResNet-18 with one kernel launch for each layer:
+//! `kernels/resnet18/fused.cu`. In the rung `fused`, a cuBLASLt GEMM computes the stem's
+//! convolution once for each image, and the classifier reads the spikes summed over time.
 
 use super::kernel_weights::{
-    bias_share_region_name, declare_packed_parameters, live_weight_columns, padded_stem_columns,
-    weight_region_name,
+    declare_packed_parameter_regions, name_of_bias_per_step_region, name_of_weight_region,
+    stem_operand_columns, weight_columns_that_read_pixels,
 };
 use super::per_op::{
-    POOLED_TAPS, STAGE_RANGES, SavedForwardRegions, block_input_name, declare_images_and_logits,
-    gather_images, launch_stem_gemm, layer_spikes_name,
+    POOLING_MAXIMUM_TAPS_REGION, STAGE_NVTX_RANGES, StoredForwardResults,
+    add_gathering_of_stem_operand, add_stem_gemm, declare_image_and_logit_regions,
+    name_of_block_input_region, name_of_layer_spikes_region,
 };
-use super::tiles::{THREADS, TILE_SIDE, TileGrid, four_group_build, tiled_kernel, wide_is_faster};
-use crate::kernel_files::kernel_file;
-use crate::resnet18::definition::NetworkShape;
-use crate::resnet18::network::{CLASS_COUNT, ConvolutionLayer, ResNet18, ResidualBlock};
+use super::tiles::{
+    GEMM_TILE_SIDE, TWO_GROUP_BLOCK_THREADS, TileKernelParameters, chooses_four_groups_on_device,
+    four_group_variant_of_kernel, two_group_tile_kernel,
+};
+use crate::kernel_files::source_of_kernel_file;
+use crate::resnet18::definition::ResNetParameters;
+use crate::resnet18::network::{
+    CLASSIFIER_CLASS_COUNT, ConvolutionLayer, ResNet18Layers, ResNetBlock,
+};
 use kernelgate::backend::program::{
-    MemoryPurpose, NULL, Operand, Program, int, int_operands, long_operand,
+    LaunchArgument, MemoryPurpose, NULL, Program, int_operand, int_operands, long_operand,
 };
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
 
-/// Kernels of the rung `fused`.
-pub const KERNELS: &[KernelSpec<TileGrid>] =
-    &[LAYER_KERNEL, WIDE_LAYER_KERNEL, STEM_KERNEL, POOL_KERNEL, CLASSIFIER_TAIL];
+/// Kernels of the ResNet-18 inference rung `fused`.
+pub const FUSED_FORWARD_KERNELS: &[KernelSpec<TileKernelParameters>] = &[
+    CONVOLUTION_AND_NEURONS_KERNEL,
+    FOUR_GROUP_CONVOLUTION_AND_NEURONS_KERNEL,
+    STEM_NEURONS_WITHOUT_POOLING_KERNEL,
+    MAX_POOL_SPIKES_KERNEL,
+    FUSED_CLASSIFIER_KERNEL,
+];
 
-const LAYER_KERNEL: KernelSpec<TileGrid> =
-    tiled_kernel(kernel_file("resnet18/fused"), "resnet18_fused_block");
-const WIDE_LAYER_KERNEL: KernelSpec<TileGrid> = four_group_build(LAYER_KERNEL);
-const STEM_KERNEL: KernelSpec<TileGrid> =
-    KernelSpec { symbol: "resnet18_fused_stem", shared_bytes: |_| 0, ..LAYER_KERNEL };
-const POOL_KERNEL: KernelSpec<TileGrid> =
-    KernelSpec { symbol: "resnet18_fused_pool", ..STEM_KERNEL };
-const CLASSIFIER_TAIL: KernelSpec<TileGrid> =
-    KernelSpec { symbol: "resnet18_fused_tail", ..LAYER_KERNEL };
+const CONVOLUTION_AND_NEURONS_KERNEL: KernelSpec<TileKernelParameters> =
+    two_group_tile_kernel(source_of_kernel_file("resnet18/fused"), "resnet18_fused_block");
+const FOUR_GROUP_CONVOLUTION_AND_NEURONS_KERNEL: KernelSpec<TileKernelParameters> =
+    four_group_variant_of_kernel(CONVOLUTION_AND_NEURONS_KERNEL);
+const STEM_NEURONS_WITHOUT_POOLING_KERNEL: KernelSpec<TileKernelParameters> = KernelSpec {
+    symbol: "resnet18_fused_stem",
+    shared_bytes: |_| 0,
+    ..CONVOLUTION_AND_NEURONS_KERNEL
+};
+const MAX_POOL_SPIKES_KERNEL: KernelSpec<TileKernelParameters> =
+    KernelSpec { symbol: "resnet18_fused_pool", ..STEM_NEURONS_WITHOUT_POOLING_KERNEL };
+const FUSED_CLASSIFIER_KERNEL: KernelSpec<TileKernelParameters> =
+    KernelSpec { symbol: "resnet18_fused_tail", ..CONVOLUTION_AND_NEURONS_KERNEL };
 
-/// Name and size in bytes of a region of activations.
-pub type ActivationRegion = (String, usize);
+/// Name and size in bytes of a memory region for activations.
+pub type ActivationRegionNameAndBytes = (String, usize);
 
-/// Regions that a forward pass writes, and regions that only a backward pass needs.
-pub fn activation_regions(
-    shape: &NetworkShape,
-    network: &ResNet18,
+/// Memory regions that a forward pass with one launch for each layer writes; in training, also the
+/// currents and pooling indices that only a backward pass reads.
+pub fn fused_activation_regions(
+    shape: &ResNetParameters,
+    network: &ResNet18Layers,
     training: bool,
-) -> Vec<ActivationRegion> {
-    let maps = network.neuron_layer_extents();
-    let bf16s = |name: String, count: usize| (name, count * Dtype::Bf16.bytes());
-    let f32s = |name: String, count: usize| (name, count * Dtype::F32.bytes());
-    let mut regions = vec![f32s(currents_region_name(0), shape.b * maps[0].elements())];
+) -> Vec<ActivationRegionNameAndBytes> {
+    let maps = network.extents_of_neuron_layers();
+    let bf16s = |name: String, count: usize| (name, count * Dtype::Bf16.bytes_per_element());
+    let f32s = |name: String, count: usize| (name, count * Dtype::F32.bytes_per_element());
+    let mut regions =
+        vec![f32s(name_of_currents_region(0), shape.b * maps[0].elements_per_frame())];
     for (layer, map) in maps.iter().enumerate() {
-        let elements = shape.frame_count() * map.elements();
-        regions.push(bf16s(layer_spikes_name(layer), elements));
+        let elements = shape.frames_over_all_time_steps() * map.elements_per_frame();
+        regions.push(bf16s(name_of_layer_spikes_region(layer), elements));
         if training && layer > 0 {
-            regions.push(f32s(currents_region_name(layer), elements));
+            regions.push(f32s(name_of_currents_region(layer), elements));
         }
     }
     if let Some(pool) = &network.pool {
-        let elements = shape.frame_count() * pool.output.elements();
+        let elements = shape.frames_over_all_time_steps() * pool.output.elements_per_frame();
         regions.push(bf16s("pooled".to_owned(), elements));
         if training {
-            regions.push((POOLED_TAPS.to_owned(), elements));
+            regions.push((POOLING_MAXIMUM_TAPS_REGION.to_owned(), elements));
         }
     }
     regions
 }
 
-pub fn declare_activations(program: &mut Program, regions: Vec<ActivationRegion>) {
+pub fn declare_activation_regions(
+    program: &mut Program,
+    regions: Vec<ActivationRegionNameAndBytes>,
+) {
     for (name, bytes) in regions {
         program.add_scratch(name, MemoryPurpose::Activations, bytes);
     }
 }
 
-/// Declares the region of the operand of the stem's GEMM.
-pub fn declare_stem_operand(program: &mut Program, shape: &NetworkShape, network: &ResNet18) {
-    let rows = shape.b * network.stem.window.output.pixel_count();
-    let bytes = rows * padded_stem_columns(network) * Dtype::Bf16.bytes();
+/// Adds the memory region of the gathered operand of the stem's GEMM to the program.
+pub fn declare_stem_operand_region(
+    program: &mut Program,
+    shape: &ResNetParameters,
+    network: &ResNet18Layers,
+) {
+    let rows = shape.b * network.stem.window.output.pixels_per_frame();
+    let bytes = rows * stem_operand_columns(network) * Dtype::Bf16.bytes_per_element();
     program.add_scratch("operand", MemoryPurpose::Workspace, bytes);
 }
 
-/// Name of the region of a layer's currents. For the stem the region holds the convolution without
-/// bias, once for each image.
-pub fn currents_region_name(layer: usize) -> String {
-    SavedForwardRegions::Currents.currents_region_name(layer)
+/// Name of the memory region of a neuron layer's input currents. The stem's region of currents
+/// holds the convolution without bias, once for each image.
+pub fn name_of_currents_region(layer: usize) -> String {
+    StoredForwardResults::Currents.name_of_layer_currents_region(layer)
 }
 
-/// Name of the region of the gradient of a layer's currents, in bf16; the stem's gradient is summed
-/// over the steps.
-pub fn currents_gradient_name(layer: usize) -> String {
+/// Name of the memory region of the bf16 gradient of a layer's currents; the stem's gradient is
+/// summed over the time steps.
+pub fn name_of_currents_gradient_region(layer: usize) -> String {
     format!("gradient{layer}")
 }
 
 /// Program of ResNet-18 inference.
-pub fn inference_program(shape: &NetworkShape) -> Program {
-    let network = shape.sizes.build_network();
+pub fn fused_inference_program(shape: &ResNetParameters) -> Program {
+    let network = shape.sizes.build_resnet18_layers();
     let mut program = Program::new();
-    let logits = declare_images_and_logits(&mut program, shape);
-    declare_packed_parameters(&mut program, shape, &network);
-    declare_stem_operand(&mut program, shape, &network);
-    declare_activations(&mut program, activation_regions(shape, &network, false));
-    let forward = FusedForward { shape, network: &network, training: false, merged: None };
-    forward.add_forward_pass(&mut program, logits.into());
+    let logits = declare_image_and_logit_regions(&mut program, shape);
+    declare_packed_parameter_regions(&mut program, shape, &network);
+    declare_stem_operand_region(&mut program, shape, &network);
+    declare_activation_regions(&mut program, fused_activation_regions(shape, &network, false));
+    let forward = FusedForwardBuilder { shape, network: &network, training: false, merged: None };
+    forward.add_fused_forward_pass(&mut program, logits.into());
     program
 }
 
-/// Launches that replace the launches of single layers.
-pub struct MergedLayers {
-    /// Launches the stem's neurons with the pooling, in training.
-    pub stem: fn(&FusedForward, &mut Program),
-    /// Adds a launch of all layers after the pooling. The launch includes the stem in inference,
-    /// and the classifier if the address of the logits is not null.
-    pub layers: fn(&FusedForward, &mut Program, Operand),
+/// Functions of a rung that add one launch for several layers, in place of one launch for each
+/// layer.
+pub struct MergedLayerLaunches {
+    /// Adds the launch of the stem's neurons with the max pooling; used in training.
+    pub stem: fn(&FusedForwardBuilder, &mut Program),
+    /// Adds one launch that computes all layers after the pooling. In inference the launch of all
+    /// layers includes the stem; it also includes the classifier if the address of the logits is
+    /// not null.
+    pub layers: fn(&FusedForwardBuilder, &mut Program, LaunchArgument),
 }
 
-/// Writes the launches of a forward pass.
-pub struct FusedForward<'a> {
+/// Adds the launches of a ResNet-18 forward pass with one launch for each layer to a program.
+pub struct FusedForwardBuilder<'a> {
     /// Sizes of the problem.
-    pub shape: &'a NetworkShape,
+    pub shape: &'a ResNetParameters,
     /// Layers of the network.
-    pub network: &'a ResNet18,
-    /// Whether a backward pass follows and biases are unpacked parameters.
+    pub network: &'a ResNet18Layers,
+    /// Whether a backward pass follows, so that currents are stored and biases are read from the
+    /// unpacked parameters.
     pub training: bool,
-    /// Launches that compute several layers at once, if the row has them.
-    pub merged: Option<&'static MergedLayers>,
+    /// Functions that add one launch for several layers, if the rung has such launches.
+    pub merged: Option<&'static MergedLayerLaunches>,
 }
 
-impl FusedForward<'_> {
-    /// Address of a region that only a training step declares; otherwise null.
-    pub fn training_region_or_null(&self, program: &Program, name: &str) -> Operand {
+impl FusedForwardBuilder<'_> {
+    /// Address of a memory region that only a training step has; null in inference.
+    pub fn training_region_address_or_null(&self, program: &Program, name: &str) -> LaunchArgument {
         if self.training { program.at(name).into() } else { NULL }
     }
 
-    /// Address of a convolution's bias. The packed biases are divided by the number of time steps,
-    /// except the stem's bias.
-    pub fn bias_address(&self, program: &Program, conv: &ConvolutionLayer) -> Operand {
+    /// Address of a convolution's bias: in the parameters in training, else in the packed region.
+    /// Packed biases are divided by the number of time steps over which they are fed, except the
+    /// stem's bias.
+    pub fn address_of_convolution_bias(
+        &self,
+        program: &Program,
+        conv: &ConvolutionLayer,
+    ) -> LaunchArgument {
         match self.training {
-            true => training_parameter(program, conv.first_bias_element()),
-            false => program.at(&bias_share_region_name(conv)).into(),
+            true => address_of_training_parameter(program, conv.index_of_first_bias()),
+            false => program.at(&name_of_bias_per_step_region(conv)).into(),
         }
     }
 
-    /// Launch grid over the tiles of a map.
-    pub fn tile_grid(&self, pixels: usize, channels: usize) -> TileGrid {
-        let groups = self.shape.b.div_ceil(TILE_SIDE / self.shape.t);
-        TileGrid { steps: self.shape.t, blocks: [pixels * groups, channels / TILE_SIDE] }
+    /// Launch grid over the tiles of a feature map: 64 rows (time steps of images at a pixel) by 64
+    /// channels each.
+    pub fn grid_over_feature_map_tiles(
+        &self,
+        pixels: usize,
+        channels: usize,
+    ) -> TileKernelParameters {
+        let groups = self.shape.b.div_ceil(GEMM_TILE_SIDE / self.shape.t);
+        TileKernelParameters {
+            steps: self.shape.t,
+            blocks: [pixels * groups, channels / GEMM_TILE_SIDE],
+        }
     }
 
-    /// Launch grid over this number of elements, two elements for each thread.
-    fn grid_of_pairs(&self, elements: usize) -> TileGrid {
-        TileGrid { steps: self.shape.t, blocks: [elements.div_ceil(2 * THREADS), 1] }
+    /// Launch grid for a number of elements, with two elements for each thread.
+    fn grid_with_two_elements_per_thread(&self, elements: usize) -> TileKernelParameters {
+        TileKernelParameters {
+            steps: self.shape.t,
+            blocks: [elements.div_ceil(2 * TWO_GROUP_BLOCK_THREADS), 1],
+        }
     }
 
-    /// Adds the whole forward pass, from images to logits, to the program.
-    pub fn add_forward_pass(&self, program: &mut Program, logits: Operand) {
+    /// Adds the launches of the whole forward pass, from images to logits, to the program.
+    pub fn add_fused_forward_pass(&self, program: &mut Program, logits: LaunchArgument) {
         let (network, images) = (self.network, self.shape.b);
         let stem = self.training || self.merged.is_none();
-        program.begin_range("Main_Inference_Timing_Run");
+        program.begin_named_range("Main_Inference_Timing_Run");
         program.in_range("Input_Reshaping", |program| {
             if stem {
-                let columns = padded_stem_columns(network);
-                gather_images(program, &network.stem, images, columns, "images");
+                let columns = stem_operand_columns(network);
+                add_gathering_of_stem_operand(program, &network.stem, images, columns, "images");
             }
         });
-        program.begin_range("Model_Forward_Pass");
-        program.begin_range("Model_Compute_All_Layers");
+        program.begin_named_range("Model_Forward_Pass");
+        program.begin_named_range("Model_Compute_All_Layers");
         program.in_range("Conv1_Block", |program| {
             if stem {
-                self.add_stem(program);
+                self.add_stem_convolution_and_neurons(program);
             }
         });
         match self.merged {
@@ -172,24 +215,24 @@ impl FusedForward<'_> {
                 (merged.layers)(self, program, if self.training { NULL } else { logits });
             }
             None => {
-                self.add_pooling(program);
-                self.stage_launches(program);
+                self.add_max_pooling_launch(program);
+                self.add_all_residual_blocks(program);
             }
         }
         program.in_range("Final_Layers", |program| {
             if stem {
-                self.launch_classifier(program, logits);
+                self.add_classifier_launch(program, logits);
             }
         });
-        (0..3).for_each(|_| program.end_range());
+        (0..3).for_each(|_| program.end_innermost_range());
     }
 
-    /// Adds all residual blocks to the program, one launch for each layer.
-    fn stage_launches(&self, program: &mut Program) {
+    /// Adds the launches of all residual blocks to the program, one launch for each layer.
+    fn add_all_residual_blocks(&self, program: &mut Program) {
         for (stage, blocks) in self.network.blocks.chunks(self.shape.sizes.blocks).enumerate() {
-            program.in_range(STAGE_RANGES[stage], |program| {
+            program.in_range(STAGE_NVTX_RANGES[stage], |program| {
                 for (number, block) in blocks.iter().enumerate() {
-                    self.add_residual_block(
+                    self.add_both_layers_of_residual_block(
                         program,
                         stage * self.shape.sizes.blocks + number,
                         block,
@@ -199,62 +242,85 @@ impl FusedForward<'_> {
         }
     }
 
-    fn add_stem(&self, program: &mut Program) {
+    fn add_stem_convolution_and_neurons(&self, program: &mut Program) {
         let (shape, network) = (self.shape, self.network);
-        let (conv, columns) = (&network.stem, padded_stem_columns(network));
-        launch_stem_gemm(program, conv, shape.b, columns, &currents_region_name(0));
+        let (conv, columns) = (&network.stem, stem_operand_columns(network));
+        add_stem_gemm(program, conv, shape.b, columns, &name_of_currents_region(0));
         if let Some(merged) = self.merged {
             return (merged.stem)(self, program);
         }
         let map = conv.window.output;
-        let neurons = shape.b * map.elements();
-        let (currents, spikes) = (currents_region_name(0), layer_spikes_name(0));
+        let neurons = shape.b * map.elements_per_frame();
+        let (currents, spikes) = (name_of_currents_region(0), name_of_layer_spikes_region(0));
         let arguments = (
-            (&currents, self.bias_address(program, conv), &spikes, long_operand(neurons)),
-            int_operands([map.channels, shape.fed_time_steps()]),
-            shape.spread_steps() as f32,
-            neuron_launch_arguments(shape),
+            (
+                &currents,
+                self.address_of_convolution_bias(program, conv),
+                &spikes,
+                long_operand(neurons),
+            ),
+            int_operands([map.channels, shape.time_steps_that_are_fed()]),
+            shape.steps_that_spread_image() as f32,
+            threshold_and_tracer_max_arguments(shape),
         );
-        let launch = program.kernel_launch(&STEM_KERNEL, &self.grid_of_pairs(neurons), arguments);
-        program.add(launch.programmatic());
+        let launch = program.make_kernel_launch(
+            &STEM_NEURONS_WITHOUT_POOLING_KERNEL,
+            &self.grid_with_two_elements_per_thread(neurons),
+            arguments,
+        );
+        program.add_prepared_launch(launch.with_programmatic_dependent_launch());
     }
 
-    fn add_pooling(&self, program: &mut Program) {
+    fn add_max_pooling_launch(&self, program: &mut Program) {
         let Some(pool) = &self.network.pool else { return };
-        let outputs = self.shape.b * pool.output.elements();
-        let inputs = self.shape.b * pool.input.elements();
+        let outputs = self.shape.b * pool.output.elements_per_frame();
+        let inputs = self.shape.b * pool.input.elements_per_frame();
         let arguments = (
-            (&layer_spikes_name(0), "pooled", self.training_region_or_null(program, POOLED_TAPS)),
+            (
+                &name_of_layer_spikes_region(0),
+                "pooled",
+                self.training_region_address_or_null(program, POOLING_MAXIMUM_TAPS_REGION),
+            ),
             (long_operand(outputs), long_operand(inputs)),
             int_operands([pool.input.side, pool.input.channels, pool.output.side]),
         );
         let launch = program
-            .kernel_launch(&POOL_KERNEL, &self.grid_of_pairs(outputs), arguments)
-            .programmatic();
-        program.in_range("MaxPool", |program| program.add(launch));
+            .make_kernel_launch(
+                &MAX_POOL_SPIKES_KERNEL,
+                &self.grid_with_two_elements_per_thread(outputs),
+                arguments,
+            )
+            .with_programmatic_dependent_launch();
+        program.in_range("MaxPool", |program| program.add_prepared_launch(launch));
     }
 
-    fn add_residual_block(&self, program: &mut Program, number: usize, block: &ResidualBlock) {
-        let input = block_input_name(self.network, number);
+    fn add_both_layers_of_residual_block(
+        &self,
+        program: &mut Program,
+        number: usize,
+        block: &ResNetBlock,
+    ) {
+        let input = name_of_block_input_region(self.network, number);
         let (hidden, output) = (2 * number + 1, 2 * number + 2);
-        self.add_convolution_and_neurons(program, &block.first, &input, None, hidden);
-        self.add_convolution_and_neurons(
+        self.add_convolution_and_neurons_launch(program, &block.first, &input, None, hidden);
+        self.add_convolution_and_neurons_launch(
             program,
             &block.second,
-            &layer_spikes_name(hidden),
+            &name_of_layer_spikes_region(hidden),
             Some((block, &input)),
             output,
         );
     }
 
-    /// Adds a convolution with its neurons to the program. At the end of a block, which reads
-    /// `input`, the residual is added.
-    fn add_convolution_and_neurons(
+    /// Adds the launch of a convolution and the neurons that receive its output. For the second
+    /// convolution of a block, the launch also adds the residual, which is the block's `input` or
+    /// its shortcut convolution.
+    fn add_convolution_and_neurons_launch(
         &self,
         program: &mut Program,
         conv: &ConvolutionLayer,
         from: &str,
-        end: Option<(&ResidualBlock, &str)>,
+        end: Option<(&ResNetBlock, &str)>,
         to: usize,
     ) {
         let (shape, window) = (self.shape, conv.window);
@@ -263,86 +329,110 @@ impl FusedForward<'_> {
             Some((conv, input)) => {
                 let ConvolutionLayer { window, .. } = conv;
                 let sizes = [window.input.side, window.input.channels, window.stride];
-                ([program.at(input).into(), weight_address(program, conv)], sizes)
+                ([program.at(input).into(), weight_address_from_tap_zero(program, conv)], sizes)
             }
             None => ([NULL; 2], [0; 3]),
         };
         let identity = end.filter(|(block, _)| block.shortcut.is_none());
-        let columns = live_weight_columns(conv);
+        let columns = weight_columns_that_read_pixels(conv);
         let input = [window.input.side, window.input.channels, window.kernel, window.stride];
         let output = [window.output.side, window.output.channels];
         let arguments = (
-            (from, weight_address(program, conv), int(columns), int_operands(input)),
+            (
+                from,
+                weight_address_from_tap_zero(program, conv),
+                int_operand(columns),
+                int_operands(input),
+            ),
             (second, int_operands(sizes)),
             identity.map_or(NULL, |(_, input)| program.at(input).into()),
-            self.bias_address(program, conv),
-            shortcut.map_or(NULL, |(conv, _)| self.bias_address(program, conv)),
+            self.address_of_convolution_bias(program, conv),
+            shortcut.map_or(NULL, |(conv, _)| self.address_of_convolution_bias(program, conv)),
             (
-                &layer_spikes_name(to),
-                self.training_region_or_null(program, &currents_region_name(to)),
+                &name_of_layer_spikes_region(to),
+                self.training_region_address_or_null(program, &name_of_currents_region(to)),
             ),
-            (int(shape.b), int_operands(output), int(shape.fed_time_steps())),
-            if self.training { shape.spread_steps() as f32 } else { 1.0 },
-            neuron_launch_arguments(shape),
+            (
+                int_operand(shape.b),
+                int_operands(output),
+                int_operand(shape.time_steps_that_are_fed()),
+            ),
+            if self.training { shape.steps_that_spread_image() as f32 } else { 1.0 },
+            threshold_and_tracer_max_arguments(shape),
         );
-        let grid = self.tile_grid(window.output.pixel_count(), window.output.channels);
+        let grid = self
+            .grid_over_feature_map_tiles(window.output.pixels_per_frame(), window.output.channels);
         let launch = program
-            .kernel_launch(&LAYER_KERNEL, &grid, arguments)
-            .or(&WIDE_LAYER_KERNEL, &grid, wide_is_faster(&WIDE_LAYER_KERNEL, grid))
-            .programmatic();
-        program.in_range(&conv.name, |program| program.add(launch));
+            .make_kernel_launch(&CONVOLUTION_AND_NEURONS_KERNEL, &grid, arguments)
+            .or(
+                &FOUR_GROUP_CONVOLUTION_AND_NEURONS_KERNEL,
+                &grid,
+                chooses_four_groups_on_device(&FOUR_GROUP_CONVOLUTION_AND_NEURONS_KERNEL, grid),
+            )
+            .with_programmatic_dependent_launch();
+        program.in_range(&conv.name, |program| program.add_prepared_launch(launch));
     }
 
-    /// Adds the classifier to the program; in training it also computes the gradient of the last
-    /// currents.
-    fn launch_classifier(&self, program: &mut Program, logits: Operand) {
+    /// Adds the classifier launch to the program; in training the launch also computes the gradient
+    /// of the last layer's currents.
+    fn add_classifier_launch(&self, program: &mut Program, logits: LaunchArgument) {
         let (shape, network) = (self.shape, self.network);
-        let map = network.last_map();
+        let map = network.last_feature_map();
         let last = 2 * network.blocks.len();
         let (weight, bias, share) = if self.training {
-            let share = shape.fed_time_steps() as f32 / shape.spread_steps() as f32;
-            let [weight, bias] = classifier_parameters(program, network);
+            let share =
+                shape.time_steps_that_are_fed() as f32 / shape.steps_that_spread_image() as f32;
+            let [weight, bias] = addresses_of_classifier_parameters(program, network);
             (weight, bias, share)
         } else {
             let [weight, bias] = ["fc.weight", "fc.bias"].map(|name| program.at(name).into());
-            (weight, bias, shape.fed_time_steps() as f32)
+            (weight, bias, shape.time_steps_that_are_fed() as f32)
         };
-        let trained = |name: &str| self.training_region_or_null(program, name);
-        let scale = (shape.neuron().threshold / map.pixel_count() as f64) as f32;
+        let trained = |name: &str| self.training_region_address_or_null(program, name);
+        let scale = (shape.neuron_parameters().threshold / map.pixels_per_frame() as f64) as f32;
         let arguments = (
-            (&layer_spikes_name(last), weight, bias, logits),
+            (&name_of_layer_spikes_region(last), weight, bias, logits),
             [trained("labels"), trained("features")],
-            [trained(&currents_region_name(last)), trained(&currents_gradient_name(last))],
-            int_operands([shape.b, CLASS_COUNT, map.pixel_count(), map.channels]),
+            [
+                trained(&name_of_currents_region(last)),
+                trained(&name_of_currents_gradient_region(last)),
+            ],
+            int_operands([shape.b, CLASSIFIER_CLASS_COUNT, map.pixels_per_frame(), map.channels]),
             (scale, share),
-            neuron_launch_arguments(shape),
+            threshold_and_tracer_max_arguments(shape),
         );
-        let grid = TileGrid { steps: shape.t, blocks: [shape.b, 1] };
-        let launch = program.kernel_launch(&CLASSIFIER_TAIL, &grid, arguments);
-        program.add(launch.programmatic());
+        let grid = TileKernelParameters { steps: shape.t, blocks: [shape.b, 1] };
+        let launch = program.make_kernel_launch(&FUSED_CLASSIFIER_KERNEL, &grid, arguments);
+        program.add_prepared_launch(launch.with_programmatic_dependent_launch());
     }
 }
 
-/// Address of a parameter in a training step.
-pub fn training_parameter(program: &Program, index: usize) -> Operand {
-    program.at("parameters").offset_by(index * Dtype::F32.bytes()).into()
+/// Address of the parameter element `index` in the parameter input of a training step.
+pub fn address_of_training_parameter(program: &Program, index: usize) -> LaunchArgument {
+    program.at("parameters").offset_by(index * Dtype::F32.bytes_per_element()).into()
 }
 
-/// Addresses of the classifier's weight and bias in a training step.
-pub fn classifier_parameters(program: &Program, network: &ResNet18) -> [Operand; 2] {
-    let bias = network.classifier + CLASS_COUNT * network.last_map().channels;
-    [network.classifier, bias].map(|index| training_parameter(program, index))
+/// Addresses of the classifier's weight and bias in the parameter input of a training step.
+pub fn addresses_of_classifier_parameters(
+    program: &Program,
+    network: &ResNet18Layers,
+) -> [LaunchArgument; 2] {
+    let bias = network.classifier + CLASSIFIER_CLASS_COUNT * network.last_feature_map().channels;
+    [network.classifier, bias].map(|index| address_of_training_parameter(program, index))
 }
 
-/// Address of a convolution's weight from tap 0 on. Taps before the first live one are neither
-/// stored nor read.
-pub fn weight_address(program: &Program, conv: &ConvolutionLayer) -> Operand {
-    let before = conv.window.taps_that_read_pixels().start * conv.window.input.channels;
-    program.at(&weight_region_name(conv)).address_before(before * Dtype::Bf16.bytes()).into()
+/// Address at which a convolution's packed weight would start with filter tap 0. Filter taps before
+/// the first one that reads a pixel are neither stored nor read.
+pub fn weight_address_from_tap_zero(program: &Program, conv: &ConvolutionLayer) -> LaunchArgument {
+    let before = conv.window.range_of_taps_that_read_pixels().start * conv.window.input.channels;
+    program
+        .at(&name_of_weight_region(conv))
+        .moved_back_by(before * Dtype::Bf16.bytes_per_element())
+        .into()
 }
 
-/// Arguments of a kernel's neurons: θ and Tmax.
-pub fn neuron_launch_arguments(shape: &NetworkShape) -> [Operand; 2] {
-    let neuron = shape.neuron();
-    [Operand::from(neuron.threshold as f32), Operand::from(neuron.tracer_max)]
+/// Kernel arguments of the ST-BIF neurons: the threshold θ and the tracer's maximum.
+pub fn threshold_and_tracer_max_arguments(shape: &ResNetParameters) -> [LaunchArgument; 2] {
+    let neuron = shape.neuron_parameters();
+    [LaunchArgument::from(neuron.threshold as f32), LaunchArgument::from(neuron.tracer_max)]
 }

@@ -1,56 +1,58 @@
-//! Parameters in the layouts of the kernels: weights in bf16, biases in fp32, divided by the number
-//! of time steps over which they are spread.
+//! ResNet-18 parameters in the layouts of the kernels: weights in bf16, biases in fp32, divided by
+//! the number of time steps over which they are fed.
 
 use half::bf16;
 
-use crate::resnet18::definition::NetworkShape;
-use crate::resnet18::network::{CLASS_COUNT, ConvolutionLayer, ResNet18};
+use crate::resnet18::definition::ResNetParameters;
+use crate::resnet18::network::{CLASSIFIER_CLASS_COUNT, ConvolutionLayer, ResNet18Layers};
 use kernelgate::backend::program::{MemoryPurpose, Program};
 use kernelgate::workload::{Dtype, Tensors};
 
-/// Number of columns of the stem's gathered operand: the columns of its filters, rounded up to
-/// tiles of 64.
-pub fn padded_stem_columns(network: &ResNet18) -> usize {
-    network.stem.filter_elements().next_multiple_of(64)
+/// Number of columns of the stem's gathered GEMM operand: the elements of a filter, rounded up to a
+/// multiple of 64.
+pub fn stem_operand_columns(network: &ResNet18Layers) -> usize {
+    network.stem.elements_per_filter().next_multiple_of(64)
 }
 
-/// A region of device memory with packed parameters.
-pub struct PackedRegion {
+/// A memory region for packed parameters: its name, its size and its contents.
+pub struct PackedParameterRegion {
     pub name: String,
     pub bytes: usize,
     /// Contents of the region.
-    pub part: ParameterPart,
+    pub part: PackedParameterSubset,
 }
 
-/// A subset of the parameters, and the form in which a region stores it.
+/// A subset of the ResNet-18 parameters, and the form in which a memory region stores it.
 #[derive(Debug, Clone, Copy)]
-pub enum ParameterPart {
-    /// A range of the columns of a weight `[filters, depth]`, in bf16.
+pub enum PackedParameterSubset {
+    /// A range of the columns of a weight matrix `[filters, depth]`, stored in bf16.
     Weight {
-        /// Index of the first element of the weight among the parameters.
+        /// Index of the weight's first element among all parameters.
         at: usize,
-        /// Number of rows of the weight.
+        /// Number of rows (filters) of the weight matrix.
         filters: usize,
-        /// Number of columns of the weight.
+        /// Number of columns of the whole weight matrix.
         depth: usize,
-        /// Index of the first column that the region stores.
+        /// Index of the first column of the weight that the region stores.
         first: usize,
-        /// Number of columns that the region stores; those past the end of a row are zero.
+        /// Number of columns that the region stores; columns past the end of the weight are zero.
         columns: usize,
     },
-    /// Parameters in fp32, divided by `divisor`.
+    /// Parameters stored in fp32, divided by `divisor`, such as a bias divided by the number of
+    /// time steps.
     Share {
         /// Index of the first parameter that the region stores.
         at: usize,
-        /// Number of parameters in the region.
+        /// Number of parameters that the region stores.
         count: usize,
         divisor: f32,
     },
 }
 
-impl ParameterPart {
-    /// Packs the parameters into the bytes of the region.
-    pub fn packed_bytes(self, inputs: &Tensors) -> Vec<u8> {
+impl PackedParameterSubset {
+    /// Reads this subset of the input `parameters` and packs it into the bytes of its memory
+    /// region.
+    pub fn pack_parameter_subset(self, inputs: &Tensors) -> Vec<u8> {
         let parameters = inputs.f32("parameters");
         match self {
             Self::Weight { at, filters, depth, first, columns } => {
@@ -70,68 +72,79 @@ impl ParameterPart {
     }
 }
 
-/// All regions of packed parameters.
-pub fn packed_regions(shape: &NetworkShape, network: &ResNet18) -> Vec<PackedRegion> {
-    let steps = shape.spread_steps() as f32;
-    let share = |name: String, at: usize, count: usize, divisor: f32| PackedRegion {
+/// Memory regions for the packed weights and biases of all convolutions and of the classifier.
+pub fn regions_of_packed_parameters(
+    shape: &ResNetParameters,
+    network: &ResNet18Layers,
+) -> Vec<PackedParameterRegion> {
+    let steps = shape.steps_that_spread_image() as f32;
+    let share = |name: String, at: usize, count: usize, divisor: f32| PackedParameterRegion {
         name,
-        bytes: count * Dtype::F32.bytes(),
-        part: ParameterPart::Share { at, count, divisor },
+        bytes: count * Dtype::F32.bytes_per_element(),
+        part: PackedParameterSubset::Share { at, count, divisor },
     };
     let mut regions = Vec::new();
-    for conv in network.block_convolutions() {
-        let (filters, columns) = (conv.window.output.channels, weight_columns(network, conv));
-        let first = conv.window.taps_that_read_pixels().start * conv.window.input.channels;
-        let (at, depth) = (conv.weight, conv.filter_elements());
-        regions.push(PackedRegion {
-            name: weight_region_name(conv),
-            bytes: filters * columns * Dtype::Bf16.bytes(),
-            part: ParameterPart::Weight { at, filters, depth, first, columns },
+    for conv in network.all_convolutions() {
+        let (filters, columns) =
+            (conv.window.output.channels, packed_weight_columns(network, conv));
+        let first = conv.window.range_of_taps_that_read_pixels().start * conv.window.input.channels;
+        let (at, depth) = (conv.weight, conv.elements_per_filter());
+        regions.push(PackedParameterRegion {
+            name: name_of_weight_region(conv),
+            bytes: filters * columns * Dtype::Bf16.bytes_per_element(),
+            part: PackedParameterSubset::Weight { at, filters, depth, first, columns },
         });
         let divisor = if conv.weight == network.stem.weight { 1.0 } else { steps };
         regions.push(share(
-            bias_share_region_name(conv),
-            conv.first_bias_element(),
+            name_of_bias_per_step_region(conv),
+            conv.index_of_first_bias(),
             filters,
             divisor,
         ));
     }
-    let weights = CLASS_COUNT * network.last_map().channels;
+    let weights = CLASSIFIER_CLASS_COUNT * network.last_feature_map().channels;
     let at = network.classifier;
     regions.push(share("fc.weight".to_owned(), at, weights, 1.0));
-    regions.push(share("fc.bias".to_owned(), at + weights, CLASS_COUNT, steps));
+    regions.push(share("fc.bias".to_owned(), at + weights, CLASSIFIER_CLASS_COUNT, steps));
     regions
 }
 
-/// Declares every region of packed parameters, with their contents.
-pub fn declare_packed_parameters(program: &mut Program, shape: &NetworkShape, network: &ResNet18) {
-    for PackedRegion { name, bytes, part } in packed_regions(shape, network) {
-        program.add_packed(name, MemoryPurpose::Weights, bytes, move |inputs| {
-            part.packed_bytes(inputs)
+/// Adds every memory region of packed parameters to the program; the contents are packed when the
+/// program is loaded.
+pub fn declare_packed_parameter_regions(
+    program: &mut Program,
+    shape: &ResNetParameters,
+    network: &ResNet18Layers,
+) {
+    for PackedParameterRegion { name, bytes, part } in regions_of_packed_parameters(shape, network)
+    {
+        program.add_packed_from_inputs(name, MemoryPurpose::Weights, bytes, move |inputs| {
+            part.pack_parameter_subset(inputs)
         });
     }
 }
 
-/// Name of the region of a convolution's weight: bf16 `[out, taps·in]` of the live taps. The stem's
-/// weight is padded to [`padded_stem_columns`].
-pub fn weight_region_name(conv: &ConvolutionLayer) -> String {
+/// Name of the memory region of a convolution's weight: bf16 `[out, taps·in]` of the filter taps
+/// that read a pixel. The region of the stem's weight has [`stem_operand_columns`] columns, padded
+/// with zeros.
+pub fn name_of_weight_region(conv: &ConvolutionLayer) -> String {
     format!("{}.weight", conv.name)
 }
 
-/// Name of the region that stores a weight in tiles of 32 filters by 64 columns, `[out/32,
-/// taps·in/64, 32, 64]`. The 16-byte chunks of a tile's rows are swizzled: a copied tile has the
-/// layout that tensor cores read.
-pub fn tiled_weight_region_name(conv: &ConvolutionLayer) -> String {
+/// Name of the memory region that stores a convolution's weight in tiles of 32 filters by 64
+/// columns, `[out/32, taps·in/64, 32, 64]`. The 16-byte chunks of the rows of a weight tile are
+/// swizzled, so that a tile copied to shared memory has the layout that tensor cores read.
+pub fn name_of_tiled_weight_region(conv: &ConvolutionLayer) -> String {
     format!("{}.tiles", conv.name)
 }
 
-/// Rearranges a packed weight into tiles.
-pub fn tiled_weight(weight: &[u8], columns: usize) -> Vec<u8> {
+/// Rearranges a packed bf16 weight into tiles of 32 filters by 64 columns with swizzled rows.
+pub fn rearrange_weight_into_swizzled_tiles(weight: &[u8], columns: usize) -> Vec<u8> {
     const FILTERS_PER_TILE: usize = 32;
     const TILE_ROW_BYTES: usize = 128;
     const CHUNK_BYTES: usize = 16;
     let mut tiles = vec![0; weight.len()];
-    let row_bytes = columns * Dtype::Bf16.bytes();
+    let row_bytes = columns * Dtype::Bf16.bytes_per_element();
     for (number, chunk) in weight.chunks(CHUNK_BYTES).enumerate() {
         let (filter, at) = (number * CHUNK_BYTES / row_bytes, number * CHUNK_BYTES % row_bytes);
         let tile = filter / FILTERS_PER_TILE * (row_bytes / TILE_ROW_BYTES) + at / TILE_ROW_BYTES;
@@ -143,11 +156,11 @@ pub fn tiled_weight(weight: &[u8], columns: usize) -> Vec<u8> {
     tiles
 }
 
-/// Arranges the stem's packed weight as B fragments of `mma.m16n8k16`: Layout of the packed weight:
-/// `[out/8, 7, lane, 4]` words of two columns each. A filter's columns are 7 rows of 8 pixels of 4
-/// channels, of which the last pixel and the last channel are zero. A row is two steps of 16
-/// columns, and a lane has the words of both steps.
-pub fn stem_weight_fragments(weight: &[u8], columns: usize) -> Vec<u8> {
+/// Arranges the stem's packed weight as B fragments of `mma.m16n8k16`: Layout of the stem's
+/// fragments: `[out/8, 7, lane, 4]` words of two columns each. In the fragments, a filter of the
+/// stem has 7 rows of 8 pixels of 4 channels; the last pixel and the last channel are zero padding.
+/// Each filter row has two MMA steps of 16 columns, and a lane's four words belong to both steps.
+pub fn arrange_stem_weight_as_mma_fragments(weight: &[u8], columns: usize) -> Vec<u8> {
     const STEM_KERNEL_SIZE: usize = 7;
     const IMAGE_CHANNELS: usize = 3;
     let weight: &[u16] = bytemuck::cast_slice(weight);
@@ -169,38 +182,41 @@ pub fn stem_weight_fragments(weight: &[u8], columns: usize) -> Vec<u8> {
     bytemuck::cast_slice(&words).to_vec()
 }
 
-/// Name of the region of the bias that each time step adds, `bias/steps`. For the stem the packed
-/// bias is the whole bias, because the stem's sum is divided later.
-pub fn bias_share_region_name(conv: &ConvolutionLayer) -> String {
+/// Name of the memory region of the part of a convolution's bias that each time step adds,
+/// `bias/steps`. The stem's region holds the whole bias, because the stem's sum is divided by the
+/// number of steps after the bias is added.
+pub fn name_of_bias_per_step_region(conv: &ConvolutionLayer) -> String {
     format!("{}.bias", conv.name)
 }
 
-/// Number of columns of a weight's region.
-pub fn weight_columns(network: &ResNet18, conv: &ConvolutionLayer) -> usize {
+/// Number of columns of a convolution's weight in its packed memory region.
+pub fn packed_weight_columns(network: &ResNet18Layers, conv: &ConvolutionLayer) -> usize {
     let is_stem = conv.weight == network.stem.weight;
-    if is_stem { padded_stem_columns(network) } else { live_weight_columns(conv) }
+    if is_stem { stem_operand_columns(network) } else { weight_columns_that_read_pixels(conv) }
 }
 
-/// Number of columns of the taps that read a pixel somewhere.
-pub fn live_weight_columns(conv: &ConvolutionLayer) -> usize {
-    conv.window.taps_that_read_pixels().len() * conv.window.input.channels
+/// Number of columns of a convolution's weight that belong to filter taps which read a pixel
+/// somewhere in the image.
+pub fn weight_columns_that_read_pixels(conv: &ConvolutionLayer) -> usize {
+    conv.window.range_of_taps_that_read_pixels().len() * conv.window.input.channels
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Position of a B element, given its column in the step and its filter, in `mma.m16n8k16`:
-    /// lane, word of the step, half of the word (PTX ISA, "Matrix Fragments for mma.m16n8k16").
-    fn fragment_position(column: usize, filter: usize) -> (usize, usize, usize) {
+    /// Position of an element of operand B of `mma.m16n8k16`, given its column in the MMA step and
+    /// its filter: lane, word, half of the word (PTX ISA).
+    fn lane_word_and_half_of_b_fragment(column: usize, filter: usize) -> (usize, usize, usize) {
         (filter * 4 + column % 8 / 2, column / 8, column % 2)
     }
 
     #[test]
-    fn packed_weight_fragments_hold_each_weight_at_its_lane() {
+    fn stem_fragments_hold_each_weight_at_its_mma_lane() {
         let (filters, columns) = (16, 192);
         let weight: Vec<u16> = (0..filters * columns).map(|i| i as u16 + 1).collect();
-        let fragments = stem_weight_fragments(bytemuck::cast_slice(&weight), columns);
+        let fragments =
+            arrange_stem_weight_as_mma_fragments(bytemuck::cast_slice(&weight), columns);
         let fragments: &[u16] = bytemuck::cast_slice(&fragments);
         assert_eq!(fragments.len(), filters * 224);
         let mut nonzero = 0;
@@ -209,7 +225,8 @@ mod tests {
                 (0..224).map(|column| (column / 32, column / 4 % 8, column % 4))
             {
                 let step = pixel / 4;
-                let (lane, word, half) = fragment_position(pixel % 4 * 4 + channel, filter % 8);
+                let (lane, word, half) =
+                    lane_word_and_half_of_b_fragment(pixel % 4 * 4 + channel, filter % 8);
                 let at = (((filter / 8 * 7 + row) * 32 + lane) * 4 + step * 2 + word) * 2 + half;
                 let tap = (row * 7 + pixel) * 3 + channel;
                 let expected =

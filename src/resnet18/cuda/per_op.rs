@@ -1,92 +1,96 @@
-//! Rung with one launch for each operation; neurons and pooling take one launch for each time step.
-//! Operands are gathered, GEMMs are the library's, and neurons are those of `st_bif/forward`, one
-//! step at a time.
+//! ResNet-18 rung with one launch for each operation; neurons and pooling take one launch for each
+//! time step. GEMM operands are gathered by kernels, GEMMs are cuBLASLt's, and neurons use the
+//! kernel of `st_bif/forward`, one time step a launch.
 
 use super::kernel_weights::{
-    bias_share_region_name, declare_packed_parameters, live_weight_columns, padded_stem_columns,
-    weight_region_name,
+    declare_packed_parameter_regions, name_of_bias_per_step_region, name_of_weight_region,
+    stem_operand_columns, weight_columns_that_read_pixels,
 };
-use crate::kernel_files::kernel_file;
-use crate::resnet18::definition::NetworkShape;
+use crate::kernel_files::source_of_kernel_file;
+use crate::resnet18::definition::ResNetParameters;
 use crate::resnet18::network::{
-    CLASS_COUNT, ConvolutionLayer, ConvolutionWindow, FeatureMap, ResNet18, ResidualBlock,
+    CLASSIFIER_CLASS_COUNT, ConvolutionLayer, FeatureMapExtents, ResNet18Layers, ResNetBlock,
+    SlidingWindow,
 };
-use crate::st_bif::NeuronShape;
-use crate::st_bif::cuda::{PER_STEP_KERNEL, arguments};
+use crate::st_bif::NeuronLayerParameters;
+use crate::st_bif::cuda::{ONE_TIME_STEP_KERNEL, neuron_constant_arguments};
 use kernelgate::backend::program::{
-    Lane, MemoryPurpose, NULL, Operand, Pointer, Program, int, int_operands, long_operand,
+    LaunchArgument, MemoryPurpose, NULL, Program, ProgramLane, RegionPointer, int_operand,
+    int_operands, long_operand,
 };
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
-use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
+use kernelgate_cuda::libraries::gemm::{GemmMatrixDtype, GemmSpec};
 
-/// Number of threads in a block.
-const THREADS: usize = 256;
-/// Number of columns that a gathering thread handles.
-const GATHERED_COLUMNS_PER_THREAD: usize = 8;
+/// Number of threads in a block of the per-operation kernels.
+const PER_OP_BLOCK_THREADS: usize = 256;
+/// Number of operand columns that one thread of a gather kernel copies.
+const COLUMNS_PER_GATHER_THREAD: usize = 8;
 
-/// Names of the profiler ranges of the four stages.
-pub const STAGE_RANGES: [&str; 4] =
+/// NVTX range names of the four ResNet stages.
+pub const STAGE_NVTX_RANGES: [&str; 4] =
     ["Layer1_ResBlocks", "Layer2_ResBlocks", "Layer3_ResBlocks", "Layer4_ResBlocks"];
 
-/// Kernels of the rung `per_op`. The parameter of each kernel is the number of elements, one for
-/// each thread.
-pub const KERNELS: &[KernelSpec<usize>] = &[
-    ENCODE_KERNEL,
-    GATHER_KERNEL,
-    GATHER_SPIKES_KERNEL,
-    BIAS_KERNEL,
-    ADD_KERNEL,
-    ADD_SPIKES_KERNEL,
-    POOL_KERNEL,
-    CLASSIFY_KERNEL,
+/// Kernels of the ResNet-18 inference rung `per_op`, besides the neurons' kernel and cuBLASLt's
+/// GEMMs. The launch parameter of most per-operation kernels is the number of elements, with one
+/// thread for each.
+pub const PER_OP_INFERENCE_KERNELS: &[KernelSpec<usize>] = &[
+    ENCODE_IMAGE_IN_TIME_STEP_KERNEL,
+    GATHER_STEM_OPERAND_KERNEL,
+    GATHER_SPIKE_OPERAND_KERNEL,
+    SCALE_AND_ADD_BIAS_KERNEL,
+    ADD_SHORTCUT_CURRENTS_KERNEL,
+    ADD_RESIDUAL_SPIKES_KERNEL,
+    MAX_POOL_TIME_STEP_KERNEL,
+    CLASSIFY_TIME_STEP_KERNEL,
 ];
 
-const ENCODE_KERNEL: KernelSpec<usize> = KernelSpec {
-    constants: |_| vec![("THREADS", THREADS)],
+const ENCODE_IMAGE_IN_TIME_STEP_KERNEL: KernelSpec<usize> = KernelSpec {
+    constants: |_| vec![("THREADS", PER_OP_BLOCK_THREADS)],
     variants: || vec![1],
     ..KernelSpec::new(
-        kernel_file("resnet18/per_op"),
+        source_of_kernel_file("resnet18/per_op"),
         "resnet18_per_op_encode",
-        THREADS,
-        |elements| [elements.div_ceil(THREADS), 1, 1],
+        PER_OP_BLOCK_THREADS,
+        |elements| [elements.div_ceil(PER_OP_BLOCK_THREADS), 1, 1],
     )
 };
-/// Kernel that gathers images, which `fused` launches too.
-pub const GATHER_KERNEL: KernelSpec<usize> =
-    KernelSpec { symbol: "resnet18_per_op_gather", ..ENCODE_KERNEL };
-const GATHER_SPIKES_KERNEL: KernelSpec<usize> =
-    KernelSpec { symbol: "resnet18_per_op_gather_spikes", ..ENCODE_KERNEL };
-const BIAS_KERNEL: KernelSpec<usize> =
-    KernelSpec { symbol: "resnet18_per_op_bias", ..ENCODE_KERNEL };
-const ADD_KERNEL: KernelSpec<usize> = KernelSpec { symbol: "resnet18_per_op_add", ..ENCODE_KERNEL };
-const ADD_SPIKES_KERNEL: KernelSpec<usize> =
-    KernelSpec { symbol: "resnet18_per_op_add_spikes", ..ENCODE_KERNEL };
-const POOL_KERNEL: KernelSpec<usize> =
-    KernelSpec { symbol: "resnet18_per_op_pool", ..ENCODE_KERNEL };
-/// Kernel of the classifier, which `fused` launches too: each block computes one class of one
+/// Kernel that gathers the stem's GEMM operand from images, which the rung `fused` launches too.
+pub const GATHER_STEM_OPERAND_KERNEL: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_per_op_gather", ..ENCODE_IMAGE_IN_TIME_STEP_KERNEL };
+const GATHER_SPIKE_OPERAND_KERNEL: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_per_op_gather_spikes", ..ENCODE_IMAGE_IN_TIME_STEP_KERNEL };
+const SCALE_AND_ADD_BIAS_KERNEL: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_per_op_bias", ..ENCODE_IMAGE_IN_TIME_STEP_KERNEL };
+const ADD_SHORTCUT_CURRENTS_KERNEL: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_per_op_add", ..ENCODE_IMAGE_IN_TIME_STEP_KERNEL };
+const ADD_RESIDUAL_SPIKES_KERNEL: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_per_op_add_spikes", ..ENCODE_IMAGE_IN_TIME_STEP_KERNEL };
+const MAX_POOL_TIME_STEP_KERNEL: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_per_op_pool", ..ENCODE_IMAGE_IN_TIME_STEP_KERNEL };
+/// Kernel of the classifier in one time step: each block computes the logit of one class of one
 /// image.
-pub const CLASSIFY_KERNEL: KernelSpec<usize> = KernelSpec {
+pub const CLASSIFY_TIME_STEP_KERNEL: KernelSpec<usize> = KernelSpec {
     symbol: "resnet18_per_op_classify",
     blocks: |blocks| [*blocks, 1, 1],
-    ..ENCODE_KERNEL
+    ..ENCODE_IMAGE_IN_TIME_STEP_KERNEL
 };
 
 /// Results of a forward pass that are stored for the backward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SavedForwardRegions {
-    /// No results are stored: one region of currents serves all layers.
+pub enum StoredForwardResults {
+    /// Nothing is stored for a backward pass, so one region of currents serves all layers.
     Nothing,
-    /// The currents of every layer, and the taps of the pooling's maxima.
+    /// The currents of every layer are stored, and the window position of each pooling maximum.
     Currents,
 }
 
-/// Name of the region of the taps of the pooling's maxima, one byte each.
-pub const POOLED_TAPS: &str = "pooled_sources";
+/// Name of the memory region with the window position of each max pooling's maximum, one byte each.
+pub const POOLING_MAXIMUM_TAPS_REGION: &str = "pooled_sources";
 
-impl SavedForwardRegions {
-    /// Name of the region of a layer's input currents, f32.
-    pub fn currents_region_name(self, layer: usize) -> String {
+impl StoredForwardResults {
+    /// Name of the memory region of a neuron layer's input currents in f32.
+    pub fn name_of_layer_currents_region(self, layer: usize) -> String {
         match self {
             Self::Nothing => "currents".to_owned(),
             Self::Currents => format!("currents{layer}"),
@@ -94,166 +98,210 @@ impl SavedForwardRegions {
     }
 }
 
-/// Declares all regions except parameters, images and outputs.
-pub fn declare_scratch(
+/// Adds all memory regions of a per-operation forward pass except parameters, images and outputs.
+pub fn declare_per_op_scratch_regions(
     program: &mut Program,
-    shape: &NetworkShape,
-    network: &ResNet18,
-    saved: SavedForwardRegions,
+    shape: &ResNetParameters,
+    network: &ResNet18Layers,
+    saved: StoredForwardResults,
 ) {
     use MemoryPurpose::{Activations, Workspace};
-    let frames = shape.frame_count();
-    let maps = network.neuron_layer_extents();
-    let largest = maps.iter().map(|map| map.elements()).max().unwrap_or(0);
-    let rows = |conv: &ConvolutionLayer| frames * conv.window.output.pixel_count();
-    let hidden = network.block_convolutions().skip(1);
+    let frames = shape.frames_over_all_time_steps();
+    let maps = network.extents_of_neuron_layers();
+    let largest = maps.iter().map(|map| map.elements_per_frame()).max().unwrap_or(0);
+    let rows = |conv: &ConvolutionLayer| frames * conv.window.output.pixels_per_frame();
+    let hidden = network.all_convolutions().skip(1);
     let operand = hidden
-        .map(|conv| rows(conv) * live_weight_columns(conv))
-        .chain([rows(&network.stem) * padded_stem_columns(network)])
+        .map(|conv| rows(conv) * weight_columns_that_read_pixels(conv))
+        .chain([rows(&network.stem) * stem_operand_columns(network)])
         .max()
         .unwrap_or(0);
-    let images = frames * shape.sizes.image().elements();
-    program.add_scratch("frames", Workspace, images * Dtype::F32.bytes());
-    program.add_scratch("operand", Workspace, operand * Dtype::Bf16.bytes());
-    program.add_scratch("shortcut", Workspace, frames * largest * Dtype::F32.bytes());
-    program.add_scratch("membranes", Activations, shape.b * largest * Dtype::F32.bytes());
+    let images = frames * shape.sizes.image_extents().elements_per_frame();
+    program.add_scratch("frames", Workspace, images * Dtype::F32.bytes_per_element());
+    program.add_scratch("operand", Workspace, operand * Dtype::Bf16.bytes_per_element());
+    program.add_scratch("shortcut", Workspace, frames * largest * Dtype::F32.bytes_per_element());
+    program.add_scratch(
+        "membranes",
+        Activations,
+        shape.b * largest * Dtype::F32.bytes_per_element(),
+    );
     program.add_scratch("tracers", Activations, shape.b * largest * 4);
     for (layer, map) in maps.iter().enumerate() {
-        program.add_scratch(layer_spikes_name(layer), Activations, frames * map.elements());
+        program.add_scratch(
+            name_of_layer_spikes_region(layer),
+            Activations,
+            frames * map.elements_per_frame(),
+        );
     }
     if let Some(pool) = &network.pool {
-        program.add_scratch("pooled", Activations, frames * pool.output.elements());
-        program.add_scratch("pooled_before", Activations, shape.b * pool.output.elements() * 4);
+        program.add_scratch("pooled", Activations, frames * pool.output.elements_per_frame());
+        program.add_scratch(
+            "pooled_before",
+            Activations,
+            shape.b * pool.output.elements_per_frame() * 4,
+        );
     }
     match saved {
-        SavedForwardRegions::Nothing => {
-            program.add_scratch("currents", Activations, frames * largest * Dtype::F32.bytes());
+        StoredForwardResults::Nothing => {
+            program.add_scratch(
+                "currents",
+                Activations,
+                frames * largest * Dtype::F32.bytes_per_element(),
+            );
         }
-        SavedForwardRegions::Currents => {
+        StoredForwardResults::Currents => {
             for (layer, map) in maps.iter().enumerate() {
-                let bytes = frames * map.elements() * Dtype::F32.bytes();
-                program.add_scratch(saved.currents_region_name(layer), Activations, bytes);
+                let bytes = frames * map.elements_per_frame() * Dtype::F32.bytes_per_element();
+                program.add_scratch(saved.name_of_layer_currents_region(layer), Activations, bytes);
             }
             if let Some(pool) = &network.pool {
-                program.add_scratch(POOLED_TAPS, Activations, frames * pool.output.elements());
+                program.add_scratch(
+                    POOLING_MAXIMUM_TAPS_REGION,
+                    Activations,
+                    frames * pool.output.elements_per_frame(),
+                );
             }
         }
     }
 }
 
-/// Name of the region of a layer's spikes, one byte each.
-pub fn layer_spikes_name(layer: usize) -> String {
+/// Name of the memory region of a neuron layer's spikes.
+pub fn name_of_layer_spikes_region(layer: usize) -> String {
     format!("spikes{layer}")
 }
 
-/// Name of the region of the spikes that a residual block reads.
-pub fn block_input_name(network: &ResNet18, block: usize) -> String {
+/// Name of the memory region of the spikes that a residual block reads.
+pub fn name_of_block_input_region(network: &ResNet18Layers, block: usize) -> String {
     if block == 0 && network.pool.is_some() {
         "pooled".to_owned()
     } else {
-        layer_spikes_name(2 * block)
+        name_of_layer_spikes_region(2 * block)
     }
 }
 
-/// Declares the images and the logits, which every forward pass has.
-pub fn declare_images_and_logits(program: &mut Program, shape: &NetworkShape) -> Pointer {
-    let images = shape.b * shape.sizes.image().elements();
-    program.add_input("images", MemoryPurpose::Inputs, images * Dtype::F32.bytes());
-    program.add_output("logits", shape.logits_shape(), Dtype::F32)
+/// Adds the input region of the images and the output region of the logits to the program; returns
+/// the address of the logits.
+pub fn declare_image_and_logit_regions(
+    program: &mut Program,
+    shape: &ResNetParameters,
+) -> RegionPointer {
+    let images = shape.b * shape.sizes.image_extents().elements_per_frame();
+    program.add_input("images", MemoryPurpose::Inputs, images * Dtype::F32.bytes_per_element());
+    program.add_output("logits", shape.shape_of_logits(), Dtype::F32)
 }
 
 /// Program of ResNet-18 inference.
-pub fn inference_program(shape: &NetworkShape) -> Program {
-    let network = shape.sizes.build_network();
+pub fn per_op_inference_program(shape: &ResNetParameters) -> Program {
+    let network = shape.sizes.build_resnet18_layers();
     let mut program = Program::new();
-    let logits = declare_images_and_logits(&mut program, shape);
-    declare_packed_parameters(&mut program, shape, &network);
-    declare_scratch(&mut program, shape, &network, SavedForwardRegions::Nothing);
-    PerOpForward { shape, network: &network, saved: SavedForwardRegions::Nothing }
-        .add_forward_pass(&mut program, logits);
+    let logits = declare_image_and_logit_regions(&mut program, shape);
+    declare_packed_parameter_regions(&mut program, shape, &network);
+    declare_per_op_scratch_regions(&mut program, shape, &network, StoredForwardResults::Nothing);
+    PerOpForwardBuilder { shape, network: &network, saved: StoredForwardResults::Nothing }
+        .add_per_op_forward_pass(&mut program, logits);
     program
 }
 
-/// Writes the launches of a forward pass.
-pub struct PerOpForward<'a> {
+/// Adds the launches of a per-operation ResNet-18 forward pass to a program.
+pub struct PerOpForwardBuilder<'a> {
     /// Sizes of the problem.
-    pub shape: &'a NetworkShape,
+    pub shape: &'a ResNetParameters,
     /// Layers of the network.
-    pub network: &'a ResNet18,
-    /// Results of the forward pass that the backward pass reads.
-    pub saved: SavedForwardRegions,
+    pub network: &'a ResNet18Layers,
+    /// Results of the forward pass that are stored because the backward pass reads them.
+    pub saved: StoredForwardResults,
 }
 
-impl PerOpForward<'_> {
-    /// Adds the whole forward pass, from images to logits, to the program.
-    pub fn add_forward_pass(&self, program: &mut Program, logits: Pointer) {
+impl PerOpForwardBuilder<'_> {
+    /// Adds the launches of the whole forward pass, from images to logits, to the program.
+    pub fn add_per_op_forward_pass(&self, program: &mut Program, logits: RegionPointer) {
         program.in_range("Main_Inference_Timing_Run", |program| {
-            program.in_range("Time_Encoding", |program| self.encode_images(program));
-            program.in_range("Input_Reshaping", |program| self.gather_stem_operand(program));
+            program.in_range("Time_Encoding", |program| self.add_image_encoding_launches(program));
+            program.in_range("Input_Reshaping", |program| self.add_stem_operand_gathering(program));
             program.in_range("Model_Forward_Pass", |program| {
                 program.in_range("Model_Compute_All_Layers", |program| {
-                    self.launch_all_layers(program, logits)
+                    self.add_launches_of_all_layers(program, logits)
                 });
             });
         });
     }
 
-    fn launch_all_layers(&self, program: &mut Program, logits: Pointer) {
-        program.in_range("Conv1_Block", |program| self.add_stem(program));
+    fn add_launches_of_all_layers(&self, program: &mut Program, logits: RegionPointer) {
+        program.in_range("Conv1_Block", |program| self.add_stem_gemm_bias_and_neurons(program));
         let blocks = self.shape.sizes.blocks;
-        for (stage, name) in STAGE_RANGES.into_iter().enumerate() {
+        for (stage, name) in STAGE_NVTX_RANGES.into_iter().enumerate() {
             program.in_range(name, |program| {
                 let numbers = stage * blocks..(stage + 1) * blocks;
-                numbers.for_each(|block| self.add_residual_block(program, block));
+                numbers.for_each(|block| self.add_launches_of_residual_block(program, block));
             });
         }
-        program.in_range("Final_Layers", |program| self.add_classifier(program, logits));
+        program.in_range("Final_Layers", |program| {
+            self.add_classifier_launches_of_all_steps(program, logits)
+        });
     }
 
-    /// Adds the encoding to the program: the image in every time step that has an input, zeros in
-    /// the other steps. The image is divided by the number of steps after the convolution, because
-    /// bf16 cannot represent a third of it exactly.
-    fn encode_images(&self, program: &mut Program) {
-        let elements = self.shape.b * self.shape.sizes.image().elements();
+    /// Adds the launches that write the image into every time step that is fed, and zeros into the
+    /// other steps. The image is divided by the number of time steps only after the convolution,
+    /// because bf16 cannot represent a third of a pixel exactly.
+    fn add_image_encoding_launches(&self, program: &mut Program) {
+        let elements = self.shape.b * self.shape.sizes.image_extents().elements_per_frame();
         for t in 0..self.shape.t {
-            let frame = program.at("frames").offset_by(t * elements * Dtype::F32.bytes());
-            let fed = usize::from(t < self.shape.fed_time_steps());
+            let frame =
+                program.at("frames").offset_by(t * elements * Dtype::F32.bytes_per_element());
+            let fed = usize::from(t < self.shape.time_steps_that_are_fed());
             program.add_launch(
-                &ENCODE_KERNEL,
+                &ENCODE_IMAGE_IN_TIME_STEP_KERNEL,
                 &elements,
-                ("images", frame, long_operand(elements), int(fed)),
+                ("images", frame, long_operand(elements), int_operand(fed)),
             );
         }
     }
 
-    /// Gathers the operand of the stem's GEMM.
-    fn gather_stem_operand(&self, program: &mut Program) {
-        let (stem, frames) = (&self.network.stem, self.shape.frame_count());
-        gather_images(program, stem, frames, padded_stem_columns(self.network), "frames");
+    /// Adds the launch that gathers the operand of the stem's GEMM from the encoded frames.
+    fn add_stem_operand_gathering(&self, program: &mut Program) {
+        let (stem, frames) = (&self.network.stem, self.shape.frames_over_all_time_steps());
+        add_gathering_of_stem_operand(
+            program,
+            stem,
+            frames,
+            stem_operand_columns(self.network),
+            "frames",
+        );
     }
 
-    fn add_stem(&self, program: &mut Program) {
+    fn add_stem_gemm_bias_and_neurons(&self, program: &mut Program) {
         let stem = &self.network.stem;
-        let currents = self.saved.currents_region_name(0);
-        let columns = padded_stem_columns(self.network);
-        launch_stem_gemm(program, stem, self.shape.frame_count(), columns, &currents);
-        self.add_bias(program, stem, &currents, [1.0, self.shape.spread_steps() as f32]);
-        self.add_neuron_layer(program, 0, self.network.pool.as_ref());
+        let currents = self.saved.name_of_layer_currents_region(0);
+        let columns = stem_operand_columns(self.network);
+        add_stem_gemm(program, stem, self.shape.frames_over_all_time_steps(), columns, &currents);
+        self.add_scaling_and_bias_launch(
+            program,
+            stem,
+            &currents,
+            [1.0, self.shape.steps_that_spread_image() as f32],
+        );
+        self.add_neuron_launches_of_all_steps(program, 0, self.network.pool.as_ref());
     }
 
-    /// Gathers the GEMM operand of a convolution of spikes.
-    pub fn gather_spikes(&self, program: &mut Program, conv: &ConvolutionLayer, input: &str) {
-        let taps = conv.window.taps_that_read_pixels();
-        let rows = self.shape.frame_count() * conv.window.output.pixel_count();
-        let packets = rows * live_weight_columns(conv) / GATHERED_COLUMNS_PER_THREAD;
-        let window = window_arguments(&conv.window);
+    /// Adds the launch that gathers the GEMM operand of a convolution from spikes.
+    pub fn add_spike_operand_gathering(
+        &self,
+        program: &mut Program,
+        conv: &ConvolutionLayer,
+        input: &str,
+    ) {
+        let taps = conv.window.range_of_taps_that_read_pixels();
+        let rows = self.shape.frames_over_all_time_steps() * conv.window.output.pixels_per_frame();
+        let packets = rows * weight_columns_that_read_pixels(conv) / COLUMNS_PER_GATHER_THREAD;
+        let window = convolution_window_arguments(&conv.window);
         let taps = int_operands([taps.start, taps.len()]);
         let arguments = (input, "operand", long_operand(packets), window, taps);
-        program.add_launch(&GATHER_SPIKES_KERNEL, &packets, arguments);
+        program.add_launch(&GATHER_SPIKE_OPERAND_KERNEL, &packets, arguments);
     }
 
-    /// Adds a convolution of spikes with its bias, which writes to `to`.
-    fn add_convolution(
+    /// Adds the launches of a convolution of spikes with its bias, which writes currents to the
+    /// region `to`.
+    fn add_spike_convolution_and_bias(
         &self,
         program: &mut Program,
         conv: &ConvolutionLayer,
@@ -261,155 +309,204 @@ impl PerOpForward<'_> {
         to: &str,
     ) {
         let window = &conv.window;
-        let rows = self.shape.frame_count() * window.output.pixel_count();
-        self.gather_spikes(program, conv, input);
-        let spec = launch_convolution_gemm(rows, window.output.channels, live_weight_columns(conv));
-        let operands = ["operand", &weight_region_name(conv), to].map(|name| program.at(name));
-        program.gemm(Lane::MAIN_LANE, spec, operands);
-        self.add_bias(program, conv, to, [self.shape.neuron().threshold as f32, 1.0]);
+        let rows = self.shape.frames_over_all_time_steps() * window.output.pixels_per_frame();
+        self.add_spike_operand_gathering(program, conv, input);
+        let spec = convolution_gemm_spec(
+            rows,
+            window.output.channels,
+            weight_columns_that_read_pixels(conv),
+        );
+        let operands = ["operand", &name_of_weight_region(conv), to].map(|name| program.at(name));
+        program.add_gemm(ProgramLane::MAIN_LANE, spec, operands);
+        self.add_scaling_and_bias_launch(
+            program,
+            conv,
+            to,
+            [self.shape.neuron_parameters().threshold as f32, 1.0],
+        );
     }
 
-    /// Scales currents by a factor over a divisor and adds the bias.
-    fn add_bias(
+    /// Adds the launch that multiplies currents by a factor, divides them by a divisor, and adds
+    /// the bias in fed time steps.
+    fn add_scaling_and_bias_launch(
         &self,
         program: &mut Program,
         conv: &ConvolutionLayer,
         to: &str,
         [factor, divisor]: [f32; 2],
     ) {
-        let size = self.shape.b * conv.window.output.elements();
+        let size = self.shape.b * conv.window.output.elements_per_frame();
         let elements = self.shape.t * size;
-        let fed = self.shape.fed_time_steps() * size;
-        let bias = bias_share_region_name(conv);
+        let fed = self.shape.time_steps_that_are_fed() * size;
+        let bias = name_of_bias_per_step_region(conv);
         let pointers = (to, &bias, long_operand(elements), long_operand(fed));
-        let arguments = (pointers, int(conv.window.output.channels), factor, divisor);
-        program.add_launch(&BIAS_KERNEL, &elements, arguments);
+        let arguments = (pointers, int_operand(conv.window.output.channels), factor, divisor);
+        program.add_launch(&SCALE_AND_ADD_BIAS_KERNEL, &elements, arguments);
     }
 
-    /// Adds a layer of neurons to the program, with one launch for each time step; if the layer has
-    /// pooling, each launch is followed by a pooling launch.
-    fn add_neuron_layer(
+    /// Adds the launches of a neuron layer, one for each time step; if the layer has max pooling, a
+    /// pooling launch follows each of them.
+    fn add_neuron_launches_of_all_steps(
         &self,
         program: &mut Program,
         layer: usize,
-        pool: Option<&ConvolutionWindow>,
+        pool: Option<&SlidingWindow>,
     ) {
-        let map: FeatureMap = self.network.neuron_layer_extents()[layer];
-        let n = self.shape.b * map.elements();
-        let neurons =
-            NeuronShape { n, t: self.shape.t, dtype: Dtype::F32, parameters: self.shape.neuron() };
-        let (currents, spikes) = (self.saved.currents_region_name(layer), layer_spikes_name(layer));
+        let map: FeatureMapExtents = self.network.extents_of_neuron_layers()[layer];
+        let n = self.shape.b * map.elements_per_frame();
+        let neurons = NeuronLayerParameters {
+            n,
+            t: self.shape.t,
+            dtype: Dtype::F32,
+            parameters: self.shape.neuron_parameters(),
+        };
+        let (currents, spikes) =
+            (self.saved.name_of_layer_currents_region(layer), name_of_layer_spikes_region(layer));
         for t in 0..self.shape.t {
             let regions = (&currents, &spikes, "membranes", "tracers");
-            let arguments =
-                (regions, long_operand(n), long_operand(t), arguments::<Operand>(&neurons));
-            program.add_launch(&PER_STEP_KERNEL, &neurons, arguments);
+            let arguments = (
+                regions,
+                long_operand(n),
+                long_operand(t),
+                neuron_constant_arguments::<LaunchArgument>(&neurons),
+            );
+            program.add_launch(&ONE_TIME_STEP_KERNEL, &neurons, arguments);
             if let Some(pool) = pool {
-                // The named range of the pooling follows the range of the stem and is not nested in
+                // The NVTX range of the pooling follows the range of the stem and is not nested in
                 // it.
-                program.end_range();
-                program.in_range("MaxPool", |program| self.add_pooling(program, pool, t));
-                program.begin_range("Conv1_Block");
+                program.end_innermost_range();
+                program.in_range("MaxPool", |program| {
+                    self.add_pooling_launch_of_time_step(program, pool, t)
+                });
+                program.begin_named_range("Conv1_Block");
             }
         }
     }
 
-    fn add_pooling(&self, program: &mut Program, pool: &ConvolutionWindow, t: usize) {
-        let elements = self.shape.b * pool.output.elements();
+    fn add_pooling_launch_of_time_step(
+        &self,
+        program: &mut Program,
+        pool: &SlidingWindow,
+        t: usize,
+    ) {
+        let elements = self.shape.b * pool.output.elements_per_frame();
         let sources = match self.saved {
-            SavedForwardRegions::Nothing => NULL,
-            SavedForwardRegions::Currents => program.at(POOLED_TAPS).offset_by(t * elements).into(),
+            StoredForwardResults::Nothing => NULL,
+            StoredForwardResults::Currents => {
+                program.at(POOLING_MAXIMUM_TAPS_REGION).offset_by(t * elements).into()
+            }
         };
         let pooled = program.at("pooled").offset_by(t * elements);
         let sizes = int_operands([pool.input.side, pool.input.channels, pool.output.side, t]);
         let pointers = ("tracers", "pooled_before", pooled, sources);
-        program.add_launch(&POOL_KERNEL, &elements, (pointers, long_operand(elements), sizes));
+        program.add_launch(
+            &MAX_POOL_TIME_STEP_KERNEL,
+            &elements,
+            (pointers, long_operand(elements), sizes),
+        );
     }
 
-    fn add_residual_block(&self, program: &mut Program, number: usize) {
-        let ResidualBlock { first, second, shortcut } = &self.network.blocks[number];
-        let input = block_input_name(self.network, number);
-        let hidden = self.saved.currents_region_name(2 * number + 1);
-        let currents = self.saved.currents_region_name(2 * number + 2);
+    fn add_launches_of_residual_block(&self, program: &mut Program, number: usize) {
+        let ResNetBlock { first, second, shortcut } = &self.network.blocks[number];
+        let input = name_of_block_input_region(self.network, number);
+        let hidden = self.saved.name_of_layer_currents_region(2 * number + 1);
+        let currents = self.saved.name_of_layer_currents_region(2 * number + 2);
         program.in_range(&first.name, |program| {
-            self.add_convolution(program, first, &input, &hidden);
-            self.add_neuron_layer(program, 2 * number + 1, None);
+            self.add_spike_convolution_and_bias(program, first, &input, &hidden);
+            self.add_neuron_launches_of_all_steps(program, 2 * number + 1, None);
         });
         program.in_range(&second.name, |program| {
-            self.add_convolution(program, second, &layer_spikes_name(2 * number + 1), &currents);
-            let elements = self.shape.frame_count() * second.window.output.elements();
+            self.add_spike_convolution_and_bias(
+                program,
+                second,
+                &name_of_layer_spikes_region(2 * number + 1),
+                &currents,
+            );
+            let elements =
+                self.shape.frames_over_all_time_steps() * second.window.output.elements_per_frame();
             match shortcut {
                 Some(conv) => {
-                    self.add_convolution(program, conv, &input, "shortcut");
+                    self.add_spike_convolution_and_bias(program, conv, &input, "shortcut");
                     let arguments = (&currents, "shortcut", long_operand(elements));
-                    program.add_launch(&ADD_KERNEL, &elements, arguments);
+                    program.add_launch(&ADD_SHORTCUT_CURRENTS_KERNEL, &elements, arguments);
                 }
                 None => {
-                    let theta = self.shape.neuron().threshold as f32;
+                    let theta = self.shape.neuron_parameters().threshold as f32;
                     let arguments = (&currents, &input, long_operand(elements), theta);
-                    program.add_launch(&ADD_SPIKES_KERNEL, &elements, arguments);
+                    program.add_launch(&ADD_RESIDUAL_SPIKES_KERNEL, &elements, arguments);
                 }
             }
-            self.add_neuron_layer(program, 2 * number + 2, None);
+            self.add_neuron_launches_of_all_steps(program, 2 * number + 2, None);
         });
     }
 
-    /// Adds the classifier to the program: logits of each time step, summed over time.
-    fn add_classifier(&self, program: &mut Program, logits: Pointer) {
-        let (shape, map) = (self.shape, self.network.last_map());
-        let blocks = shape.b * CLASS_COUNT;
-        let scale = (shape.neuron().threshold / map.pixel_count() as f64) as f32;
-        let last = layer_spikes_name(2 * self.network.blocks.len());
+    /// Adds the classifier's launches, one for each time step; each adds its step's logits to the
+    /// sum.
+    fn add_classifier_launches_of_all_steps(&self, program: &mut Program, logits: RegionPointer) {
+        let (shape, map) = (self.shape, self.network.last_feature_map());
+        let blocks = shape.b * CLASSIFIER_CLASS_COUNT;
+        let scale = (shape.neuron_parameters().threshold / map.pixels_per_frame() as f64) as f32;
+        let last = name_of_layer_spikes_region(2 * self.network.blocks.len());
         for t in 0..shape.t {
-            let spikes = program.at(&last).offset_by(t * shape.b * map.elements());
+            let spikes = program.at(&last).offset_by(t * shape.b * map.elements_per_frame());
             let pointers = (spikes, "fc.weight", "fc.bias", logits);
-            let sizes = int_operands([shape.b, CLASS_COUNT, map.pixel_count(), map.channels, 1]);
-            let fed = if t < shape.fed_time_steps() { 1.0f32 } else { 0.0 };
-            let arguments = (pointers, sizes, scale, fed, int(usize::from(t > 0)));
-            program.add_launch(&CLASSIFY_KERNEL, &blocks, arguments);
+            let sizes = int_operands([
+                shape.b,
+                CLASSIFIER_CLASS_COUNT,
+                map.pixels_per_frame(),
+                map.channels,
+                1,
+            ]);
+            let fed = if t < shape.time_steps_that_are_fed() { 1.0f32 } else { 0.0 };
+            let arguments = (pointers, sizes, scale, fed, int_operand(usize::from(t > 0)));
+            program.add_launch(&CLASSIFY_TIME_STEP_KERNEL, &blocks, arguments);
         }
     }
 }
 
-/// Gathers the stem's operand: the values under its filters, for a number of frames of images.
-pub fn gather_images(
+/// Adds the launch that gathers the stem's GEMM operand: the pixels under the stem's filters, for a
+/// number of frames.
+pub fn add_gathering_of_stem_operand(
     program: &mut Program,
     stem: &ConvolutionLayer,
     frames: usize,
     columns: usize,
     from: &str,
 ) {
-    let packets = frames * stem.window.output.pixel_count() * columns / GATHERED_COLUMNS_PER_THREAD;
-    let window = window_arguments(&stem.window);
+    let packets =
+        frames * stem.window.output.pixels_per_frame() * columns / COLUMNS_PER_GATHER_THREAD;
+    let window = convolution_window_arguments(&stem.window);
     program.add_launch(
-        &GATHER_KERNEL,
+        &GATHER_STEM_OPERAND_KERNEL,
         &packets,
-        (from, "operand", long_operand(packets), window, int(columns)),
+        (from, "operand", long_operand(packets), window, int_operand(columns)),
     );
 }
 
-/// Adds the GEMM of the stem to the program.
-pub fn launch_stem_gemm(
+/// Adds the GEMM of the stem's convolution to the program.
+pub fn add_stem_gemm(
     program: &mut Program,
     stem: &ConvolutionLayer,
     frames: usize,
     depth: usize,
     to: &str,
 ) {
-    let rows = frames * stem.window.output.pixel_count();
-    let spec = launch_convolution_gemm(rows, stem.window.output.channels, depth);
-    let operands = ["operand", &weight_region_name(stem), to].map(|name| program.at(name));
-    program.gemm(Lane::MAIN_LANE, spec, operands);
+    let rows = frames * stem.window.output.pixels_per_frame();
+    let spec = convolution_gemm_spec(rows, stem.window.output.channels, depth);
+    let operands = ["operand", &name_of_weight_region(stem), to].map(|name| program.at(name));
+    program.add_gemm(ProgramLane::MAIN_LANE, spec, operands);
 }
 
-/// GEMM of a convolution: a gathered operand times the weights `[filters, depth]`.
-const fn launch_convolution_gemm(rows: usize, filters: usize, depth: usize) -> GemmSpec {
-    let plain = GemmSpec::new(rows, filters, depth, MatrixDtype::Bf16, MatrixDtype::F32);
+/// Specification of a convolution's GEMM: a gathered operand `[rows, depth]` times the transposed
+/// weights `[filters, depth]`.
+const fn convolution_gemm_spec(rows: usize, filters: usize, depth: usize) -> GemmSpec {
+    let plain = GemmSpec::new(rows, filters, depth, GemmMatrixDtype::Bf16, GemmMatrixDtype::F32);
     GemmSpec { b_transposed: true, ..plain }
 }
 
-/// Kernel arguments of a window: side, channels, side of the output, kernel, stride.
-pub fn window_arguments(window: &ConvolutionWindow) -> [Operand; 5] {
-    let ConvolutionWindow { input, output, kernel, stride } = *window;
+/// Kernel arguments that describe a convolution or pooling window: input side, channels, output
+/// side, kernel size, stride.
+pub fn convolution_window_arguments(window: &SlidingWindow) -> [LaunchArgument; 5] {
+    let SlidingWindow { input, output, kernel, stride } = *window;
     int_operands([input.side, input.channels, output.side, kernel, stride])
 }

@@ -1,118 +1,134 @@
-//! Rung of a training step with one launch for each operation: weights rounded to bf16, the forward
-//! pass of `per_op` with its currents stored, neurons backward by `st_bif/backward` with replay.
-//! The library's GEMMs compute gradients of weights and inputs; SGD updates one parameter at a
-//! time.
+//! Training-step rung with one launch for each operation: weights rounded to bf16, the forward pass
+//! of `per_op`, and neuron gradients by `st_bif/backward` kernels. In this rung, cuBLASLt GEMMs
+//! compute the gradients of weights and inputs, and SGD updates one parameter tensor at a time.
 
 use super::kernel_weights::{
-    bias_share_region_name, live_weight_columns, packed_regions, padded_stem_columns,
-    weight_columns, weight_region_name,
+    name_of_bias_per_step_region, name_of_weight_region, packed_weight_columns,
+    regions_of_packed_parameters, stem_operand_columns, weight_columns_that_read_pixels,
 };
 use super::per_op::{
-    POOLED_TAPS, PerOpForward, STAGE_RANGES, SavedForwardRegions, block_input_name,
-    declare_images_and_logits, declare_scratch, gather_images, layer_spikes_name, window_arguments,
+    POOLING_MAXIMUM_TAPS_REGION, PerOpForwardBuilder, STAGE_NVTX_RANGES, StoredForwardResults,
+    add_gathering_of_stem_operand, convolution_window_arguments, declare_image_and_logit_regions,
+    declare_per_op_scratch_regions, name_of_block_input_region, name_of_layer_spikes_region,
 };
-use crate::kernel_files::kernel_file;
-use crate::resnet18::definition::{LEARNING_RATE, NetworkShape, SGD_MOMENTUM};
-use crate::resnet18::network::{CLASS_COUNT, ConvolutionLayer, ResNet18, ResidualBlock};
-use crate::st_bif::NeuronShape;
-use crate::st_bif::cuda::replay_kernel;
+use crate::kernel_files::source_of_kernel_file;
+use crate::resnet18::definition::{ResNetParameters, SGD_LEARNING_RATE, SGD_MOMENTUM};
+use crate::resnet18::network::{
+    CLASSIFIER_CLASS_COUNT, ConvolutionLayer, ResNet18Layers, ResNetBlock,
+};
+use crate::st_bif::NeuronLayerParameters;
+use crate::st_bif::cuda::select_replay_kernel_and_arguments;
 use kernelgate::backend::program::{
-    Lane, MemoryPurpose, NULL, Operand, Pointer, Program, int, int_operands, long_operand,
+    LaunchArgument, MemoryPurpose, NULL, Program, ProgramLane, RegionPointer, int_operand,
+    int_operands, long_operand,
 };
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
-use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
+use kernelgate_cuda::libraries::gemm::{GemmMatrixDtype, GemmSpec};
 
-/// Number of threads in a block.
-const THREADS: usize = 256;
-/// Number of rows and of columns of a tile of the transposition.
-const TILE_SIDE: usize = 32;
-/// Number of parts in which sums over rows are computed.
-const ROW_SUM_PARTS: usize = 64;
+/// Number of threads in a block of the per-operation training kernels.
+const TRAINING_BLOCK_THREADS: usize = 256;
+/// Number of rows and of columns of a tile that the rounding kernel transposes.
+const TRANSPOSED_TILE_SIDE: usize = 32;
+/// Number of partial sums in which the rows of a bias gradient are added up.
+const ROW_SUM_PARTIAL_SUMS: usize = 64;
 
-/// Kernels of the training step. Unless stated otherwise, their parameter is the number of
-/// elements, one for each thread.
-pub const KERNELS: &[KernelSpec<usize>] = &[
-    PACK_KERNEL,
-    SHARE_KERNEL,
-    LOSS_KERNEL,
-    FEATURES_KERNEL,
-    CLASSIFIER_KERNEL,
-    LAST_LAYER_KERNEL,
-    ROUND_KERNEL,
-    SUM_ROWS_KERNEL,
-    SCATTER_KERNEL,
-    SCALE_KERNEL,
-    POOL_KERNEL,
-    SGD_KERNEL,
+/// Kernels of the training-step rung with one launch for each operation, besides those of
+/// inference. Unless stated otherwise, the launch parameter of these training kernels is the number
+/// of elements, with one thread for each.
+pub const PER_OP_TRAINING_KERNELS: &[KernelSpec<usize>] = &[
+    ROUND_WEIGHT_TO_BF16_KERNEL,
+    DIVIDE_BIAS_BY_STEPS_KERNEL,
+    CROSS_ENTROPY_LOSS_KERNEL,
+    MEAN_SPIKE_FEATURES_KERNEL,
+    CLASSIFIER_GRADIENTS_KERNEL,
+    LAST_SPIKE_GRADIENT_KERNEL,
+    ROUND_AND_TRANSPOSE_GRADIENT_KERNEL,
+    SUM_GRADIENT_ROWS_KERNEL,
+    SCATTER_INPUT_GRADIENT_KERNEL,
+    SCALE_GRADIENT_KERNEL,
+    MAX_POOL_GRADIENT_KERNEL,
+    SGD_UPDATE_KERNEL,
 ];
 
-const PACK_KERNEL: KernelSpec<usize> = KernelSpec {
-    constants: |_| vec![("THREADS", THREADS)],
+const ROUND_WEIGHT_TO_BF16_KERNEL: KernelSpec<usize> = KernelSpec {
+    constants: |_| vec![("THREADS", TRAINING_BLOCK_THREADS)],
     variants: || vec![1],
-    ..KernelSpec::new(kernel_file("resnet18/train"), "resnet18_train_pack", THREADS, |elements| {
-        [elements.div_ceil(THREADS), 1, 1]
-    })
+    ..KernelSpec::new(
+        source_of_kernel_file("resnet18/train"),
+        "resnet18_train_pack",
+        TRAINING_BLOCK_THREADS,
+        |elements| [elements.div_ceil(TRAINING_BLOCK_THREADS), 1, 1],
+    )
 };
-const SHARE_KERNEL: KernelSpec<usize> =
-    KernelSpec { symbol: "resnet18_train_share", ..PACK_KERNEL };
-const FEATURES_KERNEL: KernelSpec<usize> =
-    KernelSpec { symbol: "resnet18_train_features", ..PACK_KERNEL };
-/// Kernel of the classifier's gradients, which the row `fused_train` launches too.
-pub const CLASSIFIER_KERNEL: KernelSpec<usize> =
-    KernelSpec { symbol: "resnet18_train_classifier", ..PACK_KERNEL };
-const LAST_LAYER_KERNEL: KernelSpec<usize> =
-    KernelSpec { symbol: "resnet18_train_last", ..PACK_KERNEL };
-const SCATTER_KERNEL: KernelSpec<usize> =
-    KernelSpec { symbol: "resnet18_train_scatter", ..PACK_KERNEL };
-const SCALE_KERNEL: KernelSpec<usize> =
-    KernelSpec { symbol: "resnet18_train_scale", ..PACK_KERNEL };
-const POOL_KERNEL: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_pool", ..PACK_KERNEL };
-const SGD_KERNEL: KernelSpec<usize> = KernelSpec { symbol: "resnet18_train_sgd", ..PACK_KERNEL };
-/// Kernel of the loss, which `fused_train` launches too; its parameter is the number of blocks.
-pub const LOSS_KERNEL: KernelSpec<usize> =
-    KernelSpec { symbol: "resnet18_train_loss", blocks: |blocks| [*blocks, 1, 1], ..PACK_KERNEL };
-const ROUND_KERNEL: KernelSpec<usize> =
-    KernelSpec { symbol: "resnet18_train_round", ..LOSS_KERNEL };
-const SUM_ROWS_KERNEL: KernelSpec<usize> =
-    KernelSpec { symbol: "resnet18_train_sum_rows", ..LOSS_KERNEL };
+const DIVIDE_BIAS_BY_STEPS_KERNEL: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_train_share", ..ROUND_WEIGHT_TO_BF16_KERNEL };
+const MEAN_SPIKE_FEATURES_KERNEL: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_train_features", ..ROUND_WEIGHT_TO_BF16_KERNEL };
+/// Kernel of the classifier's parameter gradients, which the fused training rung launches too.
+pub const CLASSIFIER_GRADIENTS_KERNEL: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_train_classifier", ..ROUND_WEIGHT_TO_BF16_KERNEL };
+const LAST_SPIKE_GRADIENT_KERNEL: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_train_last", ..ROUND_WEIGHT_TO_BF16_KERNEL };
+const SCATTER_INPUT_GRADIENT_KERNEL: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_train_scatter", ..ROUND_WEIGHT_TO_BF16_KERNEL };
+const SCALE_GRADIENT_KERNEL: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_train_scale", ..ROUND_WEIGHT_TO_BF16_KERNEL };
+const MAX_POOL_GRADIENT_KERNEL: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_train_pool", ..ROUND_WEIGHT_TO_BF16_KERNEL };
+const SGD_UPDATE_KERNEL: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_train_sgd", ..ROUND_WEIGHT_TO_BF16_KERNEL };
+/// Kernel of the cross-entropy loss and the logits' gradient, which the fused training rung
+/// launches too; its launch parameter is the number of blocks.
+pub const CROSS_ENTROPY_LOSS_KERNEL: KernelSpec<usize> = KernelSpec {
+    symbol: "resnet18_train_loss",
+    blocks: |blocks| [*blocks, 1, 1],
+    ..ROUND_WEIGHT_TO_BF16_KERNEL
+};
+const ROUND_AND_TRANSPOSE_GRADIENT_KERNEL: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_train_round", ..CROSS_ENTROPY_LOSS_KERNEL };
+const SUM_GRADIENT_ROWS_KERNEL: KernelSpec<usize> =
+    KernelSpec { symbol: "resnet18_train_sum_rows", ..CROSS_ENTROPY_LOSS_KERNEL };
 
-/// Checks that the GEMMs of the gradients can be computed: their inner extent is the number of
-/// frames, whose rows must be multiples of 16 bytes.
-pub fn check_gradient_gemm_support(shape: &NetworkShape) -> Result<(), String> {
-    if shape.frame_count().is_multiple_of(8) {
+/// Checks that cuBLASLt can compute the weight gradients: images times time steps must be a
+/// multiple of 8, so that operand rows are multiples of 16 bytes.
+pub fn check_frames_are_a_multiple_of_eight(shape: &ResNetParameters) -> Result<(), String> {
+    if shape.frames_over_all_time_steps().is_multiple_of(8) {
         Ok(())
     } else {
         Err("images times steps in multiples of 8".to_owned())
     }
 }
 
-/// Addresses of the inputs and outputs of a training step.
+/// Device addresses of the inputs and outputs of a training step.
 #[derive(Debug, Clone, Copy)]
-pub struct TrainingTensors {
+pub struct TrainingStepTensors {
     /// Class of each image.
-    pub labels: Pointer,
+    pub labels: RegionPointer,
     /// Old parameters.
-    pub parameters: Pointer,
+    pub parameters: RegionPointer,
     /// Old momentum.
-    pub momentum: Pointer,
-    pub logits: Pointer,
+    pub momentum: RegionPointer,
+    pub logits: RegionPointer,
     /// Mean cross-entropy.
-    pub loss: Pointer,
-    pub new_parameters: Pointer,
-    pub new_momentum: Pointer,
+    pub loss: RegionPointer,
+    pub new_parameters: RegionPointer,
+    pub new_momentum: RegionPointer,
 }
 
-impl TrainingTensors {
-    /// Declares the images and the tensors of a training step.
-    pub fn declare_training_tensors(
+impl TrainingStepTensors {
+    /// Adds the regions of the inputs and outputs of a training step to the program; returns their
+    /// addresses.
+    pub fn declare_inputs_and_outputs(
         program: &mut Program,
-        shape: &NetworkShape,
-        network: &ResNet18,
+        shape: &ResNetParameters,
+        network: &ResNet18Layers,
     ) -> Self {
-        let logits = declare_images_and_logits(program, shape);
-        let (rows, bytes) =
-            (shape.parameter_shape(network), network.parameters * Dtype::F32.bytes());
+        let logits = declare_image_and_logit_regions(program, shape);
+        let (rows, bytes) = (
+            shape.shape_of_parameter_tensor(network),
+            network.parameters * Dtype::F32.bytes_per_element(),
+        );
         Self {
             labels: program.add_input("labels", MemoryPurpose::Inputs, shape.b),
             parameters: program.add_input("parameters", MemoryPurpose::Weights, bytes),
@@ -125,116 +141,130 @@ impl TrainingTensors {
     }
 }
 
-/// Declares all regions of a training step except inputs and outputs.
-fn declare_training_tensors(program: &mut Program, shape: &NetworkShape, network: &ResNet18) {
+/// Adds all memory regions of a per-operation training step except inputs and outputs.
+fn declare_per_op_training_regions(
+    program: &mut Program,
+    shape: &ResNetParameters,
+    network: &ResNet18Layers,
+) {
     use MemoryPurpose::{Activations, Gradients, Weights, Workspace};
-    let frames = shape.frame_count();
-    let maps = network.neuron_layer_extents();
-    let largest = maps.iter().map(|map| map.elements()).max().unwrap_or(0);
-    let convs = network.block_convolutions().skip(1);
-    let rows = convs.map(|c| frames * c.window.output.pixel_count() * live_weight_columns(c)).max();
+    let frames = shape.frames_over_all_time_steps();
+    let maps = network.extents_of_neuron_layers();
+    let largest = maps.iter().map(|map| map.elements_per_frame()).max().unwrap_or(0);
+    let convs = network.all_convolutions().skip(1);
+    let rows = convs
+        .map(|c| frames * c.window.output.pixels_per_frame() * weight_columns_that_read_pixels(c))
+        .max();
     let weights = network
-        .block_convolutions()
-        .map(|conv| conv.window.output.channels * weight_columns(network, conv));
-    let features = network.last_map().channels;
-    let weight_gradient = weights.max().unwrap_or(0).max(CLASS_COUNT * features);
-    for region in packed_regions(shape, network) {
+        .all_convolutions()
+        .map(|conv| conv.window.output.channels * packed_weight_columns(network, conv));
+    let features = network.last_feature_map().channels;
+    let weight_gradient = weights.max().unwrap_or(0).max(CLASSIFIER_CLASS_COUNT * features);
+    for region in regions_of_packed_parameters(shape, network) {
         program.add_scratch(region.name, Weights, region.bytes);
     }
-    declare_scratch(program, shape, network, SavedForwardRegions::Currents);
-    let bf16s = frames * largest * Dtype::Bf16.bytes();
+    declare_per_op_scratch_regions(program, shape, network, StoredForwardResults::Currents);
+    let bf16s = frames * largest * Dtype::Bf16.bytes_per_element();
     program.add_scratch("rounded", Workspace, bf16s);
     program.add_scratch("transposed", Workspace, bf16s);
     for (name, purpose, count) in [
         ("spike_gradient", Gradients, frames * largest),
         ("other_spike_gradient", Gradients, frames * largest),
         ("current_gradient", Gradients, frames * largest),
-        // The gathered gradient is needed only during the GEMM of one layer.
+        // One region of the gathered gradient serves all layers, because it is needed only until
+        // the gradient is scattered.
         ("gathered_gradient", Workspace, rows.unwrap_or(0)),
         ("weight_gradient", Gradients, weight_gradient),
-        ("bias_sums", Workspace, ROW_SUM_PARTS * features),
-        ("bias_gradient", Gradients, features.max(CLASS_COUNT)),
-        ("logits_gradient", Gradients, shape.b * CLASS_COUNT),
+        ("bias_sums", Workspace, ROW_SUM_PARTIAL_SUMS * features),
+        ("bias_gradient", Gradients, features.max(CLASSIFIER_CLASS_COUNT)),
+        ("logits_gradient", Gradients, shape.b * CLASSIFIER_CLASS_COUNT),
         ("features", Activations, shape.b * features),
     ] {
-        program.add_scratch(name, purpose, count * Dtype::F32.bytes());
+        program.add_scratch(name, purpose, count * Dtype::F32.bytes_per_element());
     }
 }
 
-pub fn train_step_program(shape: &NetworkShape) -> Program {
-    let network = shape.sizes.build_network();
+pub fn per_op_training_step_program(shape: &ResNetParameters) -> Program {
+    let network = shape.sizes.build_resnet18_layers();
     let mut program = Program::new();
-    let tensors = TrainingTensors::declare_training_tensors(&mut program, shape, &network);
-    declare_training_tensors(&mut program, shape, &network);
-    let forward = PerOpForward { shape, network: &network, saved: SavedForwardRegions::Currents };
-    let theta = shape.neuron().threshold as f32;
-    TrainStepWriter { forward, theta, tensors }.write_whole_step(&mut program);
+    let tensors = TrainingStepTensors::declare_inputs_and_outputs(&mut program, shape, &network);
+    declare_per_op_training_regions(&mut program, shape, &network);
+    let forward =
+        PerOpForwardBuilder { shape, network: &network, saved: StoredForwardResults::Currents };
+    let theta = shape.neuron_parameters().threshold as f32;
+    PerOpTrainingStepBuilder { forward, theta, tensors }
+        .add_whole_per_op_training_step(&mut program);
     program
 }
 
-/// Writes the launches of a training step.
-struct TrainStepWriter<'a> {
-    forward: PerOpForward<'a>,
+/// Adds the launches of a per-operation training step to a program.
+struct PerOpTrainingStepBuilder<'a> {
+    forward: PerOpForwardBuilder<'a>,
     theta: f32,
-    tensors: TrainingTensors,
+    tensors: TrainingStepTensors,
 }
 
-impl<'a> TrainStepWriter<'a> {
-    fn network_of_forward(&self) -> &'a ResNet18 {
+impl<'a> PerOpTrainingStepBuilder<'a> {
+    fn resnet18_of_forward_pass(&self) -> &'a ResNet18Layers {
         self.forward.network
     }
 
-    fn write_whole_step(&self, program: &mut Program) {
-        program.in_range("Weight_Rounding", |program| self.add_parameter_packing(program));
-        self.forward.add_forward_pass(program, self.tensors.logits);
-        program.in_range("Backward", |program| self.add_backward_pass(program));
+    fn add_whole_per_op_training_step(&self, program: &mut Program) {
+        program.in_range("Weight_Rounding", |program| {
+            self.add_weight_rounding_and_bias_division(program)
+        });
+        self.forward.add_per_op_forward_pass(program, self.tensors.logits);
+        program.in_range("Backward", |program| self.add_per_op_backward_pass(program));
     }
 
-    fn add_backward_pass(&self, program: &mut Program) {
-        program.in_range("Final_Layers", |program| self.add_loss_and_classifier_step(program));
-        (0..self.network_of_forward().blocks.len())
+    fn add_per_op_backward_pass(&self, program: &mut Program) {
+        program.in_range("Final_Layers", |program| self.add_loss_and_classifier_update(program));
+        (0..self.resnet18_of_forward_pass().blocks.len())
             .rev()
-            .for_each(|number| self.add_block_backward(program, number));
-        self.add_stem_backward(program);
+            .for_each(|number| self.add_backward_pass_of_block(program, number));
+        self.add_backward_pass_of_pooling_and_stem(program);
     }
 
-    /// Rounds and scales the parameters for the forward pass.
-    fn add_parameter_packing(&self, program: &mut Program) {
-        let network = self.network_of_forward();
-        let steps = self.forward.shape.spread_steps() as f32;
-        for conv in network.block_convolutions() {
-            let columns = weight_columns(network, conv);
-            let first = conv.window.taps_that_read_pixels().start * conv.window.input.channels;
+    /// Adds the launches that round weights to bf16 and divide biases by the number of time steps,
+    /// for the forward pass.
+    fn add_weight_rounding_and_bias_division(&self, program: &mut Program) {
+        let network = self.resnet18_of_forward_pass();
+        let steps = self.forward.shape.steps_that_spread_image() as f32;
+        for conv in network.all_convolutions() {
+            let columns = packed_weight_columns(network, conv);
+            let first =
+                conv.window.range_of_taps_that_read_pixels().start * conv.window.input.channels;
             let elements = conv.window.output.channels * columns;
-            let from = self.tensors.parameters.offset_by(conv.weight * Dtype::F32.bytes());
-            let sizes = int_operands([conv.filter_elements(), first, columns]);
+            let from =
+                self.tensors.parameters.offset_by(conv.weight * Dtype::F32.bytes_per_element());
+            let sizes = int_operands([conv.elements_per_filter(), first, columns]);
             program.add_launch(
-                &PACK_KERNEL,
+                &ROUND_WEIGHT_TO_BF16_KERNEL,
                 &elements,
-                (from, &weight_region_name(conv), long_operand(elements), sizes),
+                (from, &name_of_weight_region(conv), long_operand(elements), sizes),
             );
             let divisor = if conv.weight == network.stem.weight { 1.0 } else { steps };
             let channels = conv.window.output.channels;
-            self.divide_over_steps(
+            self.add_division_of_parameters(
                 program,
-                conv.first_bias_element(),
-                &bias_share_region_name(conv),
+                conv.index_of_first_bias(),
+                &name_of_bias_per_step_region(conv),
                 channels,
                 divisor,
             );
         }
-        let weights = CLASS_COUNT * network.last_map().channels;
-        self.divide_over_steps(program, network.classifier, "fc.weight", weights, 1.0);
-        self.divide_over_steps(
+        let weights = CLASSIFIER_CLASS_COUNT * network.last_feature_map().channels;
+        self.add_division_of_parameters(program, network.classifier, "fc.weight", weights, 1.0);
+        self.add_division_of_parameters(
             program,
             network.classifier + weights,
             "fc.bias",
-            CLASS_COUNT,
+            CLASSIFIER_CLASS_COUNT,
             steps,
         );
     }
 
-    fn divide_over_steps(
+    fn add_division_of_parameters(
         &self,
         program: &mut Program,
         from: usize,
@@ -242,187 +272,246 @@ impl<'a> TrainStepWriter<'a> {
         elements: usize,
         divisor: f32,
     ) {
-        let from = self.tensors.parameters.offset_by(from * Dtype::F32.bytes());
-        program.add_launch(&SHARE_KERNEL, &elements, (from, to, long_operand(elements), divisor));
+        let from = self.tensors.parameters.offset_by(from * Dtype::F32.bytes_per_element());
+        program.add_launch(
+            &DIVIDE_BIAS_BY_STEPS_KERNEL,
+            &elements,
+            (from, to, long_operand(elements), divisor),
+        );
     }
 
-    /// Adds the loss, the classifier's step, and the gradient of the last spikes.
-    fn add_loss_and_classifier_step(&self, program: &mut Program) {
-        let (shape, network) = (self.forward.shape, self.network_of_forward());
-        let map = network.last_map();
+    /// Adds the launches of the loss, the classifier's SGD update, and the gradient of the last
+    /// layer's spikes.
+    fn add_loss_and_classifier_update(&self, program: &mut Program) {
+        let (shape, network) = (self.forward.shape, self.resnet18_of_forward_pass());
+        let map = network.last_feature_map();
         let (b, channels, at) = (shape.b, map.channels, network.classifier);
-        let TrainingTensors { logits, labels, loss, parameters, .. } = self.tensors;
+        let TrainingStepTensors { logits, labels, loss, parameters, .. } = self.tensors;
         let gradient = "logits_gradient";
         program.add_launch(
-            &LOSS_KERNEL,
+            &CROSS_ENTROPY_LOSS_KERNEL,
             &1,
-            (logits, labels, loss, gradient, int_operands([b, CLASS_COUNT])),
+            (logits, labels, loss, gradient, int_operands([b, CLASSIFIER_CLASS_COUNT])),
         );
 
-        let scale = self.theta / map.pixel_count() as f32;
+        let scale = self.theta / map.pixels_per_frame() as f32;
         let elements = b * channels;
-        let spikes = layer_spikes_name(2 * network.blocks.len());
-        let sizes = int_operands([channels, map.pixel_count(), shape.t]);
+        let spikes = name_of_layer_spikes_region(2 * network.blocks.len());
+        let sizes = int_operands([channels, map.pixels_per_frame(), shape.t]);
         program.add_launch(
-            &FEATURES_KERNEL,
+            &MEAN_SPIKE_FEATURES_KERNEL,
             &elements,
             (&spikes, "features", long_operand(elements), sizes, scale),
         );
 
-        let weights = CLASS_COUNT * channels;
+        let weights = CLASSIFIER_CLASS_COUNT * channels;
         let gradients = ("weight_gradient", "bias_gradient", long_operand(weights));
-        let arguments = (gradient, "features", gradients, int_operands([b, CLASS_COUNT, channels]));
-        program.add_launch(&CLASSIFIER_KERNEL, &weights, arguments);
-        let share = shape.fed_time_steps() as f32 / shape.spread_steps() as f32;
+        let arguments =
+            (gradient, "features", gradients, int_operands([b, CLASSIFIER_CLASS_COUNT, channels]));
+        program.add_launch(&CLASSIFIER_GRADIENTS_KERNEL, &weights, arguments);
+        let share = shape.time_steps_that_are_fed() as f32 / shape.steps_that_spread_image() as f32;
         let behind = network.parameters - at - weights;
-        self.add_sgd_update(program, "weight_gradient", at, [1, weights, 0, weights], 1.0);
-        self.add_sgd_update(
+        self.add_sgd_update_launch(program, "weight_gradient", at, [1, weights, 0, weights], 1.0);
+        self.add_sgd_update_launch(
             program,
             "bias_gradient",
             at + weights,
-            [1, behind, 0, CLASS_COUNT],
+            [1, behind, 0, CLASSIFIER_CLASS_COUNT],
             share,
         );
 
-        let elements = shape.frame_count() * map.elements();
-        let weight = parameters.offset_by(at * Dtype::F32.bytes());
-        let sizes = int_operands([b, CLASS_COUNT, channels, map.pixel_count()]);
+        let elements = shape.frames_over_all_time_steps() * map.elements_per_frame();
+        let weight = parameters.offset_by(at * Dtype::F32.bytes_per_element());
+        let sizes = int_operands([b, CLASSIFIER_CLASS_COUNT, channels, map.pixels_per_frame()]);
         let arguments = (gradient, weight, "spike_gradient", long_operand(elements), sizes, scale);
-        program.add_launch(&LAST_LAYER_KERNEL, &elements, arguments);
+        program.add_launch(&LAST_SPIKE_GRADIENT_KERNEL, &elements, arguments);
     }
 
-    /// Computes the gradient of a block's input spikes from the gradient of its output spikes; both
-    /// are in the region `spike_gradient`.
-    fn add_block_backward(&self, program: &mut Program, number: usize) {
-        let network = self.network_of_forward();
+    /// Adds the launches that compute the gradient of a block's input spikes from that of its
+    /// output spikes; both are in the region `spike_gradient`.
+    fn add_backward_pass_of_block(&self, program: &mut Program, number: usize) {
+        let network = self.resnet18_of_forward_pass();
         let block = &network.blocks[number];
-        let input = block_input_name(network, number);
-        let ResidualBlock { first, second, .. } = block;
-        in_layer_range(program, second, |program| {
-            self.add_neurons_backward(program, 2 * number + 2, "spike_gradient");
-            self.round_and_transpose(program, second);
+        let input = name_of_block_input_region(network, number);
+        let ResNetBlock { first, second, .. } = block;
+        in_nvtx_range_of_convolution(program, second, |program| {
+            self.add_neuron_backward_launch(program, 2 * number + 2, "spike_gradient");
+            self.add_gradient_rounding_and_transposition(program, second);
         });
-        self.add_convolution_update(program, second, &layer_spikes_name(2 * number + 1));
-        in_layer_range(program, second, |program| {
-            self.convolution_input_gradient(program, second, "other_spike_gradient", false);
+        self.add_gathering_and_update_of_convolution(
+            program,
+            second,
+            &name_of_layer_spikes_region(2 * number + 1),
+        );
+        in_nvtx_range_of_convolution(program, second, |program| {
+            self.add_convolution_input_gradient_launches(
+                program,
+                second,
+                "other_spike_gradient",
+                false,
+            );
         });
         match &block.shortcut {
             Some(conv) => {
-                self.add_convolution_update(program, conv, &input);
-                in_layer_range(program, first, |program| {
-                    self.convolution_input_gradient(program, conv, "spike_gradient", false);
+                self.add_gathering_and_update_of_convolution(program, conv, &input);
+                in_nvtx_range_of_convolution(program, first, |program| {
+                    self.add_convolution_input_gradient_launches(
+                        program,
+                        conv,
+                        "spike_gradient",
+                        false,
+                    );
                 });
             }
             None => {
-                let elements = self.forward.shape.frame_count() * second.window.output.elements();
+                let elements = self.forward.shape.frames_over_all_time_steps()
+                    * second.window.output.elements_per_frame();
                 let arguments =
                     ("spike_gradient", "current_gradient", long_operand(elements), self.theta);
-                in_layer_range(program, first, |program| {
-                    program.add_launch(&SCALE_KERNEL, &elements, arguments)
+                in_nvtx_range_of_convolution(program, first, |program| {
+                    program.add_launch(&SCALE_GRADIENT_KERNEL, &elements, arguments)
                 });
             }
         }
-        in_layer_range(program, first, |program| {
-            self.add_neurons_backward(program, 2 * number + 1, "other_spike_gradient");
-            self.round_and_transpose(program, first);
+        in_nvtx_range_of_convolution(program, first, |program| {
+            self.add_neuron_backward_launch(program, 2 * number + 1, "other_spike_gradient");
+            self.add_gradient_rounding_and_transposition(program, first);
         });
-        self.add_convolution_update(program, first, &input);
-        in_layer_range(program, first, |program| {
-            self.convolution_input_gradient(program, first, "spike_gradient", true);
+        self.add_gathering_and_update_of_convolution(program, first, &input);
+        in_nvtx_range_of_convolution(program, first, |program| {
+            self.add_convolution_input_gradient_launches(program, first, "spike_gradient", true);
         });
     }
 
-    /// Adds the backward pass of the pooling and of the stem to the program.
-    fn add_stem_backward(&self, program: &mut Program) {
-        let (shape, network) = (self.forward.shape, self.network_of_forward());
+    /// Adds the launches of the backward pass through the max pooling and the stem.
+    fn add_backward_pass_of_pooling_and_stem(&self, program: &mut Program) {
+        let (shape, network) = (self.forward.shape, self.resnet18_of_forward_pass());
         let stem = &network.stem;
         program.in_range("Conv1_Block", |program| {
             let mut from = "spike_gradient";
             if let Some(pool) = &network.pool {
-                let elements = shape.b * pool.input.elements();
-                let outputs = shape.b * pool.output.elements();
+                let elements = shape.b * pool.input.elements_per_frame();
+                let outputs = shape.b * pool.output.elements_per_frame();
                 let sizes =
                     int_operands([pool.input.side, pool.input.channels, pool.output.side, shape.t]);
-                let pointers = (from, POOLED_TAPS, "other_spike_gradient");
+                let pointers = (from, POOLING_MAXIMUM_TAPS_REGION, "other_spike_gradient");
                 let arguments = (pointers, long_operand(elements), long_operand(outputs), sizes);
-                program.add_launch(&POOL_KERNEL, &elements, arguments);
+                program.add_launch(&MAX_POOL_GRADIENT_KERNEL, &elements, arguments);
                 from = "other_spike_gradient";
             }
-            self.add_neurons_backward(program, 0, from);
-            self.round_and_transpose(program, stem);
+            self.add_neuron_backward_launch(program, 0, from);
+            self.add_gradient_rounding_and_transposition(program, stem);
         });
         program.in_range("Weight_Gradients", |program| {
-            let (columns, frames) = (padded_stem_columns(network), shape.frame_count());
-            gather_images(program, stem, frames, columns, "frames");
+            let (columns, frames) =
+                (stem_operand_columns(network), shape.frames_over_all_time_steps());
+            add_gathering_of_stem_operand(program, stem, frames, columns, "frames");
         });
-        self.convolution_weight_step(program, stem, 1.0 / shape.spread_steps() as f32);
+        self.add_gradients_and_update_of_convolution(
+            program,
+            stem,
+            1.0 / shape.steps_that_spread_image() as f32,
+        );
     }
 
-    /// Computes `current_gradient` from the gradient of a layer's spikes.
-    fn add_neurons_backward(&self, program: &mut Program, layer: usize, spikes: &str) {
+    /// Adds the launch that computes the region `current_gradient` from the gradient of a neuron
+    /// layer's spikes.
+    fn add_neuron_backward_launch(&self, program: &mut Program, layer: usize, spikes: &str) {
         let shape = self.forward.shape;
-        let n = shape.b * self.network_of_forward().neuron_layer_extents()[layer].elements();
-        let neurons = NeuronShape { n, t: shape.t, dtype: Dtype::F32, parameters: shape.neuron() };
-        let (kernel, last) = replay_kernel::<Operand>(&neurons);
-        let currents = SavedForwardRegions::Currents.currents_region_name(layer);
+        let n = shape.b
+            * self.resnet18_of_forward_pass().extents_of_neuron_layers()[layer]
+                .elements_per_frame();
+        let neurons = NeuronLayerParameters {
+            n,
+            t: shape.t,
+            dtype: Dtype::F32,
+            parameters: shape.neuron_parameters(),
+        };
+        let (kernel, last) = select_replay_kernel_and_arguments::<LaunchArgument>(&neurons);
+        let currents = StoredForwardResults::Currents.name_of_layer_currents_region(layer);
         let arguments = (&currents, spikes, NULL, "current_gradient", last);
         program.add_launch(&kernel, &neurons, arguments);
     }
 
-    /// Rounds the gradient of a convolution's output to bf16, both as it is and transposed.
-    fn round_and_transpose(&self, program: &mut Program, conv: &ConvolutionLayer) {
+    /// Adds the launch that rounds the gradient of a convolution's output to bf16 and stores it
+    /// both as it is and transposed.
+    fn add_gradient_rounding_and_transposition(
+        &self,
+        program: &mut Program,
+        conv: &ConvolutionLayer,
+    ) {
         let channels = conv.window.output.channels;
-        let rows = self.forward.shape.frame_count() * conv.window.output.pixel_count();
-        let blocks = rows.div_ceil(TILE_SIDE) * channels.div_ceil(TILE_SIDE);
+        let rows =
+            self.forward.shape.frames_over_all_time_steps() * conv.window.output.pixels_per_frame();
+        let blocks = rows.div_ceil(TRANSPOSED_TILE_SIDE) * channels.div_ceil(TRANSPOSED_TILE_SIDE);
         let regions = ("current_gradient", "rounded", "transposed");
-        program.add_launch(&ROUND_KERNEL, &blocks, (regions, long_operand(rows), int(channels)));
+        program.add_launch(
+            &ROUND_AND_TRANSPOSE_GRADIENT_KERNEL,
+            &blocks,
+            (regions, long_operand(rows), int_operand(channels)),
+        );
     }
 
-    /// Adds the SGD step of a convolution of spikes, after rounding the gradient of its output.
-    fn add_convolution_update(&self, program: &mut Program, conv: &ConvolutionLayer, input: &str) {
+    /// Adds the launches that gather a convolution's spike operand, compute its weight and bias
+    /// gradients, and update both by SGD.
+    fn add_gathering_and_update_of_convolution(
+        &self,
+        program: &mut Program,
+        conv: &ConvolutionLayer,
+        input: &str,
+    ) {
         program.in_range("Weight_Gradients", |program| {
-            self.forward.gather_spikes(program, conv, input);
+            self.forward.add_spike_operand_gathering(program, conv, input);
         });
-        self.convolution_weight_step(program, conv, self.theta);
+        self.add_gradients_and_update_of_convolution(program, conv, self.theta);
     }
 
-    /// Adds the SGD step of a convolution whose operand is gathered. The convolution's output was
-    /// multiplied by `factor`, so its gradient is too.
-    fn convolution_weight_step(&self, program: &mut Program, conv: &ConvolutionLayer, factor: f32) {
-        let (shape, network) = (self.forward.shape, self.network_of_forward());
-        let (filters, columns) = (conv.window.output.channels, weight_columns(network, conv));
-        let rows = shape.frame_count() * conv.window.output.pixel_count();
+    /// Adds the launches that compute a convolution's weight and bias gradients from its gathered
+    /// operand and update both by SGD. The convolution's output was multiplied by `factor`, so its
+    /// weight gradient is multiplied by `factor` too.
+    fn add_gradients_and_update_of_convolution(
+        &self,
+        program: &mut Program,
+        conv: &ConvolutionLayer,
+        factor: f32,
+    ) {
+        let (shape, network) = (self.forward.shape, self.resnet18_of_forward_pass());
+        let (filters, columns) =
+            (conv.window.output.channels, packed_weight_columns(network, conv));
+        let rows = shape.frames_over_all_time_steps() * conv.window.output.pixels_per_frame();
         program.in_range("Weight_Gradients", |program| {
-            let spec = GemmSpec::new(filters, columns, rows, MatrixDtype::Bf16, MatrixDtype::F32);
-            add_gemm_to_program(program, spec, ["transposed", "operand", "weight_gradient"]);
-            let tiles = filters.div_ceil(TILE_SIDE);
-            let fed = shape.fed_time_steps() * shape.b * conv.window.output.pixel_count();
+            let spec =
+                GemmSpec::new(filters, columns, rows, GemmMatrixDtype::Bf16, GemmMatrixDtype::F32);
+            add_gemm_of_named_regions(program, spec, ["transposed", "operand", "weight_gradient"]);
+            let tiles = filters.div_ceil(TRANSPOSED_TILE_SIDE);
+            let fed =
+                shape.time_steps_that_are_fed() * shape.b * conv.window.output.pixels_per_frame();
             for (from, to, rows, splits) in [
-                ("current_gradient", "bias_sums", fed, ROW_SUM_PARTS),
-                ("bias_sums", "bias_gradient", ROW_SUM_PARTS, 1),
+                ("current_gradient", "bias_sums", fed, ROW_SUM_PARTIAL_SUMS),
+                ("bias_sums", "bias_gradient", ROW_SUM_PARTIAL_SUMS, 1),
             ] {
                 let arguments = (from, to, long_operand(rows), int_operands([filters, splits]));
-                program.add_launch(&SUM_ROWS_KERNEL, &(tiles * splits), arguments);
+                program.add_launch(&SUM_GRADIENT_ROWS_KERNEL, &(tiles * splits), arguments);
             }
         });
-        let first = conv.window.taps_that_read_pixels().start * conv.window.input.channels;
-        let share = 1.0 / shape.spread_steps() as f32;
+        let first = conv.window.range_of_taps_that_read_pixels().start * conv.window.input.channels;
+        let share = 1.0 / shape.steps_that_spread_image() as f32;
         program.in_range("Optimizer", |program| {
-            let sizes = [filters, conv.filter_elements(), first, columns];
-            self.add_sgd_update(program, "weight_gradient", conv.weight, sizes, factor);
-            self.add_sgd_update(
+            let sizes = [filters, conv.elements_per_filter(), first, columns];
+            self.add_sgd_update_launch(program, "weight_gradient", conv.weight, sizes, factor);
+            self.add_sgd_update_launch(
                 program,
                 "bias_gradient",
-                conv.first_bias_element(),
+                conv.index_of_first_bias(),
                 [1, filters, 0, filters],
                 share,
             );
         });
     }
 
-    /// Adds the gradient of a convolution's input to the program; it replaces a region or is added
-    /// to the region.
-    fn convolution_input_gradient(
+    /// Adds the launches that compute the gradient of a convolution's input and write it to a
+    /// region or add it to that region.
+    fn add_convolution_input_gradient_launches(
         &self,
         program: &mut Program,
         conv: &ConvolutionLayer,
@@ -430,26 +519,29 @@ impl<'a> TrainStepWriter<'a> {
         add: bool,
     ) {
         let window = &conv.window;
-        let (frames, columns) = (self.forward.shape.frame_count(), live_weight_columns(conv));
-        let (rows, depth) = (frames * window.output.pixel_count(), window.output.channels);
-        let spec = GemmSpec::new(rows, columns, depth, MatrixDtype::Bf16, MatrixDtype::F32);
-        add_gemm_to_program(
+        let (frames, columns) = (
+            self.forward.shape.frames_over_all_time_steps(),
+            weight_columns_that_read_pixels(conv),
+        );
+        let (rows, depth) = (frames * window.output.pixels_per_frame(), window.output.channels);
+        let spec = GemmSpec::new(rows, columns, depth, GemmMatrixDtype::Bf16, GemmMatrixDtype::F32);
+        add_gemm_of_named_regions(
             program,
             spec,
-            ["rounded", &weight_region_name(conv), "gathered_gradient"],
+            ["rounded", &name_of_weight_region(conv), "gathered_gradient"],
         );
-        let taps = window.taps_that_read_pixels();
-        let elements = frames * window.input.elements();
+        let taps = window.range_of_taps_that_read_pixels();
+        let elements = frames * window.input.elements_per_frame();
         let taps = int_operands([taps.start, taps.len()]);
-        let window = window_arguments(window);
-        let sums = (self.theta, int(usize::from(add)));
+        let window = convolution_window_arguments(window);
+        let sums = (self.theta, int_operand(usize::from(add)));
         let arguments = ("gathered_gradient", to, long_operand(elements), window, taps, sums);
-        program.add_launch(&SCATTER_KERNEL, &elements, arguments);
+        program.add_launch(&SCATTER_INPUT_GRADIENT_KERNEL, &elements, arguments);
     }
 
-    /// Adds the SGD update of a parameter `[filters, depth]` whose gradient has only a range of
-    /// columns.
-    fn add_sgd_update(
+    /// Adds the SGD launch of a parameter `[filters, depth]` whose gradient has only the columns of
+    /// filter taps that read a pixel.
+    fn add_sgd_update_launch(
         &self,
         program: &mut Program,
         gradient: &str,
@@ -458,35 +550,37 @@ impl<'a> TrainStepWriter<'a> {
         factor: f32,
     ) {
         let elements = filters * depth;
-        let TrainingTensors { parameters, momentum, new_parameters, new_momentum, .. } =
+        let TrainingStepTensors { parameters, momentum, new_parameters, new_momentum, .. } =
             self.tensors;
         let [old, old_momentum, new, new_momentum] =
             [parameters, momentum, new_parameters, new_momentum]
-                .map(|tensor| tensor.offset_by(at * Dtype::F32.bytes()));
+                .map(|tensor| tensor.offset_by(at * Dtype::F32.bytes_per_element()));
         let tensors = (old, old_momentum, gradient, new, new_momentum);
         let sizes = int_operands([depth, first, columns, columns]);
-        let factors = [factor, SGD_MOMENTUM, LEARNING_RATE];
+        let factors = [factor, SGD_MOMENTUM, SGD_LEARNING_RATE];
         program.add_launch(
-            &SGD_KERNEL,
+            &SGD_UPDATE_KERNEL,
             &elements,
             (tensors, long_operand(elements), sizes, factors),
         );
     }
 }
 
-/// Writes launches inside the named range of a convolution, which is inside the range of its stage.
-/// The ranges of the convolution's parameters follow its range and are not nested in it.
-fn in_layer_range(
+/// Adds launches inside the NVTX range of a convolution, which is nested in the range of its stage.
+/// The NVTX ranges of the convolution's parameter updates follow this range and are not nested in
+/// it.
+fn in_nvtx_range_of_convolution(
     program: &mut Program,
     conv: &ConvolutionLayer,
     write: impl FnOnce(&mut Program),
 ) {
     let layer = |stage: &&&str| conv.name.starts_with(&stage.to_lowercase()[..6]);
-    let stage = STAGE_RANGES.iter().find(layer).expect("convolutions behind the stem have a stage");
+    let stage =
+        STAGE_NVTX_RANGES.iter().find(layer).expect("convolutions behind the stem have a stage");
     program.in_range(*stage, |program| program.in_range(&conv.name, write));
 }
 
-fn add_gemm_to_program(program: &mut Program, spec: GemmSpec, names: [&str; 3]) {
+fn add_gemm_of_named_regions(program: &mut Program, spec: GemmSpec, names: [&str; 3]) {
     let operands = names.map(|name| program.at(name));
-    program.gemm(Lane::MAIN_LANE, spec, operands);
+    program.add_gemm(ProgramLane::MAIN_LANE, spec, operands);
 }

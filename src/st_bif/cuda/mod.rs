@@ -1,19 +1,23 @@
-//! The ST-BIF neuron on the GPU: the ladder from one launch for each time step to vectorised
-//! kernels at the memory limit.
+//! The ST-BIF neuron on the GPU: a ladder of kernels from one launch for each time step to
+//! vectorised kernels at the memory bandwidth limit.
 //!
 //! Each kernel's file under `kernels/st_bif` explains its computation, thread mapping and bound.
-//! The file of a ladder has the rows of its kernels and its implementations.
+//! The files `forward` and `backward` each have the kernels of a ladder and its implementations.
 
 mod backward;
 mod forward;
 mod row;
 
-pub use backward::{BACKWARD, replay_kernel};
-pub use forward::{FORWARD, PER_STEP_KERNEL};
-use kernelgate_cuda::spec::{ListedKernel, list_kernel_rows};
-pub use row::arguments;
+pub use backward::{CUDA_ST_BIF_BACKWARD_LADDER, select_replay_kernel_and_arguments};
+pub use forward::{CUDA_ST_BIF_FORWARD_LADDER, ONE_TIME_STEP_KERNEL};
+use kernelgate_cuda::spec::{ListedKernelBuild, list_kernel_rows};
+pub use row::neuron_constant_arguments;
 
-/// All kernels of the ST-BIF family.
-pub fn kernels() -> Vec<ListedKernel> {
-    [list_kernel_rows(forward::KERNELS), list_kernel_rows(backward::KERNELS)].concat()
+/// Lists all CUDA kernels of the ST-BIF family, firing rate excluded.
+pub fn list_st_bif_kernels() -> Vec<ListedKernelBuild> {
+    [
+        list_kernel_rows(forward::ST_BIF_FORWARD_KERNELS),
+        list_kernel_rows(backward::ST_BIF_BACKWARD_KERNELS),
+    ]
+    .concat()
 }

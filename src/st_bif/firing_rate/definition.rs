@@ -1,21 +1,22 @@
-//! Readout of a spiking network: the mean spike of each neuron over the time steps (its firing
+//! Readout of a spiking network: the mean spike of each neuron over all time steps (its firing
 //! rate).
 //!
-//! The source is rate coding, as the readout of SpikeZIP-TF (arXiv 2406.03470) averages the outputs
-//! of all steps. Spikes are bytes with the values -1, 0 and 1, as `st_bif/forward` writes them.
+//! The firing rate is rate coding: the readout of SpikeZIP-TF (arXiv 2406.03470) averages the
+//! outputs of all time steps. Input spikes of the firing rate are bytes with the values -1, 0 and
+//! 1, as the workload `st_bif/forward` writes them.
 //!
-//! The threshold, which the next layer's weights include, and packed spikes are excluded on
-//! purpose.
+//! The firing rate does not multiply by the threshold, which the next layer's weights include, and
+//! reads no packed spikes.
 
 use crate::parallel;
-use kernelgate::workload::tensor::split_columns;
+use kernelgate::workload::tensor::split_rows_into_column_blocks;
 use kernelgate::workload::{
-    Axis, AxisError, Dtype, Expected, FlopUnit, Problem, Symmetry, Tensor, TensorData, Tensors,
-    Tolerance, Work, Workload, random,
+    Axis, AxisError, Dtype, Expected, FlopUnit, InputSymmetry, Problem, Tensor, TensorData,
+    Tensors, Tolerance, Work, Workload, random,
 };
 
-/// Workload of the firing rate: mean spike of each neuron.
-pub const RATE_WORKLOAD: Workload<FiringRate> = Workload {
+/// Workload of the firing rate: mean spike of each neuron over all time steps.
+pub const FIRING_RATE_WORKLOAD: Workload<FiringRateProblem> = Workload {
     name: "st_bif/rate",
     about: "mean of ternary spikes over T steps: the readout of a spiking network",
     revision: 1,
@@ -25,7 +26,7 @@ pub const RATE_WORKLOAD: Workload<FiringRate> = Workload {
     thorough: &["n=524288,4194304 t=4,8,16,32"],
     bind: |point| {
         let (n, t) = (point.number("n")?, point.number("t")?);
-        // Sums of spikes up to 2^24 are exact in fp32.
+        // Sums of up to 2^24 spikes are exact in fp32.
         if t > 1 << 24 {
             return Err(AxisError::Combination(format!("t={t}: up to {} time steps", 1 << 24)));
         }
@@ -33,28 +34,28 @@ pub const RATE_WORKLOAD: Workload<FiringRate> = Workload {
         elements.ok_or_else(|| {
             AxisError::Combination("more neuron-steps than a 64-bit index holds".to_owned())
         })?;
-        Ok(FiringRate { n, t })
+        Ok(FiringRateProblem { n, t })
     },
 };
 
 /// Problem `st_bif/rate`: computes `rate [N]` in f32 from `spikes [T, N]` in {-1, 0, 1}.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct FiringRate {
+pub struct FiringRateProblem {
     /// Neurons.
     pub n: usize,
     /// Time steps.
     pub t: usize,
 }
 
-/// Number of neurons that one task of the reference computes.
-const NEURONS_PER_TASK: usize = 1 << 16;
+/// Number of neurons that one parallel CPU task of the firing rate's reference computes.
+const NEURONS_PER_REFERENCE_TASK: usize = 1 << 16;
 
-impl Problem for FiringRate {
+impl Problem for FiringRateProblem {
     fn inputs(&self, seed: u64) -> Tensors {
-        // Samples of N(0, 1) beyond ±1 become spikes: about 31 % of the neurons spike in a step,
-        // half of them up and half down.
+        // Samples of N(0, 1) beyond ±1 become spikes: about 31 % of the neurons spike in a time
+        // step, half of them +1 and half -1.
         let spike = |x: f32| i8::from(x >= 1.0) - i8::from(x <= -1.0);
-        let spikes = random::map_normal_values(seed, "spikes", self.t * self.n, spike);
+        let spikes = random::map_standard_normal_values(seed, "spikes", self.t * self.n, spike);
         let mut inputs = Tensors::new();
         inputs.insert("spikes", Tensor::new([self.t, self.n], TensorData::I8(spikes)));
         inputs
@@ -63,12 +64,15 @@ impl Problem for FiringRate {
     fn reference(&self, inputs: &Tensors) -> Vec<Expected> {
         let spikes = inputs.tensor("spikes");
         let mut rate = vec![0.0; self.n];
-        parallel::for_each_task(
-            split_columns(&mut rate, self.n, NEURONS_PER_TASK),
+        parallel::run_tasks_in_parallel(
+            split_rows_into_column_blocks(&mut rate, self.n, NEURONS_PER_REFERENCE_TASK),
             &|task, mut rows| {
                 let rate = &mut *rows[0];
                 for step in 0..self.t {
-                    let row = spikes.to_f64(step * self.n + task * NEURONS_PER_TASK, rate.len());
+                    let row = spikes.elements_to_f64(
+                        step * self.n + task * NEURONS_PER_REFERENCE_TASK,
+                        rate.len(),
+                    );
                     rate.iter_mut().zip(row).for_each(|(sum, spike)| *sum += spike);
                 }
                 rate.iter_mut().for_each(|sum| *sum /= self.t as f64);
@@ -77,24 +81,26 @@ impl Problem for FiringRate {
         vec![Expected::all("rate", [self.n], rate)]
     }
 
-    /// The neurons are independent of each other.
-    fn symmetries(&self) -> Vec<Symmetry> {
-        vec![Symmetry::Roll { inputs: &[("spikes", 1)], outputs: &[("rate", 0)] }]
+    /// The neurons are independent of each other, so permuting the neurons of the spikes permutes
+    /// the rates.
+    fn symmetries(&self) -> Vec<InputSymmetry> {
+        vec![InputSymmetry::Roll { inputs: &[("spikes", 1)], outputs: &[("rate", 0)] }]
     }
 
     fn work(&self) -> Work {
         let (n, elements) = (self.n as u64, (self.t * self.n) as u64);
-        // The work counts one addition for each spike and one division for each neuron.
+        // The declared work counts one addition for each spike and one division for each neuron.
         Work::bytes(elements, 4 * n).with_flops(FlopUnit::Vector, Dtype::F32, elements + n)
     }
 
     fn tolerance(&self) -> Tolerance {
-        // Sums are exact. 1/T and the product with it round once each, by up to 2^-24 of the value.
+        // Sums of spikes are exact; 1/T and the product with 1/T round once each, by up to 2^-24 of
+        // the value.
         Tolerance { max_error: 1.5e-7, relative_l2: 1.5e-7 }
     }
 
     fn host_bytes(&self) -> u64 {
-        // Host memory counts the spikes, the reference, and the output.
+        // Host memory holds the spikes, the reference and the output.
         (self.t * self.n + (8 + 4) * self.n) as u64
     }
 }
@@ -102,20 +108,20 @@ impl Problem for FiringRate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate::workload::{DefaultScale, Effort};
+    use kernelgate::workload::{BenchEffort, SizeOfDefaultProblems};
 
     #[test]
-    fn the_firing_rate_reference_is_the_mean_over_time_steps() {
+    fn the_firing_rate_reference_is_the_mean_over_all_time_steps() {
         let spikes = TensorData::I8([[1, 0, -1], [1, 1, -1], [0, 1, -1], [1, -1, -1]].concat());
         let mut inputs = Tensors::new();
         inputs.insert("spikes", Tensor::new([4, 3], spikes));
-        let expected = FiringRate { n: 3, t: 4 }.reference(&inputs);
+        let expected = FiringRateProblem { n: 3, t: 4 }.reference(&inputs);
         assert_eq!(expected, [Expected::all("rate", [3], vec![0.75, 0.25, -1.0])]);
     }
 
     #[test]
-    fn firing_rate_inputs_are_ternary_with_both_signs_equally_often() {
-        let inputs = FiringRate { n: 10_000, t: 4 }.inputs(1);
+    fn firing_rate_inputs_are_minus_one_zero_or_one_with_balanced_signs() {
+        let inputs = FiringRateProblem { n: 10_000, t: 4 }.inputs(1);
         let TensorData::I8(spikes) = inputs.tensor("spikes").tensor_data() else { panic!("bytes") };
         let share = |wanted: i8| {
             spikes.iter().filter(|&&spike| spike == wanted).count() as f64 / spikes.len() as f64
@@ -126,11 +132,17 @@ mod tests {
 
     #[test]
     fn firing_rate_points_bind_and_overflow_is_declined_with_a_reason() {
-        for point in RATE_WORKLOAD.points(Effort::Thorough, DefaultScale::Accelerator, &[]).unwrap()
+        for point in FIRING_RATE_WORKLOAD
+            .points_selected_by_effort(
+                BenchEffort::Thorough,
+                SizeOfDefaultProblems::Accelerator,
+                &[],
+            )
+            .unwrap()
         {
-            assert!((RATE_WORKLOAD.bind)(&point).is_ok());
+            assert!((FIRING_RATE_WORKLOAD.bind)(&point).is_ok());
         }
-        let work = FiringRate { n: 10, t: 8 }.work();
+        let work = FiringRateProblem { n: 10, t: 8 }.work();
         assert_eq!((work.read_bytes, work.write_bytes, work.flops[0].count), (80, 40, 90));
     }
 }

@@ -1,54 +1,78 @@
-//! Gradients of every parameter on the CPU, from the last layer to the first.
+//! Gradients of all parameters of the language model on the CPU in f32, from the last layer to the
+//! first.
 
-use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply, multiply_f32, view};
+use kernelgate_numerics::gemm::{
+    Accum, MatMut, MatRef, matmul_f32_on_all_threads, matmul_f32_on_calling_thread,
+    row_major_matrix_view,
+};
 
-use super::forward::{CpuModel, gain, head_matrix, probabilities, scatter, weight_matrix};
-use super::steps::{each_row, norm_backward, rotate, sigmoid, softmax};
+use super::forward::{
+    CpuLanguageModel, causal_probabilities_of_head, copy_heads_into_packed_tensor, gain_of_norm,
+    view_head_of_sequence, view_weight_as_matrix,
+};
+use super::steps::{
+    add_rms_norm_gradients, apply_rope_to_queries_and_keys, process_rows_in_parallel,
+    sigmoid_of_f32, softmax_in_place_f32,
+};
 use crate::parallel;
-use crate::transformer::shape::{ArenaRows, LmShape, Weight};
+use crate::transformer::shape::{ArenaRowsOfTensor, LanguageModelShape, ParameterTensor};
 use kernelgate::workload::Tensors;
 
-/// Rows of a tensor in the arena of gradients.
-fn gradient_rows<'a>(shape: &LmShape, gradient: &'a mut [f32], weight: Weight) -> &'a mut [f32] {
-    let ArenaRows { first, rows, .. } = shape.arena_rows_of_weight(weight);
+/// Returns the rows of a parameter tensor in the gradient arena, which has the layout of the
+/// parameter arena.
+fn gradient_rows_of_weight<'a>(
+    shape: &LanguageModelShape,
+    gradient: &'a mut [f32],
+    weight: ParameterTensor,
+) -> &'a mut [f32] {
+    let ArenaRowsOfTensor { first, rows, .. } = shape.arena_rows_of_tensor(weight);
     &mut gradient[first * shape.d..][..rows * shape.d]
 }
 
-impl CpuModel {
-    /// Computes the gradients of the mean loss over all tokens into the arena; overwrites the
-    /// logits.
-    pub fn compute_gradients(&self, inputs: &Tensors, logits: &mut [f32], gradient: &mut [f32]) {
+impl CpuLanguageModel {
+    /// Computes the gradients of the mean loss over all tokens into the gradient arena, and
+    /// overwrites the logits with their gradients.
+    pub fn compute_all_parameter_gradients(
+        &self,
+        inputs: &Tensors,
+        logits: &mut [f32],
+        gradient: &mut [f32],
+    ) {
         let shape = self.shape;
-        let LmShape { d, layers, vocabulary, .. } = shape;
-        let (tokens, padded) = (shape.token_count(), shape.padded_vocabulary());
-        gradient_rows(&shape, gradient, Weight::Gains).fill(0.0);
-        gradient_rows(&shape, gradient, Weight::Embedding).fill(0.0);
+        let LanguageModelShape { d, layers, vocabulary, .. } = shape;
+        let (tokens, padded) = (shape.tokens_in_batch(), shape.padded_logit_columns());
+        gradient_rows_of_weight(&shape, gradient, ParameterTensor::Gains).fill(0.0);
+        gradient_rows_of_weight(&shape, gradient, ParameterTensor::Embedding).fill(0.0);
         let targets = inputs.f32("targets");
-        each_row(logits, padded, &|token, row| {
-            softmax(&mut row[..vocabulary]);
+        process_rows_in_parallel(logits, padded, &|token, row| {
+            softmax_in_place_f32(&mut row[..vocabulary]);
             row[targets[token] as usize] -= 1.0;
             row.iter_mut().for_each(|x| *x /= tokens as f32);
         });
-        let grad_logits = view(logits, tokens, padded).subcols(0, vocabulary);
-        let head_input = view(&self.head_input, tokens, d);
-        let to = gradient_rows(&shape, gradient, Weight::Head);
-        multiply(to, grad_logits.transpose(), head_input);
+        let grad_logits = row_major_matrix_view(logits, tokens, padded).subcols(0, vocabulary);
+        let head_input = row_major_matrix_view(&self.head_input, tokens, d);
+        let to = gradient_rows_of_weight(&shape, gradient, ParameterTensor::Head);
+        matmul_f32_on_all_threads(to, grad_logits.transpose(), head_input);
         let mut grad = vec![0.0; tokens * d];
-        multiply(&mut grad, grad_logits, weight_matrix(&shape, inputs, Weight::Head));
+        matmul_f32_on_all_threads(
+            &mut grad,
+            grad_logits,
+            view_weight_as_matrix(&shape, inputs, ParameterTensor::Head),
+        );
         let mut grad_x = vec![0.0; tokens * d];
-        self.norm_backward(2 * layers, inputs, &self.x, &grad, &mut grad_x, gradient);
+        self.backpropagate_rms_norm(2 * layers, inputs, &self.x, &grad, &mut grad_x, gradient);
         for layer in (0..layers).rev() {
-            self.mlp_backward(layer, inputs, &mut grad_x, gradient);
-            self.attention_backward(layer, inputs, &mut grad_x, gradient);
+            self.backpropagate_swiglu_block(layer, inputs, &mut grad_x, gradient);
+            self.backpropagate_attention_block(layer, inputs, &mut grad_x, gradient);
         }
-        let to = gradient_rows(&shape, gradient, Weight::Embedding);
+        let to = gradient_rows_of_weight(&shape, gradient, ParameterTensor::Embedding);
         for (token, grad) in inputs.f32("tokens").iter().zip(grad_x.chunks(d)) {
             let row = &mut to[*token as usize * d..][..d];
             row.iter_mut().zip(grad).for_each(|(to, grad)| *to += grad);
         }
     }
 
-    fn norm_backward(
+    fn backpropagate_rms_norm(
         &self,
         norm: usize,
         inputs: &Tensors,
@@ -58,11 +82,12 @@ impl CpuModel {
         gradient: &mut [f32],
     ) {
         let d = self.shape.d;
-        let grad_gain = &mut gradient_rows(&self.shape, gradient, Weight::Gains)[norm * d..][..d];
-        norm_backward(x, gain(&self.shape, inputs, norm), grad, grad_x, grad_gain);
+        let grad_gain = &mut gradient_rows_of_weight(&self.shape, gradient, ParameterTensor::Gains)
+            [norm * d..][..d];
+        add_rms_norm_gradients(x, gain_of_norm(&self.shape, inputs, norm), grad, grad_x, grad_gain);
     }
 
-    fn mlp_backward(
+    fn backpropagate_swiglu_block(
         &self,
         number: usize,
         inputs: &Tensors,
@@ -70,32 +95,44 @@ impl CpuModel {
         gradient: &mut [f32],
     ) {
         let (shape, layer) = (self.shape, &self.layers[number]);
-        let (LmShape { d, ff, .. }, tokens) = (shape, shape.token_count());
-        let hidden = view(&layer.hidden, tokens, ff);
-        let to = gradient_rows(&shape, gradient, Weight::Down(number));
-        multiply(to, hidden.transpose(), view(grad_x, tokens, d));
-        let down = weight_matrix(&shape, inputs, Weight::Down(number));
+        let (LanguageModelShape { d, ff, .. }, tokens) = (shape, shape.tokens_in_batch());
+        let hidden = row_major_matrix_view(&layer.hidden, tokens, ff);
+        let to = gradient_rows_of_weight(&shape, gradient, ParameterTensor::Down(number));
+        matmul_f32_on_all_threads(to, hidden.transpose(), row_major_matrix_view(grad_x, tokens, d));
+        let down = view_weight_as_matrix(&shape, inputs, ParameterTensor::Down(number));
         let mut grad_hidden = vec![0.0; tokens * ff];
-        multiply(&mut grad_hidden, view(grad_x, tokens, d), down.transpose());
+        matmul_f32_on_all_threads(
+            &mut grad_hidden,
+            row_major_matrix_view(grad_x, tokens, d),
+            down.transpose(),
+        );
         let mut grad_gate_up = vec![0.0; tokens * 2 * ff];
-        each_row(&mut grad_gate_up, 2 * ff, &|token, to| {
+        process_rows_in_parallel(&mut grad_gate_up, 2 * ff, &|token, to| {
             let (gate, up) = layer.gate_up[token * 2 * ff..][..2 * ff].split_at(ff);
             let (to_gate, to_up) = to.split_at_mut(ff);
             for (column, grad) in grad_hidden[token * ff..][..ff].iter().enumerate() {
-                let (x, s) = (gate[column], sigmoid(gate[column]));
+                let (x, s) = (gate[column], sigmoid_of_f32(gate[column]));
                 to_gate[column] = grad * up[column] * s * (1.0 + x * (1.0 - s));
                 to_up[column] = grad * x * s;
             }
         });
-        let grad_gate_up = view(&grad_gate_up, tokens, 2 * ff);
-        let to = gradient_rows(&shape, gradient, Weight::GateUp(number));
-        multiply(to, grad_gate_up.transpose(), view(&layer.mlp_input, tokens, d));
+        let grad_gate_up = row_major_matrix_view(&grad_gate_up, tokens, 2 * ff);
+        let to = gradient_rows_of_weight(&shape, gradient, ParameterTensor::GateUp(number));
+        matmul_f32_on_all_threads(
+            to,
+            grad_gate_up.transpose(),
+            row_major_matrix_view(&layer.mlp_input, tokens, d),
+        );
         let mut grad = vec![0.0; tokens * d];
-        multiply(&mut grad, grad_gate_up, weight_matrix(&shape, inputs, Weight::GateUp(number)));
-        self.norm_backward(2 * number + 1, inputs, &layer.middle, &grad, grad_x, gradient);
+        matmul_f32_on_all_threads(
+            &mut grad,
+            grad_gate_up,
+            view_weight_as_matrix(&shape, inputs, ParameterTensor::GateUp(number)),
+        );
+        self.backpropagate_rms_norm(2 * number + 1, inputs, &layer.middle, &grad, grad_x, gradient);
     }
 
-    fn attention_backward(
+    fn backpropagate_attention_block(
         &self,
         number: usize,
         inputs: &Tensors,
@@ -103,57 +140,74 @@ impl CpuModel {
         gradient: &mut [f32],
     ) {
         let (shape, layer) = (self.shape, &self.layers[number]);
-        let (d, tokens) = (shape.d, shape.token_count());
-        let to = gradient_rows(&shape, gradient, Weight::Out(number));
-        let grad = view(grad_x, tokens, d);
-        multiply(to, grad.transpose(), view(&layer.attended, tokens, d));
+        let (d, tokens) = (shape.d, shape.tokens_in_batch());
+        let to = gradient_rows_of_weight(&shape, gradient, ParameterTensor::Out(number));
+        let grad = row_major_matrix_view(grad_x, tokens, d);
+        matmul_f32_on_all_threads(
+            to,
+            grad.transpose(),
+            row_major_matrix_view(&layer.attended, tokens, d),
+        );
         let mut grad_attended = vec![0.0; tokens * d];
-        multiply(&mut grad_attended, grad, weight_matrix(&shape, inputs, Weight::Out(number)));
-        let mut grad_qkv = self.grad_qkv(&layer.qkv, &grad_attended);
-        rotate(&shape, &self.table, &mut grad_qkv, -1.0);
-        let grad_qkv = view(&grad_qkv, tokens, 3 * d);
-        let to = gradient_rows(&shape, gradient, Weight::Qkv(number));
-        multiply(to, grad_qkv.transpose(), view(&layer.qkv_input, tokens, d));
+        matmul_f32_on_all_threads(
+            &mut grad_attended,
+            grad,
+            view_weight_as_matrix(&shape, inputs, ParameterTensor::Out(number)),
+        );
+        let mut grad_qkv = self.gradient_of_rotated_qkv(&layer.qkv, &grad_attended);
+        apply_rope_to_queries_and_keys(&shape, &self.table, &mut grad_qkv, -1.0);
+        let grad_qkv = row_major_matrix_view(&grad_qkv, tokens, 3 * d);
+        let to = gradient_rows_of_weight(&shape, gradient, ParameterTensor::Qkv(number));
+        matmul_f32_on_all_threads(
+            to,
+            grad_qkv.transpose(),
+            row_major_matrix_view(&layer.qkv_input, tokens, d),
+        );
         let mut grad = vec![0.0; tokens * d];
-        multiply(&mut grad, grad_qkv, weight_matrix(&shape, inputs, Weight::Qkv(number)));
-        self.norm_backward(2 * number, inputs, &layer.x, &grad, grad_x, gradient);
+        matmul_f32_on_all_threads(
+            &mut grad,
+            grad_qkv,
+            view_weight_as_matrix(&shape, inputs, ParameterTensor::Qkv(number)),
+        );
+        self.backpropagate_rms_norm(2 * number, inputs, &layer.x, &grad, grad_x, gradient);
     }
 
-    /// Computes the gradient of rotated queries and keys, and of values.
-    fn grad_qkv(&self, qkv: &[f32], grad_attended: &[f32]) -> Vec<f32> {
+    /// Computes the gradients of rotated queries, rotated keys, and values from the gradient of the
+    /// attention output.
+    fn gradient_of_rotated_qkv(&self, qkv: &[f32], grad_attended: &[f32]) -> Vec<f32> {
         let shape = self.shape;
-        let LmShape { d, heads, batch, context, .. } = shape;
-        let scale = 1.0 / (shape.head_dim() as f32).sqrt();
+        let LanguageModelShape { d, heads, batch, context, .. } = shape;
+        let scale = 1.0 / (shape.elements_per_head() as f32).sqrt();
         let product = |a: MatRef<'_, f32>, b: MatRef<'_, f32>, factor| {
             let mut out = vec![0.0; a.nrows() * b.ncols()];
             let to = MatMut::from_row_major_slice_mut(&mut out, a.nrows(), b.ncols());
-            multiply_f32(to, Accum::Replace, a, b, factor);
+            matmul_f32_on_calling_thread(to, Accum::Replace, a, b, factor);
             out
         };
-        let gradients = parallel::parallel_map(batch * heads, &|number| {
+        let gradients = parallel::map_numbers_in_parallel(batch * heads, &|number| {
             let [query, key, value] =
-                [0, 1, 2].map(|operand| head_matrix(&shape, qkv, 3, operand, number));
-            let grad = head_matrix(&shape, grad_attended, 1, 0, number);
-            let p = probabilities(&shape, query, key);
+                [0, 1, 2].map(|operand| view_head_of_sequence(&shape, qkv, 3, operand, number));
+            let grad = view_head_of_sequence(&shape, grad_attended, 1, 0, number);
+            let p = causal_probabilities_of_head(&shape, query, key);
             let mut grad_scores = product(grad, value.transpose(), 1.0);
             for (row, p) in grad_scores.chunks_mut(context).zip(p.chunks(context)) {
                 let mean: f32 = row.iter().zip(p).map(|(grad, p)| grad * p).sum();
                 row.iter_mut().zip(p).for_each(|(grad, p)| *grad = p * (*grad - mean));
             }
-            let grad_scores = view(&grad_scores, context, context);
+            let grad_scores = row_major_matrix_view(&grad_scores, context, context);
             [
                 product(grad_scores, key, scale),
                 product(grad_scores.transpose(), query, scale),
-                product(view(&p, context, context).transpose(), grad, 1.0),
+                product(row_major_matrix_view(&p, context, context).transpose(), grad, 1.0),
             ]
         });
-        let mut grad_qkv = vec![0.0; shape.token_count() * 3 * d];
+        let mut grad_qkv = vec![0.0; shape.tokens_in_batch() * 3 * d];
         let mut operands: [Vec<Vec<f32>>; 3] = Default::default();
         for head in gradients {
             operands.iter_mut().zip(head).for_each(|(heads, values)| heads.push(values));
         }
         for (operand, heads) in operands.iter().enumerate() {
-            scatter(&shape, &mut grad_qkv, 3, operand, heads);
+            copy_heads_into_packed_tensor(&shape, &mut grad_qkv, 3, operand, heads);
         }
         grad_qkv
     }

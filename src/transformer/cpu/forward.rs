@@ -1,89 +1,109 @@
-//! Forward pass on the CPU, which stores the values that the backward pass reads.
+//! Forward pass of the language model on the CPU in f32, which stores the values that the backward
+//! pass reads.
 
-use kernelgate_numerics::gemm::{Accum, MatMut, MatRef, multiply, multiply_f32, view};
+use kernelgate_numerics::gemm::{
+    Accum, MatMut, MatRef, matmul_f32_on_all_threads, matmul_f32_on_calling_thread,
+    row_major_matrix_view,
+};
 
-use super::steps::{add, each_row, rms_norm, rotary_cosines_and_sines, rotate, sigmoid, softmax};
+use super::steps::{
+    add_elementwise, apply_rope_to_queries_and_keys, process_rows_in_parallel, rms_norm_of_rows,
+    rope_cosines_and_sines, sigmoid_of_f32, softmax_in_place_f32,
+};
 use crate::parallel;
-use crate::transformer::shape::{ArenaRows, LmShape, Weight};
+use crate::transformer::shape::{ArenaRowsOfTensor, LanguageModelShape, ParameterTensor};
 use kernelgate::workload::Tensors;
 
-pub struct LayerActivations {
-    /// The residual stream before the layer.
+pub struct CpuLayerActivations {
+    /// The residual stream before the layer, `[T, d]` for T tokens.
     pub x: Vec<f32>,
     pub qkv_input: Vec<f32>,
     pub qkv: Vec<f32>,
     pub attended: Vec<f32>,
-    /// The residual stream between attention and SwiGLU.
+    /// The residual stream between the layer's attention and its SwiGLU block.
     pub middle: Vec<f32>,
     pub mlp_input: Vec<f32>,
     pub gate_up: Vec<f32>,
     pub hidden: Vec<f32>,
 }
 
-/// Activations of a model in host memory.
-pub struct CpuModel {
-    pub shape: LmShape,
+/// A language model on the CPU: its shape, its RoPE table, and the activations of all layers.
+pub struct CpuLanguageModel {
+    pub shape: LanguageModelShape,
     pub table: Vec<[f32; 2]>,
-    pub layers: Vec<LayerActivations>,
-    /// The residual stream before the head.
+    pub layers: Vec<CpuLayerActivations>,
+    /// The residual stream after the last layer, which the output head reads.
     pub x: Vec<f32>,
     pub head_input: Vec<f32>,
     token_losses: Vec<f32>,
 }
 
-/// Views a tensor of the parameter arena as a matrix.
-pub fn weight_matrix<'a>(shape: &LmShape, inputs: &'a Tensors, weight: Weight) -> MatRef<'a, f32> {
-    let ArenaRows { first, rows, .. } = shape.arena_rows_of_weight(weight);
-    view(&inputs.f32("parameters")[first * shape.d..][..rows * shape.d], rows, shape.d)
+/// Views a parameter tensor, stored in the input `parameters`, as a matrix.
+pub fn view_weight_as_matrix<'a>(
+    shape: &LanguageModelShape,
+    inputs: &'a Tensors,
+    weight: ParameterTensor,
+) -> MatRef<'a, f32> {
+    let ArenaRowsOfTensor { first, rows, .. } = shape.arena_rows_of_tensor(weight);
+    row_major_matrix_view(
+        &inputs.f32("parameters")[first * shape.d..][..rows * shape.d],
+        rows,
+        shape.d,
+    )
 }
 
-/// Returns the gain vector of norm number `norm`.
-pub fn gain<'a>(shape: &LmShape, inputs: &'a Tensors, norm: usize) -> &'a [f32] {
-    let first = shape.arena_rows_of_weight(Weight::Gains).first + norm;
+/// Returns the gain vector of RMSNorm number `norm` from the input `parameters`.
+pub fn gain_of_norm<'a>(shape: &LanguageModelShape, inputs: &'a Tensors, norm: usize) -> &'a [f32] {
+    let first = shape.arena_rows_of_tensor(ParameterTensor::Gains).first + norm;
     &inputs.f32("parameters")[first * shape.d..][..shape.d]
 }
 
-/// Views the queries (0), keys (1) or values (2) of a sequence's head in a tensor `[T,
-/// operands·d]`.
-pub fn head_matrix<'a>(
-    shape: &LmShape,
+/// Views one head of one sequence in a tensor `[T, operands·d]`; `operand` selects queries (0),
+/// keys (1) or values (2).
+pub fn view_head_of_sequence<'a>(
+    shape: &LanguageModelShape,
     rows: &'a [f32],
     operands: usize,
     operand: usize,
     number: usize,
 ) -> MatRef<'a, f32> {
     let (sequence, head) = (number / shape.heads, number % shape.heads);
-    let (stride, head_dim) = (operands * shape.d, shape.head_dim());
-    let rows = view(rows, shape.token_count(), stride);
+    let (stride, head_dim) = (operands * shape.d, shape.elements_per_head());
+    let rows = row_major_matrix_view(rows, shape.tokens_in_batch(), stride);
     let first = sequence * shape.context;
     rows.submatrix(first, operand * shape.d + head * head_dim, shape.context, head_dim)
 }
 
-/// Computes the causal probabilities of a head, `[context, context]`.
-pub fn probabilities(shape: &LmShape, query: MatRef<'_, f32>, key: MatRef<'_, f32>) -> Vec<f32> {
+/// Computes the causal softmax probabilities of a head, `[context, context]`; hidden keys get 0.
+pub fn causal_probabilities_of_head(
+    shape: &LanguageModelShape,
+    query: MatRef<'_, f32>,
+    key: MatRef<'_, f32>,
+) -> Vec<f32> {
     let context = shape.context;
-    let scale = 1.0 / (shape.head_dim() as f32).sqrt();
+    let scale = 1.0 / (shape.elements_per_head() as f32).sqrt();
     let mut scores = vec![0.0; context * context];
     let to = MatMut::from_row_major_slice_mut(&mut scores, context, context);
-    multiply_f32(to, Accum::Replace, query, key.transpose(), scale);
+    matmul_f32_on_calling_thread(to, Accum::Replace, query, key.transpose(), scale);
     for (row, scores) in scores.chunks_mut(context).enumerate() {
         let (seen, hidden) = scores.split_at_mut(row + 1);
-        softmax(seen);
+        softmax_in_place_f32(seen);
         hidden.fill(0.0);
     }
     scores
 }
 
-/// Copies `[context, head_dim]` of each sequence's head into a tensor `[T, operands·d]`.
-pub fn scatter(
-    shape: &LmShape,
+/// Copies the matrices `[context, head_dim]` of all sequences' heads into the columns of one
+/// operand (q, k or v) of a tensor `[T, operands·d]`.
+pub fn copy_heads_into_packed_tensor(
+    shape: &LanguageModelShape,
     to: &mut [f32],
     operands: usize,
     operand: usize,
     heads: &[Vec<f32>],
 ) {
-    let (d, head_dim, context) = (shape.d, shape.head_dim(), shape.context);
-    each_row(to, operands * d, &|token, row| {
+    let (d, head_dim, context) = (shape.d, shape.elements_per_head(), shape.context);
+    process_rows_in_parallel(to, operands * d, &|token, row| {
         let (sequence, position) = (token / context, token % context);
         for (head, to) in row[operand * d..][..d].chunks_mut(head_dim).enumerate() {
             let values = &heads[sequence * shape.heads + head];
@@ -92,11 +112,11 @@ pub fn scatter(
     });
 }
 
-impl CpuModel {
-    pub fn new(shape: &LmShape) -> Self {
-        let tokens = |columns: usize| vec![0.0; shape.token_count() * columns];
-        let LmShape { d, ff, layers, .. } = *shape;
-        let layer = |_| LayerActivations {
+impl CpuLanguageModel {
+    pub fn allocate_for_model_shape(shape: &LanguageModelShape) -> Self {
+        let tokens = |columns: usize| vec![0.0; shape.tokens_in_batch() * columns];
+        let LanguageModelShape { d, ff, layers, .. } = *shape;
+        let layer = |_| CpuLayerActivations {
             x: tokens(d),
             qkv_input: tokens(d),
             qkv: tokens(3 * d),
@@ -108,7 +128,7 @@ impl CpuModel {
         };
         Self {
             shape: *shape,
-            table: rotary_cosines_and_sines(shape),
+            table: rope_cosines_and_sines(shape),
             layers: (0..layers).map(layer).collect(),
             x: tokens(d),
             head_input: tokens(d),
@@ -116,86 +136,104 @@ impl CpuModel {
         }
     }
 
-    /// Computes the padded logits `[T, padded]`, and the losses of the tokens.
-    pub fn compute_logits_and_losses(&mut self, inputs: &Tensors, logits: &mut [f32]) {
+    /// Runs the forward pass: computes the padded logits `[T, padded]` and the loss of each token.
+    pub fn run_forward_pass_with_token_losses(&mut self, inputs: &Tensors, logits: &mut [f32]) {
         let shape = self.shape;
-        let LmShape { d, layers, vocabulary, .. } = shape;
-        let embedding = weight_matrix(&shape, inputs, Weight::Embedding);
+        let LanguageModelShape { d, layers, vocabulary, .. } = shape;
+        let embedding = view_weight_as_matrix(&shape, inputs, ParameterTensor::Embedding);
         let tokens = inputs.f32("tokens");
-        each_row(&mut self.x, d, &|token, row| {
+        process_rows_in_parallel(&mut self.x, d, &|token, row| {
             let from = embedding.row(tokens[token] as usize);
             row.iter_mut().zip(from.iter()).for_each(|(to, from)| *to = *from);
         });
         for layer in 0..layers {
             self.layers[layer].x.copy_from_slice(&self.x);
-            self.compute_attention(layer, inputs);
-            self.compute_mlp(layer, inputs);
+            self.compute_attention_block_of_layer(layer, inputs);
+            self.compute_swiglu_block_of_layer(layer, inputs);
         }
-        rms_norm(&self.x, gain(&shape, inputs, 2 * layers), &mut self.head_input);
-        let head = weight_matrix(&shape, inputs, Weight::Head);
-        let mut unpadded = vec![0.0; shape.token_count() * vocabulary];
-        multiply(&mut unpadded, view(&self.head_input, shape.token_count(), d), head.transpose());
-        each_row(logits, shape.padded_vocabulary(), &|token, row| {
+        rms_norm_of_rows(&self.x, gain_of_norm(&shape, inputs, 2 * layers), &mut self.head_input);
+        let head = view_weight_as_matrix(&shape, inputs, ParameterTensor::Head);
+        let mut unpadded = vec![0.0; shape.tokens_in_batch() * vocabulary];
+        matmul_f32_on_all_threads(
+            &mut unpadded,
+            row_major_matrix_view(&self.head_input, shape.tokens_in_batch(), d),
+            head.transpose(),
+        );
+        process_rows_in_parallel(logits, shape.padded_logit_columns(), &|token, row| {
             row[..vocabulary].copy_from_slice(&unpadded[token * vocabulary..][..vocabulary]);
             row[vocabulary..].fill(0.0);
         });
         let targets = inputs.f32("targets");
-        each_row(&mut self.token_losses, 1, &|token, loss| {
+        process_rows_in_parallel(&mut self.token_losses, 1, &|token, loss| {
             let mut row = unpadded[token * vocabulary..][..vocabulary].to_vec();
-            softmax(&mut row);
+            softmax_in_place_f32(&mut row);
             loss[0] = -row[targets[token] as usize].ln();
         });
     }
 
-    /// Computes the mean loss of each sequence.
-    pub fn compute_sequence_losses(&self, inputs: &Tensors, losses: &mut [f32]) {
+    /// Averages the losses of the tokens of each sequence.
+    pub fn average_losses_of_sequences(&self, inputs: &Tensors, losses: &mut [f32]) {
         let context = inputs.tensor("tokens").shape()[1];
         for (loss, tokens) in losses.iter_mut().zip(self.token_losses.chunks(context)) {
             *loss = tokens.iter().sum::<f32>() / context as f32;
         }
     }
 
-    fn compute_attention(&mut self, number: usize, inputs: &Tensors) {
+    fn compute_attention_block_of_layer(&mut self, number: usize, inputs: &Tensors) {
         let (shape, layer) = (self.shape, &mut self.layers[number]);
-        let LmShape { d, heads, batch, context, .. } = shape;
-        rms_norm(&layer.x, gain(&shape, inputs, 2 * number), &mut layer.qkv_input);
-        let weights = weight_matrix(&shape, inputs, Weight::Qkv(number));
-        let input = view(&layer.qkv_input, shape.token_count(), d);
-        multiply(&mut layer.qkv, input, weights.transpose());
-        rotate(&shape, &self.table, &mut layer.qkv, 1.0);
+        let LanguageModelShape { d, heads, batch, context, .. } = shape;
+        rms_norm_of_rows(&layer.x, gain_of_norm(&shape, inputs, 2 * number), &mut layer.qkv_input);
+        let weights = view_weight_as_matrix(&shape, inputs, ParameterTensor::Qkv(number));
+        let input = row_major_matrix_view(&layer.qkv_input, shape.tokens_in_batch(), d);
+        matmul_f32_on_all_threads(&mut layer.qkv, input, weights.transpose());
+        apply_rope_to_queries_and_keys(&shape, &self.table, &mut layer.qkv, 1.0);
         let qkv = &layer.qkv;
-        let outputs = parallel::parallel_map(batch * heads, &|number| {
+        let outputs = parallel::map_numbers_in_parallel(batch * heads, &|number| {
             let [query, key, value] =
-                [0, 1, 2].map(|operand| head_matrix(&shape, qkv, 3, operand, number));
-            let p = probabilities(&shape, query, key);
-            let mut out = vec![0.0; context * shape.head_dim()];
-            let to = MatMut::from_row_major_slice_mut(&mut out, context, shape.head_dim());
-            multiply_f32(to, Accum::Replace, view(&p, context, context), value, 1.0);
+                [0, 1, 2].map(|operand| view_head_of_sequence(&shape, qkv, 3, operand, number));
+            let p = causal_probabilities_of_head(&shape, query, key);
+            let mut out = vec![0.0; context * shape.elements_per_head()];
+            let to = MatMut::from_row_major_slice_mut(&mut out, context, shape.elements_per_head());
+            matmul_f32_on_calling_thread(
+                to,
+                Accum::Replace,
+                row_major_matrix_view(&p, context, context),
+                value,
+                1.0,
+            );
             out
         });
-        scatter(&shape, &mut layer.attended, 1, 0, &outputs);
-        let out = weight_matrix(&shape, inputs, Weight::Out(number));
-        let attended = view(&layer.attended, shape.token_count(), d);
-        multiply(&mut layer.middle, attended, out.transpose());
-        add(&mut layer.middle, &layer.x);
+        copy_heads_into_packed_tensor(&shape, &mut layer.attended, 1, 0, &outputs);
+        let out = view_weight_as_matrix(&shape, inputs, ParameterTensor::Out(number));
+        let attended = row_major_matrix_view(&layer.attended, shape.tokens_in_batch(), d);
+        matmul_f32_on_all_threads(&mut layer.middle, attended, out.transpose());
+        add_elementwise(&mut layer.middle, &layer.x);
     }
 
-    fn compute_mlp(&mut self, number: usize, inputs: &Tensors) {
+    fn compute_swiglu_block_of_layer(&mut self, number: usize, inputs: &Tensors) {
         let (shape, layer) = (self.shape, &mut self.layers[number]);
-        let LmShape { d, ff, .. } = shape;
-        rms_norm(&layer.middle, gain(&shape, inputs, 2 * number + 1), &mut layer.mlp_input);
-        let weights = weight_matrix(&shape, inputs, Weight::GateUp(number));
-        let input = view(&layer.mlp_input, shape.token_count(), d);
-        multiply(&mut layer.gate_up, input, weights.transpose());
+        let LanguageModelShape { d, ff, .. } = shape;
+        rms_norm_of_rows(
+            &layer.middle,
+            gain_of_norm(&shape, inputs, 2 * number + 1),
+            &mut layer.mlp_input,
+        );
+        let weights = view_weight_as_matrix(&shape, inputs, ParameterTensor::GateUp(number));
+        let input = row_major_matrix_view(&layer.mlp_input, shape.tokens_in_batch(), d);
+        matmul_f32_on_all_threads(&mut layer.gate_up, input, weights.transpose());
         let gate_up = &layer.gate_up;
-        each_row(&mut layer.hidden, ff, &|token, hidden| {
+        process_rows_in_parallel(&mut layer.hidden, ff, &|token, hidden| {
             let (gate, up) = gate_up[token * 2 * ff..][..2 * ff].split_at(ff);
             for (hidden, (gate, up)) in hidden.iter_mut().zip(gate.iter().zip(up)) {
-                *hidden = gate * sigmoid(*gate) * up;
+                *hidden = gate * sigmoid_of_f32(*gate) * up;
             }
         });
-        let down = weight_matrix(&shape, inputs, Weight::Down(number));
-        multiply(&mut self.x, view(&layer.hidden, shape.token_count(), ff), down);
-        add(&mut self.x, &layer.middle);
+        let down = view_weight_as_matrix(&shape, inputs, ParameterTensor::Down(number));
+        matmul_f32_on_all_threads(
+            &mut self.x,
+            row_major_matrix_view(&layer.hidden, shape.tokens_in_batch(), ff),
+            down,
+        );
+        add_elementwise(&mut self.x, &layer.middle);
     }
 }

@@ -1,84 +1,93 @@
-//! The language model on the CPU in f32: GEMMs on all threads, the steps between them row by row.
+//! The language model on the CPU in f32: GEMMs run on all threads, and the steps between GEMMs
+//! process rows in parallel.
 //!
-//! The published model sizes are excluded on purpose: their launches would take seconds.
+//! The CPU implementation refuses the published model sizes, because a launch would take seconds.
 
 mod backward;
 mod forward;
 mod steps;
 
-use super::definition::{ModelForward, TrainStep};
+use super::definition::{LanguageModelForward, LanguageModelTrainingStep};
 use super::shape::{
-    ADAM_EPSILON, BETA_1, BETA_2, LEARNING_RATE, LmShape, STATE_OUTPUTS, WEIGHT_DECAY,
+    ADAMW_BETA_1, ADAMW_BETA_2, ADAMW_EPSILON, ADAMW_LEARNING_RATE, ADAMW_WEIGHT_DECAY,
+    LanguageModelShape, TRAINING_STATE_OUTPUTS,
 };
-use forward::CpuModel;
+use forward::CpuLanguageModel;
 use kernelgate::backend::cpu::CpuTask;
 use kernelgate::backend::{Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
 
-/// Maximum number of parameters of a model that the CPU rows support.
-const MAX_CPU_PARAMETERS: usize = 8 << 20;
+/// Maximum number of parameters of a language model that the CPU implementations support.
+const MAX_PARAMETERS_ON_CPU: usize = 8 << 20;
 
-/// CPU rows of the forward pass.
-pub const FORWARD: &[Implementation<ModelForward>] = &[Implementation {
+/// CPU implementations of the language model's forward pass.
+pub const CPU_LM_FORWARD_ROWS: &[Implementation<LanguageModelForward>] = &[Implementation {
     name: "cpu",
     about: "GEMMs on all threads, the steps between them row by row",
-    supports: |problem| check_cpu_supported(&problem.shape),
+    supports: |problem| check_f32_and_parameter_count(&problem.shape),
     prepare: Prepare::Cpu(|problem, inputs| {
         let shape = problem.shape;
-        let mut model = CpuModel::new(&shape);
-        let logits = [shape.batch, shape.context, shape.padded_vocabulary()];
+        let mut model = CpuLanguageModel::allocate_for_model_shape(&shape);
+        let logits = [shape.batch, shape.context, shape.padded_logit_columns()];
         let outputs = Tensors::new().with_output("logits", logits, Dtype::F32).with_output(
             "loss",
             [shape.batch, 1],
             Dtype::F32,
         );
         CpuTask::new(inputs, outputs, move |inputs, outputs| {
-            model.compute_logits_and_losses(inputs, outputs.f32_mut("logits"));
-            model.compute_sequence_losses(inputs, outputs.f32_mut("loss"));
+            model.run_forward_pass_with_token_losses(inputs, outputs.f32_mut("logits"));
+            model.average_losses_of_sequences(inputs, outputs.f32_mut("loss"));
         })
     }),
 }];
 
-/// CPU rows of a training step.
-pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[Implementation {
-    name: "cpu",
-    about: "forward, GEMMs with transposed operands on all threads, AdamW",
-    supports: |problem| check_cpu_supported(&problem.shape),
-    prepare: Prepare::Cpu(|problem, inputs| {
-        let shape = problem.shape;
-        let mut model = CpuModel::new(&shape);
-        let mut logits = vec![0.0; shape.token_count() * shape.padded_vocabulary()];
-        let mut gradient = vec![0.0; shape.parameter_count()];
-        let outputs = STATE_OUTPUTS.into_iter().fold(Tensors::new(), |outputs, name| {
-            outputs.with_output(name, [shape.arena_rows(), shape.d], Dtype::F32)
-        });
-        let outputs = outputs.with_output("loss", [shape.batch, 1], Dtype::F32);
-        CpuTask::new(inputs, outputs, move |inputs, outputs| {
-            model.compute_logits_and_losses(inputs, &mut logits);
-            model.compute_sequence_losses(inputs, outputs.f32_mut("loss"));
-            model.compute_gradients(inputs, &mut logits, &mut gradient);
-            update_by_adamw(inputs, &gradient, outputs);
-        })
-    }),
-}];
+/// CPU implementations of a training step of the language model.
+pub const CPU_LM_TRAINING_STEP_ROWS: &[Implementation<LanguageModelTrainingStep>] =
+    &[Implementation {
+        name: "cpu",
+        about: "forward, GEMMs with transposed operands on all threads, AdamW",
+        supports: |problem| check_f32_and_parameter_count(&problem.shape),
+        prepare: Prepare::Cpu(|problem, inputs| {
+            let shape = problem.shape;
+            let mut model = CpuLanguageModel::allocate_for_model_shape(&shape);
+            let mut logits = vec![0.0; shape.tokens_in_batch() * shape.padded_logit_columns()];
+            let mut gradient = vec![0.0; shape.number_of_parameters()];
+            let outputs =
+                TRAINING_STATE_OUTPUTS.into_iter().fold(Tensors::new(), |outputs, name| {
+                    outputs.with_output(
+                        name,
+                        [shape.rows_in_parameter_arena(), shape.d],
+                        Dtype::F32,
+                    )
+                });
+            let outputs = outputs.with_output("loss", [shape.batch, 1], Dtype::F32);
+            CpuTask::new(inputs, outputs, move |inputs, outputs| {
+                model.run_forward_pass_with_token_losses(inputs, &mut logits);
+                model.average_losses_of_sequences(inputs, outputs.f32_mut("loss"));
+                model.compute_all_parameter_gradients(inputs, &mut logits, &mut gradient);
+                write_adamw_update(inputs, &gradient, outputs);
+            })
+        }),
+    }];
 
-fn check_cpu_supported(shape: &LmShape) -> Result<(), String> {
+fn check_f32_and_parameter_count(shape: &LanguageModelShape) -> Result<(), String> {
     match shape.dtype {
-        Dtype::F32 if shape.parameter_count() <= MAX_CPU_PARAMETERS => Ok(()),
+        Dtype::F32 if shape.number_of_parameters() <= MAX_PARAMETERS_ON_CPU => Ok(()),
         Dtype::F32 => Err("computes models of at most 8 million parameters".to_owned()),
         _ => Err("computes f32 only".to_owned()),
     }
 }
 
-/// Updates the state by a step of AdamW.
-fn update_by_adamw(inputs: &Tensors, gradient: &[f32], outputs: &mut Tensors) {
-    let [beta_1, beta_2] = [BETA_1, BETA_2].map(|beta| beta as f32);
-    let [rest_1, rest_2] = [BETA_1, BETA_2].map(|beta| (1.0 - beta) as f32);
+/// Computes one AdamW step: writes new parameters and new moments to the outputs.
+fn write_adamw_update(inputs: &Tensors, gradient: &[f32], outputs: &mut Tensors) {
+    let [beta_1, beta_2] = [ADAMW_BETA_1, ADAMW_BETA_2].map(|beta| beta as f32);
+    let [rest_1, rest_2] = [ADAMW_BETA_1, ADAMW_BETA_2].map(|beta| (1.0 - beta) as f32);
     let steps = f64::from(inputs.f32("steps")[0]) + 1.0;
-    let [first, second] = [BETA_1, BETA_2].map(|beta| (1.0 / (1.0 - beta.powf(steps))) as f32);
-    let [rate, decay] = [LEARNING_RATE, LEARNING_RATE * WEIGHT_DECAY];
+    let [first, second] =
+        [ADAMW_BETA_1, ADAMW_BETA_2].map(|beta| (1.0 / (1.0 - beta.powf(steps))) as f32);
+    let [rate, decay] = [ADAMW_LEARNING_RATE, ADAMW_LEARNING_RATE * ADAMW_WEIGHT_DECAY];
     let (rate, decay) = (rate as f32, decay as f32);
-    let epsilon = ADAM_EPSILON as f32;
+    let epsilon = ADAMW_EPSILON as f32;
     let m = outputs.f32_mut("next_first_moments").iter_mut().zip(inputs.f32("first_moments"));
     m.zip(gradient).for_each(|((to, m), g)| *to = beta_1 * m + rest_1 * g);
     let v = outputs.f32_mut("next_second_moments").iter_mut().zip(inputs.f32("second_moments"));
@@ -95,11 +104,11 @@ fn update_by_adamw(inputs: &Tensors, gradient: &[f32], outputs: &mut Tensors) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu_tests::check_row_against_reference;
+    use crate::cpu_tests::assert_cpu_row_agrees_with_reference;
 
     #[test]
-    fn transformer_cpu_rows_agree_with_the_reference_at_odd_shapes() {
-        let shape = LmShape {
+    fn language_model_cpu_rows_agree_with_the_reference_at_odd_sizes() {
+        let shape = LanguageModelShape {
             vocabulary: 101,
             d: 24,
             ff: 40,
@@ -109,9 +118,15 @@ mod tests {
             batch: 2,
             dtype: Dtype::F32,
         };
-        for shape in [shape, LmShape { context: 1, batch: 1, vocabulary: 3, ..shape }] {
-            check_row_against_reference(&FORWARD[0], &ModelForward { shape });
-            check_row_against_reference(&TRAIN_STEP[0], &TrainStep { shape });
+        for shape in [shape, LanguageModelShape { context: 1, batch: 1, vocabulary: 3, ..shape }] {
+            assert_cpu_row_agrees_with_reference(
+                &CPU_LM_FORWARD_ROWS[0],
+                &LanguageModelForward { shape },
+            );
+            assert_cpu_row_agrees_with_reference(
+                &CPU_LM_TRAINING_STEP_ROWS[0],
+                &LanguageModelTrainingStep { shape },
+            );
         }
     }
 }

@@ -1,98 +1,103 @@
-//! Attention between the projections of the language model: three operations with the scores in
+//! Attention between the projections of the language model on the GPU: unfused with the scores in
 //! memory, or the fused kernels of the attention family.
 
 use super::kernels::softmax;
-use super::network::{F32_BYTES, NetworkProgram};
-use super::rung_choices::RungAttention;
+use super::network::{BYTES_PER_F32, LanguageModelProgramBuilder};
+use super::rung_choices::AttentionOfRung;
 use crate::attention::cuda::{
-    AttentionShape, BackwardLayout, BackwardPointers, ForwardLayout, ForwardPointers,
-    ScratchPointers, Strides, append_attention_backward, append_attention_forward,
+    AttentionBackwardLayout, AttentionBackwardPointers, AttentionBackwardScratchPointers,
+    AttentionForwardLayout, AttentionForwardPointers, AttentionShape, AttentionTensorStrides,
+    append_attention_backward, append_attention_forward,
 };
-use crate::transformer::shape::LmShape;
-use kernelgate::backend::program::{MemoryPurpose, Pointer, int, long_operand};
+use crate::transformer::shape::LanguageModelShape;
+use kernelgate::backend::program::{MemoryPurpose, RegionPointer, int_operand, long_operand};
 use kernelgate::workload::Dtype;
-use kernelgate_cuda::libraries::gemm::{GemmSpec, MatrixDtype};
+use kernelgate_cuda::libraries::gemm::{GemmMatrixDtype, GemmSpec};
 
-/// Shape of this attention for the kernels of the attention family.
-pub const fn attention_shape(shape: &LmShape) -> AttentionShape {
+/// Shape of the language model's causal attention, in the terms of the attention family's kernels.
+pub const fn attention_shape_of_model(shape: &LanguageModelShape) -> AttentionShape {
     AttentionShape {
         batch: shape.batch,
         heads: shape.heads,
         key_heads: shape.heads,
         queries: shape.context,
         keys: shape.context,
-        head_dim: shape.head_dim(),
+        head_dim: shape.elements_per_head(),
         causal: true,
         dtype: shape.dtype,
     }
 }
 
-/// Layout with queries, keys and values packed in one tensor, and the output `[T, d]`.
-fn packed_attention_layout(shape: &LmShape) -> ForwardLayout {
-    let (head, row) = (shape.head_dim() as u64, 3 * shape.d as u64);
-    let packed = Strides { batch: shape.context as u64 * row, head, row };
-    let dense = ForwardLayout::strides_of_bshd(&attention_shape(shape));
-    ForwardLayout { q: packed, k: packed, v: packed, ..dense }
+/// Memory layout of attention whose q, k and v are packed in one tensor `[T, 3·d]`, and whose
+/// output is `[T, d]`.
+fn packed_qkv_forward_layout(shape: &LanguageModelShape) -> AttentionForwardLayout {
+    let (head, row) = (shape.elements_per_head() as u64, 3 * shape.d as u64);
+    let packed = AttentionTensorStrides { batch: shape.context as u64 * row, head, row };
+    let dense = AttentionForwardLayout::forward_layout_dense_bshd(&attention_shape_of_model(shape));
+    AttentionForwardLayout { q: packed, k: packed, v: packed, ..dense }
 }
 
-/// Matrices of all heads of a sequence, as an operand of a batched GEMM.
-struct HeadMatrix {
-    /// Address of the first head of the first sequence.
-    first: Pointer,
-    /// Distance in elements from a row to the next one.
+/// Addresses of the matrices of all heads and sequences, as an operand of GEMMs that are batched
+/// over heads.
+struct BatchedHeadOperand {
+    /// Device address of the first head's matrix of the first sequence.
+    first: RegionPointer,
+    /// Distance in elements from one row of a head's matrix to the next.
     row: usize,
-    /// Distance in elements from a head to the next one.
+    /// Distance in elements from one head's matrix to the next.
     head: usize,
-    /// Distance in bytes from a sequence to the next one.
+    /// Distance in bytes from one sequence's matrices to those of the next sequence.
     sequence: usize,
 }
 
-impl NetworkProgram {
-    /// Declares the memory that attention keeps for `layers` layers, and the scores if they are in
-    /// memory.
-    pub fn declare_attention(&mut self, layers: usize) {
-        let LmShape { heads, context, dtype, .. } = self.shape;
-        let rows = heads * self.shape.token_count();
+impl LanguageModelProgramBuilder {
+    /// Adds the memory regions that attention keeps for `layers` layers, and, for unfused
+    /// attention, a region for the scores.
+    pub fn declare_attention_regions(&mut self, layers: usize) {
+        let LanguageModelShape { heads, context, dtype, .. } = self.shape;
+        let rows = heads * self.shape.tokens_in_batch();
         let purpose = MemoryPurpose::Activations;
         match self.attention {
-            RungAttention::Unfused => {
-                let bytes = dtype.bytes() * rows * context;
-                self.declare_layers("probabilities", purpose, bytes, layers);
-                self.declare_activation("scores", F32_BYTES * rows * context);
+            AttentionOfRung::Unfused => {
+                let bytes = dtype.bytes_per_element() * rows * context;
+                self.declare_region_of_layers("probabilities", purpose, bytes, layers);
+                self.declare_activation_region("scores", BYTES_PER_F32 * rows * context);
             }
-            RungAttention::Fused(_) => {
-                self.declare_layers("lse", purpose, F32_BYTES * rows, layers)
+            AttentionOfRung::Fused(_) => {
+                self.declare_region_of_layers("lse", purpose, BYTES_PER_F32 * rows, layers)
             }
         }
     }
 
-    /// Queries (0), keys (1) or values (2) of a packed tensor, as a GEMM operand.
-    fn packed_qkv_part(&self, qkv: Pointer, operand: usize) -> HeadMatrix {
-        let element = self.shape.dtype.bytes();
-        HeadMatrix {
+    /// Operand for the queries (0), keys (1) or values (2) of all heads in a packed tensor `[T,
+    /// 3·d]`.
+    fn operand_of_packed_qkv(&self, qkv: RegionPointer, operand: usize) -> BatchedHeadOperand {
+        let element = self.shape.dtype.bytes_per_element();
+        BatchedHeadOperand {
             first: qkv.offset_by(operand * self.shape.d * element),
             row: 3 * self.shape.d,
-            head: self.shape.head_dim(),
+            head: self.shape.elements_per_head(),
             sequence: self.shape.context * 3 * self.shape.d * element,
         }
     }
 
-    /// A tensor `[T, d]` as a GEMM operand.
-    fn unpacked_output(&self, tensor: Pointer) -> HeadMatrix {
-        let LmShape { d, context, dtype, .. } = self.shape;
-        let sequence = context * d * dtype.bytes();
-        HeadMatrix { first: tensor, row: d, head: self.shape.head_dim(), sequence }
+    /// Operand for the heads in an unpacked tensor `[T, d]`, such as the attention output.
+    fn operand_of_attention_output(&self, tensor: RegionPointer) -> BatchedHeadOperand {
+        let LanguageModelShape { d, context, dtype, .. } = self.shape;
+        let sequence = context * d * dtype.bytes_per_element();
+        BatchedHeadOperand { first: tensor, row: d, head: self.shape.elements_per_head(), sequence }
     }
 
-    /// A tensor `[batch, heads, context, context]` as a GEMM operand.
-    fn square_score_tensor(&self, tensor: Pointer, element: usize) -> HeadMatrix {
-        let LmShape { heads, context, .. } = self.shape;
+    /// Operand for the heads in a tensor of scores or probabilities `[batch, heads, context,
+    /// context]`.
+    fn operand_of_score_tensor(&self, tensor: RegionPointer, element: usize) -> BatchedHeadOperand {
+        let LanguageModelShape { heads, context, .. } = self.shape;
         let head = context * context;
-        HeadMatrix { first: tensor, row: context, head, sequence: heads * head * element }
+        BatchedHeadOperand { first: tensor, row: context, head, sequence: heads * head * element }
     }
 
-    /// Adds a batched GEMM of every head, with one launch for each sequence.
-    fn multiply_heads(&mut self, spec: GemmSpec, [a, b, d]: [HeadMatrix; 3]) {
+    /// Adds a GEMM that is batched over all heads, one launch for each sequence.
+    fn add_gemms_batched_over_heads(&mut self, spec: GemmSpec, [a, b, d]: [BatchedHeadOperand; 3]) {
         let spec = GemmSpec {
             batch_count: self.shape.heads,
             lda: Some(a.row),
@@ -103,120 +108,135 @@ impl NetworkProgram {
             stride_d: Some(d.head),
             alignment: match self.shape.context.is_multiple_of(8) {
                 true => 16,
-                false => self.shape.dtype.bytes() as u32,
+                false => self.shape.dtype.bytes_per_element() as u32,
             },
             ..spec
         };
         for sequence in 0..self.shape.batch {
-            let at = |matrix: &HeadMatrix| matrix.first.offset_by(sequence * matrix.sequence);
-            self.add_gemm(spec, [at(&a), at(&b), at(&d)]);
+            let at =
+                |matrix: &BatchedHeadOperand| matrix.first.offset_by(sequence * matrix.sequence);
+            self.add_gemm_in_main_lane(spec, [at(&a), at(&b), at(&d)]);
         }
     }
 
-    /// Adds the attention of a layer, from its rotated `qkv` to `attended`.
-    pub fn add_layer_attention(&mut self, layer: usize) {
-        let [qkv, attended] = ["qkv", "attended"].map(|name| self.activation(name, layer));
-        self.program.begin_range("scaled_dot_product_attention");
+    /// Adds the launches of a layer's attention, from its rotated `qkv` to `attended`.
+    pub fn add_attention_of_layer(&mut self, layer: usize) {
+        let [qkv, attended] = ["qkv", "attended"].map(|name| self.activation_address(name, layer));
+        self.program.begin_named_range("scaled_dot_product_attention");
         match self.attention {
-            RungAttention::Unfused => self.attend_with_three_kernels(layer, qkv, attended),
-            RungAttention::Fused(_) => {
-                let [q, k, v] = [0, 1, 2].map(|operand| self.packed_qkv_part(qkv, operand).first);
-                let lse = self.is_training().then(|| self.activation("lse", layer));
-                let pointers = ForwardPointers { q, k, v, out: attended, lse };
+            AttentionOfRung::Unfused => self.add_unfused_attention(layer, qkv, attended),
+            AttentionOfRung::Fused(_) => {
+                let [q, k, v] =
+                    [0, 1, 2].map(|operand| self.operand_of_packed_qkv(qkv, operand).first);
+                let lse = self.has_backward_pass().then(|| self.activation_address("lse", layer));
+                let pointers = AttentionForwardPointers { q, k, v, out: attended, lse };
                 let (shape, layout) =
-                    (attention_shape(&self.shape), packed_attention_layout(&self.shape));
+                    (attention_shape_of_model(&self.shape), packed_qkv_forward_layout(&self.shape));
                 append_attention_forward(&mut self.program, &shape, &layout, &pointers);
             }
         }
-        self.program.end_range();
+        self.program.end_innermost_range();
     }
 
-    fn attend_with_three_kernels(&mut self, layer: usize, qkv: Pointer, attended: Pointer) {
-        let (context, head_dim) = (self.shape.context, self.shape.head_dim());
-        let element = self.shape.dtype.bytes();
+    fn add_unfused_attention(&mut self, layer: usize, qkv: RegionPointer, attended: RegionPointer) {
+        let (context, head_dim) = (self.shape.context, self.shape.elements_per_head());
+        let element = self.shape.dtype.bytes_per_element();
         let scores = self.program.at("scores");
-        let probabilities = self.activation("probabilities", layer);
-        self.program.begin_range("computing_attention_scores");
+        let probabilities = self.activation_address("probabilities", layer);
+        self.program.begin_named_range("computing_attention_scores");
         let spec = GemmSpec {
             b_transposed: true,
-            d: MatrixDtype::F32,
-            ..self.gemm_spec(context, context, head_dim)
+            d: GemmMatrixDtype::F32,
+            ..self.gemm_spec_in_model_dtype(context, context, head_dim)
         };
         let matrices = [
-            self.packed_qkv_part(qkv, 0),
-            self.packed_qkv_part(qkv, 1),
-            self.square_score_tensor(scores, F32_BYTES),
+            self.operand_of_packed_qkv(qkv, 0),
+            self.operand_of_packed_qkv(qkv, 1),
+            self.operand_of_score_tensor(scores, BYTES_PER_F32),
         ];
-        self.multiply_heads(spec, matrices);
-        self.program.end_range();
-        self.program.begin_range("computing_softmax");
-        let (rows, scale) = self.score_rows_and_factor();
-        self.add_launch(
-            self.softmax_kernels()[0],
-            (scores, probabilities, long_operand(rows), int(context), scale),
+        self.add_gemms_batched_over_heads(spec, matrices);
+        self.program.end_innermost_range();
+        self.program.begin_named_range("computing_softmax");
+        let (rows, scale) = self.score_row_count_and_scale();
+        self.add_launch_with_pdl(
+            self.softmax_forward_and_backward_kernels()[0],
+            (scores, probabilities, long_operand(rows), int_operand(context), scale),
         );
-        self.program.end_range();
-        self.program.begin_range("final_matmul");
-        let spec = self.gemm_spec(context, head_dim, context);
+        self.program.end_innermost_range();
+        self.program.begin_named_range("final_matmul");
+        let spec = self.gemm_spec_in_model_dtype(context, head_dim, context);
         let matrices = [
-            self.square_score_tensor(probabilities, element),
-            self.packed_qkv_part(qkv, 2),
-            self.unpacked_output(attended),
+            self.operand_of_score_tensor(probabilities, element),
+            self.operand_of_packed_qkv(qkv, 2),
+            self.operand_of_attention_output(attended),
         ];
-        self.multiply_heads(spec, matrices);
-        self.program.end_range();
+        self.add_gemms_batched_over_heads(spec, matrices);
+        self.program.end_innermost_range();
     }
 
-    /// Number of rows of scores, and the factor of the scores.
-    fn score_rows_and_factor(&self) -> (usize, f32) {
-        let rows = self.shape.heads * self.shape.token_count();
-        (rows, 1.0 / (self.shape.head_dim() as f32).sqrt())
+    /// Number of rows of all score matrices, and the factor 1 / sqrt(head dimension) of the scores.
+    fn score_row_count_and_scale(&self) -> (usize, f32) {
+        let rows = self.shape.heads * self.shape.tokens_in_batch();
+        (rows, 1.0 / (self.shape.elements_per_head() as f32).sqrt())
     }
 
-    /// Kernels of the softmax and of its backward.
-    fn softmax_kernels(&self) -> [&'static kernelgate_cuda::KernelSpec<LmShape>; 2] {
+    /// Kernels of the causal softmax and of its backward: over f32 scores for bf16 models, else
+    /// over scores in the dtype.
+    fn softmax_forward_and_backward_kernels(
+        &self,
+    ) -> [&'static kernelgate_cuda::KernelSpec<LanguageModelShape>; 2] {
         match self.shape.dtype {
-            Dtype::Bf16 => {
-                [&softmax::SOFTMAX_OF_F32_KERNEL, &softmax::SOFTMAX_BACKWARD_OF_F32_KERNEL]
-            }
-            _ => [&softmax::SOFTMAX_KERNEL, &softmax::SOFTMAX_BACKWARD_KERNEL],
+            Dtype::Bf16 => [
+                &softmax::CAUSAL_SOFTMAX_OF_F32_KERNEL,
+                &softmax::CAUSAL_SOFTMAX_BACKWARD_OF_F32_KERNEL,
+            ],
+            _ => [&softmax::CAUSAL_SOFTMAX_KERNEL, &softmax::CAUSAL_SOFTMAX_BACKWARD_KERNEL],
         }
     }
 
-    /// Declares the scratch memory of the attention backward.
-    pub fn declare_attention_backward(&mut self) -> Option<ScratchPointers> {
-        let LmShape { heads, context, dtype, .. } = self.shape;
+    /// Adds the scratch memory regions of the attention backward; returns pointers to them for
+    /// fused attention.
+    pub fn declare_attention_backward_regions(
+        &mut self,
+    ) -> Option<AttentionBackwardScratchPointers> {
+        let LanguageModelShape { heads, context, dtype, .. } = self.shape;
         match self.attention {
-            RungAttention::Unfused => {
-                let bytes = dtype.bytes() * heads * self.shape.token_count() * context;
+            AttentionOfRung::Unfused => {
+                let bytes =
+                    dtype.bytes_per_element() * heads * self.shape.tokens_in_batch() * context;
                 self.program.add_scratch("grad_scores", MemoryPurpose::Gradients, bytes);
                 None
             }
-            RungAttention::Fused(_) => {
-                let shape = attention_shape(&self.shape);
-                Some(ScratchPointers::declare_scratch_regions(&mut self.program, &shape))
+            AttentionOfRung::Fused(_) => {
+                let shape = attention_shape_of_model(&self.shape);
+                Some(AttentionBackwardScratchPointers::add_backward_scratch_regions(
+                    &mut self.program,
+                    &shape,
+                ))
             }
         }
     }
 
-    /// Adds the attention backward, which computes the gradient of rotated `qkv` from that of
-    /// `attended`.
-    pub fn attention_backward(
+    /// Adds the launches of a layer's attention backward, which computes the gradient of rotated
+    /// `qkv` from that of `attended`.
+    pub fn add_attention_backward_of_layer(
         &mut self,
         layer: usize,
-        scratch: Option<ScratchPointers>,
-        grad_attended: Pointer,
-        grad_qkv: Pointer,
+        scratch: Option<AttentionBackwardScratchPointers>,
+        grad_attended: RegionPointer,
+        grad_qkv: RegionPointer,
     ) {
-        let [qkv, attended] = ["qkv", "attended"].map(|name| self.activation(name, layer));
-        self.program.begin_range("scaled_dot_product_attention_backward");
+        let [qkv, attended] = ["qkv", "attended"].map(|name| self.activation_address(name, layer));
+        self.program.begin_named_range("scaled_dot_product_attention_backward");
         match (self.attention, scratch) {
-            (RungAttention::Fused(order), Some(scratch)) => {
-                let [q, k, v] = [0, 1, 2].map(|operand| self.packed_qkv_part(qkv, operand).first);
+            (AttentionOfRung::Fused(order), Some(scratch)) => {
+                let [q, k, v] =
+                    [0, 1, 2].map(|operand| self.operand_of_packed_qkv(qkv, operand).first);
                 let [grad_q, grad_k, grad_v] =
-                    [0, 1, 2].map(|operand| self.packed_qkv_part(grad_qkv, operand).first);
-                let (out, lse, grad_out) = (attended, self.activation("lse", layer), grad_attended);
-                let pointers = BackwardPointers {
+                    [0, 1, 2].map(|operand| self.operand_of_packed_qkv(grad_qkv, operand).first);
+                let (out, lse, grad_out) =
+                    (attended, self.activation_address("lse", layer), grad_attended);
+                let pointers = AttentionBackwardPointers {
                     q,
                     k,
                     v,
@@ -228,59 +248,60 @@ impl NetworkProgram {
                     grad_v,
                     scratch,
                 };
-                let layout =
-                    BackwardLayout::gradients_like_tensors(packed_attention_layout(&self.shape));
-                let shape = attention_shape(&self.shape);
+                let layout = AttentionBackwardLayout::gradients_like_tensors(
+                    packed_qkv_forward_layout(&self.shape),
+                );
+                let shape = attention_shape_of_model(&self.shape);
                 append_attention_backward(&mut self.program, &shape, &layout, order, &pointers);
             }
-            _ => self.unfused_backward(layer, qkv, grad_attended, grad_qkv),
+            _ => self.add_unfused_attention_backward(layer, qkv, grad_attended, grad_qkv),
         }
-        self.program.end_range();
+        self.program.end_innermost_range();
     }
 
-    fn unfused_backward(
+    fn add_unfused_attention_backward(
         &mut self,
         layer: usize,
-        qkv: Pointer,
-        grad_attended: Pointer,
-        grad_qkv: Pointer,
+        qkv: RegionPointer,
+        grad_attended: RegionPointer,
+        grad_qkv: RegionPointer,
     ) {
-        let (context, head_dim) = (self.shape.context, self.shape.head_dim());
-        let element = self.shape.dtype.bytes();
+        let (context, head_dim) = (self.shape.context, self.shape.elements_per_head());
+        let element = self.shape.dtype.bytes_per_element();
         let [grad_p, grad_scores] = ["scores", "grad_scores"].map(|name| self.program.at(name));
-        let p = self.activation("probabilities", layer);
-        let of_scores = self.gemm_spec(context, context, head_dim);
-        let of_heads = self.gemm_spec(context, head_dim, context);
+        let p = self.activation_address("probabilities", layer);
+        let of_scores = self.gemm_spec_in_model_dtype(context, context, head_dim);
+        let of_heads = self.gemm_spec_in_model_dtype(context, head_dim, context);
         let transposed = GemmSpec { a_transposed: true, ..of_heads };
         let matrices = [
-            self.square_score_tensor(p, element),
-            self.unpacked_output(grad_attended),
-            self.packed_qkv_part(grad_qkv, 2),
+            self.operand_of_score_tensor(p, element),
+            self.operand_of_attention_output(grad_attended),
+            self.operand_of_packed_qkv(grad_qkv, 2),
         ];
-        self.multiply_heads(transposed, matrices);
-        let spec = GemmSpec { b_transposed: true, d: MatrixDtype::F32, ..of_scores };
+        self.add_gemms_batched_over_heads(transposed, matrices);
+        let spec = GemmSpec { b_transposed: true, d: GemmMatrixDtype::F32, ..of_scores };
         let matrices = [
-            self.unpacked_output(grad_attended),
-            self.packed_qkv_part(qkv, 2),
-            self.square_score_tensor(grad_p, F32_BYTES),
+            self.operand_of_attention_output(grad_attended),
+            self.operand_of_packed_qkv(qkv, 2),
+            self.operand_of_score_tensor(grad_p, BYTES_PER_F32),
         ];
-        self.multiply_heads(spec, matrices);
-        let (rows, scale) = self.score_rows_and_factor();
-        self.add_launch(
-            self.softmax_kernels()[1],
-            (p, grad_p, grad_scores, long_operand(rows), int(context), scale),
+        self.add_gemms_batched_over_heads(spec, matrices);
+        let (rows, scale) = self.score_row_count_and_scale();
+        self.add_launch_with_pdl(
+            self.softmax_forward_and_backward_kernels()[1],
+            (p, grad_p, grad_scores, long_operand(rows), int_operand(context), scale),
         );
         let matrices = [
-            self.square_score_tensor(grad_scores, element),
-            self.packed_qkv_part(qkv, 1),
-            self.packed_qkv_part(grad_qkv, 0),
+            self.operand_of_score_tensor(grad_scores, element),
+            self.operand_of_packed_qkv(qkv, 1),
+            self.operand_of_packed_qkv(grad_qkv, 0),
         ];
-        self.multiply_heads(of_heads, matrices);
+        self.add_gemms_batched_over_heads(of_heads, matrices);
         let matrices = [
-            self.square_score_tensor(grad_scores, element),
-            self.packed_qkv_part(qkv, 0),
-            self.packed_qkv_part(grad_qkv, 1),
+            self.operand_of_score_tensor(grad_scores, element),
+            self.operand_of_packed_qkv(qkv, 0),
+            self.operand_of_packed_qkv(grad_qkv, 1),
         ];
-        self.multiply_heads(transposed, matrices);
+        self.add_gemms_batched_over_heads(transposed, matrices);
     }
 }

@@ -1,21 +1,21 @@
-//! Each kernel of the language model as a row of its own.
+//! Implementations that launch each kernel of the language model alone on the GPU.
 
 use super::kernels::{adamw, embedding, loss, norm, rope, softmax, swiglu};
-use crate::transformer::components::{ComponentProblem, ModelPart};
-use crate::transformer::shape::LmShape;
+use crate::transformer::components::{LanguageModelKernel, SingleKernelProblem};
+use crate::transformer::shape::LanguageModelShape;
 use kernelgate::backend::program::{
-    Capture, Lane, MemoryPurpose, NULL, Program, int, int_operands, long_operand,
+    Capture, MemoryPurpose, NULL, Program, ProgramLane, int_operand, int_operands, long_operand,
 };
 use kernelgate::backend::{Implementation, Prepare};
 
-/// GPU rows of the component workload.
-pub const COMPONENT: &[Implementation<ComponentProblem>] = &[
+/// GPU implementations of the workload `transformer/kernel`.
+pub const CUDA_SINGLE_KERNEL_ROWS: &[Implementation<SingleKernelProblem>] = &[
     Implementation {
         name: "cuda/kernel",
         about: "the kernel, in a fixed order of additions",
         supports: |_| Ok(()),
         prepare: Prepare::Program(
-            |problem| component_program(problem, GradientSumOrder::Fixed),
+            |problem| single_kernel_program(problem, EmbeddingGradientSumOrder::Fixed),
             Capture::Stream,
         ),
     },
@@ -23,155 +23,185 @@ pub const COMPONENT: &[Implementation<ComponentProblem>] = &[
         name: "cuda/atomic",
         about: "atomic additions to zeros",
         supports: |problem| match problem.component {
-            ModelPart::EmbeddingGradient => Ok(()),
+            LanguageModelKernel::EmbeddingGradient => Ok(()),
             _ => Err("has one order of additions".to_owned()),
         },
         prepare: Prepare::Program(
-            |problem| component_program(problem, GradientSumOrder::Any),
+            |problem| single_kernel_program(problem, EmbeddingGradientSumOrder::Any),
             Capture::Stream,
         ),
     },
 ];
 
-/// Order in which addends of the embedding's gradient are summed.
+/// Order in which the embedding gradient adds up the gradients of equal tokens: fixed, or any order
+/// by atomics.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum GradientSumOrder {
+enum EmbeddingGradientSumOrder {
     Fixed,
     Any,
 }
 
-/// Writes the launches of one kernel's problem. The function is long because each component has its
-/// own launches.
+/// Builds the GPU program of a kernel problem: its memory regions and its one or two launches. The
+/// function is long because each kernel has its own arguments.
 #[expect(clippy::too_many_lines)]
-fn component_program(problem: &ComponentProblem, order: GradientSumOrder) -> Program {
+fn single_kernel_program(
+    problem: &SingleKernelProblem,
+    order: EmbeddingGradientSumOrder,
+) -> Program {
     let shape = &problem.shape;
-    let LmShape { d, ff, context, heads, vocabulary, .. } = *shape;
-    let tokens = shape.token_count();
+    let LanguageModelShape { d, ff, context, heads, vocabulary, .. } = *shape;
+    let tokens = shape.tokens_in_batch();
     let mut program = Program::new();
-    for operand in problem.input_tensors() {
-        program.add_input(operand.name, MemoryPurpose::Inputs, operand.bytes());
+    for operand in problem.input_tensor_specs() {
+        program.add_input(operand.name, MemoryPurpose::Inputs, operand.bytes_of_tensor());
     }
-    for output in problem.output_tensors() {
+    for output in problem.output_tensor_specs() {
         program.add_output(output.name, output.extents, output.dtype);
     }
-    let scale = 1.0 / (shape.head_dim() as f32).sqrt();
+    let scale = 1.0 / (shape.elements_per_head() as f32).sqrt();
     let rows = long_operand(shape.batch * heads * context);
-    let softmax_extents = (rows, int(context), scale);
+    let softmax_extents = (rows, int_operand(context), scale);
     let embedding_extents = (long_operand(tokens), int_operands([d, vocabulary]));
     match problem.component {
-        ModelPart::Embed => {
+        LanguageModelKernel::Embed => {
             program.add_launch(
-                &embedding::EMBED_KERNEL,
+                &embedding::TOKEN_EMBEDDING_KERNEL,
                 shape,
                 ("tokens", "table", "x", embedding_extents),
             );
         }
-        ModelPart::EmbeddingGradient => {
+        LanguageModelKernel::EmbeddingGradient => {
             let arguments = ("tokens", "grad_x", "grad_table", embedding_extents);
-            if order == GradientSumOrder::Fixed {
-                program.add_launch(&embedding::EMBEDDING_GRADIENT_KERNEL, shape, arguments);
+            if order == EmbeddingGradientSumOrder::Fixed {
+                program.add_launch(
+                    &embedding::FIXED_ORDER_EMBEDDING_GRADIENT_KERNEL,
+                    shape,
+                    arguments,
+                );
             } else {
-                let (to, bytes) = (program.at("grad_table"), program.bytes("grad_table"));
-                program.fill(Lane::MAIN_LANE, to, bytes, 0);
-                program.add_launch(&embedding::EMBEDDING_GRADIENT_ATOMIC_KERNEL, shape, arguments);
+                let (to, bytes) = (program.at("grad_table"), program.bytes_of_region("grad_table"));
+                program.add_byte_fill(ProgramLane::MAIN_LANE, to, bytes, 0);
+                program.add_launch(&embedding::ATOMIC_EMBEDDING_GRADIENT_KERNEL, shape, arguments);
             }
         }
-        ModelPart::Norm => {
-            program.add_launch(&norm::NORM_KERNEL, shape, ("x", "gain", "y", "inverse", int(d)));
+        LanguageModelKernel::Norm => {
+            program.add_launch(
+                &norm::RMS_NORM_KERNEL,
+                shape,
+                ("x", "gain", "y", "inverse", int_operand(d)),
+            );
         }
-        ModelPart::NormAdd => {
-            let arguments = ("x", "branch", "sum", "gain", "y", "inverse", int(d));
-            program.add_launch(&norm::NORM_ADD_KERNEL, shape, arguments);
+        LanguageModelKernel::NormAdd => {
+            let arguments = ("x", "branch", "sum", "gain", "y", "inverse", int_operand(d));
+            program.add_launch(&norm::ADD_BRANCH_AND_RMS_NORM_KERNEL, shape, arguments);
         }
-        ModelPart::NormBackward => {
-            let blocks = norm::norm_backward_blocks(shape);
+        LanguageModelKernel::NormBackward => {
+            let blocks = norm::norm_backward_block_count(shape);
             program.add_scratch("partials", MemoryPurpose::Workspace, 4 * blocks * d);
             let inputs = ("x", "inverse", "gain", "grad_y", "residual_gradient");
             let outputs = ("grad_x", "rounded", "partials");
             program.add_launch(
-                &norm::NORM_BACKWARD_KERNEL,
+                &norm::RMS_NORM_BACKWARD_KERNEL,
                 shape,
-                (inputs, outputs, long_operand(tokens), int(d)),
+                (inputs, outputs, long_operand(tokens), int_operand(d)),
             );
-            let one_gain = LmShape { layers: 0, ..*shape };
+            let one_gain = LanguageModelShape { layers: 0, ..*shape };
             let arguments = ("partials", "grad_gain", int_operands([blocks, d]));
-            program.add_launch(&norm::GAIN_GRADIENT_KERNEL, &one_gain, arguments);
+            program.add_launch(&norm::SUM_GAIN_GRADIENTS_KERNEL, &one_gain, arguments);
         }
-        ModelPart::Rope => {
+        LanguageModelKernel::Rope => {
             let angles = *shape;
-            let table = program.add_packed(
+            let table = program.add_packed_from_inputs(
                 "table",
                 MemoryPurpose::Weights,
-                4 * context * shape.head_dim(),
+                4 * context * shape.elements_per_head(),
                 {
                     move |_| {
-                        rope::rotary_table(&angles).iter().flat_map(|x| x.to_ne_bytes()).collect()
+                        rope::rope_cosine_and_sine_table(&angles)
+                            .iter()
+                            .flat_map(|x| x.to_ne_bytes())
+                            .collect()
                     }
                 },
             );
             let extents = (
                 long_operand(tokens),
-                int_operands([context, heads, shape.head_dim(), 2 * d]),
+                int_operands([context, heads, shape.elements_per_head(), 2 * d]),
                 1.0f32,
             );
-            program.add_launch(&rope::ROPE_KERNEL, shape, ("qkv", table, "rotated", extents));
-        }
-        ModelPart::Swiglu => {
             program.add_launch(
-                &swiglu::SWIGLU_KERNEL,
+                &rope::ROTATE_QUERIES_AND_KEYS_KERNEL,
                 shape,
-                ("gate_up", "h", long_operand(tokens), int(ff)),
+                ("qkv", table, "rotated", extents),
             );
         }
-        ModelPart::SwigluBackward => {
-            let arguments = ("gate_up", "grad_h", "grad_gate_up", long_operand(tokens), int(ff));
+        LanguageModelKernel::Swiglu => {
+            program.add_launch(
+                &swiglu::SWIGLU_FORWARD_KERNEL,
+                shape,
+                ("gate_up", "h", long_operand(tokens), int_operand(ff)),
+            );
+        }
+        LanguageModelKernel::SwigluBackward => {
+            let arguments =
+                ("gate_up", "grad_h", "grad_gate_up", long_operand(tokens), int_operand(ff));
             program.add_launch(&swiglu::SWIGLU_BACKWARD_KERNEL, shape, arguments);
         }
-        ModelPart::Softmax | ModelPart::SoftmaxF32 => {
+        LanguageModelKernel::Softmax | LanguageModelKernel::SoftmaxF32 => {
             let kernel = match problem.component {
-                ModelPart::SoftmaxF32 => &softmax::SOFTMAX_OF_F32_KERNEL,
-                _ => &softmax::SOFTMAX_KERNEL,
+                LanguageModelKernel::SoftmaxF32 => &softmax::CAUSAL_SOFTMAX_OF_F32_KERNEL,
+                _ => &softmax::CAUSAL_SOFTMAX_KERNEL,
             };
             program.add_launch(kernel, shape, ("scores", "probabilities", softmax_extents));
         }
-        ModelPart::SoftmaxBackward | ModelPart::SoftmaxBackwardF32 => {
+        LanguageModelKernel::SoftmaxBackward | LanguageModelKernel::SoftmaxBackwardF32 => {
             let kernel = match problem.component {
-                ModelPart::SoftmaxBackwardF32 => &softmax::SOFTMAX_BACKWARD_OF_F32_KERNEL,
-                _ => &softmax::SOFTMAX_BACKWARD_KERNEL,
+                LanguageModelKernel::SoftmaxBackwardF32 => {
+                    &softmax::CAUSAL_SOFTMAX_BACKWARD_OF_F32_KERNEL
+                }
+                _ => &softmax::CAUSAL_SOFTMAX_BACKWARD_KERNEL,
             };
             let tensors = ("probabilities", "grad_probabilities", "grad_scores");
             program.add_launch(kernel, shape, (tensors, softmax_extents));
         }
-        ModelPart::Loss | ModelPart::LossForward => {
+        LanguageModelKernel::Loss | LanguageModelKernel::LossForward => {
             program.add_scratch("losses", MemoryPurpose::Activations, 4 * tokens);
-            let extents = int_operands([vocabulary, shape.padded_vocabulary()]);
-            if problem.component == ModelPart::Loss {
+            let extents = int_operands([vocabulary, shape.padded_logit_columns()]);
+            if problem.component == LanguageModelKernel::Loss {
                 let tensors = ("logits", "targets", "losses", "grad_logits");
                 program.add_launch(
-                    &loss::LOSS_KERNEL,
+                    &loss::LOSS_AND_LOGIT_GRADIENT_KERNEL,
                     shape,
                     (tensors, extents, 1.0 / tokens as f32),
                 );
             } else {
                 program.add_launch(
-                    &loss::LOSS_FORWARD_KERNEL,
+                    &loss::TOKEN_LOSS_KERNEL,
                     shape,
                     ("logits", "targets", "losses", extents),
                 );
             }
-            program.add_launch(&loss::MEAN_LOSS_KERNEL, shape, ("losses", "loss", int(context)));
+            program.add_launch(
+                &loss::MEAN_LOSS_OF_SEQUENCE_KERNEL,
+                shape,
+                ("losses", "loss", int_operand(context)),
+            );
         }
-        ModelPart::AdamW => {
+        LanguageModelKernel::AdamW => {
             let state = ["parameters", "first_moments", "second_moments"];
             let gradients = ("f32_gradients", "gradients", "steps");
-            let copy = program.find("copy").map_or(NULL, Into::into);
+            let copy = program.pointer_if_declared("copy").map_or(NULL, Into::into);
             let extents = (
-                long_operand(shape.first_matrix_row() * d),
-                long_operand(shape.parameter_count()),
-                adamw::ADAMW_RATES,
+                long_operand(shape.first_arena_row_of_matrices() * d),
+                long_operand(shape.number_of_parameters()),
+                adamw::ADAMW_LEARNING_RATE_AND_WEIGHT_DECAY,
             );
             let outputs = (["new_p", "new_m", "new_v"], copy);
-            program.add_launch(&adamw::ADAMW_KERNEL, shape, (state, gradients, outputs, extents));
+            program.add_launch(
+                &adamw::ADAMW_UPDATE_KERNEL,
+                shape,
+                (state, gradients, outputs, extents),
+            );
         }
     }
     program

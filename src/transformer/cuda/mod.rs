@@ -1,8 +1,9 @@
-//! The language model on the GPU: one launch for each operation, the same in a graph, and fused
-//! kernels.
+//! The language model on the GPU: one launch for each operation, the same launches as a CUDA graph,
+//! and fused kernels.
 //!
-//! Each rung of the ladders is a `Program`. The GEMMs of a rung are the library's, except for three
-//! that fused rows have on sm_90a; all other kernels are in `kernels/`.
+//! Each implementation of the language model on the GPU is a `Program`: a list of launches and
+//! memory regions. The GEMMs are cuBLASLt's, except for three GEMMs with fused epilogues on sm_90a;
+//! all other kernels are in `kernels/`.
 
 mod attention;
 mod components;
@@ -11,36 +12,42 @@ mod network;
 mod rung_choices;
 mod training;
 
-pub use components::COMPONENT;
-pub use kernels::kernels;
+pub use components::CUDA_SINGLE_KERNEL_ROWS;
+pub use kernels::list_transformer_kernels;
 
 use std::sync::Arc;
 
-use super::definition::{ModelForward, TrainStep, check_tokens_and_targets};
-use super::shape::LmShape;
+use super::definition::{
+    LanguageModelForward, LanguageModelTrainingStep, check_tokens_are_in_vocabulary,
+};
+use super::shape::LanguageModelShape;
 use crate::attention::cuda::QueryGradientSumOrder;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::program::{Capture, Program};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
 use kernelgate_cuda::Device;
-use rung_choices::{GradientSchedule, RungAttention, RungKernels};
+use rung_choices::{AttentionOfRung, RungKernelChoice, WeightGradientSchedule};
 
-const FUSED: RungAttention = RungAttention::Fused(QueryGradientSumOrder::Any);
-const DETERMINISTIC: RungAttention = RungAttention::Fused(QueryGradientSumOrder::Fixed);
+const FUSED_ATTENTION_IN_ANY_SUM_ORDER: AttentionOfRung =
+    AttentionOfRung::Fused(QueryGradientSumOrder::Any);
+const FUSED_ATTENTION_IN_FIXED_SUM_ORDER: AttentionOfRung =
+    AttentionOfRung::Fused(QueryGradientSumOrder::Fixed);
 
-/// Ladder of the forward pass.
-pub const FORWARD: &[Implementation<ModelForward>] = &[
+/// GPU implementations (rungs) of the language model's forward pass.
+pub const CUDA_LM_FORWARD_LADDER: &[Implementation<LanguageModelForward>] = &[
     Implementation {
         name: "cuda/per_op",
         about: "a launch an operation from the host, attention in three with scores in memory",
-        supports: |problem| RungAttention::Unfused.check_attention_support(&problem.shape),
+        supports: |problem| {
+            AttentionOfRung::Unfused.check_attention_kernels_support(&problem.shape)
+        },
         prepare: Prepare::CudaWithin {
-            device_bytes: |problem| unfused_forward(problem).device_bytes(),
+            device_bytes: |problem| unfused_forward_program(problem).device_bytes(),
             prepare: |problem, inputs, device| {
-                program_task(
+                load_program_after_token_check(
                     &problem.shape,
-                    unfused_forward(problem),
+                    unfused_forward_program(problem),
                     inputs,
                     device,
                     Capture::Stream,
@@ -51,13 +58,15 @@ pub const FORWARD: &[Implementation<ModelForward>] = &[
     Implementation {
         name: "cuda/graph",
         about: "per_op captured once and replayed",
-        supports: |problem| RungAttention::Unfused.check_attention_support(&problem.shape),
+        supports: |problem| {
+            AttentionOfRung::Unfused.check_attention_kernels_support(&problem.shape)
+        },
         prepare: Prepare::CudaWithin {
-            device_bytes: |problem| unfused_forward(problem).device_bytes(),
+            device_bytes: |problem| unfused_forward_program(problem).device_bytes(),
             prepare: |problem, inputs, device| {
-                program_task(
+                load_program_after_token_check(
                     &problem.shape,
-                    unfused_forward(problem),
+                    unfused_forward_program(problem),
                     inputs,
                     device,
                     Capture::Graph,
@@ -69,39 +78,69 @@ pub const FORWARD: &[Implementation<ModelForward>] = &[
         name: "cuda/fused",
         about: "this suite's attention, residuals added by GEMMs, in one graph; on sm_90a SwiGLU \
                 and rotation in the epilogues of this suite's GEMMs",
-        supports: |problem| FUSED.check_attention_support(&problem.shape),
+        supports: |problem| {
+            FUSED_ATTENTION_IN_ANY_SUM_ORDER.check_attention_kernels_support(&problem.shape)
+        },
         prepare: Prepare::CudaWithin {
-            device_bytes: |problem| network::forward_program(&problem.shape, FUSED).device_bytes(),
+            device_bytes: |problem| {
+                network::language_model_forward_program(
+                    &problem.shape,
+                    FUSED_ATTENTION_IN_ANY_SUM_ORDER,
+                )
+                .device_bytes()
+            },
             prepare: |problem, inputs, device| {
-                let kernels = FUSED.on(device, &problem.shape);
-                let program = network::forward_program(&problem.shape, kernels);
-                program_task(&problem.shape, program, inputs, device, Capture::Graph)
+                let kernels = FUSED_ATTENTION_IN_ANY_SUM_ORDER.on(device, &problem.shape);
+                let program = network::language_model_forward_program(&problem.shape, kernels);
+                load_program_after_token_check(
+                    &problem.shape,
+                    program,
+                    inputs,
+                    device,
+                    Capture::Graph,
+                )
             },
         },
     },
 ];
 
-/// Ladder of the training step.
-pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
+/// GPU implementations (rungs) of the language model's training step.
+pub const CUDA_LM_TRAINING_STEP_LADDER: &[Implementation<LanguageModelTrainingStep>] = &[
     Implementation {
         name: "cuda/per_op",
         about: "a launch an operation from the host, attention in three with scores in memory",
-        supports: |problem| RungAttention::Unfused.check_attention_support(&problem.shape),
+        supports: |problem| {
+            AttentionOfRung::Unfused.check_attention_kernels_support(&problem.shape)
+        },
         prepare: Prepare::CudaWithin {
-            device_bytes: |problem| unfused_step(problem).device_bytes(),
+            device_bytes: |problem| unfused_training_step_program(problem).device_bytes(),
             prepare: |problem, inputs, device| {
-                program_task(&problem.shape, unfused_step(problem), inputs, device, Capture::Stream)
+                load_program_after_token_check(
+                    &problem.shape,
+                    unfused_training_step_program(problem),
+                    inputs,
+                    device,
+                    Capture::Stream,
+                )
             },
         },
     },
     Implementation {
         name: "cuda/graph",
         about: "per_op captured once and replayed",
-        supports: |problem| RungAttention::Unfused.check_attention_support(&problem.shape),
+        supports: |problem| {
+            AttentionOfRung::Unfused.check_attention_kernels_support(&problem.shape)
+        },
         prepare: Prepare::CudaWithin {
-            device_bytes: |problem| unfused_step(problem).device_bytes(),
+            device_bytes: |problem| unfused_training_step_program(problem).device_bytes(),
             prepare: |problem, inputs, device| {
-                program_task(&problem.shape, unfused_step(problem), inputs, device, Capture::Graph)
+                load_program_after_token_check(
+                    &problem.shape,
+                    unfused_training_step_program(problem),
+                    inputs,
+                    device,
+                    Capture::Graph,
+                )
             },
         },
     },
@@ -111,54 +150,90 @@ pub const TRAIN_STEP: &[Implementation<TrainStep>] = &[
                 the gradients of activations, in one graph; the order of the sums of attention's \
                 gradient is not fixed; on sm_90a SwiGLU, its gradient and rotation in the \
                 epilogues of this suite's GEMMs",
-        supports: |problem| FUSED.check_attention_support(&problem.shape),
+        supports: |problem| {
+            FUSED_ATTENTION_IN_ANY_SUM_ORDER.check_attention_kernels_support(&problem.shape)
+        },
         prepare: Prepare::CudaWithin {
-            device_bytes: |problem| fused_step(problem, FUSED).device_bytes(),
+            device_bytes: |problem| {
+                fused_training_step_program(problem, FUSED_ATTENTION_IN_ANY_SUM_ORDER)
+                    .device_bytes()
+            },
             prepare: |problem, inputs, device| {
-                let program = fused_step(problem, FUSED.on(device, &problem.shape));
-                program_task(&problem.shape, program, inputs, device, Capture::Graph)
+                let program = fused_training_step_program(
+                    problem,
+                    FUSED_ATTENTION_IN_ANY_SUM_ORDER.on(device, &problem.shape),
+                );
+                load_program_after_token_check(
+                    &problem.shape,
+                    program,
+                    inputs,
+                    device,
+                    Capture::Graph,
+                )
             },
         },
     },
     Implementation {
         name: "cuda/fused_deterministic",
         about: "fused with every sum in a fixed order: two runs give the same bits; sm_90a only",
-        supports: |problem| DETERMINISTIC.check_attention_support(&problem.shape),
+        supports: |problem| {
+            FUSED_ATTENTION_IN_FIXED_SUM_ORDER.check_attention_kernels_support(&problem.shape)
+        },
         prepare: Prepare::CudaWithin {
-            device_bytes: |problem| fused_step(problem, DETERMINISTIC).device_bytes(),
+            device_bytes: |problem| {
+                fused_training_step_program(problem, FUSED_ATTENTION_IN_FIXED_SUM_ORDER)
+                    .device_bytes()
+            },
             prepare: |problem, inputs, device| {
-                let program = fused_step(problem, DETERMINISTIC.on(device, &problem.shape));
-                program_task(&problem.shape, program, inputs, device, Capture::Graph)
+                let program = fused_training_step_program(
+                    problem,
+                    FUSED_ATTENTION_IN_FIXED_SUM_ORDER.on(device, &problem.shape),
+                );
+                load_program_after_token_check(
+                    &problem.shape,
+                    program,
+                    inputs,
+                    device,
+                    Capture::Graph,
+                )
             },
         },
     },
 ];
 
-fn unfused_forward(problem: &ModelForward) -> Program {
-    network::forward_program(&problem.shape, RungAttention::Unfused)
+fn unfused_forward_program(problem: &LanguageModelForward) -> Program {
+    network::language_model_forward_program(&problem.shape, AttentionOfRung::Unfused)
 }
 
-fn unfused_step(problem: &TrainStep) -> Program {
-    training::step_program(&problem.shape, RungAttention::Unfused, GradientSchedule::Serial)
-}
-
-fn fused_step(problem: &TrainStep, kernels: impl Into<RungKernels>) -> Program {
-    training::step_program(
+fn unfused_training_step_program(problem: &LanguageModelTrainingStep) -> Program {
+    training::training_step_program(
         &problem.shape,
-        kernels,
-        GradientSchedule::overlapped_schedule(&problem.shape),
+        AttentionOfRung::Unfused,
+        WeightGradientSchedule::Serial,
     )
 }
 
-/// Loads a program as a task, after checking that its tokens are in the vocabulary.
-fn program_task(
-    shape: &LmShape,
+fn fused_training_step_program(
+    problem: &LanguageModelTrainingStep,
+    kernels: impl Into<RungKernelChoice>,
+) -> Program {
+    training::training_step_program(
+        &problem.shape,
+        kernels,
+        WeightGradientSchedule::overlapped_in_groups_of_layers(&problem.shape),
+    )
+}
+
+/// Checks that all tokens and targets are in the vocabulary, then loads a program on the device as
+/// a timed task.
+fn load_program_after_token_check(
+    shape: &LanguageModelShape,
     program: Program,
     inputs: &Tensors,
     device: &Arc<Device>,
     capture: Capture,
 ) -> Result<CudaTask, BackendError> {
-    check_tokens_and_targets(shape, inputs).map_err(BackendError::Launch)?;
+    check_tokens_are_in_vocabulary(shape, inputs).map_err(BackendError::Launch)?;
     program.into_task(device, inputs, capture)
 }
 

@@ -1,19 +1,22 @@
-//! Tests of the programs' named ranges, by which a profile finds phases and the operations of
-//! attention.
+//! Tests of the NVTX ranges in the language model's programs, by which a profile finds phases and
+//! the operations of attention.
 
 use std::collections::BTreeSet;
 
-use super::rung_choices::{GradientSchedule, RungAttention};
-use super::{DETERMINISTIC, FORWARD, FUSED, network, training};
-use crate::gpu_tests::{lock_first_gpu, prepare_row};
-use crate::transformer::definition::ModelForward;
-use crate::transformer::shape::LmShape;
+use super::rung_choices::{AttentionOfRung, WeightGradientSchedule};
+use super::{
+    CUDA_LM_FORWARD_LADDER, FUSED_ATTENTION_IN_ANY_SUM_ORDER, FUSED_ATTENTION_IN_FIXED_SUM_ORDER,
+    network, training,
+};
+use crate::gpu_tests::{lock_first_gpu, prepare_row_or_skip_unsupported};
+use crate::transformer::definition::LanguageModelForward;
+use crate::transformer::shape::LanguageModelShape;
 use kernelgate::backend::Executable;
 use kernelgate::backend::program::{Program, ProgramStep};
 use kernelgate::workload::{Dtype, Problem};
-use kernelgate_cuda::observe::cupti::{ActivityRecorder, RecordingExtent};
+use kernelgate_cuda::observe::cupti::{CuptiActivityRecorder, CuptiRecordingExtent};
 
-const SMALL: LmShape = LmShape {
+const SMALL_RANGE_TEST_MODEL: LanguageModelShape = LanguageModelShape {
     vocabulary: 333,
     d: 128,
     ff: 200,
@@ -23,16 +26,16 @@ const SMALL: LmShape = LmShape {
     batch: 2,
     dtype: Dtype::Bf16,
 };
-const RANGES_OF_PHASES: [&str; 3] = ["forward", "backward", "optimizer"];
+const NVTX_RANGES_OF_PHASES: [&str; 3] = ["forward", "backward", "optimizer"];
 
-/// Names of the ranges around each command of a program.
-fn range_names_of_commands(program: &Program) -> Vec<Vec<&str>> {
+/// Names of the NVTX ranges that are open at each GPU command of a program.
+fn open_range_names_at_each_command(program: &Program) -> Vec<Vec<&str>> {
     let (mut open, mut paths) = (Vec::new(), Vec::new());
     for step in program.steps() {
         match step {
             ProgramStep::Begin(name) => open.push(&**name),
             ProgramStep::End => drop(open.pop()),
-            step if step.is_gpu_command() => paths.push(open.clone()),
+            step if step.enqueues_gpu_work() => paths.push(open.clone()),
             _ => {}
         }
     }
@@ -40,55 +43,73 @@ fn range_names_of_commands(program: &Program) -> Vec<Vec<&str>> {
 }
 
 #[test]
-fn every_command_of_a_training_step_belongs_to_one_phase() {
-    for attention in [RungAttention::Unfused, FUSED, DETERMINISTIC] {
-        for schedule in [GradientSchedule::Serial, GradientSchedule::overlapped_schedule(&SMALL)] {
-            let program = training::step_program(&SMALL, attention, schedule);
+fn every_command_of_a_training_step_is_in_exactly_one_phase_range() {
+    for attention in [
+        AttentionOfRung::Unfused,
+        FUSED_ATTENTION_IN_ANY_SUM_ORDER,
+        FUSED_ATTENTION_IN_FIXED_SUM_ORDER,
+    ] {
+        for schedule in [
+            WeightGradientSchedule::Serial,
+            WeightGradientSchedule::overlapped_in_groups_of_layers(&SMALL_RANGE_TEST_MODEL),
+        ] {
+            let program =
+                training::training_step_program(&SMALL_RANGE_TEST_MODEL, attention, schedule);
             let mut found = BTreeSet::new();
-            for path in range_names_of_commands(&program) {
+            for path in open_range_names_at_each_command(&program) {
                 let phases: Vec<_> =
-                    path.iter().filter(|name| RANGES_OF_PHASES.contains(name)).collect();
+                    path.iter().filter(|name| NVTX_RANGES_OF_PHASES.contains(name)).collect();
                 assert_eq!(phases.len(), 1, "{path:?}");
                 found.extend(phases.into_iter().copied());
             }
-            assert_eq!(found, BTreeSet::from(RANGES_OF_PHASES));
+            assert_eq!(found, BTreeSet::from(NVTX_RANGES_OF_PHASES));
         }
     }
 }
 
 #[test]
-fn unfused_attention_opens_the_ranges_that_the_guide_names() {
+fn unfused_attention_opens_the_nvtx_ranges_of_the_guide() {
     let ranges = ["computing_attention_scores", "computing_softmax", "final_matmul"];
     let counts = |attention| {
-        let program = network::forward_program(&SMALL, attention);
-        let paths = range_names_of_commands(&program);
+        let program = network::language_model_forward_program(&SMALL_RANGE_TEST_MODEL, attention);
+        let paths = open_range_names_at_each_command(&program);
         ranges.map(|range| paths.iter().filter(|path| path.last() == Some(&range)).count())
     };
-    // Each layer has a GEMM for every sequence.
-    assert_eq!(counts(RungAttention::Unfused), [4, 2, 4]);
-    assert_eq!(counts(FUSED), [0; 3]);
+    // Each layer has one batched GEMM launch for every sequence.
+    assert_eq!(counts(AttentionOfRung::Unfused), [4, 2, 4]);
+    assert_eq!(counts(FUSED_ATTENTION_IN_ANY_SUM_ORDER), [0; 3]);
 }
 
 #[test]
-fn a_recorded_training_step_contains_the_declared_ranges() {
+fn a_recorded_training_step_contains_the_declared_nvtx_ranges() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
-    let Some(recorder) = ActivityRecorder::start(RecordingExtent::Everything).unwrap() else {
+    let Some(recorder) =
+        CuptiActivityRecorder::start_cupti_recording(CuptiRecordingExtent::Everything).unwrap()
+    else {
         return eprintln!("skipped: CUPTI is missing");
     };
-    let problem = ModelForward { shape: SMALL };
-    let Some(mut task) = prepare_row(&FORWARD[0], &problem, &problem.inputs(1), &device) else {
+    let problem = LanguageModelForward { shape: SMALL_RANGE_TEST_MODEL };
+    let Some(mut task) = prepare_row_or_skip_unsupported(
+        &CUDA_LM_FORWARD_LADDER[0],
+        &problem,
+        &problem.inputs(1),
+        &device,
+    ) else {
         return;
     };
-    recorder.take_records().unwrap();
-    task.launch().unwrap();
-    task.synchronize().unwrap();
-    let activity = recorder.take_records().unwrap();
+    recorder.take_all_new_records().unwrap();
+    task.launch_once().unwrap();
+    task.wait_for_launches().unwrap();
+    let activity = recorder.take_all_new_records().unwrap();
     let opened = |name: &str| {
         let ranges = activity.ranges.iter();
         ranges.filter(|range| activity.names[range.name as usize] == name).count()
     };
     assert_eq!(["forward", "computing_softmax"].map(opened), [1, 2]);
-    let commands =
-        range_names_of_commands(&network::forward_program(&SMALL, RungAttention::Unfused)).len();
+    let commands = open_range_names_at_each_command(&network::language_model_forward_program(
+        &SMALL_RANGE_TEST_MODEL,
+        AttentionOfRung::Unfused,
+    ))
+    .len();
     assert!(activity.kernels.len() >= commands, "{} of {commands}", activity.kernels.len());
 }

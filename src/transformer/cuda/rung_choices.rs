@@ -1,30 +1,32 @@
-//! Choices by which the rungs of the language model differ.
+//! Choices of kernels and of launch order by which the language model's rungs differ.
 
 use super::kernels::gemm;
 
 use crate::attention::cuda::QueryGradientSumOrder;
-use crate::transformer::shape::LmShape;
+use crate::transformer::shape::LanguageModelShape;
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::Device;
 
-/// Kernels that compute attention in a rung.
+/// Kernels that compute attention in a rung of the language model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RungAttention {
-    /// Unfused attention: scores, softmax and values, with f32 scores in memory.
+pub enum AttentionOfRung {
+    /// Unfused attention: separate kernels for scores, softmax and values, with f32 scores in
+    /// memory.
     Unfused,
-    /// Fused attention, whose backward sums in the given order.
+    /// Fused attention kernels, whose backward adds up the query gradients in the given order.
     Fused(QueryGradientSumOrder),
 }
 
-impl RungAttention {
-    /// Checks whether the attention kernels support a shape.
-    pub fn check_attention_support(self, shape: &LmShape) -> Result<(), String> {
+impl AttentionOfRung {
+    /// Checks that the rung's attention kernels support a model shape: its dtype and head size, and
+    /// rows of a multiple of 8 elements.
+    pub fn check_attention_kernels_support(self, shape: &LanguageModelShape) -> Result<(), String> {
         if !shape.d.is_multiple_of(8) || !shape.ff.is_multiple_of(8) {
             return Err("moves rows whose elements are a multiple of 8".to_owned());
         }
         match self {
             Self::Unfused => Ok(()),
-            Self::Fused(_) => match (shape.dtype, shape.head_dim()) {
+            Self::Fused(_) => match (shape.dtype, shape.elements_per_head()) {
                 (Dtype::Bf16, 64 | 128) => Ok(()),
                 (Dtype::Bf16, d) => Err(format!("its attention has heads of 64 or 128, not {d}")),
                 _ => Err("computes bf16 only".to_owned()),
@@ -33,75 +35,81 @@ impl RungAttention {
     }
 }
 
-/// GEMMs that include the kernel after them in their epilogue, if the device allows it.
+/// Whether a rung uses GEMM kernels whose epilogue includes the elementwise kernel that otherwise
+/// follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GemmEpilogues {
-    /// All GEMMs are the library's, followed by separate kernels.
+pub enum EpilogueGemmChoice {
+    /// All GEMMs are cuBLASLt's, followed by separate elementwise kernels.
     Library,
-    /// The GEMMs before the rotary embedding, SwiGLU and its gradient are our own kernels, for a
-    /// device with this number of multiprocessors.
+    /// The GEMMs before the rotary embedding, SwiGLU and its gradient are kernelgate's own kernels,
+    /// for a device with this number of multiprocessors.
     WithEpilogues {
-        /// Number of multiprocessors of the device.
+        /// Number of multiprocessors of the device, each of which runs one block of these GEMMs.
         multiprocessors: usize,
     },
 }
 
-/// Kernels of a rung on a device.
+/// Kernels with which a rung computes attention and GEMMs on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RungKernels {
+pub struct RungKernelChoice {
     /// Kernels that compute attention.
-    pub attention: RungAttention,
-    /// Kernels of the GEMMs before the rotary embedding, before SwiGLU and before its gradient.
-    pub products: GemmEpilogues,
+    pub attention: AttentionOfRung,
+    /// Kernels of the three GEMMs before the rotary embedding, before SwiGLU, and before SwiGLU's
+    /// gradient.
+    pub products: EpilogueGemmChoice,
 }
 
-impl From<RungAttention> for RungKernels {
-    fn from(attention: RungAttention) -> Self {
-        Self { attention, products: GemmEpilogues::Library }
+impl From<AttentionOfRung> for RungKernelChoice {
+    fn from(attention: AttentionOfRung) -> Self {
+        Self { attention, products: EpilogueGemmChoice::Library }
     }
 }
 
-impl RungAttention {
-    /// Selects the rung's kernels for a shape on a device.
-    pub fn on(self, device: &Device, shape: &LmShape) -> RungKernels {
+impl AttentionOfRung {
+    /// Selects the rung's kernels for a model shape on a device: epilogue GEMMs for fused attention
+    /// on sm_90a.
+    pub fn on(self, device: &Device, shape: &LanguageModelShape) -> RungKernelChoice {
         let facts = device.facts();
         let own = matches!(self, Self::Fused(_))
-            && facts.arch == gemm::WGMMA_ARCHITECTURE
-            && gemm::EpilogueGemm::supports_shape(shape);
+            && facts.arch == gemm::WGMMA_GPU_ARCHITECTURE
+            && gemm::EpilogueGemmParameters::supports_model_shape(shape);
         let products = match own {
-            true => {
-                GemmEpilogues::WithEpilogues { multiprocessors: facts.multiprocessors as usize }
-            }
-            false => GemmEpilogues::Library,
+            true => EpilogueGemmChoice::WithEpilogues {
+                multiprocessors: facts.multiprocessors as usize,
+            },
+            false => EpilogueGemmChoice::Library,
         };
-        RungKernels { attention: self, products }
+        RungKernelChoice { attention: self, products }
     }
 }
 
-/// Order of the gradients of matrices and of the updates in a training step.
+/// Order in which a training step computes weight gradients and AdamW updates: serial or
+/// overlapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GradientSchedule {
-    /// Launches follow one another, and a single AdamW launch updates all tensors.
+pub enum WeightGradientSchedule {
+    /// All launches follow one another, and a single AdamW launch updates all parameter tensors.
     Serial,
-    /// Gradients of matrices run concurrently with those of activations. The matrix gradients of a
-    /// group of layers are computed at once, and AdamW updates a group as soon as its gradients
-    /// exist.
+    /// Gradients of weight matrices are computed concurrently with the gradients of activations.
+    /// The weight gradients of a group of layers are computed in batched GEMMs, and AdamW updates
+    /// the group as soon as its gradients exist.
     Overlapped {
-        /// Number of layers whose matrix gradients are computed as one group.
+        /// Number of layers whose weight gradients are computed together as one group.
         group: usize,
     },
 }
 
-impl GradientSchedule {
-    /// Chooses groups of layers that are large enough for the smallest gradients, `[d, d]`, to have
-    /// a tile for each multiprocessor. The layers form at least three groups, because no gradient
-    /// of activations is left to run concurrently with the update of the last group.
-    pub fn overlapped_schedule(shape: &LmShape) -> Self {
-        /// Number of elements in the tiles of 128 by 256 of all multiprocessors of an H100.
-        const ELEMENTS_OF_ALL_TILES: usize = 132 * 128 * 256;
-        const MIN_LAYER_GROUPS: usize = 3;
-        let least = ELEMENTS_OF_ALL_TILES.div_ceil(shape.d * shape.d).clamp(1, shape.layers);
-        let groups = shape.layers.div_ceil(least).max(MIN_LAYER_GROUPS);
+impl WeightGradientSchedule {
+    /// Chooses groups of so many layers that their smallest weight gradients, `[d, d]`, together
+    /// have a tile for each multiprocessor. The layers form at least three groups, because no
+    /// activation gradients are left to run concurrently with the update of the last group.
+    pub fn overlapped_in_groups_of_layers(shape: &LanguageModelShape) -> Self {
+        /// Number of elements in tiles of 128 by 256, one tile for each multiprocessor of an H100.
+        const ELEMENTS_OF_ONE_TILE_PER_MULTIPROCESSOR: usize = 132 * 128 * 256;
+        const MIN_GROUPS_OF_LAYERS: usize = 3;
+        let least = ELEMENTS_OF_ONE_TILE_PER_MULTIPROCESSOR
+            .div_ceil(shape.d * shape.d)
+            .clamp(1, shape.layers);
+        let groups = shape.layers.div_ceil(least).max(MIN_GROUPS_OF_LAYERS);
         Self::Overlapped { group: shape.layers.div_ceil(groups) }
     }
 }

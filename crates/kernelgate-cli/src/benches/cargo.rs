@@ -1,4 +1,4 @@
-//! Builds bench executables with cargo.
+//! Builds bench executables with `cargo bench --no-run`, and reads cargo's messages and progress.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
@@ -8,38 +8,39 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::child_process::{ChildProcess, ProcessEnd, memory_kill_reason};
+use super::child_process::{ChildProcessEnd, SharedChildProcess, memory_kill_reason_text};
 
-/// Number of the last lines of cargo's output that an error shows.
-const SHOWN_LINES: usize = 30;
-/// Timeout of a build, unless the caller sets a shorter one.
-pub const BUILD_TIMEOUT: Duration = Duration::from_secs(4 * 3600);
+/// Number of the last lines of cargo's standard error that the error about a failed build shows.
+const SHOWN_CARGO_ERROR_LINES: usize = 30;
+/// Longest duration of a cargo build of benches, unless the caller sets a shorter timeout.
+pub const MAX_CARGO_BUILD_DURATION: Duration = Duration::from_secs(4 * 3600);
 
-/// Error: a build produced no executables.
+/// Error: a cargo build of bench executables failed.
 #[derive(Debug, thiserror::Error)]
-pub enum BuildError {
-    /// Error: cargo cannot be started, or its process was lost.
+pub enum CargoBuildError {
+    /// Error: the process cargo cannot be started, or waiting for it failed.
     #[error("cannot be built: failed to run cargo: {0}")]
     Cargo(std::io::Error),
-    /// Cargo's build takes longer than its timeout.
+    /// Error: the cargo build did not end within its timeout.
     #[error("was not built within {} s", .0.as_secs_f64())]
     TimedOut(Duration),
-    /// Cargo failed; the text has the last lines of its output.
+    /// Error: cargo's build failed; the text holds the last lines of cargo's standard error.
     #[error("does not build; cargo's last lines:\n{0}")]
     Failed(String),
 }
 
-/// Cargo's message about an executable that it built; other messages lack the fields.
+/// One JSON message that cargo prints during a build; only messages about built executables have
+/// all optional fields.
 #[derive(Deserialize)]
-struct CargoMessage {
+struct CargoJsonMessage {
     reason: String,
     manifest_path: Option<PathBuf>,
-    target: Option<CargoTarget>,
+    target: Option<CargoMessageTarget>,
     executable: Option<PathBuf>,
 }
 
 #[derive(Deserialize)]
-struct CargoTarget {
+struct CargoMessageTarget {
     name: String,
     kind: Vec<String>,
 }
@@ -47,26 +48,27 @@ struct CargoTarget {
 /// A bench executable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BenchExecutable {
-    /// Name of the bench target in `Cargo.toml`.
+    /// Name of the executable's bench target, as in `Cargo.toml`.
     pub bench: String,
     /// The file.
     pub path: PathBuf,
-    /// Folder of the executable's package, in which it runs.
+    /// Root folder of the executable's Cargo package, which is the bench process's working folder.
     pub root: PathBuf,
 }
 
 #[derive(Debug, Default)]
-pub struct BuildOutput {
+pub struct BuiltBenchExecutables {
     /// Bench executables.
     pub benches: Vec<BenchExecutable>,
-    /// Paths of the manifests of all packages, dependencies included.
+    /// Paths of the `Cargo.toml` files of all packages that cargo compiled, dependencies included.
     pub manifests: BTreeSet<PathBuf>,
 }
 
-impl BuildOutput {
-    /// Takes one line of the JSON messages that cargo prints.
-    fn note_cargo_message(&mut self, line: &str) {
-        let Ok(message) = serde_json::from_str::<CargoMessage>(line) else { return };
+impl BuiltBenchExecutables {
+    /// Reads one line of cargo's JSON output, and stores the manifest path and the bench executable
+    /// that the line names.
+    fn add_cargo_json_line(&mut self, line: &str) {
+        let Ok(message) = serde_json::from_str::<CargoJsonMessage>(line) else { return };
         if message.reason != "compiler-artifact" {
             return;
         }
@@ -80,28 +82,29 @@ impl BuildOutput {
     }
 }
 
-/// The bench targets and the profile of a build.
+/// The bench targets, the package, the Cargo profile and the features of a build.
 #[derive(Debug, Clone, Copy)]
-pub struct BuildTargets<'a> {
-    /// Names of the bench targets to build; all targets if it is empty.
+pub struct BenchBuildTargets<'a> {
+    /// Names of the bench targets to build; if the list is empty, cargo builds all bench targets.
     pub benches: &'a [String],
-    /// Package to which the build is restricted.
+    /// Package to which the build is restricted; `None` builds cargo's default packages.
     pub package: Option<&'a str>,
     /// Cargo's profile.
     pub profile: &'a str,
-    /// Cargo features of the package.
+    /// Cargo features that the build enables.
     pub features: &'a [String],
 }
 
-/// Path of the cargo program, which the variable `CARGO` may name.
+/// Path of the cargo program: the value of the environment variable `CARGO`, else `cargo`.
 #[expect(clippy::disallowed_methods, reason = "cargo names itself to the programs it starts")]
-pub fn cargo_program() -> std::ffi::OsString {
+pub fn cargo_program_path() -> std::ffi::OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
-/// The command `cargo bench --no-run`; the caller adds the folder.
-pub fn cargo_bench_command(wanted: BuildTargets<'_>) -> Command {
-    let mut command = Command::new(cargo_program());
+/// Returns the command `cargo bench --no-run` for these targets; the caller sets the command's
+/// working folder.
+pub fn cargo_bench_build_command(wanted: BenchBuildTargets<'_>) -> Command {
+    let mut command = Command::new(cargo_program_path());
     command.args([
         "bench",
         "--no-run",
@@ -125,8 +128,8 @@ pub fn cargo_bench_command(wanted: BuildTargets<'_>) -> Command {
     command
 }
 
-/// Variables that make cargo print progress without a terminal: lines that end with a carriage
-/// return, without colours.
+/// Environment variables that make cargo print its progress to a pipe as on a terminal: uncoloured
+/// lines that end with a carriage return.
 pub const CARGO_PROGRESS_VARIABLES: [(&str, &str); 3] = [
     ("CARGO_TERM_PROGRESS_WHEN", "always"),
     ("CARGO_TERM_PROGRESS_WIDTH", "80"),
@@ -134,24 +137,26 @@ pub const CARGO_PROGRESS_VARIABLES: [(&str, &str); 3] = [
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BuildProgress {
-    /// Number of crates and build scripts that were compiled so far.
+pub struct CargoBuildProgress {
+    /// Number of crates and build scripts that cargo has compiled so far in this build.
     pub done: usize,
-    /// Number of all crates and build scripts of the build.
+    /// Number of all crates and build scripts that cargo compiles in this build.
     pub all: usize,
 }
 
-impl BuildProgress {
-    /// Reads a line such as "Building [=> ] 3/83: syn".
-    fn parse(line: &str) -> Option<BuildProgress> {
+impl CargoBuildProgress {
+    /// Parses cargo's progress line, such as "Building [=> ] 3/83: syn"; returns `None` for any
+    /// other line.
+    fn parse_cargo_progress_line(line: &str) -> Option<CargoBuildProgress> {
         let (_, counts) = line.trim_start().strip_prefix("Building [")?.split_once(']')?;
         let (done, all) = counts.split(':').next()?.trim().split_once('/')?;
         Some(Self { done: done.parse().ok()?, all: all.parse().ok()? })
     }
 }
 
-/// Parts of a text that end with a line feed or a carriage return.
-fn progress_lines(stream: impl Read) -> impl Iterator<Item = String> {
+/// Splits a stream into lines that end with a line feed or a carriage return, because cargo ends
+/// its progress lines with a carriage return.
+fn lines_split_at_newline_or_return(stream: impl Read) -> impl Iterator<Item = String> {
     let mut reader = BufReader::new(stream);
     std::iter::from_fn(move || {
         let mut piece = Vec::new();
@@ -172,31 +177,33 @@ fn progress_lines(stream: impl Read) -> impl Iterator<Item = String> {
     })
 }
 
-/// One line that cargo prints while it builds: a message or progress.
-pub enum CargoBuildOutput<'a> {
+/// One line that cargo prints on standard error while it builds: a message for the user, or
+/// progress.
+pub enum CargoStderrLine<'a> {
     Message(&'a str),
-    /// Progress of a build, which cargo prints because of the variables in
-    /// [`CARGO_PROGRESS_VARIABLES`].
-    Progress(BuildProgress),
+    /// Progress of a build; cargo prints it because the environment variables
+    /// [`CARGO_PROGRESS_VARIABLES`] are set.
+    Progress(CargoBuildProgress),
 }
 
-/// Runs a build and returns the executables, or cargo's last lines.
-pub fn run_cargo_build(
+/// Runs a cargo build, passes each line of cargo's standard error to `show`, and returns the built
+/// bench executables, or the build's error.
+pub fn run_cargo_bench_build(
     command: &mut Command,
-    (running, timeout): (&ChildProcess, Duration),
-    show: impl Fn(CargoBuildOutput<'_>) + Send,
-) -> Result<BuildOutput, BuildError> {
+    (running, timeout): (&SharedChildProcess, Duration),
+    show: impl Fn(CargoStderrLine<'_>) + Send,
+) -> Result<BuiltBenchExecutables, CargoBuildError> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let (stdout, stderr) = running.start_process(command).map_err(BuildError::Cargo)?;
+    let (stdout, stderr) = running.start_child_process(command).map_err(CargoBuildError::Cargo)?;
     let (messages, ended, lines) = std::thread::scope(|scope| {
         let lines = scope.spawn(move || {
-            let progress_lines = stderr.into_iter().flat_map(progress_lines);
+            let progress_lines = stderr.into_iter().flat_map(lines_split_at_newline_or_return);
             let mut messages = Vec::new();
             for line in progress_lines {
-                match BuildProgress::parse(&line) {
-                    Some(progress) => show(CargoBuildOutput::Progress(progress)),
+                match CargoBuildProgress::parse_cargo_progress_line(&line) {
+                    Some(progress) => show(CargoStderrLine::Progress(progress)),
                     None => {
-                        show(CargoBuildOutput::Message(line.trim()));
+                        show(CargoStderrLine::Message(line.trim()));
                         messages.push(line);
                     }
                 }
@@ -204,25 +211,29 @@ pub fn run_cargo_build(
             messages
         });
         let built = scope.spawn(move || {
-            let mut built = BuildOutput::default();
+            let mut built = BuiltBenchExecutables::default();
             stdout
                 .into_iter()
-                .flat_map(progress_lines)
-                .for_each(|line| built.note_cargo_message(&line));
+                .flat_map(lines_split_at_newline_or_return)
+                .for_each(|line| built.add_cargo_json_line(&line));
             built
         });
-        // The wait runs concurrently with the readers: a build that hangs holds its streams open.
-        let ended = running.wait_for_end(timeout);
+        // Waiting for cargo runs concurrently with the threads that read its output, because a hung
+        // build never closes its output streams.
+        let ended = running.wait_or_kill_at_timeout(timeout);
         (built.join().unwrap_or_default(), ended, lines.join().unwrap_or_default())
     });
-    match ended.map_err(BuildError::Cargo)? {
-        ProcessEnd::Exited(status) if status.success() => Ok(messages),
-        ProcessEnd::TimedOut => Err(BuildError::TimedOut(timeout)),
-        ProcessEnd::OverMemory(limit) => Err(BuildError::Failed(memory_kill_reason(limit))),
-        ProcessEnd::Exited(_) => {
-            // Warnings come first and are frequent; the error is at the end.
-            let last = &lines[lines.len().saturating_sub(SHOWN_LINES)..];
-            Err(BuildError::Failed(last.join("\n")))
+    match ended.map_err(CargoBuildError::Cargo)? {
+        ChildProcessEnd::Exited(status) if status.success() => Ok(messages),
+        ChildProcessEnd::TimedOut => Err(CargoBuildError::TimedOut(timeout)),
+        ChildProcessEnd::OverMemory(limit) => {
+            Err(CargoBuildError::Failed(memory_kill_reason_text(limit)))
+        }
+        ChildProcessEnd::Exited(_) => {
+            // Only the last lines of cargo's output are shown, because many warnings may come
+            // before the error at the end.
+            let last = &lines[lines.len().saturating_sub(SHOWN_CARGO_ERROR_LINES)..];
+            Err(CargoBuildError::Failed(last.join("\n")))
         }
     }
 }
@@ -241,8 +252,8 @@ mod tests {
             )
         };
         let noted = |line: &str| {
-            let mut built = BuildOutput::default();
-            built.note_cargo_message(line);
+            let mut built = BuiltBenchExecutables::default();
+            built.add_cargo_json_line(line);
             built
         };
         let built = noted(&line("compiler-artifact", "bench", r#""/t/a-1""#));
@@ -264,11 +275,15 @@ mod tests {
     }
 
     #[test]
-    fn features_reach_cargo() {
+    fn requested_features_are_passed_to_cargo() {
         let (benches, features) = (["a".to_owned()], ["x".to_owned(), "y,z".to_owned()]);
-        let targets =
-            BuildTargets { benches: &benches, package: None, profile: "dev", features: &features };
-        let command = cargo_bench_command(targets);
+        let targets = BenchBuildTargets {
+            benches: &benches,
+            package: None,
+            profile: "dev",
+            features: &features,
+        };
+        let command = cargo_bench_build_command(targets);
         let arguments: Vec<_> = command.get_args().filter_map(|it| it.to_str()).collect();
         let line = "bench --no-run --message-format=json-render-diagnostics --profile dev \
                     --features x --features y,z --bench a";
@@ -276,21 +291,24 @@ mod tests {
     }
 
     #[test]
-    fn progress_is_read_between_the_lines_of_cargo() {
+    fn build_progress_is_parsed_from_cargos_stderr() {
         let text = "   Compiling syn v2.0.119\n    Building [=> ] 3/83: syn, quote   \r    Building \
                     [==>] 10/83: syn\rerror: no\n\nlast";
-        let progress_lines: Vec<String> = progress_lines(text.as_bytes()).collect();
-        let progress: Vec<_> =
-            progress_lines.iter().filter_map(|it| BuildProgress::parse(it)).collect();
-        assert_eq!(progress, [3, 10].map(|done| BuildProgress { done, all: 83 }));
+        let progress_lines: Vec<String> =
+            lines_split_at_newline_or_return(text.as_bytes()).collect();
+        let progress: Vec<_> = progress_lines
+            .iter()
+            .filter_map(|it| CargoBuildProgress::parse_cargo_progress_line(it))
+            .collect();
+        assert_eq!(progress, [3, 10].map(|done| CargoBuildProgress { done, all: 83 }));
         let rest: Vec<&str> = progress_lines
             .iter()
             .map(String::as_str)
-            .filter(|it| BuildProgress::parse(it).is_none())
+            .filter(|it| CargoBuildProgress::parse_cargo_progress_line(it).is_none())
             .collect();
         assert_eq!(rest, ["   Compiling syn v2.0.119", "error: no", "", "last"]);
         for other in ["Building x", "Building [=> ]", "Building [=> ] 1 of 2: x", ""] {
-            assert_eq!(BuildProgress::parse(other), None);
+            assert_eq!(CargoBuildProgress::parse_cargo_progress_line(other), None);
         }
     }
 }

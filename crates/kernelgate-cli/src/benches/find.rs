@@ -1,5 +1,5 @@
-//! Finds the bench executables that a command runs: those that cargo builds in the current folder,
-//! or those in a given folder.
+//! Finds the bench executables that a kernelgate command uses: cargo builds them in the current
+//! folder, or they lie prebuilt in a given folder.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,54 +7,57 @@ use std::time::Duration;
 use anyhow::Context;
 use kernelgate::protocol;
 
-use super::cargo::{self, BenchExecutable, BuildError, BuildTargets, CargoBuildOutput};
-use super::child_process::ChildProcess;
+use super::cargo::{self, BenchBuildTargets, BenchExecutable, CargoBuildError, CargoStderrLine};
+use super::child_process::SharedChildProcess;
 use super::harness_kind::{self, BenchHarnessKind};
-use super::prebuilt::prebuilt_benches;
+use super::prebuilt::prebuilt_benches_in_folder;
 use super::{package, versions};
 
-/// The bench executables that a verb uses, by the flags of its command line.
+/// The user's choice of bench executables on the command line of kernelgate: bench targets to
+/// build, or a folder of prebuilt executables.
 #[derive(Debug, Clone, Copy)]
-pub struct BenchChoice<'a> {
-    /// Bench targets to build, or to select in a folder.
-    pub targets: BuildTargets<'a>,
-    /// Folder with bench executables, in place of a build.
+pub struct BenchTargetsOrFolder<'a> {
+    /// Bench targets that cargo builds, or whose executables are selected in the folder.
+    pub targets: BenchBuildTargets<'a>,
+    /// Folder with prebuilt bench executables; `None` makes cargo build them.
     pub folder: Option<&'a Path>,
 }
 
-/// The bench executables that were found, and those that cannot be used.
+/// The bench executables that kernelgate can use, and those that it cannot use, with the reasons.
 #[derive(Debug, Clone, Default)]
-pub struct FoundBenches {
-    /// Executables that can be asked, by name of the bench.
+pub struct UsableAndUnusableBenches {
+    /// Bench executables that speak kernelgate's bench protocol, sorted by package folder and bench
+    /// name.
     pub executables: Vec<BenchExecutable>,
-    /// Names of executables that are not run, with the reasons.
+    /// Names of bench executables that kernelgate does not run, with the reasons.
     pub left_alone: Vec<(String, String)>,
 }
 
-impl BenchChoice<'_> {
-    /// Builds the benches, or lists the folder, and asks each executable for its versions.
-    /// Executables of a folder run in `root`; an interrupt ends the build through `running`, and an
-    /// executable that gives no answer within `timeout` counts as hung.
-    pub fn find_benches(
+impl BenchTargetsOrFolder<'_> {
+    /// Builds the benches with cargo, or lists the prebuilt ones, and asks each executable which
+    /// versions of kernelgate's bench protocol it speaks. Prebuilt executables run in the folder
+    /// `root`; Ctrl-C ends the build through `running`; an executable that does not answer within
+    /// `timeout` counts as hung.
+    pub fn find_kernelgate_benches(
         self,
         root: &Path,
         timeout: Duration,
-        running: &ChildProcess,
-    ) -> anyhow::Result<FoundBenches> {
+        running: &SharedChildProcess,
+    ) -> anyhow::Result<UsableAndUnusableBenches> {
         let mut candidates = match self.folder {
-            Some(folder) => self.find_in_folder(folder, root)?,
-            None => self.build_benches(running)?,
+            Some(folder) => self.find_prebuilt_benches(folder, root)?,
+            None => self.build_benches_with_cargo(running)?,
         };
         anyhow::ensure!(
             !candidates.is_empty(),
             "there is no bench: `[[bench]]` with `harness = false` in Cargo.toml makes one"
         );
-        // The candidates are sorted, because cargo reports executables in the order in which they
-        // were ready.
+        // The bench executables are sorted, because cargo reports them in the order in which their
+        // builds finished.
         candidates.sort_by(|a, b| (&a.root, &a.bench).cmp(&(&b.root, &b.bench)));
-        let mut found = FoundBenches::default();
+        let mut found = UsableAndUnusableBenches::default();
         for executable in candidates {
-            match check_bench_mark(&executable, running, timeout) {
+            match check_kernelgate_bench(&executable, running, timeout) {
                 Ok(()) => found.executables.push(executable),
                 Err(why) => found.left_alone.push((executable.bench, why)),
             }
@@ -73,37 +76,44 @@ impl BenchChoice<'_> {
     }
 
     #[expect(clippy::disallowed_methods, reason = "cargo builds in the working folder")]
-    fn build_benches(self, running: &ChildProcess) -> anyhow::Result<Vec<BenchExecutable>> {
+    fn build_benches_with_cargo(
+        self,
+        running: &SharedChildProcess,
+    ) -> anyhow::Result<Vec<BenchExecutable>> {
         let here = std::env::current_dir().context("failed to find the working folder")?;
         anyhow::ensure!(
-            package::has_manifest(&here),
+            package::is_in_a_cargo_package(&here),
             "{}; --dir names a folder of bench executables",
-            package::no_package_message(&here)
+            package::not_in_a_package_message(&here)
         );
-        let mut command = cargo::cargo_bench_command(self.targets);
-        let show = |line: CargoBuildOutput<'_>| {
-            if let CargoBuildOutput::Message(text) = line {
-                eprintln!("{}", kernelgate::record::text::printable_on_terminal(text));
+        let mut command = cargo::cargo_bench_build_command(self.targets);
+        let show = |line: CargoStderrLine<'_>| {
+            if let CargoStderrLine::Message(text) = line {
+                eprintln!("{}", kernelgate::record::text::clean_message_for_terminal(text));
             }
         };
-        cargo::run_cargo_build(&mut command, (running, cargo::BUILD_TIMEOUT), show)
+        cargo::run_cargo_bench_build(&mut command, (running, cargo::MAX_CARGO_BUILD_DURATION), show)
             .map(|built| built.benches)
             .map_err(|error| {
                 match error {
-                    // The error does not repeat cargo's messages, which were printed while cargo
-                    // ran.
-                    BuildError::Failed(_) => anyhow::anyhow!("the package does not build"),
+                    // The error about a failed build does not repeat cargo's messages, because
+                    // kernelgate already printed these while cargo ran.
+                    CargoBuildError::Failed(_) => anyhow::anyhow!("the package does not build"),
                     other => anyhow::anyhow!("the package {other}"),
                 }
             })
     }
 
-    fn find_in_folder(self, folder: &Path, root: &Path) -> anyhow::Result<Vec<BenchExecutable>> {
+    fn find_prebuilt_benches(
+        self,
+        folder: &Path,
+        root: &Path,
+    ) -> anyhow::Result<Vec<BenchExecutable>> {
         let named = self.targets.benches;
         let folder = folder
             .canonicalize()
             .with_context(|| format!("failed to read {}", folder.display()))?;
-        let found = prebuilt_benches(&folder)
+        let found = prebuilt_benches_in_folder(&folder)
             .with_context(|| format!("failed to read {}", folder.display()))?;
         for name in named {
             anyhow::ensure!(
@@ -122,11 +132,12 @@ impl BenchChoice<'_> {
     }
 }
 
-/// Checks by its mark that an executable is a bench of kernelgate, which may be started with a
-/// request. The check runs the executable, so only a file with a harness's mark is checked.
-fn check_bench_mark(
+/// Checks that an executable uses kernelgate's harness and speaks a version of kernelgate's bench
+/// protocol that this program knows. The check runs the executable only if its file contains the
+/// mark of kernelgate's harness.
+fn check_kernelgate_bench(
     executable: &BenchExecutable,
-    running: &ChildProcess,
+    running: &SharedChildProcess,
     timeout: Duration,
 ) -> Result<(), String> {
     match harness_kind::harness_kind_of_file(&executable.path) {
@@ -139,15 +150,16 @@ fn check_bench_mark(
         Ok(_) => return Err("it does not use kernelgate".to_owned()),
         Err(cause) => return Err(format!("its file cannot be read ({cause})")),
     }
-    let (oldest, newest) = versions::ask_version_range(&executable.path, timeout, running)
-        .map_err(|why| why.to_string())?;
-    match protocol::newest_common_version((oldest, newest)) {
+    let (oldest, newest) =
+        versions::query_bench_protocol_versions(&executable.path, timeout, running)
+            .map_err(|why| why.to_string())?;
+    match protocol::newest_common_protocol_version((oldest, newest)) {
         Some(_) => Ok(()),
         None => Err(format!(
             "it speaks versions {oldest} to {newest} of the protocol, this program {} to {}: \
                  update the program",
-            protocol::SUPPORTED_VERSIONS.0,
-            protocol::SUPPORTED_VERSIONS.1
+            protocol::SUPPORTED_PROTOCOL_VERSIONS.0,
+            protocol::SUPPORTED_PROTOCOL_VERSIONS.1
         )),
     }
 }

@@ -1,8 +1,9 @@
-//! The bench executables of the package in the current folder: found, built, asked.
+//! Finds and builds the bench executables of the package in the current folder, and sends requests
+//! to them.
 //!
-//! Bench executables do everything that needs a kernel, so that every verb works for every package.
-//! Deliberately absent: the meaning of the answers (`verbs`), and processes whose times count
-//! (`compare`).
+//! Bench executables run all GPU and CPU kernels, so that every subcommand of the program
+//! kernelgate works for every package. This module does not interpret the responses of benches
+//! (`verbs` does) and does not run the timed processes of comparisons (`compare` does).
 
 pub mod bench_requests;
 pub mod cargo;
@@ -15,5 +16,6 @@ pub mod prebuilt;
 pub mod process_output;
 pub mod versions;
 
-/// The program's own answer if it is taken for a bench executable and asked for its versions.
-pub const PROGRAM_MARK: &str = "kernelgate program";
+/// Text that the program kernelgate prints if it is mistaken for a bench executable and asked for
+/// its protocol versions.
+pub const KERNELGATE_PROGRAM_VERSION_ANSWER: &str = "kernelgate program";

@@ -1,21 +1,23 @@
-//! Lists bench executables in a folder that cargo did not build.
+//! Lists the prebuilt bench executables of a folder, for which kernelgate runs no cargo build.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use kernelgate::record::text;
 
-/// The executables in a folder and in its `deps/`, by name without cargo's hash. If there are
-/// several executables of one bench, the newest counts.
-pub fn prebuilt_benches(folder: &Path) -> std::io::Result<BTreeMap<String, PathBuf>> {
+/// Returns the executables in a folder and in its subfolder `deps/`, by file name without the hash
+/// that cargo appends. If the folder holds several executables of one bench, the most recently
+/// modified one is returned.
+pub fn prebuilt_benches_in_folder(folder: &Path) -> std::io::Result<BTreeMap<String, PathBuf>> {
     let mut newest: BTreeMap<String, (std::time::SystemTime, PathBuf)> = BTreeMap::new();
     let entries = std::fs::read_dir(folder)?;
     let below = std::fs::read_dir(folder.join("deps")).into_iter().flatten();
     for entry in entries.chain(below).flatten() {
         let path = entry.path();
-        // Metadata of the file to which a symbolic link leads.
+        // The metadata describe the file to which a symbolic link leads, not the link.
         let Ok(facts) = std::fs::metadata(&path) else { continue };
-        if let (Some(name), Ok(modified)) = (executable_name(&path, &facts), facts.modified())
+        if let (Some(name), Ok(modified)) =
+            (bench_name_of_executable_file(&path, &facts), facts.modified())
             && newest.get(&name).is_none_or(|(earlier, _)| *earlier < modified)
         {
             newest.insert(name, (modified, path));
@@ -24,8 +26,8 @@ pub fn prebuilt_benches(folder: &Path) -> std::io::Result<BTreeMap<String, PathB
     Ok(newest.into_iter().map(|(name, (_, path))| (name, path)).collect())
 }
 
-fn executable_name(path: &Path, facts: &std::fs::Metadata) -> Option<String> {
-    let name = path.file_name()?.to_str().filter(|name| text::check_plain_name(name).is_ok())?;
+fn bench_name_of_executable_file(path: &Path, facts: &std::fs::Metadata) -> Option<String> {
+    let name = path.file_name()?.to_str().filter(|name| text::check_is_plain_name(name).is_ok())?;
     let runs = std::os::unix::fs::PermissionsExt::mode(&facts.permissions()) & 0o111 != 0
         && !name.contains('.');
     if !runs || !facts.is_file() {
@@ -60,7 +62,7 @@ mod tests {
             .unwrap();
         std::os::unix::fs::symlink("circle", folder.path().join("circle")).unwrap();
         assert_eq!(
-            prebuilt_benches(folder.path()).unwrap().into_keys().collect::<Vec<_>>(),
+            prebuilt_benches_in_folder(folder.path()).unwrap().into_keys().collect::<Vec<_>>(),
             ["attention", "linked", "two"]
         );
     }

@@ -1,115 +1,120 @@
-//! Output of a process: read to its end, so that the process never blocks, and kept up to a limit,
-//! so that it costs neither memory nor disk.
+//! Captures the output stream of a child process: a thread reads the stream to its end so that the
+//! process never blocks, and keeps a limited number of bytes.
 
 use std::io::Read;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-/// Bytes at the end of a stream that are kept.
-const KEPT_END_BYTES: usize = 1 << 16;
-/// Bytes at the start of a stream that are kept.
-pub const KEPT_START_BYTES: usize = 8 << 20;
-/// Time in which the rest of the output must arrive once the process has ended.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+/// Number of bytes that are kept from the end of a process's output stream.
+const KEPT_BYTES_AT_STREAM_END: usize = 1 << 16;
+/// Number of bytes that are kept from the start of a process's output stream.
+pub const KEPT_BYTES_AT_STREAM_START: usize = 8 << 20;
+/// After a child process has ended, kernelgate waits this long for the rest of the process's
+/// output.
+const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Which part of a process's output stream is kept.
+/// Which part of a process's output stream is kept if the stream is long: its start or its end.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum KeptOutput {
-    /// Keep the first [`KEPT_START_BYTES`] of the stream.
+pub enum KeptPartOfOutput {
+    /// Keep the first [`KEPT_BYTES_AT_STREAM_START`] bytes of the output stream.
     Start,
-    /// Keep about the last 64 KiB of the stream.
+    /// Keep the last 64 KiB of the output stream.
     End,
 }
 
-/// The captured text of a stream that has ended.
+/// The kept bytes of a process's output stream after the stream has ended.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct CapturedText {
+pub struct CapturedOutput {
     /// The captured bytes.
     pub kept: Vec<u8>,
-    /// Whether the stream had more bytes than were captured.
+    /// Whether the output stream had more bytes than were kept.
     pub cut: bool,
     /// Length of the stream.
     pub bytes: u64,
 }
 
-/// Reads a stream to its end on a thread of its own.
-pub fn drain_on_thread(
+/// Reads a process's output stream to its end on a new thread, and returns the channel that
+/// receives the captured part.
+pub fn capture_stream_on_thread(
     mut stream: impl Read + Send + 'static,
-    keep: KeptOutput,
-) -> Receiver<CapturedText> {
+    keep: KeptPartOfOutput,
+) -> Receiver<CapturedOutput> {
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        let (mut all, mut piece) = (CapturedText::default(), vec![0; KEPT_END_BYTES]);
+        let (mut all, mut piece) = (CapturedOutput::default(), vec![0; KEPT_BYTES_AT_STREAM_END]);
         while let Ok(count @ 1..) = stream.read(&mut piece) {
             all.bytes += count as u64;
             match keep {
-                KeptOutput::Start => {
-                    let room = KEPT_START_BYTES.saturating_sub(all.kept.len());
+                KeptPartOfOutput::Start => {
+                    let room = KEPT_BYTES_AT_STREAM_START.saturating_sub(all.kept.len());
                     all.kept.extend_from_slice(&piece[..count.min(room)]);
                     all.cut |= count > room;
                 }
-                KeptOutput::End => {
+                KeptPartOfOutput::End => {
                     all.kept.extend_from_slice(&piece[..count]);
-                    let over = all.kept.len().saturating_sub(KEPT_END_BYTES);
+                    let over = all.kept.len().saturating_sub(KEPT_BYTES_AT_STREAM_END);
                     all.kept.drain(..over);
                     all.cut |= over > 0;
                 }
             }
         }
-        // Sending fails if the stream was held open for longer than the receiver waited.
+        // Sending the captured output fails if the receiver stopped waiting because a process held
+        // the stream open too long.
         let _ = sender.send(all);
     });
     receiver
 }
 
-/// Number of lines of a failed process's output that are shown.
-const SHOWN_LINES: usize = 4;
+/// Largest number of lines of a failed process's output that an error message shows.
+const MAX_FAILURE_LINES: usize = 4;
 
-/// Lines of a process's output that explain its failure: the message of its last panic without the
-/// backtrace, or its last lines if it did not panic or printed more afterwards.
+/// Collects the lines of a process's output that explain its failure: the message of its last panic
+/// without the backtrace, or else its last lines.
 #[derive(Default)]
-pub struct FailureLines {
+pub struct FailureLineCollector {
     lines: Vec<String>,
-    place: OutputSection,
+    place: FailedOutputSection,
 }
 
-/// Section of a failed process's output, such as its backtrace.
+/// Section of a failed process's output to which the next line belongs: ordinary output, panic
+/// message or backtrace.
 #[derive(Default, Clone, Copy, PartialEq, Eq)]
-enum OutputSection {
+enum FailedOutputSection {
     /// Output before any panic.
     #[default]
     Ordinary,
     /// Message of a panic.
     Message,
-    /// Text after the message: backtrace and notes of the runtime.
+    /// Text after the panic message: the backtrace and the Rust runtime's notes.
     Backtrace,
 }
 
-impl FailureLines {
+impl FailureLineCollector {
     /// Adds the next line.
-    pub fn push(&mut self, line: &str) {
+    pub fn push_output_line(&mut self, line: &str) {
         let text = line.trim();
         if text.is_empty() {
             return;
         }
         if text.starts_with("thread '") && text.contains(" panicked at ") {
-            (self.place, self.lines) = (OutputSection::Message, vec![line.to_owned()]);
+            (self.place, self.lines) = (FailedOutputSection::Message, vec![line.to_owned()]);
             return;
         }
         let starts_trace = text == "stack backtrace:" || text.starts_with("note: run with `RUST_B");
         match self.place {
-            OutputSection::Message | OutputSection::Backtrace if starts_trace => {
-                self.place = OutputSection::Backtrace
+            FailedOutputSection::Message | FailedOutputSection::Backtrace if starts_trace => {
+                self.place = FailedOutputSection::Backtrace
             }
-            // The start of a message is more informative than its end.
-            OutputSection::Message if self.lines.len() == SHOWN_LINES => {}
-            OutputSection::Backtrace if is_backtrace_line(text) => {}
+            // If a panic message exceeds the line limit, its first lines are kept, because its
+            // start is more informative than its end.
+            FailedOutputSection::Message if self.lines.len() == MAX_FAILURE_LINES => {}
+            FailedOutputSection::Backtrace if is_backtrace_line(text) => {}
             _ => {
-                if self.place == OutputSection::Backtrace {
-                    self.place = OutputSection::Ordinary;
+                if self.place == FailedOutputSection::Backtrace {
+                    self.place = FailedOutputSection::Ordinary;
                     self.lines.clear();
                 }
-                if self.lines.len() == SHOWN_LINES {
+                if self.lines.len() == MAX_FAILURE_LINES {
                     self.lines.remove(0);
                 }
                 self.lines.push(line.to_owned());
@@ -117,13 +122,13 @@ impl FailureLines {
         }
     }
 
-    pub fn into_lines(self) -> Vec<String> {
+    pub fn into_failure_lines(self) -> Vec<String> {
         self.lines
     }
 }
 
-/// Returns whether a line belongs to a backtrace: "5: criterion::analysis::common", "at
-/// src/lib.rs:1:2", or the note at its end.
+/// Returns whether a line belongs to a Rust backtrace, such as "5: criterion::analysis::common",
+/// "at src/lib.rs:1:2", or the closing note.
 fn is_backtrace_line(text: &str) -> bool {
     let number = text.split_once(':').map(|(number, _)| number);
     number.is_some_and(|number| number.parse::<u32>().is_ok())
@@ -131,20 +136,21 @@ fn is_backtrace_line(text: &str) -> bool {
         || text.starts_with("note: Some details are omitted")
 }
 
-/// Waits for the captured output of a process that has ended. The wait for the output is limited,
-/// because processes that the bench left behind may hold its streams open.
-pub fn wait_for_captured_text(stream: Option<Receiver<CapturedText>>) -> CapturedText {
-    stream.and_then(|stream| stream.recv_timeout(DRAIN_TIMEOUT).ok()).unwrap_or_default()
+/// Waits for the captured output of a process that has ended, for a limited time. The wait for
+/// captured output has a timeout, because a descendant that outlives the bench may hold the stream
+/// open.
+pub fn wait_for_captured_output(stream: Option<Receiver<CapturedOutput>>) -> CapturedOutput {
+    stream.and_then(|stream| stream.recv_timeout(OUTPUT_DRAIN_TIMEOUT).ok()).unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn failure_lines(text: &str) -> Vec<String> {
-        let mut lines = FailureLines::default();
-        text.lines().for_each(|line| lines.push(line));
-        lines.into_lines()
+    fn failure_lines_of_output(text: &str) -> Vec<String> {
+        let mut lines = FailureLineCollector::default();
+        text.lines().for_each(|line| lines.push_output_line(line));
+        lines.into_failure_lines()
     }
 
     #[test]
@@ -156,26 +162,38 @@ mod tests {
             "note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace\n";
         let message = ["thread 'main' (7) panicked at src/lib.rs:1:2:", "Batch size is zero."];
         for end in ["", trace, hint] {
-            assert_eq!(failure_lines(&format!("Benchmarking a\n\n{panicked}{end}")), message);
+            assert_eq!(
+                failure_lines_of_output(&format!("Benchmarking a\n\n{panicked}{end}")),
+                message
+            );
         }
-        assert_eq!(failure_lines(&format!("{panicked}{trace}error: a\nb")), ["error: a", "b"]);
-        let twice = failure_lines(&format!("{}{hint}{panicked}", panicked.replace("zero", "one")));
+        assert_eq!(
+            failure_lines_of_output(&format!("{panicked}{trace}error: a\nb")),
+            ["error: a", "b"]
+        );
+        let twice = failure_lines_of_output(&format!(
+            "{}{hint}{panicked}",
+            panicked.replace("zero", "one")
+        ));
         assert_eq!(twice, message);
-        assert_eq!(failure_lines("1\n2\n3\n4\n5"), ["2", "3", "4", "5"]);
+        assert_eq!(failure_lines_of_output("1\n2\n3\n4\n5"), ["2", "3", "4", "5"]);
         let long: String = (0..9).map(|i| format!("line {i}\n")).collect();
-        assert_eq!(failure_lines(&format!("{panicked}{long}"))[3], "line 1");
+        assert_eq!(failure_lines_of_output(&format!("{panicked}{long}"))[3], "line 1");
     }
 
     #[test]
-    fn only_the_start_or_the_end_of_a_long_output_is_kept() {
-        let flood: Vec<u8> = (0..3 * KEPT_START_BYTES).map(|i| (i / 1000) as u8).collect();
-        let kept =
-            |keep| drain_on_thread(std::io::Cursor::new(flood.clone()), keep).recv().unwrap();
-        let (start, end) = (kept(KeptOutput::Start), kept(KeptOutput::End));
-        assert!(start.cut && start.kept == flood[..KEPT_START_BYTES]);
+    fn only_the_start_or_end_of_long_output_is_kept() {
+        let flood: Vec<u8> =
+            (0..3 * KEPT_BYTES_AT_STREAM_START).map(|i| (i / 1000) as u8).collect();
+        let kept = |keep| {
+            capture_stream_on_thread(std::io::Cursor::new(flood.clone()), keep).recv().unwrap()
+        };
+        let (start, end) = (kept(KeptPartOfOutput::Start), kept(KeptPartOfOutput::End));
+        assert!(start.cut && start.kept == flood[..KEPT_BYTES_AT_STREAM_START]);
         assert_eq!([start.bytes, end.bytes], [flood.len() as u64; 2]);
-        assert!(end.cut && end.kept == flood[flood.len() - KEPT_END_BYTES..]);
-        let whole = drain_on_thread(&b"all of it"[..], KeptOutput::Start).recv().unwrap();
-        assert_eq!(whole, CapturedText { kept: b"all of it".to_vec(), cut: false, bytes: 9 });
+        assert!(end.cut && end.kept == flood[flood.len() - KEPT_BYTES_AT_STREAM_END..]);
+        let whole =
+            capture_stream_on_thread(&b"all of it"[..], KeptPartOfOutput::Start).recv().unwrap();
+        assert_eq!(whole, CapturedOutput { kept: b"all of it".to_vec(), cut: false, bytes: 9 });
     }
 }

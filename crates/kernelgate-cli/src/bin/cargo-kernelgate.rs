@@ -1,4 +1,5 @@
-//! `cargo kernelgate VERB`: cargo passes its subcommand's own name as the first argument.
+//! Entry point of the Cargo subcommand `cargo kernelgate VERB`: it drops the first argument
+//! `kernelgate`, which cargo adds, and runs the program kernelgate.
 
 #![allow(clippy::disallowed_methods, reason = "the boundary: arguments")]
 

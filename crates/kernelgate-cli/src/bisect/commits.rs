@@ -1,4 +1,4 @@
-//! Searches among the commits of a repository: each question becomes a comparison of two builds.
+//! Answers the questions of a bisection: compares the builds of two commits of a repository.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,156 +6,172 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::search::{
-    BisectionAnswer, BisectionQuestion, CommitTimeRatio, SearchEnd, SlowdownRange, search_slowdown,
+    BisectionAnswer, BisectionEnd, BisectionQuestion, CommitRangeWithSlowdown, HeadToBaseTimeRatio,
+    bisect_commit_range,
 };
-use super::search_state::BisectionState;
-use crate::compare::sides::git::{GitRepository, GitRevision, git, output, run_git};
+use super::search_state::SavedBisectionState;
+use crate::compare::sides::git::{
+    GitRepository, NamedGitRevision, isolated_git, run_git_and_return_output, run_git_or_fail,
+};
 use crate::compare::{
-    CompareError, ComparisonRequest, PlanRequest, SessionTools, SideSource, one_case,
+    BuildComparisonRequest, CompareError, ComparedSideSource, ProgressAndChildProcesses,
+    TestPlanRequest, one_case,
 };
 use crate::gate::comparison::Comparison;
-use crate::gate::paired::TestPlan;
-use crate::gate::verdict::Verdict;
-use kernelgate_cuda::CaseFailure;
+use crate::gate::paired::ComparisonTestPlan;
+use crate::gate::verdict::VerdictOnCase;
+use kernelgate_cuda::CaseFailureReason;
 
-/// Lines of a message that give the reason why a commit was skipped.
-const SHOWN_LINES: usize = 3;
+/// Largest number of lines of a build error that are kept as the reason why a commit was skipped.
+const MAX_SKIP_REASON_LINES: usize = 3;
 
-/// The range of commits, the case and the settings of a search.
+/// The range of commits, the case and the comparison settings of a bisection, which searches for
+/// the commit that made the case slower.
 #[derive(Debug)]
 pub struct BisectionRequest {
-    /// The good revision of the search, at which the case is not slow.
+    /// The good revision of the bisection, at which the case is not slow.
     pub good: String,
-    /// The bad revision, at which the case is slow; it descends from the good revision.
+    /// The bad revision of the bisection, at which the case is slow; it must descend from the good
+    /// revision.
     pub bad: String,
     pub case: String,
-    /// Settings of each comparison, with the plan for the good and the bad end; the search sets
-    /// base, head, filter and `resume`.
-    pub comparison: ComparisonRequest,
-    /// Continue the last search, which was interrupted.
+    /// Settings of each comparison of the bisection; the bisection itself sets base, head, filter
+    /// and `resume`.
+    pub comparison: BuildComparisonRequest,
+    /// Whether to continue the previous bisection, which was interrupted.
     pub resume: bool,
 }
 
-/// The result of a search for the commit that made a case slower.
+/// The result of a bisection, which searches for the commit that made a case slower.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Bisection {
+pub struct BisectionResult {
     /// The case.
     pub case: String,
-    /// Good end of the search, name and commit: "v1.0 (1a2b3c4d)".
+    /// Good end of the bisection, as revision name and commit: "v1.0 (1a2b3c4d)".
     pub good: String,
-    /// Bad end of the search, name and commit: "main (5e6f7a8b)".
+    /// Bad end of the bisection, as revision name and commit: "main (5e6f7a8b)".
     pub bad: String,
-    /// Commits after the good end up to the bad one, along first parents.
+    /// Number of commits after the good end up to and including the bad end, along first parents.
     pub commits: usize,
-    /// The end of the search; places are counted from the good end, which is 0.
-    pub ended: SearchEnd,
-    /// Commits at the places; `None` if no commit was found.
-    pub found: Option<FoundCommits>,
+    /// How the bisection ended; commits are given as positions, counted from the good end, which is
+    /// 0.
+    pub ended: BisectionEnd,
+    /// The commits that the bisection found to have caused the slow-down; `None` if it found none.
+    pub found: Option<FoundSlowdownCommits>,
 }
 
 /// Commits that were found.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct FoundCommits {
-    /// The last commit at which the case is not slow.
+pub struct FoundSlowdownCommits {
+    /// The last commit at which the case is not slower than at the good end.
     pub last_good: String,
-    /// Commits of which one slowed the case down, the oldest first: a single one, unless some could
-    /// not be measured.
-    pub suspects: Vec<SuspectCommit>,
-    /// Output of `git diff --stat` between the last good commit and the first bad one.
+    /// Commits of which one slowed the case down, the oldest first: exactly one, unless some
+    /// commits could not be measured.
+    pub suspects: Vec<SlowdownSuspectCommit>,
+    /// Output of `git diff --stat` between the last good commit and the first bad commit of the
+    /// bisection.
     pub diff_stat: String,
-    /// Executables of the two commits, if they were compared with each other: they show what
-    /// changed in machine code.
+    /// Paths of the bench executables of the last good and the first bad commit, whose machine code
+    /// can be compared; `None` if the two were not compared.
     pub executables: Option<[PathBuf; 2]>,
-    /// Commits that were skipped, with the reason.
+    /// Ids of commits that the bisection skipped, with the reasons.
     pub left_out: BTreeMap<String, String>,
 }
 
-/// A commit that may have slowed the case down.
+/// A commit of the bisected range that may have slowed the case down.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct SuspectCommit {
+pub struct SlowdownSuspectCommit {
     /// Id of the commit.
     pub commit: String,
-    /// First line of the suspected commit's message.
+    /// First line of the suspect commit's message.
     pub subject: String,
-    /// Number of commits that this commit merged; 0 for a commit that is not a merge.
+    /// Number of commits that this merge commit brought in; 0 if the commit is not a merge.
     pub merged: usize,
 }
 
-/// Searches for the commit that slowed the case down.
+/// Searches by bisection for the commit that slowed the case down.
 ///
 /// # Errors
-/// Fails if the revisions do not follow each other, a side cannot be made ready for another reason
-/// than its code, or what is answered cannot be written.
-pub fn run(request: &BisectionRequest) -> Result<Bisection, CompareError> {
-    let repository = GitRepository::around_package(&request.comparison.package)?;
-    let (good, bad) = (repository.resolve(&request.good)?, repository.resolve(&request.bad)?);
-    let commits = first_parent_commits(&repository, &good, &bad)?;
-    let tools = SessionTools::interruptible()?;
-    let mut comparer = CommitComparer::new(request, &repository, &commits, tools)?;
-    let blocks = first_attempt_blocks(request);
-    let ended = search_slowdown(commits.len() - 1, blocks, |question| comparer.answer(question));
-    comparer.tools.end_progress_line();
+/// Fails if the bad revision does not descend from the good one, a commit cannot be prepared for
+/// another reason than its code, or the bisection's state file cannot be written.
+pub fn bisect_slowdown(request: &BisectionRequest) -> Result<BisectionResult, CompareError> {
+    let repository = GitRepository::open_around_package(&request.comparison.package)?;
+    let (good, bad) =
+        (repository.resolve_revision(&request.good)?, repository.resolve_revision(&request.bad)?);
+    let commits = commits_along_first_parents(&repository, &good, &bad)?;
+    let tools = ProgressAndChildProcesses::with_interrupt_handler()?;
+    let mut comparer =
+        BisectionCommitComparer::open_commit_comparer(request, &repository, &commits, tools)?;
+    let blocks = max_blocks_of_first_attempt(request);
+    let ended = bisect_commit_range(commits.len() - 1, blocks, |question| {
+        comparer.answer_bisection_question(question)
+    });
+    comparer.tools.clear_progress_line();
     let ended = ended?;
     let found = match &ended {
-        SearchEnd::Found(found) => Some(comparer.describe(found)?),
+        BisectionEnd::Found(found) => Some(comparer.describe_found_commits(found)?),
         _ => None,
     };
-    Ok(Bisection {
+    Ok(BisectionResult {
         case: request.case.clone(),
-        good: good.label(),
-        bad: bad.label(),
+        good: good.name_and_short_commit(),
+        bad: bad.name_and_short_commit(),
         commits: commits.len() - 1,
         ended,
         found,
     })
 }
 
-/// Lists the good commit, then the commits up to the bad one along first parents: a merge stands
-/// for the commits of its branch.
-fn first_parent_commits(
+/// Lists the good commit, then the commits up to the bad one along first parents, oldest first: a
+/// merge commit stands for its merged branch.
+fn commits_along_first_parents(
     repository: &GitRepository,
-    good: &GitRevision,
-    bad: &GitRevision,
+    good: &NamedGitRevision,
+    bad: &NamedGitRevision,
 ) -> Result<Vec<String>, CompareError> {
     if good.commit == bad.commit {
         return Err(CompareError::OneCommit(good.name.clone(), bad.name.clone()));
     }
-    let git_in = |folder: &Path| git(folder);
-    let ancestor = output(git_in(&repository.top).args([
+    let git_in = |folder: &Path| isolated_git(folder);
+    let ancestor = run_git_and_return_output(git_in(&repository.top).args([
         "merge-base",
         "--is-ancestor",
         &good.commit,
         &bad.commit,
     ]))?;
     if !ancestor.status.success() {
-        return Err(CompareError::NotDescended { good: good.label(), bad: bad.label() });
+        return Err(CompareError::NotDescended {
+            good: good.name_and_short_commit(),
+            bad: bad.name_and_short_commit(),
+        });
     }
     let range = format!("{}..{}", good.commit, bad.commit);
-    let listed = run_git(
+    let listed = run_git_or_fail(
         git_in(&repository.top).args(["rev-list", "--first-parent", "--reverse", &range]),
         "list the commits",
     )?;
     Ok(std::iter::once(good.commit.clone()).chain(listed.lines().map(str::to_owned)).collect())
 }
 
-/// Compares pairs of commits and stores the answers.
-struct CommitComparer<'a> {
+/// Compares the builds of pairs of commits, and stores the answers in the bisection's state file.
+struct BisectionCommitComparer<'a> {
     request: &'a BisectionRequest,
     repository: &'a GitRepository,
     commits: &'a [String],
-    tools: SessionTools,
-    state: BisectionState,
+    tools: ProgressAndChildProcesses,
+    state: SavedBisectionState,
     path: PathBuf,
-    /// The bench that has the case, once it was found: other benches need not be built.
+    /// The bench that has the bisected case, known after the first comparison: later comparisons
+    /// build only this bench.
     bench: Option<String>,
 }
 
-impl<'a> CommitComparer<'a> {
-    fn new(
+impl<'a> BisectionCommitComparer<'a> {
+    fn open_commit_comparer(
         request: &'a BisectionRequest,
         repository: &'a GitRepository,
         commits: &'a [String],
-        tools: SessionTools,
+        tools: ProgressAndChildProcesses,
     ) -> Result<Self, CompareError> {
         let path = request.comparison.folder.join("state.json");
         let mut identity = request.comparison.settings.clone();
@@ -167,21 +183,25 @@ impl<'a> CommitComparer<'a> {
                 ("the profile", request.comparison.profile.clone()),
                 ("a feature", request.comparison.features.join(" ")),
                 ("a threshold", {
-                    let PlanRequest { asked, max_blocks, .. } = &request.comparison.plan;
+                    let TestPlanRequest { asked, max_blocks, .. } = &request.comparison.plan;
                     format!("{asked:?}, {max_blocks:?} blocks")
                 }),
                 ("--case-time", format!("{:?}", request.comparison.sampling)),
             ]
             .map(|(name, value)| (name.to_owned(), value)),
         );
-        let state = BisectionState::open_or_begin(&path, identity, request.resume)?;
+        let state =
+            SavedBisectionState::resume_or_begin_bisection(&path, identity, request.resume)?;
         if !state.answers.is_empty() {
-            tools.say(&format!("resuming with {} answers", state.answers.len()));
+            tools.print_line(&format!("resuming with {} answers", state.answers.len()));
         }
         Ok(Self { request, repository, commits, tools, state, path, bench: None })
     }
 
-    fn answer(&mut self, question: &BisectionQuestion) -> Result<BisectionAnswer, CompareError> {
+    fn answer_bisection_question(
+        &mut self,
+        question: &BisectionQuestion,
+    ) -> Result<BisectionAnswer, CompareError> {
         let BisectionQuestion { base, head, attempt, .. } = *question;
         let short = |place: usize| self.commits[place].get(..8).unwrap_or_default().to_owned();
         let key = format!("{} {} {attempt}", self.commits[base], self.commits[head]);
@@ -197,16 +217,16 @@ impl<'a> CommitComparer<'a> {
         );
         let interrupted = self.state.asking.as_ref() == Some(&key);
         self.state.asking = Some(key.clone());
-        self.write_state()?;
-        let answer = self.compare_commits(question, interrupted, &label)?;
-        self.tools.say(&format!("{label}: {}", words(&answer)));
+        self.write_bisection_state()?;
+        let answer = self.compare_builds_of_commits(question, interrupted, &label)?;
+        self.tools.print_line(&format!("{label}: {}", bisection_answer_text(&answer)));
         self.state.asking = None;
         self.state.answers.insert(key, answer.clone());
-        self.write_state()?;
+        self.write_bisection_state()?;
         Ok(answer)
     }
 
-    fn compare_commits(
+    fn compare_builds_of_commits(
         &mut self,
         question: &BisectionQuestion,
         resume: bool,
@@ -217,15 +237,16 @@ impl<'a> CommitComparer<'a> {
         let plan = plan.map_or_else(
             || {
                 let template_plan = template.plan.clone();
-                let more = (attempt > 0).then(|| first_attempt_blocks(self.request) << attempt);
-                PlanRequest { max_blocks: more.or(template_plan.max_blocks), ..template_plan }
+                let more =
+                    (attempt > 0).then(|| max_blocks_of_first_attempt(self.request) << attempt);
+                TestPlanRequest { max_blocks: more.or(template_plan.max_blocks), ..template_plan }
             },
-            PlanRequest::with_fixed_plan,
+            TestPlanRequest::with_fixed_plan,
         );
         let benches = self.bench.iter().cloned().collect::<Vec<_>>();
-        let comparison = ComparisonRequest {
-            base: SideSource::Revision(self.commits[base].clone()),
-            head: SideSource::Revision(self.commits[head].clone()),
+        let comparison = BuildComparisonRequest {
+            base: ComparedSideSource::Revision(self.commits[base].clone()),
+            head: ComparedSideSource::Revision(self.commits[head].clone()),
             benches: if benches.is_empty() { template.benches.clone() } else { benches },
             filter: Some(format!("^{}$", regex::escape(&self.request.case))),
             plan,
@@ -240,25 +261,28 @@ impl<'a> CommitComparer<'a> {
         ) {
             Ok(outcome) => {
                 self.bench = self.bench.take().or(outcome.bench);
-                Ok(bisection_answer(&outcome.comparison, &self.request.case))
+                Ok(bisection_answer_from_comparison(&outcome.comparison, &self.request.case))
             }
-            // The good end is the base of every comparison: if it does not build, no other commit
-            // can be measured.
-            Err(error) if error.is_unbuildable() => {
-                Ok(BisectionAnswer::Unusable(shortened_subject(&error.to_string())))
+            // The good commit is the base of every comparison of the search: if the good commit
+            // does not build, no other commit can be measured.
+            Err(error) if error.is_unbuildable_revision() => {
+                Ok(BisectionAnswer::Unusable(shorten_build_error(&error.to_string())))
             }
             Err(error) => Err(error),
         }
     }
 
-    fn write_state(&self) -> Result<(), CompareError> {
-        Ok(self.state.write(&self.path)?)
+    fn write_bisection_state(&self) -> Result<(), CompareError> {
+        Ok(self.state.write_bisection_state_file(&self.path)?)
     }
 
-    fn describe(&self, found: &SlowdownRange) -> Result<FoundCommits, CompareError> {
+    fn describe_found_commits(
+        &self,
+        found: &CommitRangeWithSlowdown,
+    ) -> Result<FoundSlowdownCommits, CompareError> {
         let (good, bad) = (&self.commits[found.last_good], &self.commits[found.first_bad]);
         let suspects = &self.commits[found.last_good + 1..=found.first_bad];
-        let top = || git(&self.repository.top);
+        let top = || isolated_git(&self.repository.top);
         let stat =
             ["diff", "--stat=100", "--no-color", "--no-ext-diff", "--no-textconv", good, bad, "--"];
         let folder = &self.request.comparison.folder;
@@ -266,18 +290,19 @@ impl<'a> CommitComparer<'a> {
             .bench
             .as_ref()
             .map(|bench| ["base", "head"].map(|side| folder.join(side).join("bin").join(bench)));
-        // Result files of the previous comparison are no longer valid.
+        // The executables are reported only if the last comparison measured both commits; files
+        // left by an earlier comparison belong to other commits.
         let executables = executables.filter(|paths| {
             matches!(found.confirmation, BisectionAnswer::Slower(_) | BisectionAnswer::NotSlower(_))
                 && paths.iter().all(|path| path.is_file())
         });
-        Ok(FoundCommits {
+        Ok(FoundSlowdownCommits {
             last_good: good.clone(),
             suspects: suspects
                 .iter()
-                .map(|commit| self.suspect(commit))
+                .map(|commit| self.describe_suspect_commit(commit))
                 .collect::<Result<_, _>>()?,
-            diff_stat: run_git(top().args(stat), "list the differences")?,
+            diff_stat: run_git_or_fail(top().args(stat), "list the differences")?,
             executables,
             left_out: found
                 .left_out
@@ -287,46 +312,49 @@ impl<'a> CommitComparer<'a> {
         })
     }
 
-    fn suspect(&self, commit: &str) -> Result<SuspectCommit, CompareError> {
-        let top = || git(&self.repository.top);
-        let subject = run_git(
+    fn describe_suspect_commit(&self, commit: &str) -> Result<SlowdownSuspectCommit, CompareError> {
+        let top = || isolated_git(&self.repository.top);
+        let subject = run_git_or_fail(
             top().args(["log", "-1", "--no-show-signature", "--format=%s", commit, "--"]),
             "read a commit",
         )?;
         let range = format!("{commit}^1..{commit}");
-        let counted = run_git(top().args(["rev-list", "--count", &range]), "count commits")?;
+        let counted =
+            run_git_or_fail(top().args(["rev-list", "--count", &range]), "count commits")?;
         let merged = counted.parse::<usize>().map_or(0, |count| count.saturating_sub(1));
-        Ok(SuspectCommit { commit: commit.to_owned(), subject, merged })
+        Ok(SlowdownSuspectCommit { commit: commit.to_owned(), subject, merged })
     }
 }
 
-/// Largest number of blocks for the first attempt at a question.
-fn first_attempt_blocks(request: &BisectionRequest) -> usize {
-    request.comparison.plan.max_blocks.unwrap_or(TestPlan::default().max_blocks)
+/// Largest number of blocks of a case in the first comparison of two commits; each repeated
+/// comparison doubles the number.
+fn max_blocks_of_first_attempt(request: &BisectionRequest) -> usize {
+    request.comparison.plan.max_blocks.unwrap_or(ComparisonTestPlan::default().max_blocks)
 }
 
-/// Converts a comparison into an answer of the search: whether a case is slower.
-fn bisection_answer(comparison: &Comparison, case: &str) -> BisectionAnswer {
+/// Converts a finished comparison of two commits into the bisection's answer: the case is slower,
+/// not slower, undecided or unusable.
+fn bisection_answer_from_comparison(comparison: &Comparison, case: &str) -> BisectionAnswer {
     let facts = &comparison.facts;
     if facts.untimed.iter().any(|id| id == case) {
-        return BisectionAnswer::NotSlower(CommitTimeRatio { ratio: 1.0, low: 1.0, high: 1.0 });
+        return BisectionAnswer::NotSlower(HeadToBaseTimeRatio { ratio: 1.0, low: 1.0, high: 1.0 });
     }
     if let Some(judged) = comparison.judged.iter().find(|it| it.case == case) {
         let ratio = judged.ratio;
-        let times = CommitTimeRatio { ratio: ratio.center, low: ratio.low, high: ratio.high };
-        let reason = judged.reason().unwrap_or_else(|| "inconclusive".to_owned());
+        let times = HeadToBaseTimeRatio { ratio: ratio.center, low: ratio.low, high: ratio.high };
+        let reason = judged.joined_reasons().unwrap_or_else(|| "inconclusive".to_owned());
         return match judged.verdict {
-            Verdict::Regressed => BisectionAnswer::Slower(times),
-            Verdict::Unchanged | Verdict::Improved | Verdict::Accepted => {
+            VerdictOnCase::Regressed => BisectionAnswer::Slower(times),
+            VerdictOnCase::Unchanged | VerdictOnCase::Improved | VerdictOnCase::Accepted => {
                 BisectionAnswer::NotSlower(times)
             }
-            Verdict::Inconclusive if judged.case_error().is_some() => {
+            VerdictOnCase::Inconclusive if judged.joined_measurement_errors().is_some() => {
                 BisectionAnswer::Unusable(reason)
             }
-            Verdict::Inconclusive => BisectionAnswer::Undecided(reason),
+            VerdictOnCase::Inconclusive => BisectionAnswer::Undecided(reason),
         };
     }
-    let failed_in = |what: &str, cases: &BTreeMap<String, CaseFailure>| {
+    let failed_in = |what: &str, cases: &BTreeMap<String, CaseFailureReason>| {
         cases.get(case).map(|why| format!("{what}: {why}"))
     };
     let refused = comparison
@@ -340,22 +368,25 @@ fn bisection_answer(comparison: &Comparison, case: &str) -> BisectionAnswer {
             let it = refused?;
             Some(format!("{} is `{}` in the base and `{}` here", it.field, it.base, it.head))
         })
-        .or_else(|| facts.broken.first().map(|broken| broken.case_error().to_string()))
+        .or_else(|| {
+            facts.broken.first().map(|broken| broken.inconclusive_reason_for_cases().to_string())
+        })
         .unwrap_or_else(|| "there is no such case".to_owned());
-    BisectionAnswer::Unusable(shortened_subject(&why))
+    BisectionAnswer::Unusable(shorten_build_error(&why))
 }
 
-/// Shortens a message to its first lines and its last line, which names the error.
-fn shortened_subject(text: &str) -> String {
+/// Shortens a build error to its first line and its lines that begin with "error".
+fn shorten_build_error(text: &str) -> String {
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let errors = lines.iter().filter(|line| line.starts_with("error"));
     let first = lines.first().into_iter().chain(errors);
-    first.take(SHOWN_LINES).copied().collect::<Vec<_>>().join("; ")
+    first.take(MAX_SKIP_REASON_LINES).copied().collect::<Vec<_>>().join("; ")
 }
 
-/// Formats the answer of a comparison, such as "slower, +5.0 % (+4.1 to +6.0)".
-pub fn words(answer: &BisectionAnswer) -> String {
-    let times = |CommitTimeRatio { ratio, low, high }: &CommitTimeRatio| {
+/// Formats a bisection answer, such as "slower, +5.0 % (+4.1 to +6.0)": time change of head against
+/// base with its confidence interval.
+pub fn bisection_answer_text(answer: &BisectionAnswer) -> String {
+    let times = |HeadToBaseTimeRatio { ratio, low, high }: &HeadToBaseTimeRatio| {
         let percent = |ratio: f64| 100.0 * (ratio - 1.0);
         format!("{:+.1} % ({:+.1} to {:+.1})", percent(*ratio), percent(*low), percent(*high))
     };

@@ -1,13 +1,16 @@
-//! Finds the first slower commit, by paired comparisons.
+//! Finds the first commit at which a case is slower, by paired comparisons of builds of commits.
 //!
-//! [`search`] chooses the questions and draws the conclusions. The answers come from builds that
-//! are compared ([`commits`]), or in its tests from recorded noise. `state` keeps the answers, so
-//! that an interrupted search goes on. Deliberately absent: how two builds are compared
-//! (`compare`), printing (`report`).
+//! [`search`] chooses the questions and draws the conclusions. In use, [`commits`] builds and
+//! compares two commits to answer a question of the search; in tests, recorded noise gives the
+//! answers. `search_state` stores the answers of the search in a file, so that an interrupted
+//! bisection can continue. This module does not compare two builds itself (`compare` does) and does
+//! not print results (`report` does).
 
 pub mod commits;
 pub mod search;
 pub mod search_state;
 
-pub use commits::{Bisection, BisectionRequest, FoundCommits, run};
-pub use search::{BisectionAnswer, BisectionQuestion, CommitTimeRatio, SearchEnd, SlowdownRange};
+pub use commits::{BisectionRequest, BisectionResult, FoundSlowdownCommits, bisect_slowdown};
+pub use search::{
+    BisectionAnswer, BisectionEnd, BisectionQuestion, CommitRangeWithSlowdown, HeadToBaseTimeRatio,
+};

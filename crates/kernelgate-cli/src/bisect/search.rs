@@ -1,53 +1,57 @@
-//! The search: which commit is compared with which, with what threshold, and what follows.
+//! The bisection algorithm: it decides which commits are compared, with which threshold, and which
+//! commit is reported as the cause.
 //!
-//! The ends are compared first, and their difference is the effect to find. A commit is slow or not
-//! by whether it is slower than the good end by more than half of the effect, which is as far from
-//! either. The comparison promises that each answer is wrong with at most the probability that the
-//! plan gives, so all of them together with at most [`WRONG_ANSWER_PROBABILITY`]. An undecided
-//! question is asked again with twice as many blocks; if it stays undecided its commit is skipped,
-//! never guessed. At the end of the search, the first bad commit is compared with the commit before
-//! it, so that the reported difference was measured on these two.
+//! The bisection first compares the good commit with the bad commit; their time ratio is the
+//! slow-down to find. A commit counts as slow if it is slower than the good commit by more than
+//! half of the searched slow-down, on a logarithmic scale. Each comparison of the bisection is
+//! wrong with at most the probability in its plan, so any answer is wrong with at most
+//! [`MAX_WRONG_BISECTION_PROBABILITY`]. The bisection repeats an undecided comparison with twice as
+//! many blocks; a commit whose comparison stays undecided is skipped. At the end, the bisection
+//! compares the first bad commit with the last good commit, so that the reported difference was
+//! measured between these two.
 
 use serde::{Deserialize, Serialize};
 
-use crate::gate::paired::TestPlan;
+use crate::gate::paired::ComparisonTestPlan;
 use kernelgate::measure::plausibility;
 
-/// Highest probability that any answer of a search is wrong.
-pub const WRONG_ANSWER_PROBABILITY: f64 = 0.05;
-/// Number of attempts at a question before its commit is skipped.
-pub const MAX_ATTEMPTS: u32 = 3;
+/// Highest probability that at least one answer of a whole bisection is wrong.
+pub const MAX_WRONG_BISECTION_PROBABILITY: f64 = 0.05;
+/// Largest number of comparisons of one pair of commits before the bisection skips the commit as
+/// undecided.
+pub const MAX_COMPARISONS_OF_A_PAIR: u32 = 3;
 
-/// The question whether the head is slower than the base.
+/// A question of the bisection: is the case slower at the head commit than at the base commit?
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BisectionQuestion {
-    /// Position of the base in the list of commits; 0 is the good end.
+    /// Position of the base commit in the bisected list of commits; 0 is the good end.
     pub base: usize,
-    /// Position of the head in the searched list of commits.
+    /// Position of the head commit in the bisected list of commits; 0 is the good end.
     pub head: usize,
-    /// Number of earlier attempts at this comparison; each attempt takes twice as many blocks as
-    /// the one before.
+    /// Number of earlier comparisons of this pair of commits; each repetition takes twice as many
+    /// blocks as the one before.
     pub attempt: u32,
-    /// Thresholds of the comparison; `None` uses the thresholds of the device, as the comparison of
-    /// the two ends does.
-    pub plan: Option<TestPlan>,
+    /// Test plan of the comparison, with its thresholds; `None` uses the device's thresholds, as
+    /// for the comparison of the good with the bad end.
+    pub plan: Option<ComparisonTestPlan>,
 }
 
 /// Times of two commits.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct CommitTimeRatio {
-    /// Time of the head commit over that of the base commit.
+pub struct HeadToBaseTimeRatio {
+    /// Time of the case at the head commit over its time at the base commit.
     pub ratio: f64,
-    /// Lower end of the confidence interval of the time ratio.
+    /// Lower end of the confidence interval of the head-to-base time ratio.
     pub low: f64,
-    /// Upper end of the confidence interval of the time ratio.
+    /// Upper end of the confidence interval of the head-to-base time ratio.
     pub high: f64,
 }
 
-impl CommitTimeRatio {
-    /// Checks that the ratio and its interval can have been measured.
-    pub fn validate(&self) -> Result<(), String> {
-        plausibility::check_ratio("a ratio", self.ratio)?;
+impl HeadToBaseTimeRatio {
+    /// Checks that a ratio read from a file is plausible: finite, of credible size, and with an
+    /// ordered confidence interval.
+    pub fn check_plausibility(&self) -> Result<(), String> {
+        plausibility::check_time_ratio_plausible("a ratio", self.ratio)?;
         match self.low <= self.high && [self.low, self.high].iter().all(|end| end.abs() < 1e15) {
             true => Ok(()),
             false => Err(format!("an interval from {} to {}", self.low, self.high)),
@@ -55,77 +59,83 @@ impl CommitTimeRatio {
     }
 }
 
-/// The answer of a comparison of two commits: slower, not slower, or undecided.
+/// The answer of a comparison of two commits: the case is slower, not slower or undecided at the
+/// head, or the head cannot be measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BisectionAnswer {
-    /// The head is slower than the base by more than the threshold.
-    Slower(CommitTimeRatio),
-    /// The head is not slower than the base by more than the threshold.
-    NotSlower(CommitTimeRatio),
-    /// The comparison was inconclusive: the noise is too large for this number of blocks; the text
-    /// states the reason.
+    /// The case is slower at the head than at the base by more than the threshold.
+    Slower(HeadToBaseTimeRatio),
+    /// The case is not slower at the head than at the base by more than the threshold.
+    NotSlower(HeadToBaseTimeRatio),
+    /// The comparison of the two commits was inconclusive, because the noise is too large for the
+    /// number of blocks; the text states the reason.
     Undecided(String),
-    /// The head commit cannot be measured; the text states the reason, for example that it does not
-    /// build.
+    /// The case cannot be measured at the head commit; the text states the reason, for example that
+    /// the commit does not build.
     Unusable(String),
 }
 
-/// The ways in which a search can end.
+/// The ways in which a bisection can end.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum SearchEnd {
+pub enum BisectionEnd {
     /// The search found commits.
-    Found(SlowdownRange),
-    /// The good and the bad end do not differ in time.
-    NoDifference(CommitTimeRatio),
-    /// The comparison of the ends was inconclusive, with the reason.
+    Found(CommitRangeWithSlowdown),
+    /// The case's time at the bad end does not exceed its time at the good end by more than the
+    /// threshold.
+    NoDifference(HeadToBaseTimeRatio),
+    /// The comparison of the good with the bad end was inconclusive; the text states the reason.
     EndsUndecided(String),
-    /// One end of the search cannot be measured; the text states the reason.
+    /// The bad end of the bisection cannot be measured; the text states the reason.
     EndUnusable(String),
 }
 
-/// The range of commits that contains the slow-down.
+/// The range of commits in which the bisection located the slow-down.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct SlowdownRange {
-    /// Position of the last commit at which the case is not slow.
+pub struct CommitRangeWithSlowdown {
+    /// Position, in the bisected list of commits, of the last commit at which the case is not slow.
     pub last_good: usize,
-    /// Index of the first commit at which the case is slow. If the first bad commit does not
-    /// directly follow the last good one, any commit after the last good one may have caused the
-    /// slow-down.
+    /// Position, in the bisected list of commits, of the first commit at which the case is slow. If
+    /// the first bad commit does not directly follow the last good one, any commit between them or
+    /// the first bad one may have caused the slow-down.
     pub first_bad: usize,
-    /// Places that could not be compared, with the reason, in the order of the questions.
+    /// Positions of the commits that could not be compared, with the reasons, in the order of the
+    /// comparisons.
     pub left_out: Vec<(usize, String)>,
     /// Comparison of the ends.
-    pub ends: CommitTimeRatio,
-    /// Comparison of the last good commit with the first bad one.
+    pub ends: HeadToBaseTimeRatio,
+    /// Answer of the comparison of the last good commit (base) with the first bad commit (head).
     pub confirmation: BisectionAnswer,
-    /// Number of comparisons that were made, including repeated ones.
+    /// Number of comparisons that the bisection made, including repeated ones.
     pub asked: usize,
-    /// 1 less the highest probability that any answer was wrong.
+    /// Confidence of the bisection: 1 minus the bound on the probability that any of its answers
+    /// was wrong.
     pub confidence: f64,
 }
 
-impl SlowdownRange {
-    /// Returns whether the two commits differ as much as the two ends of the search.
-    pub const fn is_confirmed(&self) -> bool {
+impl CommitRangeWithSlowdown {
+    /// Returns whether the direct comparison of the last good with the first bad commit found the
+    /// first bad commit slower.
+    pub const fn is_slowdown_confirmed(&self) -> bool {
         matches!(self.confirmation, BisectionAnswer::Slower(_))
     }
 }
 
-/// Searches among the places 0, which is good, to `last`, which is bad and at least 1. The closure
-/// `compare` answers.
-pub fn search_slowdown<E>(
+/// Bisects the commits between position 0, which is good, and position `last`, which is bad and at
+/// least 1; the closure `compare` compares two commits. The closure `compare` answers.
+pub fn bisect_commit_range<E>(
     last: usize,
     blocks: usize,
     mut compare: impl FnMut(&BisectionQuestion) -> Result<BisectionAnswer, E>,
-) -> Result<SearchEnd, E> {
+) -> Result<BisectionEnd, E> {
     let mut asked = 0;
-    let mut ask = |base: usize, head: usize, plan: Option<TestPlan>| {
+    let mut ask = |base: usize, head: usize, plan: Option<ComparisonTestPlan>| {
         let mut answer = BisectionAnswer::Undecided(String::new());
-        for attempt in 0..MAX_ATTEMPTS {
+        for attempt in 0..MAX_COMPARISONS_OF_A_PAIR {
             asked += 1;
-            let plan = plan.map(|plan| TestPlan { max_blocks: blocks << attempt, ..plan });
+            let plan =
+                plan.map(|plan| ComparisonTestPlan { max_blocks: blocks << attempt, ..plan });
             answer = compare(&BisectionQuestion { base, head, attempt, plan })?;
             if !matches!(answer, BisectionAnswer::Undecided(_)) {
                 break;
@@ -135,20 +145,20 @@ pub fn search_slowdown<E>(
     };
     let ends = match ask(0, last, None)? {
         BisectionAnswer::Slower(times) => times,
-        BisectionAnswer::NotSlower(times) => return Ok(SearchEnd::NoDifference(times)),
-        BisectionAnswer::Undecided(why) => return Ok(SearchEnd::EndsUndecided(why)),
-        BisectionAnswer::Unusable(why) => return Ok(SearchEnd::EndUnusable(why)),
+        BisectionAnswer::NotSlower(times) => return Ok(BisectionEnd::NoDifference(times)),
+        BisectionAnswer::Undecided(why) => return Ok(BisectionEnd::EndsUndecided(why)),
+        BisectionAnswer::Unusable(why) => return Ok(BisectionEnd::EndUnusable(why)),
     };
-    // Each halving takes one comparison, and the confirmation one more; the two ends were compared
-    // at the device's own level.
+    // The error probability is divided by the number of comparisons: one for each halving and one
+    // confirmation; the comparison of the ends uses the device's own error probability.
     let questions = usize::BITS - last.leading_zeros() + 1;
-    let level = WRONG_ANSWER_PROBABILITY / f64::from(questions);
-    let plan = bisection_plan(ends.ratio, level);
+    let level = MAX_WRONG_BISECTION_PROBABILITY / f64::from(questions);
+    let plan = test_plan_for_bisection(ends.ratio, level);
     let (mut last_good, mut first_bad) = (0, last);
     let mut left_out: Vec<(usize, String)> = Vec::new();
     let mut answers = 0;
     let mut answer_of_first_bad = None;
-    while let Some(middle) = middle_commit(last_good, first_bad, &left_out) {
+    while let Some(middle) = middle_commit_not_skipped(last_good, first_bad, &left_out) {
         let answer = ask(0, middle, Some(plan))?;
         match answer {
             BisectionAnswer::Slower(_) => {
@@ -164,14 +174,15 @@ pub fn search_slowdown<E>(
         answers += 1;
     }
     let confirmation = match answer_of_first_bad {
-        // The first comparison already compared these two commits.
+        // If the last good commit is the good end, the comparison that found the first bad commit
+        // already compared these two.
         Some(answer) if last_good == 0 => answer,
         _ => {
             answers += 1;
             ask(last_good, first_bad, Some(plan))?
         }
     };
-    Ok(SearchEnd::Found(SlowdownRange {
+    Ok(BisectionEnd::Found(CommitRangeWithSlowdown {
         last_good,
         first_bad,
         left_out,
@@ -182,24 +193,29 @@ pub fn search_slowdown<E>(
     }))
 }
 
-/// Returns a test plan that distinguishes commits like the good end from commits like the bad end,
-/// each wrongly with at most the given probability.
-fn bisection_plan(ratio: f64, level: f64) -> TestPlan {
-    // The threshold is rounded, so that values read from a file give an equal plan.
+/// Returns a test plan whose threshold lies between the good and the bad end, and which
+/// misclassifies a commit like either end with at most the given probability.
+fn test_plan_for_bisection(ratio: f64, level: f64) -> ComparisonTestPlan {
+    // The threshold is rounded, so that the plan stays equal if an interrupted bisection reads the
+    // measured ratio from its state file.
     let relative = ((ratio.sqrt() - 1.0) * 1e5).round() / 1e5;
-    TestPlan {
+    ComparisonTestPlan {
         relative,
         absolute_ns: 0.0,
         tolerated: relative,
         false_alarms: level,
         missed: level,
-        ..TestPlan::default()
+        ..ComparisonTestPlan::default()
     }
 }
 
-/// Returns the commit nearest to the middle of a range that was not skipped; `None` if there is no
-/// such commit.
-fn middle_commit(low: usize, high: usize, left_out: &[(usize, String)]) -> Option<usize> {
+/// Returns the position nearest to the middle between two commits that was not skipped; `None` if
+/// no position between them is left.
+fn middle_commit_not_skipped(
+    low: usize,
+    high: usize,
+    left_out: &[(usize, String)],
+) -> Option<usize> {
     let open = |place: &usize| !left_out.iter().any(|(other, _)| other == place);
     (low + 1..high).filter(open).min_by_key(|place| (2 * place).abs_diff(low + high))
 }

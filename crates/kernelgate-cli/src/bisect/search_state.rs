@@ -1,4 +1,5 @@
-//! The answers of a search, in a file that is written after each answer.
+//! State file of a bisection: stores the answer of each comparison, and is written after each
+//! answer.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,57 +9,60 @@ use serde::{Deserialize, Serialize};
 use super::search::BisectionAnswer;
 use crate::compare::CompareError;
 use crate::gate::calibration::first_differing_name;
-use kernelgate::record::file::{self, RecordFileError, RecordType};
+use kernelgate::record::file::{self, RecordFileError, RecordFileType};
 
-/// State of a bisection that is saved to its file.
+/// State of a bisection, which is saved to a JSON file so that the bisection can continue.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct BisectionState {
-    /// Facts that must be the same for the search to go on: ends, case, settings, by name.
+pub struct SavedBisectionState {
+    /// Facts that must be unchanged for the bisection to continue, by name: good and bad commit,
+    /// case, settings.
     pub identity: BTreeMap<String, String>,
     /// Answers by question.
     pub answers: BTreeMap<String, BisectionAnswer>,
-    /// The question that was being answered; `None` between two questions.
+    /// The pair of commits that was being compared when the state was written; `None` between two
+    /// comparisons.
     pub asking: Option<String>,
 }
 
-impl RecordType for BisectionState {
+impl RecordFileType for SavedBisectionState {
     const SCHEMA: &'static str = "kernelgate-bisection";
     const SCHEMA_VERSION: u64 = 1;
     const FILE_KIND: &'static str = "bisection";
-    const FREE_TEXT_FIELDS: &'static [&'static str] = &["identity", "undecided", "unusable"];
+    const FIELDS_WITH_ANY_CHARACTERS: &'static [&'static str] =
+        &["identity", "undecided", "unusable"];
 
-    fn validate(&self) -> Result<(), String> {
+    fn check_record_plausible(&self) -> Result<(), String> {
         self.answers.iter().try_for_each(|(question, answer)| match answer {
             BisectionAnswer::Slower(times) | BisectionAnswer::NotSlower(times) => {
-                times.validate().map_err(|why| format!("{question}: {why}"))
+                times.check_plausibility().map_err(|why| format!("{question}: {why}"))
             }
             BisectionAnswer::Undecided(_) | BisectionAnswer::Unusable(_) => Ok(()),
         })
     }
 }
 
-impl BisectionState {
-    /// Opens the state of the interrupted search, or starts a new search.
-    pub fn open_or_begin(
+impl SavedBisectionState {
+    /// Opens the state of the interrupted bisection, or starts a new state file.
+    pub fn resume_or_begin_bisection(
         path: &Path,
         identity: BTreeMap<String, String>,
         resume: bool,
-    ) -> Result<BisectionState, CompareError> {
+    ) -> Result<SavedBisectionState, CompareError> {
         let fresh = Self { identity, ..Self::default() };
         if !resume {
             return Ok(fresh);
         }
-        match file::read::<Self>(path) {
+        match file::read_record::<Self>(path) {
             Ok(earlier) => match first_differing_name(&earlier.identity, &fresh.identity) {
                 None => Ok(earlier),
                 Some(differs) => Err(CompareError::ResumesAnother { what: "search", differs }),
             },
-            Err(error) if error.is_not_found() => Ok(fresh),
+            Err(error) if error.is_because_file_is_missing() => Ok(fresh),
             Err(error) => Err(error.into()),
         }
     }
 
-    pub fn write(&self, path: &Path) -> Result<(), RecordFileError> {
-        file::write(path, self)
+    pub fn write_bisection_state_file(&self, path: &Path) -> Result<(), RecordFileError> {
+        file::write_record_atomically(path, self)
     }
 }

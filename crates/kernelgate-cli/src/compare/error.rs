@@ -1,23 +1,24 @@
-//! Errors of comparisons: fields hold the facts, and sentences are made when an error is printed.
+//! Errors of a comparison of two builds: the variants store facts, and the messages are formatted
+//! only when an error is printed.
 
 use std::path::{Path, PathBuf};
 
-use kernelgate::exit::ExitReason;
+use kernelgate::exit::ProcessExitReason;
 use kernelgate::record::RecordFileError;
 
-use crate::benches::cargo::BuildError;
-use crate::benches::package::no_package_message;
+use crate::benches::cargo::CargoBuildError;
+use crate::benches::package::not_in_a_package_message;
 use crate::benches::versions::VersionQueryError;
-use crate::gate::paired::Arm;
-use crate::gate::rules::rules_file::RulesError;
+use crate::gate::paired::ComparedArm;
+use crate::gate::rules::rules_file::RulesFileError;
 
-/// The reason why a comparison of two builds fails.
+/// The reason why a comparison, bisection or calibration of builds fails.
 #[derive(Debug, thiserror::Error)]
 pub enum CompareError {
-    /// Error: a record file cannot be read or written.
+    /// Error: a record file of the comparison cannot be read or written.
     #[error(transparent)]
     File(#[from] RecordFileError),
-    /// A file or folder of the comparison cannot be used.
+    /// Error: a file or folder of the comparison cannot be read, written or created.
     #[error("failed to {action} {}: {cause}", path.display())]
     Io {
         /// The failed action: "write".
@@ -25,11 +26,11 @@ pub enum CompareError {
         path: PathBuf,
         cause: std::io::Error,
     },
-    /// The working tree cannot be copied into the object store.
+    /// Error: a file operation fails while the uncommitted working tree is stored as git objects.
     #[error("failed to {action}: {cause}")]
     Snapshot { action: &'static str, cause: std::io::Error },
-    /// Error: the folder has no Cargo package to compare.
-    #[error("{}", no_package_message(.0))]
+    /// Error: the folder belongs to no Cargo package, so there is nothing to compare.
+    #[error("{}", not_in_a_package_message(.0))]
     NoPackage(PathBuf),
     /// Git does not start.
     #[error("failed to run git: {0}")]
@@ -37,42 +38,42 @@ pub enum CompareError {
     /// A git command failed.
     #[error("failed to {action}: git: {message}")]
     Git {
-        /// Purpose of the git command: "list refs".
+        /// Purpose of the failed git command, for the message: "list refs".
         action: String,
         message: String,
     },
-    /// Error: the git repository does not have the named revision.
+    /// Error: the user's git repository has no revision of the given name.
     #[error(
-        "no revision `{name}` in {}{}{}", top.display(), similar_names_hint(similar, branches),
+        "no revision `{name}` in {}{}{}", top.display(), revision_suggestions_text(similar, branches),
         if *shallow { SHALLOW_CLONE_ADVICE } else { "" }
     )]
     NoRevision {
         name: String,
         top: PathBuf,
-        /// Names of revisions that are similar to the requested one, best first.
+        /// Names of existing revisions that are similar to the unknown one, best first.
         similar: Vec<String>,
         branches: Vec<String>,
         shallow: bool,
     },
-    /// The bad end of a search is not after its good end.
+    /// Error: the good and the bad end of a bisection are the same commit.
     #[error("{0} and {1} are one commit")]
     OneCommit(String, String),
-    /// The bad end of a search is on another line of history than its good end.
+    /// Error: the bad end of a bisection does not descend from its good end.
     #[error(
         "{bad} does not descend from {good}: a search needs the good commit before the bad one"
     )]
     NotDescended { good: String, bad: String },
-    /// Error: another process runs a comparison in the folder.
+    /// Error: another process runs a comparison in the same folder.
     #[error("another comparison runs in {}: wait for it", .0.display())]
     Busy(PathBuf),
-    /// A path of `--leave-out` is missing, or tracked by git.
+    /// Error: a path of `--leave-out` does not exist, or is tracked by git.
     #[error("--leave-out {}: {why}", path.display())]
     LeaveOut {
         path: PathBuf,
-        /// The reason, as a fragment of a sentence.
+        /// The reason why the path cannot be excluded, as a fragment of a sentence.
         why: &'static str,
     },
-    /// Error: the repository of a submodule is not on this machine.
+    /// Error: no clone of a submodule's repository exists on this machine.
     #[error(
         "submodule {0} of {revision} is not on this machine: `git submodule update --init \
          --recursive -- {0}` gets it in a work tree of that revision", path.display()
@@ -83,68 +84,76 @@ pub enum CompareError {
          origin {commit}` gets it", path.display(), commit.get(..8).unwrap_or_default()
     )]
     NoSubmoduleCommit { path: PathBuf, commit: String, revision: String },
-    /// Error: a build left a symbolic link in a checkout.
+    /// Error: a build left a symbolic link in a checkout, at a path where kernelgate would write.
     #[error("{} is a link: remove {} and repeat the command", link.display(), checkout.display())]
     Link { link: PathBuf, checkout: PathBuf },
-    /// Error: a revision does not contain the package.
+    /// Error: a compared revision does not contain the package's `Cargo.toml`.
     #[error("{side} {label} has no {}", manifest.display())]
     NoManifest {
-        side: Arm,
+        side: ComparedArm,
         label: String,
-        /// Path of the manifest, relative to the repository's root.
+        /// Path of the missing `Cargo.toml`, relative to the repository's root.
         manifest: PathBuf,
     },
-    /// Error: the benches of a revision cannot be built.
+    /// Error: cargo cannot build the benches of a revision.
     #[error("{side} {label} {cause}{}", build_failure_advice(cause, notes, slot))]
-    NotBuilt { side: Arm, label: String, cause: BuildError, notes: Vec<String>, slot: PathBuf },
-    /// Two packages of a workspace have a bench of one name.
+    NotBuilt {
+        side: ComparedArm,
+        label: String,
+        cause: CargoBuildError,
+        notes: Vec<String>,
+        slot: PathBuf,
+    },
+    /// Error: two packages of a workspace have a bench of the same name.
     #[error(
         "{side} {label}: the packages in {} and {} both have a bench `{bench}`: compare in the \
          folder of one of them", packages[0], packages[1]
     )]
-    OneBenchTwice { side: Arm, label: String, bench: String, packages: [String; 2] },
-    /// Error: the folder contains no bench executable.
+    OneBenchTwice { side: ComparedArm, label: String, bench: String, packages: [String; 2] },
+    /// Error: the given folder contains no bench executable.
     #[error("no bench executable in {0}")]
     NoExecutable(String),
-    /// Error: neither build has a requested bench.
+    /// Error: neither the base nor the head has a bench that `--bench` names.
     #[error("--bench {bench}: neither side has it; there are {}", known.join(", "))]
     NoBench { bench: String, known: Vec<String> },
-    /// Error: a bench did not state its protocol version.
+    /// Error: a bench did not answer which versions of kernelgate's bench protocol it speaks.
     #[error(
         "{side}: bench `{bench}` cannot be asked for the protocol that it speaks: {cause}{}",
         if matches!(cause, VersionQueryError::TimedOut(_)) { " (--wait sets this)" } else { "" }
     )]
     NoProtocol { side: String, bench: String, cause: VersionQueryError },
-    /// The first bench has no case to compare; the text is its own message.
+    /// Error: the first bench has none of the requested cases; the text is the bench's own message.
     #[error("{0}")]
     NothingSelected(String),
-    /// Error: no bench has any of the requested cases.
+    /// Error: no usable bench has any of the requested cases.
     #[error("no bench that can be driven has a case that was asked for")]
     NoCase,
     /// No bench was verified.
     #[error("no bench got to its end")]
     NothingVerified,
-    /// No case has a time that a calibration can use.
+    /// Error: no case takes a time that a calibration can use: all are too short or too long.
     #[error("no case here takes long enough, or short enough, to calibrate with: name some")]
     NothingToCalibrate,
-    /// Error: a process of a calibration's comparison failed.
+    /// Error: a bench process of a calibration failed.
     #[error("bench `{bench}` broke: {reason}")]
     Broken {
         bench: String,
-        /// The reason, as a fragment of a sentence.
+        /// The reason why the bench process failed, as a fragment of a sentence.
         reason: String,
     },
-    /// The trials of an interrupted comparison do not fit its plan.
+    /// Error: the saved trials of the interrupted comparison do not fit the plan of the comparison
+    /// that resumes it.
     #[error(
         "--resume: {} does not fit this comparison: {why}; leave --resume out to start anew",
         path.display()
     )]
     TrialsDoNotFit {
         path: PathBuf,
-        /// The reason, as a fragment of a sentence.
+        /// The reason why the saved trials do not fit, as a fragment of a sentence.
         why: String,
     },
-    /// Error: the interrupted comparison or calibration had other settings.
+    /// Error: the interrupted comparison or bisection had other settings than the command that
+    /// resumes it.
     #[error(
         "--resume: the interrupted {what} was another: {differs} differs; repeat its command to go \
          on, or leave --resume out to start anew"
@@ -154,25 +163,28 @@ pub enum CompareError {
         what: &'static str,
         differs: String,
     },
-    /// Error: the interrupted calibration had other settings.
+    /// Error: the interrupted calibration had other settings than the command that resumes it.
     #[error(
         "--resume: {} was measured with another {differs}; without --resume it is replaced",
         path.display()
     )]
     CalibratesAnother { path: PathBuf, differs: String },
-    /// Two parts of a calibration differ, as a fragment of a sentence.
+    /// Error: the interrupted calibration cannot be merged with the new one; the text states what
+    /// differs.
     #[error("--resume: {0}")]
     Unmergeable(String),
-    /// Error: `kernelgate.toml` of one side cannot be used.
+    /// Error: Error: `kernelgate.toml` of one side (base or head) cannot be read or is invalid.
     #[error(transparent)]
-    Rules(#[from] RulesError),
+    Rules(#[from] RulesFileError),
     /// Ctrl-C cannot be watched.
     #[error("failed to watch for Ctrl-C: {0}")]
     Interrupt(ctrlc::Error),
-    /// A side differs in a way that forbids the comparison.
+    /// Error: a side (base or head) speaks no version of kernelgate's bench protocol that this
+    /// program supports.
     #[error("refused: {field} of {side} is `{found}`, this kernelgate needs `{needed}`")]
     Refused { field: String, side: String, found: String, needed: String },
-    /// An executable was replaced or overwritten while it was compared.
+    /// Error: a bench executable was replaced or overwritten after it was copied for the
+    /// comparison.
     #[error(
         "refused: {} changed while it was compared (hash {installed} when it was installed, now \
          {found}): its times belong to unknown code; run the comparison again without --resume",
@@ -181,30 +193,31 @@ pub enum CompareError {
     Changed {
         path: PathBuf,
         installed: String,
-        /// Current content hash of the executable, or "missing".
+        /// Content hash that the executable has now, or "missing".
         found: String,
     },
 }
 
 impl CompareError {
-    /// Returns the exit code of a comparison that ended with this error.
-    pub const fn exit(&self) -> ExitReason {
+    /// Returns the exit reason of the program if a comparison ended with this error.
+    pub const fn exit_reason(&self) -> ProcessExitReason {
         match self {
-            Self::Refused { .. } | Self::Changed { .. } => ExitReason::Refused,
-            _ => ExitReason::Usage,
+            Self::Refused { .. } | Self::Changed { .. } => ProcessExitReason::Refused,
+            _ => ProcessExitReason::Usage,
         }
     }
 
-    /// Returns whether the error means that a revision has no executables: it does not build, or
-    /// lacks the package.
-    pub const fn is_unbuildable(&self) -> bool {
+    /// Returns whether the error means that a revision cannot provide bench executables: it does
+    /// not build, or lacks the package.
+    pub const fn is_unbuildable_revision(&self) -> bool {
         matches!(
             self,
-            Self::NoManifest { .. } | Self::NotBuilt { cause: BuildError::Failed(_), .. }
+            Self::NoManifest { .. } | Self::NotBuilt { cause: CargoBuildError::Failed(_), .. }
         )
     }
 
-    /// Makes an error of a cause, for `map_err`.
+    /// Returns a closure for `map_err` that turns an I/O error into a [`CompareError`] with action
+    /// and path.
     pub(super) fn io<'a>(
         action: &'a str,
         path: &'a Path,
@@ -213,33 +226,35 @@ impl CompareError {
     }
 }
 
-/// Advice for a clone that lacks a revision because its history was cut off.
+/// Advice in the error message for a shallow git clone, whose cut-off history lacks the requested
+/// revision.
 const SHALLOW_CLONE_ADVICE: &str = "; this clone is shallow, so older commits and other branches are not in it: \
                        `git fetch --unshallow` gets them, in CI `fetch-depth: 0` of the checkout \
                        (GIT_DEPTH: 0 on GitLab)";
 
-/// The similar names, else the branches that the repository has.
-fn similar_names_hint(similar: &[String], branches: &[String]) -> String {
-    const MAX_NAMED_BRANCHES: usize = 5;
-    let more = branches.len().saturating_sub(MAX_NAMED_BRANCHES);
+/// Returns the message part that suggests similar revision names, or lists the repository's
+/// branches if no name is similar.
+fn revision_suggestions_text(similar: &[String], branches: &[String]) -> String {
+    const MAX_LISTED_BRANCHES: usize = 5;
+    let more = branches.len().saturating_sub(MAX_LISTED_BRANCHES);
     match (similar, branches) {
         ([_, ..], _) => format!("; did you mean {}?", similar.join(" or ")),
         ([], []) => String::new(),
         _ if more > 0 => {
             format!(
                 "; its branches are {} and {more} more",
-                branches[..MAX_NAMED_BRANCHES].join(", ")
+                branches[..MAX_LISTED_BRANCHES].join(", ")
             )
         }
         _ => format!("; its branches are {}", branches.join(", ")),
     }
 }
 
-/// Advice after a failed build: the flag of a time limit, the files that the checkout lacks, and
-/// why a path out of the repository is not found.
-fn build_failure_advice(cause: &BuildError, notes: &[String], slot: &Path) -> String {
+/// Advice after a failed build: the flag that sets the build's timeout, notes about missing files,
+/// and why files outside the repository are not found.
+fn build_failure_advice(cause: &CargoBuildError, notes: &[String], slot: &Path) -> String {
     let flag = match cause {
-        BuildError::TimedOut(_) => " (--build-wait sets this)",
+        CargoBuildError::TimedOut(_) => " (--build-wait sets this)",
         _ => "",
     };
     let notes: String = notes.iter().map(|note| format!("\n{note}")).collect();

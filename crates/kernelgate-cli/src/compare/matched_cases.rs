@@ -1,54 +1,65 @@
-//! Matches the cases of both sides of a comparison, with the reasons why others cannot be compared.
+//! Matches the cases of base and head of a comparison by their ids, and records why other cases
+//! cannot be compared.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::gate::inconclusive_reason::{BuildFailure, InconclusiveReason};
-use crate::gate::paired::Arm;
-use crate::gate::verdicts::{RefusedBench, RefusedFields};
-use kernelgate::record::ProcessRun;
-use kernelgate_cuda::CaseFailure;
+use crate::gate::inconclusive_reason::{FailureInBuild, InconclusiveReason};
+use crate::gate::paired::ComparedArm;
+use crate::gate::verdicts::{CasesByDifferingField, ComparisonRefusal};
+use kernelgate::record::BenchProcessRun;
+use kernelgate_cuda::CaseFailureReason;
 
-/// Cases that both builds of a bench have, found in the runs that verified them.
+/// Result of matching the cases of base and head: the cases to compare, and all other cases by the
+/// reason why they are not compared.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct MatchedCases {
+pub struct CasesMatchedBetweenSides {
     /// Cases to compare.
     pub judged: BTreeSet<String>,
-    /// Differing facts that forbid a comparison of some cases.
-    pub refused: RefusedFields,
-    /// Cases that only the head build has.
+    /// Facts that differ between base and head and forbid a comparison, each with the affected
+    /// cases.
+    pub refused: CasesByDifferingField,
+    /// Ids of the cases that only the head build has.
     pub new: Vec<String>,
-    /// Cases that only the base build has.
+    /// Ids of the cases that only the base build has.
     pub removed: Vec<String>,
-    /// Cases of the base that the head skipped, with the reason.
+    /// Cases of the base that the head skipped, each with the head's reason.
     pub skipped: BTreeMap<String, String>,
-    /// Cases that failed in the head build, with the error.
-    pub failed: BTreeMap<String, CaseFailure>,
-    /// Cases that failed in the base only, and are verified or absent in the head.
-    pub failed_in_base: BTreeMap<String, CaseFailure>,
-    /// Requested cases that cannot be compared, with the reason: skipped in the base, or of a bench
+    /// Cases that failed in the head build, each with the error.
+    pub failed: BTreeMap<String, CaseFailureReason>,
+    /// Cases that failed in the base only; the head verified them or does not have them.
+    pub failed_in_base: BTreeMap<String, CaseFailureReason>,
+    /// Cases that cannot be compared, each with the reasons: skipped in the base, or in a bench
     /// that failed.
     pub unmeasured: BTreeMap<String, Vec<InconclusiveReason>>,
 }
 
-impl MatchedCases {
-    /// Sorts the cases of a bench; a side without the bench has no run.
-    pub fn add(&mut self, base: Option<&ProcessRun>, head: Option<&ProcessRun>) {
-        let ids = |run: Option<&ProcessRun>| {
+impl CasesMatchedBetweenSides {
+    /// Matches the cases of one bench by the runs of base and head; a side without the bench has no
+    /// run.
+    pub fn match_cases_of_runs(
+        &mut self,
+        base: Option<&BenchProcessRun>,
+        head: Option<&BenchProcessRun>,
+    ) {
+        let ids = |run: Option<&BenchProcessRun>| {
             run.into_iter().flat_map(|run| run.cases.keys().cloned()).collect::<BTreeSet<String>>()
         };
         let (base_ids, head_ids) = (ids(base), ids(head));
         let failed =
-            |run: Option<&ProcessRun>| run.map(|run| run.failed.clone()).unwrap_or_default();
+            |run: Option<&BenchProcessRun>| run.map(|run| run.failed.clone()).unwrap_or_default();
         let (base_failed, head_failed) = (failed(base), failed(head));
         let skipped = |id: &String| head.and_then(|run| run.skipped.get(id)).cloned();
         for (id, error) in base_failed.iter().filter(|(id, _)| !head_failed.contains_key(*id)) {
             match skipped(id) {
                 Some(why) => {
-                    let failed = InconclusiveReason::Failed(BuildFailure::new(
-                        Arm::Base,
+                    let failed = InconclusiveReason::Failed(FailureInBuild::in_side_with_reason(
+                        ComparedArm::Base,
                         error.text.as_str(),
                     ));
-                    let skipped = InconclusiveReason::Skipped(BuildFailure::new(Arm::Head, why));
+                    let skipped = InconclusiveReason::Skipped(FailureInBuild::in_side_with_reason(
+                        ComparedArm::Head,
+                        why,
+                    ));
                     self.unmeasured.insert(id.clone(), vec![failed, skipped]);
                 }
                 None => drop(self.failed_in_base.insert(id.clone(), error.clone())),
@@ -57,15 +68,17 @@ impl MatchedCases {
         for id in
             head_ids.iter().filter(|id| !base_ids.contains(*id) && !base_failed.contains_key(*id))
         {
-            // A case that the base could not compute on any machine is new, like a case that it did
-            // not have.
+            // A case that the base's code supports on no machine counts as new, like a case that
+            // the base does not have.
             let skip = base
                 .filter(|run| !run.unsupported.contains(id))
                 .and_then(|run| run.skipped.get(id));
             match skip {
                 Some(why) => {
-                    let skipped =
-                        InconclusiveReason::Skipped(BuildFailure::new(Arm::Base, why.as_str()));
+                    let skipped = InconclusiveReason::Skipped(FailureInBuild::in_side_with_reason(
+                        ComparedArm::Base,
+                        why.as_str(),
+                    ));
                     self.unmeasured.insert(id.clone(), vec![skipped]);
                 }
                 None => self.new.push(id.clone()),
@@ -82,7 +95,7 @@ impl MatchedCases {
         self.failed.extend(head_failed);
         if let (Some(base), Some(head)) = (base, head) {
             for id in base_ids.intersection(&head_ids) {
-                let differing = definition_differences(base, head, id);
+                let differing = differing_definition_fields(base, head, id);
                 if differing.is_empty() {
                     self.judged.insert(id.clone());
                 }
@@ -93,8 +106,8 @@ impl MatchedCases {
         }
     }
 
-    /// Returns every case id of base or head.
-    pub fn ids(&self) -> Vec<String> {
+    /// Returns the ids of all cases of base and head, compared or not.
+    pub fn all_case_ids(&self) -> Vec<String> {
         let named = self.failed.keys().chain(self.failed_in_base.keys());
         let others = self.skipped.keys().chain(self.unmeasured.keys());
         let listed = self.judged.iter().chain(&self.new).chain(&self.removed);
@@ -102,10 +115,11 @@ impl MatchedCases {
         listed.chain(named).chain(others).chain(refused).cloned().collect()
     }
 
-    /// Removes and records the cases of a run whose ids an earlier bench already has.
-    pub fn remove_duplicate_cases(
+    /// Removes from a bench's run the cases whose ids another bench owns already, and records them
+    /// as not measured.
+    pub fn remove_cases_owned_by_other_bench(
         &mut self,
-        run: &mut ProcessRun,
+        run: &mut BenchProcessRun,
         owners: &BTreeMap<String, String>,
         bench: &str,
     ) {
@@ -121,23 +135,30 @@ impl MatchedCases {
         }
     }
 
-    /// Keeps cases that neither side can measure, with the reason of the head: for benches of which
-    /// every case is requested.
-    pub fn keep_skipped_cases(&mut self, base: Option<&ProcessRun>, head: Option<&ProcessRun>) {
+    /// Records the cases that both base and head skipped as not measured, with the head's reason;
+    /// only for benches of which every case was requested.
+    pub fn record_cases_skipped_by_both(
+        &mut self,
+        base: Option<&BenchProcessRun>,
+        head: Option<&BenchProcessRun>,
+    ) {
         let (Some(base), Some(head)) = (base, head) else { return };
         let both = head.skipped.iter().filter(|(id, _)| base.skipped.contains_key(*id));
         let reason = |why: &String| {
-            vec![InconclusiveReason::Skipped(BuildFailure::new(Arm::Head, why.as_str()))]
+            vec![InconclusiveReason::Skipped(FailureInBuild::in_side_with_reason(
+                ComparedArm::Head,
+                why.as_str(),
+            ))]
         };
         self.unmeasured.extend(both.map(|(id, why)| (id.clone(), reason(why))));
     }
 
-    /// Adds the cases of a bench that failed during verification, as far as the other side lists
-    /// them.
-    pub fn abandon_cases(
+    /// Records the cases of a bench that failed in its first process as not measured, as far as the
+    /// other side's run lists them.
+    pub fn record_cases_of_failed_bench(
         &mut self,
-        base: Option<&ProcessRun>,
-        head: Option<&ProcessRun>,
+        base: Option<&BenchProcessRun>,
+        head: Option<&BenchProcessRun>,
         why: &InconclusiveReason,
     ) {
         for run in base.iter().chain(&head) {
@@ -147,27 +168,29 @@ impl MatchedCases {
         self.failed.extend(head.into_iter().flat_map(|run| run.failed.clone()));
     }
 
-    /// Adds the cases that a bench listed before it failed, unless a side has more of its cases.
-    pub fn abandon_listed_cases(
+    /// Records the cases that a bench listed before it failed as not measured, unless they are
+    /// known already.
+    pub fn record_listed_cases_of_failed_bench(
         &mut self,
         cases: BTreeSet<String>,
         why: impl Fn() -> Option<InconclusiveReason>,
     ) {
-        let listed: BTreeSet<String> = self.ids().into_iter().collect();
+        let listed: BTreeSet<String> = self.all_case_ids().into_iter().collect();
         let unknown = cases.into_iter().filter(|id| !listed.contains(id));
         self.unmeasured.extend(unknown.filter_map(|id| Some((id, vec![why()?]))));
     }
 
     /// The refusals, by field.
-    pub fn comparison_refusals(&self) -> Vec<RefusedBench> {
-        RefusedBench::from_fields(self.refused.clone())
+    pub fn comparison_refusals_by_field(&self) -> Vec<ComparisonRefusal> {
+        ComparisonRefusal::from_differing_fields(self.refused.clone())
     }
 }
 
-/// Fields of a case's definition and environment that differ, with both values.
-fn definition_differences(
-    base: &ProcessRun,
-    head: &ProcessRun,
+/// Returns the fields of a case's definition and of the environment that differ between base and
+/// head, with both values.
+fn differing_definition_fields(
+    base: &BenchProcessRun,
+    head: &BenchProcessRun,
     id: &str,
 ) -> Vec<(String, String, String)> {
     let (a, b) = (&base.cases[id], &head.cases[id]);
@@ -179,7 +202,7 @@ fn definition_differences(
     ];
     let own =
         fields.into_iter().filter(|(_, a, b)| a != b).map(|(field, a, b)| (field.to_owned(), a, b));
-    let around = head.environment.mismatches(&base.environment);
+    let around = head.environment.incomparable_facts_with_base(&base.environment);
     own.chain(
         around
             .into_iter()
@@ -191,34 +214,41 @@ fn definition_differences(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate::record::{CaseRecord, Environment, Provenance};
+    use kernelgate::record::{CaseRecordWithSamples, CommitAndChanges, RunEnvironment};
 
-    fn run(cases: &[&str], failed: &[&str], skipped: &[&str]) -> ProcessRun {
-        fn reasons<T: From<&'static str>>(ids: &[&str]) -> BTreeMap<String, T> {
+    fn test_run(cases: &[&str], failed: &[&str], skipped: &[&str]) -> BenchProcessRun {
+        fn test_reasons<T: From<&'static str>>(ids: &[&str]) -> BTreeMap<String, T> {
             ids.iter().map(|id| ((*id).to_owned(), "why".into())).collect()
         }
-        ProcessRun {
+        BenchProcessRun {
             complete: true,
             cases: cases
                 .iter()
-                .map(|id| ((*id).to_owned(), CaseRecord::untimed_samples(vec![1.0])))
+                .map(|id| {
+                    ((*id).to_owned(), CaseRecordWithSamples::example_with_sample_times(vec![1.0]))
+                })
                 .collect(),
-            skipped: reasons(skipped),
-            failed: reasons(failed),
-            ..ProcessRun::start_now("b", "verify", Environment::cpu(), Provenance::default())
+            skipped: test_reasons(skipped),
+            failed: test_reasons(failed),
+            ..BenchProcessRun::empty_run_starting_now(
+                "b",
+                "verify",
+                RunEnvironment::environment_of_process_on_cpu(),
+                CommitAndChanges::default(),
+            )
         }
     }
 
     #[test]
     fn a_case_id_of_two_benches_is_measured_only_in_the_first() {
         let owners = [("both".to_owned(), "first".to_owned())].into();
-        let mut matched = MatchedCases::default();
+        let mut matched = CasesMatchedBetweenSides::default();
         for _side in 0..2 {
-            let mut second = run(&["both", "own"], &[], &[]);
-            matched.remove_duplicate_cases(&mut second, &owners, "second");
+            let mut second = test_run(&["both", "own"], &[], &[]);
+            matched.remove_cases_owned_by_other_bench(&mut second, &owners, "second");
             assert_eq!(second.cases.keys().collect::<Vec<_>>(), ["own"]);
-            let mut first = run(&["both"], &[], &[]);
-            matched.remove_duplicate_cases(&mut first, &owners, "first");
+            let mut first = test_run(&["both"], &[], &[]);
+            matched.remove_cases_owned_by_other_bench(&mut first, &owners, "first");
             assert_eq!(first.cases.len(), 1);
         }
         let why = InconclusiveReason::OtherBench {
@@ -231,23 +261,27 @@ mod tests {
 
     #[test]
     fn a_case_that_neither_side_can_measure_is_listed_if_all_cases_were_requested() {
-        let (base, head) = (run(&["a"], &[], &["twice", "gone"]), run(&["a"], &[], &["twice"]));
-        let mut matched = MatchedCases::default();
-        matched.add(Some(&base), Some(&head));
+        let (base, head) =
+            (test_run(&["a"], &[], &["twice", "gone"]), test_run(&["a"], &[], &["twice"]));
+        let mut matched = CasesMatchedBetweenSides::default();
+        matched.match_cases_of_runs(Some(&base), Some(&head));
         assert_eq!(matched.unmeasured, BTreeMap::new());
-        matched.keep_skipped_cases(Some(&base), Some(&head));
-        let why = vec![InconclusiveReason::Skipped(BuildFailure::new(Arm::Head, "why"))];
+        matched.record_cases_skipped_by_both(Some(&base), Some(&head));
+        let why = vec![InconclusiveReason::Skipped(FailureInBuild::in_side_with_reason(
+            ComparedArm::Head,
+            "why",
+        ))];
         assert_eq!(matched.unmeasured, [("twice".to_owned(), why)].into());
-        matched.keep_skipped_cases(None, Some(&head));
+        matched.record_cases_skipped_by_both(None, Some(&head));
         assert_eq!(matched.unmeasured.len(), 1);
     }
 
     #[test]
     fn cases_are_sorted_into_matched_new_removed_skipped_and_failed() {
-        let mut matched = MatchedCases::default();
-        let base = run(&["both", "gone", "skips", "breaks"], &["mended", "wrong"], &[]);
-        let head = run(&["both", "new", "mended"], &["breaks", "wrong"], &["skips"]);
-        matched.add(Some(&base), Some(&head));
+        let mut matched = CasesMatchedBetweenSides::default();
+        let base = test_run(&["both", "gone", "skips", "breaks"], &["mended", "wrong"], &[]);
+        let head = test_run(&["both", "new", "mended"], &["breaks", "wrong"], &["skips"]);
+        matched.match_cases_of_runs(Some(&base), Some(&head));
         assert_eq!(matched.judged.iter().collect::<Vec<_>>(), ["both"]);
         assert_eq!(
             (&matched.new[..], &matched.removed[..]),
@@ -257,33 +291,50 @@ mod tests {
         assert_eq!(matched.failed_in_base.keys().collect::<Vec<_>>(), ["mended"]);
         assert_eq!(matched.skipped.keys().collect::<Vec<_>>(), ["skips"]);
         assert!(matched.unmeasured.is_empty());
-        matched.add(None, Some(&run(&["of a new bench"], &[], &[])));
+        matched.match_cases_of_runs(None, Some(&test_run(&["of a new bench"], &[], &[])));
         assert_eq!(matched.new, ["new", "of a new bench"]);
-        assert_eq!(matched.comparison_refusals(), []);
+        assert_eq!(matched.comparison_refusals_by_field(), []);
     }
 
     #[test]
-    fn newly_supported_cases_are_new_and_cases_that_lacked_memory_are_not() {
-        let mut matched = MatchedCases::default();
-        let base = run(&[], &[], &["supported now", "too large before"]);
-        let base = ProcessRun { unsupported: ["supported now".to_owned()].into(), ..base };
-        matched.add(Some(&base), Some(&run(&["supported now", "too large before"], &[], &[])));
+    fn newly_supported_cases_count_as_new_but_cases_that_lacked_memory_do_not() {
+        let mut matched = CasesMatchedBetweenSides::default();
+        let base = test_run(&[], &[], &["supported now", "too large before"]);
+        let base = BenchProcessRun { unsupported: ["supported now".to_owned()].into(), ..base };
+        matched.match_cases_of_runs(
+            Some(&base),
+            Some(&test_run(&["supported now", "too large before"], &[], &[])),
+        );
         assert_eq!(matched.new, ["supported now"]);
         assert_eq!(matched.unmeasured.keys().collect::<Vec<_>>(), ["too large before"]);
     }
 
     #[test]
     fn a_case_that_one_side_cannot_measure_keeps_the_reason() {
-        let mut matched = MatchedCases::default();
-        let base = run(&[], &["worse"], &["large", "nowhere"]);
-        matched.add(Some(&base), Some(&run(&["large"], &[], &["worse", "nowhere"])));
+        let mut matched = CasesMatchedBetweenSides::default();
+        let base = test_run(&[], &["worse"], &["large", "nowhere"]);
+        matched.match_cases_of_runs(
+            Some(&base),
+            Some(&test_run(&["large"], &[], &["worse", "nowhere"])),
+        );
         let why = || "why".to_owned();
-        let skipped = |side| InconclusiveReason::Skipped(BuildFailure::new(side, why()));
-        let failed = InconclusiveReason::Failed(BuildFailure::new(Arm::Base, why()));
-        assert_eq!(matched.unmeasured["large"], [skipped(Arm::Base)]);
-        assert_eq!(matched.unmeasured["worse"], [failed, skipped(Arm::Head)]);
-        let broke = InconclusiveReason::BenchBroke(BuildFailure::new(Arm::Base, why()));
-        matched.abandon_cases(None, Some(&run(&["left"], &["wrong"], &[])), &broke);
+        let skipped =
+            |side| InconclusiveReason::Skipped(FailureInBuild::in_side_with_reason(side, why()));
+        let failed = InconclusiveReason::Failed(FailureInBuild::in_side_with_reason(
+            ComparedArm::Base,
+            why(),
+        ));
+        assert_eq!(matched.unmeasured["large"], [skipped(ComparedArm::Base)]);
+        assert_eq!(matched.unmeasured["worse"], [failed, skipped(ComparedArm::Head)]);
+        let broke = InconclusiveReason::BenchBroke(FailureInBuild::in_side_with_reason(
+            ComparedArm::Base,
+            why(),
+        ));
+        matched.record_cases_of_failed_bench(
+            None,
+            Some(&test_run(&["left"], &["wrong"], &[])),
+            &broke,
+        );
         assert_eq!(matched.unmeasured["left"], [broke]);
         assert_eq!(matched.unmeasured.len(), 3);
         assert_eq!(matched.failed.keys().collect::<Vec<_>>(), ["wrong"]);
@@ -295,21 +346,21 @@ mod tests {
     }
 
     #[test]
-    fn a_differing_definition_or_environment_is_refused_with_the_field() {
-        let mut matched = MatchedCases::default();
-        let (base, mut head) = (run(&["a", "b"], &[], &[]), run(&["a", "b"], &[], &[]));
+    fn a_case_with_a_differing_definition_or_environment_is_refused() {
+        let mut matched = CasesMatchedBetweenSides::default();
+        let (base, mut head) = (test_run(&["a", "b"], &[], &[]), test_run(&["a", "b"], &[], &[]));
         head.cases.get_mut("a").unwrap().work.read_bytes = 9;
-        matched.add(Some(&base), Some(&head));
+        matched.match_cases_of_runs(Some(&base), Some(&head));
         assert_eq!(matched.judged.iter().collect::<Vec<_>>(), ["b"]);
-        let refusal = &matched.comparison_refusals()[0];
+        let refusal = &matched.comparison_refusals_by_field()[0];
         assert_eq!((refusal.field.as_str(), &refusal.cases[..]), ("work", &["a".to_owned()][..]));
         head.seed = 2;
-        let mut matched = MatchedCases::default();
-        matched.add(Some(&base), Some(&head));
+        let mut matched = CasesMatchedBetweenSides::default();
+        matched.match_cases_of_runs(Some(&base), Some(&head));
         assert!(matched.judged.is_empty());
         assert_eq!(
             matched
-                .comparison_refusals()
+                .comparison_refusals_by_field()
                 .iter()
                 .map(|refusal| refusal.field.as_str())
                 .collect::<Vec<_>>(),

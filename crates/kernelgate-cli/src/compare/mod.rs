@@ -1,10 +1,10 @@
-//! Compares two builds: their processes are interleaved, and each case is decided by itself.
+//! Compares two builds (base and head) by interleaved processes, and decides each case separately.
 //!
-//! The module `sides` builds both sides in one folder. Each executable verifies its cases, then
-//! blocks of four fresh processes (`trials`) run until the gate has decided every case or the
-//! budget ends (`engine`). The module `calibrate` repeats comparisons whose correct answer is
-//! known. Deliberately absent: how to decide (`gate::paired`), how to time (`harness`), printing
-//! results (`report`).
+//! The module `sides` builds base and head, both at one path, inside one comparison folder. Each
+//! bench executable verifies its cases; then blocks of four fresh processes (`trials`) run until
+//! the gate has decided every case or the budget ends (`engine`). The module `calibrate` repeats
+//! comparisons whose correct verdict is known, to measure the gate's error rates. This module does
+//! not decide verdicts (`gate::paired`), time kernels (`harness`) or print results (`report`).
 
 pub mod calibrate;
 mod engine;
@@ -21,41 +21,43 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use engine::kernels::list_kernels;
-pub use engine::{ComparisonOutcome, build_sides_once, run};
+pub use engine::kernels::compare_kernels_of_both_builds;
+pub use engine::{ComparisonOutcome, build_sides_into_folder, run_comparison};
 pub use error::CompareError;
-use kernelgate::record::{Shard, TrialSampling};
-pub use session::SessionTools;
-pub use test_plan::{PlanBasis, PlanRequest};
+use kernelgate::record::{ShardOfWork, TrialSamplingPlan};
+pub use session::ProgressAndChildProcesses;
+pub use test_plan::{TestPlanBasis, TestPlanRequest};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SideSource {
-    /// A revision of the git repository, built for the comparison.
+pub enum ComparedSideSource {
+    /// A revision of the git repository, which is built for the comparison.
     Revision(String),
-    /// The working tree with its uncommitted changes, built for the comparison.
+    /// The working tree with its uncommitted changes, which is built for the comparison.
     WorkTree,
-    /// A folder that contains bench executables.
+    /// A folder of prebuilt bench executables.
     Folder(PathBuf),
 }
 
-/// Changes that a calibration makes to the head on purpose, to test whether comparisons find them.
+/// Artificial changes that a calibration injects into the head, to test whether comparisons detect
+/// them.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct SideInjection {
-    /// Delays that are added to launches, or to measured times if launches cannot be delayed:
-    /// nanoseconds by case.
+pub struct InjectedChanges {
+    /// Delays that are injected, nanoseconds per launch by case; for benches whose launches cannot
+    /// be delayed they are added to the measured times.
     pub delays_ns: BTreeMap<String, f64>,
-    /// Whether extra work delays launches, instead of a wait.
+    /// Whether the injected delay is additional work on the device (true) or a wait (false).
     pub by_work: bool,
-    /// Sizes of the injected delays by case; a process determines the size itself for a case
-    /// without one.
+    /// Sizes of the injected GPU delays by case, in the unit of the delaying kernel; for a case
+    /// without a size, each process determines the size.
     pub delay_sizes: BTreeMap<String, u64>,
-    /// Number of the artificial layout of code and memory; `None` for the usual layout.
+    /// Number of the artificial layout of code and memory addresses; `None` for the normal layout.
     pub layout: Option<usize>,
 }
 
-impl SideInjection {
-    /// The delays in the format of a bench's variable; `None` without delays.
-    fn delays(&self) -> Option<String> {
+impl InjectedChanges {
+    /// Formats the injected delays as the value of the environment variable that benches read;
+    /// `None` without delays.
+    fn delay_variable_value(&self) -> Option<String> {
         let how = if self.by_work { ":work" } else { "" };
         let delay = |(id, delay_ns): (&String, &f64)| {
             let size = self.delay_sizes.get(id).map(|size| format!("@{size}")).unwrap_or_default();
@@ -68,71 +70,73 @@ impl SideInjection {
 
 /// A requested comparison.
 #[derive(Debug, Clone)]
-pub struct ComparisonRequest {
-    pub base: SideSource,
-    pub head: SideSource,
-    /// Names of the bench targets to compare; all targets if it is empty.
+pub struct BuildComparisonRequest {
+    pub base: ComparedSideSource,
+    pub head: ComparedSideSource,
+    /// Names of the bench targets to compare; if the list is empty, all bench targets are compared.
     pub benches: Vec<String>,
-    /// Package of the workspace to which the comparison is restricted.
+    /// Workspace package to which the comparison is restricted; `None` for no restriction.
     pub member: Option<String>,
-    /// The shard of the problems that is compared.
-    pub shard: Option<Shard>,
+    /// The shard of the problems that this process compares; `None` if it compares all problems.
+    pub shard: Option<ShardOfWork>,
     /// Criterion's filter.
     pub filter: Option<String>,
-    /// Settings of the bench executables, as environment variables.
+    /// Environment variables that kernelgate sets for each bench executable.
     pub settings: BTreeMap<String, String>,
-    /// Changes that are made to the head on purpose.
-    pub injection: SideInjection,
-    /// Thresholds for time and accuracy, and error rates of the test.
-    pub plan: PlanRequest,
-    /// Time for which a process times a case; `None` for the usual time on the device.
-    pub sampling: Option<TrialSampling>,
-    /// Wall time that a round may take.
+    /// Artificial changes that a calibration injects into the head.
+    pub injection: InjectedChanges,
+    /// Thresholds for time and accuracy, and error rates of the statistical test.
+    pub plan: TestPlanRequest,
+    /// How long each process warms up and times a case; `None` for the device's default.
+    pub sampling: Option<TrialSamplingPlan>,
+    /// Wall time that each round of the comparison may take.
     pub budget: Duration,
-    /// Timeout of every bench process; `None` for the usual one at each stage.
+    /// Timeout of each bench process; `None` for the default of each stage (listing, verification,
+    /// timing).
     pub wait: Option<Duration>,
     /// Timeout of each build.
     pub build_wait: Duration,
-    /// Whether cases are timed even if both sides have an identical executable for them.
+    /// Whether a case is timed even if base and head have a byte-identical executable for it.
     pub time_identical: bool,
-    /// Whether only cases are timed whose machine code or launches changed, or cannot be compared.
+    /// Whether only those cases are timed whose machine code or launches changed or cannot be
+    /// compared (`--affected`).
     pub affected: bool,
-    /// Whether both builds are profiled if a case has regressed.
+    /// Whether both builds are profiled for the cases that regressed.
     pub profile_slower: bool,
     /// Cargo's profile.
     pub profile: String,
-    /// Cargo features of the package.
+    /// Cargo features with which the package is built.
     pub features: Vec<String>,
-    /// Whether an interrupted comparison is continued.
+    /// Whether an interrupted comparison is continued (`--resume`).
     pub resume: bool,
     /// Root of the package.
     pub package: PathBuf,
-    /// The target folder of cargo, which is not part of the compared sources.
+    /// Cargo's target folder, which a snapshot of the working tree excludes.
     pub target: PathBuf,
-    /// Untracked files and folders that do not belong to the work tree's side.
+    /// Untracked files and folders that a snapshot of the working tree excludes (`--leave-out`).
     pub leave_out: Vec<PathBuf>,
     pub folder: PathBuf,
 }
 
 #[cfg(test)]
 mod tests {
-    use kernelgate::measure::delay::InjectedDelay;
+    use kernelgate::measure::delay::InjectedLaunchDelay;
 
     use super::*;
 
     #[test]
     fn injected_delays_are_written_in_the_format_that_benches_parse() {
-        assert_eq!(SideInjection::default().delays(), None);
-        let injection = SideInjection {
+        assert_eq!(InjectedChanges::default().delay_variable_value(), None);
+        let injection = InjectedChanges {
             delays_ns: [("a/b=c".to_owned(), 4_400.0), ("d".to_owned(), 7.0)].into(),
             by_work: true,
             delay_sizes: [("a/b=c".to_owned(), 131_072)].into(),
             layout: None,
         };
-        let text = injection.delays().unwrap();
-        let read: Vec<InjectedDelay> =
+        let text = injection.delay_variable_value().unwrap();
+        let read: Vec<InjectedLaunchDelay> =
             text.split(',').map(|delay| delay.parse().unwrap()).collect();
-        let delay = |case: &str, delay_ns, size| InjectedDelay {
+        let delay = |case: &str, delay_ns, size| InjectedLaunchDelay {
             case: case.to_owned(),
             delay_ns,
             by_work: true,

@@ -1,41 +1,41 @@
-//! Compares one case of two revisions by times alone, which a bisection needs many times. The
-//! changes that the package's rules accept in the head do not count, and neither do errors and
-//! costs.
+//! Compares one case of two revisions by its times alone, as a bisection needs repeatedly. In this
+//! comparison of one case, the package's rules accept no change, and output errors and costs are
+//! not judged.
 
 use super::engine::ComparisonEngine;
-use super::session::{ComparisonSession, SessionTools, open_trials};
-use super::{CompareError, ComparisonRequest};
+use super::session::{ComparisonSession, ProgressAndChildProcesses, resume_or_create_trials};
+use super::{BuildComparisonRequest, CompareError};
 use crate::gate::comparison::Comparison;
 
-/// A comparison of one case, with the bench that has the case.
+/// The comparison of one case, with the name of the bench that has the case.
 pub struct SingleCaseComparison {
     pub comparison: Comparison,
-    /// Name of the bench that has the case, on either side.
+    /// Name of the bench that has the case in base or head; `None` if no bench has it.
     pub bench: Option<String>,
 }
 
-/// Compares a case; the request's filter must match no other case.
+/// Compares one case of two revisions; the request's filter must match no other case.
 pub fn compare_one_case(
-    request: &ComparisonRequest,
+    request: &BuildComparisonRequest,
     case: &str,
-    tools: SessionTools,
+    tools: ProgressAndChildProcesses,
 ) -> Result<SingleCaseComparison, CompareError> {
-    let session = ComparisonSession::open_session(request, false, tools)?;
-    let identity = session.comparison_identity(request)?;
-    let trials = match open_trials(request, &session, identity.clone()) {
-        // The interrupted comparison was of another build: a fresh start costs a question, not a
-        // search.
-        Err(_) if request.resume => open_trials(
-            &ComparisonRequest { resume: false, ..request.clone() },
+    let session = ComparisonSession::prepare_sides_in_locked_folder(request, false, tools)?;
+    let identity = session.facts_that_identify_comparison(request)?;
+    let trials = match resume_or_create_trials(request, &session, identity.clone()) {
+        // If the interrupted comparison was of another build, it starts anew, which costs the
+        // bisection one comparison and not its earlier answers.
+        Err(_) if request.resume => resume_or_create_trials(
+            &BuildComparisonRequest { resume: false, ..request.clone() },
             &session,
             identity,
         )?,
         trials => trials?,
     };
-    let mut engine = ComparisonEngine::new(request, &session, trials);
-    let prepared = engine.prepare()?;
-    engine.resolve_plan(&prepared)?;
+    let mut engine = ComparisonEngine::engine_with_trials(request, &session, trials);
+    let prepared = engine.verify_and_match_sides()?;
+    engine.resolve_test_plan_for_device(&prepared)?;
     let bench = prepared.owners.get(case).cloned();
-    let comparison = engine.compare(prepared)?;
+    let comparison = engine.run_both_rounds(prepared)?;
     Ok(SingleCaseComparison { comparison, bench })
 }

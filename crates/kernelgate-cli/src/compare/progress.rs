@@ -1,4 +1,5 @@
-//! Shows the progress of a comparison: one line that changes on a terminal, plain lines elsewhere.
+//! Shows the progress of a comparison on standard error: on a terminal one line that is updated in
+//! place, elsewhere plain lines.
 
 use std::collections::BTreeSet;
 use std::io::IsTerminal as _;
@@ -8,25 +9,27 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 
 pub use kernelgate::display::duration::{duration_text as duration, parse as parse_duration};
-use kernelgate::record::text::printable_on_terminal;
+use kernelgate::record::text::clean_message_for_terminal;
 
-/// Time between lines that stay, for text that changes often.
-const PROGRESS_LINE_INTERVAL: Duration = Duration::from_secs(15);
+/// Without a terminal, a progress text that changes often is printed at most once in this time.
+const MIN_INTERVAL_OF_PROGRESS_LINES: Duration = Duration::from_secs(15);
 
-/// Prints to standard error. A progress text may come from other programs, such as a bench process.
+/// Prints to standard error. Prints progress to standard error, without control characters, because
+/// a text may come from another program such as a bench process.
 #[derive(Clone)]
-pub struct ComparisonProgress {
+pub struct ComparisonProgressDisplay {
     line: Option<ProgressBar>,
-    /// Label of the task of which this progress is a part; with a label, details are shown only in
-    /// the line that is updated in place.
+    /// Label of the larger task (such as a calibration) that this comparison is part of; with a
+    /// label, details appear only in the line that is updated in place.
     within: Option<String>,
-    /// Lines that were printed once and are not printed again.
+    /// Lines that [`print_line_once`](Self::print_line_once) has printed, so that they are not
+    /// printed again.
     said: Arc<Mutex<BTreeSet<String>>>,
-    /// Time at which the last progress line was printed.
+    /// Time at which the current step was last shown.
     latest: Arc<Mutex<Option<Instant>>>,
 }
 
-impl Default for ComparisonProgress {
+impl Default for ComparisonProgressDisplay {
     fn default() -> Self {
         let line = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{spinner} {wide_msg}")
@@ -39,16 +42,18 @@ impl Default for ComparisonProgress {
     }
 }
 
-impl ComparisonProgress {
-    /// Progress of a part of a task: it is shown as a detail, after the label.
-    pub fn progress_of_part(&self, label: &str) -> Self {
+impl ComparisonProgressDisplay {
+    /// Returns a display for one part of a larger task: its details appear only in the line that is
+    /// updated in place, after the label.
+    pub fn for_part_of_task(&self, label: &str) -> Self {
         Self { within: Some(label.to_owned()), ..self.clone() }
     }
 
-    /// Shows the current step, which replaces the line before on a terminal.
-    pub fn show_step(&self, text: &str) {
+    /// Shows the current step: on a terminal it replaces the previous step, elsewhere it is printed
+    /// as a line.
+    pub fn show_current_step(&self, text: &str) {
         *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-        let text = printable_on_terminal(text);
+        let text = clean_message_for_terminal(text);
         match (&self.line, &self.within) {
             (Some(line), None) => line.set_message(text.into_owned()),
             (None, None) => eprintln!("{text}"),
@@ -57,40 +62,43 @@ impl ComparisonProgress {
         }
     }
 
-    /// Prints a line that stays on the terminal, unless details are silenced.
-    pub fn detail(&self, text: &str) {
+    /// Prints a detail as a line that stays on the terminal, or only as the current step if the
+    /// comparison is part of a larger task.
+    pub fn print_detail(&self, text: &str) {
         match self.within {
-            Some(_) => self.show_step(text),
-            None => self.say(text),
+            Some(_) => self.show_current_step(text),
+            None => self.print_line(text),
         }
     }
 
-    /// Progress that changes often: without a terminal, a line comes at most every 15 s.
-    pub fn print_often(&self, text: &str) {
+    /// Shows a step that changes often: on a terminal always, elsewhere at most every 15 s.
+    pub fn show_frequent_step(&self, text: &str) {
         let latest = *self.latest.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.line.is_some() || latest.is_none_or(|at| at.elapsed() >= PROGRESS_LINE_INTERVAL) {
-            self.show_step(text);
+        if self.line.is_some()
+            || latest.is_none_or(|at| at.elapsed() >= MIN_INTERVAL_OF_PROGRESS_LINES)
+        {
+            self.show_current_step(text);
         }
     }
 
-    /// Prints a line above the progress bar.
-    pub fn say(&self, text: &str) {
-        let text = printable_on_terminal(text);
+    /// Prints a line above the progress line; the printed line stays.
+    pub fn print_line(&self, text: &str) {
+        let text = clean_message_for_terminal(text);
         match &self.line {
             Some(line) => line.suspend(|| eprintln!("{text}")),
             None => eprintln!("{text}"),
         }
     }
 
-    /// Prints a line unless it was printed before.
-    pub fn print_once(&self, text: &str) {
+    /// Prints a line above the progress line unless an equal line was printed before.
+    pub fn print_line_once(&self, text: &str) {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         if said.insert(text.to_owned()) {
-            self.say(text);
+            self.print_line(text);
         }
     }
 
-    pub fn end_progress_line(&self) {
+    pub fn clear_progress_line(&self) {
         if let Some(line) = &self.line {
             line.finish_and_clear();
         }

@@ -1,96 +1,100 @@
-//! State at the start of a comparison: sides that were built, verified and matched, and the trials
-//! of an interrupted comparison.
+//! State of a running comparison: the sides that were built, verified and matched, and the saved
+//! trials of an interrupted comparison.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::engine::rounds;
-use super::matched_cases::MatchedCases;
-use super::progress::ComparisonProgress;
-use super::sides::ComparisonSide;
+use super::matched_cases::CasesMatchedBetweenSides;
+use super::progress::ComparisonProgressDisplay;
+use super::sides::ComparisonSideWithExecutables;
 use super::sides::SideBuilder;
-use super::sides::comparison_folder::LockedFolder;
-use super::sides::copy_benches::{BenchDriver, InstalledBench};
+use super::sides::comparison_folder::LockedComparisonFolder;
+use super::sides::copy_benches::{BenchControlMethod, CopiedBenchExecutable};
 use super::sides::leftover_files;
-use super::test_plan::identity_text;
-use super::trials::expected_record::ExpectedRun;
-use super::{CompareError, ComparisonRequest, SideSource};
-use crate::benches::child_process::ChildProcess;
+use super::test_plan::recorded_identity_text;
+use super::trials::expected_record::FactsOfVerifiedRun;
+use super::{BuildComparisonRequest, CompareError, ComparedSideSource};
+use crate::benches::child_process::SharedChildProcess;
 use crate::gate::calibration::first_differing_name;
 use crate::gate::comparison::CriterionOnlyBench;
-use crate::gate::inconclusive_reason::joined;
-use crate::gate::kernels::code::CodeComparison;
-use crate::gate::paired::Arm;
+use crate::gate::inconclusive_reason::join_reason_texts;
+use crate::gate::kernels::code::CaseKernelComparison;
+use crate::gate::paired::ComparedArm;
 use crate::gate::rules::rules_file;
-use crate::gate::rules::{PackageRules, RULES_FILE};
-use kernelgate::exit::ExitReason;
-use kernelgate::measure::anchors::AnchorRecord;
+use crate::gate::rules::{PackageGateRules, RULES_FILE_NAME};
+use kernelgate::exit::ProcessExitReason;
+use kernelgate::measure::anchors::ShardAnchorRecord;
 use kernelgate::record::{
-    ComparisonTrials, Environment, Provenance, Shard, TrialSampling, VerificationExtent, file,
+    CommitAndChanges, ComparisonTrialsFile, OutputVerificationExtent, RunEnvironment, ShardOfWork,
+    TrialSamplingPlan, file,
 };
 
-/// Name of the file with a comparison's trials, in its folder.
-pub const TRIALS_FILE: &str = "trials.json";
+/// Name of the file that holds all trials of a comparison, in the comparison's folder.
+pub const SAVED_TRIALS_FILE: &str = "trials.json";
 
-/// A bench that both sides have.
+/// A bench that base and head both have, with the data that its trials need.
 #[derive(Clone)]
 pub struct ComparedBench {
     pub name: String,
-    /// Paths of the runs that verified base and head.
+    /// Paths of the run records of the processes that verified this bench in base and head.
     pub verified: [PathBuf; 2],
-    /// Facts that every later process of base and head must share with the process that verified
-    /// its side.
-    pub expected: [ExpectedRun; 2],
+    /// Facts in which every later process of base and head must agree with the process that
+    /// verified its side.
+    pub expected: [FactsOfVerifiedRun; 2],
     /// Cases to compare.
     pub cases: BTreeSet<String>,
-    /// Cases that a process times first, because their code changed.
+    /// Cases that each process of the bench times first, because their machine code changed.
     pub first: BTreeSet<String>,
     /// Timeout of a process.
     pub timeout: Duration,
-    /// Time for which a process times a case.
-    pub sampling: TrialSampling,
-    /// How the bench's processes get their request, on both sides where it has cases to compare.
-    pub driver: BenchDriver,
+    /// How long each process of the bench warms up and times a case.
+    pub sampling: TrialSamplingPlan,
+    /// How kernelgate controls the bench's processes on both sides: by its bench protocol or by
+    /// Criterion's flags.
+    pub driver: BenchControlMethod,
 }
 
-/// Base and head after verification, with the cases to compare.
+/// Base and head after the verification of their benches, with the cases that both have.
 #[derive(Clone)]
 pub struct PreparedSides {
-    /// The cases of base and head, matched by their ids.
-    pub matched: MatchedCases,
+    /// The cases of base and head, matched by their ids, and the cases that cannot be compared.
+    pub matched: CasesMatchedBetweenSides,
     /// Benches that have at least one case to compare.
     pub benches: Vec<ComparedBench>,
-    /// Whether the builds were compiled with optimisation.
+    /// Whether both builds were compiled with optimisation.
     pub optimised: bool,
-    /// The device and the build; `None` if no process ran to its end.
-    pub environment: Option<Environment>,
+    /// Environment of the head's or base's run (device and build); `None` if no bench process ran
+    /// to its end.
+    pub environment: Option<RunEnvironment>,
     /// Code of the head.
-    pub provenance: Provenance,
-    /// Nanoseconds per launch of each case, measured at the single launch that verified it.
+    pub provenance: CommitAndChanges,
+    /// Nanoseconds of the single launch that verified each case.
     pub verification_ns: BTreeMap<String, f64>,
-    /// Those of the compared benches that use Criterion alone.
+    /// Compared benches that use Criterion without kernelgate, with the cost of their processes.
     pub criterion: Vec<CriterionOnlyBench>,
-    /// How far both sides verified each common case, base first.
-    pub verification: BTreeMap<String, [VerificationExtent; 2]>,
-    /// Number of cases of all shards together.
+    /// To what extent base (first) and head (second) verified each case that both have.
+    pub verification: BTreeMap<String, [OutputVerificationExtent; 2]>,
+    /// Number of cases that all shards of the comparison have together.
     pub planned_cases: usize,
-    /// Digests of the plans of both builds' benches, if the comparison is a shard.
+    /// Digests of the plans (lists of cases) of both builds' benches, if this comparison is one
+    /// shard of several.
     pub plans: Vec<String>,
-    /// Rates of fixed work, if the comparison is a shard.
-    pub anchors: Option<AnchorRecord>,
-    /// The bench of each case, including cases that are not compared.
+    /// Anchors (rates of fixed work on this device), if this comparison is one shard of several.
+    pub anchors: Option<ShardAnchorRecord>,
+    /// Name of the bench that owns each case, including cases that are not compared.
     pub owners: BTreeMap<String, String>,
 }
 
 impl Default for PreparedSides {
     fn default() -> Self {
         Self {
-            matched: MatchedCases::default(),
+            matched: CasesMatchedBetweenSides::default(),
             benches: Vec::new(),
             optimised: true,
             environment: None,
-            provenance: Provenance::default(),
+            provenance: CommitAndChanges::default(),
             verification: BTreeMap::new(),
             verification_ns: BTreeMap::new(),
             criterion: Vec::new(),
@@ -102,58 +106,68 @@ impl Default for PreparedSides {
     }
 }
 
-/// A shard of a comparison before its cases are timed.
-pub struct PlannedShard {
-    pub shard: Shard,
-    /// Hash of all cases of both builds, equal in all shards.
+/// Identity of one shard of a comparison before its cases are timed: its plan, case count,
+/// environment and anchors.
+pub struct ComparisonShardPlan {
+    pub shard: ShardOfWork,
+    /// Hash of the list of all cases of both builds; it is equal in all shards of the comparison.
     pub plan: String,
-    /// Number of cases of all shards together.
+    /// Number of cases that all shards of the comparison have together.
     pub cases: usize,
     /// Device and build.
-    pub environment: Environment,
-    /// Anchors: rates of fixed work on the device of the shard.
-    pub anchors: Option<AnchorRecord>,
+    pub environment: RunEnvironment,
+    /// Anchors: rates of fixed work, measured on the device that runs this shard.
+    pub anchors: Option<ShardAnchorRecord>,
 }
 
 impl PreparedSides {
-    /// Describes the cases of this comparison as a shard; `None` if no process ran to its end.
-    pub fn planned_shard(&self, shard: Shard) -> Option<PlannedShard> {
-        Some(PlannedShard {
+    /// Describes this comparison as one shard of several; `None` if no bench process ran to its
+    /// end.
+    pub fn describe_as_shard(&self, shard: ShardOfWork) -> Option<ComparisonShardPlan> {
+        Some(ComparisonShardPlan {
             shard,
-            plan: file::hash_of_all(self.plans.iter().map(String::as_str)),
+            plan: file::hash_of_texts_hex(self.plans.iter().map(String::as_str)),
             cases: self.planned_cases,
             environment: self.environment.clone()?,
             anchors: self.anchors.clone(),
         })
     }
 
-    /// Returns the ids of the cases that both sides have.
-    pub const fn cases(&self) -> &BTreeSet<String> {
+    /// Returns the ids of the cases that will be compared between base and head.
+    pub const fn case_ids_to_compare(&self) -> &BTreeSet<String> {
         &self.matched.judged
     }
 
-    /// Returns the cases that failed or were skipped, with the reason.
-    pub fn case_errors(&self) -> impl Iterator<Item = (&String, String)> {
-        let MatchedCases { failed, skipped, unmeasured, .. } = &self.matched;
+    /// Returns the cases that failed, were skipped or cannot be measured, each with the reason.
+    pub fn reasons_of_unusable_cases(&self) -> impl Iterator<Item = (&String, String)> {
+        let CasesMatchedBetweenSides { failed, skipped, unmeasured, .. } = &self.matched;
         let failed = failed.iter().map(|(id, why)| (id, why.text.clone()));
         let others = failed.chain(skipped.iter().map(|(id, why)| (id, why.clone())));
-        others.chain(unmeasured.iter().map(|(id, why)| (id, joined(why))))
+        others.chain(unmeasured.iter().map(|(id, why)| (id, join_reason_texts(why))))
     }
 
-    /// Removes and returns the cases of these benches.
-    pub fn remove_benches(&mut self, benches: &BTreeSet<String>) -> Vec<String> {
+    /// Removes all cases of these benches from the comparison, and returns their ids.
+    pub fn remove_cases_of_benches(&mut self, benches: &BTreeSet<String>) -> Vec<String> {
         let is_selected = |bench: &&ComparedBench| benches.contains(&bench.name);
         let removed: BTreeSet<String> =
             self.benches.iter().filter(is_selected).flat_map(|bench| bench.cases.clone()).collect();
-        self.keep(&self.cases().difference(&removed).cloned().collect());
+        self.retain_cases(&self.case_ids_to_compare().difference(&removed).cloned().collect());
         removed.into_iter().collect()
     }
 
-    /// The number of cases that `--affected` cannot judge: no kernels are listed, or one cannot be
-    /// compared.
-    pub fn unknown_code_cases(&self, code: &BTreeMap<String, CodeComparison>) -> String {
-        let is_known = |case: &&String| code.get(*case).is_some_and(CodeComparison::is_known);
-        let (all, known) = (self.cases().len(), self.cases().iter().filter(is_known).count());
+    /// Describes how many cases `--affected` cannot judge, because their bench lists no kernels or
+    /// a kernel cannot be compared.
+    pub fn unknown_machine_code_note(
+        &self,
+        code: &BTreeMap<String, CaseKernelComparison>,
+    ) -> String {
+        let is_known = |case: &&String| {
+            code.get(*case).is_some_and(CaseKernelComparison::are_all_kernels_comparable)
+        };
+        let (all, known) = (
+            self.case_ids_to_compare().len(),
+            self.case_ids_to_compare().iter().filter(is_known).count(),
+        );
         match all - known {
             0 => format!("--affected: the machine code of all {all} cases is known"),
             unknown => format!(
@@ -163,33 +177,40 @@ impl PreparedSides {
         }
     }
 
-    /// Removes and returns the cases whose machine code and launches are identical in both builds.
-    pub fn remove_unaffected(&mut self, code: &BTreeMap<String, CodeComparison>) -> Vec<String> {
-        let same = |case: &&String| code.get(*case).is_some_and(CodeComparison::is_same);
+    /// Removes the cases whose machine code and launches are identical in both builds from the
+    /// comparison, and returns their ids.
+    pub fn remove_cases_with_identical_code(
+        &mut self,
+        code: &BTreeMap<String, CaseKernelComparison>,
+    ) -> Vec<String> {
+        let same = |case: &&String| {
+            code.get(*case).is_some_and(CaseKernelComparison::is_code_known_to_be_identical)
+        };
         let (unaffected, rest): (Vec<&String>, Vec<&String>) =
-            self.cases().iter().partition(|case| same(case));
+            self.case_ids_to_compare().iter().partition(|case| same(case));
         let unaffected = unaffected.into_iter().cloned().collect();
         let rest = rest.into_iter().cloned().collect();
-        self.keep(&rest);
+        self.retain_cases(&rest);
         unaffected
     }
 
-    /// Moves the changed cases to the front: benches with a change in machine code or launches come
-    /// first, and within each process of a bench so do the changed cases, unless it uses Criterion
-    /// alone. All cases of one bench are timed by the same processes, because all of them count in
-    /// each verdict.
-    pub fn put_changed_first(&mut self, code: &BTreeMap<String, CodeComparison>) {
-        let changed = |case: &&String| code.get(*case).is_some_and(CodeComparison::has_changed);
+    /// Orders the benches and cases so that those whose machine code or launches changed are timed
+    /// first; Criterion benches keep their own order of cases. All cases of a bench are timed in
+    /// the same processes, also unchanged ones, because every case needs a verdict.
+    pub fn time_changed_cases_first(&mut self, code: &BTreeMap<String, CaseKernelComparison>) {
+        let changed = |case: &&String| {
+            code.get(*case).is_some_and(CaseKernelComparison::has_code_or_launches_changed)
+        };
         self.benches.sort_by_key(|bench| !bench.cases.iter().any(|case| changed(&case)));
         for bench in &mut self.benches {
-            if bench.driver != BenchDriver::Criterion {
+            if bench.driver != BenchControlMethod::Criterion {
                 bench.first = bench.cases.iter().filter(changed).cloned().collect();
             }
         }
     }
 
-    /// Keeps the given cases and removes all others.
-    pub fn keep(&mut self, cases: &BTreeSet<String>) {
+    /// Keeps only the given cases in the comparison and removes all others.
+    pub fn retain_cases(&mut self, cases: &BTreeSet<String>) {
         self.matched.judged.retain(|id| cases.contains(id));
         for bench in &mut self.benches {
             bench.cases.retain(|id| cases.contains(id));
@@ -202,88 +223,95 @@ impl PreparedSides {
     }
 }
 
-/// Output for a person, and the processes that an interrupt ends.
+/// The progress display of a command, and the handles of the child processes that Ctrl-C kills.
 #[derive(Clone)]
-pub struct SessionTools {
-    progress: ComparisonProgress,
-    running: ChildProcess,
-    co_running: ChildProcess,
+pub struct ProgressAndChildProcesses {
+    progress: ComparisonProgressDisplay,
+    running: SharedChildProcess,
+    co_running: SharedChildProcess,
 }
 
-impl SessionTools {
-    /// Makes tools whose processes an interrupt ends, and then the program. To be called once.
-    pub fn interruptible() -> Result<SessionTools, CompareError> {
+impl ProgressAndChildProcesses {
+    /// Creates the tools and installs a Ctrl-C handler that kills their child processes and then
+    /// ends the program. To be called once.
+    pub fn with_interrupt_handler() -> Result<ProgressAndChildProcesses, CompareError> {
         let tools = Self {
-            progress: ComparisonProgress::default(),
-            running: ChildProcess::in_process_groups(),
-            co_running: ChildProcess::in_process_groups(),
+            progress: ComparisonProgressDisplay::default(),
+            running: SharedChildProcess::with_own_process_groups(),
+            co_running: SharedChildProcess::with_own_process_groups(),
         };
-        stop_on_interrupt([&tools.running, &tools.co_running], &tools.progress)?;
+        exit_on_interrupt([&tools.running, &tools.co_running], &tools.progress)?;
         Ok(tools)
     }
 
-    /// Tools of a part of a task: their progress is shown as a detail, after the label.
+    /// Returns tools for one part of a larger task: their progress appears only in the line that is
+    /// updated in place, after the label.
     pub fn with_progress_label(&self, label: &str) -> Self {
-        Self { progress: self.progress.progress_of_part(label), ..self.clone() }
+        Self { progress: self.progress.for_part_of_task(label), ..self.clone() }
     }
 
-    /// Prints a line above the progress bar.
-    pub fn say(&self, text: &str) {
-        self.progress.say(text);
+    /// Prints a line above the progress line; the printed line stays.
+    pub fn print_line(&self, text: &str) {
+        self.progress.print_line(text);
     }
 
-    /// Ends the progress line; nothing may be printed afterwards.
-    pub fn end_progress_line(&self) {
-        self.progress.end_progress_line();
+    /// Clears the progress line at the end of the command.
+    pub fn clear_progress_line(&self) {
+        self.progress.clear_progress_line();
     }
 }
 
-/// Sides that are ready to run, in a folder that is locked.
+/// Base and head with their executables, ready to run, in a locked comparison folder.
 pub struct ComparisonSession {
-    pub folder: LockedFolder,
-    /// Folder for the request, the run and the messages of a process.
+    pub folder: LockedComparisonFolder,
+    /// Folder for the request, the run record and the messages of one bench process at a time.
     pub work: PathBuf,
     /// Base and head.
-    pub sides: [ComparisonSide; 2],
-    /// Handle of the running process that is measured.
-    pub running: ChildProcess,
-    /// Handle of the process that runs beside the head's processes as artificial load, if
-    /// requested.
-    pub co_running: ChildProcess,
+    pub sides: [ComparisonSideWithExecutables; 2],
+    /// Handle of the bench process that is being measured.
+    pub running: SharedChildProcess,
+    /// Handle of the process that runs as artificial load while the head's processes are timed, if
+    /// a calibration requests it.
+    pub co_running: SharedChildProcess,
     /// Progress on standard error.
-    pub progress: ComparisonProgress,
-    /// Environment that is recorded for benches without their own environment record.
-    pub environment: Environment,
+    pub progress: ComparisonProgressDisplay,
+    /// Environment that is recorded for benches that write no environment of their own (Criterion
+    /// alone).
+    pub environment: RunEnvironment,
 }
 
 impl ComparisonSession {
-    /// Makes both sides ready. With `twins`, both sides are copies of the base's executables,
-    /// whatever the head.
-    pub fn open_session(
-        request: &ComparisonRequest,
+    /// Makes both sides ready. Prepares base and head; with `twins`, the head gets copies of the
+    /// base's executables, whatever head the request names.
+    pub fn prepare_sides_in_locked_folder(
+        request: &BuildComparisonRequest,
         twins: bool,
-        tools: SessionTools,
+        tools: ProgressAndChildProcesses,
     ) -> Result<ComparisonSession, CompareError> {
-        let folder = LockedFolder::open_and_lock(&request.folder)?;
-        let SessionTools { progress, running, co_running } = tools;
+        let folder = LockedComparisonFolder::open_and_lock_folder(&request.folder)?;
+        let ProgressAndChildProcesses { progress, running, co_running } = tools;
         let builder =
             SideBuilder { request, folder: &folder, progress: &progress, running: &running };
-        let sides = if twins { builder.prepare_identical_sides()? } else { builder.sides()? };
-        let work = folder.file("work");
-        leftover_files::clean_folder(&work, &["outputs"])
+        let sides = if twins {
+            builder.prepare_identical_sides()?
+        } else {
+            builder.build_base_and_head()?
+        };
+        let work = folder.path_of_file("work");
+        leftover_files::clean_folder_except_subfolders(&work, &["outputs"])
             .map_err(CompareError::io("empty", &work))?;
-        // Executables that were built elsewhere, or by a profile with another name, count as
-        // optimised.
+        // Prebuilt executables and those built with a custom Cargo profile count as optimised.
         let optimised = !["dev", "test"].contains(&request.profile.as_str());
-        let environment = Environment { optimised, ..Environment::cpu() };
+        let environment =
+            RunEnvironment { optimised, ..RunEnvironment::environment_of_process_on_cpu() };
         Ok(Self { folder, work, sides, running, co_running, progress, environment })
     }
 
-    /// Returns the benches whose executable is byte by byte equal on both sides.
-    pub fn identical(&self) -> BTreeSet<String> {
+    /// Returns the names of the benches whose executables are byte-identical in base and head.
+    pub fn benches_with_identical_executables(&self) -> BTreeSet<String> {
         let [base, head] = [0, 1].map(|side| &self.sides[side].executables.driven);
         let same = |name: &String| {
-            let hash = |side: &BTreeMap<String, InstalledBench>| {
+            let hash = |side: &BTreeMap<String, CopiedBenchExecutable>| {
                 side.get(name).map(|executable| executable.hash.clone())
             };
             hash(base).is_some() && hash(base) == hash(head)
@@ -291,74 +319,88 @@ impl ComparisonSession {
         base.keys().filter(|name| same(name)).cloned().collect()
     }
 
-    /// Checks that an executable was not changed since it was installed. The executable is read
-    /// again only if its size or times changed.
+    /// Checks that a bench executable was not changed since it was copied for the comparison. The
+    /// executable's content is hashed again only if its size or times changed.
     ///
     /// # Errors
-    /// Fails with [`CompareError::Changed`] if the executable was replaced.
-    pub fn check_executable(&self, arm: Arm, bench: &str) -> Result<(), CompareError> {
-        let side = &self.sides[usize::from(arm == Arm::Head)];
+    /// Fails with [`CompareError::Changed`] if the executable was replaced or overwritten.
+    pub fn check_executable_unchanged(
+        &self,
+        arm: ComparedArm,
+        bench: &str,
+    ) -> Result<(), CompareError> {
+        let side = &self.sides[usize::from(arm == ComparedArm::Head)];
         let Some(executable) = side.executables.driven.get(bench) else { return Ok(()) };
-        executable.check_untouched(&self.folder.side_folder_path(arm))
+        executable.check_unchanged_by_size_and_times(&self.folder.side_folder_path(arm))
     }
 
-    /// Hashes every executable again.
+    /// Hashes every compared executable again, to find changes.
     ///
     /// # Errors
-    /// Fails with [`CompareError::Changed`] if one is not the file that was installed: the trials,
-    /// which timed unknown code, are removed.
-    pub fn check_executables(&self) -> Result<(), CompareError> {
-        for (arm, side) in [Arm::Base, Arm::Head].into_iter().zip(&self.sides) {
+    /// Fails with [`CompareError::Changed`] if an executable's content differs from when it was
+    /// copied; the saved trials are then removed, because they timed unknown code.
+    pub fn check_all_executables_unchanged(&self) -> Result<(), CompareError> {
+        for (arm, side) in [ComparedArm::Base, ComparedArm::Head].into_iter().zip(&self.sides) {
             for executable in side.executables.driven.values() {
-                executable.check_unchanged(&self.folder.side_folder_path(arm)).inspect_err(
-                    |_| {
-                        let _ = leftover_files::remove_path(&self.folder.file(TRIALS_FILE));
-                    },
-                )?;
+                executable
+                    .check_unchanged_by_hash(&self.folder.side_folder_path(arm))
+                    .inspect_err(|_| {
+                        let _ = leftover_files::remove_file_or_folder_if_present(
+                            &self.folder.path_of_file(SAVED_TRIALS_FILE),
+                        );
+                    })?;
             }
         }
         Ok(())
     }
 
-    /// Limits and acceptances of the head's package; acceptances that the base has already are
-    /// excluded, and expired ones are returned as sentences.
-    pub fn package_rules(
+    /// Returns the limits and accepted changes of the head's package; acceptances that the base
+    /// already has are excluded, and expired ones are returned as sentences.
+    pub fn rules_of_head_package(
         &self,
-        request: &ComparisonRequest,
-    ) -> Result<(PackageRules, Vec<String>), CompareError> {
-        let rules_of = |arm: Arm| -> Result<PackageRules, CompareError> {
-            // The packages of both sides are linked at one path, one after the other.
+        request: &BuildComparisonRequest,
+    ) -> Result<(PackageGateRules, Vec<String>), CompareError> {
+        let rules_of = |arm: ComparedArm| -> Result<PackageGateRules, CompareError> {
+            // The base's and the head's rules are read one after the other through the path `slot`,
+            // which is a link to one side at a time.
             self.folder.link_slot_to_side(arm)?;
-            let shown = format!("{RULES_FILE} of the {arm}");
-            let side = &self.sides[usize::from(arm == Arm::Head)];
-            Ok(rules_file::read(&side.package.join(RULES_FILE), &shown)?)
+            let shown = format!("{RULES_FILE_NAME} of the {arm}");
+            let side = &self.sides[usize::from(arm == ComparedArm::Head)];
+            Ok(rules_file::read_rules_file(&side.package.join(RULES_FILE_NAME), &shown)?)
         };
-        let head = rules_of(Arm::Head)?;
+        let head = rules_of(ComparedArm::Head)?;
         match request.base {
             // Executables come without sources.
-            SideSource::Folder(_) if head.accepted.is_empty() => Ok((head, Vec::new())),
-            SideSource::Folder(_) => {
+            ComparedSideSource::Folder(_) if head.accepted.is_empty() => Ok((head, Vec::new())),
+            ComparedSideSource::Folder(_) => {
                 let note = "the base is a folder of executables, which does not record what it \
                             accepts: `[[accept]]` holds and does not expire";
                 Ok((head, vec![note.to_owned()]))
             }
-            // If the base's rules cannot be read, no change of them is accepted.
-            _ => Ok(head.rules_added_since(&rules_of(Arm::Base).unwrap_or_default())),
+            // If the base's rules cannot be read, no accepted change counts as new.
+            _ => {
+                Ok(head
+                    .without_acceptances_of_base(&rules_of(ComparedArm::Base).unwrap_or_default()))
+            }
         }
     }
 
-    /// Facts that must be equal for measurements to be combined.
-    pub fn comparison_identity(
+    /// Returns the facts (settings, thresholds, executables' hashes) that must be equal for saved
+    /// trials or shards to be combined.
+    pub fn facts_that_identify_comparison(
         &self,
-        request: &ComparisonRequest,
+        request: &BuildComparisonRequest,
     ) -> Result<BTreeMap<String, String>, CompareError> {
         let mut identity: BTreeMap<String, String> = request.settings.clone();
-        let delays = delays_text(&request.injection.delays_ns).unwrap_or_default();
+        let delays = injected_delays_text(&request.injection.delays_ns).unwrap_or_default();
         identity.insert("delays".to_owned(), delays);
         identity.insert("filter".to_owned(), request.filter.clone().unwrap_or_default());
-        identity.insert("thresholds".to_owned(), request.plan.identity()?);
+        identity.insert("thresholds".to_owned(), request.plan.test_plan_identity()?);
         if let Some(sampling) = request.sampling {
-            identity.insert("time a case".to_owned(), identity_text("TrialSampling", &sampling));
+            identity.insert(
+                "time a case".to_owned(),
+                recorded_identity_text("TrialSampling", &sampling),
+            );
         }
         for (side, name) in self.sides.iter().zip(["base", "head"]) {
             let executables = side.executables.driven.values();
@@ -372,55 +414,63 @@ impl ComparisonSession {
 
 impl Drop for ComparisonSession {
     fn drop(&mut self) {
-        // The input files are large, and a later comparison draws its own inputs.
-        for arm in [Arm::Base, Arm::Head] {
-            let _ = leftover_files::remove_path(&self.folder.side_folder_path(arm).join("inputs"));
+        // When the comparison ends, the input files are deleted: they are large, and a later
+        // comparison generates its own inputs.
+        for arm in [ComparedArm::Base, ComparedArm::Head] {
+            let _ = leftover_files::remove_file_or_folder_if_present(
+                &self.folder.side_folder_path(arm).join("inputs"),
+            );
         }
     }
 }
 
-/// Describes injected delays on one line; `None` without delays.
-pub fn delays_text(delays_ns: &BTreeMap<String, f64>) -> Option<String> {
+/// Formats the injected delays as `case=nanoseconds` pairs on one line; `None` without delays.
+pub fn injected_delays_text(delays_ns: &BTreeMap<String, f64>) -> Option<String> {
     let each: Vec<String> =
         delays_ns.iter().map(|(id, delay_ns)| format!("{id}={delay_ns}")).collect();
     (!each.is_empty()).then(|| each.join(","))
 }
 
-/// Opens the trials of an interrupted comparison of these sides, or starts without trials.
-pub fn open_trials(
-    request: &ComparisonRequest,
+/// Reads the saved trials of an interrupted comparison of these sides, or creates an empty trials
+/// file.
+pub fn resume_or_create_trials(
+    request: &BuildComparisonRequest,
     session: &ComparisonSession,
     identity: BTreeMap<String, String>,
-) -> Result<ComparisonTrials, CompareError> {
-    let (path, progress) = (session.folder.file(TRIALS_FILE), &session.progress);
-    let fresh = ComparisonTrials { identity, trials: Vec::new() };
-    let earlier =
-        if request.resume { file::read::<ComparisonTrials>(&path) } else { Ok(fresh.clone()) };
+) -> Result<ComparisonTrialsFile, CompareError> {
+    let (path, progress) = (session.folder.path_of_file(SAVED_TRIALS_FILE), &session.progress);
+    let fresh = ComparisonTrialsFile { identity, trials: Vec::new() };
+    let earlier = if request.resume {
+        file::read_record::<ComparisonTrialsFile>(&path)
+    } else {
+        Ok(fresh.clone())
+    };
     let mut trials = match earlier {
         Ok(earlier) if earlier.identity == fresh.identity => earlier,
         Ok(earlier) => {
             let differs =
                 first_differing_name(&earlier.identity, &fresh.identity).unwrap_or_default();
-            let (what, differs) = ("comparison", identity_fact_words(&differs));
+            let (what, differs) = ("comparison", identity_fact_description(&differs));
             return Err(CompareError::ResumesAnother { what, differs });
         }
-        Err(error) if error.is_not_found() => {
-            progress.say("--resume: no comparison was interrupted here: starting anew");
+        Err(error) if error.is_because_file_is_missing() => {
+            progress.print_line("--resume: no comparison was interrupted here: starting anew");
             fresh
         }
         Err(error) => return Err(error.into()),
     };
-    rounds::drop_unfinished_blocks(&mut trials.trials);
+    rounds::remove_trials_of_unfinished_blocks(&mut trials.trials);
     trials.trials.retain(|trial| trial.broke.is_none());
     if !trials.trials.is_empty() {
-        progress.say(&format!("resuming with {} processes", trials.trials.len()));
+        progress.print_line(&format!("resuming with {} processes", trials.trials.len()));
     }
-    file::write(&path, &trials)?;
+    file::write_record_atomically(&path, &trials)?;
     Ok(trials)
 }
 
-/// Name of an identity fact in words for the user.
-fn identity_fact_words(name: &str) -> String {
+/// Returns the flag or words that name a differing identity fact (filter, thresholds, executable)
+/// in an error message.
+fn identity_fact_description(name: &str) -> String {
     let flag = match name {
         "filter" => "the filter",
         "thresholds" => {
@@ -438,18 +488,18 @@ fn identity_fact_words(name: &str) -> String {
     flag.to_owned()
 }
 
-/// Makes Ctrl-C end the running trial and this program. Each block is saved when it ends, so an
-/// interrupt loses less than one block of a bench.
-fn stop_on_interrupt(
-    running: [&ChildProcess; 2],
-    progress: &ComparisonProgress,
+/// Installs a Ctrl-C handler that kills the running bench processes and ends this program. Trials
+/// are saved after each block, so Ctrl-C loses at most the current block of one bench.
+fn exit_on_interrupt(
+    running: [&SharedChildProcess; 2],
+    progress: &ComparisonProgressDisplay,
 ) -> Result<(), CompareError> {
-    let (running, progress) = (running.map(ChildProcess::clone), progress.clone());
+    let (running, progress) = (running.map(SharedChildProcess::clone), progress.clone());
     let handler = move || {
-        running.iter().for_each(ChildProcess::kill_all);
-        progress.end_progress_line();
+        running.iter().for_each(SharedChildProcess::kill_child_and_block_new_ones);
+        progress.clear_progress_line();
         eprintln!("\ninterrupted: the same command with --resume goes on from here");
-        std::process::exit(ExitReason::INTERRUPTED_EXIT_CODE);
+        std::process::exit(ProcessExitReason::INTERRUPTED_EXIT_CODE);
     };
     ctrlc::set_handler(handler).map_err(CompareError::Interrupt)
 }
@@ -457,8 +507,8 @@ fn stop_on_interrupt(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate::measure::power::PowerState;
-    use kernelgate::record::ProcessRun;
+    use kernelgate::measure::power::PowerStateOfSamples;
+    use kernelgate::record::BenchProcessRun;
 
     #[test]
     fn changed_cases_are_timed_first_and_only_cases_known_to_be_identical_are_skipped() {
@@ -466,43 +516,65 @@ mod tests {
         let mut prepared = PreparedSides::default();
         prepared.matched.judged = ids.into();
         let code = [
-            ("changed", CodeComparison { code: vec!["k".to_owned()], ..CodeComparison::default() }),
-            ("same", CodeComparison { same: 2, ..CodeComparison::default() }),
-            ("unknown", CodeComparison { same: 2, unknown: 1, ..CodeComparison::default() }),
+            (
+                "changed",
+                CaseKernelComparison {
+                    code: vec!["k".to_owned()],
+                    ..CaseKernelComparison::default()
+                },
+            ),
+            ("same", CaseKernelComparison { same: 2, ..CaseKernelComparison::default() }),
+            (
+                "unknown",
+                CaseKernelComparison { same: 2, unknown: 1, ..CaseKernelComparison::default() },
+            ),
         ];
         let code = code.map(|(case, code)| (case.to_owned(), code)).into();
-        let empty = ProcessRun::start_now("b", "verify", Environment::cpu(), Provenance::default());
-        let bench = |name: &str, cases: &[&str], driver: BenchDriver| ComparedBench {
+        let empty = BenchProcessRun::empty_run_starting_now(
+            "b",
+            "verify",
+            RunEnvironment::environment_of_process_on_cpu(),
+            CommitAndChanges::default(),
+        );
+        let bench = |name: &str, cases: &[&str], driver: BenchControlMethod| ComparedBench {
             name: name.to_owned(),
             verified: [PathBuf::new(), PathBuf::new()],
             expected: [&empty, &empty].map(|run| {
-                ExpectedRun::from_verified(run, &BTreeSet::new(), Some(PowerState::Steady))
+                FactsOfVerifiedRun::from_verified_run(
+                    run,
+                    &BTreeSet::new(),
+                    Some(PowerStateOfSamples::Steady),
+                )
             }),
             cases: cases.iter().map(|&case| case.to_owned()).collect(),
             first: BTreeSet::new(),
             timeout: Duration::ZERO,
-            sampling: TrialSampling::HOST_SAMPLING,
+            sampling: TrialSamplingPlan::SAMPLING_ON_HOST,
             driver,
         };
-        let newest = BenchDriver::Protocol(1);
+        let newest = BenchControlMethod::Protocol(1);
         prepared.benches = vec![
             bench("a", &["same"], newest),
             bench("b", &["unknown"], newest),
             bench(
                 "c",
                 &["changed", "same", "unknown"],
-                BenchDriver::for_both_sides(newest, newest),
+                BenchControlMethod::common_to_both_sides(newest, newest),
             ),
-            bench("d", &["changed", "same"], BenchDriver::Criterion),
+            bench("d", &["changed", "same"], BenchControlMethod::Criterion),
         ];
-        prepared.put_changed_first(&code);
+        prepared.time_changed_cases_first(&code);
         let order: Vec<&str> = prepared.benches.iter().map(|bench| &*bench.name).collect();
         assert_eq!(order, ["c", "d", "a", "b"]);
         let first = |bench: &ComparedBench| bench.first.iter().cloned().collect::<Vec<_>>();
         assert_eq!(first(&prepared.benches[0]), ["changed"]);
-        // Criterion runs the cases of a bench in its own order.
+        // The test expects no reordering for a Criterion bench, because Criterion runs the cases in
+        // its own order.
         assert!(prepared.benches[1..].iter().all(|bench| bench.first.is_empty()));
-        assert_eq!(prepared.remove_unaffected(&code), ["same"]);
-        assert_eq!(prepared.cases().iter().collect::<Vec<_>>(), ["changed", "unknown", "unlisted"]);
+        assert_eq!(prepared.remove_cases_with_identical_code(&code), ["same"]);
+        assert_eq!(
+            prepared.case_ids_to_compare().iter().collect::<Vec<_>>(),
+            ["changed", "unknown", "unlisted"]
+        );
     }
 }

@@ -1,95 +1,112 @@
-//! Resolves the test plan and limits of a comparison: values of flags, else of the device's
-//! calibration, else the defaults.
+//! Determines the test plan and limits of a comparison: values from flags first, then from the
+//! device's calibration, then the defaults.
 
 use std::fmt::{Debug, Write as _};
 
 use super::CompareError;
-use crate::gate::calibration::{Calibration, ComparisonKind};
-use crate::gate::limits::{AskedLimits, CaseLimits, LimitSource};
-use crate::gate::paired::TestPlan;
-use kernelgate::record::{BaselineStore, Environment, Provenance, TrialSampling, file};
+use crate::gate::calibration::{CalibrationComparisonKind, GateCalibration};
+use crate::gate::limits::{CaseLimits, LimitSource, RequestedLimits};
+use crate::gate::paired::ComparisonTestPlan;
+use kernelgate::record::{
+    CommitAndChanges, RecordFoldersOfPackage, RunEnvironment, TrialSamplingPlan, file,
+};
 
 /// A requested plan.
 #[derive(Debug, Clone)]
-pub struct PlanRequest {
+pub struct TestPlanRequest {
     /// Limits that flags set.
-    pub asked: AskedLimits,
-    /// Value of [`TestPlan::max_blocks`] that a flag set, if any.
+    pub asked: RequestedLimits,
+    /// Maximum number of blocks ([`ComparisonTestPlan::max_blocks`]) that a flag sets; `None` if no
+    /// flag sets it.
     pub max_blocks: Option<usize>,
-    /// Values for everything that no flag sets.
-    pub basis: PlanBasis,
+    /// Source of all values that no flag sets.
+    pub basis: TestPlanBasis,
 }
 
-/// Source of the values that no flag sets.
+/// Source of the test plan's values that no flag sets: a fixed plan or the device's calibration.
 #[derive(Debug, Clone)]
-pub enum PlanBasis {
-    /// The values are those of one plan, used on every device.
-    Fixed(TestPlan),
-    /// The values come from the device's calibration in this store, else the defaults apply.
-    Calibration(BaselineStore),
+pub enum TestPlanBasis {
+    /// All values come from this one plan, whatever the device.
+    Fixed(ComparisonTestPlan),
+    /// The values come from the device's calibration in this store; without a calibration, from the
+    /// defaults.
+    Calibration(RecordFoldersOfPackage),
 }
 
-/// The test plan for a device, with the source of each limit.
+/// The test plan that applies on a device, with the source of each limit (flag, calibration or
+/// default).
 #[derive(Debug, Clone)]
-pub struct ResolvedPlan {
-    /// Error rates, blocks and limits of the test.
-    pub plan: TestPlan,
-    /// The limits of the plan, each with its source.
+pub struct TestPlanForDevice {
+    /// Error rates, maximum blocks and thresholds of the statistical test.
+    pub plan: ComparisonTestPlan,
+    /// Thresholds of the plan, each with its source (flag, calibration or default).
     pub limits: CaseLimits,
-    /// A sentence about the device's calibration for the report.
+    /// A sentence for the report about the device's calibration; `None` without a calibration.
     pub note: Option<String>,
 }
 
-impl PlanRequest {
-    /// Makes a request for this plan on every device.
-    pub fn with_fixed_plan(plan: TestPlan) -> Self {
-        Self { asked: AskedLimits::default(), max_blocks: None, basis: PlanBasis::Fixed(plan) }
+impl TestPlanRequest {
+    /// Requests this test plan for every device, without flags or calibration.
+    pub fn with_fixed_plan(plan: ComparisonTestPlan) -> Self {
+        Self {
+            asked: RequestedLimits::default(),
+            max_blocks: None,
+            basis: TestPlanBasis::Fixed(plan),
+        }
     }
 
-    /// Resolves the request to a plan for a device.
+    /// Determines the test plan for a device, from the flags, the device's calibration or the
+    /// defaults.
     pub fn on(
         &self,
-        environment: &Environment,
-        head: &Provenance,
-        sampling: TrialSampling,
-    ) -> Result<ResolvedPlan, CompareError> {
+        environment: &RunEnvironment,
+        head: &CommitAndChanges,
+        sampling: TrialSamplingPlan,
+    ) -> Result<TestPlanForDevice, CompareError> {
         let store = match &self.basis {
-            PlanBasis::Fixed(plan) => return Ok(self.overriding(*plan, LimitSource::Default)),
-            PlanBasis::Calibration(store) => store,
+            TestPlanBasis::Fixed(plan) => {
+                return Ok(self.basis_overridden_by_flags(*plan, LimitSource::Default));
+            }
+            TestPlanBasis::Calibration(store) => store,
         };
-        match file::read::<Calibration>(
-            &store.calibration_path(&environment.baseline_folder_name()),
+        match file::read_record::<GateCalibration>(
+            &store.path_of_calibration(&environment.baseline_folder_of_device_and_count()),
         ) {
             Ok(calibration) => {
-                let (resolved, note) = self.calibrated_plan(&calibration);
-                let note =
-                    note + &calibration_mismatches(&calibration, environment, head, sampling);
-                Ok(ResolvedPlan { note: Some(note), ..resolved })
+                let (resolved, note) = self.plan_from_calibration(&calibration);
+                let note = note
+                    + &describe_calibration_mismatches(&calibration, environment, head, sampling);
+                Ok(TestPlanForDevice { note: Some(note), ..resolved })
             }
-            Err(error) if error.is_not_found() => {
-                Ok(self.overriding(TestPlan::default(), LimitSource::Default))
+            Err(error) if error.is_because_file_is_missing() => {
+                Ok(self
+                    .basis_overridden_by_flags(ComparisonTestPlan::default(), LimitSource::Default))
             }
             Err(error) => Err(error.into()),
         }
     }
 
-    /// A plan in which flags replace the values of `basis`.
-    fn overriding(&self, basis: TestPlan, source: LimitSource) -> ResolvedPlan {
-        ResolvedPlan {
-            plan: basis.overridden_by(&self.asked, self.max_blocks),
-            limits: basis.limits(source).overridden_by(&self.asked, LimitSource::Flag),
+    /// Returns the test plan `basis` with the values that flags set replaced.
+    fn basis_overridden_by_flags(
+        &self,
+        basis: ComparisonTestPlan,
+        source: LimitSource,
+    ) -> TestPlanForDevice {
+        TestPlanForDevice {
+            plan: basis.with_requested_limits(&self.asked, self.max_blocks),
+            limits: basis.limits_with_source(source).overridden_by(&self.asked, LimitSource::Flag),
             note: None,
         }
     }
 
-    fn calibrated_plan(&self, calibration: &Calibration) -> (ResolvedPlan, String) {
-        let null = || calibration.comparisons_of(ComparisonKind::Null);
+    fn plan_from_calibration(&self, calibration: &GateCalibration) -> (TestPlanForDevice, String) {
+        let null = || calibration.comparisons_of_kind(CalibrationComparisonKind::Null);
         let fired = null().filter(|comparison| comparison.has_regressed_case()).count();
         let source = format!(
             "calibration of {} ({} A/A comparisons, {fired} failed; commit {}",
             calibration.started.get(..10).unwrap_or(&calibration.started),
             null().count(),
-            calibration.provenance.short_commit()
+            calibration.provenance.short_commit_with_changes_mark()
         );
         let recommended = calibration.recommended.as_ref();
         let Some((recommended, relative)) = recommended.and_then(|it| Some((it, it.relative?)))
@@ -97,21 +114,21 @@ impl PlanRequest {
             let why = recommended.and_then(|it| it.note.clone());
             let why = why.unwrap_or_else(|| "not derived".to_owned());
             return (
-                self.overriding(TestPlan::default(), LimitSource::Default),
+                self.basis_overridden_by_flags(ComparisonTestPlan::default(), LimitSource::Default),
                 format!("{source}) recommends no threshold: {why}; the default ones are used"),
             );
         };
         let measured = calibration.plan;
-        let basis = TestPlan {
+        let basis = ComparisonTestPlan {
             relative,
             tolerated: measured.tolerated.max(relative),
             absolute_ns: measured.absolute_ns,
             settle_blocks: recommended.settle_blocks.unwrap_or(measured.settle_blocks),
             max_blocks: measured.max_blocks,
             contention_weight: recommended.contention_weight,
-            ..TestPlan::default()
+            ..ComparisonTestPlan::default()
         };
-        let resolved = self.overriding(basis, LimitSource::Calibration);
+        let resolved = self.basis_overridden_by_flags(basis, LimitSource::Calibration);
         let plan = &resolved.plan;
         let note = format!(
             "{source}): threshold {:.2} %, settled from {} blocks, at most {}",
@@ -122,58 +139,66 @@ impl PlanRequest {
         (resolved, note)
     }
 
-    /// Checks that all calibrations can be read, before anything is built: the device's own is
-    /// known only after a bench has run.
-    pub fn check(&self) -> Result<(), CompareError> {
-        let PlanBasis::Calibration(store) = &self.basis else { return Ok(()) };
-        let calibrations = store.calibration_files();
-        calibrations.iter().try_for_each(|path| file::read::<Calibration>(path).map(drop))?;
+    /// Checks before anything is built that all stored calibrations can be read, because the device
+    /// is known only after a bench has run.
+    pub fn check_calibrations_are_readable(&self) -> Result<(), CompareError> {
+        let TestPlanBasis::Calibration(store) = &self.basis else { return Ok(()) };
+        let calibrations = store.list_calibration_files();
+        calibrations
+            .iter()
+            .try_for_each(|path| file::read_record::<GateCalibration>(path).map(drop))?;
         Ok(())
     }
 
-    /// Text that identifies the plan before the device is known.
-    pub fn identity(&self) -> Result<String, CompareError> {
+    /// Returns a text that identifies the requested test plan before the device is known: the flags
+    /// and the hashes of all calibrations.
+    pub fn test_plan_identity(&self) -> Result<String, CompareError> {
         let store = match &self.basis {
-            PlanBasis::Fixed(plan) => {
-                return Ok(identity_text(
+            TestPlanBasis::Fixed(plan) => {
+                return Ok(recorded_identity_text(
                     "Plan",
-                    &plan.overridden_by(&self.asked, self.max_blocks),
+                    &plan.with_requested_limits(&self.asked, self.max_blocks),
                 ));
             }
-            PlanBasis::Calibration(store) => store,
+            TestPlanBasis::Calibration(store) => store,
         };
-        let AskedLimits { relative, absolute_ns, tolerated, .. } = self.asked;
+        let RequestedLimits { relative, absolute_ns, tolerated, .. } = self.asked;
         let mut text = format!(
             "Asked {{ relative: {relative:?}, absolute_ns: {absolute_ns:?}, tolerated: \
              {tolerated:?}, max_blocks: {:?} }}",
             self.max_blocks
         );
-        for path in store.calibration_files() {
-            let _ = write!(text, " {}", file::content_hash_of_file(&path)?);
+        for path in store.list_calibration_files() {
+            let _ = write!(text, " {}", file::file_content_hash_hex(&path)?);
         }
         Ok(text)
     }
 }
 
-/// The fields of a value as text that is recorded in files, under a name that is part of their
-/// format: the type may be renamed, and `--resume` and merged calibrations compare these texts.
-pub(super) fn identity_text(name: &str, value: &impl Debug) -> String {
+/// Formats the fields of a value under a fixed name for recorded files: `--resume` and merges
+/// compare these texts, which must survive a renaming of the Rust type.
+pub(super) fn recorded_identity_text(name: &str, value: &impl Debug) -> String {
     let text = format!("{value:?}");
     let fields = text.find(" {").map_or("", |at| &text[at..]);
     format!("{name}{fields}")
 }
 
-/// The respects in which a calibration is for another setup.
-fn calibration_mismatches(
-    calibration: &Calibration,
-    environment: &Environment,
-    head: &Provenance,
-    sampling: TrialSampling,
+/// Describes in what respects a device's calibration does not fit this comparison: GPU, driver,
+/// commit or time per case.
+fn describe_calibration_mismatches(
+    calibration: &GateCalibration,
+    environment: &RunEnvironment,
+    head: &CommitAndChanges,
+    sampling: TrialSamplingPlan,
 ) -> String {
     let mut differing: Vec<String> = Vec::new();
-    let driver = |environment: &Environment| environment.gpus.values(|gpu| gpu.driver.clone());
+    let driver = |environment: &RunEnvironment| {
+        environment.gpus.distinct_values_of_gpus(|gpu| gpu.driver.clone())
+    };
     let (then, now) = (driver(&calibration.environment), driver(environment));
-    if let Some(mismatch) = environment.mismatches(&calibration.environment).first() {
+    if let Some(mismatch) =
+        environment.incomparable_facts_with_base(&calibration.environment).first()
+    {
         differing
             .push(format!("{} was `{}` and is `{}`", mismatch.field, mismatch.base, mismatch.head));
     } else if !then.is_empty() && !now.is_empty() && then != now {
@@ -195,34 +220,47 @@ fn calibration_mismatches(
 mod tests {
     use super::*;
 
-    fn plan_request() -> PlanRequest {
-        let limits = AskedLimits { relative: Some(0.1), ..AskedLimits::default() };
-        PlanRequest {
+    fn test_plan_request() -> TestPlanRequest {
+        let limits = RequestedLimits { relative: Some(0.1), ..RequestedLimits::default() };
+        TestPlanRequest {
             asked: limits,
             max_blocks: Some(6),
-            ..PlanRequest::with_fixed_plan(TestPlan::default())
+            ..TestPlanRequest::with_fixed_plan(ComparisonTestPlan::default())
         }
     }
 
     #[test]
-    fn the_recorded_identity_of_a_plan_keeps_its_text() {
+    fn the_recorded_identity_text_of_a_test_plan_is_stable() {
         let plan = "Plan { relative: 0.01, absolute_ns: 100.0, tolerated: 0.05, settle_blocks: \
                     24, false_alarms: 0.01, missed: 0.05, contention: 0.02, contention_weight: \
                     2.0, power: 0.8, max_blocks: 96 }";
-        assert_eq!(PlanRequest::with_fixed_plan(TestPlan::default()).identity().unwrap(), plan);
+        assert_eq!(
+            TestPlanRequest::with_fixed_plan(ComparisonTestPlan::default())
+                .test_plan_identity()
+                .unwrap(),
+            plan
+        );
         let folder = tempfile::tempdir().unwrap();
-        let basis = PlanBasis::Calibration(BaselineStore::around_folder(folder.path()));
+        let basis = TestPlanBasis::Calibration(
+            RecordFoldersOfPackage::record_folders_of_package_around_folder(folder.path()),
+        );
         let text = "Asked { relative: Some(0.1), absolute_ns: None, tolerated: None, max_blocks: \
                     Some(6) }";
-        assert_eq!(PlanRequest { basis, ..plan_request() }.identity().unwrap(), text);
+        assert_eq!(
+            TestPlanRequest { basis, ..test_plan_request() }.test_plan_identity().unwrap(),
+            text
+        );
         let sampling = "TrialSampling { warm_up_s: 0.1, measurement_s: 0.3, fewest: 2, most: 20 }";
-        assert_eq!(identity_text("TrialSampling", &TrialSampling::HOST_SAMPLING), sampling);
+        assert_eq!(
+            recorded_identity_text("TrialSampling", &TrialSamplingPlan::SAMPLING_ON_HOST),
+            sampling
+        );
     }
 
     #[test]
-    fn a_flag_overrides_the_plan_and_is_named_as_the_source() {
-        let ResolvedPlan { plan, limits, .. } =
-            plan_request().overriding(TestPlan::default(), LimitSource::Default);
+    fn a_flag_overrides_the_test_plan_and_is_named_as_the_source() {
+        let TestPlanForDevice { plan, limits, .. } = test_plan_request()
+            .basis_overridden_by_flags(ComparisonTestPlan::default(), LimitSource::Default);
         assert_eq!(
             (plan.relative, plan.tolerated, plan.max_blocks, plan.absolute_ns),
             (0.1, 0.1, 6, 100.0)

@@ -1,32 +1,36 @@
-//! Finds the shards whose cards are equally fast: those with similar anchor rates.
+//! Finds the shards of a run whose cards are not equally fast, by the anchors (rates of fixed work)
+//! that each shard measured.
 
-use kernelgate::measure::anchors::AnchorRates;
+use kernelgate::measure::anchors::AnchorRatesOfDevice;
 
-/// Largest relative difference of the anchors of merged shards, on GPUs.
-pub const MAX_GPU_ANCHOR_DIFFERENCE: f64 = 0.03;
-/// Largest relative difference on hosts, whose ceilings depend on other load.
-pub const MAX_HOST_ANCHOR_DIFFERENCE: f64 = 0.30;
+/// Largest relative difference between the anchor rates of two GPUs whose shards may be merged.
+pub const MAX_GPU_ANCHOR_RATE_DIFFERENCE: f64 = 0.03;
+/// Largest relative difference between the anchor rates of two hosts whose CPU shards may be
+/// merged; other load changes a host's rates.
+pub const MAX_HOST_ANCHOR_RATE_DIFFERENCE: f64 = 0.30;
 
-/// One of the two anchors: a measured rate of fixed work.
+/// One of the two anchors of a shard, which are measured rates of fixed work: memory bandwidth or
+/// matmul throughput.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AnchorKind {
+pub enum AnchorRateKind {
     /// Memory ceiling.
     Memory,
     /// Matmul ceiling.
     Matmul,
 }
 
-impl AnchorKind {
-    /// Returns the name of the anchor rate: "memory ceiling" or "matmul ceiling".
-    pub const fn name(self) -> &'static str {
+impl AnchorRateKind {
+    /// Returns the name of the anchor for messages: "memory ceiling" or "matmul ceiling".
+    pub const fn anchor_name(self) -> &'static str {
         match self {
             Self::Memory => "memory ceiling",
             Self::Matmul => "matmul ceiling",
         }
     }
 
-    /// Returns the anchor rate: bytes or operations a second.
-    pub const fn rate(self, anchors: &AnchorRates) -> Option<f64> {
+    /// Returns this anchor's rate: bytes per second for memory, floating-point operations per
+    /// second for matmul.
+    pub const fn rate_per_second(self, anchors: &AnchorRatesOfDevice) -> Option<f64> {
         match self {
             Self::Memory => Some(anchors.memory_bytes_per_s),
             Self::Matmul => anchors.matmul_flops_per_s,
@@ -34,34 +38,40 @@ impl AnchorKind {
     }
 }
 
-/// A shard whose anchor rate differs from the rates of the largest agreeing group.
+/// A shard whose anchor rate differs too much from the rates of the largest group of agreeing
+/// shards.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AnchorOutlier {
+pub struct ShardWithOutlyingAnchor {
     /// Index of the shard.
     pub index: usize,
-    pub anchor: AnchorKind,
-    /// Rate of the outlying shard's anchor.
+    pub anchor: AnchorRateKind,
+    /// Anchor rate of the outlying shard, bytes or operations per second.
     pub rate: f64,
-    /// Lowest and highest anchor rate of the agreeing group.
+    /// Lowest and highest anchor rate of the agreeing shards, bytes or operations per second.
     pub group: [f64; 2],
 }
 
-/// The shards outside of the largest group in which every anchor agrees within a tolerance, by
-/// index; of two groups of one size the faster one counts.
-pub fn anchor_outliers(anchors: &[Option<AnchorRates>], tolerance: f64) -> Vec<AnchorOutlier> {
-    let mut outliers: Vec<AnchorOutlier> = Vec::new();
-    for anchor in [AnchorKind::Memory, AnchorKind::Matmul] {
+/// Returns the shards outside the largest group whose anchor rates agree within a relative
+/// tolerance, by index; of two equally large groups the faster one counts.
+pub fn find_shards_with_outlying_anchors(
+    anchors: &[Option<AnchorRatesOfDevice>],
+    tolerance: f64,
+) -> Vec<ShardWithOutlyingAnchor> {
+    let mut outliers: Vec<ShardWithOutlyingAnchor> = Vec::new();
+    for anchor in [AnchorRateKind::Memory, AnchorRateKind::Matmul] {
         let mut rates: Vec<(f64, usize)> = anchors
             .iter()
             .enumerate()
             .filter(|(index, _)| outliers.iter().all(|outlier| outlier.index != *index))
-            .filter_map(|(index, anchors)| Some((anchor.rate(anchors.as_ref()?)?, index)))
+            .filter_map(|(index, anchors)| {
+                Some((anchor.rate_per_second(anchors.as_ref()?)?, index))
+            })
             .collect();
         rates.sort_by(|one, other| one.0.total_cmp(&other.0));
-        let Some(group) = largest_agreeing_group(&rates, tolerance) else { continue };
+        let Some(group) = largest_group_of_agreeing_rates(&rates, tolerance) else { continue };
         let range = [rates[group.start].0, rates[group.end - 1].0];
         let outside = rates.iter().enumerate().filter(|(place, _)| !group.contains(place));
-        outliers.extend(outside.map(|(_, &(rate, index))| AnchorOutlier {
+        outliers.extend(outside.map(|(_, &(rate, index))| ShardWithOutlyingAnchor {
             index,
             anchor,
             rate,
@@ -72,8 +82,9 @@ pub fn anchor_outliers(anchors: &[Option<AnchorRates>], tolerance: f64) -> Vec<A
     outliers
 }
 
-/// Places of the longest run of sorted rates within a tolerance.
-fn largest_agreeing_group(
+/// Returns the index range of the largest group of sorted rates that lie within a relative
+/// tolerance of each other.
+fn largest_group_of_agreeing_rates(
     rates: &[(f64, usize)],
     tolerance: f64,
 ) -> Option<std::ops::Range<usize>> {
@@ -93,39 +104,44 @@ fn largest_agreeing_group(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate::measure::power::PowerMode;
+    use kernelgate::measure::power::TimingPowerMode;
 
-    fn anchor_rates(memory: f64, matmul: f64) -> Option<AnchorRates> {
+    fn test_anchor_rates(memory: f64, matmul: f64) -> Option<AnchorRatesOfDevice> {
         let matmul_flops_per_s = Some(matmul);
-        Some(AnchorRates {
-            power: PowerMode::Steady,
+        Some(AnchorRatesOfDevice {
+            power: TimingPowerMode::Steady,
             memory_bytes_per_s: memory,
             matmul_flops_per_s,
         })
     }
 
-    fn outlier_indices(anchors: &[Option<AnchorRates>]) -> Vec<(usize, AnchorKind)> {
-        anchor_outliers(anchors, 0.03).into_iter().map(|it| (it.index, it.anchor)).collect()
+    fn indices_of_outliers(
+        anchors: &[Option<AnchorRatesOfDevice>],
+    ) -> Vec<(usize, AnchorRateKind)> {
+        find_shards_with_outlying_anchors(anchors, 0.03)
+            .into_iter()
+            .map(|it| (it.index, it.anchor))
+            .collect()
     }
 
     #[test]
     fn cards_outside_of_the_largest_agreeing_group_are_named_with_their_anchor() {
-        let equal = anchor_rates(4.0e12, 9.0e14);
-        let near = anchor_rates(4.1e12, 8.9e14);
-        assert_eq!(outlier_indices(&[equal, near, equal]), []);
-        let slow_memory = anchor_rates(3.5e12, 9.0e14);
-        let slow_matmul = anchor_rates(4.0e12, 7.8e14);
-        let found = outlier_indices(&[slow_memory, equal, near, slow_matmul, equal]);
-        assert_eq!(found, [(0, AnchorKind::Memory), (3, AnchorKind::Matmul)]);
-        let outlier = anchor_outliers(&[equal, near, slow_memory], 0.03)[0];
+        let equal = test_anchor_rates(4.0e12, 9.0e14);
+        let near = test_anchor_rates(4.1e12, 8.9e14);
+        assert_eq!(indices_of_outliers(&[equal, near, equal]), []);
+        let slow_memory = test_anchor_rates(3.5e12, 9.0e14);
+        let slow_matmul = test_anchor_rates(4.0e12, 7.8e14);
+        let found = indices_of_outliers(&[slow_memory, equal, near, slow_matmul, equal]);
+        assert_eq!(found, [(0, AnchorRateKind::Memory), (3, AnchorRateKind::Matmul)]);
+        let outlier = find_shards_with_outlying_anchors(&[equal, near, slow_memory], 0.03)[0];
         assert_eq!((outlier.rate, outlier.group), (3.5e12, [4.0e12, 4.1e12]));
     }
 
     #[test]
-    fn the_faster_of_two_equally_large_groups_is_used() {
-        let (slow, fast) = (anchor_rates(3.0e12, 9.0e14), anchor_rates(4.0e12, 9.0e14));
-        assert_eq!(outlier_indices(&[slow, fast]), [(0, AnchorKind::Memory)]);
-        assert_eq!(outlier_indices(&[None, fast, None]), []);
-        assert_eq!(outlier_indices(&[]), []);
+    fn the_faster_of_two_equally_large_groups_counts() {
+        let (slow, fast) = (test_anchor_rates(3.0e12, 9.0e14), test_anchor_rates(4.0e12, 9.0e14));
+        assert_eq!(indices_of_outliers(&[slow, fast]), [(0, AnchorRateKind::Memory)]);
+        assert_eq!(indices_of_outliers(&[None, fast, None]), []);
+        assert_eq!(indices_of_outliers(&[]), []);
     }
 }

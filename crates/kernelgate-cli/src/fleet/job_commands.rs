@@ -1,25 +1,27 @@
-//! Writes the commands of one shard and of the merge, as a person would type them in a job script.
+//! Writes the shell commands of one shard and of the merge for a job script of Slurm or Kubernetes.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum DividedWork {
-    /// The shards run every bench executable with these flags.
+pub enum WorkDividedIntoShards {
+    /// Each shard runs every bench executable with these flags.
     Bench {
-        /// Paths of the executables, each with the folder of its package.
+        /// Paths of the bench executables, each with the folder of its package.
         executables: Vec<(PathBuf, PathBuf)>,
         /// Flags of a bench.
         flags: Vec<String>,
     },
-    /// The shards run `kernelgate compare` on two folders of executables, with these flags.
+    /// Each shard runs `kernelgate compare` on two folders of prebuilt executables, with these
+    /// flags.
     Compare {
-        /// Folders with the executables of base and head.
+        /// Folders of the prebuilt executables of base (first) and head (second).
         sides: [PathBuf; 2],
-        /// Flags of the command, without those that name base and head.
+        /// Flags of `kernelgate compare`, without those that name base and head.
         flags: Vec<String>,
     },
-    /// The shards run `kernelgate calibrate` on a folder of executables, with these flags.
+    /// Each shard runs `kernelgate calibrate` on a folder of prebuilt executables, with these
+    /// flags.
     Calibrate {
         /// Folder of executables.
         executables: PathBuf,
@@ -27,39 +29,41 @@ pub enum DividedWork {
     },
 }
 
-/// Places of a submission. All machines of the cluster must see these folders under equal paths.
+/// Places of a submission. Paths that a submission of shards to a cluster uses; all machines of the
+/// cluster must see these folders under equal paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SubmissionPlaces {
+pub struct SubmissionPaths {
     pub program: PathBuf,
-    /// Folder of the package in which the shards' commands run.
+    /// Folder of the package, in which the commands of all shards run.
     pub package: PathBuf,
     pub folder: PathBuf,
 }
 
-impl SubmissionPlaces {
-    /// Returns the folder of the records of all shards.
-    pub fn records_folder(&self) -> PathBuf {
+impl SubmissionPaths {
+    /// Returns the folder in which all shards write their records.
+    pub fn shard_records_folder(&self) -> PathBuf {
         self.folder.join("records")
     }
 
-    /// Returns the folder for the merged result.
-    pub fn result_folder(&self) -> PathBuf {
+    /// Returns the folder into which the merged result is written.
+    pub fn merged_result_folder(&self) -> PathBuf {
         self.folder.join("result")
     }
 
-    /// File with the exit code of the merge, which is written last.
-    pub fn exit_code_file(&self) -> PathBuf {
+    /// Returns the path of the file with the exit code of the merge; the merge writes this file
+    /// last.
+    pub fn merge_exit_code_file(&self) -> PathBuf {
         self.folder.join("exit")
     }
 
-    /// Returns the path of the log of all attempts of a shard.
-    pub fn log(&self, shard: &str) -> PathBuf {
+    /// Returns the path of the log file to which all attempts of a shard append.
+    pub fn shard_log_file(&self, shard: &str) -> PathBuf {
         self.folder.join("logs").join(format!("{shard}.log"))
     }
 }
 
-/// Quotes a word for a shell, if necessary.
-pub fn shell_quoted(word: &str) -> String {
+/// Quotes a word for a POSIX shell if it has characters that need quotes.
+pub fn shell_quoted_if_necessary(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-~^:@=,+%".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
         return word.to_owned();
@@ -67,22 +71,25 @@ pub fn shell_quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }
 
-fn shell_path(path: &Path) -> String {
-    shell_quoted(&path.display().to_string())
+fn shell_quoted_path(path: &Path) -> String {
+    shell_quoted_if_necessary(&path.display().to_string())
 }
 
-fn shell_words(flags: &[String]) -> String {
-    flags.iter().fold(String::new(), |line, flag| format!("{line} {}", shell_quoted(flag)))
+fn shell_quoted_flags(flags: &[String]) -> String {
+    flags
+        .iter()
+        .fold(String::new(), |line, flag| format!("{line} {}", shell_quoted_if_necessary(flag)))
 }
 
-impl DividedWork {
-    /// Shell lines that measure the shard in `KERNELGATE_SHARD`, and store the worst exit code in
-    /// `code`. `attempt` is a shell expression whose value differs between attempts.
-    pub fn shard_script_lines(&self, places: &SubmissionPlaces, attempt: &str) -> String {
+impl WorkDividedIntoShards {
+    /// Returns shell lines that run the shard that `KERNELGATE_SHARD` names, and store the exit
+    /// code of the last failed command in `code`. The argument `attempt` is a shell expression
+    /// whose value differs between the attempts of a shard.
+    pub fn shell_lines_of_shard(&self, places: &SubmissionPaths, attempt: &str) -> String {
         let (records, program) =
-            (shell_path(&places.records_folder()), shell_path(&places.program));
+            (shell_quoted_path(&places.shard_records_folder()), shell_quoted_path(&places.program));
         let label = "${KERNELGATE_SHARD%/*}-of-${KERNELGATE_SHARD#*/}";
-        let mut lines = format!("cd {}\ncode=0\n", shell_path(&places.package));
+        let mut lines = format!("cd {}\ncode=0\n", shell_quoted_path(&places.package));
         match self {
             Self::Bench { executables, flags } => {
                 let _ = write!(
@@ -94,9 +101,9 @@ impl DividedWork {
                     let _ = writeln!(
                         lines,
                         "(cd {} && CARGO_MANIFEST_DIR=$PWD {} --bench{}) || code=$?",
-                        shell_path(package),
-                        shell_path(executable),
-                        shell_words(flags)
+                        shell_quoted_path(package),
+                        shell_quoted_path(executable),
+                        shell_quoted_flags(flags)
                     );
                 }
             }
@@ -108,9 +115,9 @@ impl DividedWork {
                      trap 'rm -rf \"$CARGO_TARGET_DIR\"' EXIT\n\
                      {program} compare --base-dir {} --head-dir {} --shard \"$KERNELGATE_SHARD\" \
                      \\\n  --shard-output {records}/\"{label}.json\"{} || code=$?",
-                    shell_path(base),
-                    shell_path(head),
-                    shell_words(flags)
+                    shell_quoted_path(base),
+                    shell_quoted_path(head),
+                    shell_quoted_flags(flags)
                 );
             }
             Self::Calibrate { executables, flags } => {
@@ -120,42 +127,43 @@ impl DividedWork {
                      export CARGO_TARGET_DIR={}/work/\"{label}\"\n\
                      {program} calibrate --dir {} --shard \"$KERNELGATE_SHARD\" --resume \\\n  \
                      --output {records}/\"{label}.json\"{} || code=$?",
-                    shell_path(&places.folder),
-                    shell_path(executables),
-                    shell_words(flags)
+                    shell_quoted_path(&places.folder),
+                    shell_quoted_path(executables),
+                    shell_quoted_flags(flags)
                 );
             }
         }
         lines
     }
 
-    /// Shell lines that merge all shards, and write the exit code last.
-    pub fn merge_script_lines(&self, places: &SubmissionPlaces, tolerance: Option<f64>) -> String {
+    /// Returns shell lines that merge all shards' records, and then write the merge's exit code to
+    /// a file.
+    pub fn shell_lines_of_merge(&self, places: &SubmissionPaths, tolerance: Option<f64>) -> String {
         let tolerance = tolerance
             .map(|tolerance| format!(" --anchor-tolerance {tolerance}"))
             .unwrap_or_default();
-        let result = places.result_folder();
+        let result = places.merged_result_folder();
         let output = match self {
-            Self::Bench { .. } => format!("--output {}", shell_path(&result)),
-            Self::Compare { .. } => format!("--out {}", shell_path(&result)),
+            Self::Bench { .. } => format!("--output {}", shell_quoted_path(&result)),
+            Self::Compare { .. } => format!("--out {}", shell_quoted_path(&result)),
             Self::Calibrate { .. } => {
-                format!("--output {}", shell_path(&result.with_extension("json")))
+                format!("--output {}", shell_quoted_path(&result.with_extension("json")))
             }
         };
-        // An earlier merge may have left a result without all shards.
+        // The merged runs of an earlier merge are removed, because they may lack shards.
         let earlier = match self {
-            Self::Bench { .. } => format!("rm -rf {}\n", shell_path(&result)),
+            Self::Bench { .. } => format!("rm -rf {}\n", shell_quoted_path(&result)),
             Self::Compare { .. } | Self::Calibrate { .. } => String::new(),
         };
-        let (exit, text) = (places.exit_code_file(), result.with_extension("txt"));
+        let (exit, text) = (places.merge_exit_code_file(), result.with_extension("txt"));
         format!(
             "cd {}\ncode=0\n{earlier}{} merge {} {output}{tolerance} > {} || code=$?\n\
              echo \"$code\" > {exit}.new && mv {exit}.new {exit}\n",
-            shell_path(&places.package),
-            shell_path(&places.program),
-            shell_path(&places.records_folder()),
-            shell_path(&text),
-            exit = shell_path(&exit),
+            shell_quoted_path(&places.package),
+            shell_quoted_path(&places.program),
+            shell_quoted_path(&places.shard_records_folder()),
+            shell_quoted_path(&text),
+            exit = shell_quoted_path(&exit),
         )
     }
 }
@@ -164,8 +172,8 @@ impl DividedWork {
 mod tests {
     use super::*;
 
-    fn submission_places() -> SubmissionPlaces {
-        SubmissionPlaces {
+    fn test_submission_paths() -> SubmissionPaths {
+        SubmissionPaths {
             program: "/opt/kernelgate".into(),
             package: "/home/me/my kernels".into(),
             folder: "/shared/run".into(),
@@ -176,8 +184,8 @@ mod tests {
     fn a_shard_of_a_bench_runs_each_executable_in_its_package_folder() {
         let executables = vec![("/shared/run/bin/spin".into(), "/home/me/my kernels".into())];
         let flags = vec!["--effort".to_owned(), "thorough".to_owned(), "a(b|c)".to_owned()];
-        let work = DividedWork::Bench { executables, flags };
-        insta::assert_snapshot!(work.shard_script_lines(&submission_places(), "attempt-$attempt"), @r#"
+        let work = WorkDividedIntoShards::Bench { executables, flags };
+        insta::assert_snapshot!(work.shell_lines_of_shard(&test_submission_paths(), "attempt-$attempt"), @r#"
         cd '/home/me/my kernels'
         code=0
         export KERNELGATE_HISTORY=/shared/run/records
@@ -189,10 +197,10 @@ mod tests {
     #[test]
     fn a_shard_of_a_comparison_runs_both_builds_and_the_merge_gives_verdicts() {
         let sides = ["/shared/run/base".into(), "/shared/run/head".into()];
-        let work = DividedWork::Compare { sides, flags: vec!["forward".to_owned()] };
-        let both = work.shard_script_lines(&submission_places(), "")
+        let work = WorkDividedIntoShards::Compare { sides, flags: vec!["forward".to_owned()] };
+        let both = work.shell_lines_of_shard(&test_submission_paths(), "")
             + "--\n"
-            + &work.merge_script_lines(&submission_places(), Some(0.05));
+            + &work.shell_lines_of_merge(&test_submission_paths(), Some(0.05));
         insta::assert_snapshot!(both, @r#"
         cd '/home/me/my kernels'
         code=0

@@ -1,55 +1,61 @@
-//! Kubernetes manifests as text: an Indexed Job for the shards and a second Job that merges. The
-//! manifests are only printed: the user runs `kubectl apply`.
+//! Writes Kubernetes manifests: an Indexed Job that runs the shards, and a second Job that merges
+//! their records. kernelgate only prints the manifests: the user applies them with `kubectl apply`.
 
 use std::fmt::Write as _;
 
-use super::job_commands::{DividedWork, SubmissionPlaces};
+use super::job_commands::{SubmissionPaths, WorkDividedIntoShards};
 
 /// Options of the manifests.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KubernetesOptions {
+pub struct KubernetesJobOptions {
     /// Name of the Jobs.
     pub name: String,
     /// Number of shards.
     pub shards: u32,
-    /// Number of shards that may run at the same time.
+    /// Number of shards (pods) that may run at the same time.
     pub parallelism: u32,
-    /// Container image with the package, its executables and the program.
+    /// Container image that contains the package, the bench executables and the program kernelgate.
     pub image: String,
-    /// Name of the GPU resource in Kubernetes: "nvidia.com/gpu"; absent for the CPU.
+    /// Name of the Kubernetes resource of a GPU, of which each shard gets one: "nvidia.com/gpu";
+    /// `None` for shards on the CPU.
     pub gpu_resource: Option<String>,
-    /// Labels that a Kubernetes node must have.
+    /// Labels that a Kubernetes node must have to run the shards.
     pub node_selector: Vec<(String, String)>,
-    /// Claim of the volume that all pods mount at the folder of the submission.
+    /// Name of the PersistentVolumeClaim that all pods mount at the submission's folder.
     pub claim: String,
-    /// Number of further attempts for a shard that failed.
+    /// Number of repetitions of a shard that failed.
     pub retries: u32,
-    /// Seconds after which Kubernetes ends the Jobs.
+    /// Seconds after which Kubernetes ends the shards' Job; `None` for no limit.
     pub deadline_s: Option<u64>,
 }
 
-impl KubernetesOptions {
-    /// The manifests of both Jobs as one stream of documents.
-    pub fn job_manifests(
+impl KubernetesJobOptions {
+    /// Returns the manifests of both Jobs as one YAML stream of two documents.
+    pub fn manifests_of_shard_and_merge_jobs(
         &self,
-        work: &DividedWork,
-        places: &SubmissionPlaces,
+        work: &WorkDividedIntoShards,
+        places: &SubmissionPaths,
         tolerance: Option<f64>,
     ) -> String {
-        format!("{}---\n{}", self.shards(work, places), self.merge_job(work, places, tolerance))
+        format!(
+            "{}---\n{}",
+            self.shard_job_manifest(work, places),
+            self.merge_job_manifest(work, places, tolerance)
+        )
     }
 
-    fn shards(&self, work: &DividedWork, places: &SubmissionPlaces) -> String {
+    fn shard_job_manifest(&self, work: &WorkDividedIntoShards, places: &SubmissionPaths) -> String {
         let Self { name, shards, parallelism, retries, .. } = self;
         let mut script = String::from(
             "export KERNELGATE_SHARD=$((JOB_COMPLETION_INDEX + 1))/$KERNELGATE_SHARD_COUNT\n",
         );
-        script += &work.shard_script_lines(places, "$HOSTNAME");
+        script += &work.shell_lines_of_shard(places, "$HOSTNAME");
         script += "exit $code\n";
         let deadline =
             self.deadline_s.map_or(String::new(), |s| format!("  activeDeadlineSeconds: {s}\n"));
-        // Exit code 1 means that a case is wrong, which another attempt would not change. A pod
-        // that is lost with its node does not count as an attempt.
+        // The shards' Job does not repeat exit code 1, which means that a case is wrong: another
+        // attempt would give the same result. A pod that is lost because its node fails does not
+        // count as one of the shard's attempts.
         format!(
             "apiVersion: batch/v1\nkind: Job\nmetadata:\n  name: {name}\nspec:\n  \
              completionMode: Indexed\n  completions: {shards}\n  parallelism: {parallelism}\n  \
@@ -58,50 +64,51 @@ impl KubernetesOptions {
              - type: DisruptionTarget\n            status: \"True\"\n      - action: FailIndex\n        onExitCodes:\n          \
              operator: In\n          values: [1]\n  template:\n    spec:\n      \
              restartPolicy: Never\n{}{}",
-            self.node_selector(),
-            self.container_manifest("shard", &script, places, true)
+            self.node_selector_yaml(),
+            self.container_yaml("shard", &script, places, true)
         )
     }
 
-    // The merge polls until every shard has ended, because no Job of Kubernetes depends on another.
-    fn merge_job(
+    // The user applies the merge Job after the shards' Job has ended, because no Kubernetes Job can
+    // depend on another.
+    fn merge_job_manifest(
         &self,
-        work: &DividedWork,
-        places: &SubmissionPlaces,
+        work: &WorkDividedIntoShards,
+        places: &SubmissionPaths,
         tolerance: Option<f64>,
     ) -> String {
         let Self { name, .. } = self;
-        let script = work.merge_script_lines(places, tolerance) + "exit $code\n";
+        let script = work.shell_lines_of_merge(places, tolerance) + "exit $code\n";
         format!(
             "# Apply it when job/{name} has ended: `kubectl wait --for=condition=complete \
              job/{name}`, or\n# `--for=condition=failed` where a shard failed.\n\
              apiVersion: batch/v1\nkind: Job\nmetadata:\n  name: {name}-merge\nspec:\n  \
              backoffLimit: 0\n  template:\n    spec:\n      restartPolicy: Never\n{}",
-            self.container_manifest("merge", &script, places, false)
+            self.container_yaml("merge", &script, places, false)
         )
     }
 
-    fn node_selector(&self) -> String {
+    fn node_selector_yaml(&self) -> String {
         if self.node_selector.is_empty() {
             return String::new();
         }
         let labels = self.node_selector.iter();
         labels.fold("      nodeSelector:\n".to_owned(), |text, (label, value)| {
-            format!("{text}        {}: {}\n", yaml_scalar(label), yaml_scalar(value))
+            format!("{text}        {}: {}\n", yaml_quoted(label), yaml_quoted(value))
         })
     }
 
-    fn container_manifest(
+    fn container_yaml(
         &self,
         name: &str,
         script: &str,
-        places: &SubmissionPlaces,
+        places: &SubmissionPaths,
         measures: bool,
     ) -> String {
         let Self { image, claim, shards, .. } = self;
         let mut text = format!(
             "      containers:\n        - name: {name}\n          image: {}\n",
-            yaml_scalar(image)
+            yaml_quoted(image)
         );
         text += "          command: [\"bash\", \"-c\"]\n          args:\n            - |\n";
         for line in script.lines() {
@@ -117,24 +124,24 @@ impl KubernetesOptions {
                 let _ = write!(
                     text,
                     "          resources:\n            limits:\n              {}: 1\n",
-                    yaml_scalar(resource)
+                    yaml_quoted(resource)
                 );
             }
         }
-        let folder = yaml_scalar(&places.folder.display().to_string());
+        let folder = yaml_quoted(&places.folder.display().to_string());
         let _ = write!(
             text,
             "          volumeMounts:\n            - name: submission\n              mountPath: \
              {folder}\n      volumes:\n        - name: submission\n          \
              persistentVolumeClaim:\n            claimName: {}\n",
-            yaml_scalar(claim)
+            yaml_quoted(claim)
         );
         text
     }
 }
 
-/// Quotes a text for YAML, which reads strings of JSON.
-fn yaml_scalar(text: &str) -> String {
+/// Quotes a text as a JSON string, which YAML accepts as a scalar.
+fn yaml_quoted(text: &str) -> String {
     format!("{text:?}")
 }
 
@@ -144,12 +151,12 @@ mod tests {
 
     #[test]
     fn the_manifests_are_an_indexed_job_and_a_merge_job() {
-        let places = SubmissionPlaces {
+        let places = SubmissionPaths {
             program: "kernelgate".into(),
             package: "/src".into(),
             folder: "/shared".into(),
         };
-        let options = KubernetesOptions {
+        let options = KubernetesJobOptions {
             name: "kernelgate".to_owned(),
             shards: 8,
             parallelism: 4,
@@ -164,7 +171,7 @@ mod tests {
             deadline_s: Some(3600),
         };
         let executables = vec![("/src/bin/spin".into(), "/src".into())];
-        let work = DividedWork::Bench { executables, flags: vec!["--quick".to_owned()] };
-        insta::assert_snapshot!(options.job_manifests(&work, &places, None));
+        let work = WorkDividedIntoShards::Bench { executables, flags: vec!["--quick".to_owned()] };
+        insta::assert_snapshot!(options.manifests_of_shard_and_merge_jobs(&work, &places, None));
     }
 }

@@ -1,29 +1,33 @@
-//! Merges shards: records are read from files and folders, checked to be of one plan, and written
-//! as one session.
+//! Merges the records of shards: reads them from files and folders, checks that they belong
+//! together, and writes merged runs as one session.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use super::counted_shards::{AnchorTolerance, MergeAccount, RecordPiece, choose_pieces};
-use super::verification::VerificationShard;
-use crate::gate::calibration::{Calibration, anchors};
-use crate::gate::comparison_shard::ComparisonShard;
-use kernelgate::protocol::VerifiedCase;
-use kernelgate::record::file::{self, RecordType};
-use kernelgate::record::run::NOT_RUN_PREFIX;
-use kernelgate::record::{DifferingRunFact, Measurement, ProcessRun, RecordFileError, Shard};
+use super::counted_shards::{
+    AnchorTolerance, ShardMergeAccount, ShardRecordWithFile, choose_records_to_merge,
+};
+use super::verification::VerificationShardRecord;
+use crate::gate::calibration::{GateCalibration, anchors};
+use crate::gate::comparison_shard::ComparisonShardRecord;
+use kernelgate::protocol::CaseVerificationResponse;
+use kernelgate::record::file::{self, RecordFileType};
+use kernelgate::record::run::NOT_RUN_REASON_PREFIX;
+use kernelgate::record::{
+    BenchProcessRun, DifferingFactOfRuns, MeasurementOfRuns, RecordFileError, ShardOfWork,
+};
 use rayon::prelude::*;
 
-/// Error: the records of shards cannot be merged.
+/// Error: shard records cannot be merged.
 #[derive(Debug, thiserror::Error)]
 pub enum MergeError {
-    /// Error: a record or folder cannot be read or written.
+    /// Error: a record file to merge cannot be read, or the merged record cannot be written.
     #[error(transparent)]
     File(#[from] RecordFileError),
-    /// Error: a folder cannot be listed or written.
+    /// Error: a folder of records cannot be listed, or the folder of merged runs cannot be written.
     #[error("failed to {action} {}: {cause}", path.display())]
     Folder {
-        /// The action that failed: "list", "write".
+        /// The action that failed on the folder: "list", "write".
         action: &'static str,
         path: PathBuf,
         cause: std::io::Error,
@@ -31,25 +35,25 @@ pub enum MergeError {
     /// There are no records.
     #[error("no record in {}", paths_on_one_line(.0))]
     Nothing(Vec<PathBuf>),
-    /// Error: a file is not the record of a shard.
+    /// Error: a file to merge is not the record of a shard.
     #[error(
         "{}: not a shard of a run, a comparison, a calibration or a verification",
         .0.display()
     )]
     Foreign(PathBuf),
-    /// Error: the records to merge are of different kinds.
+    /// Error: the records to merge are of different kinds, such as a run and a comparison.
     #[error(
         "{} is a {one}, {} is a {other}: merge them one after the other", first.display(),
         second.display()
     )]
     Kinds { first: PathBuf, one: &'static str, second: PathBuf, other: &'static str },
-    /// A run is not a shard: it has all cases.
+    /// Error: a record to merge was measured without `--shard`, so it already contains all cases.
     #[error("{}: measured without --shard: it is the whole, not a part", .0.display())]
     NoShard(PathBuf),
-    /// Error: the folder for the merged session has other files.
+    /// Error: the output folder for the merged runs contains other files.
     #[error("--output {}: the folder is not empty", .0.display())]
     NotEmpty(PathBuf),
-    /// Error: the records to merge do not belong together.
+    /// Error: the records to merge differ in a fact that all shards of one work must share.
     #[error(
         "refused: {field} is `{left}` in {} and `{right}` in {}", files[0].display(),
         files[1].display()
@@ -69,33 +73,34 @@ pub enum MergedRecordKind {
     Comparisons,
     /// Parts of a calibration.
     Calibrations,
-    /// Records of comparisons of outputs with their references.
+    /// Records of verifications, which compare outputs with their references.
     Verifications,
 }
 
 impl MergedRecordKind {
-    const fn name(self) -> &'static str {
+    const fn record_kind_name(self) -> &'static str {
         match self {
-            Self::Runs => ProcessRun::FILE_KIND,
-            Self::Comparisons => ComparisonShard::FILE_KIND,
-            Self::Calibrations => Calibration::FILE_KIND,
-            Self::Verifications => VerificationShard::FILE_KIND,
+            Self::Runs => BenchProcessRun::FILE_KIND,
+            Self::Comparisons => ComparisonShardRecord::FILE_KIND,
+            Self::Calibrations => GateCalibration::FILE_KIND,
+            Self::Verifications => VerificationShardRecord::FILE_KIND,
         }
     }
 
     fn from_record_schema(schema: &str) -> Option<Self> {
         match schema {
-            ProcessRun::SCHEMA => Some(Self::Runs),
-            ComparisonShard::SCHEMA => Some(Self::Comparisons),
-            Calibration::SCHEMA => Some(Self::Calibrations),
-            VerificationShard::SCHEMA => Some(Self::Verifications),
+            BenchProcessRun::SCHEMA => Some(Self::Runs),
+            ComparisonShardRecord::SCHEMA => Some(Self::Comparisons),
+            GateCalibration::SCHEMA => Some(Self::Calibrations),
+            VerificationShardRecord::SCHEMA => Some(Self::Verifications),
             _ => None,
         }
     }
 }
 
-/// The named files, and the `.json` files of named folders, sorted.
-pub fn record_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, MergeError> {
+/// Returns the given files, and the `.json` files in the given folders and their subfolders,
+/// sorted.
+pub fn collect_record_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, MergeError> {
     let mut found = BTreeSet::new();
     let mut open: Vec<PathBuf> = paths.to_vec();
     while let Some(path) = open.pop() {
@@ -108,7 +113,8 @@ pub fn record_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, MergeError> {
             let entry = entry.map_err(failed)?;
             let (kind, path) = (entry.file_type().map_err(failed)?, entry.path());
             let is_json = path.extension().is_some_and(|it| it == "json");
-            // Hidden files, which are still being written, and links do not count.
+            // Hidden files are skipped because they are still being written; symbolic links are
+            // skipped too.
             let is_hidden = entry.file_name().to_string_lossy().starts_with('.');
             if !is_hidden && (kind.is_dir() || kind.is_file() && is_json) {
                 open.push(path);
@@ -121,12 +127,12 @@ pub fn record_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, MergeError> {
     }
 }
 
-/// Returns the kind that all records have in common.
-pub fn kind(files: &[PathBuf]) -> Result<MergedRecordKind, MergeError> {
+/// Returns the kind that all given record files have in common; different kinds are an error.
+pub fn common_kind_of_records(files: &[PathBuf]) -> Result<MergedRecordKind, MergeError> {
     let kinds: Vec<(MergedRecordKind, &PathBuf)> = files
         .par_iter()
         .map(|path| {
-            let schema = file::schema_of_file(path)?;
+            let schema = file::read_schema_name_of_file(path)?;
             let kind = schema.as_deref().and_then(MergedRecordKind::from_record_schema);
             Ok((kind.ok_or_else(|| MergeError::Foreign(path.clone()))?, path))
         })
@@ -135,54 +141,68 @@ pub fn kind(files: &[PathBuf]) -> Result<MergedRecordKind, MergeError> {
     match kinds.iter().find(|(other, _)| *other != kind) {
         Some((other, second)) => Err(MergeError::Kinds {
             first: first.clone(),
-            one: kind.name(),
+            one: kind.record_kind_name(),
             second: (*second).clone(),
-            other: other.name(),
+            other: other.record_kind_name(),
         }),
         None => Ok(kind),
     }
 }
 
-/// Returns the folder name of a run's device below `baselines/`.
-pub fn device_of_run(path: &Path) -> Result<String, MergeError> {
-    Ok(file::read::<ProcessRun>(path)?.environment.baseline_folder_name())
+/// Reads a run record, and returns the folder name below `baselines/` of the device on which it was
+/// measured.
+pub fn baseline_folder_of_run_record(path: &Path) -> Result<String, MergeError> {
+    Ok(file::read_record::<BenchProcessRun>(path)?
+        .environment
+        .baseline_folder_of_device_and_count())
 }
 
-/// Returns the folder name of the device below `baselines/`, from a shard of a comparison.
-pub fn device_of_comparison(path: &Path) -> Result<String, MergeError> {
-    Ok(file::read::<ComparisonShard>(path)?.environment.baseline_folder_name())
+/// Reads a comparison shard's record, and returns the folder name below `baselines/` of the device
+/// on which it was measured.
+pub fn baseline_folder_of_comparison_shard(path: &Path) -> Result<String, MergeError> {
+    Ok(file::read_record::<ComparisonShardRecord>(path)?
+        .environment
+        .baseline_folder_of_device_and_count())
 }
 
-/// Returns the folder name of the device below `baselines/`, from a part of a calibration.
-pub fn device_of_calibration(path: &Path) -> Result<String, MergeError> {
-    Ok(file::read::<Calibration>(path)?.environment.baseline_folder_name())
+/// Reads the record of a part of a calibration, and returns the folder name below `baselines/` of
+/// the device on which it was measured.
+pub fn baseline_folder_of_calibration_part(path: &Path) -> Result<String, MergeError> {
+    Ok(file::read_record::<GateCalibration>(path)?
+        .environment
+        .baseline_folder_of_device_and_count())
 }
 
-/// Reads record files of one kind.
-fn read_records<T: RecordType + Send>(
+/// Reads record files of one kind in parallel, and converts each into a shard record with its file.
+fn read_shard_records<T: RecordFileType + Send>(
     files: &[PathBuf],
-    piece: impl Fn(&PathBuf, String, T) -> Result<RecordPiece<T>, MergeError> + Sync,
-) -> Result<Vec<RecordPiece<T>>, MergeError> {
-    let one = |path: &PathBuf| piece(path, file::content_hash_of_file(path)?, file::read(path)?);
+    piece: impl Fn(&PathBuf, String, T) -> Result<ShardRecordWithFile<T>, MergeError> + Sync,
+) -> Result<Vec<ShardRecordWithFile<T>>, MergeError> {
+    let one =
+        |path: &PathBuf| piece(path, file::file_content_hash_hex(path)?, file::read_record(path)?);
     files.par_iter().map(one).collect()
 }
 
-/// Runs that are one measurement, with the fate of all records.
+/// Merged run records that together form one measurement, with the account of all records that were
+/// given.
 #[derive(Debug)]
-pub struct MergedRuns {
+pub struct MergedRunRecords {
     /// The records that count.
-    pub runs: Vec<RecordPiece<ProcessRun>>,
-    /// Lists of records that count, that are missing and that do not count.
-    pub account: MergeAccount,
-    /// Number of cases that no process began, because time was over.
+    pub runs: Vec<ShardRecordWithFile<BenchProcessRun>>,
+    /// Account of the given records: merged, missing and not used.
+    pub account: ShardMergeAccount,
+    /// Number of cases that no process began to measure because its time limit had passed.
     pub not_run: usize,
 }
 
 /// Merges runs of benches.
-pub fn merge_runs(files: &[PathBuf], tolerance: AnchorTolerance) -> Result<MergedRuns, MergeError> {
-    let pieces = read_records(files, |path, hash, run: ProcessRun| {
+pub fn merge_run_shards(
+    files: &[PathBuf],
+    tolerance: AnchorTolerance,
+) -> Result<MergedRunRecords, MergeError> {
+    let pieces = read_shard_records(files, |path, hash, run: BenchProcessRun| {
         let shard = run.shard.ok_or_else(|| MergeError::NoShard(path.clone()))?;
-        Ok(RecordPiece {
+        Ok(ShardRecordWithFile {
             path: path.clone(),
             hash,
             work: bench_and_package_name(&run),
@@ -194,29 +214,32 @@ pub fn merge_runs(files: &[PathBuf], tolerance: AnchorTolerance) -> Result<Merge
             record: run,
         })
     })?;
-    let pieces = checked_together(pieces)?;
-    let (runs, account) = choose_pieces(pieces, tolerance);
-    refuse_repeated_cases(&runs, |run| run.cases.keys())?;
+    let pieces = check_runs_belong_together(pieces)?;
+    let (runs, account) = choose_records_to_merge(pieces, tolerance);
+    refuse_cases_in_two_shards(&runs, |run| run.cases.keys())?;
     let not_run = runs.iter().flat_map(|piece| piece.record.skipped.values());
-    let not_run = not_run.filter(|why| why.starts_with(NOT_RUN_PREFIX)).count();
-    Ok(MergedRuns { runs, account, not_run })
+    let not_run = not_run.filter(|why| why.starts_with(NOT_RUN_REASON_PREFIX)).count();
+    Ok(MergedRunRecords { runs, account, not_run })
 }
 
-/// Name of the merged work: "bench attention", with the package if the record names one.
-fn bench_and_package_name(run: &ProcessRun) -> String {
+/// Returns the name of the work that a run's shards divide: "bench attention", with the package if
+/// the record names one.
+fn bench_and_package_name(run: &BenchProcessRun) -> String {
     match &run.package {
         Some(package) => format!("bench {} of {}", run.bench, package.name),
         None => format!("bench {}", run.bench),
     }
 }
 
-/// Returns the records of the shards if their runs belong together.
-fn checked_together(
-    pieces: Vec<RecordPiece<ProcessRun>>,
-) -> Result<Vec<RecordPiece<ProcessRun>>, MergeError> {
-    let refused = |pieces: &[RecordPiece<ProcessRun>], differing: &DifferingRunFact| {
+/// Returns the run records unchanged if they belong to one measurement; otherwise an error with the
+/// first differing fact.
+fn check_runs_belong_together(
+    pieces: Vec<ShardRecordWithFile<BenchProcessRun>>,
+) -> Result<Vec<ShardRecordWithFile<BenchProcessRun>>, MergeError> {
+    let refused = |pieces: &[ShardRecordWithFile<BenchProcessRun>],
+                   differing: &DifferingFactOfRuns| {
         let file = |key: &String| {
-            let of_key = pieces.iter().find(|piece| piece.record.baseline_key() == *key);
+            let of_key = pieces.iter().find(|piece| piece.record.key_in_baseline() == *key);
             of_key.map(|piece| piece.path.clone()).unwrap_or_default()
         };
         let case = differing.case.as_ref().map(|case| format!(" of {case}")).unwrap_or_default();
@@ -227,33 +250,38 @@ fn checked_together(
             files: [file(&differing.runs[0]), file(&differing.runs[1])],
         }
     };
-    match Measurement::check_runs_match(pieces.iter().map(|piece| &piece.record)) {
+    match MeasurementOfRuns::check_runs_form_one_measurement(
+        pieces.iter().map(|piece| &piece.record),
+    ) {
         Err(differing) => Err(refused(&pieces, &differing)),
         Ok(()) => Ok(pieces),
     }
 }
 
-/// Writes the runs into a folder in one step, each file as it was read.
-pub fn write_session(folder: &Path, runs: &[RecordPiece<ProcessRun>]) -> Result<(), MergeError> {
+/// Copies the merged run records unchanged into a new folder, which appears complete or not at all.
+pub fn write_merged_runs_into_folder(
+    folder: &Path,
+    runs: &[ShardRecordWithFile<BenchProcessRun>],
+) -> Result<(), MergeError> {
     let failed =
         |path: &Path, cause| MergeError::Folder { action: "write", path: path.to_owned(), cause };
     let mut names: BTreeMap<String, &Path> = BTreeMap::new();
     for piece in runs {
-        let process = piece.record.process_name_of_run();
+        let process = piece.record.bench_name_with_shard();
         let numbered = (2..).map(|number| format!("{process}-{number}.json"));
         let mut free = std::iter::once(format!("{process}.json")).chain(numbered);
         let name = free.find(|name| !names.contains_key(name)).unwrap_or_default();
         names.insert(name, &piece.path);
     }
     if folder.exists() {
-        return match folder_holds_exactly(folder, &names) {
+        return match folder_holds_exactly_these_files(folder, &names) {
             true => Ok(()),
             false => Err(MergeError::NotEmpty(folder.to_owned())),
         };
     }
     let parent = folder.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(parent).map_err(|cause| failed(parent, cause))?;
-    let temporary = file::temporary_folder(parent);
+    let temporary = file::create_temporary_folder_in(parent);
     let (temporary, _held) = temporary.map_err(|cause| failed(parent, cause))?;
     for (name, path) in names {
         let copied = std::fs::copy(path, temporary.path().join(&name));
@@ -263,33 +291,35 @@ pub fn write_session(folder: &Path, runs: &[RecordPiece<ProcessRun>]) -> Result<
     std::fs::rename(&written, folder).map_err(|cause| failed(folder, cause))
 }
 
-/// Returns whether a folder contains exactly the named files.
-fn folder_holds_exactly(folder: &Path, names: &BTreeMap<String, &Path>) -> bool {
+/// Returns whether a folder contains exactly the named files with contents equal to the source
+/// files.
+fn folder_holds_exactly_these_files(folder: &Path, names: &BTreeMap<String, &Path>) -> bool {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let there: BTreeSet<String> =
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     there.iter().eq(names.keys())
         && names.iter().all(|(name, path)| {
-            file::content_hash_of_file(&folder.join(name)).ok()
-                == file::content_hash_of_file(path).ok()
+            file::file_content_hash_hex(&folder.join(name)).ok()
+                == file::file_content_hash_hex(path).ok()
         })
 }
 
-/// Shards that are one comparison, with the fate of all records.
+/// Comparison shards that together form one comparison, with the account of all records that were
+/// given.
 #[derive(Debug)]
-pub struct MergedComparisons {
+pub struct MergedComparisonShards {
     /// The records that count.
-    pub shards: Vec<ComparisonShard>,
-    /// Lists of records that count, that are missing and that do not count.
-    pub account: MergeAccount,
+    pub shards: Vec<ComparisonShardRecord>,
+    /// Account of the given records: merged, missing and not used.
+    pub account: ShardMergeAccount,
 }
 
 pub fn merge_comparison_shards(
     files: &[PathBuf],
     tolerance: AnchorTolerance,
-) -> Result<MergedComparisons, MergeError> {
-    let pieces = read_records(files, |path, hash, shard: ComparisonShard| {
-        Ok(RecordPiece {
+) -> Result<MergedComparisonShards, MergeError> {
+    let pieces = read_shard_records(files, |path, hash, shard: ComparisonShardRecord| {
+        Ok(ShardRecordWithFile {
             path: path.clone(),
             hash,
             work: "comparison".to_owned(),
@@ -301,19 +331,23 @@ pub fn merge_comparison_shards(
             record: shard,
         })
     })?;
-    refuse_different_records(&pieces, ComparisonShard::mismatch)?;
-    let (pieces, account) = choose_pieces(pieces, tolerance);
-    refuse_repeated_cases(&pieces, |shard| shard.first.keys())?;
+    refuse_records_of_different_works(
+        &pieces,
+        ComparisonShardRecord::first_fact_that_prevents_merging,
+    )?;
+    let (pieces, account) = choose_records_to_merge(pieces, tolerance);
+    refuse_cases_in_two_shards(&pieces, |shard| shard.first.keys())?;
     let shards = pieces.into_iter().map(|piece| piece.record).collect();
-    Ok(MergedComparisons { shards, account })
+    Ok(MergedComparisonShards { shards, account })
 }
 
-/// Refuses shards of one work that share a case, because a plan has each case in one shard.
-fn refuse_repeated_cases<'a, T, C: Iterator<Item = &'a String>>(
-    pieces: &'a [RecordPiece<T>],
+/// Returns an error if two different shards of one work contain the same case, because the plan
+/// assigns each case to one shard.
+fn refuse_cases_in_two_shards<'a, T, C: Iterator<Item = &'a String>>(
+    pieces: &'a [ShardRecordWithFile<T>],
     cases: impl Fn(&'a T) -> C,
 ) -> Result<(), MergeError> {
-    let mut found: BTreeMap<(&str, &String), &RecordPiece<T>> = BTreeMap::new();
+    let mut found: BTreeMap<(&str, &String), &ShardRecordWithFile<T>> = BTreeMap::new();
     for piece in pieces {
         for case in cases(&piece.record) {
             let earlier = found.insert((&piece.work, case), piece);
@@ -330,15 +364,19 @@ fn refuse_repeated_cases<'a, T, C: Iterator<Item = &'a String>>(
     Ok(())
 }
 
-/// A fact in which two records differ, with both values.
-type DifferentFact = Option<(String, [String; 2])>;
+/// Name of a fact in which two records differ, with both values; `None` if the records may be
+/// merged.
+type FactThatDiffers = Option<(String, [String; 2])>;
 
-/// Refuses records that differ from the record of the first shard.
-fn refuse_different_records<T>(
-    pieces: &[RecordPiece<T>],
-    mismatch: impl Fn(&T, &T) -> DifferentFact,
+/// Returns an error if any record differs from the first shard's record in a fact that all shards
+/// must share.
+fn refuse_records_of_different_works<T>(
+    pieces: &[ShardRecordWithFile<T>],
+    mismatch: impl Fn(&T, &T) -> FactThatDiffers,
 ) -> Result<(), MergeError> {
-    let key = |piece: &&RecordPiece<T>| -> (Shard, PathBuf) { (piece.shard, piece.path.clone()) };
+    let key = |piece: &&ShardRecordWithFile<T>| -> (ShardOfWork, PathBuf) {
+        (piece.shard, piece.path.clone())
+    };
     let Some(first) = pieces.iter().min_by_key(key) else { return Ok(()) };
     for piece in pieces {
         if let Some((field, [left, right])) = mismatch(&first.record, &piece.record) {
@@ -349,70 +387,73 @@ fn refuse_different_records<T>(
     Ok(())
 }
 
-/// A merged calibration, with how each record was used.
+/// The calibration that was merged from its parts, with the account of all records that were given.
 #[derive(Debug)]
-pub struct MergedCalibrations {
-    /// The merged calibration; absent if no record could be used.
-    pub calibration: Option<Calibration>,
-    /// Lists of records that count, that are missing and that do not count.
-    pub account: MergeAccount,
+pub struct MergedCalibrationParts {
+    /// The merged calibration; `None` if no record could be used.
+    pub calibration: Option<GateCalibration>,
+    /// Account of the given records: merged, missing and not used.
+    pub account: ShardMergeAccount,
 }
 
-/// Merges the parts of a calibration. Whole calibrations count as repetitions: all their
-/// comparisons are used.
+/// Merges the parts of a calibration, or several whole calibrations, into one calibration. Whole
+/// calibrations are merged as repetitions: all their comparisons are used.
 pub fn merge_calibration_records(
     files: &[PathBuf],
     tolerance: AnchorTolerance,
-) -> Result<MergedCalibrations, MergeError> {
-    let whole = Shard { index: 1, count: 1 };
-    let pieces = read_records(files, |path, hash, record: Calibration| {
-        Ok(RecordPiece {
+) -> Result<MergedCalibrationParts, MergeError> {
+    let whole = ShardOfWork { index: 1, count: 1 };
+    let pieces = read_shard_records(files, |path, hash, record: GateCalibration| {
+        Ok(ShardRecordWithFile {
             path: path.clone(),
             hash,
             work: "calibration".to_owned(),
             shard: record.part.as_ref().map_or(whole, |part| part.shard),
-            complete: record.is_complete(),
+            complete: record.has_all_planned_comparisons(),
             time: record.started.clone(),
             environment: record.environment.clone(),
-            anchors: anchors::median_anchors(&record.comparisons),
+            anchors: anchors::median_anchors_of_comparisons(&record.comparisons),
             record,
         })
     })?;
-    refuse_different_records(&pieces, Calibration::mismatch)?;
-    let is_part = |piece: &RecordPiece<Calibration>| piece.record.part.is_some();
+    refuse_records_of_different_works(&pieces, GateCalibration::first_fact_that_prevents_merging)?;
+    let is_part = |piece: &ShardRecordWithFile<GateCalibration>| piece.record.part.is_some();
     let (kept, account) = match pieces.iter().find(|piece| !is_part(piece)) {
         Some(sitting) if pieces.iter().any(is_part) => {
             return Err(MergeError::NoShard(sitting.path.clone()));
         }
-        Some(_) => (pieces, MergeAccount::default()),
-        None => choose_pieces(pieces, tolerance),
+        Some(_) => (pieces, ShardMergeAccount::default()),
+        None => choose_records_to_merge(pieces, tolerance),
     };
     let mut kept = kept.into_iter().map(|piece| piece.record);
     let mut calibration = kept.next();
     if let Some(calibration) = &mut calibration {
         for other in kept {
-            calibration.add(other);
+            calibration.merge_checked_part(other);
         }
         calibration.part = None;
-        calibration.derive_thresholds();
+        calibration.derive_thresholds_and_anchor_tolerance();
     }
-    Ok(MergedCalibrations { calibration, account })
+    Ok(MergedCalibrationParts { calibration, account })
 }
 
-/// Verified cases of all shards, with the fate of all records.
+/// The verified cases of all shards of a verification, with the account of all records that were
+/// given.
 #[derive(Debug)]
-pub struct MergedVerifications {
+pub struct MergedVerificationShards {
     /// The cases, by id.
-    pub rows: Vec<VerifiedCase>,
-    /// Lists of records that count, that are missing and that do not count.
-    pub account: MergeAccount,
+    pub rows: Vec<CaseVerificationResponse>,
+    /// Account of the given records: merged, missing and not used.
+    pub account: ShardMergeAccount,
 }
 
-/// Merges verifications of shards. Output errors do not depend on the speed of a card, so this
-/// merge checks no anchor rates.
-pub fn merge_verification_shards(files: &[PathBuf]) -> Result<MergedVerifications, MergeError> {
-    let pieces = read_records(files, |path, hash, record: VerificationShard| {
-        Ok(RecordPiece {
+/// Merges verifications of shards. The merge of verifications ignores anchor rates, because output
+/// errors do not depend on a card's speed.
+pub fn merge_verification_shards(
+    files: &[PathBuf],
+) -> Result<MergedVerificationShards, MergeError> {
+    let pieces = read_shard_records(files, |path, hash, record: VerificationShardRecord| {
+        Ok(ShardRecordWithFile {
             path: path.clone(),
             hash,
             work: "verification".to_owned(),
@@ -424,11 +465,14 @@ pub fn merge_verification_shards(files: &[PathBuf]) -> Result<MergedVerification
             record,
         })
     })?;
-    refuse_different_records(&pieces, VerificationShard::mismatch)?;
-    let (pieces, account) = choose_pieces(pieces, AnchorTolerance::default());
-    refuse_repeated_cases(&pieces, |shard| shard.rows.iter().map(|row| &row.case))?;
-    let mut rows: Vec<VerifiedCase> =
+    refuse_records_of_different_works(
+        &pieces,
+        VerificationShardRecord::first_fact_that_prevents_merging,
+    )?;
+    let (pieces, account) = choose_records_to_merge(pieces, AnchorTolerance::default());
+    refuse_cases_in_two_shards(&pieces, |shard| shard.rows.iter().map(|row| &row.case))?;
+    let mut rows: Vec<CaseVerificationResponse> =
         pieces.into_iter().flat_map(|piece| piece.record.rows).collect();
     rows.sort_by(|one, other| one.case.cmp(&other.case));
-    Ok(MergedVerifications { rows, account })
+    Ok(MergedVerificationShards { rows, account })
 }

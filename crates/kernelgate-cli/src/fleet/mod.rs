@@ -1,7 +1,8 @@
-//! Work that is divided among machines: merging shards, and jobs of schedulers.
+//! Divides measuring work among the machines of a cluster: job scripts for Slurm and Kubernetes,
+//! and the merge of shard records.
 //!
-//! A cluster scheduler queues, places and repeats jobs; this module divides the work among them,
-//! and merges results that belong together. Deliberately absent: measuring, deciding.
+//! The cluster's scheduler queues, places and repeats jobs; kernelgate divides the cases into
+//! shards and merges the records that belong together. Deliberately absent: measuring, deciding.
 
 pub mod anchors;
 pub mod counted_shards;

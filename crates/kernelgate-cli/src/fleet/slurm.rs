@@ -1,29 +1,30 @@
-//! Writes Slurm job scripts as a person would write them, and reads the states of Slurm's tasks.
+//! Writes the Slurm job scripts for shards and merge, and parses job states from `squeue`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use super::job_commands::{DividedWork, SubmissionPlaces, shell_quoted};
+use super::job_commands::{SubmissionPaths, WorkDividedIntoShards, shell_quoted_if_necessary};
 
 /// Options of the array.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct SlurmOptions {
+pub struct SlurmJobOptions {
     /// Number of shards.
     pub shards: u32,
     /// Partition of both jobs.
     pub partition: Option<String>,
-    /// Generic resources (GRES) of a Slurm task: "gpu:h200:1".
+    /// Generic resources (GRES) that each task of the Slurm job array requests: "gpu:h200:1";
+    /// `None` for the CPU.
     pub gres: Option<String>,
-    /// Time limit of a Slurm task, in Slurm's format.
+    /// Time limit of each task of the Slurm job array, in Slurm's format.
     pub time: Option<String>,
-    /// Number of further attempts of a shard that failed.
+    /// Number of repetitions of a shard that failed.
     pub retries: u32,
-    /// Further `sbatch` options for the job array: "--constraint=nvlink".
+    /// Further `sbatch` options for the job array of the shards: "--constraint=nvlink".
     pub options: Vec<String>,
 }
 
-impl SlurmOptions {
-    fn directives(&self, name: &str, log: &str) -> String {
+impl SlurmJobOptions {
+    fn sbatch_directives(&self, name: &str, log: &str) -> String {
         let mut lines = format!("#SBATCH --job-name={name}\n");
         if let Some(partition) = &self.partition {
             let _ = writeln!(lines, "#SBATCH --partition={partition}");
@@ -32,17 +33,21 @@ impl SlurmOptions {
         lines
     }
 
-    /// The script of the array: a task measures one shard.
-    pub fn shard_script(&self, work: &DividedWork, places: &SubmissionPlaces) -> String {
+    /// Returns the script of the Slurm job array, in which each task measures one shard.
+    pub fn job_array_script(
+        &self,
+        work: &WorkDividedIntoShards,
+        places: &SubmissionPaths,
+    ) -> String {
         let Self { shards, retries, .. } = self;
-        let folder = shell_quoted(&places.folder.display().to_string());
-        let log = places.log("%a").display().to_string();
+        let folder = shell_quoted_if_necessary(&places.folder.display().to_string());
+        let log = places.shard_log_file("%a").display().to_string();
         let mut script = format!(
             "#!/bin/bash\n{}#SBATCH --array=1-{shards}\n#SBATCH --requeue\n\
              #SBATCH --open-mode=append\n",
-            self.directives("kernelgate", &log)
+            self.sbatch_directives("kernelgate", &log)
         );
-        // Slurm gives a GPU that is requested as a resource to one task at a time.
+        // With `--gres`, Slurm gives each requested GPU to only one task at a time.
         let gres = self.gres.iter().map(|gres| format!("#SBATCH --gres={gres}\n"));
         let time = self.time.iter().map(|time| format!("#SBATCH --time={time}\n"));
         let options = self.options.iter().map(|option| format!("#SBATCH {option}\n"));
@@ -58,7 +63,7 @@ impl SlurmOptions {
              fi\n\
              echo \"$attempt $(hostname)\" >> {folder}/attempts/$SLURM_ARRAY_TASK_ID\n\n"
         );
-        script += &work.shard_script_lines(places, "job-$SLURM_ARRAY_JOB_ID-attempt-$attempt");
+        script += &work.shell_lines_of_shard(places, "job-$SLURM_ARRAY_JOB_ID-attempt-$attempt");
         let _ = write!(
             script,
             "\n# 0: measured. 1: a case is wrong, which another attempt does not change.\n\
@@ -71,34 +76,35 @@ impl SlurmOptions {
         script
     }
 
-    /// The script of the merge, which runs when every task has ended.
-    pub fn merge_script(
+    /// Returns the script of the Slurm job that merges the shards' records after all tasks of the
+    /// array have ended.
+    pub fn merge_job_script(
         &self,
-        work: &DividedWork,
-        places: &SubmissionPlaces,
+        work: &WorkDividedIntoShards,
+        places: &SubmissionPaths,
         tolerance: Option<f64>,
     ) -> String {
-        let log = places.log("merge").display().to_string();
-        let directives = self.directives("kernelgate-merge", &log);
-        format!("#!/bin/bash\n{directives}\n{}", work.merge_script_lines(places, tolerance))
+        let log = places.shard_log_file("merge").display().to_string();
+        let directives = self.sbatch_directives("kernelgate-merge", &log);
+        format!("#!/bin/bash\n{directives}\n{}", work.shell_lines_of_merge(places, tolerance))
     }
 }
 
-/// Format of `squeue` that [`SlurmJobs::parse`] and [`jobs_with_comment`] read: job, task, state,
-/// node, reason and comment.
+/// Format of `squeue` that [`SlurmJobStates::parse_squeue_output`] and [`job_ids_with_comment`]
+/// parse: job, task, state, node, reason and comment.
 pub const SQUEUE_LINE_FORMAT: &str = "%F|%K|%T|%N|%r|%k";
 
-/// States of the jobs of a submission, as far as Slurm remembers them.
+/// States of the Slurm jobs of one submission; jobs that Slurm no longer lists are absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct SlurmJobs {
-    /// States of the tasks of the job array, by task number.
-    pub tasks: BTreeMap<u32, SlurmJobState>,
-    pub merge: Option<SlurmJobState>,
+pub struct SlurmJobStates {
+    /// States of the tasks of the Slurm job array, by task number.
+    pub tasks: BTreeMap<u32, SlurmTaskState>,
+    pub merge: Option<SlurmTaskState>,
 }
 
-impl SlurmJobs {
-    /// Parses the output of `squeue` for an array and the job that merges.
-    pub fn parse(printed: &str, array: u64, merge: Option<u64>) -> SlurmJobs {
+impl SlurmJobStates {
+    /// Parses the output of `squeue` for the states of one job array and of its merge job.
+    pub fn parse_squeue_output(printed: &str, array: u64, merge: Option<u64>) -> SlurmJobStates {
         let mut jobs = Self::default();
         for (job, task, state) in printed.lines().filter_map(parse_squeue_line) {
             match task.parse() {
@@ -110,16 +116,16 @@ impl SlurmJobs {
         jobs
     }
 
-    /// Returns whether any job of the submission runs or is queued.
-    pub fn any_active(&self) -> bool {
-        self.tasks.values().chain(&self.merge).any(SlurmJobState::is_active)
+    /// Returns whether any Slurm job of the submission is running or queued.
+    pub fn has_active_job(&self) -> bool {
+        self.tasks.values().chain(&self.merge).any(SlurmTaskState::is_running_or_queued)
     }
 
-    /// The states in words: "3 running, 5 pending (Priority)"; empty once Slurm has forgotten the
-    /// tasks.
-    pub fn counts_by_state(&self) -> String {
+    /// Counts the array's tasks by state: "3 running, 5 pending (Priority)"; empty if Slurm no
+    /// longer lists the tasks.
+    pub fn task_counts_by_state(&self) -> String {
         let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-        for SlurmJobState { state, reason, .. } in self.tasks.values() {
+        for SlurmTaskState { state, reason, .. } in self.tasks.values() {
             let reason = if reason == "None" || state != "PENDING" { "" } else { reason };
             *counts.entry((state, reason)).or_default() += 1;
         }
@@ -131,16 +137,17 @@ impl SlurmJobs {
     }
 }
 
-fn parse_squeue_line(line: &str) -> Option<(u64, &str, SlurmJobState)> {
+fn parse_squeue_line(line: &str) -> Option<(u64, &str, SlurmTaskState)> {
     let mut fields = line.trim().splitn(6, '|');
     let (job, task) = (fields.next()?.parse().ok()?, fields.next()?);
     let [state, node, reason] = [fields.next()?, fields.next()?, fields.next()?];
     let [state, node, reason] = [state, node, reason].map(str::to_owned);
-    Some((job, task, SlurmJobState { state, node, reason }))
+    Some((job, task, SlurmTaskState { state, node, reason }))
 }
 
-/// Job arrays and other jobs that `squeue` lists with a comment, each once, in order.
-pub fn jobs_with_comment(printed: &str, comment: &str) -> [Vec<u64>; 2] {
+/// Returns the ids of the job arrays (first) and other jobs (second) that `squeue` lists with this
+/// comment, sorted.
+pub fn job_ids_with_comment(printed: &str, comment: &str) -> [Vec<u64>; 2] {
     let mut found = [BTreeSet::new(), BTreeSet::new()];
     for line in printed.lines() {
         let fields: Vec<&str> = line.trim().splitn(6, '|').collect();
@@ -154,8 +161,8 @@ pub fn jobs_with_comment(printed: &str, comment: &str) -> [Vec<u64>; 2] {
     found.map(|jobs| jobs.into_iter().collect())
 }
 
-/// Formats task numbers for the `--array` option of sbatch: "1-3,7".
-pub fn array_option(numbers: impl IntoIterator<Item = u32>) -> String {
+/// Formats task numbers for the option `--array` of `sbatch`: "1-3,7".
+pub fn sbatch_array_ranges(numbers: impl IntoIterator<Item = u32>) -> String {
     let mut ranges: Vec<(u32, u32)> = Vec::new();
     for number in numbers {
         match ranges.last_mut() {
@@ -170,24 +177,24 @@ pub fn array_option(numbers: impl IntoIterator<Item = u32>) -> String {
     ranges.iter().map(text).collect::<Vec<_>>().join(",")
 }
 
-/// State of a task, or of a job without tasks.
+/// State of one task of a Slurm job array, or of a Slurm job without tasks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SlurmJobState {
-    /// Name of the job state in Slurm: "RUNNING".
+pub struct SlurmTaskState {
+    /// Slurm's name of the state: "RUNNING".
     pub state: String,
-    /// Node on which the job runs, if it has one.
+    /// Node on which the task or job runs; empty if it has no node.
     pub node: String,
     pub reason: String,
 }
 
-impl SlurmJobState {
-    /// Returns whether the job runs or is queued.
-    pub fn is_active(&self) -> bool {
-        self.state != "COMPLETED" && !self.has_failed()
+impl SlurmTaskState {
+    /// Returns whether the Slurm task or job is running or queued.
+    pub fn is_running_or_queued(&self) -> bool {
+        self.state != "COMPLETED" && !self.ended_without_success()
     }
 
-    /// Returns whether the job ended without success.
-    pub fn has_failed(&self) -> bool {
+    /// Returns whether the Slurm task or job ended without success.
+    pub fn ended_without_success(&self) -> bool {
         let failed = ["FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"];
         failed.contains(&&*self.state)
             || ["PREEMPTED", "DEADLINE", "REVOKED"].contains(&&*self.state)
@@ -199,13 +206,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slurm_job_script_has_the_expected_text() {
-        let places = SubmissionPlaces {
+    fn the_slurm_job_scripts_have_the_expected_text() {
+        let places = SubmissionPaths {
             program: "/opt/kernelgate".into(),
             package: "/home/me/kernels".into(),
             folder: "/shared/run".into(),
         };
-        let options = SlurmOptions {
+        let options = SlurmJobOptions {
             shards: 8,
             partition: Some("gpu".to_owned()),
             gres: Some("gpu:h200:1".to_owned()),
@@ -214,50 +221,53 @@ mod tests {
             options: vec!["--constraint=nvlink".to_owned()],
         };
         let flags = vec!["forward".to_owned()];
-        let work = DividedWork::Calibrate { executables: "/shared/run/bin".into(), flags };
-        let scripts = options.shard_script(&work, &places)
+        let work =
+            WorkDividedIntoShards::Calibrate { executables: "/shared/run/bin".into(), flags };
+        let scripts = options.job_array_script(&work, &places)
             + "-- merge\n"
-            + &options.merge_script(&work, &places, None);
+            + &options.merge_job_script(&work, &places, None);
         insta::assert_snapshot!(scripts);
     }
 
-    const SQUEUE_OUTPUT: &str = "7|3|RUNNING|n1|None|one\n\
+    const TEST_SQUEUE_OUTPUT: &str = "7|3|RUNNING|n1|None|one\n\
                            7|4|PENDING||Resources|one\n\
                            7|5|FAILED|n2|NonZeroExitCode|one\n\
                            8|N/A|PENDING||Dependency|one\n\
                            9|3|RUNNING|n1|None|two\n\nx|y\n";
 
     #[test]
-    fn states_of_an_array_job_are_parsed_by_task() {
-        let jobs = SlurmJobs::parse(SQUEUE_OUTPUT, 7, Some(8));
+    fn states_of_a_job_array_are_parsed_by_task() {
+        let jobs = SlurmJobStates::parse_squeue_output(TEST_SQUEUE_OUTPUT, 7, Some(8));
         assert_eq!(jobs.tasks.keys().copied().collect::<Vec<_>>(), [3, 4, 5]);
-        assert!(jobs.tasks[&5].has_failed() && !jobs.tasks[&3].has_failed());
+        assert!(jobs.tasks[&5].ended_without_success() && !jobs.tasks[&3].ended_without_success());
         assert_eq!((&*jobs.tasks[&5].node, &*jobs.tasks[&4].reason), ("n2", "Resources"));
-        assert_eq!(jobs.counts_by_state(), "1 failed, 1 pending (Resources), 1 running");
+        assert_eq!(jobs.task_counts_by_state(), "1 failed, 1 pending (Resources), 1 running");
         assert_eq!(jobs.merge.as_ref().map(|merge| &*merge.state), Some("PENDING"));
-        assert!(jobs.any_active());
+        assert!(jobs.has_active_job());
     }
 
     #[test]
     fn jobs_whose_tasks_and_merge_have_ended_are_inactive() {
-        let ended = SQUEUE_OUTPUT.replace("RUNNING", "CANCELLED").replace("PENDING", "COMPLETED");
-        assert!(!SlurmJobs::parse(&ended, 7, Some(8)).any_active());
-        // A task that Slurm requeued counts as waiting.
+        let ended =
+            TEST_SQUEUE_OUTPUT.replace("RUNNING", "CANCELLED").replace("PENDING", "COMPLETED");
+        assert!(!SlurmJobStates::parse_squeue_output(&ended, 7, Some(8)).has_active_job());
+        // In this test, a task that Slurm requeued counts as waiting, so the submission is still
+        // active.
         let requeued = ended.replace("FAILED", "REQUEUED");
-        assert!(SlurmJobs::parse(&requeued, 7, Some(8)).any_active());
-        assert!(!SlurmJobs::parse("", 7, None).any_active());
+        assert!(SlurmJobStates::parse_squeue_output(&requeued, 7, Some(8)).has_active_job());
+        assert!(!SlurmJobStates::parse_squeue_output("", 7, None).has_active_job());
     }
 
     #[test]
     fn slurm_jobs_of_a_submission_are_found_by_their_comment() {
-        assert_eq!(jobs_with_comment(SQUEUE_OUTPUT, "one"), [vec![7], vec![8]]);
-        assert_eq!(jobs_with_comment(SQUEUE_OUTPUT, "two"), [vec![9], vec![]]);
-        assert!(jobs_with_comment(SQUEUE_OUTPUT, "on").iter().all(Vec::is_empty));
+        assert_eq!(job_ids_with_comment(TEST_SQUEUE_OUTPUT, "one"), [vec![7], vec![8]]);
+        assert_eq!(job_ids_with_comment(TEST_SQUEUE_OUTPUT, "two"), [vec![9], vec![]]);
+        assert!(job_ids_with_comment(TEST_SQUEUE_OUTPUT, "on").iter().all(Vec::is_empty));
     }
 
     #[test]
-    fn task_numbers_are_formatted_as_ranges() {
-        assert_eq!(array_option([1, 2, 3, 7, 9, 10]), "1-3,7,9-10");
-        assert_eq!(array_option([]), "");
+    fn task_numbers_are_formatted_as_ranges_for_sbatch() {
+        assert_eq!(sbatch_array_ranges([1, 2, 3, 7, 9, 10]), "1-3,7,9-10");
+        assert_eq!(sbatch_array_ranges([]), "");
     }
 }

@@ -1,46 +1,47 @@
-//! Verification of one shard, as a file that can be merged.
+//! The verification results of one shard's cases, in a file that `kernelgate merge` can merge.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use crate::gate::calibration::first_differing_name;
-use kernelgate::protocol::VerifiedCase;
-use kernelgate::record::file::RecordType;
-use kernelgate::record::{Environment, Provenance, Shard, text};
+use kernelgate::protocol::CaseVerificationResponse;
+use kernelgate::record::file::RecordFileType;
+use kernelgate::record::{CommitAndChanges, RunEnvironment, ShardOfWork, text};
 
-/// Results of verification of the cases of one shard, in a file that can be merged.
+/// Results of the verification of one shard's cases, in a file that `kernelgate merge` can merge.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct VerificationShard {
+pub struct VerificationShardRecord {
     /// The shard.
-    pub shard: Shard,
-    /// Hash of all cases of all shards: equal in all shards of one plan.
+    pub shard: ShardOfWork,
+    /// Hash of the list of all cases; it is equal in all shards of one verification.
     pub plan: String,
     /// Whether every bench answered.
     pub complete: bool,
-    /// End time of the verification, RFC 3339, UTC.
+    /// Time at which the verification of the shard ended, RFC 3339, UTC.
     pub ended: String,
     /// Device and build.
-    pub environment: Environment,
+    pub environment: RunEnvironment,
     /// Code of the package.
-    pub provenance: Provenance,
-    /// Facts that shards of one verification share, by name: settings, filter, seeds, executables.
+    pub provenance: CommitAndChanges,
+    /// Facts that all shards of one verification share, by name: settings, filter, seeds,
+    /// executables.
     pub identity: BTreeMap<String, String>,
     /// The cases.
-    pub rows: Vec<VerifiedCase>,
+    pub rows: Vec<CaseVerificationResponse>,
 }
 
-impl VerificationShard {
-    /// Start of the name of an executable's hash in [`Self::identity`].
-    pub const EXECUTABLE_HASH_NAME: &str = "executable of bench ";
+impl VerificationShardRecord {
+    /// Prefix of the names under which [`Self::identity`] stores the hashes of bench executables.
+    pub const EXECUTABLE_HASH_NAME_PREFIX: &str = "executable of bench ";
 
-    /// The first fact because of which two shards do not belong to one verification: its name and
-    /// both values.
-    pub fn mismatch(&self, other: &Self) -> Option<(String, [String; 2])> {
+    /// Returns the name and both values of the first fact that prevents merging two verification
+    /// shards; `None` if they belong together.
+    pub fn first_fact_that_prevents_merging(&self, other: &Self) -> Option<(String, [String; 2])> {
         let facts = |shard: &Self| {
             [
                 ("number of shards", shard.shard.count.to_string()),
-                ("commit", shard.provenance.short_commit()),
+                ("commit", shard.provenance.short_commit_with_changes_mark()),
                 ("plan", shard.plan.clone()),
             ]
         };
@@ -48,14 +49,17 @@ impl VerificationShard {
         if let Some(((field, left), (_, right))) = of_facts {
             return Some((field.to_owned(), [left, right]));
         }
-        if let Some(mismatch) = other.environment.mismatches(&self.environment).into_iter().next() {
+        if let Some(mismatch) =
+            other.environment.incomparable_facts_with_base(&self.environment).into_iter().next()
+        {
             return Some((mismatch.field.to_owned(), [mismatch.base, mismatch.head]));
         }
-        // Two machines may build different executables from one clean commit.
+        // Executable hashes are not compared if both shards have the same clean commit, because two
+        // machines may build different executables from it.
         let one_code = self.provenance.commit.is_some() && !self.provenance.dirty;
         let shared = |of: &Self| -> BTreeMap<String, String> {
             let is_shared =
-                |name: &str| !(one_code && name.starts_with(Self::EXECUTABLE_HASH_NAME));
+                |name: &str| !(one_code && name.starts_with(Self::EXECUTABLE_HASH_NAME_PREFIX));
             let facts = of.identity.iter().filter(|(name, _)| is_shared(name));
             facts.map(|(name, value)| (name.clone(), value.clone())).collect()
         };
@@ -66,16 +70,16 @@ impl VerificationShard {
     }
 }
 
-impl RecordType for VerificationShard {
+impl RecordFileType for VerificationShardRecord {
     const SCHEMA: &'static str = "kernelgate-verification-shard";
     const SCHEMA_VERSION: u64 = 1;
     const FILE_KIND: &'static str = "shard of a verification";
-    const FREE_TEXT_FIELDS: &'static [&'static str] = &["identity", "rows"];
+    const FIELDS_WITH_ANY_CHARACTERS: &'static [&'static str] = &["identity", "rows"];
 
-    fn validate(&self) -> Result<(), String> {
-        self.shard.validate()?;
-        text::check_rfc3339_time(&self.ended).map_err(|problem| format!("ended: {problem}"))?;
-        self.environment.validate()?;
+    fn check_record_plausible(&self) -> Result<(), String> {
+        self.shard.check_shard_index_and_count()?;
+        text::check_is_rfc3339_time(&self.ended).map_err(|problem| format!("ended: {problem}"))?;
+        self.environment.check_environment_plausible()?;
         self.rows.iter().try_for_each(|row| {
             if row.checked > row.total {
                 return Err(format!("case {}: {} of {} checked", row.case, row.checked, row.total));

@@ -1,144 +1,158 @@
-//! Facts of `compare` besides the verdicts: both builds, the plan, and cases that were not timed,
-//! with the reason.
+//! Facts about a comparison of two builds (`kernelgate compare`) besides the verdicts: both builds,
+//! the test plan, and the cases that were not timed, with the reasons.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::inconclusive_reason::{BuildFailure, InconclusiveReason};
-use super::kernels::code::CodeComparison;
-use super::kernels::explanation::ChangeExplanation;
-use super::paired::{Arm, TestPlan};
+use super::inconclusive_reason::{FailureInBuild, InconclusiveReason};
+use super::kernels::code::CaseKernelComparison;
+use super::kernels::explanation::SlowdownExplanation;
+use super::paired::{ComparedArm, ComparisonTestPlan};
 use super::rules::RemovedCasesMeaning;
-use super::verdicts::{ExitFacts, Verdicts};
-use kernelgate_cuda::CaseFailure;
+use super::verdicts::{MethodFactsForExit, VerdictsAndFindings};
+use kernelgate_cuda::CaseFailureReason;
 
 /// The outcome of `compare`.
-pub type Comparison = Verdicts<BuildFacts>;
+pub type Comparison = VerdictsAndFindings<BuildComparisonFacts>;
 
-/// Facts of a comparison of two builds.
+/// Facts about a comparison of two builds that belong to the whole comparison and not to single
+/// verdicts.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct BuildFacts {
-    /// Revision of the base build: "main (1a2b3c4d)".
+pub struct BuildComparisonFacts {
+    /// Revision of the base build, as name and commit: "main (1a2b3c4d)".
     pub base: String,
     /// Revision that is judged.
     pub head: String,
     /// Thresholds and error rates.
-    pub plan: TestPlan,
-    /// Largest wall time of a round, seconds.
+    pub plan: ComparisonTestPlan,
+    /// Largest wall time of each round of the comparison, seconds.
     pub budget_s: f64,
-    /// Calibration of the device that the plan comes from; absent without a calibration.
+    /// Description of the device's calibration from which the test plan comes; `None` without a
+    /// calibration.
     pub calibration: Option<String>,
-    /// Cases that only the base build has.
+    /// Ids of the cases that only the base build has.
     pub removed: Vec<String>,
-    /// Cases that failed only in the base, during verification: the head has nothing to be compared
-    /// with.
-    pub failed_in_base: BTreeMap<String, CaseFailure>,
+    /// Cases whose verification failed in the base but not in the head, each with the error; they
+    /// get no verdict.
+    pub failed_in_base: BTreeMap<String, CaseFailureReason>,
     /// Processes that failed.
-    pub broken: Vec<FailedProcess>,
-    /// Bench executables that cannot be run, with the reason.
+    pub broken: Vec<FailedBenchProcess>,
+    /// Names of bench executables that kernelgate cannot run, each with the reason.
     pub left_alone: BTreeMap<String, String>,
-    /// Benches that use Criterion alone.
+    /// Benches that use Criterion without kernelgate, with the cost of their processes.
     pub criterion: Vec<CriterionOnlyBench>,
-    /// Benches whose executables are byte-identical in both builds: differences of their times are
-    /// noise.
+    /// Names of the benches whose executables are byte-identical in both builds, so that measured
+    /// differences are noise.
     pub identical: Vec<String>,
-    /// Cases of identical binaries that were verified and not timed.
+    /// Ids of the cases that were not timed because both builds have a byte-identical executable
+    /// for them.
     pub untimed: Vec<String>,
-    /// Whether the builds were compiled with optimisation.
+    /// Whether both builds were compiled with optimisation.
     pub optimised: bool,
-    /// Delays that were injected into launches of the head, whose times therefore do not describe
-    /// its code.
+    /// Delays that a calibration injected into launches of the head, as text; `None` without
+    /// injected delays.
     pub delays: Option<String>,
-    /// Number of blocks, processes and seconds of each round.
-    pub rounds: Vec<ComparisonRound>,
-    /// Comparison of each case's kernels in both builds, if the bench lists its kernels.
-    pub code: BTreeMap<String, CodeComparison>,
-    /// Explanations of regressed cases, from a profile of each build; they change no verdict.
-    pub explanations: BTreeMap<String, ChangeExplanation>,
-    /// Cases that `--affected` verified but did not time: their machine code and launches are
-    /// identical in both builds. The comparison of machine code excludes code that runs on the
-    /// host.
+    /// Number of blocks and processes and the wall time of each of the comparison's one or two
+    /// rounds.
+    pub rounds: Vec<ComparisonRoundCounts>,
+    /// Comparison of the machine code and launches of each case's kernels, for benches that list
+    /// their kernels.
+    pub code: BTreeMap<String, CaseKernelComparison>,
+    /// Explanations why cases regressed, from one profile of each build; they change no verdict.
+    pub explanations: BTreeMap<String, SlowdownExplanation>,
+    /// Ids of the cases that `--affected` verified but did not time, because their machine code and
+    /// launches are identical in both builds. For `--affected`, code that runs on the host is not
+    /// compared.
     pub unaffected: Vec<String>,
-    /// Shards without a record in a merged comparison.
+    /// Names of the shards that a merged comparison lacks.
     #[serde(default)]
     pub missing_shards: Vec<String>,
 }
 
-impl BuildFacts {
-    /// Returns the benches whose cases were abandoned on one side.
-    pub fn abandoned_benches(&self, side: Arm) -> BTreeSet<&str> {
+impl BuildComparisonFacts {
+    /// Returns the names of the benches whose cases the comparison abandoned because their
+    /// processes failed on this side.
+    pub fn benches_abandoned_on_side(&self, side: ComparedArm) -> BTreeSet<&str> {
         let of_side = self.broken.iter().filter(|it| it.abandoned && it.side == side);
         of_side.map(|it| it.bench.as_str()).collect()
     }
 }
 
-impl ExitFacts for BuildFacts {
-    // A bench that fails in both builds is not a regression of the head.
-    fn is_regression(comparison: &Comparison) -> bool {
+impl MethodFactsForExit for BuildComparisonFacts {
+    // A bench that fails in both builds does not count as a regression of the head.
+    fn has_regression_beside_cases(comparison: &Comparison) -> bool {
         let facts = &comparison.facts;
-        !facts.abandoned_benches(Arm::Head).is_subset(&facts.abandoned_benches(Arm::Base))
-            || has_removed_cases(comparison, RemovedCasesMeaning::Fail)
+        !facts
+            .benches_abandoned_on_side(ComparedArm::Head)
+            .is_subset(&facts.benches_abandoned_on_side(ComparedArm::Base))
+            || has_unaccepted_removed_cases(comparison, RemovedCasesMeaning::Fail)
     }
 
-    fn is_incomplete(comparison: &Comparison) -> bool {
-        !comparison.facts.abandoned_benches(Arm::Base).is_empty()
-            || has_removed_cases(comparison, RemovedCasesMeaning::Inconclusive)
+    fn lacks_requested_measurement(comparison: &Comparison) -> bool {
+        !comparison.facts.benches_abandoned_on_side(ComparedArm::Base).is_empty()
+            || has_unaccepted_removed_cases(comparison, RemovedCasesMeaning::Inconclusive)
             || !comparison.facts.missing_shards.is_empty()
     }
 
-    fn identical_case_count(&self) -> usize {
+    fn number_of_cases_unchanged_without_timing(&self) -> usize {
         self.untimed.len() + self.unaffected.len()
     }
 }
 
-/// Returns whether a case was removed without acceptance, and the package's rules give removed
-/// cases this meaning.
-fn has_removed_cases(
+/// Returns whether any case was removed without an accepted reason, while the package's rules give
+/// removed cases this meaning (fail or inconclusive).
+fn has_unaccepted_removed_cases(
     Comparison { facts, rules, .. }: &Comparison,
     meaning: RemovedCasesMeaning,
 ) -> bool {
-    rules.removed == meaning && facts.removed.iter().any(|case| !rules.accepts_removed(case))
+    rules.removed == meaning
+        && facts.removed.iter().any(|case| !rules.accepts_removal_of_case(case))
 }
 
-/// A process of a comparison that failed.
+/// A bench process of a comparison that failed, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FailedProcess {
+pub struct FailedBenchProcess {
     /// The bench binary.
     pub bench: String,
     /// The build.
-    pub side: Arm,
+    pub side: ComparedArm,
     /// The reason.
     pub reason: String,
-    /// Whether the cases of the bench are undecided, because it failed and was abandoned.
+    /// Whether the bench was abandoned because of this failure, so that its undecided cases stay
+    /// undecided.
     pub abandoned: bool,
 }
 
-impl FailedProcess {
-    /// The reason that each case of the failed bench gets.
-    pub fn case_error(&self) -> InconclusiveReason {
-        InconclusiveReason::BenchBroke(BuildFailure::new(self.side, self.reason.as_str()))
+impl FailedBenchProcess {
+    /// Returns the reason that each undecided case of the failed bench gets.
+    pub fn inconclusive_reason_for_cases(&self) -> InconclusiveReason {
+        InconclusiveReason::BenchBroke(FailureInBuild::in_side_with_reason(
+            self.side,
+            self.reason.as_str(),
+        ))
     }
 }
 
-/// A bench binary that uses Criterion alone; its source decides in the end how long a process
-/// takes.
+/// A bench that uses Criterion without kernelgate, with its cost; its source may override the
+/// sampling that kernelgate requests.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CriterionOnlyBench {
     /// The bench binary.
     pub bench: String,
-    /// The bench's cases that were being compared.
+    /// Ids of the bench's cases that are compared.
     pub cases: Vec<String>,
-    /// Time of a process that measured all its cases, seconds.
+    /// Wall time of one process that measured all of the bench's cases, seconds.
     pub process_s: f64,
-    /// Cases whose source overrides settings that Criterion's flags make, with the values of the
-    /// source.
+    /// Cases whose source overrides the sampling that Criterion's flags request, each with the
+    /// values that the source sets.
     pub overridden: BTreeMap<String, Vec<String>>,
 }
 
 impl CriterionOnlyBench {
-    /// Describes the abandoned bench and its cost as a sentence.
-    pub fn words(&self) -> String {
+    /// Describes a Criterion bench in one sentence: unverified cases, time per process and block,
+    /// and overridden sampling.
+    pub fn describe_cost(&self) -> String {
         let plural = |count: usize| if count == 1 { "case" } else { "cases" };
         let cost = format!(
             "bench {}: Criterion alone, {} unverified {}; a process takes {:.1} s, a block of \
@@ -158,34 +172,37 @@ impl CriterionOnlyBench {
     }
 }
 
-/// Numbers of blocks and processes of a round, and its wall time.
+/// Number of blocks and processes of one round of a comparison, and the round's wall time.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct ComparisonRound {
+pub struct ComparisonRoundCounts {
     /// Largest number of blocks that any bench had in the round.
     pub blocks: usize,
     /// Number of processes.
     pub processes: usize,
-    /// Wall time of the processes of the round, seconds.
+    /// Sum of the wall times of the round's processes, seconds.
     pub wall_s: f64,
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::outputs::numerics::NumericsReport;
+    use super::super::outputs::numerics::OutputErrorReport;
     use super::*;
-    use crate::gate::costs::{CaseCost, ConfirmationPairs, CostGrowth};
-    use crate::gate::judgement::Judgement;
-    use crate::gate::judgement::tests::judgement;
+    use crate::gate::costs::{CostGrowthOfCase, GrowthConfirmationPairs, LaunchCostKind};
+    use crate::gate::judgement::CaseJudgement;
+    use crate::gate::judgement::tests::test_judgement;
     use crate::gate::limits::CaseLimits;
-    use crate::gate::rules::RulesReport;
-    use crate::gate::verdict::Verdict;
-    use crate::gate::verdicts::RefusedBench;
-    use kernelgate::exit::ExitReason;
+    use crate::gate::rules::RulesEffectReport;
+    use crate::gate::verdict::VerdictOnCase;
+    use crate::gate::verdicts::ComparisonRefusal;
+    use kernelgate::exit::ProcessExitReason;
 
-    fn judged_comparison(judged: Vec<Judgement>, facts: BuildFacts) -> Comparison {
+    fn test_comparison_with_judgements(
+        judged: Vec<CaseJudgement>,
+        facts: BuildComparisonFacts,
+    ) -> Comparison {
         Comparison {
             device: "c".to_owned(),
-            limits: CaseLimits::default_limit(0.01),
+            limits: CaseLimits::default_with_relative_limit(0.01),
             judged,
             refused: vec![],
             new: vec![],
@@ -193,38 +210,47 @@ mod tests {
             failed: BTreeMap::new(),
             unverified: vec![],
             verification: vec![],
-            numerics: NumericsReport::default(),
+            numerics: OutputErrorReport::default(),
             costs: vec![],
-            rules: RulesReport::default(),
+            rules: RulesEffectReport::default(),
             facts,
         }
     }
 
-    fn unchanged_comparison() -> Comparison {
-        judged_comparison(vec![judgement("x", Verdict::Unchanged)], BuildFacts::default())
+    fn test_comparison_with_unchanged_case() -> Comparison {
+        test_comparison_with_judgements(
+            vec![test_judgement("x", VerdictOnCase::Unchanged)],
+            BuildComparisonFacts::default(),
+        )
     }
 
-    fn exit_of_judgements(judged: Vec<Judgement>, facts: BuildFacts) -> ExitReason {
-        judged_comparison(judged, facts).exit()
+    fn exit_of_test_comparison(
+        judged: Vec<CaseJudgement>,
+        facts: BuildComparisonFacts,
+    ) -> ProcessExitReason {
+        test_comparison_with_judgements(judged, facts).exit_reason()
     }
 
-    fn one_reason<T: From<&'static str>>() -> BTreeMap<String, T> {
+    fn test_map_with_one_reason<T: From<&'static str>>() -> BTreeMap<String, T> {
         BTreeMap::from([("y".to_owned(), "why".into())])
     }
 
     #[test]
     fn a_removed_case_is_accepted_or_has_the_meaning_that_the_package_sets() {
-        use crate::gate::rules::AppliedAcceptance;
-        let with = |removed, accepted: Vec<AppliedAcceptance>| {
-            let facts = BuildFacts { removed: vec!["y".to_owned()], ..BuildFacts::default() };
-            let judged = vec![judgement("x", Verdict::Unchanged)];
-            let rules = RulesReport { removed, accepted, ..RulesReport::default() };
-            Comparison { rules, ..judged_comparison(judged, facts) }.exit()
+        use crate::gate::rules::AcceptanceAppliedToCase;
+        let with = |removed, accepted: Vec<AcceptanceAppliedToCase>| {
+            let facts = BuildComparisonFacts {
+                removed: vec!["y".to_owned()],
+                ..BuildComparisonFacts::default()
+            };
+            let judged = vec![test_judgement("x", VerdictOnCase::Unchanged)];
+            let rules = RulesEffectReport { removed, accepted, ..RulesEffectReport::default() };
+            Comparison { rules, ..test_comparison_with_judgements(judged, facts) }.exit_reason()
         };
-        assert_eq!(with(RemovedCasesMeaning::default(), vec![]), ExitReason::Inconclusive);
-        assert_eq!(with(RemovedCasesMeaning::Fail, vec![]), ExitReason::Regression);
-        assert_eq!(with(RemovedCasesMeaning::Ignore, vec![]), ExitReason::Fine);
-        let accepted = |case: &str, removed| AppliedAcceptance {
+        assert_eq!(with(RemovedCasesMeaning::default(), vec![]), ProcessExitReason::Inconclusive);
+        assert_eq!(with(RemovedCasesMeaning::Fail, vec![]), ProcessExitReason::Regression);
+        assert_eq!(with(RemovedCasesMeaning::Ignore, vec![]), ProcessExitReason::Fine);
+        let accepted = |case: &str, removed| AcceptanceAppliedToCase {
             case: case.to_owned(),
             slower: Some(0.1),
             growth: None,
@@ -233,99 +259,127 @@ mod tests {
             reason: "r".to_owned(),
         };
         for meaning in [RemovedCasesMeaning::Inconclusive, RemovedCasesMeaning::Fail] {
-            assert_eq!(with(meaning, vec![accepted("y", true)]), ExitReason::Fine);
-            assert_ne!(with(meaning, vec![accepted("y", false)]), ExitReason::Fine);
-            assert_ne!(with(meaning, vec![accepted("z", true)]), ExitReason::Fine);
+            assert_eq!(with(meaning, vec![accepted("y", true)]), ProcessExitReason::Fine);
+            assert_ne!(with(meaning, vec![accepted("y", false)]), ProcessExitReason::Fine);
+            assert_ne!(with(meaning, vec![accepted("z", true)]), ProcessExitReason::Fine);
         }
     }
 
     #[test]
     fn the_worst_verdict_of_all_cases_sets_the_exit_code() {
-        let exit =
-            |verdict| exit_of_judgements(vec![judgement("x", verdict)], BuildFacts::default());
-        assert_eq!(exit(Verdict::Unchanged), ExitReason::Fine);
-        assert_eq!(exit(Verdict::Regressed), ExitReason::Regression);
-        assert_eq!(exit(Verdict::Inconclusive), ExitReason::Inconclusive);
+        let exit = |verdict| {
+            exit_of_test_comparison(
+                vec![test_judgement("x", verdict)],
+                BuildComparisonFacts::default(),
+            )
+        };
+        assert_eq!(exit(VerdictOnCase::Unchanged), ProcessExitReason::Fine);
+        assert_eq!(exit(VerdictOnCase::Regressed), ProcessExitReason::Regression);
+        assert_eq!(exit(VerdictOnCase::Inconclusive), ProcessExitReason::Inconclusive);
         assert_eq!(
-            Comparison { failed: one_reason(), ..unchanged_comparison() }.exit(),
-            ExitReason::Regression
+            Comparison {
+                failed: test_map_with_one_reason(),
+                ..test_comparison_with_unchanged_case()
+            }
+            .exit_reason(),
+            ProcessExitReason::Regression
         );
         assert_eq!(
-            Comparison { skipped: one_reason(), ..unchanged_comparison() }.exit(),
-            ExitReason::Inconclusive
+            Comparison {
+                skipped: test_map_with_one_reason(),
+                ..test_comparison_with_unchanged_case()
+            }
+            .exit_reason(),
+            ProcessExitReason::Inconclusive
         );
-        let refusal = RefusedBench {
+        let refusal = ComparisonRefusal {
             field: "seed".to_owned(),
             base: "1".to_owned(),
             head: "2".to_owned(),
             cases: vec![],
         };
-        let refused =
-            Comparison { refused: vec![refusal], failed: one_reason(), ..unchanged_comparison() };
-        assert_eq!(refused.exit(), ExitReason::Refused);
+        let refused = Comparison {
+            refused: vec![refusal],
+            failed: test_map_with_one_reason(),
+            ..test_comparison_with_unchanged_case()
+        };
+        assert_eq!(refused.exit_reason(), ProcessExitReason::Refused);
     }
 
     #[test]
     fn a_bench_that_fails_only_in_the_head_is_a_regression() {
-        let broken = |side, abandoned| FailedProcess {
+        let broken = |side, abandoned| FailedBenchProcess {
             bench: "b".to_owned(),
             side,
             reason: "r".to_owned(),
             abandoned,
         };
-        let exit = |broken: Vec<FailedProcess>| {
-            let facts = BuildFacts { broken, ..BuildFacts::default() };
-            exit_of_judgements(vec![judgement("x", Verdict::Unchanged)], facts)
+        let exit = |broken: Vec<FailedBenchProcess>| {
+            let facts = BuildComparisonFacts { broken, ..BuildComparisonFacts::default() };
+            exit_of_test_comparison(vec![test_judgement("x", VerdictOnCase::Unchanged)], facts)
         };
-        assert_eq!(exit(vec![broken(Arm::Head, true)]), ExitReason::Regression);
-        assert_eq!(exit(vec![broken(Arm::Base, true)]), ExitReason::Inconclusive);
-        assert_eq!(exit(vec![broken(Arm::Head, false)]), ExitReason::Fine);
-        let both = vec![broken(Arm::Base, true), broken(Arm::Head, true)];
-        assert_eq!(exit(both), ExitReason::Inconclusive);
+        assert_eq!(exit(vec![broken(ComparedArm::Head, true)]), ProcessExitReason::Regression);
+        assert_eq!(exit(vec![broken(ComparedArm::Base, true)]), ProcessExitReason::Inconclusive);
+        assert_eq!(exit(vec![broken(ComparedArm::Head, false)]), ProcessExitReason::Fine);
+        let both = vec![broken(ComparedArm::Base, true), broken(ComparedArm::Head, true)];
+        assert_eq!(exit(both), ProcessExitReason::Inconclusive);
     }
 
     #[test]
     fn a_cost_that_grew_significantly_is_a_regression() {
         let grown = |further| {
-            let cost = CostGrowth {
+            let cost = CostGrowthOfCase {
                 case: "x".to_owned(),
-                cost: CaseCost::HostTime,
+                cost: LaunchCostKind::HostTime,
                 base: 4e3,
                 head: 6e3,
                 allowed: 0.1,
                 further,
             };
-            Comparison { costs: vec![cost], ..unchanged_comparison() }.exit()
+            Comparison { costs: vec![cost], ..test_comparison_with_unchanged_case() }.exit_reason()
         };
-        assert_eq!(grown(None), ExitReason::Regression);
-        let further = ConfirmationPairs { pairs: 8, grown: 8, found: true };
-        assert_eq!(grown(Some(further)), ExitReason::Regression);
-        let unclear = ConfirmationPairs { grown: 6, found: false, ..further };
-        assert_eq!(grown(Some(unclear)), ExitReason::Inconclusive);
+        assert_eq!(grown(None), ProcessExitReason::Regression);
+        let further = GrowthConfirmationPairs { pairs: 8, grown: 8, found: true };
+        assert_eq!(grown(Some(further)), ProcessExitReason::Regression);
+        let unclear = GrowthConfirmationPairs { grown: 6, found: false, ..further };
+        assert_eq!(grown(Some(unclear)), ProcessExitReason::Inconclusive);
     }
 
     #[test]
     fn a_comparison_without_judged_cases_passes_only_if_nothing_can_have_changed() {
-        assert_eq!(exit_of_judgements(vec![], BuildFacts::default()), ExitReason::Inconclusive);
-        let untimed = BuildFacts { untimed: vec!["x".to_owned()], ..BuildFacts::default() };
-        assert_eq!(exit_of_judgements(vec![], untimed), ExitReason::Fine);
-        let unaffected = BuildFacts { unaffected: vec!["x".to_owned()], ..BuildFacts::default() };
-        assert_eq!(exit_of_judgements(vec![], unaffected), ExitReason::Fine);
-        let mended = BuildFacts { failed_in_base: one_reason(), ..BuildFacts::default() };
         assert_eq!(
-            exit_of_judgements(vec![judgement("x", Verdict::Unchanged)], mended),
-            ExitReason::Fine
+            exit_of_test_comparison(vec![], BuildComparisonFacts::default()),
+            ProcessExitReason::Inconclusive
+        );
+        let untimed = BuildComparisonFacts {
+            untimed: vec!["x".to_owned()],
+            ..BuildComparisonFacts::default()
+        };
+        assert_eq!(exit_of_test_comparison(vec![], untimed), ProcessExitReason::Fine);
+        let unaffected = BuildComparisonFacts {
+            unaffected: vec!["x".to_owned()],
+            ..BuildComparisonFacts::default()
+        };
+        assert_eq!(exit_of_test_comparison(vec![], unaffected), ProcessExitReason::Fine);
+        let mended = BuildComparisonFacts {
+            failed_in_base: test_map_with_one_reason(),
+            ..BuildComparisonFacts::default()
+        };
+        assert_eq!(
+            exit_of_test_comparison(vec![test_judgement("x", VerdictOnCase::Unchanged)], mended),
+            ProcessExitReason::Fine
         );
     }
 
     #[test]
     fn an_explanation_does_not_excuse_a_regression() {
-        let explained = ChangeExplanation { identical_code: true, ..ChangeExplanation::default() };
+        let explained =
+            SlowdownExplanation { identical_code: true, ..SlowdownExplanation::default() };
         let explanations = BTreeMap::from([("x".to_owned(), explained)]);
-        let facts = BuildFacts { explanations, ..BuildFacts::default() };
+        let facts = BuildComparisonFacts { explanations, ..BuildComparisonFacts::default() };
         assert_eq!(
-            exit_of_judgements(vec![judgement("x", Verdict::Regressed)], facts),
-            ExitReason::Regression
+            exit_of_test_comparison(vec![test_judgement("x", VerdictOnCase::Regressed)], facts),
+            ProcessExitReason::Regression
         );
     }
 }

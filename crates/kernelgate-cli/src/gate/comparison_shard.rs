@@ -1,94 +1,108 @@
-//! The comparison of one shard, as a file, and the verdicts of all shards together.
+//! The record of a comparison's shard in a file, and the merge of all shards' records into the
+//! verdicts of the whole comparison.
 //!
-//! A shard keeps all its times, and the verdicts are computed from the times of all shards. Each
-//! shard divides its error rates among the cases of the whole plan, so that all shards together
-//! have the false-alarm rate of one comparison. Deliberately absent: which files of a shard count,
-//! and whether the cards of the shards are equally fast (`fleet`).
+//! A comparison shard's record keeps all measured times, from which the merge computes the
+//! verdicts. Each shard divides its error rates by the number of cases of all shards, so that the
+//! merged comparison has the false-alarm rate of an undivided one. The module `fleet` decides which
+//! shard records are merged and whether the shards' cards are equally fast.
 
 use std::collections::BTreeMap;
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::calibration::{BlockSeries, first_differing_field, first_differing_name};
-use super::comparison::{BuildFacts, Comparison, ComparisonRound, CriterionOnlyBench};
-use super::costs::CostGrowth;
+use super::calibration::{CaseBlocksAsColumns, first_differing_field, first_differing_name};
+use super::comparison::{
+    BuildComparisonFacts, Comparison, ComparisonRoundCounts, CriterionOnlyBench,
+};
+use super::costs::CostGrowthOfCase;
 use super::inconclusive_reason::InconclusiveReason;
-use super::judgement::Judgement;
+use super::judgement::CaseJudgement;
 use super::limits::CaseLimits;
-use super::outputs::numerics::NumericsReport;
+use super::outputs::numerics::OutputErrorReport;
 use super::outputs::verification::VerificationLoss;
-use super::paired::{BlocksByCase, ErrorRateFamily, PairedOutcome, TestPlan, decide_cases};
-use super::rules::RulesReport;
-use super::verdicts::{RefusedBench, RefusedFields};
-use kernelgate::measure::anchors::AnchorRecord;
-use kernelgate::record::file::RecordType;
-use kernelgate::record::{Environment, Shard, text};
-use kernelgate_cuda::CaseFailure;
+use super::paired::{
+    ComparisonTestPlan, ErrorRateFamily, PairedDecisionsOfRound, TimedBlocksByCase,
+    decide_cases_with_own_thresholds,
+};
+use super::rules::RulesEffectReport;
+use super::verdicts::{CasesByDifferingField, ComparisonRefusal};
+use kernelgate::measure::anchors::ShardAnchorRecord;
+use kernelgate::record::file::RecordFileType;
+use kernelgate::record::{RunEnvironment, ShardOfWork, text};
+use kernelgate_cuda::CaseFailureReason;
 
-/// Record of the comparison of one shard's cases.
+/// Record of the comparison of one shard's cases, which `kernelgate merge` reads.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ComparisonShard {
+pub struct ComparisonShardRecord {
     /// The shard.
-    pub shard: Shard,
-    /// Hash of all cases of both builds: equal in all shards of one plan.
+    pub shard: ShardOfWork,
+    /// Hash of the list of all cases of both builds; it is equal in all shards of one comparison.
     pub plan: String,
     /// Number of cases of all shards together, by which each shard divides its error rates.
     pub planned: usize,
-    /// End time of the comparison, RFC 3339, UTC.
+    /// End time of the shard's comparison, RFC 3339, UTC.
     pub ended: String,
     /// Device and build.
-    pub environment: Environment,
-    /// Anchors: rates of fixed work on the device of the shard.
-    pub anchors: Option<AnchorRecord>,
-    /// Facts that shards of one comparison share, by name: settings, limits, executables.
+    pub environment: RunEnvironment,
+    /// Anchors: rates of fixed work, measured on the device of this shard.
+    pub anchors: Option<ShardAnchorRecord>,
+    /// Facts that all shards of one comparison share, by name: settings, limits, executables.
     pub identity: BTreeMap<String, String>,
-    /// Commits of base and head, if both were built from a checkout.
+    /// Commits of base (first) and head (second), if both were built from a checkout.
     pub sources: Option<[String; 2]>,
     /// Limits of each case.
     pub limits: BTreeMap<String, CaseLimits>,
-    /// All times of the first round, by case.
-    pub first: BTreeMap<String, BlockSeries>,
-    /// Every time of the round that confirms, by case.
-    pub second: BTreeMap<String, BlockSeries>,
-    /// Errors that kept a case from being measured to the end.
+    /// All measured times of the first round, by case.
+    pub first: BTreeMap<String, CaseBlocksAsColumns>,
+    /// All measured times of the second round, which confirms regressions, by case.
+    pub second: BTreeMap<String, CaseBlocksAsColumns>,
+    /// Errors because of which a case was not measured to the end, by case.
     pub errors: BTreeMap<String, Vec<InconclusiveReason>>,
-    /// All results except the verdicts, which are computed from the times.
+    /// All results of the shard's comparison except the verdicts, which the merge computes from the
+    /// times.
     #[serde(with = "ShardFindings")]
     pub findings: Comparison,
 }
 
-/// Form of a comparison in the file, without verdicts; fields as in
-/// [`Verdicts`](super::verdicts::Verdicts).
+/// Form of [`VerdictsAndFindings`](super::verdicts::VerdictsAndFindings) in a shard's file: equal fields, but without the
+/// verdicts.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Comparison")]
 struct ShardFindings {
     device: String,
     limits: CaseLimits,
     #[serde(skip)]
-    judged: Vec<Judgement>,
-    refused: Vec<RefusedBench>,
+    judged: Vec<CaseJudgement>,
+    refused: Vec<ComparisonRefusal>,
     new: Vec<String>,
     skipped: BTreeMap<String, String>,
-    failed: BTreeMap<String, CaseFailure>,
+    failed: BTreeMap<String, CaseFailureReason>,
     unverified: Vec<String>,
     verification: Vec<VerificationLoss>,
-    numerics: NumericsReport,
-    costs: Vec<CostGrowth>,
-    rules: RulesReport,
-    facts: BuildFacts,
+    numerics: OutputErrorReport,
+    costs: Vec<CostGrowthOfCase>,
+    rules: RulesEffectReport,
+    facts: BuildComparisonFacts,
 }
 
-impl ComparisonShard {
-    /// Prefixes of the executables' hashes in [`Self::identity`], for base and head.
-    const SIDE_PREFIXES: [&str; 2] = ["base ", "head "];
+impl ComparisonShardRecord {
+    /// Prefixes of the names under which [`Self::identity`] stores the executables' hashes of base
+    /// and head.
+    const EXECUTABLE_HASH_NAME_PREFIXES: [&str; 2] = ["base ", "head "];
 
-    /// Stores the limits, the errors and the findings of a comparison.
-    pub fn keep(&mut self, comparison: &Comparison, limits: impl Fn(&str) -> CaseLimits) {
+    /// Takes the limits and errors of each judged case from a comparison into this record, and
+    /// drops the times of other cases.
+    pub fn take_limits_and_errors(
+        &mut self,
+        comparison: &Comparison,
+        limits: impl Fn(&str) -> CaseLimits,
+    ) {
         for judged in &comparison.judged {
             self.limits.insert(judged.case.clone(), limits(&judged.case));
             let is_kept = |reason: &&InconclusiveReason| {
-                reason.is_case_error() && !matches!(reason, InconclusiveReason::LessVerified(_))
+                reason.is_measurement_error()
+                    && !matches!(reason, InconclusiveReason::LessVerified(_))
             };
             let errors: Vec<InconclusiveReason> =
                 judged.reasons.iter().filter(is_kept).cloned().collect();
@@ -100,15 +114,15 @@ impl ComparisonShard {
         self.second.retain(|case, _| self.limits.contains_key(case));
     }
 
-    /// The first fact because of which two shards do not belong to one comparison: its name and
-    /// both values.
-    pub fn mismatch(&self, other: &Self) -> Option<(String, [String; 2])> {
+    /// Returns the name and both values of the first fact that prevents merging two comparison
+    /// shards; `None` if they belong together.
+    pub fn first_fact_that_prevents_merging(&self, other: &Self) -> Option<(String, [String; 2])> {
         let facts = |shard: &Self| {
             [
                 ("number of shards", shard.shard.count.to_string()),
                 ("plan", shard.plan.clone()),
                 ("cases of the plan", shard.planned.to_string()),
-                ("power state", shard.power().to_owned()),
+                ("power state", shard.power_state_of_anchors().to_owned()),
             ]
         };
         let of_facts = facts(self).into_iter().zip(facts(other)).find(|(one, other)| one != other);
@@ -119,53 +133,75 @@ impl ComparisonShard {
         if let Some(differing) = first_differing_field("plan", plan, others) {
             return Some(differing);
         }
-        if let Some(mismatch) = other.environment.mismatches(&self.environment).into_iter().next() {
+        if let Some(mismatch) =
+            other.environment.incomparable_facts_with_base(&self.environment).into_iter().next()
+        {
             return Some((mismatch.field.to_owned(), [mismatch.base, mismatch.head]));
         }
-        let (left, right) = (self.shared_identity(other), other.shared_identity(self));
+        let (left, right) =
+            (self.identity_facts_to_share(other), other.identity_facts_to_share(self));
         let name = first_differing_name(&left, &right)?;
         let value = |of: &BTreeMap<String, String>| of.get(&name).cloned().unwrap_or_default();
-        let field = Self::SIDE_PREFIXES.iter().find_map(|side| {
+        let field = Self::EXECUTABLE_HASH_NAME_PREFIXES.iter().find_map(|side| {
             Some(format!("executable of bench {} in the {side}", name.strip_prefix(side)?))
         });
         let values = [value(&left), value(&right)];
         Some((field.map_or(name, |field| field.trim_end().to_owned()), values))
     }
 
-    /// The power state in which an anchor was measured, "steady" or "burst", if it is recorded.
-    fn power(&self) -> &'static str {
+    /// Returns the power state in which the shard's anchors were measured: "steady", "burst", or
+    /// "unknown" without measured anchors.
+    fn power_state_of_anchors(&self) -> &'static str {
         match &self.anchors {
-            Some(AnchorRecord::Measured(anchors)) => anchors.power.name(),
+            Some(ShardAnchorRecord::Measured(anchors)) => anchors.power.name_in_files(),
             _ => "unknown",
         }
     }
 
-    /// The part of the identity that two shards must share. Executables of two shards may differ if
-    /// two machines built them from the same commits.
-    fn shared_identity(&self, other: &Self) -> BTreeMap<String, String> {
+    /// Returns the facts of the identity that must be equal in two shards of one comparison.
+    /// Executable hashes are excluded if both shards have the same commits, because two machines
+    /// may build different executables from them.
+    fn identity_facts_to_share(&self, other: &Self) -> BTreeMap<String, String> {
         let one_code = self.sources.is_some() && self.sources == other.sources;
         let is_shared = |name: &str| {
             name != "KERNELGATE_SHARD"
                 && name != "KERNELGATE_DEVICE"
-                && !(one_code && Self::SIDE_PREFIXES.iter().any(|side| name.starts_with(side)))
+                && !(one_code
+                    && Self::EXECUTABLE_HASH_NAME_PREFIXES
+                        .iter()
+                        .any(|side| name.starts_with(side)))
         };
         let shared = self.identity.iter().filter(|(name, _)| is_shared(name));
         shared.map(|(name, value)| (name.clone(), value.clone())).collect()
     }
 
-    /// Decides a round as if it were at its end.
-    fn decide(&self, round: &BTreeMap<String, BlockSeries>) -> PairedOutcome {
+    /// Decides the cases of a finished round from their recorded blocks.
+    fn decide_finished_round(
+        &self,
+        round: &BTreeMap<String, CaseBlocksAsColumns>,
+    ) -> PairedDecisionsOfRound {
         let plan = self.findings.facts.plan;
-        let blocks = |(case, series): (&String, &BlockSeries)| (case.clone(), series.blocks());
-        let observed: BlocksByCase = round.iter().map(blocks).collect();
-        let limits = |case: &str| self.limits.get(case).map_or(plan, |limits| plan.within(limits));
-        decide_cases(&observed, &plan, &limits, ErrorRateFamily::Plan(self.planned), true)
+        let blocks = |(case, series): (&String, &CaseBlocksAsColumns)| {
+            (case.clone(), series.to_trial_blocks())
+        };
+        let observed: TimedBlocksByCase = round.iter().map(blocks).collect();
+        let limits = |case: &str| {
+            self.limits.get(case).map_or(plan, |limits| plan.with_thresholds_of_case(limits))
+        };
+        decide_cases_with_own_thresholds(
+            &observed,
+            &plan,
+            &limits,
+            ErrorRateFamily::Plan(self.planned),
+            true,
+        )
     }
 
-    /// Judges the cases of all shards.
-    fn judge(&self) -> Vec<Judgement> {
-        let [first, second] = [&self.first, &self.second].map(|round| self.decide(round));
-        let plan: TestPlan = self.findings.facts.plan;
+    /// Judges the cases of this shard from its recorded times.
+    fn judge_cases_of_shard(&self) -> Vec<CaseJudgement> {
+        let [first, second] =
+            [&self.first, &self.second].map(|round| self.decide_finished_round(round));
+        let plan: ComparisonTestPlan = self.findings.facts.plan;
         let errors = |case: &str| self.errors.get(case).cloned().unwrap_or_default();
         let losses: BTreeMap<&str, &VerificationLoss> =
             self.findings.verification.iter().map(|loss| (&*loss.case, loss)).collect();
@@ -176,41 +212,46 @@ impl ComparisonShard {
             let Some(limits) = self.limits.get(&decision.case) else { continue };
             let confirmation = again.get(&*decision.case).map(|decision| (*decision).clone());
             let errors = errors(&decision.case);
-            judged.push(Judgement::from_rounds(decision, confirmation, errors, limits));
+            judged.push(CaseJudgement::from_both_rounds(decision, confirmation, errors, limits));
         }
         let unmeasured = self.limits.iter().filter(|(case, _)| !self.first.contains_key(*case));
         judged.extend(unmeasured.map(|(case, limits)| {
-            Judgement::unmeasured(case.clone(), errors(case), &plan, limits)
+            CaseJudgement::for_case_without_blocks(case.clone(), errors(case), &plan, limits)
         }));
-        let with_loss = |judged: Judgement| match losses.get(&*judged.case) {
-            Some(loss) => judged.less_verified((*loss).clone()),
+        let with_loss = |judged: CaseJudgement| match losses.get(&*judged.case) {
+            Some(loss) => judged.with_verification_loss((*loss).clone()),
             None => judged,
         };
         judged.into_iter().map(with_loss).collect()
     }
 }
 
-/// Merges the shards of a comparison in any order; `None` without a shard. All shards must belong
-/// to one plan ([`ComparisonShard::mismatch`]), and each shard is given once; `missing` names the
-/// absent shards.
-pub fn merge(mut shards: Vec<ComparisonShard>, missing: Vec<String>) -> Option<Comparison> {
+/// Merges comparison shards, given in any order, into one comparison with verdicts; `None` if
+/// `shards` is empty. The shards must belong together
+/// ([`ComparisonShardRecord::first_fact_that_prevents_merging`]) and differ in number; `missing`
+/// names the shards that are not given.
+pub fn merge_comparison_shard_records(
+    mut shards: Vec<ComparisonShardRecord>,
+    missing: Vec<String>,
+) -> Option<Comparison> {
     shards.sort_by_key(|shard| shard.shard);
-    let judged = shards.par_iter().flat_map_iter(ComparisonShard::judge).collect();
+    let judged =
+        shards.par_iter().flat_map_iter(ComparisonShardRecord::judge_cases_of_shard).collect();
     let mut findings = shards.into_iter().map(|shard| shard.findings);
     let mut all = findings.next()?;
-    findings.for_each(|more| all.add(more));
+    findings.for_each(|more| all.add_findings_of_shard(more));
     all.judged = judged;
     let unmatched = std::mem::take(&mut all.rules.unmatched);
     if missing.is_empty() {
         all.rules.notes.extend(unmatched);
     }
     all.facts.missing_shards = missing;
-    all.sort_and_deduplicate();
+    all.sort_and_deduplicate_lists();
     Some(all)
 }
 
 impl Comparison {
-    fn add(&mut self, other: Self) {
+    fn add_findings_of_shard(&mut self, other: Self) {
         self.refused.extend(other.refused);
         self.new.extend(other.new);
         self.skipped.extend(other.skipped);
@@ -231,17 +272,17 @@ impl Comparison {
         rules.notes.extend(more.notes);
         rules.unmatched.retain(|pattern| more.unmatched.contains(pattern));
         rules.undecided.extend(more.undecided);
-        add_facts(&mut self.facts, other.facts);
+        add_facts_of_shard(&mut self.facts, other.facts);
     }
 
-    /// Sorts lists that come from several shards, and removes duplicates.
-    fn sort_and_deduplicate(&mut self) {
-        self.sort();
-        let mut refused = RefusedFields::new();
-        for RefusedBench { field, base, head, cases } in std::mem::take(&mut self.refused) {
+    /// Sorts the lists that the merged shards contributed to, and removes duplicates.
+    fn sort_and_deduplicate_lists(&mut self) {
+        self.sort_judgements();
+        let mut refused = CasesByDifferingField::new();
+        for ComparisonRefusal { field, base, head, cases } in std::mem::take(&mut self.refused) {
             refused.entry((field, base, head)).or_default().extend(cases);
         }
-        self.refused = RefusedBench::from_fields(refused);
+        self.refused = ComparisonRefusal::from_differing_fields(refused);
         let facts = &mut self.facts;
         for list in [
             &mut self.new,
@@ -262,7 +303,7 @@ impl Comparison {
     }
 }
 
-fn add_facts(facts: &mut BuildFacts, more: BuildFacts) {
+fn add_facts_of_shard(facts: &mut BuildComparisonFacts, more: BuildComparisonFacts) {
     facts.removed.extend(more.removed);
     facts.failed_in_base.extend(more.failed_in_base);
     let broken = more.broken.into_iter().filter(|broken| !facts.broken.contains(broken));
@@ -271,7 +312,7 @@ fn add_facts(facts: &mut BuildFacts, more: BuildFacts) {
     facts.left_alone.extend(more.left_alone);
     for bench in more.criterion {
         match facts.criterion.iter_mut().find(|it| it.bench == bench.bench) {
-            Some(there) => add_bench_reasons(there, bench),
+            Some(there) => add_cases_of_criterion_bench(there, bench),
             None => facts.criterion.push(bench),
         }
     }
@@ -281,8 +322,8 @@ fn add_facts(facts: &mut BuildFacts, more: BuildFacts) {
     for (index, round) in more.rounds.into_iter().enumerate() {
         match facts.rounds.get_mut(index) {
             Some(there) => {
-                let ComparisonRound { blocks, processes, wall_s } = *there;
-                *there = ComparisonRound {
+                let ComparisonRoundCounts { blocks, processes, wall_s } = *there;
+                *there = ComparisonRoundCounts {
                     blocks: blocks.max(round.blocks),
                     processes: processes + round.processes,
                     wall_s: wall_s + round.wall_s,
@@ -296,40 +337,45 @@ fn add_facts(facts: &mut BuildFacts, more: BuildFacts) {
     facts.unaffected.extend(more.unaffected);
 }
 
-fn add_bench_reasons(there: &mut CriterionOnlyBench, more: CriterionOnlyBench) {
+fn add_cases_of_criterion_bench(there: &mut CriterionOnlyBench, more: CriterionOnlyBench) {
     there.cases.extend(more.cases);
     there.cases.sort();
     there.process_s = there.process_s.max(more.process_s);
     there.overridden.extend(more.overridden);
 }
 
-impl RecordType for ComparisonShard {
+impl RecordFileType for ComparisonShardRecord {
     const SCHEMA: &'static str = "kernelgate-comparison-shard";
     const SCHEMA_VERSION: u64 = 2;
     const OLDEST_VERSION: u64 = 2;
     const FILE_KIND: &'static str = "shard of a comparison";
-    const FREE_TEXT_FIELDS: &'static [&'static str] =
+    const FIELDS_WITH_ANY_CHARACTERS: &'static [&'static str] =
         &["identity", "findings", "errors", "anchors"];
 
-    fn validate(&self) -> Result<(), String> {
-        self.shard.validate()?;
-        text::check_rfc3339_time(&self.ended).map_err(|problem| format!("ended: {problem}"))?;
-        self.environment.validate()?;
-        self.anchors.as_ref().map_or(Ok(()), AnchorRecord::validate)?;
+    fn check_record_plausible(&self) -> Result<(), String> {
+        self.shard.check_shard_index_and_count()?;
+        text::check_is_rfc3339_time(&self.ended).map_err(|problem| format!("ended: {problem}"))?;
+        self.environment.check_environment_plausible()?;
+        self.anchors.as_ref().map_or(Ok(()), ShardAnchorRecord::check_anchor_rates_plausible)?;
         for (round, series) in [("first", &self.first), ("second", &self.second)] {
             for (case, series) in series {
-                series.validate().map_err(|why| format!("{round}: case {case}: {why}"))?;
+                series
+                    .check_column_lengths_and_values()
+                    .map_err(|why| format!("{round}: case {case}: {why}"))?;
                 if !self.limits.contains_key(case) {
                     return Err(format!("{round}: case {case} has no limits"));
                 }
             }
         }
-        self.limits.keys().try_for_each(|case| text::check_case_id(case))?;
-        self.limits.values().chain([&self.findings.limits]).try_for_each(CaseLimits::validate)?;
+        self.limits.keys().try_for_each(|case| text::check_case_id_text(case))?;
+        self.limits
+            .values()
+            .chain([&self.findings.limits])
+            .try_for_each(CaseLimits::check_ranges)?;
         if self.planned < self.limits.len() {
             let (cases, planned) = (self.limits.len(), self.planned);
             return Err(format!("{cases} cases of a plan of {planned}"));
         }
-        super::calibration::check_plan(&self.findings.facts.plan)
+        super::calibration::check_test_plan_ranges(&self.findings.facts.plan)
     }
 }

@@ -1,138 +1,153 @@
-//! Reasons why a case is inconclusive: fields hold the facts, and printing makes a sentence.
+//! Reasons why a case is inconclusive: the variants store facts, which printing turns into a
+//! sentence.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use super::outputs::verification::VerificationLoss;
-use super::paired::{Arm, InconclusiveCause, PairedDecision};
-use super::ratio_interval::TimeRatio;
+use super::paired::{CauseOfInconclusiveDecision, ComparedArm, PairedDecisionOnCase};
+use super::ratio_interval::TimeRatioWithInterval;
 
-/// The reason why a case is inconclusive.
+/// The reason why a case has no verdict, or the verdict "inconclusive".
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum InconclusiveReason {
-    /// The baseline has one process run, and nothing shows its process-to-process variance.
+    /// The baseline has only one process run of the case, and its variance between processes is not
+    /// known.
     SingleRun {
-        /// Relative half-width that is assumed for the variance between processes.
+        /// Relative half-width of the time interval that is assumed for the variance between
+        /// processes.
         assumed: f64,
     },
-    /// The confidence interval contains both relevant and irrelevant changes.
-    Wide(TimeRatio),
-    /// The estimate is beyond the threshold, and smaller than the runs can detect.
+    /// The confidence interval of the time ratio is too wide to exclude a regression or to show
+    /// one.
+    Wide(TimeRatioWithInterval),
+    /// The estimated change is beyond the threshold but smaller than the smallest change that these
+    /// runs can detect.
     Undetectable {
-        /// Smallest relative slow-down that the runs can detect.
+        /// Smallest relative slow-down that these runs can detect.
         detectable: f64,
     },
     /// The GPU was throttled.
-    Throttled(DecidingSide),
+    Throttled(SideThatCausesDoubt),
     /// Another process computed on the GPU during the run.
-    SharedGpu(DecidingSide),
-    /// The SM clock of base and head differs.
+    SharedGpu(SideThatCausesDoubt),
+    /// The SM clocks of base and head differ so much that they explain the time difference.
     Clock {
-        /// SM clock of the head over that of the base.
+        /// SM clock of the head divided by that of the base.
         ratio: f64,
     },
-    /// The power state of a side did not settle, and its range covers the change.
+    /// The GPU's power state did not settle, and the range of the times meanwhile covers the
+    /// measured change.
     Unsettled {
-        /// Relative width of the range of the case's times.
+        /// Relative width of the range of the case's times while the power state had not settled.
         width: f64,
     },
-    /// The host's launch time is in the times of one side only.
-    HostBound(DecidingSide),
-    /// The outputs were verified less completely than before.
+    /// In base or head only, the GPU waited for the host, so its times include the host's launch
+    /// time.
+    HostBound(SideThatCausesDoubt),
+    /// The head verified the outputs of the case less completely than the base.
     LessVerified(VerificationLoss),
-    /// Too few pairs for any verdict at the promised error rate.
+    /// There are too few pairs of processes for a verdict with the promised error rates.
     TooFewPairs {
         /// Usable pairs.
         pairs: usize,
     },
-    /// Too few pairs remain, because the GPU was throttled in the others.
+    /// Too few usable pairs remain, because the GPU was throttled in the other pairs.
     ThrottledPairs {
         /// Usable pairs.
         pairs: usize,
     },
-    /// The contention for the host's CPU differs between the builds.
+    /// Other processes used different shares of the CPU beside the base and beside the head.
     Contention {
-        /// Mean contention share beside the base; absent if unknown.
+        /// Mean share of the CPU that other processes used beside the base's processes; `None` if
+        /// unknown.
         base: Option<f64>,
-        /// Mean contention share beside the head; absent if unknown.
+        /// Mean share of the CPU that other processes used beside the head's processes; `None` if
+        /// unknown.
         head: Option<f64>,
     },
-    /// Processes of one and the same build differ in this case by more than the threshold.
-    Null(TimeRatio),
-    /// Processes of one and the same build differ in too many cases.
+    /// The times of this case differ by more than the threshold between processes of one and the
+    /// same build.
+    Null(TimeRatioWithInterval),
+    /// In too many cases, times differ between processes of one and the same build, so the
+    /// environment is unstable.
     Environment,
-    /// The second round did not confirm the slow-down that the first round found.
+    /// The comparison's second round did not confirm the regression that its first round found.
     NotConfirmed,
-    /// A process of one build skipped the case, although others ran it.
-    Skipped(BuildFailure),
-    /// The case failed in a process of one build.
-    Failed(BuildFailure),
-    /// The bench that contains the case failed.
-    BenchBroke(BuildFailure),
-    /// The bench that contains the case has neither kernelgate's nor Criterion's flags.
-    Undrivable(BuildFailure),
-    /// Another bench has a case with an equal id, and that case is compared instead.
+    /// One process of a build (base or head) skipped the case, although others measured it.
+    Skipped(FailureInBuild),
+    /// The case failed in a process of the base.
+    Failed(FailureInBuild),
+    /// The bench of the case failed, so its remaining cases could not be measured.
+    BenchBroke(FailureInBuild),
+    /// The bench of the case understands neither kernelgate's bench protocol nor Criterion's flags.
+    Undrivable(FailureInBuild),
+    /// Another bench has a case with an equal id, which is compared instead of this one.
     OtherBench {
-        /// The bench whose case is compared.
+        /// Name of the bench whose case with this id is compared.
         owner: String,
-        /// Name of the other bench that has this case.
+        /// Name of the bench whose case with this id is not compared.
         bench: String,
     },
-    /// No block of the case ended before the budget did.
+    /// No block of the case was complete when the round's budget ended.
     NoBlock {
-        /// Wall time budget of the round, seconds.
+        /// Wall time budget of the comparison's round, seconds.
         budget_s: f64,
-        /// Largest number of blocks of the round.
+        /// Largest number of blocks of the comparison's round.
         max_blocks: usize,
     },
 }
 
-/// The side whose condition makes the verdict inconclusive.
+/// The side (base or head) whose condition makes the verdict inconclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct DecidingSide {
-    /// Either the base or the head.
-    pub side: Arm,
+pub struct SideThatCausesDoubt {
+    /// The base or the head.
+    pub side: ComparedArm,
 }
 
-/// The failure of a build that kept a case from being measured.
+/// Failure in one build (base or head) that prevented the measurement of a case, with the reason.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct BuildFailure {
+pub struct FailureInBuild {
     /// The build.
-    pub side: Arm,
+    pub side: ComparedArm,
     /// The reason.
     pub why: String,
 }
 
-impl BuildFailure {
-    pub fn new(side: Arm, why: impl Into<String>) -> Self {
+impl FailureInBuild {
+    pub fn in_side_with_reason(side: ComparedArm, why: impl Into<String>) -> Self {
         Self { side, why: why.into() }
     }
 }
 
 impl InconclusiveReason {
-    /// Reason why a decision is inconclusive.
-    pub fn from_decision(decision: &PairedDecision) -> Option<InconclusiveReason> {
+    /// Returns the reason why a paired decision is inconclusive; `None` for a decision with another
+    /// verdict.
+    pub fn from_paired_decision(decision: &PairedDecisionOnCase) -> Option<InconclusiveReason> {
         let ratio = decision.ratio;
         Some(match decision.reason? {
-            InconclusiveCause::TooFewPairs => Self::TooFewPairs { pairs: decision.pairs },
-            InconclusiveCause::Throttled => Self::ThrottledPairs { pairs: decision.pairs },
-            InconclusiveCause::Wide => Self::Wide(ratio),
-            InconclusiveCause::Clock => {
+            CauseOfInconclusiveDecision::TooFewPairs => Self::TooFewPairs { pairs: decision.pairs },
+            CauseOfInconclusiveDecision::Throttled => {
+                Self::ThrottledPairs { pairs: decision.pairs }
+            }
+            CauseOfInconclusiveDecision::Wide => Self::Wide(ratio),
+            CauseOfInconclusiveDecision::Clock => {
                 let cycles = decision.cycles.unwrap_or(ratio);
                 Self::Clock { ratio: cycles.center / ratio.center }
             }
-            InconclusiveCause::Contention => {
+            CauseOfInconclusiveDecision::Contention => {
                 Self::Contention { base: decision.base_contention, head: decision.head_contention }
             }
-            InconclusiveCause::Null => Self::Null(decision.null),
-            InconclusiveCause::Environment => Self::Environment,
+            CauseOfInconclusiveDecision::Null => Self::Null(decision.null),
+            CauseOfInconclusiveDecision::Environment => Self::Environment,
         })
     }
 
-    /// Returns whether the reason prevented a complete measurement of the case.
-    pub const fn is_case_error(&self) -> bool {
+    /// Returns whether the reason is an error that prevented the complete measurement of the case,
+    /// and not the noise of its times.
+    pub const fn is_measurement_error(&self) -> bool {
         use InconclusiveReason::{
             BenchBroke, Failed, LessVerified, NoBlock, OtherBench, Skipped, Undrivable,
         };
@@ -148,13 +163,13 @@ impl InconclusiveReason {
         )
     }
 
-    /// Returns the `kind` in JSON, and the reason in words.
-    fn parts(&self) -> (&'static str, String) {
-        let failed = |what: &str, BuildFailure { side, why }: &BuildFailure| {
+    /// Returns the reason's `kind` for JSON, and its text.
+    fn kind_and_text(&self) -> (&'static str, String) {
+        let failed = |what: &str, FailureInBuild { side, why }: &FailureInBuild| {
             format!("{what} the {side}: {why}")
         };
         let (kind, words) = match self {
-            Self::LessVerified(loss) => return ("less_verified", loss.words()),
+            Self::LessVerified(loss) => return ("less_verified", loss.describe_loss()),
             Self::Skipped(it) => return ("skipped", failed("skipped in", it)),
             Self::Failed(it) => return ("failed", failed("failed in", it)),
             Self::BenchBroke(it) => return ("bench_broke", failed("its bench broke in", it)),
@@ -197,19 +212,19 @@ impl InconclusiveReason {
         (kind, words.to_owned())
     }
 
-    /// Returns the `kind` of the reason for JSON and JUnit XML.
-    pub fn name(&self) -> &'static str {
-        self.parts().0
+    /// Returns the `kind` of the reason that JSON and JUnit XML files contain.
+    pub fn json_kind(&self) -> &'static str {
+        self.kind_and_text().0
     }
 }
 
-/// Joins several reasons into one sentence.
-pub fn joined<'a>(reasons: impl IntoIterator<Item = &'a InconclusiveReason>) -> String {
+/// Joins the texts of several reasons, separated by semicolons.
+pub fn join_reason_texts<'a>(reasons: impl IntoIterator<Item = &'a InconclusiveReason>) -> String {
     reasons.into_iter().map(InconclusiveReason::to_string).collect::<Vec<_>>().join("; ")
 }
 
 impl fmt::Display for InconclusiveReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.parts().1)
+        f.write_str(&self.kind_and_text().1)
     }
 }

@@ -1,112 +1,130 @@
-//! The judgement of one case, the same for `gate` and `compare`: verdict, effect with its interval,
-//! detectable change, reasons, and the evidence of the method. This module contains neither the two
-//! methods (`baseline`, `paired`) nor printing (`report`).
+//! The judgement of one case by `gate` or `compare`: verdict, time ratio with interval, detectable
+//! change, reasons and evidence. The modules `baseline` and `paired` decide verdicts; this module
+//! only stores them.
 
-use super::inconclusive_reason::{InconclusiveReason, joined};
-use super::limits::{CaseLimits, SourcedLimit};
+use super::inconclusive_reason::{InconclusiveReason, join_reason_texts};
+use super::limits::{CaseLimits, LimitWithSource};
 use super::outputs::verification::VerificationLoss;
-use super::paired::{BlocksByCase, PairedDecision, TestPlan, decide_all};
-use super::ratio_interval::{SideTimeInterval, SingleRunSpread, TimeRatio};
-use super::verdict::Verdict;
+use super::paired::{
+    ComparisonTestPlan, PairedDecisionOnCase, TimedBlocksByCase, decide_cases_with_one_plan,
+};
+use super::ratio_interval::{AssumedSpreadOfSingleRun, TimeIntervalOfSide, TimeRatioWithInterval};
+use super::verdict::VerdictOnCase;
 
-/// The verdict on one case, with its evidence.
+/// The verdict on one case, with its times, reasons and evidence.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Judgement {
+pub struct CaseJudgement {
     pub case: String,
     /// The final verdict.
-    pub verdict: Verdict,
-    /// Reasons why the case is inconclusive; empty for other verdicts.
+    pub verdict: VerdictOnCase,
+    /// Reasons why the case is inconclusive; empty for every other verdict.
     pub reasons: Vec<InconclusiveReason>,
-    /// Smallest relative change that fails the case.
-    pub threshold: SourcedLimit,
-    /// Time of the base, nanoseconds a launch; 0 without a usable time.
+    /// Smallest relative slow-down that counts as a regression of the case, with its source.
+    pub threshold: LimitWithSource,
+    /// Time of the base, nanoseconds per launch; 0 if the base has no usable time.
     pub base_ns: f64,
-    /// Time of the head, nanoseconds a launch; 0 without a usable time.
+    /// Time of the head, nanoseconds per launch; 0 if the head has no usable time.
     pub head_ns: f64,
-    /// Time of the head over that of the base, with its interval.
-    pub ratio: TimeRatio,
-    /// Smallest relative slow-down that would have been found; absent if none can be found.
+    /// Time of the head divided by the time of the base, with its confidence interval.
+    pub ratio: TimeRatioWithInterval,
+    /// Smallest relative slow-down that the measurement would have detected; `None` if it can
+    /// detect none.
     pub detectable: Option<f64>,
     /// Measurements of the method.
     pub evidence: JudgementEvidence,
 }
 
-/// Measurements on which a judgement is based: pairs of processes or runs.
+/// Measurements on which a judgement is based: runs for `gate`, or pairs of processes for
+/// `compare`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum JudgementEvidence {
-    /// Process runs of a baseline and of the judged measurement.
-    Runs(Box<RunEvidence>),
-    /// Pairs of processes of two builds (of a comparison).
-    Pairs(Box<PairEvidence>),
+    /// Process runs of a baseline and of the judged measurement, for `gate`.
+    Runs(Box<BaselineRunEvidence>),
+    /// Pairs of base and head processes, for `compare`.
+    Pairs(Box<PairedRoundsEvidence>),
 }
 
-/// Process runs of baseline and head (of the gate).
+/// Numbers of process runs of baseline and head on which `gate` based a judgement.
 #[derive(Debug, Clone, PartialEq)]
-pub struct RunEvidence {
-    /// Whether all runs are known to be from one device.
+pub struct BaselineRunEvidence {
+    /// Whether all compared runs are known to be from one and the same device.
     pub same_device: bool,
-    /// The card whose runs were compared, if a side also has runs of other cards.
+    /// Name of the card whose runs were compared, if baseline or head also have runs of other
+    /// cards.
     pub card: Option<String>,
     /// Runs of the baseline.
-    pub base: SideRunCounts,
+    pub base: RunCountAndSpreadOfSide,
     /// Runs that are judged.
-    pub head: SideRunCounts,
+    pub head: RunCountAndSpreadOfSide,
 }
 
-/// Number and spread of the process runs of one side.
+/// Number and spread of one case's process runs on one side (baseline or head).
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SideRunCounts {
+pub struct RunCountAndSpreadOfSide {
     /// Number of runs.
     pub runs: usize,
-    /// Relative half-width of the range of the runs; absent with one run.
+    /// Relative half-width of the range of the runs' times; `None` with one run.
     pub spread: Option<f64>,
-    /// Allowance of the only run for the difference between runs; absent with several.
-    pub single: Option<SingleRunSpread>,
-    /// Share of the host's CPU time that co-running processes took; 0 if unknown or without effect.
+    /// Allowance of a single run for the variance between processes; `None` with several runs.
+    pub single: Option<AssumedSpreadOfSingleRun>,
+    /// Share of the host's CPU time that other processes used; 0 if unknown or without effect on
+    /// the times.
     pub contention: f64,
 }
 
-impl SideRunCounts {
-    /// Number, spread and CPU contention of one side's process runs, taken from their time interval.
-    /// `single` is the allowance if there is only one run.
-    pub const fn new(times: &SideTimeInterval, single: Option<SingleRunSpread>) -> Self {
+impl RunCountAndSpreadOfSide {
+    /// Takes number, spread and CPU contention of one side's process runs from their time interval.
+    /// The argument `single` is the allowance for the variance between processes if the side has
+    /// only one run.
+    pub const fn from_time_interval(
+        times: &TimeIntervalOfSide,
+        single: Option<AssumedSpreadOfSingleRun>,
+    ) -> Self {
         Self { runs: times.runs, spread: times.spread, single, contention: times.contention }
     }
 }
 
 /// Decisions of both rounds.
 #[derive(Debug, Clone, PartialEq)]
-pub struct PairEvidence {
+pub struct PairedRoundsEvidence {
     /// First round.
-    pub decision: PairedDecision,
-    /// Second round, with new blocks; only if the first round found a regression.
-    pub confirmation: Option<PairedDecision>,
+    pub decision: PairedDecisionOnCase,
+    /// Decision of the second round, with new blocks; `None` unless the first round found a
+    /// regression.
+    pub confirmation: Option<PairedDecisionOnCase>,
 }
 
-impl Judgement {
-    /// Judges a case by both rounds of a comparison. If case errors stopped the case before it was
-    /// decided, its blocks are too few for a verdict, unless both rounds find a regression.
-    pub fn from_rounds(
-        mut decision: PairedDecision,
-        confirmation: Option<PairedDecision>,
+impl CaseJudgement {
+    /// Judges a case by the decisions of the first and second round of a comparison. If errors
+    /// stopped the measurement of the case, it is inconclusive, unless both rounds found a
+    /// regression.
+    pub fn from_both_rounds(
+        mut decision: PairedDecisionOnCase,
+        confirmation: Option<PairedDecisionOnCase>,
         case_errors: Vec<InconclusiveReason>,
         limits: &CaseLimits,
-    ) -> Judgement {
+    ) -> CaseJudgement {
         let confirmed =
-            confirmation.as_ref().is_some_and(|second| second.verdict == Verdict::Regressed);
+            confirmation.as_ref().is_some_and(|second| second.verdict == VerdictOnCase::Regressed);
         let verdict = match decision.verdict {
-            Verdict::Regressed if confirmed => Verdict::Regressed,
-            Verdict::Regressed => Verdict::Inconclusive,
-            _ if !case_errors.is_empty() => Verdict::Inconclusive,
-            verdict => limits.reported(verdict, decision.ratio.center, decision.base_ns, 0.0),
+            VerdictOnCase::Regressed if confirmed => VerdictOnCase::Regressed,
+            VerdictOnCase::Regressed => VerdictOnCase::Inconclusive,
+            _ if !case_errors.is_empty() => VerdictOnCase::Inconclusive,
+            verdict => limits.verdict_with_acceptance(
+                verdict,
+                decision.ratio.center,
+                decision.base_ns,
+                0.0,
+            ),
         };
         let mut reasons = Vec::new();
-        if verdict == Verdict::Inconclusive {
+        if verdict == VerdictOnCase::Inconclusive {
             let of_pairs = match decision.verdict {
-                Verdict::Regressed => Some(InconclusiveReason::NotConfirmed),
-                _ => InconclusiveReason::from_decision(&decision),
+                VerdictOnCase::Regressed => Some(InconclusiveReason::NotConfirmed),
+                _ => InconclusiveReason::from_paired_decision(&decision),
             };
-            // Without a pair the error is the whole reason; with an error more pairs do not help.
+            // With no pair at all, the error is the only reason; with an error, more pairs would
+            // not help, so none are requested.
             reasons.extend(of_pairs.filter(|_| decision.pairs > 0 || case_errors.is_empty()));
             if !case_errors.is_empty() {
                 decision.pairs_needed = None;
@@ -114,42 +132,47 @@ impl Judgement {
             reasons.extend(case_errors);
         }
         let faster_ns = decision.base_ns.min(decision.head_ns);
-        let source = limits.failing_limit(faster_ns, 0.0).source;
+        let source = limits.smallest_failing_slowdown(faster_ns, 0.0).source;
         Self {
             case: decision.case.clone(),
             verdict,
             reasons,
-            threshold: SourcedLimit { value: decision.threshold, source },
+            threshold: LimitWithSource { value: decision.threshold, source },
             base_ns: decision.base_ns,
             head_ns: decision.head_ns,
             ratio: decision.ratio,
             detectable: decision.detectable,
-            evidence: JudgementEvidence::Pairs(Box::new(PairEvidence { decision, confirmation })),
+            evidence: JudgementEvidence::Pairs(Box::new(PairedRoundsEvidence {
+                decision,
+                confirmation,
+            })),
         }
     }
 
-    /// Judges a case of a comparison that has no block.
-    pub fn unmeasured(
+    /// Judges a case of a comparison for which no block was measured: it is inconclusive, with the
+    /// given reasons.
+    pub fn for_case_without_blocks(
         case: String,
         why: Vec<InconclusiveReason>,
-        plan: &TestPlan,
+        plan: &ComparisonTestPlan,
         limits: &CaseLimits,
-    ) -> Judgement {
-        // The case is decided separately, because the other cases' error rates hold only for
-        // measured cases.
-        let alone = decide_all(&BlocksByCase::from([(case, Vec::new())]), plan, true);
+    ) -> CaseJudgement {
+        // The case without blocks is decided by itself, so that it does not change the error rates
+        // of the measured cases.
+        let alone =
+            decide_cases_with_one_plan(&TimedBlocksByCase::from([(case, Vec::new())]), plan, true);
         let decision = alone.decisions.into_iter().next().expect("a case that goes in comes out");
-        Self::from_rounds(decision, None, why, limits)
+        Self::from_both_rounds(decision, None, why, limits)
     }
 
-    /// The judgement of a case whose outputs were verified less than the base's: unless it
-    /// regressed, it is inconclusive, whatever its time.
-    pub fn less_verified(mut self, loss: VerificationLoss) -> Self {
-        if self.verdict == Verdict::Regressed {
+    /// Changes the judgement of a case that the head verified less than the base to inconclusive,
+    /// unless the case regressed.
+    pub fn with_verification_loss(mut self, loss: VerificationLoss) -> Self {
+        if self.verdict == VerdictOnCase::Regressed {
             return self;
         }
-        self.verdict = Verdict::Inconclusive;
-        self.reasons.retain(|reason| !reason.is_case_error());
+        self.verdict = VerdictOnCase::Inconclusive;
+        self.reasons.retain(|reason| !reason.is_measurement_error());
         self.reasons.push(InconclusiveReason::LessVerified(loss));
         if let JudgementEvidence::Pairs(pairs) = &mut self.evidence {
             pairs.decision.pairs_needed = None;
@@ -157,32 +180,35 @@ impl Judgement {
         self
     }
 
-    /// Returns whether the case has times; a case that could not be measured has none.
-    pub const fn is_timed(&self) -> bool {
+    /// Returns whether the case has measured times; a case that could not be measured has none.
+    pub const fn has_times(&self) -> bool {
         self.base_ns > 0.0
     }
 
-    /// Returns all reasons for an inconclusive verdict as text; `None` without a reason.
-    pub fn reason(&self) -> Option<String> {
-        Some(joined(&self.reasons)).filter(|words| !words.is_empty())
+    /// Returns all reasons for an inconclusive verdict as one text; `None` if there is no reason.
+    pub fn joined_reasons(&self) -> Option<String> {
+        Some(join_reason_texts(&self.reasons)).filter(|words| !words.is_empty())
     }
 
-    /// The errors that kept the case from being measured to the end, in words.
-    pub fn case_error(&self) -> Option<String> {
-        let words = joined(self.reasons.iter().filter(|reason| reason.is_case_error()));
+    /// Returns the errors that prevented the complete measurement of the case as one text; `None`
+    /// without errors.
+    pub fn joined_measurement_errors(&self) -> Option<String> {
+        let words =
+            join_reason_texts(self.reasons.iter().filter(|reason| reason.is_measurement_error()));
         Some(words).filter(|words| !words.is_empty())
     }
 
-    /// Pairs of processes behind the judgement, if builds were compared.
-    pub fn pairs(&self) -> Option<&PairEvidence> {
+    /// Returns the decisions from pairs of processes, if two builds were compared; `None` for a
+    /// baseline.
+    pub fn paired_evidence(&self) -> Option<&PairedRoundsEvidence> {
         match &self.evidence {
             JudgementEvidence::Pairs(pairs) => Some(pairs),
             JudgementEvidence::Runs(_) => None,
         }
     }
 
-    /// Process runs behind the judgement, if a baseline was compared.
-    pub fn runs(&self) -> Option<&RunEvidence> {
+    /// Returns the evidence from process runs, if a baseline was compared; `None` for two builds.
+    pub fn baseline_run_evidence(&self) -> Option<&BaselineRunEvidence> {
         match &self.evidence {
             JudgementEvidence::Runs(runs) => Some(runs),
             JudgementEvidence::Pairs(_) => None,
@@ -193,38 +219,52 @@ impl Judgement {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::gate::inconclusive_reason::BuildFailure;
-    use crate::gate::paired::{Arm, tests::decision};
-    use kernelgate::record::VerificationExtent;
+    use crate::gate::inconclusive_reason::FailureInBuild;
+    use crate::gate::paired::{ComparedArm, tests::test_decision};
+    use kernelgate::record::OutputVerificationExtent;
 
-    const TEST_LIMITS: CaseLimits = CaseLimits::default_limit(0.01);
+    const TEST_LIMITS: CaseLimits = CaseLimits::default_with_relative_limit(0.01);
 
-    /// A judgement of pairs with a verdict and nothing else.
-    pub fn judgement(case: &str, verdict: Verdict) -> Judgement {
-        let decision = PairedDecision {
-            reason: Some(crate::gate::paired::InconclusiveCause::Wide),
-            ..decision(case, verdict)
+    /// Makes a test judgement of paired processes with this verdict and default values otherwise.
+    pub fn test_judgement(case: &str, verdict: VerdictOnCase) -> CaseJudgement {
+        let decision = PairedDecisionOnCase {
+            reason: Some(crate::gate::paired::CauseOfInconclusiveDecision::Wide),
+            ..test_decision(case, verdict)
         };
-        let again = (verdict == Verdict::Regressed).then(|| decision.clone());
-        Judgement::from_rounds(decision, again, Vec::new(), &TEST_LIMITS)
+        let again = (verdict == VerdictOnCase::Regressed).then(|| decision.clone());
+        CaseJudgement::from_both_rounds(decision, again, Vec::new(), &TEST_LIMITS)
     }
 
-    /// Makes a judgement of a case with these times, for tests.
-    pub fn timed(case: &str, verdict: Verdict, ratio: TimeRatio) -> Judgement {
+    /// Makes a test judgement of a case with this verdict and time ratio.
+    pub fn test_judgement_with_ratio(
+        case: &str,
+        verdict: VerdictOnCase,
+        ratio: TimeRatioWithInterval,
+    ) -> CaseJudgement {
         let base_ns = 1e6;
-        Judgement { base_ns, head_ns: base_ns * ratio.center, ratio, ..judgement(case, verdict) }
+        CaseJudgement {
+            base_ns,
+            head_ns: base_ns * ratio.center,
+            ratio,
+            ..test_judgement(case, verdict)
+        }
     }
 
     #[test]
     fn a_regression_counts_only_if_a_second_round_confirms_it() {
-        use Verdict::{Inconclusive, Regressed, Unchanged};
-        let judge = |first, second: Option<Verdict>| {
-            let second = second.map(|verdict| decision("x", verdict));
-            Judgement::from_rounds(decision("x", first), second, Vec::new(), &TEST_LIMITS)
+        use VerdictOnCase::{Inconclusive, Regressed, Unchanged};
+        let judge = |first, second: Option<VerdictOnCase>| {
+            let second = second.map(|verdict| test_decision("x", verdict));
+            CaseJudgement::from_both_rounds(
+                test_decision("x", first),
+                second,
+                Vec::new(),
+                &TEST_LIMITS,
+            )
         };
         assert_eq!(judge(Unchanged, None).verdict, Unchanged);
         let confirmed = judge(Regressed, Some(Regressed));
-        assert_eq!((confirmed.verdict, confirmed.reason()), (Regressed, None));
+        assert_eq!((confirmed.verdict, confirmed.joined_reasons()), (Regressed, None));
         for second in [None, Some(Unchanged), Some(Inconclusive)] {
             let open = judge(Regressed, second);
             assert_eq!(
@@ -236,38 +276,58 @@ pub(crate) mod tests {
 
     #[test]
     fn an_error_of_a_case_makes_it_inconclusive_with_the_reason() {
-        use Verdict::{Improved, Inconclusive, Regressed, Unchanged};
-        let why = || vec![InconclusiveReason::Skipped(BuildFailure::new(Arm::Head, "no memory"))];
+        use VerdictOnCase::{Improved, Inconclusive, Regressed, Unchanged};
+        let why = || {
+            vec![InconclusiveReason::Skipped(FailureInBuild::in_side_with_reason(
+                ComparedArm::Head,
+                "no memory",
+            ))]
+        };
         for first in [Unchanged, Improved, Inconclusive] {
-            let judged = Judgement::from_rounds(decision("x", first), None, why(), &TEST_LIMITS);
+            let judged = CaseJudgement::from_both_rounds(
+                test_decision("x", first),
+                None,
+                why(),
+                &TEST_LIMITS,
+            );
             assert_eq!((judged.verdict, judged.reasons), (Inconclusive, why()));
         }
-        let confirmed = Judgement::from_rounds(
-            decision("x", Regressed),
-            Some(decision("x", Regressed)),
+        let confirmed = CaseJudgement::from_both_rounds(
+            test_decision("x", Regressed),
+            Some(test_decision("x", Regressed)),
             why(),
             &TEST_LIMITS,
         );
         assert_eq!((confirmed.verdict, confirmed.reasons), (Regressed, vec![]));
-        let open = Judgement::from_rounds(decision("x", Regressed), None, why(), &TEST_LIMITS);
+        let open = CaseJudgement::from_both_rounds(
+            test_decision("x", Regressed),
+            None,
+            why(),
+            &TEST_LIMITS,
+        );
         let words = "not confirmed by a second round; skipped in the head: no memory";
-        assert_eq!(open.reason().as_deref(), Some(words));
-        let unmeasured =
-            Judgement::unmeasured("x".to_owned(), why(), &TestPlan::default(), &TEST_LIMITS);
+        assert_eq!(open.joined_reasons().as_deref(), Some(words));
+        let unmeasured = CaseJudgement::for_case_without_blocks(
+            "x".to_owned(),
+            why(),
+            &ComparisonTestPlan::default(),
+            &TEST_LIMITS,
+        );
         assert_eq!((unmeasured.verdict, unmeasured.reasons), (Inconclusive, why()));
         assert!(unmeasured.base_ns == 0.0);
     }
 
     #[test]
-    fn a_case_that_is_verified_less_than_before_is_not_unchanged() {
-        let all = VerificationExtent::Verified { checked: 1600, total: 1600 };
+    fn a_case_verified_less_than_before_does_not_count_as_unchanged() {
+        let all = OutputVerificationExtent::Verified { checked: 1600, total: 1600 };
         let loss =
-            VerificationLoss::from_extents("a", all, VerificationExtent::Unverified).unwrap();
-        let judged = judgement("a", Verdict::Unchanged).less_verified(loss.clone());
-        assert_eq!(judged.verdict, Verdict::Inconclusive);
+            VerificationLoss::from_extents("a", all, OutputVerificationExtent::Unverified).unwrap();
+        let judged =
+            test_judgement("a", VerdictOnCase::Unchanged).with_verification_loss(loss.clone());
+        assert_eq!(judged.verdict, VerdictOnCase::Inconclusive);
         let words = "no longer verified (before: every element verified)";
-        assert_eq!(judged.case_error().as_deref(), Some(words));
-        let slower = judgement("a", Verdict::Regressed).less_verified(loss);
-        assert_eq!((slower.verdict, slower.reasons), (Verdict::Regressed, vec![]));
+        assert_eq!(judged.joined_measurement_errors().as_deref(), Some(words));
+        let slower = test_judgement("a", VerdictOnCase::Regressed).with_verification_loss(loss);
+        assert_eq!((slower.verdict, slower.reasons), (VerdictOnCase::Regressed, vec![]));
     }
 }

@@ -1,41 +1,44 @@
-//! Defines "slower" in one place: limits that a person sets, and the limits that follow for a case,
-//! each with its source.
+//! Defines which changes count as slower: the limits that flags, calibration and rules set, and the
+//! limits of one case, each with its source.
 //!
-//! A `[[threshold]]` of the package takes precedence over a flag, a flag over the calibration of
-//! the device, and that over the default. The limits of a case are raised by `[[accept]]` for as
-//! long as it applies. Deliberately absent: reading the file (`rules_file`), which pattern names a
-//! case (`rules`).
+//! A `[[threshold]]` of the package's `kernelgate.toml` takes precedence over a flag, a flag over
+//! the device's calibration, and a calibration over the default. An `[[accept]]` of
+//! `kernelgate.toml` raises the limits of a case until it expires. The modules `rules_file`
+//! (reading `kernelgate.toml`) and `rules` (matching patterns with cases) are separate.
 
 use serde::{Deserialize, Serialize};
 
-use super::verdict::Verdict;
+use super::verdict::VerdictOnCase;
 
-/// Limits of time and accuracy that flags or a `[[threshold]]` set. A limit that is absent takes
-/// the value of the next source.
+/// Limits of time, accuracy and costs that flags or a `[[threshold]]` of `kernelgate.toml` set. A
+/// limit that is `None` takes its value from the source of next lower precedence.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct AskedLimits {
-    /// Smallest relative change of the time that matters.
+pub struct RequestedLimits {
+    /// Smallest relative change of the time that counts as a regression.
     pub relative: Option<f64>,
-    /// Smallest change of the time that matters, nanoseconds a launch.
+    /// Smallest change of the time that counts as a regression, nanoseconds per launch.
     pub absolute_ns: Option<f64>,
-    /// Largest relative change that an unchanged case may hide.
+    /// Largest relative change that a case judged as unchanged may have with the promised error
+    /// rate.
     pub tolerated: Option<f64>,
-    /// Ratio of the output errors of head and base above which they count as grown.
+    /// Ratio of the head's to the base's output error from which the error counts as grown.
     pub growth: Option<f64>,
-    /// Relative growth of the device memory that counts as a regression; without this value growth
-    /// is ignored.
+    /// Relative growth of device memory from which it counts as a regression; `None` ignores
+    /// growth.
     pub device_memory: Option<f64>,
-    /// Relative growth of the commands of a launch that is a regression.
+    /// Relative growth of the number of commands per launch from which it counts as a regression;
+    /// `None` ignores growth.
     pub launches: Option<f64>,
-    /// Relative growth of the host's time to start a launch that is a regression.
+    /// Relative growth of the host's time to enqueue a launch from which it counts as a regression;
+    /// `None` ignores growth.
     pub host_time: Option<f64>,
-    /// Relative growth of the energy of a launch that is a regression; only for `gate`, as trials
-    /// of `compare` are too short.
+    /// Relative growth of a launch's energy from which it counts as a regression; only `gate`
+    /// judges energy, because the trials of `compare` are too short.
     pub energy: Option<f64>,
 }
 
-impl AskedLimits {
-    /// Returns the limits that `self` sets, completed by the limits that only `other` sets.
+impl RequestedLimits {
+    /// Returns these limits, with those that are `None` taken from `other`.
     pub fn or(self, other: Self) -> Self {
         Self {
             relative: self.relative.or(other.relative),
@@ -50,13 +53,13 @@ impl AskedLimits {
     }
 }
 
-/// Source of a limit: a flag, a calibration or the default.
+/// Source of a limit: the default, a calibration, a flag, or an entry of `kernelgate.toml`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LimitSource {
-    /// The limit is the program's default.
+    /// The limit is the default of the program kernelgate.
     Default,
-    /// The limit comes from the calibration of the device.
+    /// The limit comes from the calibration of the gate on this device.
     Calibration,
     /// A flag.
     Flag,
@@ -66,41 +69,45 @@ pub enum LimitSource {
     Accept,
 }
 
-/// A limit with the place it comes from.
+/// A limit with its source, such as a flag or a calibration.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct SourcedLimit {
+pub struct LimitWithSource {
     /// The limit.
     pub value: f64,
     /// Source of the limit.
     pub source: LimitSource,
 }
 
-impl SourcedLimit {
-    /// A limit with the given value, as the program's default.
-    pub const fn from_default(value: f64) -> SourcedLimit {
+impl LimitWithSource {
+    /// Makes a limit whose source is the program's default.
+    pub const fn from_default(value: f64) -> LimitWithSource {
         Self { value, source: LimitSource::Default }
     }
 
-    fn overridden_by(self, value: Option<f64>, source: LimitSource) -> Self {
+    fn overridden_if_set(self, value: Option<f64>, source: LimitSource) -> Self {
         value.map_or(self, |value| Self { value, source })
     }
 
-    /// Returns the larger one of this limit and the limit that the package accepts.
-    fn larger_with_accepted(self, accepted: Option<f64>) -> Self {
-        self.overridden_by(accepted.filter(|accepted| *accepted > self.value), LimitSource::Accept)
+    /// Returns this limit, or the larger one that an `[[accept]]` of the package's rules accepts.
+    fn or_larger_accepted(self, accepted: Option<f64>) -> Self {
+        self.overridden_if_set(
+            accepted.filter(|accepted| *accepted > self.value),
+            LimitSource::Accept,
+        )
     }
 }
 
-/// The limits of one case, or of all cases without limits of their own.
+/// The limits of one case, or those of all cases without limits of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct CaseLimits {
-    /// Smallest relative change of the time that matters.
-    pub relative: SourcedLimit,
-    /// Smallest change of the time that matters, nanoseconds a launch.
-    pub absolute_ns: SourcedLimit,
-    /// Ratio of the errors against the reference above which they count as grown.
-    pub growth: SourcedLimit,
-    /// Relative slow-down that the package's rules accept.
+    /// Smallest relative change of the time that counts as a regression.
+    pub relative: LimitWithSource,
+    /// Smallest change of the time that counts as a regression, nanoseconds per launch.
+    pub absolute_ns: LimitWithSource,
+    /// Ratio of the head's to the base's error against the reference from which the error counts as
+    /// grown.
+    pub growth: LimitWithSource,
+    /// Relative slow-down that an `[[accept]]` of the package's rules accepts; `None` without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accepted: Option<f64>,
 }
@@ -111,11 +118,11 @@ impl CaseLimits {
     /// Default of [`Self::growth`].
     pub const DEFAULT_GROWTH_FACTOR: f64 = 1.5;
 
-    /// Checks the numbers of limits that a file holds.
+    /// Checks that the limits that were read from a file are in their possible ranges.
     ///
     /// # Errors
-    /// The error names the invalid limit and its value.
-    pub fn validate(&self) -> Result<(), String> {
+    /// The error states the name and the value of the limit that is out of range.
+    pub fn check_ranges(&self) -> Result<(), String> {
         let Self { relative, absolute_ns, growth, accepted } = *self;
         for (field, value) in [
             ("relative", relative.value),
@@ -130,65 +137,80 @@ impl CaseLimits {
         Ok(())
     }
 
-    /// The program's default limits, with the given relative limit.
-    pub const fn default_limit(relative: f64) -> CaseLimits {
+    /// Returns the program's default limits, with the given relative limit of the time.
+    pub const fn default_with_relative_limit(relative: f64) -> CaseLimits {
         Self {
-            relative: SourcedLimit::from_default(relative),
-            absolute_ns: SourcedLimit::from_default(Self::DEFAULT_ABSOLUTE_NS),
-            growth: SourcedLimit::from_default(Self::DEFAULT_GROWTH_FACTOR),
+            relative: LimitWithSource::from_default(relative),
+            absolute_ns: LimitWithSource::from_default(Self::DEFAULT_ABSOLUTE_NS),
+            growth: LimitWithSource::from_default(Self::DEFAULT_GROWTH_FACTOR),
             accepted: None,
         }
     }
 
-    /// The limits, replaced by the requested ones, which come from `source`.
-    pub fn overridden_by(self, asked: &AskedLimits, source: LimitSource) -> Self {
+    /// Returns the limits with those that `asked` sets replaced; the replaced ones get this source.
+    pub fn overridden_by(self, asked: &RequestedLimits, source: LimitSource) -> Self {
         Self {
-            relative: self.relative.overridden_by(asked.relative, source),
-            absolute_ns: self.absolute_ns.overridden_by(asked.absolute_ns, source),
-            growth: self.growth.overridden_by(asked.growth, source),
+            relative: self.relative.overridden_if_set(asked.relative, source),
+            absolute_ns: self.absolute_ns.overridden_if_set(asked.absolute_ns, source),
+            growth: self.growth.overridden_if_set(asked.growth, source),
             ..self
         }
     }
 
-    /// Returns these limits, raised to the slow-down and the growth of errors that the package
-    /// accepts.
-    pub fn larger_with_accepted(self, slower: Option<f64>, growth: Option<f64>) -> Self {
-        Self { accepted: slower, growth: self.growth.larger_with_accepted(growth), ..self }
+    /// Returns these limits, raised to the slow-down and the growth of output errors that the
+    /// package's rules accept.
+    pub fn raised_by_acceptance(self, slower: Option<f64>, growth: Option<f64>) -> Self {
+        Self { accepted: slower, growth: self.growth.or_larger_accepted(growth), ..self }
     }
 
-    /// Smallest relative change that matters for a case that takes `time_ns`. `device` is the
-    /// relative difference that two devices of one model may have, 0 for a single device.
-    pub fn threshold(&self, time_ns: f64, device: f64) -> SourcedLimit {
-        self.largest(self.relative, time_ns, device)
+    /// Returns the smallest relative change that counts as a regression of a case that takes
+    /// `time_ns`. The argument `device` is the relative time difference that two devices of one
+    /// model may have; 0 for a single device.
+    pub fn regression_threshold(&self, time_ns: f64, device: f64) -> LimitWithSource {
+        self.larger_of_relative_and_absolute(self.relative, time_ns, device)
     }
 
-    /// Smallest relative slow-down that fails: the threshold, or the accepted slow-down if that is
-    /// larger.
-    pub fn failing_limit(&self, time_ns: f64, device: f64) -> SourcedLimit {
-        self.largest(self.failing_relative_limit(), time_ns, device)
+    /// Returns the smallest relative slow-down that fails a case: the threshold, or a larger
+    /// accepted slow-down.
+    pub fn smallest_failing_slowdown(&self, time_ns: f64, device: f64) -> LimitWithSource {
+        self.larger_of_relative_and_absolute(self.failing_relative_limit(), time_ns, device)
     }
 
-    /// The relative part of the smallest failing slow-down ([`Self::failing_limit`]).
-    pub fn failing_relative_limit(&self) -> SourcedLimit {
-        self.relative.larger_with_accepted(self.accepted)
+    /// Returns the relative limit of [`Self::smallest_failing_slowdown`], without the absolute
+    /// limit and the device's allowance.
+    pub fn failing_relative_limit(&self) -> LimitWithSource {
+        self.relative.or_larger_accepted(self.accepted)
     }
 
-    fn largest(&self, relative: SourcedLimit, time_ns: f64, device: f64) -> SourcedLimit {
+    fn larger_of_relative_and_absolute(
+        &self,
+        relative: LimitWithSource,
+        time_ns: f64,
+        device: f64,
+    ) -> LimitWithSource {
         let value = relative.value + device * (1.0 + relative.value);
         let absolute = self.absolute_ns.value / time_ns;
         if absolute > value {
-            SourcedLimit { value: absolute, ..self.absolute_ns }
+            LimitWithSource { value: absolute, ..self.absolute_ns }
         } else {
-            SourcedLimit { value, ..relative }
+            LimitWithSource { value, ..relative }
         }
     }
 
-    /// Converts a verdict by [`Self::failing_limit`] for a reader who knows the threshold: an
-    /// estimate beyond the threshold is reported as accepted, not as unchanged.
-    pub fn reported(&self, verdict: Verdict, ratio: f64, time_ns: f64, device: f64) -> Verdict {
-        let beyond = || ratio > 1.0 + self.threshold(time_ns, device).value;
+    /// Changes the verdict "unchanged" to "accepted" if the estimated slow-down exceeds the
+    /// threshold and only an `[[accept]]` keeps it from failing.
+    pub fn verdict_with_acceptance(
+        &self,
+        verdict: VerdictOnCase,
+        ratio: f64,
+        time_ns: f64,
+        device: f64,
+    ) -> VerdictOnCase {
+        let beyond = || ratio > 1.0 + self.regression_threshold(time_ns, device).value;
         match verdict {
-            Verdict::Unchanged if self.accepted.is_some() && beyond() => Verdict::Accepted,
+            VerdictOnCase::Unchanged if self.accepted.is_some() && beyond() => {
+                VerdictOnCase::Accepted
+            }
             verdict => verdict,
         }
     }
@@ -200,37 +222,41 @@ mod tests {
 
     #[test]
     fn each_limit_names_the_last_source_that_set_it() {
-        let flags = AskedLimits { relative: Some(0.02), ..AskedLimits::default() };
-        let package = AskedLimits { growth: Some(2.0), ..AskedLimits::default() };
-        let limits = CaseLimits::default_limit(0.01)
+        let flags = RequestedLimits { relative: Some(0.02), ..RequestedLimits::default() };
+        let package = RequestedLimits { growth: Some(2.0), ..RequestedLimits::default() };
+        let limits = CaseLimits::default_with_relative_limit(0.01)
             .overridden_by(&flags, LimitSource::Flag)
             .overridden_by(&package, LimitSource::Threshold)
-            .larger_with_accepted(Some(0.12), Some(1.8));
-        assert_eq!(limits.relative, SourcedLimit { value: 0.02, source: LimitSource::Flag });
+            .raised_by_acceptance(Some(0.12), Some(1.8));
+        assert_eq!(limits.relative, LimitWithSource { value: 0.02, source: LimitSource::Flag });
         assert_eq!(limits.absolute_ns.source, LimitSource::Default);
-        assert_eq!(limits.growth, SourcedLimit { value: 2.0, source: LimitSource::Threshold });
+        assert_eq!(limits.growth, LimitWithSource { value: 2.0, source: LimitSource::Threshold });
         assert_eq!(
             limits.failing_relative_limit(),
-            SourcedLimit { value: 0.12, source: LimitSource::Accept }
+            LimitWithSource { value: 0.12, source: LimitSource::Accept }
         );
     }
 
     #[test]
-    fn the_larger_of_the_relative_and_absolute_time_limit_applies() {
-        let limits = CaseLimits::default_limit(0.05);
-        assert_eq!(limits.threshold(1e6, 0.0), limits.relative);
-        assert_eq!(limits.threshold(1e3, 0.0), SourcedLimit::from_default(0.1));
-        assert!((limits.threshold(1e6, 0.22).value - (1.05 * 1.22 - 1.0)).abs() < 1e-12);
+    fn the_larger_of_the_relative_and_absolute_limit_applies() {
+        let limits = CaseLimits::default_with_relative_limit(0.05);
+        assert_eq!(limits.regression_threshold(1e6, 0.0), limits.relative);
+        assert_eq!(limits.regression_threshold(1e3, 0.0), LimitWithSource::from_default(0.1));
+        assert!((limits.regression_threshold(1e6, 0.22).value - (1.05 * 1.22 - 1.0)).abs() < 1e-12);
     }
 
     #[test]
-    fn an_accepted_slow_down_does_not_count_as_unchanged() {
-        let plain = CaseLimits::default_limit(0.05);
-        let accepting = plain.larger_with_accepted(Some(0.2), None);
-        let reported =
-            |limits: &CaseLimits, ratio| limits.reported(Verdict::Unchanged, ratio, 1e6, 0.0);
-        assert_eq!(reported(&accepting, 1.1), Verdict::Accepted);
-        assert_eq!(reported(&accepting, 1.04), Verdict::Unchanged);
-        assert_eq!(accepting.reported(Verdict::Improved, 1.1, 1e6, 0.0), Verdict::Improved);
+    fn an_accepted_slow_down_is_not_reported_as_unchanged() {
+        let plain = CaseLimits::default_with_relative_limit(0.05);
+        let accepting = plain.raised_by_acceptance(Some(0.2), None);
+        let reported = |limits: &CaseLimits, ratio| {
+            limits.verdict_with_acceptance(VerdictOnCase::Unchanged, ratio, 1e6, 0.0)
+        };
+        assert_eq!(reported(&accepting, 1.1), VerdictOnCase::Accepted);
+        assert_eq!(reported(&accepting, 1.04), VerdictOnCase::Unchanged);
+        assert_eq!(
+            accepting.verdict_with_acceptance(VerdictOnCase::Improved, 1.1, 1e6, 0.0),
+            VerdictOnCase::Improved
+        );
     }
 }

@@ -1,8 +1,8 @@
-//! Decides whether a run is slower than the baseline, or a build slower than another: verdicts with
-//! their interval and the detectable change, and refusals of comparisons that make no sense.
+//! Decides whether runs are slower than a baseline, or one build slower than another: verdicts with
+//! confidence interval and detectable change, and refusals of meaningless comparisons.
 //!
-//! The unit of a decision is a process run: one median for each run and case. Deliberately absent:
-//! measuring, printing.
+//! A verdict is based on process runs: each process gives one median time for each case.
+//! Deliberately absent: measuring, printing.
 
 pub mod baseline;
 pub mod calibration;
@@ -23,7 +23,7 @@ pub mod single_run;
 pub mod verdict;
 pub mod verdicts;
 
-pub use verdict::Verdict;
+pub use verdict::VerdictOnCase;
 
 #[cfg(test)]
 mod tests;

@@ -1,69 +1,72 @@
-//! A conservative interval for the ratio of two times, from the medians of their process runs.
+//! Computes a conservative interval for the ratio of two times, from the median times of the
+//! process runs of baseline and head.
 //!
-//! Better statistics would replace this module: the verdict needs only [`TimeRatio`].
+//! A better statistical method could replace this module, because the verdict uses only
+//! [`TimeRatioWithInterval`].
 
 use serde::{Deserialize, Serialize};
 
-use kernelgate::record::CaseRun;
+use kernelgate::record::CaseSummaryOfRun;
 use kernelgate::stats::median;
 
-/// Relative half-width of the confidence interval assumed for a single run.
+/// Relative half-width of the time interval that is assumed for a side with a single run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct SingleRunSpread {
-    /// Assumed half-width of the confidence interval of a single run, as a share of its median. A
-    /// run whose own samples spread more gets a wider interval.
+pub struct AssumedSpreadOfSingleRun {
+    /// Assumed half-width of the time interval of a single run, relative to the run's median time.
+    /// A single run whose samples spread more than assumed gets a wider interval.
     pub relative: f64,
     /// Source of the half-width.
-    pub from: SpreadSource,
+    pub from: SourceOfAssumedSpread,
 }
 
-/// Source of the assumed spread between runs of a case.
+/// Source of the spread that is assumed for a single run: assumption, earlier runs or calibration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum SpreadSource {
-    /// A spread that the policy assumes, because none was measured.
+pub enum SourceOfAssumedSpread {
+    /// The setting `single_run`, because the spread between runs was not measured.
     Assumed,
-    /// Several runs of earlier code, which the baseline keeps.
+    /// The spread of several runs of earlier code, which the baseline keeps.
     EarlierRuns,
-    /// The spread comes from the calibration of this device.
+    /// The spread between processes that the device's calibration measured.
     Calibration,
 }
 
-/// The times of one side of a comparison.
+/// The time of a case on one side (baseline or head), with a conservative interval from its process
+/// runs.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SideTimeInterval {
-    /// Median of the runs' median times, nanoseconds.
+pub struct TimeIntervalOfSide {
+    /// Median over the runs of their median times, nanoseconds per launch.
     pub center_ns: f64,
-    /// Lower end of the time's interval, nanoseconds.
+    /// Lower end of the interval of the side's time, nanoseconds per launch.
     pub low_ns: f64,
-    /// Upper end of the time's interval, nanoseconds.
+    /// Upper end of the interval of the side's time, nanoseconds per launch.
     pub high_ns: f64,
     /// Number of process runs.
     pub runs: usize,
-    /// Half the range of the runs' medians, relative to their median; `None` with one run.
+    /// Half the range of the runs' median times, relative to the median of these; `None` with one
+    /// run.
     pub spread: Option<f64>,
-    /// Median over the runs of the share of the host's CPU time that co-running processes took, at
-    /// most 0.95; 0 where unknown.
+    /// Median over the runs of the share of the host's CPU time that other processes used, at most
+    /// 0.95; 0 if unknown.
     pub contention: f64,
 }
 
-impl SideTimeInterval {
-    /// The interval of several runs is the range of their median times. A single run shows nothing
-    /// of the spread between runs: it gets `single_run`, or half its own relative interquartile
-    /// range if that is wider, to either side.
+impl TimeIntervalOfSide {
+    /// With several runs, the interval of a side's time is the range of their median times. A
+    /// single run does not show the spread between runs: its interval extends by `single_run` to
+    /// either side, or by half its own relative interquartile range if that is larger.
     ///
-    /// If contention on the host matters (`contended`) and took the share c of the CPU time, the
-    /// lower end is reduced by the factor (1 - c), because the run would have been that much
-    /// shorter without it. Equal contention on both sides does not cancel, because the same load
-    /// slows one run more than the next.
+    /// If CPU contention matters (`contended`) and took the share c of the CPU time, the lower end
+    /// is multiplied by (1 - c), the possible undisturbed time. Contention is considered separately
+    /// for each side, because the same load can slow one run more than another.
     ///
-    /// The list `runs` must have at least one entry.
-    pub fn ratio_from_runs<'a>(
-        runs: impl IntoIterator<Item = &'a CaseRun>,
+    /// The argument `runs` must contain at least one run.
+    pub fn interval_from_runs<'a>(
+        runs: impl IntoIterator<Item = &'a CaseSummaryOfRun>,
         single_run: f64,
         contended: bool,
     ) -> Self {
-        let runs: Vec<&CaseRun> = runs.into_iter().collect();
+        let runs: Vec<&CaseSummaryOfRun> = runs.into_iter().collect();
         let shares: Vec<f64> = runs
             .iter()
             .map(|run| {
@@ -90,20 +93,25 @@ impl SideTimeInterval {
     }
 }
 
-/// Returns the time of the head divided by that of the base, with an interval: above 1 is slower.
+/// Time of the head divided by the time of the base, with an interval; a ratio above 1 means that
+/// the head is slower.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct TimeRatio {
+pub struct TimeRatioWithInterval {
     /// Ratio of the medians.
     pub center: f64,
-    /// Smallest time ratio that the intervals allow.
+    /// Lower end of the interval of the time ratio.
     pub low: f64,
-    /// Largest time ratio that the intervals allow.
+    /// Upper end of the interval of the time ratio.
     pub high: f64,
 }
 
-impl TimeRatio {
-    /// The ratio of two sides' times, with the extremes that their intervals allow.
-    pub fn from_side_times(head: &SideTimeInterval, base: &SideTimeInterval) -> Self {
+impl TimeRatioWithInterval {
+    /// Returns the ratio of the head's to the base's time, with the extreme ratios that both time
+    /// intervals allow.
+    pub fn from_head_and_base_intervals(
+        head: &TimeIntervalOfSide,
+        base: &TimeIntervalOfSide,
+    ) -> Self {
         Self {
             center: head.center_ns / base.center_ns,
             low: head.low_ns / base.high_ns,
@@ -115,35 +123,43 @@ impl TimeRatio {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate::measure::SampleConditions;
-    use kernelgate::record::CaseSamples;
+    use kernelgate::measure::CaseSampleConditions;
+    use kernelgate::record::SamplesOfCase;
 
-    fn run(times: &[f64]) -> CaseRun {
-        CaseRun::from_samples(&CaseSamples {
+    fn test_case_run(times: &[f64]) -> CaseSummaryOfRun {
+        CaseSummaryOfRun::summarize_samples(&SamplesOfCase {
             launches: vec![2; times.len()],
             elapsed_ns: times.iter().map(|time| 2.0 * time).collect(),
-            ..CaseSamples::default()
+            ..SamplesOfCase::default()
         })
     }
 
     #[test]
     fn the_interval_of_a_single_run_is_the_allowance_or_its_own_spread() {
-        let steady = SideTimeInterval::ratio_from_runs([&run(&[100.0, 100.0, 101.0])], 0.1, true);
+        let steady = TimeIntervalOfSide::interval_from_runs(
+            [&test_case_run(&[100.0, 100.0, 101.0])],
+            0.1,
+            true,
+        );
         assert_eq!((steady.center_ns, steady.runs), (100.0, 1));
         assert!((steady.low_ns - 90.0).abs() < 1e-9 && (steady.high_ns - 110.0).abs() < 1e-9);
-        let noisy = SideTimeInterval::ratio_from_runs([&run(&[50.0, 100.0, 150.0])], 0.1, true);
+        let noisy = TimeIntervalOfSide::interval_from_runs(
+            [&test_case_run(&[50.0, 100.0, 150.0])],
+            0.1,
+            true,
+        );
         assert!((noisy.low_ns - 75.0).abs() < 1e-9 && (noisy.high_ns - 125.0).abs() < 1e-9);
     }
 
     #[test]
     fn the_interval_of_several_runs_spans_their_medians() {
-        let side = SideTimeInterval::ratio_from_runs(
-            [&run(&[100.0]), &run(&[104.0]), &run(&[98.0])],
+        let side = TimeIntervalOfSide::interval_from_runs(
+            [&test_case_run(&[100.0]), &test_case_run(&[104.0]), &test_case_run(&[98.0])],
             0.1,
             true,
         );
         assert_eq!((side.low_ns, side.center_ns, side.high_ns, side.runs), (98.0, 100.0, 104.0, 3));
-        let ratio = TimeRatio::from_side_times(&side, &side);
+        let ratio = TimeRatioWithInterval::from_head_and_base_intervals(&side, &side);
         assert!(ratio.low < 1.0 && ratio.center == 1.0 && ratio.high > 1.0);
     }
 
@@ -151,9 +167,13 @@ mod tests {
     fn contention_extends_the_interval_of_a_time_downwards() {
         let side = |contended| {
             let conditions =
-                SampleConditions { contention: Some(0.2), ..SampleConditions::default() };
-            let first = CaseRun { conditions, ..run(&[100.0]) };
-            SideTimeInterval::ratio_from_runs([&first, &run(&[110.0])], 0.1, contended)
+                CaseSampleConditions { contention: Some(0.2), ..CaseSampleConditions::default() };
+            let first = CaseSummaryOfRun { conditions, ..test_case_run(&[100.0]) };
+            TimeIntervalOfSide::interval_from_runs(
+                [&first, &test_case_run(&[110.0])],
+                0.1,
+                contended,
+            )
         };
         assert_eq!(
             (side(true).low_ns, side(true).center_ns, side(true).high_ns, side(true).contention),

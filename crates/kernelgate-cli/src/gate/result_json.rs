@@ -1,23 +1,25 @@
-//! The field names of `result.json` and `--format json`, in one place. Names of fields do not
-//! change; new fields may be added.
+//! Writes judgements as JSON: the field names of `result.json` and `--format json` are all in this
+//! module. Field names of `result.json` never change, but new fields may be added.
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-use super::baseline::BaselineFacts;
-use super::comparison::BuildFacts;
-use super::judgement::{Judgement, JudgementEvidence, PairEvidence, RunEvidence};
-use super::verdicts::Verdicts;
+use super::baseline::BaselineComparisonFacts;
+use super::comparison::BuildComparisonFacts;
+use super::judgement::{
+    BaselineRunEvidence, CaseJudgement, JudgementEvidence, PairedRoundsEvidence,
+};
+use super::verdicts::VerdictsAndFindings;
 
-/// Facts of a method that are written beside the verdicts.
-pub trait MethodFacts {
-    /// Writes each fact of the method under its name.
-    fn write<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error>;
+/// Writes the facts that only `gate` or only `compare` has into the result's JSON.
+pub trait JsonFactsOfMethod {
+    /// Writes each fact of `gate` or `compare` as a JSON field with its fixed name.
+    fn write_json_fields<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error>;
 }
 
-impl<F: MethodFacts> Serialize for Verdicts<F> {
+impl<F: JsonFactsOfMethod> Serialize for VerdictsAndFindings<F> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
-        self.facts.write(&mut map)?;
+        self.facts.write_json_fields(&mut map)?;
         map.serialize_entry("device", &self.device)?;
         map.serialize_entry("limits", &self.limits)?;
         map.serialize_entry("judged", &self.judged)?;
@@ -34,12 +36,12 @@ impl<F: MethodFacts> Serialize for Verdicts<F> {
     }
 }
 
-impl Serialize for Judgement {
+impl Serialize for CaseJudgement {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("case", &self.case)?;
         map.serialize_entry("verdict", &self.verdict)?;
-        map.serialize_entry("reason", &self.reasons.first().map(|reason| reason.name()))?;
+        map.serialize_entry("reason", &self.reasons.first().map(|reason| reason.json_kind()))?;
         map.serialize_entry("reasons", &self.reasons)?;
         map.serialize_entry("threshold", &self.threshold.value)?;
         map.serialize_entry("threshold_source", &self.threshold.source)?;
@@ -49,7 +51,7 @@ impl Serialize for Judgement {
         map.serialize_entry("detectable", &self.detectable)?;
         match &self.evidence {
             JudgementEvidence::Runs(runs) => {
-                let RunEvidence { same_device, card, base, head } = &**runs;
+                let BaselineRunEvidence { same_device, card, base, head } = &**runs;
                 map.serialize_entry("same_device", same_device)?;
                 if let Some(card) = card {
                     map.serialize_entry("card", card)?;
@@ -64,18 +66,18 @@ impl Serialize for Judgement {
                 map.serialize_entry("head_contention", &head.contention)?;
             }
             JudgementEvidence::Pairs(pairs) => {
-                let PairEvidence { decision, confirmation } = &**pairs;
+                let PairedRoundsEvidence { decision, confirmation } = &**pairs;
                 map.serialize_entry("decision", decision)?;
                 map.serialize_entry("confirmation", confirmation)?;
-                map.serialize_entry("case_error", &self.case_error())?;
+                map.serialize_entry("case_error", &self.joined_measurement_errors())?;
             }
         }
         map.end()
     }
 }
 
-impl MethodFacts for BaselineFacts {
-    fn write<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
+impl JsonFactsOfMethod for BaselineComparisonFacts {
+    fn write_json_fields<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
         map.serialize_entry("baseline", &self.baseline)?;
         map.serialize_entry("base_commits", &self.base_commits)?;
         map.serialize_entry("head_commits", &self.head_commits)?;
@@ -90,8 +92,8 @@ impl MethodFacts for BaselineFacts {
     }
 }
 
-impl MethodFacts for BuildFacts {
-    fn write<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
+impl JsonFactsOfMethod for BuildComparisonFacts {
+    fn write_json_fields<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
         let foreign: Vec<&String> = self.left_alone.keys().collect();
         map.serialize_entry("base", &self.base)?;
         map.serialize_entry("head", &self.head)?;

@@ -1,45 +1,55 @@
-//! Chooses which process runs of a case are compared: runs of one card if both sides have such
-//! runs, else all runs.
+//! Chooses which process runs of a case are compared: only runs of one card if baseline and head
+//! both have runs of it, otherwise all runs.
 
 use std::collections::BTreeMap;
 
-use kernelgate::record::{Baseline, BaselineCase, CaseInRun, CaseRun, Environment};
+use kernelgate::record::{
+    BaselineFile, CaseInBaseline, CaseInProcessRun, CaseSummaryOfRun, RunEnvironment,
+};
 
-/// The process runs of a case that are compared with each other.
-pub struct ComparedCaseRuns<'a> {
-    /// Runs of the baseline that are compared, at least one.
-    pub base: Vec<(&'a Environment, &'a CaseRun)>,
-    /// Runs that are judged, at least one.
-    pub head: Vec<CaseInRun<'a>>,
-    /// Whether all runs are known to be of the same device.
+/// The process runs of one case that are chosen for comparison, of baseline and head.
+pub struct ChosenRunsOfCase<'a> {
+    /// The compared runs of the baseline, at least one.
+    pub base: Vec<(&'a RunEnvironment, &'a CaseSummaryOfRun)>,
+    /// The compared runs of the judged measurement, at least one.
+    pub head: Vec<CaseInProcessRun<'a>>,
+    /// Whether all compared runs are known to be from one and the same device.
     pub same_device: bool,
-    /// The card that base and head share, if runs of other cards are excluded.
+    /// The card whose runs are compared; `None` if no runs were excluded.
     pub card: Option<String>,
 }
 
-impl<'a> ComparedCaseRuns<'a> {
-    /// Chooses the runs of a case that are compared. If both sides have runs of several cards, the
-    /// card with the most runs is chosen: a mean over cards would depend on how many runs each card
-    /// has.
-    pub fn choose(baseline: &'a Baseline, case: &'a BaselineCase, head: &[CaseInRun<'a>]) -> Self {
-        let base: Vec<(&Environment, &CaseRun)> =
+impl<'a> ChosenRunsOfCase<'a> {
+    /// Chooses the runs of a case that are compared between baseline and head. If several cards
+    /// have runs on both sides, the card with the most is chosen, because a mean over cards would
+    /// depend on the number of runs of each.
+    pub fn choose_runs_of_one_card(
+        baseline: &'a BaselineFile,
+        case: &'a CaseInBaseline,
+        head: &[CaseInProcessRun<'a>],
+    ) -> Self {
+        let base: Vec<(&RunEnvironment, &CaseSummaryOfRun)> =
             case.runs.iter().map(|(key, run)| (&baseline.runs[key].environment, run)).collect();
         let mut pairs = head.iter().flat_map(|head| {
-            base.iter().map(|(base, _)| head.run.environment.is_same_device(base))
+            base.iter().map(|(base, _)| head.run.environment.has_same_gpus_or_host_as(base))
         });
         let all =
             |same_device| Self { base: base.clone(), head: head.to_vec(), same_device, card: None };
         if pairs.all(|same| same) {
             return all(true);
         }
-        let mut cards: BTreeMap<String, &Environment> = BTreeMap::new();
-        for head in head.iter().filter(|head| head.run.environment.is_device_identified()) {
-            cards.entry(head.run.environment.device_identifier()).or_insert(&head.run.environment);
+        let mut cards: BTreeMap<String, &RunEnvironment> = BTreeMap::new();
+        for head in head.iter().filter(|head| head.run.environment.has_device_id()) {
+            cards.entry(head.run.environment.id_of_gpus_or_host()).or_insert(&head.run.environment);
         }
-        let on = |card: &Environment| {
-            let base: Vec<_> =
-                base.iter().filter(|(base, _)| base.is_same_device(card)).copied().collect();
-            let head = head.iter().filter(|it| it.run.environment.is_same_device(card)).copied();
+        let on = |card: &RunEnvironment| {
+            let base: Vec<_> = base
+                .iter()
+                .filter(|(base, _)| base.has_same_gpus_or_host_as(card))
+                .copied()
+                .collect();
+            let head =
+                head.iter().filter(|it| it.run.environment.has_same_gpus_or_host_as(card)).copied();
             (base, head.collect::<Vec<_>>())
         };
         let mut shared: Option<Self> = None;

@@ -1,78 +1,95 @@
-//! Allowance for the difference between runs of a side with a single process run, which one run
-//! cannot show.
+//! Determines the spread between runs for a side with a single process run, which cannot show that
+//! spread itself.
 
 use std::collections::BTreeMap;
 
-use super::calibration::{BlockSeries, Calibration};
-use super::ratio_interval::{SingleRunSpread, SpreadSource};
-use kernelgate::record::{BaselineCase, Environment, ProcessRun};
-use kernelgate::stats::{median, quantile};
+use super::calibration::{CaseBlocksAsColumns, GateCalibration};
+use super::ratio_interval::{AssumedSpreadOfSingleRun, SourceOfAssumedSpread};
+use kernelgate::record::{BenchProcessRun, CaseInBaseline, RunEnvironment};
+use kernelgate::stats::{median, quantile_by_interpolation};
 
-/// Smallest number of processes from which a calibration shows how runs of a case differ.
-const MIN_PROCESSES_FOR_SPREAD: usize = 20;
-/// Share of the processes whose times lie within the spread.
-const SPREAD_COVERED_SHARE: f64 = 0.99;
+/// Smallest number of processes of a calibration from which the spread between runs of a case is
+/// determined.
+const MIN_CALIBRATION_PROCESSES_FOR_SPREAD: usize = 20;
+/// Share of a calibration's processes whose times lie within the spread.
+const SHARE_OF_PROCESSES_WITHIN_SPREAD: f64 = 0.99;
 
-/// Differences between processes by case, as a calibration measured them on one device.
+/// Spread of the time between processes for each case, as a calibration measured it on one device.
 #[derive(Debug, Clone, Default)]
-pub struct CalibratedSpreads {
-    environment: Option<Environment>,
+pub struct CalibratedSpreadsByCase {
+    environment: Option<RunEnvironment>,
     relative: BTreeMap<String, f64>,
 }
 
-impl CalibratedSpreads {
-    /// Spreads from all processes of the base, which nothing delayed or loaded.
-    pub fn from_calibration(calibration: &Calibration) -> CalibratedSpreads {
+impl CalibratedSpreadsByCase {
+    /// Computes the spreads from the base's processes of all comparisons, which were neither
+    /// delayed nor loaded.
+    pub fn from_calibration(calibration: &GateCalibration) -> CalibratedSpreadsByCase {
         let mut times_ns: BTreeMap<&String, Vec<f64>> = BTreeMap::new();
         for known in &calibration.comparisons {
-            for (case, BlockSeries { base, .. }) in known.first.iter().chain(&known.second) {
+            for (case, CaseBlocksAsColumns { base, .. }) in known.first.iter().chain(&known.second)
+            {
                 times_ns.entry(case).or_default().extend(&base.time_ns);
             }
         }
         let spread = |times_ns: &[f64]| {
             let center_ns = median(times_ns);
             let off: Vec<f64> = times_ns.iter().map(|ns| (ns / center_ns - 1.0).abs()).collect();
-            quantile(&off, SPREAD_COVERED_SHARE)
+            quantile_by_interpolation(&off, SHARE_OF_PROCESSES_WITHIN_SPREAD)
         };
-        let enough =
-            times_ns.into_iter().filter(|(_, times_ns)| times_ns.len() >= MIN_PROCESSES_FOR_SPREAD);
+        let enough = times_ns
+            .into_iter()
+            .filter(|(_, times_ns)| times_ns.len() >= MIN_CALIBRATION_PROCESSES_FOR_SPREAD);
         Self {
             environment: Some(calibration.environment.clone()),
             relative: enough.map(|(case, times_ns)| (case.clone(), spread(&times_ns))).collect(),
         }
     }
 
-    /// The spread of a case, if the environment is the calibrated device.
-    fn get(&self, case: &str, environment: &Environment) -> Option<SingleRunSpread> {
+    /// Returns the calibrated spread of a case; `None` unless the environment is the calibrated
+    /// device.
+    fn spread_on_calibrated_device(
+        &self,
+        case: &str,
+        environment: &RunEnvironment,
+    ) -> Option<AssumedSpreadOfSingleRun> {
         let calibrated = self.environment.as_ref()?;
-        let same =
-            environment.is_same_device(calibrated) && environment.mismatches(calibrated).is_empty();
+        let same = environment.has_same_gpus_or_host_as(calibrated)
+            && environment.incomparable_facts_with_base(calibrated).is_empty();
         let relative = *self.relative.get(case).filter(|_| same)?;
-        Some(SingleRunSpread { relative, from: SpreadSource::Calibration })
+        Some(AssumedSpreadOfSingleRun { relative, from: SourceOfAssumedSpread::Calibration })
     }
 
-    /// The allowance for a single run of the baseline; `assumed` is the policy's.
-    pub fn spread_of_baseline_case(
+    /// Returns the spread for a single run of the baseline: from the calibration, else from earlier
+    /// runs, else `assumed`.
+    pub fn spread_for_single_baseline_run(
         &self,
         id: &str,
-        case: &BaselineCase,
-        environment: &Environment,
+        case: &CaseInBaseline,
+        environment: &RunEnvironment,
         assumed: f64,
-    ) -> SingleRunSpread {
+    ) -> AssumedSpreadOfSingleRun {
         let kept = || {
-            let relative = case.earlier.as_ref()?.spread();
-            Some(SingleRunSpread { relative, from: SpreadSource::EarlierRuns })
+            let relative = case.earlier.as_ref()?.relative_half_range_of_medians();
+            Some(AssumedSpreadOfSingleRun { relative, from: SourceOfAssumedSpread::EarlierRuns })
         };
-        self.get(id, environment).or_else(kept).unwrap_or_else(|| assumed_spread(assumed))
+        self.spread_on_calibrated_device(id, environment)
+            .or_else(kept)
+            .unwrap_or_else(|| spread_from_assumption(assumed))
     }
 
-    /// Relative difference between process runs that is assumed for the judged side if it has only
-    /// one run.
-    pub fn spread_of_head_case(&self, id: &str, run: &ProcessRun, assumed: f64) -> SingleRunSpread {
-        self.get(id, &run.environment).unwrap_or_else(|| assumed_spread(assumed))
+    /// Returns the spread for a single judged run: from the calibration, else `assumed`.
+    pub fn spread_for_single_judged_run(
+        &self,
+        id: &str,
+        run: &BenchProcessRun,
+        assumed: f64,
+    ) -> AssumedSpreadOfSingleRun {
+        self.spread_on_calibrated_device(id, &run.environment)
+            .unwrap_or_else(|| spread_from_assumption(assumed))
     }
 }
 
-fn assumed_spread(assumed: f64) -> SingleRunSpread {
-    SingleRunSpread { relative: assumed, from: SpreadSource::Assumed }
+fn spread_from_assumption(assumed: f64) -> AssumedSpreadOfSingleRun {
+    AssumedSpreadOfSingleRun { relative: assumed, from: SourceOfAssumedSpread::Assumed }
 }

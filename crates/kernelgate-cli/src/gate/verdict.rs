@@ -1,26 +1,28 @@
-//! The five possible verdicts on a case.
+//! The five possible verdicts on a case: regressed, accepted, inconclusive, improved, unchanged.
 
 use serde::{Deserialize, Serialize};
 
-/// The verdict on a case; the order is from worst to best.
+/// The verdict on a case; the order of the variants is from the worst to the best.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verdict {
-    /// The whole interval is slower by more than the threshold.
+pub enum VerdictOnCase {
+    /// Regressed: the whole confidence interval of the time ratio is slower than the threshold.
     Regressed,
-    /// The estimate is slower by more than the threshold, and by no more than the package accepts.
+    /// Accepted: the estimated slow-down exceeds the threshold, but not what the package's rules
+    /// accept.
     Accepted,
-    /// Inconclusive: a relevant change is neither shown nor excluded.
+    /// Inconclusive: the measurement neither shows nor excludes a relevant change.
     Inconclusive,
-    /// The whole interval is faster by more than the threshold.
+    /// Improved: the whole confidence interval of the time ratio is faster than the threshold.
     Improved,
-    /// The estimate is within the threshold, and the interval is narrow enough.
+    /// Unchanged: the estimated change is within the threshold, and the confidence interval is
+    /// narrow enough.
     Unchanged,
 }
 
-impl Verdict {
+impl VerdictOnCase {
     /// The name for tables.
-    pub const fn name(self) -> &'static str {
+    pub const fn verdict_name(self) -> &'static str {
         match self {
             Self::Regressed => "regressed",
             Self::Accepted => "accepted",

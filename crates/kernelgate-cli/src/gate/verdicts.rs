@@ -1,70 +1,73 @@
 //! The outcome of `gate` or `compare`: a judgement for each case, other findings, and the exit
-//! code. Each method of judgement (gate, compare) adds its own facts.
+//! reason. The methods `gate` (baseline) and `compare` (two builds) each add facts of their own.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::costs::CostGrowth;
-use super::judgement::Judgement;
+use super::costs::CostGrowthOfCase;
+use super::judgement::CaseJudgement;
 use super::limits::CaseLimits;
-use super::outputs::numerics::NumericsReport;
+use super::outputs::numerics::OutputErrorReport;
 use super::outputs::verification::VerificationLoss;
-use super::rules::RulesReport;
-use super::verdict::Verdict;
-use kernelgate::exit::ExitReason;
-use kernelgate_cuda::CaseFailure;
+use super::rules::RulesEffectReport;
+use super::verdict::VerdictOnCase;
+use kernelgate::exit::ProcessExitReason;
+use kernelgate_cuda::CaseFailureReason;
 
-/// The judged cases, with facts of the method that judged them.
+/// The judged cases and all other findings of `gate` or `compare`, with the facts that only that
+/// method has.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Verdicts<F> {
+pub struct VerdictsAndFindings<F> {
     pub device: String,
-    /// Limits of the cases that have no limits of their own.
+    /// Limits of all cases that have no limits of their own.
     pub limits: CaseLimits,
-    /// Requested cases that could be judged, worst verdict first, then by id.
-    pub judged: Vec<Judgement>,
-    /// Differences that prevent a comparison, each with its cases.
-    pub refused: Vec<RefusedBench>,
-    /// Cases that only the head has.
+    /// Judgements of the requested cases, from the worst verdict to the best, then by case id.
+    pub judged: Vec<CaseJudgement>,
+    /// Facts that differ between base and head and forbid a comparison, each with the affected
+    /// cases.
+    pub refused: Vec<ComparisonRefusal>,
+    /// Ids of the cases that only the head has.
     pub new: Vec<String>,
-    /// Cases that the base timed and the head skipped, with the reason.
+    /// Cases that the base timed but the head skipped, each with the head's reason.
     pub skipped: BTreeMap<String, String>,
-    /// Cases that failed in the head, with the error.
-    pub failed: BTreeMap<String, CaseFailure>,
-    /// Judged cases whose outputs are compared with nothing on either side.
+    /// Cases that failed in the head, each with the error.
+    pub failed: BTreeMap<String, CaseFailureReason>,
+    /// Ids of the judged cases whose outputs neither base nor head compared with a reference.
     pub unverified: Vec<String>,
-    /// Cases whose outputs the head verifies less completely.
+    /// Cases whose outputs the head verified less completely than the base.
     pub verification: Vec<VerificationLoss>,
-    /// Output errors of base and head against the reference.
-    pub numerics: NumericsReport,
-    /// Costs of a launch besides time that grew by more than the package allows.
-    pub costs: Vec<CostGrowth>,
-    /// Effects of the package's rules on the verdicts.
-    pub rules: RulesReport,
-    /// Facts that only this method of judgement has.
+    /// Comparison of the output errors of base and head against the reference.
+    pub numerics: OutputErrorReport,
+    /// Costs of a launch other than time that grew by more than the package's rules allow.
+    pub costs: Vec<CostGrowthOfCase>,
+    /// Effects of the package's rules on this outcome.
+    pub rules: RulesEffectReport,
+    /// Facts that only `gate` or only `compare` has.
     pub facts: F,
 }
 
-/// Effect of a method's own facts on the exit code.
-pub trait ExitFacts: Sized {
-    /// Whether something besides the cases is a regression.
-    fn is_regression(_: &Verdicts<Self>) -> bool {
+/// How the facts that only `gate` or only `compare` has affect the exit reason.
+pub trait MethodFactsForExit: Sized {
+    /// Returns whether a fact other than the judged cases counts as a regression.
+    fn has_regression_beside_cases(_: &VerdictsAndFindings<Self>) -> bool {
         false
     }
 
-    /// Whether something that was requested was not measured.
-    fn is_incomplete(verdicts: &Verdicts<Self>) -> bool;
+    /// Returns whether something that the user requested was not measured.
+    fn lacks_requested_measurement(verdicts: &VerdictsAndFindings<Self>) -> bool;
 
-    /// Cases that are known to be as fast as before without being timed.
-    fn identical_case_count(&self) -> usize {
+    /// Returns the number of cases that are known to be unchanged without being timed.
+    fn number_of_cases_unchanged_without_timing(&self) -> usize {
         0
     }
 }
 
-/// The reason why a case or the whole comparison was refused.
+/// A fact that differs between base and head, because of which the comparison of some cases was
+/// refused.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct RefusedBench {
-    /// Field that differs, as named in the files.
+pub struct ComparisonRefusal {
+    /// Name of the differing field, as in the record files.
     pub field: String,
     /// Value of the base.
     pub base: String,
@@ -74,13 +77,14 @@ pub struct RefusedBench {
     pub cases: Vec<String>,
 }
 
-/// Field that forbids a comparison, its values in base and head, and the cases concerned.
-pub type RefusedFields = BTreeMap<(String, String, String), BTreeSet<String>>;
+/// Differing fields that forbid a comparison, with the values of base and head, and the affected
+/// cases.
+pub type CasesByDifferingField = BTreeMap<(String, String, String), BTreeSet<String>>;
 
-impl RefusedBench {
-    /// One refusal for each differing field, with its cases.
-    pub fn from_fields(fields: RefusedFields) -> Vec<RefusedBench> {
-        let refusal = |((field, base, head), cases): (_, BTreeSet<String>)| RefusedBench {
+impl ComparisonRefusal {
+    /// Makes one refusal for each differing field, with the affected cases.
+    pub fn from_differing_fields(fields: CasesByDifferingField) -> Vec<ComparisonRefusal> {
+        let refusal = |((field, base, head), cases): (_, BTreeSet<String>)| ComparisonRefusal {
             field,
             base,
             head,
@@ -90,55 +94,54 @@ impl RefusedBench {
     }
 }
 
-impl<F> Verdicts<F> {
+impl<F> VerdictsAndFindings<F> {
     /// Cases with that verdict.
-    pub fn count(&self, verdict: Verdict) -> usize {
+    pub fn count_cases_with_verdict(&self, verdict: VerdictOnCase) -> usize {
         self.judged.iter().filter(|judged| judged.verdict == verdict).count()
     }
 
     /// The judged cases.
-    pub fn cases(&self) -> Vec<&str> {
+    pub fn judged_case_ids(&self) -> Vec<&str> {
         self.judged.iter().map(|judged| judged.case.as_str()).collect()
     }
 
-    /// Sorts judgements: the worst verdict first, then by id.
-    pub fn sort(&mut self) {
+    /// Sorts the judgements: the worst verdict first, then by case id.
+    pub fn sort_judgements(&mut self) {
         self.judged.sort_by(|a, b| a.verdict.cmp(&b.verdict).then_with(|| a.case.cmp(&b.case)));
     }
 }
 
-impl<F: ExitFacts> Verdicts<F> {
-    /// Returns whether no case could be judged, and no case is known to be unchanged without
-    /// timing.
-    pub fn judged_nothing(&self) -> bool {
-        self.judged.is_empty() && self.facts.identical_case_count() == 0
+impl<F: MethodFactsForExit> VerdictsAndFindings<F> {
+    /// Returns whether no case was judged, and no case is known to be unchanged without timing.
+    pub fn has_no_case_judged_or_unchanged(&self) -> bool {
+        self.judged.is_empty() && self.facts.number_of_cases_unchanged_without_timing() == 0
     }
 
-    /// The exit code: refusal comes before regression, regression before inconclusive. Without a
-    /// judged case the outcome of the comparison is inconclusive.
-    pub fn exit(&self) -> ExitReason {
+    /// Returns the exit reason: a refusal takes precedence over a regression, and a regression over
+    /// an inconclusive outcome. If no case was judged, the exit reason is inconclusive.
+    pub fn exit_reason(&self) -> ProcessExitReason {
         if !self.refused.is_empty() {
-            ExitReason::Refused
-        } else if self.count(Verdict::Regressed) > 0
+            ProcessExitReason::Refused
+        } else if self.count_cases_with_verdict(VerdictOnCase::Regressed) > 0
             || !self.failed.is_empty()
-            || F::is_regression(self)
-            || self.numerics.losses().next().is_some()
-            || self.costs.iter().any(CostGrowth::is_shown)
-            || self.verification.iter().any(VerificationLoss::is_failure)
+            || F::has_regression_beside_cases(self)
+            || self.numerics.shown_accuracy_losses().next().is_some()
+            || self.costs.iter().any(CostGrowthOfCase::is_growth_established)
+            || self.verification.iter().any(VerificationLoss::is_complete_loss)
         {
-            ExitReason::Regression
-        } else if self.count(Verdict::Inconclusive) > 0
-            || self.judged_nothing()
-            || F::is_incomplete(self)
-            || self.numerics.suspected_growth().next().is_some()
+            ProcessExitReason::Regression
+        } else if self.count_cases_with_verdict(VerdictOnCase::Inconclusive) > 0
+            || self.has_no_case_judged_or_unchanged()
+            || F::lacks_requested_measurement(self)
+            || self.numerics.suspected_accuracy_losses().next().is_some()
             || !self.costs.is_empty()
             || !self.verification.is_empty()
             || !self.skipped.is_empty()
             || !self.rules.undecided.is_empty()
         {
-            ExitReason::Inconclusive
+            ProcessExitReason::Inconclusive
         } else {
-            ExitReason::Fine
+            ProcessExitReason::Fine
         }
     }
 }

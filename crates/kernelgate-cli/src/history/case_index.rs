@@ -1,67 +1,70 @@
-//! The index of a store: the times in its records, so that no record is read twice. The index has
-//! no data of its own, and is made anew if it is missing, broken or of another version.
+//! The index file of a history store: it holds the median times of all records, so that no record
+//! file is read twice. The index contains nothing that the records do not contain; it is rebuilt if
+//! it is missing, broken or of another version.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::indexed_run::IndexedRun;
+use super::indexed_run::ProcessRunInIndex;
 use kernelgate::record::file;
 
-/// Version of the index file.
-const INDEX_VERSION: u32 = 1;
-/// Largest index file that is read.
-const MAX_INDEX_BYTES: u64 = 4 << 30;
+/// Format version of the history store's index file.
+const HISTORY_INDEX_VERSION: u32 = 1;
+/// Largest index file of a history store that is read, bytes.
+const MAX_HISTORY_INDEX_BYTES: u64 = 4 << 30;
 
-/// The process runs of a store, by the folder that holds their records.
+/// The process runs of a history store, by the folder that holds their record files.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct HistoryIndex {
+pub struct HistoryStoreIndex {
     version: u32,
     /// Folders by name: "runs/2026-01-01".
-    pub folders: BTreeMap<String, IndexedFolder>,
+    pub folders: BTreeMap<String, IndexedRecordFolder>,
 }
 
-/// A folder of records as it was when it was indexed.
+/// The runs in one folder of records, as they were when the folder was indexed.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct IndexedFolder {
-    /// Time of the last change, nanoseconds since 1970.
+pub struct IndexedRecordFolder {
+    /// Modification time of the folder when it was indexed, nanoseconds since 1970.
     pub modified: i64,
-    /// Process runs in the files of the folder.
-    pub runs: Vec<IndexedRun>,
-    /// Files that hold no run, with the reason.
+    /// The process runs in the record files of the folder.
+    pub runs: Vec<ProcessRunInIndex>,
+    /// Names of files in the folder that hold no run, each with the reason.
     pub skipped: Vec<(String, String)>,
 }
 
-impl Default for HistoryIndex {
+impl Default for HistoryStoreIndex {
     fn default() -> Self {
-        Self { version: INDEX_VERSION, folders: BTreeMap::new() }
+        Self { version: HISTORY_INDEX_VERSION, folders: BTreeMap::new() }
     }
 }
 
-impl HistoryIndex {
-    /// Reads an index file; `None` if the file is missing, broken or of another version.
-    pub fn read(path: &Path) -> Option<HistoryIndex> {
-        let text = file::read_untrusted_text(path, MAX_INDEX_BYTES).ok()?;
+impl HistoryStoreIndex {
+    /// Reads the index file of a history store; `None` if the file is missing, broken or of another
+    /// version.
+    pub fn read_index_file(path: &Path) -> Option<HistoryStoreIndex> {
+        let text = file::read_untrusted_text_up_to(path, MAX_HISTORY_INDEX_BYTES).ok()?;
         let index: Self = serde_json::from_str(&text).ok()?;
-        (index.version == INDEX_VERSION).then_some(index)
+        (index.version == HISTORY_INDEX_VERSION).then_some(index)
     }
 
-    /// Writes the index; returns whether the file can be written.
-    pub fn write(&self, path: &Path) -> bool {
+    /// Writes the index file of a history store; returns whether the file could be written.
+    pub fn write_index_file(&self, path: &Path) -> bool {
         let text = serde_json::to_string(self);
-        text.is_ok_and(|text| file::write_text(path, &text).is_ok())
+        text.is_ok_and(|text| file::write_text_atomically(path, &text).is_ok())
     }
 
-    /// All process runs, in the order of their folders.
-    pub fn runs(&self) -> impl Iterator<Item = &IndexedRun> {
+    /// Returns all indexed process runs, in the order of their folders.
+    pub fn all_indexed_runs(&self) -> impl Iterator<Item = &ProcessRunInIndex> {
         self.folders.values().flat_map(|folder| &folder.runs)
     }
 
-    /// Number of process runs of each package; those without a recorded package are absent.
-    pub fn packages(&self) -> BTreeMap<String, usize> {
+    /// Returns the number of process runs of each package; runs without a recorded package are not
+    /// counted.
+    pub fn run_count_by_package(&self) -> BTreeMap<String, usize> {
         let mut packages = BTreeMap::new();
-        for package in self.runs().filter_map(|run| run.package.clone()) {
+        for package in self.all_indexed_runs().filter_map(|run| run.package.clone()) {
             *packages.entry(package).or_default() += 1;
         }
         packages

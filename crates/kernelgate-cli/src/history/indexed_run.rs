@@ -1,4 +1,5 @@
-//! The process runs of measurements and baselines, with the data that a history needs.
+//! The data of a process run that the history index keeps: name, start, device, commit and the
+//! cases' median times.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,44 +8,45 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use kernelgate::record::{
-    Baseline, BaselineRun, CargoPackage, CaseRun, Environment, Measurement, ProcessRun, Provenance,
-    RecordFileError, file,
+    BaselineFile, BenchProcessRun, CargoPackageId, CaseSummaryOfRun, CommitAndChanges,
+    MeasurementOfRuns, ProcessRunInBaseline, RecordFileError, RunEnvironment, file,
 };
 
-/// Medians of the cases that one bench process measured.
+/// The median times of the cases that one bench process measured, with the process's identity.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct IndexedRun {
-    /// Name of the bench process, with its shard.
+pub struct ProcessRunInIndex {
+    /// Name of the bench, with the shard that the process ran.
     pub process: String,
-    /// Name of the package, if the record has one.
+    /// Name of the package whose bench ran; `None` if the record has none.
     pub package: Option<String>,
-    /// Start of the run, milliseconds since 1970; 0 if the record has no valid time.
+    /// Start of the process run, milliseconds since 1970; 0 if the record has no valid time.
     pub started_ms: i64,
-    /// Fingerprint that all comparable environments share.
+    /// Fingerprint of the environment; it is equal for all environments whose times can be
+    /// compared.
     pub model: String,
-    /// Identifier that distinguishes the card or host from others of its model.
+    /// Identifier of the card or host, which distinguishes it from others of its model.
     pub card: String,
     /// Description of the device.
     pub device: String,
     /// Code that was measured.
-    pub provenance: Provenance,
-    /// Revision of the definition and nanoseconds a launch of each case, by id.
+    pub provenance: CommitAndChanges,
+    /// Definition revision and median nanoseconds per launch of each case, by case id.
     pub cases: BTreeMap<String, (u32, f64)>,
 }
 
 /// A record file of the history store: a run or a baseline.
-pub enum IndexedRecordFile {
-    Run(Box<ProcessRun>),
-    /// A baseline, which holds several process runs.
-    Baseline(Box<Baseline>),
+pub enum RunOrBaselineFile {
+    Run(Box<BenchProcessRun>),
+    /// A baseline file, which holds several process runs.
+    Baseline(Box<BaselineFile>),
 }
 
-impl IndexedRecordFile {
-    /// Reads a run record or a baseline file.
-    pub fn read(path: &Path) -> Result<IndexedRecordFile, String> {
-        match file::read::<ProcessRun>(path) {
+impl RunOrBaselineFile {
+    /// Reads a record file as a run or, if it is not a run, as a baseline.
+    pub fn read_run_or_baseline(path: &Path) -> Result<RunOrBaselineFile, String> {
+        match file::read_record::<BenchProcessRun>(path) {
             Ok(run) => Ok(Self::Run(Box::new(run))),
-            Err(RecordFileError::Foreign { .. }) => match file::read::<Baseline>(path) {
+            Err(RecordFileError::Foreign { .. }) => match file::read_record::<BaselineFile>(path) {
                 Ok(baseline) => Ok(Self::Baseline(Box::new(baseline))),
                 Err(RecordFileError::Foreign { .. }) => {
                     Err("neither a run nor a baseline of kernelgate".to_owned())
@@ -56,49 +58,66 @@ impl IndexedRecordFile {
     }
 }
 
-/// Index entries for the process runs of a measurement. Runs whose launches were delayed on purpose
-/// are skipped.
-pub fn index_measurement(measurement: &Measurement) -> impl Iterator<Item = IndexedRun> {
-    measurement.process_runs().iter().filter(|run| run.delays.is_empty()).map(index_run)
+/// Converts the process runs of a measurement into index entries. Runs with injected delays are
+/// skipped, because their times do not describe the code.
+pub fn index_entries_of_measurement(
+    measurement: &MeasurementOfRuns,
+) -> impl Iterator<Item = ProcessRunInIndex> {
+    measurement
+        .process_runs_of_measurement()
+        .iter()
+        .filter(|run| run.delays.is_empty())
+        .map(index_entry_of_run)
 }
 
-fn index_run(run: &ProcessRun) -> IndexedRun {
+fn index_entry_of_run(run: &BenchProcessRun) -> ProcessRunInIndex {
     let cases = run.cases.iter();
     let measured = (&run.started, &run.environment, &run.provenance);
-    IndexedRun {
-        package: run.package.as_ref().map(CargoPackage::to_string),
+    ProcessRunInIndex {
+        package: run.package.as_ref().map(CargoPackageId::to_string),
         cases: cases
-            .map(|(id, case)| (id.clone(), (case.revision, CaseRun::from_record(case).median_ns)))
+            .map(|(id, case)| {
+                (
+                    id.clone(),
+                    (case.revision, CaseSummaryOfRun::summarize_case_record(case).median_ns),
+                )
+            })
             .collect(),
-        ..empty_indexed_run(&run.baseline_key(), measured)
+        ..index_entry_without_cases(&run.key_in_baseline(), measured)
     }
 }
 
-/// Index entries for the process runs of a baseline.
-pub fn index_baseline(baseline: &Baseline) -> impl Iterator<Item = IndexedRun> {
+/// Converts the process runs in a baseline into index entries.
+pub fn index_entries_of_baseline(
+    baseline: &BaselineFile,
+) -> impl Iterator<Item = ProcessRunInIndex> {
     baseline.runs.iter().map(|(key, run)| {
-        let BaselineRun { started, environment, package, provenance, .. } = run;
-        let package = package.as_ref().map(CargoPackage::to_string);
+        let ProcessRunInBaseline { started, environment, package, provenance, .. } = run;
+        let package = package.as_ref().map(CargoPackageId::to_string);
         let cases = baseline.cases.iter().filter_map(|(id, case)| {
             Some((id.clone(), (case.revision, case.runs.get(key)?.median_ns)))
         });
         let measured = (started, environment, provenance);
-        IndexedRun { package, cases: cases.collect(), ..empty_indexed_run(key, measured) }
+        ProcessRunInIndex {
+            package,
+            cases: cases.collect(),
+            ..index_entry_without_cases(key, measured)
+        }
     })
 }
 
-fn empty_indexed_run(
+fn index_entry_without_cases(
     key: &str,
-    (started, environment, provenance): (&String, &Environment, &Provenance),
-) -> IndexedRun {
+    (started, environment, provenance): (&String, &RunEnvironment, &CommitAndChanges),
+) -> ProcessRunInIndex {
     let started = started.parse::<Timestamp>().map_or(0, |started| started.as_millisecond());
-    IndexedRun {
+    ProcessRunInIndex {
         process: key.rsplit('/').next().unwrap_or_default().to_owned(),
         package: None,
         started_ms: started,
-        model: environment.environment_fingerprint(),
-        card: environment.device_identifier(),
-        device: environment.device_description(),
+        model: environment.name_of_comparable_environments(),
+        card: environment.id_of_gpus_or_host(),
+        device: environment.description_of_device(),
         provenance: provenance.clone(),
         cases: BTreeMap::new(),
     }

@@ -1,10 +1,13 @@
-//! Times over commits: every run that was recorded or imported, and the changes of a case's level.
+//! The history of case times over commits: stores all recorded and imported runs, and finds where a
+//! case's time level changed.
 //!
-//! The history store is a folder of recorded runs: `runs/<session>/<bench>.json`, which bench
-//! processes write, `imported/`, which [`import`] fills with runs and baselines from elsewhere, and
-//! `history.index`, an index of both ([`case_index`], [`store`]) that may be deleted.
-//! [`commit_order`] puts commits in order, [`series`] computes the history of a case from the
-//! index. Judging a change (`gate`) and printing (`report`) are deliberately elsewhere.
+//! A history store is a folder of run records. Bench processes write the run records
+//! `runs/<session>/<bench>.json` of the store. The module [`import`] copies run records and
+//! baselines from elsewhere into the store's subfolder `imported/`. The modules [`case_index`] and
+//! [`store`] keep the file `history.index`, an index of all records that may be deleted. The module
+//! [`commit_order`] orders commits by the git history, and [`series`] computes the history of a
+//! case from the index. This module does not judge changes (`gate` does) and prints nothing
+//! (`report` does).
 
 pub mod case_index;
 pub mod commit_order;
@@ -19,15 +22,15 @@ use std::path::{Path, PathBuf};
 use crate::compare::CompareError;
 use kernelgate::record::RecordFileError;
 
-pub use case_index::HistoryIndex;
-pub use commit_order::CommitOrder;
-pub use series::{CaseHistory, HistoryQuery, case_histories};
-pub use store::{HistoryStore, SkippedRecordFile};
+pub use case_index::HistoryStoreIndex;
+pub use commit_order::GitCommitOrder;
+pub use series::{CaseHistoryQuery, CaseTimeHistory, compute_case_histories};
+pub use store::{FileWithoutRun, HistoryRecordStore};
 
-/// The reason why a history of times cannot be shown.
+/// The reason why the history of case times cannot be shown or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum HistoryError {
-    /// The operating system reported a file error.
+    /// Error: a file or folder of the history store cannot be read, created or removed.
     #[error("failed to {action} {}: {cause}", .path.display())]
     Io {
         /// The action that failed: "read", "remove".
@@ -35,13 +38,13 @@ pub enum HistoryError {
         path: PathBuf,
         cause: std::io::Error,
     },
-    /// A record file cannot be written.
+    /// Error: a record file of the history store cannot be written.
     #[error(transparent)]
     File(#[from] RecordFileError),
-    /// Git does not know the revision, or fails.
+    /// Error: git does not know the requested revision, or a git command failed.
     #[error(transparent)]
     Revision(#[from] Box<CompareError>),
-    /// The renames of a case form a circle.
+    /// Error: the renames of a case in `kernelgate.toml` form a circle.
     #[error("case {case}: its renames go in a circle")]
     RenameCircle { case: String },
 }

@@ -1,37 +1,45 @@
-//! Retention: chooses and removes old records of a store.
+//! Removes old run records from a history store.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::HistoryError;
-use super::case_index::HistoryIndex;
-use super::indexed_run::IndexedRecordFile;
-use super::store::{HistoryStore, json_files};
+use super::case_index::HistoryStoreIndex;
+use super::indexed_run::RunOrBaselineFile;
+use super::store::{HistoryRecordStore, json_files_in_folder};
 
-/// Removes the folders of records in which no process run is among the last `keep` of its bench,
-/// package and device, by the recorded start; returns how many folders. Files that are not records
-/// stay, and so do their folders. With `dry`, the function removes nothing from the store.
-pub fn prune_store(store: &HistoryStore, keep: usize, dry: bool) -> Result<usize, HistoryError> {
-    let (index, _) = store.index()?;
-    let removed = runs_to_prune(&index, keep);
+/// Removes the record folders that contain none of the last `keep` process runs of any bench,
+/// package and device, by start time, and returns their number. Files that are not records are
+/// never removed, and neither are their folders. With `dry`, the function only counts the folders
+/// and removes nothing.
+pub fn prune_old_record_folders(
+    store: &HistoryRecordStore,
+    keep: usize,
+    dry: bool,
+) -> Result<usize, HistoryError> {
+    let (index, _) = store.update_and_return_index()?;
+    let removed = folders_without_recent_runs(&index, keep);
     if dry {
         return Ok(removed.len());
     }
     for folder in &removed {
-        let path = store.path_of(folder);
-        for record in json_files(&path).iter().filter(|path| IndexedRecordFile::read(path).is_ok())
+        let path = store.path_of_indexed_folder(folder);
+        for record in json_files_in_folder(&path)
+            .iter()
+            .filter(|path| RunOrBaselineFile::read_run_or_baseline(path).is_ok())
         {
             std::fs::remove_file(record)
                 .map_err(|cause| HistoryError::io("remove", record, cause))?;
         }
-        // A folder that contains anything else is not removed.
+        // A folder that still contains other files is not removed.
         let _ = std::fs::remove_dir(&path);
     }
-    store.index()?;
+    store.update_and_return_index()?;
     Ok(removed.len())
 }
 
-/// The folders with runs, but without one of the last ones.
-fn runs_to_prune(index: &HistoryIndex, keep: usize) -> BTreeSet<&str> {
+/// Returns the folders that contain runs, but none of the last `keep` runs of any bench, package
+/// and device.
+fn folders_without_recent_runs(index: &HistoryStoreIndex, keep: usize) -> BTreeSet<&str> {
     let mut benches: BTreeMap<_, Vec<(i64, &str)>> = BTreeMap::new();
     let mut all = BTreeSet::new();
     for (folder, indexed) in &index.folders {
@@ -52,50 +60,53 @@ fn runs_to_prune(index: &HistoryIndex, keep: usize) -> BTreeSet<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::case_index::IndexedFolder;
-    use super::super::indexed_run::IndexedRun;
+    use super::super::case_index::IndexedRecordFolder;
+    use super::super::indexed_run::ProcessRunInIndex;
     use super::*;
-    use kernelgate::record::Provenance;
+    use kernelgate::record::CommitAndChanges;
 
-    /// An index of runs: folder, package, bench and start.
-    fn index_of(runs: &[(&str, Option<&str>, &str, i64)]) -> HistoryIndex {
-        let mut index = HistoryIndex::default();
+    /// Makes a test index from runs, each given as folder, package, bench and start time.
+    fn test_index_of_runs(runs: &[(&str, Option<&str>, &str, i64)]) -> HistoryStoreIndex {
+        let mut index = HistoryStoreIndex::default();
         for (folder, package, bench, started_ms) in runs {
-            let empty = IndexedFolder { modified: 1, runs: Vec::new(), skipped: Vec::new() };
-            index.folders.entry((*folder).to_owned()).or_insert(empty).runs.push(IndexedRun {
-                process: (*bench).to_owned(),
-                package: package.map(str::to_owned),
-                started_ms: *started_ms,
-                model: "model".to_owned(),
-                card: "card".to_owned(),
-                device: "device".to_owned(),
-                provenance: Provenance::default(),
-                cases: BTreeMap::new(),
-            });
+            let empty = IndexedRecordFolder { modified: 1, runs: Vec::new(), skipped: Vec::new() };
+            index.folders.entry((*folder).to_owned()).or_insert(empty).runs.push(
+                ProcessRunInIndex {
+                    process: (*bench).to_owned(),
+                    package: package.map(str::to_owned),
+                    started_ms: *started_ms,
+                    model: "model".to_owned(),
+                    card: "card".to_owned(),
+                    device: "device".to_owned(),
+                    provenance: CommitAndChanges::default(),
+                    cases: BTreeMap::new(),
+                },
+            );
         }
         index
     }
 
     #[test]
-    fn benches_of_two_packages_with_equal_names_are_counted_separately() {
-        let index = index_of(&[
+    fn equally_named_benches_of_two_packages_are_counted_separately() {
+        let index = test_index_of_runs(&[
             ("runs/old", Some("one"), "b", 1),
             ("runs/other", Some("two"), "b", 2),
             ("runs/new", Some("one"), "b", 3),
         ]);
-        assert_eq!(runs_to_prune(&index, 1), ["runs/old"].into());
+        assert_eq!(folders_without_recent_runs(&index, 1), ["runs/old"].into());
     }
 
     #[test]
     fn pruning_keeps_the_last_runs_of_each_bench_and_device() {
-        let index = index_of(&[
+        let index = test_index_of_runs(&[
             ("first", None, "a", 1),
             ("second", None, "a", 2),
             ("third", None, "a", 3),
             ("first", None, "b", 1),
             ("fourth", None, "c", 0),
         ]);
-        let folders = |keep| runs_to_prune(&index, keep).into_iter().collect::<Vec<_>>();
+        let folders =
+            |keep| folders_without_recent_runs(&index, keep).into_iter().collect::<Vec<_>>();
         assert_eq!(folders(1), ["second"]);
         assert_eq!(folders(0), ["first", "fourth", "second", "third"]);
         assert_eq!(folders(2), [""; 0]);

@@ -1,137 +1,142 @@
-//! Times of a case over commits on one device, and the places where its level changed.
+//! Computes the history of a case's time over commits on one device, and the commits at which its
+//! level changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
 use super::HistoryError;
-use super::case_index::HistoryIndex;
-use super::commit_order::CommitOrder;
-use super::indexed_run::IndexedRun;
-use kernelgate::harness::filter::CaseFilter;
-use kernelgate::record::{CargoPackage, Provenance};
-use kernelgate::stats::change_points::MAX_SEQUENCE_VALUES;
-use kernelgate::stats::{change_points, median};
+use super::case_index::HistoryStoreIndex;
+use super::commit_order::GitCommitOrder;
+use super::indexed_run::ProcessRunInIndex;
+use kernelgate::harness::filter::CaseIdFilter;
+use kernelgate::record::{CargoPackageId, CommitAndChanges};
+use kernelgate::stats::change_points::MAX_VALUES_TO_SEARCH_LEVEL_CHANGES;
+use kernelgate::stats::{detect_level_changes, median};
 
-/// Smallest relative change that is reported, as in `compare`'s threshold.
-pub const MIN_REPORTED_CHANGE: f64 = 0.01;
-/// Smallest relative noise of process medians, because they are rounded.
-const MIN_RELATIVE_NOISE: f64 = 0.001;
-/// Number of runs by which a detected change may be off its commit: an outlier at the end of a
-/// commit's runs looks like a run of the next commit.
-const MAX_COMMIT_OFFSET_RUNS: usize = 2;
+/// Default of the smallest relative change of a time level that the history reports; it equals the
+/// threshold of `compare`.
+pub const MIN_REPORTED_LEVEL_CHANGE: f64 = 0.01;
+/// Smallest relative noise that the search for level changes assumes, because recorded medians are
+/// rounded.
+const MIN_ASSUMED_RELATIVE_NOISE: f64 = 0.001;
+/// A detected level change at most this many runs away from the first run of a commit is attributed
+/// to that commit, because an outlier can shift it.
+const MAX_RUNS_FROM_CHANGE_TO_COMMIT: usize = 2;
 
 /// Selects histories.
 #[derive(Debug)]
-pub struct HistoryQuery<'a> {
-    /// The package whose runs count, besides runs without a recorded package; absent for all
-    /// packages.
-    pub package: Option<&'a CargoPackage>,
-    /// Filter that selects cases by their present names.
-    pub cases: &'a CaseFilter,
-    /// Present names of cases by their earlier names.
+pub struct CaseHistoryQuery<'a> {
+    /// The package whose runs are shown, together with runs without a recorded package; `None` for
+    /// all packages.
+    pub package: Option<&'a CargoPackageId>,
+    /// Filter that selects cases by their current ids.
+    pub cases: &'a CaseIdFilter,
+    /// Current ids of renamed cases, by their earlier ids.
     pub renamed: &'a BTreeMap<String, String>,
-    /// Whether cards of one model count as one device.
+    /// Whether the times of all cards of one model form one history.
     pub join_cards: bool,
-    /// Excludes runs of commits that are not in the commit order.
+    /// Whether to exclude runs of commits that are not in the commit order.
     pub known_only: bool,
-    /// Smallest relative change that is reported.
+    /// Smallest relative change of the time level that is reported.
     pub smallest: f64,
 }
 
-/// The recorded times of a case on one device.
+/// The recorded times of one case on one device over commits, with the changes of their level.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct CaseHistory {
-    /// Present id of the case, after renames.
+pub struct CaseTimeHistory {
+    /// Current id of the case, after all renames.
     pub case: String,
-    /// Name of the package, if its runs record one.
+    /// Name of the package; `None` if the runs of the case record none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub package: Option<String>,
-    /// Earlier ids of the case, before renames.
+    /// Earlier ids of the case under which runs are recorded.
     pub formerly: BTreeSet<String>,
-    /// Revision of the case's definition: times of different revisions are not comparable.
+    /// Revision of the case's definition; times of different revisions form separate histories.
     pub revision: u32,
-    /// Fingerprint of the environments whose times can be compared.
+    /// Fingerprint of the environments whose times this history contains.
     pub fingerprint: String,
-    /// The card or host; `None` if the cards of a model are joined.
+    /// The card or host; `None` if the times of all cards of a model are joined.
     pub card: Option<String>,
-    /// Description of the device, from the last run.
+    /// Description of the device, from the most recent run.
     pub device: String,
-    /// Times of the case in the order of commits.
-    pub points: Vec<HistoryPoint>,
-    /// Changes of the case's time level, oldest first.
-    pub changes: Vec<LevelChange>,
-    /// Process runs that are ordered by their recorded time, because their commit is not in the
-    /// history of the revision.
+    /// Times of the case in the order of the commits, one point for each commit.
+    pub points: Vec<HistoryPointOfCommit>,
+    /// Changes of the case's time level, the oldest first.
+    pub changes: Vec<TimeLevelChange>,
+    /// Number of process runs that are ordered by their start time, because their commit is not in
+    /// the commit order.
     pub placed_by_time: usize,
-    /// Process runs that were excluded from the search for changes: the oldest of very many.
+    /// Number of the oldest process runs that were not searched for level changes, because there
+    /// are too many runs.
     pub not_searched: usize,
 }
 
-/// Consecutive process runs of one commit, drawn as one point.
+/// Consecutive process runs of one commit, which a chart draws as one point.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct HistoryPoint {
+pub struct HistoryPointOfCommit {
     /// Commit that was measured.
     pub commit: Option<String>,
-    /// Whether tracked files differed from the commit.
+    /// Whether tracked files of the measured code differed from the commit.
     pub dirty: bool,
-    /// Start of the first run, milliseconds since 1970.
+    /// Start of the commit's first process run, milliseconds since 1970.
     pub started_ms: i64,
-    /// Median over the process medians, nanoseconds a launch.
+    /// Median over the commit's process runs of their median times, nanoseconds per launch.
     pub median_ns: f64,
     /// The smallest process median.
     pub low_ns: f64,
     /// The largest process median.
     pub high_ns: f64,
-    /// Median time of each process run, in time order.
+    /// Median time of each of the commit's process runs in time order, nanoseconds per launch.
     pub runs_ns: Vec<f64>,
 }
 
-impl HistoryPoint {
+impl HistoryPointOfCommit {
     /// Code that was measured.
-    pub fn code(&self) -> Provenance {
-        Provenance { commit: self.commit.clone(), dirty: self.dirty }
+    pub fn measured_code(&self) -> CommitAndChanges {
+        CommitAndChanges { commit: self.commit.clone(), dirty: self.dirty }
     }
 }
 
-/// A change of the level of a case's times.
+/// A lasting change of the level of a case's times in its history.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct LevelChange {
-    /// Index in [`CaseHistory::points`] of the first point after the change.
+pub struct TimeLevelChange {
+    /// Index in [`CaseTimeHistory::points`] of the first point after the level change.
     pub point: usize,
-    /// The last commit before the change of the time.
+    /// The last measured commit before the level change.
     pub after: Option<String>,
-    /// The first commit after the change; equal to `after` if the level changed within the runs of
-    /// one build.
+    /// The first measured commit after the level change; equal to `after` if the level changed
+    /// between runs of one build.
     pub up_to: Option<String>,
-    /// The commits that may have caused the change, the oldest first; empty if no commit can have
-    /// caused it.
+    /// The commits that may have caused the level change, the oldest first; empty if no commit can
+    /// be the cause.
     pub commits: Vec<String>,
-    /// Relative change of the time at this commit.
+    /// Relative change of the time level: 0.05 means 5 % slower.
     pub change: f64,
-    /// Lower end of the 95 % interval of the change.
+    /// Lower end of the 95 % confidence interval of the relative change.
     pub low: f64,
-    /// Upper end of the 95 % interval of the change.
+    /// Upper end of the 95 % confidence interval of the relative change.
     pub high: f64,
-    /// Equals [`kernelgate::stats::ChangePoint::confidence`].
+    /// Equals [`kernelgate::stats::DetectedLevelChange::confidence`].
     pub confidence: f64,
-    /// Whether one build had times on both levels: then the machine changed, not the code.
+    /// Whether the level changed between runs of one build, which shows that the machine changed
+    /// and not the code.
     pub same_build: bool,
 }
 
-/// A time of a case in the index, with its process run.
+/// The time of a case in the history index, with its process run.
 #[derive(Clone, Copy)]
-struct IndexedTime<'a> {
-    /// Id of the case, as the record has it.
+struct IndexedTimeOfCase<'a> {
+    /// Id of the case at the time of the run, before renames.
     case: &'a str,
     /// Nanoseconds a launch.
     median_ns: f64,
-    run: &'a IndexedRun,
+    run: &'a ProcessRunInIndex,
 }
 
-/// Key of the times that make one series.
+/// Key of the times that form one history: case, model, card, revision and package.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct CaseSeriesKey {
+struct CaseHistoryKey {
     case: String,
     model: String,
     card: Option<String>,
@@ -139,37 +144,38 @@ struct CaseSeriesKey {
     package: Option<String>,
 }
 
-/// The histories in a store's index, by case, then device.
-pub fn case_histories(
-    index: &HistoryIndex,
-    query: &HistoryQuery<'_>,
-    order: &CommitOrder,
-) -> Result<Vec<CaseHistory>, HistoryError> {
+/// Computes the histories of the selected cases from the index of a history store, sorted by case,
+/// then device.
+pub fn compute_case_histories(
+    index: &HistoryStoreIndex,
+    query: &CaseHistoryQuery<'_>,
+    order: &GitCommitOrder,
+) -> Result<Vec<CaseTimeHistory>, HistoryError> {
     let mut selected: BTreeMap<&str, Option<String>> = BTreeMap::new();
-    for name in index.runs().flat_map(|run| run.cases.keys()) {
+    for name in index.all_indexed_runs().flat_map(|run| run.cases.keys()) {
         if !selected.contains_key(name.as_str()) {
-            let now = current_case_name(name, query.renamed)?;
-            selected.insert(name, Some(now).filter(|now| query.cases.matches_id(now)));
+            let now = current_case_id(name, query.renamed)?;
+            selected.insert(name, Some(now).filter(|now| query.cases.selects_case_id(now)));
         }
     }
-    let own = query.package.map(CargoPackage::to_string);
-    let mut series: BTreeMap<CaseSeriesKey, Vec<IndexedTime<'_>>> = BTreeMap::new();
-    for run in index.runs() {
-        // A run without a recorded package counts for the requested package.
+    let own = query.package.map(CargoPackageId::to_string);
+    let mut series: BTreeMap<CaseHistoryKey, Vec<IndexedTimeOfCase<'_>>> = BTreeMap::new();
+    for run in index.all_indexed_runs() {
+        // A run without a recorded package counts as a run of the requested package.
         let package = run.package.clone().or_else(|| own.clone());
         if own.is_some() && package != own {
             continue;
         }
         for (name, (revision, median_ns)) in &run.cases {
             let Some(case) = &selected[name.as_str()] else { continue };
-            let key = CaseSeriesKey {
+            let key = CaseHistoryKey {
                 case: case.clone(),
                 model: run.model.clone(),
                 card: (!query.join_cards).then(|| run.card.clone()),
                 revision: *revision,
                 package: package.clone(),
             };
-            series.entry(key).or_default().push(IndexedTime {
+            series.entry(key).or_default().push(IndexedTimeOfCase {
                 case: name,
                 median_ns: *median_ns,
                 run,
@@ -177,8 +183,8 @@ pub fn case_histories(
         }
     }
     let found = series.into_iter().map(|(key, rows)| {
-        let CaseSeriesKey { case, model: fingerprint, card, revision, package } = key;
-        let history = CaseHistory {
+        let CaseHistoryKey { case, model: fingerprint, card, revision, package } = key;
+        let history = CaseTimeHistory {
             case,
             package,
             formerly: BTreeSet::new(),
@@ -191,16 +197,13 @@ pub fn case_histories(
             placed_by_time: 0,
             not_searched: 0,
         };
-        history.with(&rows, query, order)
+        history.filled_from_indexed_times(&rows, query, order)
     });
     Ok(found.filter(|history| !history.points.is_empty()).collect())
 }
 
-/// The present name of a case after all its renames.
-fn current_case_name(
-    name: &str,
-    renamed: &BTreeMap<String, String>,
-) -> Result<String, HistoryError> {
+/// Returns the current id of a case after all its renames; an error if the renames form a circle.
+fn current_case_id(name: &str, renamed: &BTreeMap<String, String>) -> Result<String, HistoryError> {
     let mut now = name;
     for _ in 0..=renamed.len() {
         match renamed.get(now) {
@@ -211,22 +214,23 @@ fn current_case_name(
     Err(HistoryError::RenameCircle { case: name.to_owned() })
 }
 
-impl CaseHistory {
-    fn with(
+impl CaseTimeHistory {
+    fn filled_from_indexed_times(
         mut self,
-        rows: &[IndexedTime<'_>],
-        query: &HistoryQuery<'_>,
-        order: &CommitOrder,
+        rows: &[IndexedTimeOfCase<'_>],
+        query: &CaseHistoryQuery<'_>,
+        order: &GitCommitOrder,
     ) -> Self {
-        // A process run may be stored in a run record and in a baseline.
-        let same = |row: &IndexedTime<'_>| {
-            let IndexedRun { started_ms, process, provenance, .. } = row.run;
+        // One process run may be stored twice, in a run record and in a baseline, and counts once.
+        let same = |row: &IndexedTimeOfCase<'_>| {
+            let ProcessRunInIndex { started_ms, process, provenance, .. } = row.run;
             (*started_ms, process.clone(), provenance.commit.clone())
         };
-        let rows: BTreeMap<_, IndexedTime<'_>> = rows.iter().map(|row| (same(row), *row)).collect();
-        let mut rows: Vec<IndexedTime<'_>> = rows.into_values().collect();
-        let place_of = |row: &IndexedTime<'_>| {
-            row.run.provenance.commit.as_deref().and_then(|commit| order.place(commit))
+        let rows: BTreeMap<_, IndexedTimeOfCase<'_>> =
+            rows.iter().map(|row| (same(row), *row)).collect();
+        let mut rows: Vec<IndexedTimeOfCase<'_>> = rows.into_values().collect();
+        let place_of = |row: &IndexedTimeOfCase<'_>| {
+            row.run.provenance.commit.as_deref().and_then(|commit| order.position_of_commit(commit))
         };
         if query.known_only {
             rows.retain(|row| place_of(row).is_some());
@@ -240,19 +244,23 @@ impl CaseHistory {
             rows.into_iter().partition(|row| place_of(row).is_some());
         placed.sort_by_key(|row| (place_of(row), row.run.provenance.dirty, row.run.started_ms));
         self.placed_by_time = others.len();
-        let rows = merge_by_commit(placed, others);
-        self.points = points(&rows);
-        self.find_changes(query, order);
+        let rows = merge_runs_of_unknown_commits(placed, others);
+        self.points = group_runs_into_points(&rows);
+        self.find_level_changes(query, order);
         self
     }
 
-    fn find_changes(&mut self, query: &HistoryQuery<'_>, order: &CommitOrder) {
+    fn find_level_changes(&mut self, query: &CaseHistoryQuery<'_>, order: &GitCommitOrder) {
         let medians = self.points.iter().flat_map(|point| &point.runs_ns);
         let logarithms: Vec<f64> = medians.map(|ns| ns.ln()).collect();
-        self.not_searched = logarithms.len().saturating_sub(MAX_SEQUENCE_VALUES);
+        self.not_searched = logarithms.len().saturating_sub(MAX_VALUES_TO_SEARCH_LEVEL_CHANGES);
         let smallest = query.smallest.ln_1p();
-        let found = change_points(&logarithms[self.not_searched..], smallest, MIN_RELATIVE_NOISE);
-        // Indices of the first run of each point.
+        let found = detect_level_changes(
+            &logarithms[self.not_searched..],
+            smallest,
+            MIN_ASSUMED_RELATIVE_NOISE,
+        );
+        // For each point of the history, the index of its first run among all runs.
         let mut begins = Vec::new();
         let mut count = 0;
         for point in &self.points {
@@ -262,17 +270,17 @@ impl CaseHistory {
         for change in found {
             let at = self.not_searched + change.at;
             let nearest = (1..begins.len()).min_by_key(|point| begins[*point].abs_diff(at));
-            let between =
-                nearest.filter(|point| begins[*point].abs_diff(at) <= MAX_COMMIT_OFFSET_RUNS);
+            let between = nearest
+                .filter(|point| begins[*point].abs_diff(at) <= MAX_RUNS_FROM_CHANGE_TO_COMMIT);
             let inside = begins.partition_point(|begin| *begin <= at).saturating_sub(1);
             let point = between.unwrap_or(inside);
             let before = &self.points[between.map_or(inside, |point| point - 1)];
             let (after, up_to) = (before.commit.clone(), self.points[point].commit.clone());
             let commits = match (&after, &up_to) {
-                (Some(after), Some(up_to)) => order.between(after, up_to).to_vec(),
+                (Some(after), Some(up_to)) => order.commits_after_up_to(after, up_to).to_vec(),
                 _ => Vec::new(),
             };
-            self.changes.push(LevelChange {
+            self.changes.push(TimeLevelChange {
                 point,
                 after,
                 up_to,
@@ -287,12 +295,12 @@ impl CaseHistory {
     }
 }
 
-/// Merges runs in the order of their commits with other runs, each before the first run that
-/// started later.
-fn merge_by_commit<'a>(
-    placed: Vec<IndexedTime<'a>>,
-    mut others: Vec<IndexedTime<'a>>,
-) -> Vec<IndexedTime<'a>> {
+/// Merges runs in commit order with runs of unknown commits, each of which is placed before the
+/// first run that started later.
+fn merge_runs_of_unknown_commits<'a>(
+    placed: Vec<IndexedTimeOfCase<'a>>,
+    mut others: Vec<IndexedTimeOfCase<'a>>,
+) -> Vec<IndexedTimeOfCase<'a>> {
     others.sort_by_key(|row| row.run.started_ms);
     let mut others = others.into_iter().peekable();
     let mut rows = Vec::new();
@@ -306,14 +314,15 @@ fn merge_by_commit<'a>(
     rows
 }
 
-/// Groups consecutive runs of the same code.
-fn points(rows: &[IndexedTime<'_>]) -> Vec<HistoryPoint> {
-    let same =
-        |one: &IndexedTime<'_>, two: &IndexedTime<'_>| one.run.provenance == two.run.provenance;
+/// Groups consecutive runs of the same code into points of the history.
+fn group_runs_into_points(rows: &[IndexedTimeOfCase<'_>]) -> Vec<HistoryPointOfCommit> {
+    let same = |one: &IndexedTimeOfCase<'_>, two: &IndexedTimeOfCase<'_>| {
+        one.run.provenance == two.run.provenance
+    };
     let each = rows.chunk_by(same).map(|rows| {
         let runs_ns: Vec<f64> = rows.iter().map(|row| row.median_ns).collect();
-        let Provenance { commit, dirty } = rows[0].run.provenance.clone();
-        HistoryPoint {
+        let CommitAndChanges { commit, dirty } = rows[0].run.provenance.clone();
+        HistoryPointOfCommit {
             commit,
             dirty,
             started_ms: rows.iter().map(|row| row.run.started_ms).min().unwrap_or_default(),

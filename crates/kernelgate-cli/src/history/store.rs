@@ -1,105 +1,111 @@
-//! The folders of a history's records, and the update of its index.
+//! The folders of a history store, and the update of its index file.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::HistoryError;
-use super::case_index::{HistoryIndex, IndexedFolder};
-use super::indexed_run::{IndexedRecordFile, index_baseline, index_measurement};
-use kernelgate::record::Measurement;
+use super::case_index::{HistoryStoreIndex, IndexedRecordFolder};
+use super::indexed_run::{
+    RunOrBaselineFile, index_entries_of_baseline, index_entries_of_measurement,
+};
+use kernelgate::record::MeasurementOfRuns;
 
-/// Name of the folder with records of bench processes.
-pub(super) const RUNS_FOLDER: &str = "runs";
-/// Folder of imported records, which never count as this machine's last run.
-pub(super) const IMPORTED_FOLDER: &str = "imported";
-const INDEX_FILE: &str = "history.index";
-/// A folder that was changed less than this ago may change again within one tick of its file
-/// system's clock: it is read again the next time.
-const FILE_CLOCK_TICK: Duration = Duration::from_secs(2);
+/// Name of the subfolder of a history store to which bench processes write their run records.
+pub(super) const RUNS_FOLDER_NAME: &str = "runs";
+/// Name of the subfolder of a history store for imported records; an imported run never counts as
+/// the last run of this machine.
+pub(super) const IMPORTED_FOLDER_NAME: &str = "imported";
+const INDEX_FILE_NAME: &str = "history.index";
+/// A folder that was modified less than this time ago may change again without a new modification
+/// time, so it is read again at the next use.
+const FOLDER_TIME_RESOLUTION: Duration = Duration::from_secs(2);
 
-/// A folder of records with its index.
+/// A history store: folders of run records with an index file.
 #[derive(Debug, Clone)]
-pub struct HistoryStore {
-    /// Root folder of the history store.
+pub struct HistoryRecordStore {
+    /// Returns the root folder of the history store.
     root: PathBuf,
-    /// Folder to which bench processes write their records: Path of [`RUNS_FOLDER`] in the store's
-    /// folder, unless it is set otherwise.
+    /// Folder to which bench processes write their run records: the folder [`RUNS_FOLDER_NAME`] in
+    /// the store's root, unless another folder is set.
     runs: PathBuf,
 }
 
-/// A file of the store that contains no run.
+/// A file in a history store or an import that contains no run, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct SkippedRecordFile {
+pub struct FileWithoutRun {
     /// The file.
     pub path: PathBuf,
     /// The reason.
     pub problem: String,
 }
 
-impl HistoryStore {
-    /// Opens the history store in a folder.
-    pub fn at(root: &Path) -> HistoryStore {
-        Self { root: root.to_owned(), runs: root.join(RUNS_FOLDER) }
+impl HistoryRecordStore {
+    /// Makes the history store with this root folder.
+    pub fn at(root: &Path) -> HistoryRecordStore {
+        Self { root: root.to_owned(), runs: root.join(RUNS_FOLDER_NAME) }
     }
 
-    /// The store around the folder to which bench processes write their runs.
-    pub fn around_run_folder(runs: &Path) -> HistoryStore {
+    /// Makes the history store whose run records lie in this folder; the store's root is the
+    /// folder's parent.
+    pub fn with_runs_folder(runs: &Path) -> HistoryRecordStore {
         let root = runs.parent().unwrap_or(Path::new("")).to_owned();
         Self { root, runs: runs.to_owned() }
     }
 
-    /// Returns whether a folder looks like a history store.
-    pub fn is_store(root: &Path) -> bool {
-        [RUNS_FOLDER, IMPORTED_FOLDER].iter().any(|part| root.join(part).is_dir())
+    /// Returns whether a folder has the subfolders of a history store.
+    pub fn is_history_store_folder(root: &Path) -> bool {
+        [RUNS_FOLDER_NAME, IMPORTED_FOLDER_NAME].iter().any(|part| root.join(part).is_dir())
     }
 
     /// Root folder of the history store.
-    pub fn root(&self) -> &Path {
+    pub fn root_folder(&self) -> &Path {
         &self.root
     }
 
     /// Folder of imported records.
-    pub fn imported(&self) -> PathBuf {
-        self.root.join(IMPORTED_FOLDER)
+    pub fn imported_records_folder(&self) -> PathBuf {
+        self.root.join(IMPORTED_FOLDER_NAME)
     }
 
-    /// Path of a folder that holds records, by its name in the index.
-    pub(super) fn path_of(&self, folder: &str) -> PathBuf {
+    /// Returns the path of a folder of records, from its name in the index such as
+    /// "runs/2026-01-01".
+    pub(super) fn path_of_indexed_folder(&self, folder: &str) -> PathBuf {
         match folder.split_once('/') {
-            Some((RUNS_FOLDER, name)) => self.runs.join(name),
+            Some((RUNS_FOLDER_NAME, name)) => self.runs.join(name),
             _ => self.root.join(folder),
         }
     }
 
-    /// The index, up to date: folders that are new, changed or removed since it was last used are
-    /// read again. Also returns whether the index is stored in a file.
-    pub fn index(&self) -> Result<(HistoryIndex, bool), HistoryError> {
+    /// Updates the index of the history store by reading all folders that are new, changed or
+    /// removed since the last use, and returns the index. The second value states whether the index
+    /// file is up to date or could be written.
+    pub fn update_and_return_index(&self) -> Result<(HistoryStoreIndex, bool), HistoryError> {
         std::fs::create_dir_all(&self.root)
             .map_err(|cause| HistoryError::io("make", &self.root, cause))?;
-        let path = self.root.join(INDEX_FILE);
-        let mut index = HistoryIndex::read(&path).unwrap_or_default();
-        let there = self.folders()?;
+        let path = self.root.join(INDEX_FILE_NAME);
+        let mut index = HistoryStoreIndex::read_index_file(&path).unwrap_or_default();
+        let there = self.record_folders_on_disk()?;
         let indexed = index.folders.len();
         index.folders.retain(|folder, _| there.contains_key(folder));
         let mut changed = index.folders.len() < indexed || indexed == 0;
         for (folder, modified) in there {
             let before = index.folders.get(&folder).map(|indexed| indexed.modified);
-            if before != Some(modified) || modified == UNSETTLED_FOLDER_TIME {
-                let read = self.read(&folder, modified);
+            if before != Some(modified) || modified == TIME_OF_RECENTLY_MODIFIED_FOLDER {
+                let read = self.index_folder_of_records(&folder, modified);
                 index.folders.insert(folder, read);
                 changed = true;
             }
         }
-        let kept = !changed || index.write(&path);
+        let kept = !changed || index.write_index_file(&path);
         Ok((index, kept))
     }
 
-    /// Files of the store that contain no run.
-    pub fn skipped(&self, index: &HistoryIndex) -> Vec<SkippedRecordFile> {
+    /// Returns the files of the history store that contain no run, each with the reason.
+    pub fn files_without_runs(&self, index: &HistoryStoreIndex) -> Vec<FileWithoutRun> {
         let each = index.folders.iter().flat_map(|(folder, indexed)| {
-            let path = self.path_of(folder);
-            indexed.skipped.iter().map(move |(file, problem)| SkippedRecordFile {
+            let path = self.path_of_indexed_folder(folder);
+            indexed.skipped.iter().map(move |(file, problem)| FileWithoutRun {
                 path: path.join(file),
                 problem: problem.clone(),
             })
@@ -107,36 +113,44 @@ impl HistoryStore {
         each.collect()
     }
 
-    /// The folders on disk, with the time of their last change.
-    fn folders(&self) -> Result<BTreeMap<String, i64>, HistoryError> {
+    /// Lists the folders of records on disk, each with its modification time in nanoseconds since
+    /// 1970.
+    fn record_folders_on_disk(&self) -> Result<BTreeMap<String, i64>, HistoryError> {
         let mut found = BTreeMap::new();
-        for (part, path) in [(RUNS_FOLDER, self.runs.clone()), (IMPORTED_FOLDER, self.imported())] {
+        for (part, path) in [
+            (RUNS_FOLDER_NAME, self.runs.clone()),
+            (IMPORTED_FOLDER_NAME, self.imported_records_folder()),
+        ] {
             let entries = match std::fs::read_dir(&path) {
                 Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => continue,
                 entries => entries.map_err(|cause| HistoryError::io("read", &path, cause))?,
             };
             for entry in entries {
                 let entry = entry.map_err(|cause| HistoryError::io("read", &path, cause))?;
-                // Another process may have removed the file since the folder was read. All names
-                // that the program makes are valid text.
+                // An entry is skipped if another process has removed it since the folder was
+                // listed. An entry with a name that is not valid Unicode is skipped, because
+                // kernelgate makes no such names.
                 let Ok(facts) = entry.metadata() else { continue };
                 let (true, Ok(name)) = (facts.is_dir(), entry.file_name().into_string()) else {
                     continue;
                 };
-                found.insert(format!("{part}/{name}"), settled_time(facts.modified().ok()));
+                found.insert(
+                    format!("{part}/{name}"),
+                    modification_time_unless_recent(facts.modified().ok()),
+                );
             }
         }
         Ok(found)
     }
 
-    fn read(&self, folder: &str, modified: i64) -> IndexedFolder {
-        let mut indexed = IndexedFolder { modified, runs: Vec::new(), skipped: Vec::new() };
+    fn index_folder_of_records(&self, folder: &str, modified: i64) -> IndexedRecordFolder {
+        let mut indexed = IndexedRecordFolder { modified, runs: Vec::new(), skipped: Vec::new() };
         let mut recorded = Vec::new();
-        for file in json_files(&self.path_of(folder)) {
-            match IndexedRecordFile::read(&file) {
-                Ok(IndexedRecordFile::Run(run)) => recorded.push(*run),
-                Ok(IndexedRecordFile::Baseline(baseline)) => {
-                    indexed.runs.extend(index_baseline(&baseline));
+        for file in json_files_in_folder(&self.path_of_indexed_folder(folder)) {
+            match RunOrBaselineFile::read_run_or_baseline(&file) {
+                Ok(RunOrBaselineFile::Run(run)) => recorded.push(*run),
+                Ok(RunOrBaselineFile::Baseline(baseline)) => {
+                    indexed.runs.extend(index_entries_of_baseline(&baseline));
                 }
                 Err(problem) => {
                     let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -144,35 +158,37 @@ impl HistoryStore {
                 }
             }
         }
-        let measurements = Measurement::group_into_measurements(recorded);
-        indexed.runs.extend(measurements.iter().flat_map(index_measurement));
+        let measurements = MeasurementOfRuns::group_matching_runs_into_measurements(recorded);
+        indexed.runs.extend(measurements.iter().flat_map(index_entries_of_measurement));
         indexed
     }
 }
 
-/// Time that marks a folder whose next change may not show in its time.
-const UNSETTLED_FOLDER_TIME: i64 = 0;
+/// Stands for the modification time of a folder that was modified so recently that its next change
+/// may not change the time.
+const TIME_OF_RECENTLY_MODIFIED_FOLDER: i64 = 0;
 
-fn settled_time(modified: Option<SystemTime>) -> i64 {
-    let Some(modified) = modified else { return UNSETTLED_FOLDER_TIME };
+fn modification_time_unless_recent(modified: Option<SystemTime>) -> i64 {
+    let Some(modified) = modified else { return TIME_OF_RECENTLY_MODIFIED_FOLDER };
     match (modified.elapsed(), modified.duration_since(UNIX_EPOCH)) {
-        (Ok(ago), Ok(since)) if ago > FILE_CLOCK_TICK => {
+        (Ok(ago), Ok(since)) if ago > FOLDER_TIME_RESOLUTION => {
             i64::try_from(since.as_nanos()).unwrap_or(0)
         }
-        // Changed just now, or in the future because the clock went backwards.
-        _ => UNSETTLED_FOLDER_TIME,
+        // The folder was modified just now, or its time lies in the future because the clock went
+        // backwards.
+        _ => TIME_OF_RECENTLY_MODIFIED_FOLDER,
     }
 }
 
-/// The files of a folder that may be records, sorted.
-pub(super) fn json_files(folder: &Path) -> Vec<PathBuf> {
+/// Lists the regular `.json` files in a folder, sorted; these may be records.
+pub(super) fn json_files_in_folder(folder: &Path) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = std::fs::read_dir(folder)
         .into_iter()
         .flatten()
         .flatten()
         .map(|entry| entry.path())
         .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
-        // Only regular files are opened, because opening a pipe would wait for its writer.
+        // Only regular files are listed, because opening a FIFO would wait for its writer.
         .filter(|path| path.is_file())
         .collect();
     files.sort();

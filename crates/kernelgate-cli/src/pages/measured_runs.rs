@@ -1,176 +1,194 @@
-//! Runs and baselines in the one shape that pages are made from.
+//! Joins run records and baselines into the data that report pages show.
 
 mod ids;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use kernelgate::display::{self, natural_sort_key};
-use kernelgate::measure::limits::{DeviceLimits, TimeLimit};
-use kernelgate::measure::power::PowerState;
-use kernelgate::record::WorkRecord;
+use kernelgate::measure::limits::{MeasuredDeviceLimits, ShortestLaunchTime};
+use kernelgate::measure::power::PowerStateOfSamples;
+use kernelgate::record::DeclaredWorkRecord;
 use kernelgate::record::{
-    Baseline, CasePower, CaseRun, Environment, Gpu, Measurement, ProcessRun, Provenance,
+    BaselineFile, BenchProcessRun, CaseSummaryOfRun, CommitAndChanges, GpuInEnvironment,
+    MeasurementOfRuns, PowerStateForComparison, RunEnvironment,
 };
 use kernelgate::stats;
-use kernelgate::verify::OutputErrors;
-use kernelgate::workload::SampleUnit;
+use kernelgate::verify::ErrorsRelativeToReference;
+use kernelgate::workload::ThroughputItemUnit;
 
-pub use ids::ProblemAxes;
+pub use ids::ProblemAxisValues;
 
-use crate::report::utilization::ModelUtilization;
-use kernelgate_cuda::CaseFailure;
+use crate::report::utilization::MatrixThroughputShare;
+use kernelgate_cuda::CaseFailureReason;
 
-/// All data of one device that a report page shows.
+/// The measured data of one device that a report page shows: cases, ceilings, peers and failures.
 #[derive(Debug, Clone, Default)]
-pub struct ReportMeasurements {
+pub struct MeasurementsOfOneDevice {
     /// Name of the device.
     pub device: String,
-    /// [`Environment::environment_fingerprint`] of all records.
+    /// [`RunEnvironment::name_of_comparable_environments`] of all records.
     pub fingerprints: BTreeSet<String>,
-    /// Device, code and time of the measurements: name and words.
+    /// Facts about device, code and time of the measurements, each as name and text.
     pub facts: Vec<(&'static str, String)>,
-    /// The device's ceilings, from the run that measured most of them.
-    pub limits: DeviceLimits,
-    /// Cases in the order of tables: problems by size, the fastest case first.
-    pub cases: Vec<MeasuredCase>,
-    /// Number of the colour of each implementation of a workload.
+    /// The device's measured ceilings (bandwidth and operation rates), joined from all runs.
+    pub limits: MeasuredDeviceLimits,
+    /// The cases in the order of the tables: problems by size, and within a problem the fastest
+    /// case first.
+    pub cases: Vec<CaseWithItsRuns>,
+    /// Colour number of each implementation, by workload and implementation.
     pub colours: BTreeMap<(String, String), usize>,
-    /// Times of other people's kernels, if they were measured.
-    pub peers: Vec<PeerTime>,
+    /// Times of peers (other people's kernels) for the same problems; empty if they were not
+    /// measured.
+    pub peers: Vec<PeerTimeForProblem>,
     /// Skipped cases by reason.
     pub skipped: BTreeMap<String, BTreeSet<String>>,
-    /// Cases with wrong outputs or an error, with the message.
-    pub failed: BTreeMap<String, CaseFailure>,
+    /// Cases that failed because of wrong outputs or another error, each with the error.
+    pub failed: BTreeMap<String, CaseFailureReason>,
 }
 
-/// A case with all its process runs.
+/// A measured case with the data of all its process runs.
 #[derive(Debug, Clone)]
-pub struct MeasuredCase {
+pub struct CaseWithItsRuns {
     pub id: String,
     /// The workload, `family/operation`.
     pub workload: String,
     /// The part of the case id that names the problem.
     pub problem: String,
-    pub axes: ProblemAxes,
+    pub axes: ProblemAxisValues,
     pub implementation: String,
-    /// State of the caches when a launch begins: "hot" or "cold".
+    /// State of the caches when a launch begins: "hot" (inputs in the caches) or "cold" (L2 cache
+    /// flushed).
     pub cache: String,
-    /// Declared work of one launch of the case.
-    pub work: WorkRecord,
-    /// Samples that a launch computes, if its workload has samples.
+    /// Declared operations and bytes of one launch of the case.
+    pub work: DeclaredWorkRecord,
+    /// Number of samples (such as images or tokens) that one launch computes; `None` if the
+    /// workload has none.
     pub computed_samples: Option<u64>,
-    /// Unit of the samples in which throughput is stated.
-    pub sample_unit: SampleUnit,
-    /// Time that the measured ceilings allow for a launch, if they are known.
-    pub limit: Option<TimeLimit>,
-    /// Median time of each process run, nanoseconds per launch; at least one.
+    /// Unit of the samples in which the throughput is stated.
+    pub sample_unit: ThroughputItemUnit,
+    /// Least time per launch that the measured ceilings allow for the declared work; `None` if
+    /// unknown.
+    pub limit: Option<ShortestLaunchTime>,
+    /// Median time of each process run of the case, nanoseconds per launch; at least one.
     pub medians_ns: Vec<f64>,
-    /// Half the interquartile range within a process over its median, for the middle process.
+    /// Half the interquartile range of the samples divided by their median, for the process run
+    /// with the middle median.
     pub spread: f64,
-    /// Power state of each process run; the entry of a run that recorded no state is `None`.
-    pub power: Vec<Option<CasePower>>,
-    /// Median SM clock of the process run in the middle, MHz; absent if no run recorded a clock.
+    /// Power state of each process run; `None` for a run that recorded no state.
+    pub power: Vec<Option<PowerStateForComparison>>,
+    /// Median SM clock of the process run with the middle median, MHz; `None` if no run recorded a
+    /// clock.
     pub clock_mhz: Option<f64>,
-    /// Difference between the slowest and the fastest GPU in the middle process, nanoseconds a
-    /// launch; absent for one GPU.
+    /// Time difference between the slowest and the fastest GPU in the process run with the middle
+    /// median, nanoseconds per launch; `None` for one GPU.
     pub skew_ns: Option<f64>,
-    /// Energy of a launch in the middle process, joules; absent without `--energy`.
+    /// Energy of a launch in the process run with the middle median, joules; `None` without
+    /// `--energy`.
     pub launch_j: Option<f64>,
-    /// Output errors against the reference; `None` for unverified cases.
-    pub errors: Option<OutputErrors>,
-    /// Whether the case is the fastest of its problem for its cache state.
+    /// Errors of the case's outputs against the reference; `None` if the outputs were not verified.
+    pub errors: Option<ErrorsRelativeToReference>,
+    /// Whether the case is the fastest among all implementations of its problem with the same cache
+    /// state.
     pub best: bool,
 }
 
-/// A time of a peer, and the time of our implementation for the same problem.
+/// The time of a peer (other people's kernel), and the time of the project's fastest implementation
+/// for the same problem.
 #[derive(Debug, Clone, PartialEq)]
-pub struct PeerTime {
-    /// Id of the problem, including its workload.
+pub struct PeerTimeForProblem {
+    /// Workload and problem, as in the case id.
     pub problem: String,
     pub peer: String,
-    /// Time of the peer, nanoseconds a launch.
+    /// Time of the peer, nanoseconds per launch.
     pub peer_ns: f64,
-    /// Whether the peer's time had settled under its load; absent if the peer program does not
-    /// report it.
-    pub power: Option<PowerState>,
-    /// SM clock under the peer's load, MHz; absent if the peer program could not read it.
+    /// Power state in which the peer was timed; `None` if the peer program does not report it.
+    pub power: Option<PowerStateOfSamples>,
+    /// SM clock while the peer was timed, MHz; `None` if the peer program could not read it.
     pub clock_mhz: Option<f64>,
     /// Our implementation.
     pub implementation: String,
-    /// Time of our implementation, nanoseconds a launch.
+    /// Time of the project's own implementation, nanoseconds per launch.
     pub ours_ns: f64,
 }
 
-impl MeasuredCase {
-    /// Id of the problem, including its workload.
-    fn problem_with_workload(&self) -> String {
+impl CaseWithItsRuns {
+    /// Returns workload and problem of the case, as in its id.
+    fn workload_and_problem(&self) -> String {
         format!("{}/{}", self.workload, self.problem)
     }
 }
 
-impl ReportMeasurements {
-    /// Times of the peers for a case's problem, each peer once, the fastest first. Peers' times are
-    /// compared only with hot cases.
-    pub fn peers_of(&self, case: &MeasuredCase) -> Vec<&PeerTime> {
+impl MeasurementsOfOneDevice {
+    /// Returns the times of the peers for a case's problem, each peer once, the fastest first.
+    /// Peers' times are compared only with cases whose caches are hot.
+    pub fn peer_times_for_case(&self, case: &CaseWithItsRuns) -> Vec<&PeerTimeForProblem> {
         if case.cache != "hot" {
             return Vec::new();
         }
-        let problem = case.problem_with_workload();
+        let problem = case.workload_and_problem();
         let of_problem = self.peers.iter().filter(|time| time.problem == problem);
-        let by_name: BTreeMap<&str, &PeerTime> =
+        let by_name: BTreeMap<&str, &PeerTimeForProblem> =
             of_problem.map(|time| (&*time.peer, time)).collect();
         let mut times = Vec::from_iter(by_name.into_values());
         times.sort_by(|a, b| a.peer_ns.total_cmp(&b.peer_ns));
         times
     }
 
-    /// Removes cases whose id is not to be shown, also those without a time.
-    pub fn retain_cases(&mut self, shows: impl Fn(&str) -> bool) {
+    /// Removes the cases for whose id `shows` returns false, including failed and skipped ones.
+    pub fn retain_cases_by_id(&mut self, shows: impl Fn(&str) -> bool) {
         self.cases.retain(|case| shows(&case.id));
         self.failed.retain(|id, _| shows(id));
         self.skipped.values_mut().for_each(|ids| ids.retain(|id| shows(id)));
         self.skipped.retain(|_, ids| !ids.is_empty());
     }
 
-    /// Problems for which peers have times and no case exists.
-    pub fn peers_without_case(&self) -> Vec<&str> {
+    /// Returns the problems for which peers have times but no case was measured.
+    pub fn peer_problems_without_case(&self) -> Vec<&str> {
         let problems: BTreeSet<String> =
-            self.cases.iter().map(MeasuredCase::problem_with_workload).collect();
+            self.cases.iter().map(CaseWithItsRuns::workload_and_problem).collect();
         let of_none = self.peers.iter().filter(|time| !problems.contains(&time.problem));
         of_none.map(|time| &*time.problem).collect()
     }
 
-    /// Model FLOP utilization of a launch of this time; only for networks, whose launches compute
-    /// samples.
-    pub fn utilization(&self, case: &MeasuredCase, launch_ns: f64) -> Option<ModelUtilization> {
+    /// Returns the model FLOP utilization of a network's launch that takes this time; `None` for a
+    /// case that is not a network.
+    pub fn model_flop_utilization(
+        &self,
+        case: &CaseWithItsRuns,
+        launch_ns: f64,
+    ) -> Option<MatrixThroughputShare> {
         let rate = |unit: &str| self.limits.flops_per_s.get(unit).copied();
-        let network = case.computed_samples.is_some() && case.work.matmul_flops() > 0;
-        network.then(|| ModelUtilization::new(&case.work, &self.device, rate, launch_ns))
+        let network = case.computed_samples.is_some() && case.work.matmul_flops_of_all_dtypes() > 0;
+        network.then(|| {
+            MatrixThroughputShare::utilization_of_launch(&case.work, &self.device, rate, launch_ns)
+        })
     }
 
-    /// Number of the colour of an implementation.
-    pub fn colour(&self, workload: &str, implementation: &str) -> usize {
+    /// Returns the colour number of an implementation in the charts of its workload.
+    pub fn colour_of_implementation(&self, workload: &str, implementation: &str) -> usize {
         let key = (workload.to_owned(), implementation.to_owned());
         self.colours.get(&key).copied().unwrap_or(0)
     }
 }
 
-impl MeasuredCase {
-    /// Median over the process runs, nanoseconds a launch.
-    pub fn median_time_ns(&self) -> f64 {
+impl CaseWithItsRuns {
+    /// Returns the median over the process runs of their median times, nanoseconds per launch.
+    pub fn median_launch_ns(&self) -> f64 {
         stats::median(&self.medians_ns)
     }
 
-    /// Smallest and greatest median of the process runs.
-    pub fn median_range_ns(&self) -> (f64, f64) {
+    /// Returns the smallest and the largest of the process runs' median times, nanoseconds per
+    /// launch.
+    pub fn range_of_run_medians_ns(&self) -> (f64, f64) {
         let ends =
             |fold: fn(f64, f64) -> f64, from| self.medians_ns.iter().copied().fold(from, fold);
         (ends(f64::min, f64::INFINITY), ends(f64::max, 0.0))
     }
 
-    /// The amount whose rate is shown, and its unit: operations of GEMMs, else bytes.
-    pub fn amount(&self) -> Option<(f64, &'static str)> {
-        match (self.work.matmul_flops(), self.work.total_bytes()) {
+    /// Returns the declared amount whose rate is shown, with its unit: GEMM operations, else bytes;
+    /// `None` if nothing is declared.
+    pub fn declared_amount_and_unit(&self) -> Option<(f64, &'static str)> {
+        match (self.work.matmul_flops_of_all_dtypes(), self.work.bytes_read_and_written()) {
             (0, _) if self.work.link_bytes > 0 => Some((self.work.link_bytes as f64, "B")),
             (0, 0) => None,
             (0, bytes) => Some((bytes as f64, "B")),
@@ -178,103 +196,109 @@ impl MeasuredCase {
         }
     }
 
-    /// Sum of the operations of all units.
-    pub fn flops(&self) -> f64 {
+    /// Returns the sum of the declared floating-point operations of all units and types.
+    pub fn total_declared_flops(&self) -> f64 {
         self.work.flops.values().sum::<u64>() as f64
     }
 
-    /// Power states of the process runs, each once; empty if none was recorded.
-    pub fn power_states(&self) -> String {
-        joined_values(self.power.iter().flatten().map(CasePower::to_string))
+    /// Lists the distinct power states of the process runs as text; empty if none was recorded.
+    pub fn distinct_power_states(&self) -> String {
+        distinct_values_as_text(self.power.iter().flatten().map(PowerStateForComparison::to_string))
     }
 
-    /// The limit over its time, a fraction of the measured roofline.
+    /// Returns the limit divided by the measured time (1 means that the case reaches the limit);
+    /// `None` without a limit.
     pub fn fraction_of_limit(&self) -> Option<f64> {
-        self.limit.as_ref().map(|limit| limit.fraction(self.median_time_ns()))
+        self.limit.as_ref().map(|limit| limit.share_of_limit_reached(self.median_launch_ns()))
     }
 }
 
-/// Reason why records cannot be shown on one page.
+/// Error: the records are from several devices, so they cannot be shown on one page.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("the records are of different devices ({}): give those of one", .0.join(", "))]
 pub struct SeveralDevicesError(pub Vec<String>);
 
-/// Runs of a case while they are collected.
+/// The runs of a case while records are collected.
 #[derive(Default)]
 struct CollectedCaseRuns {
-    template: Option<MeasuredCase>,
-    runs: Vec<CaseRun>,
+    template: Option<CaseWithItsRuns>,
+    runs: Vec<CaseSummaryOfRun>,
 }
 
 /// Collects records.
 #[derive(Default)]
-struct RecordCollector {
-    sources: Vec<MeasuredSource>,
-    limits: Vec<DeviceLimits>,
+struct ReportRecordCollector {
+    sources: Vec<SourceOfMeasurement>,
+    limits: Vec<MeasuredDeviceLimits>,
     cases: BTreeMap<String, CollectedCaseRuns>,
     skipped: BTreeMap<String, String>,
-    failed: BTreeMap<String, CaseFailure>,
+    failed: BTreeMap<String, CaseFailureReason>,
 }
 
-struct MeasuredSource {
-    environment: Environment,
-    provenance: Provenance,
+struct SourceOfMeasurement {
+    environment: RunEnvironment,
+    provenance: CommitAndChanges,
     started: String,
-    /// Name of the process, if it ended before its cases did.
+    /// Name of the bench process if it ended before it had measured all its cases; `None`
+    /// otherwise.
     interrupted: Option<String>,
 }
 
-impl ReportMeasurements {
-    /// Joins measurements and baselines. A run that one of the baselines holds adds what a baseline
-    /// does not keep, such as skips, but not its times, which would count twice.
-    pub fn new(
-        measurements: &[Measurement],
-        baselines: &[Baseline],
+impl MeasurementsOfOneDevice {
+    /// Joins measurements and baselines; for a run that a baseline also contains, only facts that
+    /// the baseline lacks are added, because its times would count twice.
+    pub fn join_runs_and_baselines(
+        measurements: &[MeasurementOfRuns],
+        baselines: &[BaselineFile],
     ) -> Result<Self, SeveralDevicesError> {
-        let mut all = RecordCollector::default();
-        baselines.iter().for_each(|baseline| all.add_baseline(baseline));
-        for run in measurements.iter().flat_map(Measurement::process_runs) {
-            all.add_run(run, baselines.iter().any(|baseline| baseline.has(run)));
+        let mut all = ReportRecordCollector::default();
+        baselines.iter().for_each(|baseline| all.add_runs_of_baseline(baseline));
+        for run in measurements.iter().flat_map(MeasurementOfRuns::process_runs_of_measurement) {
+            all.add_process_run(run, baselines.iter().any(|baseline| baseline.contains_run(run)));
         }
         let devices: BTreeSet<&str> =
             all.sources.iter().map(|source| &*source.environment.device_name).collect();
         if devices.len() > 1 {
             return Err(SeveralDevicesError(devices.into_iter().map(str::to_owned).collect()));
         }
-        Ok(all.finish())
+        Ok(all.into_measurements())
     }
 }
 
-impl RecordCollector {
-    fn add_run(&mut self, run: &ProcessRun, is_known: bool) {
+impl ReportRecordCollector {
+    fn add_process_run(&mut self, run: &BenchProcessRun, is_known: bool) {
         if !is_known {
-            self.sources.push(MeasuredSource {
+            self.sources.push(SourceOfMeasurement {
                 environment: run.environment.clone(),
                 provenance: run.provenance.clone(),
                 started: run.started.clone(),
-                interrupted: (!run.complete).then(|| run.process_name_of_run()),
+                interrupted: (!run.complete).then(|| run.bench_name_with_shard()),
             });
         }
         self.limits.push(run.limits.clone());
         for (id, case) in &run.cases {
             let gathered = self.cases.entry(id.clone()).or_default();
             if !is_known || gathered.runs.is_empty() {
-                gathered.runs.push(CaseRun::from_record(case));
+                gathered.runs.push(CaseSummaryOfRun::summarize_case_record(case));
             }
-            let mut axes = ProblemAxes::from_record(&case.problem);
+            let mut axes = ProblemAxisValues::from_record_axes(&case.problem);
             let of_id = case_without_times(id, &case.workload, &case.work);
             if case.problem.is_empty() {
                 axes.clone_from(&of_id.axes);
             }
-            // The records of later runs take precedence.
-            gathered.template = Some(MeasuredCase {
+            // If several runs describe a case, the later record takes precedence.
+            gathered.template = Some(CaseWithItsRuns {
                 axes,
                 implementation: case.implementation.clone(),
                 cache: case.cache.clone(),
                 computed_samples: case.computed_samples,
                 sample_unit: case.sample_unit,
                 limit: case.limit.clone(),
-                errors: case.verification.value().is_verified().then(|| case.verification.errors()),
+                errors: case
+                    .verification
+                    .verification_extent()
+                    .is_compared_with_reference()
+                    .then(|| case.verification.errors_of_all_outputs()),
                 ..of_id
             });
         }
@@ -282,8 +306,8 @@ impl RecordCollector {
         self.failed.extend(run.failed.clone());
     }
 
-    fn add_baseline(&mut self, baseline: &Baseline) {
-        self.sources.extend(baseline.runs.values().map(|run| MeasuredSource {
+    fn add_runs_of_baseline(&mut self, baseline: &BaselineFile) {
+        self.sources.extend(baseline.runs.values().map(|run| SourceOfMeasurement {
             environment: run.environment.clone(),
             provenance: run.provenance.clone(),
             started: run.started.clone(),
@@ -297,10 +321,10 @@ impl RecordCollector {
                 .and_then(|numerics| (!numerics.seeds.is_empty()).then(|| numerics.errors.at(0)));
             let gathered = self.cases.entry(id.clone()).or_default();
             gathered.runs.extend(case.runs.values().cloned());
-            // Keys of runs are in the order of their sessions: the ceilings of the last session
-            // count.
+            // The keys of a baseline's runs are in the order of their sessions, so the limit of the
+            // last session counts.
             let limit = case.runs.values().rev().find_map(|run| run.limit.clone());
-            gathered.template = Some(MeasuredCase {
+            gathered.template = Some(CaseWithItsRuns {
                 computed_samples: case.computed_samples,
                 sample_unit: case.sample_unit,
                 limit,
@@ -310,15 +334,15 @@ impl RecordCollector {
         }
     }
 
-    fn finish(self) -> ReportMeasurements {
-        let facts = source_facts(&self.sources);
+    fn into_measurements(self) -> MeasurementsOfOneDevice {
+        let facts = facts_about_sources(&self.sources);
         let device = self.sources.first().map(|source| source.environment.device_name.clone());
-        let mut cases: Vec<MeasuredCase> =
-            self.cases.into_values().filter_map(CollectedCaseRuns::finish).collect();
+        let mut cases: Vec<CaseWithItsRuns> =
+            self.cases.into_values().filter_map(CollectedCaseRuns::into_case_with_runs).collect();
         cases.sort_by(|a, b| {
             (&a.workload, natural_sort_key(&a.problem), b.cache == "hot")
                 .cmp(&(&b.workload, natural_sort_key(&b.problem), a.cache == "hot"))
-                .then(a.median_time_ns().total_cmp(&b.median_time_ns()))
+                .then(a.median_launch_ns().total_cmp(&b.median_launch_ns()))
         });
         let mut last: Option<(String, String, String)> = None;
         for case in &mut cases {
@@ -333,15 +357,15 @@ impl RecordCollector {
                 skipped.entry(reason).or_default().insert(id);
             }
         }
-        let limits = self.limits.into_iter().reduce(merged_ceilings).unwrap_or_default();
+        let limits = self.limits.into_iter().reduce(join_ceilings_of_runs).unwrap_or_default();
         let device = device.unwrap_or_default();
         let fingerprints = self
             .sources
             .iter()
-            .map(|source| source.environment.environment_fingerprint())
+            .map(|source| source.environment.name_of_comparable_environments())
             .collect();
-        let colours = colours_of_rows(&cases);
-        ReportMeasurements {
+        let colours = assign_implementation_colours(&cases);
+        MeasurementsOfOneDevice {
             device,
             fingerprints,
             facts,
@@ -355,8 +379,9 @@ impl RecordCollector {
     }
 }
 
-// Colours follow the order of the names, so that a chart does not depend on other measured rows.
-fn colours_of_rows(cases: &[MeasuredCase]) -> BTreeMap<(String, String), usize> {
+// Colours are assigned in the order of the implementations' names, so that a chart's colours do not
+// depend on measured times.
+fn assign_implementation_colours(cases: &[CaseWithItsRuns]) -> BTreeMap<(String, String), usize> {
     let names: BTreeSet<(&String, &String)> =
         cases.iter().map(|case| (&case.workload, &case.implementation)).collect();
     let names: Vec<(&String, &String)> = names.into_iter().collect();
@@ -365,12 +390,12 @@ fn colours_of_rows(cases: &[MeasuredCase]) -> BTreeMap<(String, String), usize> 
 }
 
 impl CollectedCaseRuns {
-    fn finish(self) -> Option<MeasuredCase> {
-        let middle = |number: fn(&CaseRun) -> Option<f64>| {
+    fn into_case_with_runs(self) -> Option<CaseWithItsRuns> {
+        let middle = |number: fn(&CaseSummaryOfRun) -> Option<f64>| {
             let numbers: Vec<f64> = self.runs.iter().filter_map(number).collect();
             (!numbers.is_empty()).then(|| stats::median(&numbers))
         };
-        Some(MeasuredCase {
+        Some(CaseWithItsRuns {
             medians_ns: self.runs.iter().map(|run| run.median_ns).collect(),
             spread: middle(|run| Some(run.spread)).unwrap_or_default(),
             power: self.runs.iter().map(|run| run.power).collect(),
@@ -382,19 +407,19 @@ impl CollectedCaseRuns {
     }
 }
 
-/// A case with the facts of its id, without any times.
-fn case_without_times(id: &str, workload: &str, work: &WorkRecord) -> MeasuredCase {
-    let parts = ids::CaseIdParts::parse(id, workload);
-    MeasuredCase {
+/// Makes a case without times from the facts that its id contains.
+fn case_without_times(id: &str, workload: &str, work: &DeclaredWorkRecord) -> CaseWithItsRuns {
+    let parts = ids::CaseIdParts::split_case_id(id, workload);
+    CaseWithItsRuns {
         id: id.to_owned(),
         workload: workload.to_owned(),
-        axes: ProblemAxes::from_problem_name(parts.problem),
+        axes: ProblemAxisValues::from_problem_in_case_id(parts.problem),
         problem: parts.problem.to_owned(),
         implementation: parts.implementation.to_owned(),
         cache: parts.cache.to_owned(),
         work: work.clone(),
         computed_samples: None,
-        sample_unit: SampleUnit::default(),
+        sample_unit: ThroughputItemUnit::default(),
         limit: None,
         medians_ns: Vec::new(),
         spread: 0.0,
@@ -407,8 +432,11 @@ fn case_without_times(id: &str, workload: &str, work: &WorkRecord) -> MeasuredCa
     }
 }
 
-/// The ceilings of both runs; the later one counts if both have a ceiling.
-fn merged_ceilings(mut before: DeviceLimits, after: DeviceLimits) -> DeviceLimits {
+/// Joins the ceilings of two runs; where both have a ceiling, the later run's counts.
+fn join_ceilings_of_runs(
+    mut before: MeasuredDeviceLimits,
+    after: MeasuredDeviceLimits,
+) -> MeasuredDeviceLimits {
     before.flops_per_s.extend(after.flops_per_s);
     before.memory.retain(|limit| after.memory.iter().all(|later| later.traffic != limit.traffic));
     before.memory.extend(after.memory);
@@ -417,19 +445,22 @@ fn merged_ceilings(mut before: DeviceLimits, after: DeviceLimits) -> DeviceLimit
 }
 
 /// Joins values, each once.
-fn joined_values(values: impl Iterator<Item = String>) -> String {
+fn distinct_values_as_text(values: impl Iterator<Item = String>) -> String {
     let values: BTreeSet<String> = values.filter(|value| !value.is_empty()).collect();
     values.into_iter().collect::<Vec<_>>().join(", ")
 }
 
-/// Facts of the records about device and time, each fact with all its values.
-fn source_facts(sources: &[MeasuredSource]) -> Vec<(&'static str, String)> {
-    let all = |value: &dyn Fn(&MeasuredSource) -> Option<String>| {
-        joined_values(sources.iter().filter_map(value))
+/// Returns facts about device, build and time of the measured records, each with all its distinct
+/// values.
+fn facts_about_sources(sources: &[SourceOfMeasurement]) -> Vec<(&'static str, String)> {
+    let all = |value: &dyn Fn(&SourceOfMeasurement) -> Option<String>| {
+        distinct_values_as_text(sources.iter().filter_map(value))
     };
-    let gpus = sources.iter().flat_map(|it| it.environment.gpus.iter());
-    let environment = |value: fn(&Environment) -> String| all(&|it| Some(value(&it.environment)));
-    let gpu = |value: fn(&Gpu) -> String| joined_values(gpus.clone().map(value));
+    let gpus = sources.iter().flat_map(|it| it.environment.gpus.gpus_by_uuid());
+    let environment =
+        |value: fn(&RunEnvironment) -> String| all(&|it| Some(value(&it.environment)));
+    let gpu =
+        |value: fn(&GpuInEnvironment) -> String| distinct_values_as_text(gpus.clone().map(value));
     let mut facts = vec![
         ("device", environment(|it| it.device_name.clone())),
         ("card", gpu(|it| it.uuid.clone())),
@@ -438,16 +469,16 @@ fn source_facts(sources: &[MeasuredSource]) -> Vec<(&'static str, String)> {
         ("NVRTC", gpu(|it| it.nvrtc.clone())),
         (
             "libraries",
-            joined_values(gpus.clone().flat_map(|gpu| {
+            distinct_values_as_text(gpus.clone().flat_map(|gpu| {
                 gpu.libraries.iter().map(|(name, version)| format!("{name} {version}"))
             })),
         ),
-        ("device memory", gpu(|it| display::byte_text(it.memory_bytes))),
-        ("L2 cache", gpu(|it| display::byte_text(it.l2_bytes))),
+        ("device memory", gpu(|it| display::decimal_byte_size_text(it.memory_bytes))),
+        ("L2 cache", gpu(|it| display::decimal_byte_size_text(it.l2_bytes))),
         ("host", environment(|it| format!("{}, {} cores, {}", it.arch, it.cores, it.os))),
         ("SIMD", environment(|it| it.simd.join(" "))),
         ("kernelgate", environment(|it| it.kernelgate.clone())),
-        ("commit", all(&|it| Some(it.provenance.short_commit()))),
+        ("commit", all(&|it| Some(it.provenance.short_commit_with_changes_mark()))),
         ("process runs", sources.len().to_string()),
     ];
     let mut started: Vec<&str> = sources.iter().map(|source| &*source.started).collect();
@@ -469,13 +500,13 @@ fn source_facts(sources: &[MeasuredSource]) -> Vec<(&'static str, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate::record::CaseRecord;
+    use kernelgate::record::CaseRecordWithSamples;
 
-    fn run(session: &str, time_ns: f64) -> ProcessRun {
+    fn test_run(session: &str, time_ns: f64) -> BenchProcessRun {
         let case = |(id, cache, time_ns): (&str, &str, f64)| {
-            let mut case = CaseRecord::untimed_samples(vec![time_ns]);
+            let mut case = CaseRecordWithSamples::example_with_sample_times(vec![time_ns]);
             case.cache = cache.to_owned();
-            case.limit = Some(TimeLimit { time_ns: 50.0, by: "memory".to_owned() });
+            case.limit = Some(ShortestLaunchTime { time_ns: 50.0, by: "memory".to_owned() });
             (id.to_owned(), case)
         };
         let cases = [
@@ -484,16 +515,24 @@ mod tests {
             ("w/f/n512/cpu/hot", "hot", time_ns),
             ("w/f/n512/cpu/cold", "cold", 4.0 * time_ns),
         ];
-        ProcessRun {
+        BenchProcessRun {
             cases: cases.into_iter().map(case).collect(),
-            ..ProcessRun::start_now("b", session, Environment::cpu(), Provenance::default())
+            ..BenchProcessRun::empty_run_starting_now(
+                "b",
+                session,
+                RunEnvironment::environment_of_process_on_cpu(),
+                CommitAndChanges::default(),
+            )
         }
     }
 
     #[test]
     fn cases_are_ordered_by_size_and_the_fastest_of_a_problem_is_marked() {
-        let measured = ReportMeasurements::new(
-            &Measurement::group_into_measurements([run("1", 100.0), run("2", 120.0)]),
+        let measured = MeasurementsOfOneDevice::join_runs_and_baselines(
+            &MeasurementOfRuns::group_matching_runs_into_measurements([
+                test_run("1", 100.0),
+                test_run("2", 120.0),
+            ]),
             &[],
         )
         .unwrap();
@@ -509,19 +548,26 @@ mod tests {
             ]
         );
         let first = &measured.cases[0];
-        assert_eq!((first.median_time_ns(), first.median_range_ns()), (110.0, (100.0, 120.0)));
+        assert_eq!(
+            (first.median_launch_ns(), first.range_of_run_medians_ns()),
+            (110.0, (100.0, 120.0))
+        );
         assert_eq!(first.axes.numbers["n"], 512);
     }
 
     #[test]
     fn a_run_that_a_baseline_contains_adds_no_times() {
-        let (held, other) = (run("1", 100.0), run("2", 300.0));
-        let mut baseline = Baseline::new("main");
-        baseline.merge_run(&held);
-        let medians_and_fraction = |runs: &[ProcessRun]| {
-            let measurements = Measurement::group_into_measurements(runs.iter().cloned());
-            let measured =
-                ReportMeasurements::new(&measurements, std::slice::from_ref(&baseline)).unwrap();
+        let (held, other) = (test_run("1", 100.0), test_run("2", 300.0));
+        let mut baseline = BaselineFile::empty_with_name("main");
+        baseline.merge_run_replacing_other_code(&held);
+        let medians_and_fraction = |runs: &[BenchProcessRun]| {
+            let measurements =
+                MeasurementOfRuns::group_matching_runs_into_measurements(runs.iter().cloned());
+            let measured = MeasurementsOfOneDevice::join_runs_and_baselines(
+                &measurements,
+                std::slice::from_ref(&baseline),
+            )
+            .unwrap();
             (measured.cases[0].medians_ns.clone(), measured.cases[0].fraction_of_limit())
         };
         assert_eq!(medians_and_fraction(&[]), (vec![100.0], Some(0.5)));
@@ -531,15 +577,19 @@ mod tests {
 
     #[test]
     fn networks_show_their_utilization_of_both_peaks() {
-        let mut network = run("1", 1e6);
+        let mut network = test_run("1", 1e6);
         network.environment.device_name = "NVIDIA H100 80GB HBM3".to_owned();
         network.limits.flops_per_s.insert("matmul bf16".to_owned(), 800e12);
         let case = network.cases.get_mut("w/f/n512/cpu/hot").unwrap();
         case.work.flops.insert("matmul bf16".to_owned(), 400_000_000_000);
         case.computed_samples = Some(64);
-        let measured =
-            ReportMeasurements::new(&Measurement::group_into_measurements([network]), &[]).unwrap();
-        let of_case = |case: &MeasuredCase| measured.utilization(case, case.median_time_ns());
+        let measured = MeasurementsOfOneDevice::join_runs_and_baselines(
+            &MeasurementOfRuns::group_matching_runs_into_measurements([network]),
+            &[],
+        )
+        .unwrap();
+        let of_case =
+            |case: &CaseWithItsRuns| measured.model_flop_utilization(case, case.median_launch_ns());
         let network = of_case(&measured.cases[0]).unwrap();
         assert_eq!(network.of_measured, Some(0.5));
         assert!(network.of_published.is_some_and(|share| (share - 400.0 / 989.4).abs() < 1e-9));
@@ -548,10 +598,10 @@ mod tests {
 
     #[test]
     fn records_of_two_devices_are_not_shown_on_one_page() {
-        let mut other = run("2", 1.0);
+        let mut other = test_run("2", 1.0);
         other.environment.device_name = "another".to_owned();
-        let refused = ReportMeasurements::new(
-            &Measurement::group_into_measurements([run("1", 1.0), other]),
+        let refused = MeasurementsOfOneDevice::join_runs_and_baselines(
+            &MeasurementOfRuns::group_matching_runs_into_measurements([test_run("1", 1.0), other]),
             &[],
         )
         .unwrap_err();

@@ -1,14 +1,15 @@
 //! Makes self-contained HTML pages that contain charts of [`crate::plot`].
 //!
-//! - [`measured_runs`]: runs and baselines in the one shape that pages are made from.
-//! - [`charts`]: the charts of these, one file a kind.
-//! - [`tables`]: the numbers of the pages as CSV and JSON.
-//! - [`results`]: the same numbers as Markdown to commit, one page for each family.
-//! - [`report`], [`verdict`], [`trace`], [`ranks`]: the pages of measurements, of verdicts, of a
-//!   trace, of the ranks of a job.
-//! - [`page_frame`]: common parts of pages: style, themes, tables that can be sorted.
+//! - [`measured_runs`] joins run records and baselines into the data that all pages show.
+//! - [`charts`] draws charts of measured runs, with one file for each kind of chart.
+//! - [`tables`] writes the numbers of a report page as CSV and JSON.
+//! - [`results`] writes the numbers as Markdown pages to commit, one for each family of workloads.
+//! - [`report`], [`verdict`], [`trace`] and [`ranks`] each make one kind of HTML page: of
+//!   measurements, of verdicts, of a trace, and of the ranks of a job.
+//! - [`page_frame`] builds what all HTML pages share: style, themes, tables that can be sorted.
 //!
-//! Deliberately absent: reading files, deciding (`gate`), and anything from a network.
+//! This module reads no files, decides no verdicts (`gate` does), and its pages load nothing from a
+//! network.
 
 pub mod charts;
 pub mod measured_runs;

@@ -1,76 +1,91 @@
-//! Makes the HTML page of a job with several ranks: `kernelgate diagnose --html` writes this page
-//! for traces of several ranks.
+//! Makes the HTML page about a job with several ranks: `kernelgate diagnose --html` writes this
+//! page for the traces of several ranks.
 
 use maud::{Markup, html};
 
-use super::charts::{ChartFigure, ChartGallery};
-use super::page_frame::{self, PageSection};
+use super::charts::{ChartWithFileName, ChartsOfOneKind};
+use super::page_frame::{self, HtmlPageSection};
 use crate::plot::{
-    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, HeatMap, LabelledRow, LabelledRows,
-    PlotError, PlottedUnit, ScaleKind,
+    AxisScaleKind, ChartAxis, ChartBody, ChartDrawingError, ChartRowWithLabel, HeatMapData,
+    LabelledRowsChart, MarkInChartRow, PlottedUnit, TitledChart,
 };
-use kernelgate::display::{byte_text, time_text};
+use kernelgate::display::{decimal_byte_size_text, time_text};
 use kernelgate_trace::diagnose::FindingSeverity;
-use kernelgate_trace::diagnose::ranks::{CollectiveKindSum, JoinedJob, RankCollectiveSum};
+use kernelgate_trace::diagnose::ranks::{
+    CollectivesOfKindAndSize, JobOfJoinedRanks, RankWithCollectiveSums,
+};
 
-/// Largest number of ranks that are drawn as bars; the table has all ranks.
-const MAX_RANK_BARS: usize = 64;
-/// Largest number of ranks for which waiting is drawn for each pair.
-const MAX_RANKS_IN_PAIR_TABLE: usize = 12;
-/// Largest number of kinds and sizes of collectives with a bar.
+/// Largest number of ranks that are drawn as bars; the table lists all ranks.
+const MAX_RANKS_DRAWN_AS_BARS: usize = 64;
+/// Largest number of ranks for which a heat map shows the waiting between each pair of ranks.
+const MAX_RANKS_IN_WAITING_MAP: usize = 12;
+/// Largest number of bars in the chart of collectives, one for each kind and size.
 const MAX_COLLECTIVE_BARS: usize = 16;
 
-/// Makes the HTML page of a job with several ranks.
-pub fn page(job: &JoinedJob) -> Result<String, PlotError> {
+/// Makes the HTML page about a job with several ranks.
+pub fn ranks_page(job: &JobOfJoinedRanks) -> Result<String, ChartDrawingError> {
     let mut sections = vec![
-        PageSection::new("quality", "Data quality", ranks_problems(job)),
-        PageSection::new("findings", "Findings", ranks_findings(job)),
+        HtmlPageSection::with_anchor_and_title(
+            "quality",
+            "Data quality",
+            problems_of_ranks_data(job),
+        ),
+        HtmlPageSection::with_anchor_and_title("findings", "Findings", straggler_findings(job)),
     ];
-    sections.extend(sections_of(job, "account", "Time of each rank")?);
+    sections.extend(ranks_sections(job, "account", "Time of each rank")?);
     sections.retain(|section| !section.body.0.trim().is_empty());
-    Ok(page_frame::page(
+    Ok(page_frame::build_html_page(
         &format!("kernelgate diagnose: {} ranks", job.ranks.len()),
-        &ranks_lead(job),
+        &ranks_page_lead(job),
         &sections,
     ))
 }
 
-/// Time of the ranks, their waiting, their collectives and the critical path; the first section has
-/// that anchor and title.
-pub fn sections_of(
-    job: &JoinedJob,
+/// Builds the sections about the ranks' times, their waiting, their collectives and the critical
+/// path; `anchor` and `title` belong to the first section.
+pub fn ranks_sections(
+    job: &JobOfJoinedRanks,
     anchor: &'static str,
     title: &'static str,
-) -> Result<Vec<PageSection>, PlotError> {
-    let drawn = |figures: Vec<ChartFigure>| {
-        page_frame::chart_gallery(&ChartGallery { figures, left_out: 0 })
+) -> Result<Vec<HtmlPageSection>, ChartDrawingError> {
+    let drawn = |figures: Vec<ChartWithFileName>| {
+        page_frame::charts_side_by_side(&ChartsOfOneKind { figures, left_out: 0 })
     };
     let mut sections = Vec::new();
     if !job.ranks.is_empty() {
-        let charts = drawn(vec![rank_accounts(job)])?;
+        let charts = drawn(vec![chart_of_time_per_rank(job)])?;
         let body = html! {
-            (charts) (rank_table(job))
+            (charts) (table_of_times_per_rank(job))
         };
-        sections.push(PageSection::new(anchor, title, body));
+        sections.push(HtmlPageSection::with_anchor_and_title(anchor, title, body));
     }
     if job.joined > 0 {
-        let charts = drawn(vec![rank_lateness(job)].into_iter().chain(rank_pairs(job)).collect())?;
-        sections.push(PageSection::new("skew", "Waiting between ranks", charts));
-        let charts = drawn(vec![rank_transfers(job)])?;
+        let charts = drawn(
+            vec![chart_of_waiting_per_rank(job)]
+                .into_iter()
+                .chain(heat_map_of_waiting_between_ranks(job))
+                .collect(),
+        )?;
+        sections.push(HtmlPageSection::with_anchor_and_title(
+            "skew",
+            "Waiting between ranks",
+            charts,
+        ));
+        let charts = drawn(vec![chart_of_collective_transfer_and_skew(job)])?;
         let body = html! {
-            (charts) (collectives_table(job))
+            (charts) (table_of_collectives(job))
         };
-        sections.push(PageSection::new("collectives", "Collectives", body));
-        sections.push(PageSection::new(
+        sections.push(HtmlPageSection::with_anchor_and_title("collectives", "Collectives", body));
+        sections.push(HtmlPageSection::with_anchor_and_title(
             "path",
             "Critical path and gains",
-            critical_path_table(job),
+            tables_of_critical_path_and_gains(job),
         ));
     }
     Ok(sections)
 }
 
-fn ranks_lead(job: &JoinedJob) -> Markup {
+fn ranks_page_lead(job: &JobOfJoinedRanks) -> Markup {
     let mut facts = vec![
         ("ranks", job.ranks.len().to_string()),
         ("collectives joined", format!("{} over {}", job.joined, time_text(job.span_ns as f64))),
@@ -79,28 +94,29 @@ fn ranks_lead(job: &JoinedJob) -> Markup {
     if let Some((speed, name)) = job.link {
         facts.push(("link", format!("{name}, {speed:.0} GB/s each way")));
     }
-    page_frame::facts(&facts)
+    page_frame::facts_list(&facts)
 }
 
-fn ranks_problems(job: &JoinedJob) -> Markup {
+fn problems_of_ranks_data(job: &JobOfJoinedRanks) -> Markup {
     html! {
         @for problem in &job.problems {
-            div class="banner warning" { p { (page_frame::printable(&problem.problem_text())) } }
+            div class="banner warning" { p { (page_frame::printable_on_page(&problem.problem_as_sentence())) } }
         }
     }
 }
 
-fn ranks_findings(job: &JoinedJob) -> Markup {
-    let stragglers = job.straggler_ranks();
-    let severity = |rank: &RankCollectiveSum| {
-        FindingSeverity::from_saving(rank.delayed_ns, job.span_ns).label()
+fn straggler_findings(job: &JobOfJoinedRanks) -> Markup {
+    let stragglers = job.straggler_ranks_slowest_first();
+    let severity = |rank: &RankWithCollectiveSums| {
+        FindingSeverity::severity_from_possible_saving(rank.delayed_ns, job.span_ns)
+            .printed_severity_label()
     };
     html! {
         @for rank in &stragglers {
             h3 class={ "finding " (severity(rank)) } {
-                (severity(rank)) ": straggler " (page_frame::printable(&rank.name))
+                (severity(rank)) ": straggler " (page_frame::printable_on_page(&rank.name))
             }
-            p { (page_frame::printable(&job.straggler_sentence(rank))) "." }
+            p { (page_frame::printable_on_page(&job.straggler_delay_sentence(rank))) "." }
         }
         @match (job.joined, stragglers.is_empty()) {
             (0, _) => p {
@@ -113,7 +129,7 @@ fn ranks_findings(job: &JoinedJob) -> Markup {
             },
             (_, false) => {}
         }
-        @if let Some((least, most)) = job.exposed_share_range() {
+        @if let Some((least, most)) = job.exposed_communication_share_range() {
             p {
                 "Exposed communication: "
                 (format!("{:.1} to {:.1} %", least * 100.0, most * 100.0))
@@ -123,17 +139,17 @@ fn ranks_findings(job: &JoinedJob) -> Markup {
     }
 }
 
-fn ranks_chart(
+fn ranks_bar_chart(
     title: &str,
     subtitle: String,
     legend: &[&str],
-    rows: Vec<LabelledRow>,
-) -> ChartWithTitle {
-    ChartWithTitle {
+    rows: Vec<ChartRowWithLabel>,
+) -> TitledChart {
+    TitledChart {
         title: title.to_owned(),
         subtitle,
-        body: ChartBody::Rows(LabelledRows {
-            axis: ChartAxis::new("time", PlottedUnit::Time, ScaleKind::FromZero),
+        body: ChartBody::Rows(LabelledRowsChart {
+            axis: ChartAxis::with_round_ticks("time", PlottedUnit::Time, AxisScaleKind::FromZero),
             legend: legend.iter().map(|&name| name.to_owned()).collect(),
             rows,
             origin: None,
@@ -141,27 +157,27 @@ fn ranks_chart(
     }
 }
 
-/// A chart row of consecutive time spans.
-fn stacked_row(label: String, value: String, parts: &[i64]) -> LabelledRow {
+/// Makes a chart row of consecutive coloured spans from these times in nanoseconds.
+fn row_of_consecutive_spans(label: String, value: String, parts: &[i64]) -> ChartRowWithLabel {
     let mut at = 0;
     let mut marks = Vec::new();
     for (colour, &ns) in parts.iter().enumerate().filter(|(_, ns)| **ns > 0) {
-        marks.push(ChartRowMark::Span(at as f64, (at + ns) as f64, colour));
+        marks.push(MarkInChartRow::Span(at as f64, (at + ns) as f64, colour));
         at += ns;
     }
-    LabelledRow { label, value, marks }
+    ChartRowWithLabel { label, value, marks }
 }
 
-/// A note on ranks without a bar.
-fn ranks_without_bar(count: usize) -> String {
-    match count.saturating_sub(MAX_RANK_BARS) {
+/// Returns a note on how many ranks have no bar in the chart; empty if all have one.
+fn note_on_ranks_without_bar(count: usize) -> String {
+    match count.saturating_sub(MAX_RANKS_DRAWN_AS_BARS) {
         0 => String::new(),
         more => format!("; {more} more ranks are in the table"),
     }
 }
 
-fn rank_accounts(job: &JoinedJob) -> ChartFigure {
-    let row = |of: &RankCollectiveSum| {
+fn chart_of_time_per_rank(job: &JobOfJoinedRanks) -> ChartWithFileName {
+    let row = |of: &RankWithCollectiveSums| {
         let times = &of.times;
         let parts = [
             times.compute_ns - times.hidden_ns,
@@ -170,41 +186,52 @@ fn rank_accounts(job: &JoinedJob) -> ChartFigure {
             times.copies_ns,
             times.idle_ns,
         ];
-        stacked_row(of.name.clone(), time_text(times.total_ns() as f64), &parts)
+        row_of_consecutive_spans(
+            of.name.clone(),
+            time_text(times.sum_of_all_parts_ns() as f64),
+            &parts,
+        )
     };
     let legend =
         ["compute", "compute beside communication", "exposed communication", "copies", "idle"];
     let subtitle = format!(
         "while all ranks were recorded; parts of a rank add up{}",
-        ranks_without_bar(job.ranks.len())
+        note_on_ranks_without_bar(job.ranks.len())
     );
-    let bars = job.ranks.iter().take(MAX_RANK_BARS).map(row).collect();
-    ChartFigure::new(&["ranks"], ranks_chart("Time of each rank", subtitle, &legend, bars))
+    let bars = job.ranks.iter().take(MAX_RANKS_DRAWN_AS_BARS).map(row).collect();
+    ChartWithFileName::with_file_name_from_words(
+        &["ranks"],
+        ranks_bar_chart("Time of each rank", subtitle, &legend, bars),
+    )
 }
 
-fn rank_lateness(job: &JoinedJob) -> ChartFigure {
-    let row = |of: &RankCollectiveSum| {
+fn chart_of_waiting_per_rank(job: &JobOfJoinedRanks) -> ChartWithFileName {
+    let row = |of: &RankWithCollectiveSums| {
         let value =
             format!("{}, {}", time_text(of.waited_ns as f64), time_text(of.delayed_ns as f64));
-        stacked_row(of.name.clone(), value, &[of.waited_ns, of.delayed_ns])
+        row_of_consecutive_spans(of.name.clone(), value, &[of.waited_ns, of.delayed_ns])
     };
-    let bars = job.ranks.iter().take(MAX_RANK_BARS).map(row).collect();
+    let bars = job.ranks.iter().take(MAX_RANKS_DRAWN_AS_BARS).map(row).collect();
     let subtitle = format!(
         "inside collectives, until the last rank arrives; a straggler delays and does not wait{}",
-        ranks_without_bar(job.ranks.len())
+        note_on_ranks_without_bar(job.ranks.len())
     );
     let legend = ["waits for others", "delays others alone"];
-    ChartFigure::new(&["waiting"], ranks_chart("Waiting between ranks", subtitle, &legend, bars))
+    ChartWithFileName::with_file_name_from_words(
+        &["waiting"],
+        ranks_bar_chart("Waiting between ranks", subtitle, &legend, bars),
+    )
 }
 
-/// Chart of the time that each rank waits for each other rank.
-fn rank_pairs(job: &JoinedJob) -> Option<ChartFigure> {
+/// Draws a heat map of the time that each rank waits for each other rank; `None` if no rank waits
+/// or there are too many ranks.
+fn heat_map_of_waiting_between_ranks(job: &JobOfJoinedRanks) -> Option<ChartWithFileName> {
     let names: Vec<String> = job.ranks.iter().map(|of| of.name.clone()).collect();
     let some = job.waits.iter().flatten().any(|&ns| ns > 0);
-    let chart = ChartWithTitle {
+    let chart = TitledChart {
         title: "Who waits for whom".to_owned(),
         subtitle: "time that one rank waits for the last one".to_owned(),
-        body: ChartBody::Heat(HeatMap {
+        body: ChartBody::Heat(HeatMapData {
             columns: names.clone(),
             rows: names,
             cells: job
@@ -216,31 +243,34 @@ fn rank_pairs(job: &JoinedJob) -> Option<ChartFigure> {
             names: ("the last rank".to_owned(), "the rank that waits".to_owned()),
         }),
     };
-    (some && job.ranks.len() <= MAX_RANKS_IN_PAIR_TABLE)
-        .then(|| ChartFigure::new(&["pairs"], chart))
+    (some && job.ranks.len() <= MAX_RANKS_IN_WAITING_MAP)
+        .then(|| ChartWithFileName::with_file_name_from_words(&["pairs"], chart))
 }
 
-fn collective_kind_text(of: &CollectiveKindSum) -> String {
+fn collective_kind_and_size(of: &CollectivesOfKindAndSize) -> String {
     match of.bytes {
-        0 => of.collective.label().to_owned(),
-        size => format!("{}, {}", of.collective.label(), byte_text(size)),
+        0 => of.collective.collective_label().to_owned(),
+        size => format!("{}, {}", of.collective.collective_label(), decimal_byte_size_text(size)),
     }
 }
 
-fn rank_transfers(job: &JoinedJob) -> ChartFigure {
-    let row = |of: &CollectiveKindSum| {
+fn chart_of_collective_transfer_and_skew(job: &JobOfJoinedRanks) -> ChartWithFileName {
+    let row = |of: &CollectivesOfKindAndSize| {
         let value = format!("{} x", of.count);
-        stacked_row(collective_kind_text(of), value, &[of.transfer_ns, of.skew_ns])
+        row_of_consecutive_spans(collective_kind_and_size(of), value, &[of.transfer_ns, of.skew_ns])
     };
     let more = job.collectives.len().saturating_sub(MAX_COLLECTIVE_BARS);
     let more = if more > 0 { format!("; {more} more are in the table") } else { String::new() };
     let subtitle = format!("skew is the mean time of a rank until the last one arrives{more}");
     let bars = job.collectives.iter().take(MAX_COLLECTIVE_BARS).map(row).collect();
     let legend = ["transfer", "skew"];
-    ChartFigure::new(&["collectives"], ranks_chart("Transfer and skew", subtitle, &legend, bars))
+    ChartWithFileName::with_file_name_from_words(
+        &["collectives"],
+        ranks_bar_chart("Transfer and skew", subtitle, &legend, bars),
+    )
 }
 
-fn rank_table(job: &JoinedJob) -> Markup {
+fn table_of_times_per_rank(job: &JobOfJoinedRanks) -> Markup {
     let lines: Vec<Vec<String>> = job
         .ranks
         .iter()
@@ -273,11 +303,11 @@ fn rank_table(job: &JoinedJob) -> Markup {
         "last",
         "device",
     ];
-    page_frame::table(&header, &lines, |_| false)
+    page_frame::html_table(&header, &lines, |_| false)
 }
 
-fn collectives_table(job: &JoinedJob) -> Markup {
-    let line = |of: &CollectiveKindSum| {
+fn table_of_collectives(job: &JobOfJoinedRanks) -> Markup {
+    let line = |of: &CollectivesOfKindAndSize| {
         let bus = match (of.bus, job.link) {
             (Some(bus), Some((link, _))) => {
                 format!("{bus:.1} GB/s ({:.0} % of the link)", bus / link * 100.0)
@@ -286,7 +316,7 @@ fn collectives_table(job: &JoinedJob) -> Markup {
             (None, _) => "size not recorded".to_owned(),
         };
         vec![
-            collective_kind_text(of),
+            collective_kind_and_size(of),
             of.ranks.to_string(),
             of.count.to_string(),
             time_text(of.transfer_ns as f64),
@@ -296,10 +326,10 @@ fn collectives_table(job: &JoinedJob) -> Markup {
     };
     let lines: Vec<Vec<String>> = job.collectives.iter().map(line).collect();
     let header = ["collective", "ranks", "count", "transfer", "skew", "bus bandwidth"];
-    page_frame::table(&header, &lines, |_| false)
+    page_frame::html_table(&header, &lines, |_| false)
 }
 
-fn critical_path_table(job: &JoinedJob) -> Markup {
+fn tables_of_critical_path_and_gains(job: &JobOfJoinedRanks) -> Markup {
     let path = &job.path;
     let share = |ns: i64| format!("{:.1}%", 100.0 * ns as f64 / path.total_ns.max(1) as f64);
     let segments: Vec<Vec<String>> = path
@@ -316,11 +346,11 @@ fn critical_path_table(job: &JoinedJob) -> Markup {
         .collect();
     html! {
         @if !segments.is_empty() {
-            (page_frame::table(&["on the critical path", "rank", "time", "share"], &segments, |_| false))
+            (page_frame::html_table(&["on the critical path", "rank", "time", "share"], &segments, |_| false))
         }
         @if !gains.is_empty() {
             h3 { "Gains, from the replay of all ranks" }
-            (page_frame::table(&["change", "gain", "share"], &gains, |_| false))
+            (page_frame::html_table(&["change", "gain", "share"], &gains, |_| false))
         }
     }
 }

@@ -1,119 +1,165 @@
-//! Makes the HTML page that `kernelgate report` writes.
+//! Makes the HTML page that `kernelgate report` writes for measurements of one device.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use maud::{Markup, html};
 
-use super::charts::{self, ChartFigure, ChartGallery};
-use super::measured_runs::{MeasuredCase, ReportMeasurements};
-use super::page_frame::{self, PageSection};
-use super::results::{UTILIZATION_COLUMNS, network_cells, utilization_peaks};
+use super::charts::{self, ChartWithFileName, ChartsOfOneKind};
+use super::measured_runs::{CaseWithItsRuns, MeasurementsOfOneDevice};
+use super::page_frame::{self, HtmlPageSection};
+use super::results::{
+    NETWORK_UTILIZATION_COLUMNS, network_throughput_cells, utilization_peaks_note,
+};
 use super::verdict;
-use crate::history::CaseHistory;
-use crate::plot::PlotError;
+use crate::history::CaseTimeHistory;
+use crate::plot::ChartDrawingError;
 use crate::report;
 use crate::report::summary::VerdictSummary;
-use kernelgate::display::{amount_rate_text, counted_noun, joules_text, time_text};
-use kernelgate::stats::relative_half_range;
+use kernelgate::display::{amount_rate_text, counted_noun, energy_text, time_text};
+use kernelgate::stats::half_range_by_median;
 
 /// Contents of a page.
-pub struct ReportContent<'a> {
-    pub measured: &'a ReportMeasurements,
-    /// Times over commits, if a history store has them.
-    pub history: Option<&'a CommitHistories>,
-    /// The verdict against a baseline, if one was requested.
+pub struct ReportPageContent<'a> {
+    pub measured: &'a MeasurementsOfOneDevice,
+    /// Times of the cases over commits; `None` without a history store.
+    pub history: Option<&'a CaseHistoriesOnPage>,
+    /// The verdicts against a baseline; `None` if none were requested.
     pub verdict: Option<&'a VerdictSummary>,
 }
 
-/// Times of the page's cases over commits.
-pub struct CommitHistories {
-    /// Histories of times by case and device.
-    pub histories: Vec<CaseHistory>,
-    /// How commits were put in order, in words.
+/// Histories of the page's cases over commits, with the way in which commits were ordered.
+pub struct CaseHistoriesOnPage {
+    /// Histories of case times, one for each case and device.
+    pub histories: Vec<CaseTimeHistory>,
+    /// How the commits were ordered (git or time), as a phrase for the page.
     pub order: String,
 }
 
-/// The report page and the charts in it.
-pub struct ReportPage {
+/// The HTML text of the report page, and its charts.
+pub struct RenderedReportPage {
     pub html: String,
-    /// Charts, which are also written as files of their own.
-    pub figures: Vec<ChartFigure>,
+    /// The page's charts, which are also written as separate image files.
+    pub figures: Vec<ChartWithFileName>,
 }
 
-/// Largest number of ids that are listed for one reason.
-const MAX_LISTED_IDS: usize = 200;
+/// Largest number of case ids that the page lists for one reason of skipping.
+const MAX_LISTED_SKIPPED_CASES: usize = 200;
 
-/// Makes the page.
-pub fn page(content: &ReportContent<'_>) -> Result<ReportPage, PlotError> {
-    let measured = content.measured;
-    let roofline = ChartGallery {
-        figures: charts::roofline_figure(measured).into_iter().collect(),
+/// Charts of the measured cases in the page's order, each kind with its section's anchor, its title
+/// and the note above the charts.
+fn chart_sections_of_measured_cases(
+    measured: &MeasurementsOfOneDevice,
+) -> [(&'static str, &'static str, &'static str, ChartsOfOneKind); 8] {
+    let roofline = ChartsOfOneKind {
+        figures: charts::roofline_chart_of_cases(measured).into_iter().collect(),
         left_out: 0,
     };
-    let verdict = content.verdict.and_then(verdict::changes);
-    let kinds = [
+    [
         (
             "ladders",
             "Ladders",
             "The implementations of a problem, the slowest first.",
             charts::ladder_charts(measured),
         ),
-        ("peers", "Peers", PEERS_CHART_NOTE, charts::peers(&measured.peers)),
-        ("curves", "Over each axis", CURVES_CHART_NOTE, charts::curves(measured)),
-        ("roofline", "Roofline", ROOFLINE_CHART_NOTE, roofline),
+        ("peers", "Peers", NOTE_UNDER_PEER_CHARTS, charts::peer_comparison_charts(&measured.peers)),
+        ("curves", "Over each axis", NOTE_UNDER_CURVE_CHARTS, charts::curve_charts(measured)),
+        ("roofline", "Roofline", NOTE_UNDER_ROOFLINE_CHART, roofline),
         (
             "maps",
             "Over several axes",
             "The fastest implementation of each problem.",
-            charts::heat_maps(measured),
+            charts::heat_map_charts(measured),
         ),
-        ("caches", "Hot and cold caches", CACHES_EXPLANATION, charts::cold_cache_charts(measured)),
-        ("errors", "Errors beside speed", ERRORS_CHART_NOTE, charts::errors(measured)),
-        ("runs", "Process runs", RUNS_CHART_NOTE, charts::run_distributions(measured)),
-    ];
+        (
+            "caches",
+            "Hot and cold caches",
+            NOTE_UNDER_CACHE_CHARTS,
+            charts::cold_against_hot_cache_charts(measured),
+        ),
+        (
+            "errors",
+            "Errors beside speed",
+            NOTE_UNDER_ERROR_CHARTS,
+            charts::error_against_speed_charts(measured),
+        ),
+        (
+            "runs",
+            "Process runs",
+            NOTE_UNDER_RUN_CHARTS,
+            charts::charts_of_differences_between_runs(measured),
+        ),
+    ]
+}
+
+/// Makes the page.
+pub fn report_page(
+    content: &ReportPageContent<'_>,
+) -> Result<RenderedReportPage, ChartDrawingError> {
+    let measured = content.measured;
+    let verdict = content.verdict.and_then(verdict::time_change_chart);
     let mut sections = Vec::new();
     if let Some(summary) = content.verdict {
-        sections.push(PageSection::new("verdicts", "Verdicts", verdict::verdict_section(summary)?));
+        sections.push(HtmlPageSection::with_anchor_and_title(
+            "verdicts",
+            "Verdicts",
+            verdict::build_verdict_section(summary)?,
+        ));
     }
-    sections.push(PageSection::new("workloads", "Workloads", workload_sections(&measured.cases)));
-    let mut figures: Vec<ChartFigure> = verdict.into_iter().collect();
-    for (anchor, title, about, gallery) in kinds {
+    sections.push(HtmlPageSection::with_anchor_and_title(
+        "workloads",
+        "Workloads",
+        workload_overview_table(&measured.cases),
+    ));
+    let mut figures: Vec<ChartWithFileName> = verdict.into_iter().collect();
+    for (anchor, title, about, gallery) in chart_sections_of_measured_cases(measured) {
         if gallery.figures.is_empty() {
             continue;
         }
-        let drawn = page_frame::chart_gallery(&gallery)?;
+        let drawn = page_frame::charts_side_by_side(&gallery)?;
         let body = html! { @if !about.is_empty() { p class="note" { (about) } } (drawn) };
-        sections.push(PageSection::new(anchor, title, body));
+        sections.push(HtmlPageSection::with_anchor_and_title(anchor, title, body));
         figures.extend(gallery.figures);
     }
     if let Some(history) = content.history {
-        let drawn = charts::history(measured, &history.histories);
-        sections.push(PageSection::new(
+        let drawn = charts::history_charts(measured, &history.histories);
+        sections.push(HtmlPageSection::with_anchor_and_title(
             "history",
             "Over commits",
-            commit_sections(history, &drawn)?,
+            commit_history_section(history, &drawn)?,
         ));
         figures.extend(drawn.figures);
     }
-    sections.push(PageSection::new("cases", "Every case", cases_table(measured)));
+    sections.push(HtmlPageSection::with_anchor_and_title(
+        "cases",
+        "Every case",
+        tables_of_all_cases(measured),
+    ));
     if !measured.skipped.is_empty() || !measured.failed.is_empty() {
-        sections.push(PageSection::new("not-measured", "Not measured", unmeasured_cases(measured)));
+        sections.push(HtmlPageSection::with_anchor_and_title(
+            "not-measured",
+            "Not measured",
+            failed_and_skipped_cases(measured),
+        ));
     }
-    sections.push(PageSection::new(
+    sections.push(HtmlPageSection::with_anchor_and_title(
         "environment",
         "Environment",
-        page_frame::facts(&measured.facts),
+        page_frame::facts_list(&measured.facts),
     ));
-    sections.push(PageSection::new("glossary", "Glossary", glossary_section()));
+    sections.push(HtmlPageSection::with_anchor_and_title(
+        "glossary",
+        "Glossary",
+        report_glossary_section(),
+    ));
     let title = format!("kernelgate: {}", measured.device);
-    let html = page_frame::page(&title, &report_lead(measured), &sections);
-    make_file_names_unique(&mut figures);
-    Ok(ReportPage { html, figures })
+    let html = page_frame::build_html_page(&title, &report_page_lead(measured), &sections);
+    number_equal_chart_file_names(&mut figures);
+    Ok(RenderedReportPage { html, figures })
 }
 
-/// Adds numbers to equal file names of figures, because characters of case ids may be lost in file
-/// names.
-fn make_file_names_unique(figures: &mut [ChartFigure]) {
+/// Appends numbers to chart file names that occur several times, because different case ids can
+/// give equal file names.
+fn number_equal_chart_file_names(figures: &mut [ChartWithFileName]) {
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();
     for figure in figures {
         let count = seen.entry(figure.name.clone()).or_default();
@@ -124,21 +170,21 @@ fn make_file_names_unique(figures: &mut [ChartFigure]) {
     }
 }
 
-const CURVES_CHART_NOTE: &str = "A point is the median of the process runs, its bar their range. The limit is what \
+const NOTE_UNDER_CURVE_CHARTS: &str = "A point is the median of the process runs, its bar their range. The limit is what \
                       the measured ceilings of the device allow for the declared work.";
-const ROOFLINE_CHART_NOTE: &str = "Declared operations over declared bytes; operations of GEMMs where there are \
+const NOTE_UNDER_ROOFLINE_CHART: &str = "Declared operations over declared bytes; operations of GEMMs where there are \
                         any, else all.";
 
-const CACHES_EXPLANATION: &str = "Each implementation against itself: how much longer a launch takes after caches \
+const NOTE_UNDER_CACHE_CHARTS: &str = "Each implementation against itself: how much longer a launch takes after caches \
                       were filled with other data. It may take less: they were filled by reads, and \
                       nothing in them has to be written back first, as after a launch.";
-const PEERS_CHART_NOTE: &str = "The same problems by other programs on the same device.";
-const ERRORS_CHART_NOTE: &str = "Each point is a case: fast and exact is at the bottom left.";
-const RUNS_CHART_NOTE: &str = "How much the time differs from one process to the next. A difference between two \
+const NOTE_UNDER_PEER_CHARTS: &str = "The same problems by other programs on the same device.";
+const NOTE_UNDER_ERROR_CHARTS: &str = "Each point is a case: fast and exact is at the bottom left.";
+const NOTE_UNDER_RUN_CHARTS: &str = "How much the time differs from one process to the next. A difference between two \
                     builds that is smaller than this may be chance.";
 
 /// Terms of the page.
-const GLOSSARY_ENTRIES: [(&str, &str); 9] = [
+const GLOSSARY_OF_REPORT_PAGE: [(&str, &str); 9] = [
     ("workload", "A computation with one mathematical definition, such as attention/forward."),
     (
         "problem",
@@ -170,19 +216,23 @@ const GLOSSARY_ENTRIES: [(&str, &str); 9] = [
     ),
 ];
 
-fn glossary_section() -> Markup {
+fn report_glossary_section() -> Markup {
     html! {
-        dl class="words" { @for (word, meaning) in GLOSSARY_ENTRIES { div { dt { (word) } dd { (meaning) } } } }
+        dl class="words" { @for (word, meaning) in GLOSSARY_OF_REPORT_PAGE { div { dt { (word) } dd { (meaning) } } } }
         p class="note" { "In the tables the fastest implementation of each problem is green." }
     }
 }
 
-/// One sentence about how much was measured.
-fn report_lead(measured: &ReportMeasurements) -> Markup {
+/// Builds the sentence at the top of the report page: numbers of cases, workloads, skipped and
+/// failed cases.
+fn report_page_lead(measured: &MeasurementsOfOneDevice) -> Markup {
     let cases = &measured.cases;
     let workloads = cases.chunk_by(|a, b| a.workload == b.workload).count();
-    let fractions: Vec<f64> =
-        cases.iter().filter(|case| case.best).filter_map(MeasuredCase::fraction_of_limit).collect();
+    let fractions: Vec<f64> = cases
+        .iter()
+        .filter(|case| case.best)
+        .filter_map(CaseWithItsRuns::fraction_of_limit)
+        .collect();
     let skipped: usize = measured.skipped.values().map(BTreeSet::len).sum();
     html! {
         p {
@@ -201,33 +251,36 @@ fn report_lead(measured: &ReportMeasurements) -> Markup {
     }
 }
 
-/// Charts of cases with changes, and a line for every case.
-fn commit_sections(history: &CommitHistories, drawn: &ChartGallery) -> Result<Markup, PlotError> {
+/// Builds the section on case times over commits: the charts, and a table row for each case.
+fn commit_history_section(
+    history: &CaseHistoriesOnPage,
+    drawn: &ChartsOfOneKind,
+) -> Result<Markup, ChartDrawingError> {
     let joined = history.histories.iter().any(|history| history.card.is_none());
     Ok(html! {
         p class="note" { "The level is the median of the process runs between two changes; "
             (history.order) "."
             @if joined { " All cards of a model are taken for one: a change may be the card's." } }
-        (page_frame::chart_gallery(drawn)?)
-        @for (device, table) in report::history::tables(&history.histories) {
-            h3 { (page_frame::printable(&device)) }
-            (page_frame::table_from_terminal(&table))
+        (page_frame::charts_side_by_side(drawn)?)
+        @for (device, table) in report::history::history_tables_by_device(&history.histories) {
+            h3 { (page_frame::printable_on_page(&device)) }
+            (page_frame::html_table_from_terminal_table(&table))
         }
     })
 }
 
-/// One line for each workload: the fastest implementation of each problem, with hot caches if hot
-/// times exist.
-fn workload_sections(cases: &[MeasuredCase]) -> Markup {
+/// Builds a table with one row for each workload: its fastest implementation, times and speed-up,
+/// with hot caches if there are hot times.
+fn workload_overview_table(cases: &[CaseWithItsRuns]) -> Markup {
     let header = ["workload", "problems", "fastest", "time", "of limit", "speed-up"];
-    let row = |workload: &[MeasuredCase]| -> Vec<String> {
+    let row = |workload: &[CaseWithItsRuns]| -> Vec<String> {
         let hot = workload.iter().any(|case| case.cache == "hot");
-        let cases: Vec<&MeasuredCase> =
+        let cases: Vec<&CaseWithItsRuns> =
             workload.iter().filter(|case| !hot || case.cache == "hot").collect();
-        let best: Vec<&MeasuredCase> = cases.iter().copied().filter(|case| case.best).collect();
+        let best: Vec<&CaseWithItsRuns> = cases.iter().copied().filter(|case| case.best).collect();
         let slowest_ns = |problem: &str| {
             let same = cases.iter().filter(|case| case.problem == problem);
-            same.map(|case| case.median_time_ns()).fold(0.0, f64::max)
+            same.map(|case| case.median_launch_ns()).fold(0.0, f64::max)
         };
         let mut wins: BTreeMap<&str, usize> = BTreeMap::new();
         for case in &best {
@@ -238,28 +291,29 @@ fn workload_sections(cases: &[MeasuredCase]) -> Markup {
             Some((name, wins)) => format!("{name}, in {wins} of {}", best.len()),
             None => "-".to_owned(),
         };
-        let speedups = best.iter().map(|case| slowest_ns(&case.problem) / case.median_time_ns());
+        let speedups = best.iter().map(|case| slowest_ns(&case.problem) / case.median_launch_ns());
         vec![
             workload[0].workload.clone(),
             best.len().to_string(),
             fastest,
-            value_range(best.iter().map(|case| case.median_time_ns()), time_text),
-            value_range(best.iter().filter_map(|case| case.fraction_of_limit()), |it| {
+            value_range_text(best.iter().map(|case| case.median_launch_ns()), time_text),
+            value_range_text(best.iter().filter_map(|case| case.fraction_of_limit()), |it| {
                 format!("{:.0}%", 100.0 * it)
             }),
-            value_range(speedups, |it| format!("{it:.2}×")),
+            value_range_text(speedups, |it| format!("{it:.2}×")),
         ]
     };
     let rows: Vec<Vec<String>> = cases.chunk_by(|a, b| a.workload == b.workload).map(row).collect();
     html! {
-        (page_frame::table(&header, &rows, |_| false))
+        (page_frame::html_table(&header, &rows, |_| false))
         p class="note" { "Fastest: the implementation that is fastest in most problems. Speed-up: over \
             the slowest implementation of the same problem." }
     }
 }
 
-/// Text of the smallest and the largest value; one value if both print alike.
-fn value_range(values: impl Iterator<Item = f64>, shown: impl Fn(f64) -> String) -> String {
+/// Formats the smallest and the largest of these values as a range; only one value if both give
+/// equal text.
+fn value_range_text(values: impl Iterator<Item = f64>, shown: impl Fn(f64) -> String) -> String {
     let values: Vec<f64> = values.collect();
     let Some(low) = values.iter().copied().reduce(f64::min) else { return "-".to_owned() };
     let high = values.iter().copied().fold(low, f64::max);
@@ -269,8 +323,9 @@ fn value_range(values: impl Iterator<Item = f64>, shown: impl Fn(f64) -> String)
     }
 }
 
-/// A table for each workload; the fastest case of each problem is highlighted.
-fn cases_table(measured: &ReportMeasurements) -> Markup {
+/// Builds a table of all cases for each workload, with the fastest case of each problem
+/// highlighted.
+fn tables_of_all_cases(measured: &MeasurementsOfOneDevice) -> Markup {
     let cases = &measured.cases;
     let mut header = vec![
         "case",
@@ -282,28 +337,29 @@ fn cases_table(measured: &ReportMeasurements) -> Markup {
         "largest error",
         "runs",
     ];
-    // Power columns are shown only if some record has values for them.
+    // The columns for clock and power state are shown only if some record contains them.
     let with_power = cases.iter().any(|case| case.power.iter().any(Option::is_some));
     let with_energy = cases.iter().any(|case| case.launch_j.is_some());
     header.extend(["clock", "power"].into_iter().filter(|_| with_power));
     header.extend(with_energy.then_some("energy"));
-    let with_networks = cases.iter().any(|case| measured.utilization(case, 1.0).is_some());
+    let with_networks =
+        cases.iter().any(|case| measured.model_flop_utilization(case, 1.0).is_some());
     if with_networks {
-        header.extend(UTILIZATION_COLUMNS);
+        header.extend(NETWORK_UTILIZATION_COLUMNS);
     }
-    let row = |case: &MeasuredCase| -> Vec<String> {
-        let elapsed_ns = case.median_time_ns();
+    let row = |case: &CaseWithItsRuns| -> Vec<String> {
+        let elapsed_ns = case.median_launch_ns();
         let dash = || "-".to_owned();
         let several = case.medians_ns.len() > 1;
         let mut cells = vec![
             case.id.clone(),
             time_text(elapsed_ns),
             if several {
-                format!("±{:.2}%", 100.0 * relative_half_range(&case.medians_ns))
+                format!("±{:.2}%", 100.0 * half_range_by_median(&case.medians_ns))
             } else {
                 dash()
             },
-            case.amount().map_or_else(dash, |(amount, unit)| {
+            case.declared_amount_and_unit().map_or_else(dash, |(amount, unit)| {
                 amount_rate_text(amount as u64, unit, elapsed_ns)
             }),
             case.fraction_of_limit().map_or_else(dash, |share| format!("{:.1}%", 100.0 * share)),
@@ -317,27 +373,28 @@ fn cases_table(measured: &ReportMeasurements) -> Markup {
         ];
         if with_power {
             cells.push(case.clock_mhz.map_or_else(dash, |mhz| format!("{mhz:.0} MHz")));
-            cells.push(case.power_states());
+            cells.push(case.distinct_power_states());
         }
-        cells.extend(with_energy.then(|| case.launch_j.map_or_else(dash, joules_text)));
+        cells.extend(with_energy.then(|| case.launch_j.map_or_else(dash, energy_text)));
         if with_networks {
-            cells.extend(network_cells(measured, case, elapsed_ns));
+            cells.extend(network_throughput_cells(measured, case, elapsed_ns));
         }
         cells
     };
     html! {
-        @if with_networks { p class="note" { (utilization_peaks(measured)) } }
+        @if with_networks { p class="note" { (utilization_peaks_note(measured)) } }
         @for workload in cases.chunk_by(|a, b| a.workload == b.workload) {
-            @let (header, rows, common) = without_constant_columns(&header, workload.iter().map(row).collect());
-            h3 { (page_frame::printable(&workload[0].workload)) }
+            @let (header, rows, common) = remove_constant_columns(&header, workload.iter().map(row).collect());
+            h3 { (page_frame::printable_on_page(&workload[0].workload)) }
             @if !common.is_empty() { p class="note" { "All cases: " (common.join(", ")) } }
-            (page_frame::table(&header, &rows, |i| workload[i].best))
+            (page_frame::html_table(&header, &rows, |i| workload[i].best))
         }
     }
 }
 
-/// Removes columns that are empty or constant, and returns the constant values as text: "runs 5".
-fn without_constant_columns<'a>(
+/// Removes the columns of a table that are empty or have one and the same value, and returns these
+/// values as text: "runs 5".
+fn remove_constant_columns<'a>(
     header: &[&'a str],
     mut rows: Vec<Vec<String>>,
 ) -> (Vec<&'a str>, Vec<Vec<String>>, Vec<String>) {
@@ -346,7 +403,7 @@ fn without_constant_columns<'a>(
         .map(|column| {
             let first = &rows[0][column];
             let same = rows.iter().all(|row| row[column] == *first);
-            // The columns of the case and its time are never dropped.
+            // The columns of the case id and its time are never removed.
             let drop = column > 1 && same && (first == "-" || rows.len() > 1);
             if drop && first != "-" {
                 common.push(format!("{} {first}", header[column]));
@@ -362,16 +419,16 @@ fn without_constant_columns<'a>(
     (kept.map(|(title, _)| *title).collect(), rows, common)
 }
 
-fn unmeasured_cases(measured: &ReportMeasurements) -> Markup {
+fn failed_and_skipped_cases(measured: &MeasurementsOfOneDevice) -> Markup {
     html! {
         @for (id, error) in &measured.failed {
-            p { strong { "failed " (page_frame::printable(id)) } ": " (page_frame::printable(&error.text)) }
+            p { strong { "failed " (page_frame::printable_on_page(id)) } ": " (page_frame::printable_on_page(&error.text)) }
         }
         @for (reason, ids) in &measured.skipped {
             details {
-                summary { (ids.len()) " skipped: " (page_frame::printable(reason)) }
-                ul { @for id in ids.iter().take(MAX_LISTED_IDS) { li { (page_frame::printable(id)) } } }
-                @if ids.len() > MAX_LISTED_IDS { p class="note" { "and " (ids.len() - MAX_LISTED_IDS) " more" } }
+                summary { (ids.len()) " skipped: " (page_frame::printable_on_page(reason)) }
+                ul { @for id in ids.iter().take(MAX_LISTED_SKIPPED_CASES) { li { (page_frame::printable_on_page(id)) } } }
+                @if ids.len() > MAX_LISTED_SKIPPED_CASES { p class="note" { "and " (ids.len() - MAX_LISTED_SKIPPED_CASES) " more" } }
             }
         }
     }
@@ -379,19 +436,19 @@ fn unmeasured_cases(measured: &ReportMeasurements) -> Markup {
 
 #[cfg(test)]
 mod tests {
-    use super::without_constant_columns;
+    use super::remove_constant_columns;
 
     #[test]
-    fn empty_or_constant_columns_are_not_shown_in_the_table() {
+    fn empty_or_constant_columns_are_removed_from_the_table() {
         let header = ["case", "time", "power", "rate", "energy"];
         let row = |cells: [&str; 5]| cells.map(str::to_owned).to_vec();
         let one = row(["a", "1 ms", "steady", "1 GB/s", "-"]);
         let two = row(["b", "1 ms", "steady", "2 GB/s", "-"]);
-        let (titles, rows, common) = without_constant_columns(&header, vec![one.clone(), two]);
+        let (titles, rows, common) = remove_constant_columns(&header, vec![one.clone(), two]);
         assert_eq!(titles, ["case", "time", "rate"]);
         assert_eq!(rows, [["a", "1 ms", "1 GB/s"], ["b", "1 ms", "2 GB/s"]]);
         assert_eq!(common, ["power steady"]);
-        let (titles, _, common) = without_constant_columns(&header, vec![one]);
+        let (titles, _, common) = remove_constant_columns(&header, vec![one]);
         assert_eq!((titles.len(), common.len()), (4, 0));
     }
 }

@@ -1,95 +1,104 @@
-//! Results as Markdown to commit: a page for each family, with the limit, the clock and the power
-//! state of each case, and the times of peers. A page written by hand marks the tables that are
-//! filled from records.
+//! Makes results pages in Markdown for committing: one page for each family of workloads, with
+//! times, limit, clock, power state and peers' times. A Markdown page that a person wrote can mark
+//! tables, which kernelgate fills from records.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kernelgate::display::harmless_text::MarkdownText;
-use kernelgate::display::table::TextTable;
-use kernelgate::display::{amount_rate_text, joules_text, time_text};
-use kernelgate::harness::filter::CaseFilter;
-use kernelgate::measure::limits::TimeLimit;
-use kernelgate::stats::relative_half_range;
+use kernelgate::display::harmless_text::EscapedForMarkdown;
+use kernelgate::display::table::AlignedTextTable;
+use kernelgate::display::{amount_rate_text, energy_text, time_text};
+use kernelgate::harness::filter::CaseIdFilter;
+use kernelgate::measure::limits::ShortestLaunchTime;
+use kernelgate::stats::half_range_by_median;
 
-use super::measured_runs::{MeasuredCase, PeerTime, ReportMeasurements};
-use crate::report::utilization::published_peak_text;
+use super::measured_runs::{CaseWithItsRuns, MeasurementsOfOneDevice, PeerTimeForProblem};
+use crate::report::utilization::published_peak_throughput_text;
 
-/// A results page of a family of workloads.
+/// A generated Markdown page with the results of one family of workloads.
 #[derive(Debug, PartialEq, Eq)]
-pub struct FamilyResultsPage {
-    /// Name of the page's file, without its folder: `attention.md`.
+pub struct FamilyResultsMarkdown {
+    /// File name of the page, without a folder: `attention.md`.
     pub file: String,
     /// Markdown.
     pub text: String,
 }
 
-/// Cases of a GPU lack a recorded power state: their times cannot be published.
+/// Error: some GPU cases have no recorded power state, so their times are not written to results
+/// pages.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
     "{count} of {all} cases have no recorded power state, the first is {first}: \
      `cargo bench -- --save-baseline NAME` measures them again"
 )]
-pub struct CasesWithoutPowerState {
+pub struct CasesWithoutPowerStateError {
     /// Number of such cases.
     pub count: usize,
     /// Number of all cases.
     pub all: usize,
-    /// Id of the first case that has no such column.
+    /// Id of the first case without a recorded power state.
     pub first: String,
 }
 
-/// Start and end of the line above a table that is filled from records: `<!-- results FILTER:
-/// COLUMN, COLUMN -->`.
-const TABLE_MARK: (&str, &str) = ("<!-- results ", " -->");
+/// Start and end of the comment line that marks a table to be filled from records: `<!-- results
+/// FILTER: COLUMN, COLUMN -->`.
+const TABLE_MARK_START_AND_END: (&str, &str) = ("<!-- results ", " -->");
 
-/// A table of a page cannot be filled.
+/// Error: a marked table of a Markdown page cannot be filled.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("line {line}: {problem}: write `<!-- results FILTER: COLUMN, COLUMN -->`")]
-pub struct TableMarkError {
-    /// Line number of the table's mark, counted from 1.
+pub struct MarkedTableError {
+    /// Line number of the table's mark in the Markdown page, counted from 1.
     pub line: usize,
-    /// Fragment of a sentence that names the problem.
+    /// The problem with the table's mark, as a fragment of a sentence.
     pub problem: String,
 }
 
-/// The text of a page with its marked tables filled; `None` if it marks none.
+/// Returns the text of a Markdown page with its marked tables filled from the measurements; `None`
+/// if the page marks no table.
 ///
 /// # Errors
-/// Fails if a mark cannot be read, no case matches its filter, or a column is unknown.
-pub fn fill_marked_tables(
+/// Fails if a table's mark cannot be parsed, no case matches its filter, or it names an unknown
+/// column.
+pub fn fill_marked_tables_of_page(
     text: &str,
-    measured: &ReportMeasurements,
-) -> Result<Option<String>, TableMarkError> {
+    measured: &MeasurementsOfOneDevice,
+) -> Result<Option<String>, MarkedTableError> {
     let mut lines = text.lines().enumerate().peekable();
     let (mut out, mut has_marks) = (String::new(), false);
     while let Some((index, line)) = lines.next() {
         out = out + line + "\n";
-        let mark = line.strip_prefix(TABLE_MARK.0).and_then(|line| line.strip_suffix(TABLE_MARK.1));
+        let mark = line
+            .strip_prefix(TABLE_MARK_START_AND_END.0)
+            .and_then(|line| line.strip_suffix(TABLE_MARK_START_AND_END.1));
         let Some(mark) = mark else { continue };
         has_marks = true;
         let table = results_table_for_mark(mark, measured)
-            .map_err(|problem| TableMarkError { line: index + 1, problem })?;
+            .map_err(|problem| MarkedTableError { line: index + 1, problem })?;
         out = out + &table + "\n";
         while lines.next_if(|(_, line)| line.starts_with('|')).is_some() {}
     }
     Ok(has_marks.then_some(out))
 }
 
-/// The results table that belongs to a mark, `FILTER: COLUMN, COLUMN`.
-fn results_table_for_mark(mark: &str, measured: &ReportMeasurements) -> Result<String, String> {
+/// Builds the Markdown table that a mark requests, given as `FILTER: COLUMN, COLUMN`.
+fn results_table_for_mark(
+    mark: &str,
+    measured: &MeasurementsOfOneDevice,
+) -> Result<String, String> {
     let (filter, columns) = mark.rsplit_once(": ").ok_or("no columns")?;
-    let filter = CaseFilter::parse(Some(filter), false).map_err(|error| error.to_string())?;
+    let filter = CaseIdFilter::parse_exact_or_regex(Some(filter), false)
+        .map_err(|error| error.to_string())?;
     let columns: Vec<&str> = columns.split(", ").collect();
-    let cases: Vec<&MeasuredCase> =
-        measured.cases.iter().filter(|case| filter.matches_id(&case.id)).collect();
+    let cases: Vec<&CaseWithItsRuns> =
+        measured.cases.iter().filter(|case| filter.selects_case_id(&case.id)).collect();
     if cases.is_empty() {
         return Err("no case matches the filter".to_owned());
     }
-    let mut chosen = TextTable::new(&columns);
+    let mut chosen = AlignedTextTable::new(&columns);
     for of_workload in cases.chunk_by(|a, b| a.workload == b.workload) {
-        let whole = results_rows(measured, of_workload);
+        let whole = results_table_of_workload(measured, of_workload);
         let mut header: Vec<&str> = whole.column_names().iter().map(String::as_str).collect();
-        header.push(OPERATION_COLUMN);
+        header.push(OPERATION_COLUMN_NAME);
         let place = |column: &&str| {
             let place = header.iter().position(|name| name == column);
             place.ok_or_else(|| format!("no column `{column}` beside {}", header.join(", ")))
@@ -98,75 +107,83 @@ fn results_table_for_mark(mark: &str, measured: &ReportMeasurements) -> Result<S
         let operation = of_workload[0].workload.split('/').next_back().unwrap_or_default();
         for row in whole.rows() {
             let cell = |place: &usize| row.get(*place).map_or(operation, String::as_str).to_owned();
-            chosen.row(places.iter().map(cell).collect());
+            chosen.add_row(places.iter().map(cell).collect());
         }
     }
     Ok(chosen.to_markdown())
 }
 
-/// Column of a marked table with the workload's name inside of its family.
-const OPERATION_COLUMN: &str = "operation";
+/// Name of the column of a marked table that holds the last part of the workload's name, after its
+/// family.
+const OPERATION_COLUMN_NAME: &str = "operation";
 
-/// Makes one results page for each family, in the order of their names.
-pub fn family_pages(
-    measured: &ReportMeasurements,
-) -> Result<Vec<FamilyResultsPage>, CasesWithoutPowerState> {
+/// Makes one results page in Markdown for each family of workloads, sorted by name.
+pub fn results_pages_of_families(
+    measured: &MeasurementsOfOneDevice,
+) -> Result<Vec<FamilyResultsMarkdown>, CasesWithoutPowerStateError> {
     let cases = &measured.cases;
-    let is_stateless = |case: &&MeasuredCase| {
+    let is_stateless = |case: &&CaseWithItsRuns| {
         case.implementation != "cpu" && case.power.iter().any(Option::is_none)
     };
-    let stateless: Vec<&MeasuredCase> = cases.iter().filter(is_stateless).collect();
+    let stateless: Vec<&CaseWithItsRuns> = cases.iter().filter(is_stateless).collect();
     if let Some(first) = stateless.first() {
         let (count, all) = (stateless.len(), cases.len());
-        return Err(CasesWithoutPowerState { count, all, first: first.id.clone() });
+        return Err(CasesWithoutPowerStateError { count, all, first: first.id.clone() });
     }
-    let mut families: BTreeMap<&str, Vec<&MeasuredCase>> = BTreeMap::new();
+    let mut families: BTreeMap<&str, Vec<&CaseWithItsRuns>> = BTreeMap::new();
     for case in cases {
-        families.entry(family_of_workload(&case.workload)).or_default().push(case);
+        families.entry(family_name_of_workload(&case.workload)).or_default().push(case);
     }
-    let page = |(name, cases): (&str, Vec<&MeasuredCase>)| FamilyResultsPage {
-        file: format!("{}.md", family_file_name(name)),
-        text: family_page(measured, name, &cases),
+    let page = |(name, cases): (&str, Vec<&CaseWithItsRuns>)| FamilyResultsMarkdown {
+        file: format!("{}.md", file_name_of_family(name)),
+        text: results_page_of_family(measured, name, &cases),
     };
     Ok(families.into_iter().map(page).collect())
 }
 
-fn family_of_workload(workload: &str) -> &str {
+fn family_name_of_workload(workload: &str) -> &str {
     workload.split('/').next().unwrap_or(workload)
 }
 
-/// Turns a family into the name of a file, because an id may contain any character.
-fn family_file_name(family: &str) -> String {
+/// Turns the name of a family into a file name, because a case id may contain any character.
+fn file_name_of_family(family: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' };
     family.chars().map(plain).collect()
 }
 
-const RESULTS_LEGEND: &str = "Time: median of the process runs, with half their range. Limit: the least time that \
+const LEGEND_OF_RESULTS_TABLES: &str = "Time: median of the process runs, with half their range. Limit: the least time that \
                       the measured ceilings of this card allow for the declared work. Speed: time of \
                       the fastest implementation of the project over this time; of a peer, above 1 \
                       if the peer is faster.";
 
-fn family_page(measured: &ReportMeasurements, family: &str, cases: &[&MeasuredCase]) -> String {
+fn results_page_of_family(
+    measured: &MeasurementsOfOneDevice,
+    family: &str,
+    cases: &[&CaseWithItsRuns],
+) -> String {
     let mut text = format!(
         "# {}\n\nGenerated by `kernelgate report --results`; do not edit.\n\n",
-        MarkdownText(family)
+        EscapedForMarkdown(family)
     );
     for (name, words) in &measured.facts {
-        text += &format!("- {name}: {}\n", MarkdownText(words));
+        text += &format!("- {name}: {}\n", EscapedForMarkdown(words));
     }
     for of_workload in cases.chunk_by(|a, b| a.workload == b.workload) {
-        text += &format!("\n## {}\n\n", MarkdownText(&of_workload[0].workload));
-        text += &results_rows(measured, of_workload).to_markdown();
+        text += &format!("\n## {}\n\n", EscapedForMarkdown(&of_workload[0].workload));
+        text += &results_table_of_workload(measured, of_workload).to_markdown();
         text.push('\n');
     }
-    text = text + "\n" + RESULTS_LEGEND + "\n";
-    if cases.iter().any(|case| measured.utilization(case, 1.0).is_some()) {
-        text += &format!("\n{}\n", utilization_peaks(measured));
+    text = text + "\n" + LEGEND_OF_RESULTS_TABLES + "\n";
+    if cases.iter().any(|case| measured.model_flop_utilization(case, 1.0).is_some()) {
+        text += &format!("\n{}\n", utilization_peaks_note(measured));
     }
     text
 }
 
-fn results_rows(measured: &ReportMeasurements, cases: &[&MeasuredCase]) -> TextTable {
+fn results_table_of_workload(
+    measured: &MeasurementsOfOneDevice,
+    cases: &[&CaseWithItsRuns],
+) -> AlignedTextTable {
     let with_energy = cases.iter().any(|case| case.launch_j.is_some());
     let mut header = vec![
         "problem",
@@ -185,56 +202,61 @@ fn results_rows(measured: &ReportMeasurements, cases: &[&MeasuredCase]) -> TextT
     header.extend(with_energy.then_some("energy"));
     let with_skew = cases.iter().any(|case| case.skew_ns.is_some());
     header.extend(with_skew.then_some("skew"));
-    let is_network =
-        cases.iter().any(|case| measured.utilization(case, case.median_time_ns()).is_some());
+    let is_network = cases
+        .iter()
+        .any(|case| measured.model_flop_utilization(case, case.median_launch_ns()).is_some());
     if is_network {
-        header.extend(UTILIZATION_COLUMNS);
+        header.extend(NETWORK_UTILIZATION_COLUMNS);
     }
-    let mut table = TextTable::new(&header);
+    let mut table = AlignedTextTable::new(&header);
     for of_problem in cases.chunk_by(|a, b| (&a.problem, &a.cache) == (&b.problem, &b.cache)) {
-        // Cases are sorted by time, so the first one is the fastest.
+        // The cases of a problem are sorted by time, so the first one is the fastest.
         let best = of_problem[0];
-        let rows = of_problem.iter().map(|case| ResultRow::from(*case));
-        let peers = measured.peers_of(best).into_iter();
-        for row in rows.chain(peers.map(|peer| ResultRow::from_peer(peer, best))) {
-            let network = is_network.then(|| network_cells(measured, best, row.elapsed_ns));
+        let rows = of_problem.iter().map(|case| ResultsTableRow::from(*case));
+        let peers = measured.peer_times_for_case(best).into_iter();
+        for row in rows.chain(peers.map(|peer| ResultsTableRow::from_peer_time(peer, best))) {
+            let network =
+                is_network.then(|| network_throughput_cells(measured, best, row.elapsed_ns));
             let skew_ns = row.skew_ns;
-            let mut cells = row.cells(best, with_energy);
+            let mut cells = row.into_table_cells(best, with_energy);
             cells.extend(with_skew.then(|| skew_ns.map_or_else(|| "-".to_owned(), time_text)));
             cells.extend(network.into_iter().flatten());
-            table.row(cells);
+            table.add_row(cells);
         }
     }
     table
 }
 
-/// Header of the columns that [`network_cells`] fills.
-pub const UTILIZATION_COLUMNS: [&str; 3] = ["throughput", "of published peak", "of measured peak"];
+/// Titles of the table columns that [`network_throughput_cells`] fills.
+pub const NETWORK_UTILIZATION_COLUMNS: [&str; 3] =
+    ["throughput", "of published peak", "of measured peak"];
 
-/// Throughput of a launch of this time, and the model FLOP utilization by the published and by the
-/// measured peak.
-pub fn network_cells(
-    measured: &ReportMeasurements,
-    case: &MeasuredCase,
+/// Returns the table cells of a network's launch that takes this time: throughput, and model FLOP
+/// utilization of the published and of the measured peak.
+pub fn network_throughput_cells(
+    measured: &MeasurementsOfOneDevice,
+    case: &CaseWithItsRuns,
     elapsed_ns: f64,
 ) -> [String; 3] {
     let dash = || "-".to_owned();
-    let utilization = measured.utilization(case, elapsed_ns).unwrap_or_default();
+    let utilization = measured.model_flop_utilization(case, elapsed_ns).unwrap_or_default();
     let share = |share: Option<f64>| share.map_or_else(dash, |it| format!("{:.1}%", 100.0 * it));
     let rate = case.computed_samples.map(|samples| samples as f64 * 1e9 / elapsed_ns);
     [
-        rate.map_or_else(dash, |rate| case.sample_unit.per_second(rate)),
+        rate.map_or_else(dash, |rate| case.sample_unit.throughput_as_text(rate)),
         share(utilization.of_published),
         share(utilization.of_measured),
     ]
 }
 
-/// The peaks on which the utilization of networks is based.
-pub fn utilization_peaks(measured: &ReportMeasurements) -> String {
+/// Describes the published and measured peak rates on which the utilization of networks is based.
+pub fn utilization_peaks_note(measured: &MeasurementsOfOneDevice) -> String {
     let cases = measured.cases.iter();
-    let networks = || cases.clone().filter(|case| measured.utilization(case, 1.0).is_some());
-    let published: BTreeSet<String> =
-        networks().filter_map(|case| published_peak_text(&case.work, &measured.device)).collect();
+    let networks =
+        || cases.clone().filter(|case| measured.model_flop_utilization(case, 1.0).is_some());
+    let published: BTreeSet<String> = networks()
+        .filter_map(|case| published_peak_throughput_text(&case.work, &measured.device))
+        .collect();
     let units = networks().flat_map(|case| case.work.flops.keys());
     let units: BTreeSet<&String> = units.filter(|unit| unit.starts_with("matmul ")).collect();
     let rate = |unit: &&String| {
@@ -253,30 +275,30 @@ pub fn utilization_peaks(measured: &ReportMeasurements) -> String {
     )
 }
 
-/// Numbers of a row, of an implementation or a peer.
-struct ResultRow<'a> {
+/// The values of one row of a results table, for an implementation or a peer.
+struct ResultsTableRow<'a> {
     name: String,
     elapsed_ns: f64,
-    /// Amount whose rate is shown, and its unit.
+    /// Amount of work whose rate is shown, and its unit; `None` if nothing is declared.
     amount: Option<(f64, &'static str)>,
-    /// Half the range of the process runs, relative.
+    /// Half the range of the process runs' medians relative to their median; `None` with one run.
     spread: Option<f64>,
     clock_mhz: Option<f64>,
     power: String,
-    limit: Option<&'a TimeLimit>,
+    limit: Option<&'a ShortestLaunchTime>,
     launch_j: Option<f64>,
     skew_ns: Option<f64>,
 }
 
-impl<'a> From<&'a MeasuredCase> for ResultRow<'a> {
-    fn from(case: &'a MeasuredCase) -> Self {
+impl<'a> From<&'a CaseWithItsRuns> for ResultsTableRow<'a> {
+    fn from(case: &'a CaseWithItsRuns) -> Self {
         Self {
             name: case.implementation.clone(),
-            elapsed_ns: case.median_time_ns(),
-            amount: case.amount(),
-            spread: (case.medians_ns.len() > 1).then(|| relative_half_range(&case.medians_ns)),
+            elapsed_ns: case.median_launch_ns(),
+            amount: case.declared_amount_and_unit(),
+            spread: (case.medians_ns.len() > 1).then(|| half_range_by_median(&case.medians_ns)),
             clock_mhz: case.clock_mhz,
-            power: case.power_states(),
+            power: case.distinct_power_states(),
             limit: case.limit.as_ref(),
             launch_j: case.launch_j,
             skew_ns: case.skew_ns,
@@ -284,25 +306,28 @@ impl<'a> From<&'a MeasuredCase> for ResultRow<'a> {
     }
 }
 
-impl<'a> ResultRow<'a> {
-    /// Makes the table row of a peer. A peer shares the limit of `best`, the fastest case of its
-    /// problem.
-    fn from_peer(peer: &PeerTime, best: &'a MeasuredCase) -> ResultRow<'a> {
+impl<'a> ResultsTableRow<'a> {
+    /// Makes the results table's row of a peer (other people's kernel). For the share of the limit,
+    /// a peer is measured by the limit of `best`, the fastest case of the same problem.
+    fn from_peer_time(peer: &PeerTimeForProblem, best: &'a CaseWithItsRuns) -> ResultsTableRow<'a> {
         Self {
             name: format!("{} (peer)", peer.peer),
             elapsed_ns: peer.peer_ns,
-            amount: best.amount(),
+            amount: best.declared_amount_and_unit(),
             spread: None,
             clock_mhz: peer.clock_mhz,
-            power: peer.power.map_or_else(String::new, |state| state.name().to_owned()),
+            power: peer
+                .power
+                .map_or_else(String::new, |state| state.name_in_files_and_tables().to_owned()),
             limit: best.limit.as_ref(),
             launch_j: None,
             skew_ns: None,
         }
     }
 
-    /// Cells of the row, in the order of the header. `best` is the fastest case of the problem.
-    fn cells(self, best: &MeasuredCase, with_energy: bool) -> Vec<String> {
+    /// Returns the cells of the results table's row, in the order of the table's header. The
+    /// argument `best` is the fastest case of the same problem.
+    fn into_table_cells(self, best: &CaseWithItsRuns, with_energy: bool) -> Vec<String> {
         let dash = || "-".to_owned();
         let Self { name, elapsed_ns, amount, spread, clock_mhz, power, limit, launch_j, .. } = self;
         let rate_text = |(amount, unit)| amount_rate_text(amount as u64, unit, elapsed_ns);
@@ -312,15 +337,17 @@ impl<'a> ResultRow<'a> {
             name,
             time_text(elapsed_ns),
             spread.map_or_else(dash, |spread| format!("{:.1}%", 100.0 * spread)),
-            format!("{:.2}", best.median_time_ns() / elapsed_ns),
+            format!("{:.2}", best.median_launch_ns() / elapsed_ns),
             amount.map_or_else(dash, rate_text),
             clock_mhz.map_or_else(dash, |mhz| format!("{mhz:.0} MHz")),
             Some(power).filter(|power| !power.is_empty()).unwrap_or_else(dash),
             limit.map_or_else(dash, |limit| time_text(limit.time_ns)),
             limit.map_or_else(dash, |limit| limit.by.clone()),
-            limit.map_or_else(dash, |it| format!("{:.1}%", 100.0 * it.fraction(elapsed_ns))),
+            limit.map_or_else(dash, |it| {
+                format!("{:.1}%", 100.0 * it.share_of_limit_reached(elapsed_ns))
+            }),
         ];
-        cells.extend(with_energy.then(|| launch_j.map_or_else(dash, joules_text)));
+        cells.extend(with_energy.then(|| launch_j.map_or_else(dash, energy_text)));
         cells
     }
 }

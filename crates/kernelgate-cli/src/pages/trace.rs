@@ -1,87 +1,104 @@
-//! The page that `kernelgate diagnose --html` writes for a trace.
+//! Makes the HTML page that `kernelgate diagnose --html` writes for one trace.
 
 mod accounts;
 mod charts;
 
 use maud::{Markup, html};
 
-use super::charts::{ChartFigure, ChartGallery};
-use super::page_frame::{self, PageSection};
+use super::charts::{ChartWithFileName, ChartsOfOneKind};
+use super::page_frame::{self, HtmlPageSection};
 use super::ranks;
-use crate::plot::PlotError;
-use kernelgate::display::{byte_text, time_text};
-use kernelgate_trace::diagnose::ranks::JoinedJob;
+use crate::plot::ChartDrawingError;
+use kernelgate::display::{decimal_byte_size_text, time_text};
+use kernelgate_trace::diagnose::ranks::JobOfJoinedRanks;
 use kernelgate_trace::diagnose::{
-    DiagnosisFinding, DiagnosisQuestion, FindingEvidence, FindingSeverity, GapLengthClass,
-    ProcessDeviceUse, QuestionAnswer, TraceDiagnosis, readable_name,
+    DiagnosisFinding, FindingEvidence, FindingSeverity, GapsOfLengthClass, GpuUseOfProcess,
+    QuestionWithAnswer, RuleAnswer, TraceDiagnosis, shortened_kernel_name_for_readers,
 };
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::stats::{self, StatsReport, TableCell};
 
-/// Largest number of rows of a table on the page; `kernelgate stats` prints all rows.
-const MAX_ROWS: usize = 100;
+/// Largest number of rows of a table on the trace page; `kernelgate stats` prints all rows.
+const MAX_ROWS_OF_TRACE_TABLE: usize = 100;
 
-/// Makes the page of a trace called `name`, and of its GPUs as ranks of a job.
-pub fn trace_page(
+/// Makes the HTML page of a trace called `name`; `gpus` compares the GPUs of the trace as ranks of
+/// one job.
+pub fn trace_diagnosis_page(
     name: &str,
     trace: &Trace,
     diagnosis: &TraceDiagnosis,
-    gpus: Option<&JoinedJob>,
-) -> Result<String, PlotError> {
-    let drawn = |figures: Vec<ChartFigure>| {
-        page_frame::chart_gallery(&ChartGallery { figures, left_out: 0 })
+    gpus: Option<&JobOfJoinedRanks>,
+) -> Result<String, ChartDrawingError> {
+    let drawn = |figures: Vec<ChartWithFileName>| {
+        page_frame::charts_side_by_side(&ChartsOfOneKind { figures, left_out: 0 })
     };
     let mut sections = vec![
-        PageSection::new("quality", "Data quality", quality_markup(diagnosis)),
-        PageSection::new("findings", "Findings", findings_markup(diagnosis)),
-        PageSection::new("account", "Time accounting", {
-            let charts = drawn(accounts::stacked(diagnosis))?;
-            html! { (charts) (accounts::tables(diagnosis)) }
+        HtmlPageSection::with_anchor_and_title(
+            "quality",
+            "Data quality",
+            data_quality_warnings(diagnosis),
+        ),
+        HtmlPageSection::with_anchor_and_title(
+            "findings",
+            "Findings",
+            findings_of_trace(diagnosis),
+        ),
+        HtmlPageSection::with_anchor_and_title("account", "Time accounting", {
+            let charts = drawn(accounts::time_account_charts(diagnosis))?;
+            html! { (charts) (accounts::time_account_tables(diagnosis)) }
         }),
-        PageSection::new("timeline", "Timeline", drawn(charts::timeline(trace))?),
-        PageSection::new("gaps", "Gaps", gaps_markup(diagnosis)),
-        PageSection::new("kernels", "Where the time goes", {
-            let charts = drawn(charts::kernels(diagnosis))?;
-            html! { (charts) (components_markup(diagnosis)) }
+        HtmlPageSection::with_anchor_and_title(
+            "timeline",
+            "Timeline",
+            drawn(charts::timeline_chart(trace))?,
+        ),
+        HtmlPageSection::with_anchor_and_title("gaps", "Gaps", tables_of_idle_gaps(diagnosis)),
+        HtmlPageSection::with_anchor_and_title("kernels", "Where the time goes", {
+            let charts = drawn(charts::kernel_time_charts(diagnosis))?;
+            html! { (charts) (table_of_time_per_component(diagnosis)) }
         }),
-        PageSection::new("memory", "Device memory", {
-            let charts = drawn(charts::memory(trace, diagnosis))?;
-            html! { (charts) (memory(diagnosis)) }
+        HtmlPageSection::with_anchor_and_title("memory", "Device memory", {
+            let charts = drawn(charts::device_memory_chart(trace, diagnosis))?;
+            html! { (charts) (tables_of_device_memory(diagnosis)) }
         }),
-        PageSection::new(
+        HtmlPageSection::with_anchor_and_title(
             "bounds",
             "What bounds the kernels",
-            drawn(charts::roofline_chart(trace))?,
+            drawn(charts::throughput_share_chart(trace))?,
         ),
     ];
     if let Some(gpus) = gpus {
         let timeline = sections.iter().position(|section| section.anchor == "timeline");
-        let gpus = ranks::sections_of(gpus, "gpus", "Time of each GPU")?;
+        let gpus = ranks::ranks_sections(gpus, "gpus", "Time of each GPU")?;
         let at = timeline.map_or(sections.len(), |timeline| timeline + 1);
         sections.splice(at..at, gpus);
     }
-    sections.extend(tables(trace));
-    sections.push(PageSection::new("rules", "Rules without a finding", rules_markup(diagnosis)));
-    let empty = |section: &PageSection| {
+    sections.extend(stats_table_sections(trace));
+    sections.push(HtmlPageSection::with_anchor_and_title(
+        "rules",
+        "Rules without a finding",
+        rules_without_finding(diagnosis),
+    ));
+    let empty = |section: &HtmlPageSection| {
         section.body.0.replace("<div class=\"gallery\"></div>", "").trim().is_empty()
     };
     sections.retain(|section| !empty(section));
-    Ok(page_frame::page(
+    Ok(page_frame::build_html_page(
         &format!("kernelgate diagnose: {name}"),
-        &diagnosis_summary(diagnosis),
+        &facts_about_trace(diagnosis),
         &sections,
     ))
 }
 
-fn diagnosis_summary(diagnosis: &TraceDiagnosis) -> Markup {
+fn facts_about_trace(diagnosis: &TraceDiagnosis) -> Markup {
     let records = diagnosis.records.iter().filter(|(_, count)| *count > 0);
     let records: Vec<String> = records.map(|(what, count)| format!("{count} {what}")).collect();
-    let device = |of: &ProcessDeviceUse| {
+    let device = |of: &GpuUseOfProcess| {
         let span = (of.span.1 - of.span.0).max(1) as f64;
         let name = of.name.as_ref().map_or_else(String::new, |name| format!("{name}, "));
         format!(
             "{name}{}: busy {:.1}% of {}, {} operations",
-            place_words(of),
+            process_and_device_name(of),
             100.0 * of.busy_ns as f64 / span,
             time_text(span),
             of.operations
@@ -89,39 +106,39 @@ fn diagnosis_summary(diagnosis: &TraceDiagnosis) -> Markup {
     };
     let mut facts = vec![("recorder", diagnosis.recorder.clone()), ("records", records.join(", "))];
     facts.extend(diagnosis.devices.iter().map(|of| ("device", device(of))));
-    page_frame::facts(&facts)
+    page_frame::facts_list(&facts)
 }
 
-/// Warnings about the quality of the trace, which come first.
-fn quality_markup(diagnosis: &TraceDiagnosis) -> Markup {
+/// Builds the warnings about the data quality of the trace, which come first on the page.
+fn data_quality_warnings(diagnosis: &TraceDiagnosis) -> Markup {
     html! {
         @for finding in &diagnosis.quality {
             div class=(severity_css_class("banner", finding.severity)) {
-                p { b { (finding.severity.label()) } ": " (page_frame::printable(&finding.title)) }
-                p class="note" { (page_frame::printable(&finding.advice)) "." }
-                (finding_details(finding))
+                p { b { (finding.severity.printed_severity_label()) } ": " (page_frame::printable_on_page(&finding.title)) }
+                p class="note" { (page_frame::printable_on_page(&finding.advice)) "." }
+                (evidence_of_finding(finding))
             }
         }
     }
 }
 
-/// The CSS class for the colour of a severity.
+/// Returns the CSS class that colours an element by the severity of a finding.
 fn severity_css_class(kind: &str, severity: FindingSeverity) -> String {
-    format!("{kind} {}", severity.label())
+    format!("{kind} {}", severity.printed_severity_label())
 }
 
-fn finding_details(finding: &DiagnosisFinding) -> Markup {
+fn evidence_of_finding(finding: &DiagnosisFinding) -> Markup {
     html! {
         @if !finding.evidence.is_empty() {
             details {
                 summary { "evidence" }
-                (page_frame::lines(&finding.evidence.iter().map(evidence_text).collect::<Vec<_>>()))
+                (page_frame::html_list_of_lines(&finding.evidence.iter().map(evidence_line).collect::<Vec<_>>()))
             }
         }
     }
 }
 
-fn findings_markup(diagnosis: &TraceDiagnosis) -> Markup {
+fn findings_of_trace(diagnosis: &TraceDiagnosis) -> Markup {
     let recoverable = |finding: &DiagnosisFinding| {
         finding.recoverable_ns.map(|ns| format!(", up to {} to gain", time_text(ns as f64)))
     };
@@ -146,54 +163,55 @@ fn findings_markup(diagnosis: &TraceDiagnosis) -> Markup {
         }
         @for finding in &diagnosis.findings {
             h3 class=(severity_css_class("finding", finding.severity)) {
-                (finding.severity.label()) ": " (page_frame::printable(&finding.title))
+                (finding.severity.printed_severity_label()) ": " (page_frame::printable_on_page(&finding.title))
             }
             p class="note" {
-                (finding.id) ", confidence " (finding.confidence.label()) ": measured "
-                (format_amount(finding.measured.value)) " " (finding.measured.unit) ", threshold "
-                (format_amount(finding.threshold.value)) " " (finding.threshold.unit)
+                (finding.id) ", confidence " (finding.confidence.printed_confidence_label()) ": measured "
+                (number_with_few_digits(finding.measured.value)) " " (finding.measured.unit) ", threshold "
+                (number_with_few_digits(finding.threshold.value)) " " (finding.threshold.unit)
                 (recoverable(finding).unwrap_or_default())
                 (replayed(finding).unwrap_or_default())
             }
             p { (finding.advice) "." }
-            (finding_details(finding))
+            (evidence_of_finding(finding))
             p class="note" { "No fault where " (finding.false_positive) "." }
         }
     }
 }
 
-/// Formats a number with few digits.
-fn format_amount(value: f64) -> String {
+/// Formats a number with few significant digits.
+fn number_with_few_digits(value: f64) -> String {
     let whole = value.abs() >= 100.0 || value.fract() == 0.0;
     if whole { format!("{value:.0}") } else { format!("{value:.1}") }
 }
 
-fn evidence_text(of: &FindingEvidence) -> String {
+fn evidence_line(of: &FindingEvidence) -> String {
     let total =
         of.total_ns.map(|ns| format!(", {} in all", time_text(ns as f64))).unwrap_or_default();
     let range = of.range.as_ref().map(|range| format!(", in {range}")).unwrap_or_default();
     format!("{} ({} times{total}{range})", of.what, of.count)
 }
 
-fn place_words(device: &ProcessDeviceUse) -> String {
+fn process_and_device_name(device: &GpuUseOfProcess) -> String {
     format!("process {}, device {}", device.pid, device.device)
 }
 
-fn gaps_markup(diagnosis: &TraceDiagnosis) -> Markup {
-    let class =
-        |class: GapLengthClass| format!("{} / {}", class.count, time_text(class.total_ns as f64));
+fn tables_of_idle_gaps(diagnosis: &TraceDiagnosis) -> Markup {
+    let class = |class: GapsOfLengthClass| {
+        format!("{} / {}", class.count, time_text(class.total_ns as f64))
+    };
     let rows: Vec<Vec<String>> = diagnosis
         .devices
         .iter()
-        .filter(|device| device.gaps.gap_count() > 0)
+        .filter(|device| device.gaps.number_of_gaps() > 0)
         .map(|device| {
             let gaps = &device.gaps;
             vec![
-                place_words(device),
+                process_and_device_name(device),
                 class(gaps.normal),
                 class(gaps.warning),
                 class(gaps.severe),
-                time_text(gaps.mean_gap_ns()),
+                time_text(gaps.mean_length_of_gaps_ns()),
                 time_text(gaps.longest_ns as f64),
             ]
         })
@@ -204,8 +222,8 @@ fn gaps_markup(diagnosis: &TraceDiagnosis) -> Markup {
         .flat_map(|device| device.gaps.causes.iter().map(move |cause| (device, cause)))
         .map(|(device, cause)| {
             vec![
-                cause.label(),
-                place_words(device),
+                cause.printed_cause_with_name(),
+                process_and_device_name(device),
                 cause.count.to_string(),
                 time_text(cause.total_ns as f64),
             ]
@@ -215,15 +233,15 @@ fn gaps_markup(diagnosis: &TraceDiagnosis) -> Markup {
         ["where", "normal, < 20 µs", "warning, 20 to 50 µs", "severe, > 50 µs", "mean", "longest"];
     html! {
         @if !rows.is_empty() {
-            (page_frame::table(&header, &rows, |_| false))
+            (page_frame::html_table(&header, &rows, |_| false))
             h3 { "Why" }
-            (page_frame::table(&["cause", "where", "gaps", "time"], &causes, |_| false))
+            (page_frame::html_table(&["cause", "where", "gaps", "time"], &causes, |_| false))
         }
     }
 }
 
-fn components_markup(diagnosis: &TraceDiagnosis) -> Markup {
-    let row = |of: &kernelgate_trace::diagnose::RunComponent| {
+fn table_of_time_per_component(diagnosis: &TraceDiagnosis) -> Markup {
+    let row = |of: &kernelgate_trace::diagnose::RunComponentByRangePath| {
         vec![
             format!("{}{}", "\u{a0}\u{a0}".repeat(of.depth), of.path),
             of.host.count.to_string(),
@@ -235,33 +253,33 @@ fn components_markup(diagnosis: &TraceDiagnosis) -> Markup {
     };
     let rows: Vec<Vec<String>> = diagnosis.answers.components.iter().map(row).collect();
     let header = ["range", "times", "host, mean", "kernels", "kernel time", "share"];
-    html! { @if !rows.is_empty() { h3 { "Ranges" } (page_frame::table(&header, &rows, |_| false)) } }
+    html! { @if !rows.is_empty() { h3 { "Ranges" } (page_frame::html_table(&header, &rows, |_| false)) } }
 }
 
 /// Held memory, by phase.
-fn memory(diagnosis: &TraceDiagnosis) -> Markup {
+fn tables_of_device_memory(diagnosis: &TraceDiagnosis) -> Markup {
     let rows: Vec<Vec<String>> = diagnosis
         .memory
         .iter()
         .flat_map(|of| of.phases.iter().map(move |phase| (of, phase)))
-        .take(MAX_ROWS)
+        .take(MAX_ROWS_OF_TRACE_TABLE)
         .map(|(of, phase)| {
             let sign = if phase.change_bytes < 0 { "-" } else { "+" };
             vec![
                 phase.name.clone(),
                 format!("process {}, device {}", of.pid, of.device),
                 phase.times.to_string(),
-                byte_text(phase.peak_bytes),
-                format!("{sign}{}", byte_text(phase.change_bytes.unsigned_abs())),
+                decimal_byte_size_text(phase.peak_bytes),
+                format!("{sign}{}", decimal_byte_size_text(phase.change_bytes.unsigned_abs())),
             ]
         })
         .collect();
     let header = ["phase", "where", "times", "held at most", "change"];
-    html! { @if !rows.is_empty() { h3 { "By phase" } (page_frame::table(&header, &rows, |_| false)) } }
+    html! { @if !rows.is_empty() { h3 { "By phase" } (page_frame::html_table(&header, &rows, |_| false)) } }
 }
 
-/// The most useful tables of a trace, if it has data for them.
-fn tables(trace: &Trace) -> Vec<PageSection> {
+/// Builds the most useful tables of `kernelgate stats` as sections, if the trace has data for them.
+fn stats_table_sections(trace: &Trace) -> Vec<HtmlPageSection> {
     let sections = [
         (StatsReport::GpuKernels, "table-kernels", "Kernels"),
         (StatsReport::ApiCalls, "table-calls", "CUDA calls"),
@@ -274,10 +292,10 @@ fn tables(trace: &Trace) -> Vec<PageSection> {
             return None;
         }
         let cell = |cell: &TableCell| match cell {
-            TableCell::Text(text) => readable_name(text),
-            cell => cell.csv_text(),
+            TableCell::Text(text) => shortened_kernel_name_for_readers(text),
+            cell => cell.cell_as_csv_text(),
         };
-        // The name comes first, as in every table of a page.
+        // The column with the name is moved to the front, as in all tables on the page.
         let row = |row: &Vec<TableCell>| -> Vec<String> {
             let mut cells: Vec<String> = row.iter().map(cell).collect();
             let name = cells.remove(table.named_by);
@@ -287,27 +305,26 @@ fn tables(trace: &Trace) -> Vec<PageSection> {
         let mut header = table.columns.clone();
         let name = header.remove(table.named_by);
         header.insert(0, name);
-        let rows: Vec<Vec<String>> = table.rows.iter().take(MAX_ROWS).map(row).collect();
-        let more = table.rows.len().saturating_sub(MAX_ROWS);
+        let rows: Vec<Vec<String>> =
+            table.rows.iter().take(MAX_ROWS_OF_TRACE_TABLE).map(row).collect();
+        let more = table.rows.len().saturating_sub(MAX_ROWS_OF_TRACE_TABLE);
         let body = html! {
-            (page_frame::table(&header, &rows, |_| false))
+            (page_frame::html_table(&header, &rows, |_| false))
             @if more > 0 {
-                p class="note" { (more) " more rows: kernelgate stats --report " (report.name()) }
+                p class="note" { (more) " more rows: kernelgate stats --report " (report.nsys_report_name()) }
             }
         };
-        Some(PageSection::new(anchor, title, body))
+        Some(HtmlPageSection::with_anchor_and_title(anchor, title, body))
     };
     sections.into_iter().filter_map(section).collect()
 }
 
-fn rules_markup(diagnosis: &TraceDiagnosis) -> Markup {
+fn rules_without_finding(diagnosis: &TraceDiagnosis) -> Markup {
     let without = |answered: bool| {
-        let line = move |question: &DiagnosisQuestion| match (&question.answer, answered) {
-            (QuestionAnswer::No { inspected }, true) => {
-                Some(format!("{} in {inspected}", question.id))
-            }
-            (QuestionAnswer::CannotAnswer { .. }, false) => {
-                Some(format!("{}: {}", question.text, question.missing_data_reason()?))
+        let line = move |question: &QuestionWithAnswer| match (&question.answer, answered) {
+            (RuleAnswer::No { inspected }, true) => Some(format!("{} in {inspected}", question.id)),
+            (RuleAnswer::CannotAnswer { .. }, false) => {
+                Some(format!("{}: {}", question.text, question.reason_without_answer()?))
             }
             _ => None,
         };
@@ -316,10 +333,10 @@ fn rules_markup(diagnosis: &TraceDiagnosis) -> Markup {
     let (passed, open) = (without(true), without(false));
     html! {
         @if !passed.is_empty() {
-            details { summary { (passed.len()) " found nothing" } (page_frame::lines(&passed)) }
+            details { summary { (passed.len()) " found nothing" } (page_frame::html_list_of_lines(&passed)) }
         }
         @if !open.is_empty() {
-            details { summary { (open.len()) " cannot be answered" } (page_frame::lines(&open)) }
+            details { summary { (open.len()) " cannot be answered" } (page_frame::html_list_of_lines(&open)) }
         }
     }
 }

@@ -1,48 +1,55 @@
-//! The quantity, scale and ticks of an axis.
+//! The quantity, scale and ticks of a chart's axis.
 
 use super::quantity::PlottedUnit;
-use super::scale::{ChartScale, ScaleKind};
+use super::scale::{AxisScale, AxisScaleKind};
 
-/// An axis with its quantity and scale.
+/// An axis of a chart with its name, quantity and scale.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChartAxis {
-    /// Name of the axis, such as "time of a launch".
+    /// Name of the axis for the reader, such as "time of a launch".
     pub label: String,
-    /// Quantity on the axis, which decides the unit of its labels.
+    /// Quantity on the axis, which decides the unit of the tick texts.
     pub quantity: PlottedUnit,
     /// Spacing of the axis's values: linear or logarithmic.
-    pub kind: ScaleKind,
-    /// Ticks of the axis with their texts; empty for round values.
+    pub kind: AxisScaleKind,
+    /// Fixed ticks of the axis with their texts; if empty, ticks are at round values.
     pub ticks: Vec<(f64, String)>,
-    /// Values that the axis must show in addition to the data.
+    /// Values that the axis must include even if no data point has them.
     pub shows: Vec<f64>,
 }
 
 impl ChartAxis {
-    /// Makes an axis whose ticks are at round numbers.
-    pub fn new(label: &str, quantity: PlottedUnit, kind: ScaleKind) -> Self {
+    /// Makes an axis whose ticks are at round values.
+    pub fn with_round_ticks(label: &str, quantity: PlottedUnit, kind: AxisScaleKind) -> Self {
         Self { label: label.to_owned(), quantity, kind, ticks: Vec::new(), shows: Vec::new() }
     }
 
-    /// An axis with ticks at these values.
-    pub fn with_ticks(self, values: impl IntoIterator<Item = f64>) -> Self {
-        let ticks = values.into_iter().map(|value| (value, self.quantity.text(value))).collect();
+    /// Returns this axis with fixed ticks at these values.
+    pub fn with_ticks_at(self, values: impl IntoIterator<Item = f64>) -> Self {
+        let ticks = values
+            .into_iter()
+            .map(|value| (value, self.quantity.short_text_with_unit(value)))
+            .collect();
         Self { ticks, ..self }
     }
 
-    /// The scale that maps these values, and those that the axis must show, to the pixels between
-    /// two ends.
-    pub fn scale(&self, values: impl Iterator<Item = f64>, pixels: (f64, f64)) -> ChartScale {
-        ChartScale::scale_around(self.kind, values.chain(self.shows.iter().copied()), pixels)
+    /// Returns the scale that maps the given values, and those that the axis must include, to the
+    /// pixels between two ends.
+    pub fn scale_covering_values(
+        &self,
+        values: impl Iterator<Item = f64>,
+        pixels: (f64, f64),
+    ) -> AxisScale {
+        AxisScale::axis_scale_covering(self.kind, values.chain(self.shows.iter().copied()), pixels)
     }
 
-    /// The ticks of this axis with their texts. An axis without ticks of its own gets round values,
-    /// about as many as requested.
-    pub fn ticks_on(&self, scale: &ChartScale, about: usize) -> Vec<(f64, String)> {
+    /// Returns the ticks of this axis on a scale, as values with texts. If the axis has no fixed
+    /// ticks, it gets about `about` ticks at round values.
+    pub fn ticks_with_texts(&self, scale: &AxisScale, about: usize) -> Vec<(f64, String)> {
         if !self.ticks.is_empty() {
             return self.ticks.clone();
         }
-        let named = |value| (value, self.quantity.exact_text(value));
-        scale.axis_ticks(about).into_iter().map(named).collect()
+        let named = |value| (value, self.quantity.text_with_seven_digits(value));
+        scale.round_tick_values(about).into_iter().map(named).collect()
     }
 }

@@ -1,83 +1,107 @@
-//! Common parts of charts: title, legend, and the axis below.
+//! Draws the parts that all charts share: title, legend, and the horizontal axis below the data.
 
 use super::axis::ChartAxis;
-use super::colour::PurposeColour;
+use super::colour::ChartColour;
 use super::drawing_shapes::{
-    TEXT_SIZE, TITLE_FONT_SIZE, TextAnchor, VectorPicture, fitted_text, wrapped_text,
+    CHART_FONT_SIZE_PIXELS, CHART_TITLE_FONT_SIZE_PIXELS, HorizontalTextAnchor, PictureOfShapes,
+    shorten_text_to_width, wrap_text_to_width,
 };
-use super::font::text_width;
-use super::scale::ChartScale;
+use super::font::text_width_with_margin;
+use super::scale::AxisScale;
 
 /// Title and subtitle.
-pub type TitleLines<'a> = (&'a str, &'a str);
+pub type TitleAndSubtitle<'a> = (&'a str, &'a str);
 
 /// Margin around a drawing.
-pub const DRAWING_MARGIN: f64 = 12.0;
-/// Distance between two lines of text, pixels.
-pub const TEXT_LINE_HEIGHT: f64 = 18.0;
-/// Smallest distance between the texts of two ticks.
-const TICK_TEXT_DISTANCE: f64 = 10.0;
+pub const DRAWING_MARGIN_PIXELS: f64 = 12.0;
+/// Distance between the middles of two lines of text in a chart, pixels.
+pub const TEXT_LINE_HEIGHT_PIXELS: f64 = 18.0;
+/// Smallest horizontal distance between the texts of two ticks, pixels.
+const MIN_TICK_TEXT_DISTANCE_PIXELS: f64 = 10.0;
 
-/// Draws title and legend, and returns where the area below them begins. An entry of the legend is
-/// its text and its colour.
+/// Draws a chart's title, subtitle and legend, and returns the y coordinate at which the area below
+/// them begins. An entry of the legend consists of its text and its colour.
 pub fn draw_title_and_legend(
-    picture: &mut VectorPicture,
-    (title, subtitle): TitleLines<'_>,
-    legend: &[(&str, PurposeColour)],
+    picture: &mut PictureOfShapes,
+    (title, subtitle): TitleAndSubtitle<'_>,
+    legend: &[(&str, ChartColour)],
 ) -> f64 {
-    let room = picture.width - 2.0 * DRAWING_MARGIN;
-    let mut y = DRAWING_MARGIN - TEXT_LINE_HEIGHT / 2.0;
-    for line in wrapped_text(title, TITLE_FONT_SIZE, room) {
-        y += TEXT_LINE_HEIGHT;
-        picture.add_title((DRAWING_MARGIN, y), &line);
+    let room = picture.width - 2.0 * DRAWING_MARGIN_PIXELS;
+    let mut y = DRAWING_MARGIN_PIXELS - TEXT_LINE_HEIGHT_PIXELS / 2.0;
+    for line in wrap_text_to_width(title, CHART_TITLE_FONT_SIZE_PIXELS, room) {
+        y += TEXT_LINE_HEIGHT_PIXELS;
+        picture.add_title_text((DRAWING_MARGIN_PIXELS, y), &line);
     }
-    for line in wrapped_text(subtitle, TEXT_SIZE, room).iter().filter(|line| !line.is_empty()) {
-        y += TEXT_LINE_HEIGHT;
-        picture.add_text((DRAWING_MARGIN, y), line, PurposeColour::Muted, TextAnchor::Start);
+    for line in wrap_text_to_width(subtitle, CHART_FONT_SIZE_PIXELS, room)
+        .iter()
+        .filter(|line| !line.is_empty())
+    {
+        y += TEXT_LINE_HEIGHT_PIXELS;
+        picture.add_normal_text(
+            (DRAWING_MARGIN_PIXELS, y),
+            line,
+            ChartColour::Muted,
+            HorizontalTextAnchor::Start,
+        );
     }
     let mut x = f64::INFINITY;
     for (name, colour) in legend {
-        let name = fitted_text(name, TEXT_SIZE, room - 16.0);
-        let width = 16.0 + text_width(&name, TEXT_SIZE);
-        if x + width > picture.width - DRAWING_MARGIN {
-            (x, y) = (DRAWING_MARGIN, y + TEXT_LINE_HEIGHT);
+        let name = shorten_text_to_width(name, CHART_FONT_SIZE_PIXELS, room - 16.0);
+        let width = 16.0 + text_width_with_margin(&name, CHART_FONT_SIZE_PIXELS);
+        if x + width > picture.width - DRAWING_MARGIN_PIXELS {
+            (x, y) = (DRAWING_MARGIN_PIXELS, y + TEXT_LINE_HEIGHT_PIXELS);
         }
-        picture.add_rectangle((x, y - 5.0), (11.0, 11.0), *colour);
-        picture.add_text((x + 16.0, y), &name, PurposeColour::Ink, TextAnchor::Start);
+        picture.add_filled_rectangle((x, y - 5.0), (11.0, 11.0), *colour);
+        picture.add_normal_text(
+            (x + 16.0, y),
+            &name,
+            ChartColour::Ink,
+            HorizontalTextAnchor::Start,
+        );
         x += width + 14.0;
     }
-    y + TEXT_LINE_HEIGHT
+    y + TEXT_LINE_HEIGHT_PIXELS
 }
 
-/// Height of a chart's title and legend, pixels.
-pub fn title_and_legend_height(
-    lines: TitleLines<'_>,
-    legend: &[(&str, PurposeColour)],
+/// Returns the height of a chart's title, subtitle and legend at a given width, pixels.
+pub fn height_of_title_and_legend(
+    lines: TitleAndSubtitle<'_>,
+    legend: &[(&str, ChartColour)],
     width: f64,
 ) -> f64 {
-    draw_title_and_legend(&mut VectorPicture::new(width, 0.0), lines, legend)
+    draw_title_and_legend(&mut PictureOfShapes::without_shapes(width, 0.0), lines, legend)
 }
 
-/// Draws the ticks of a horizontal axis and their texts below `bottom`, except texts that would
-/// touch, grid lines up to `top`, and the axis name.
-pub fn draw_axis_below(
-    picture: &mut VectorPicture,
+/// Draws a horizontal axis: its name, the tick texts below `bottom` unless they would touch each
+/// other, and vertical grid lines up to `top`.
+pub fn draw_horizontal_axis(
+    picture: &mut PictureOfShapes,
     axis: &ChartAxis,
-    scale: &ChartScale,
+    scale: &AxisScale,
     (top, bottom): (f64, f64),
     middle: f64,
 ) {
     let mut taken = f64::NEG_INFINITY;
-    for (value, text) in axis.ticks_on(scale, 6) {
+    for (value, text) in axis.ticks_with_texts(scale, 6) {
         let Some(x) = scale.at(value) else { continue };
-        picture.line(vec![(x, top), (x, bottom)], PurposeColour::Grid, 1.0);
-        let half = text_width(&text, TEXT_SIZE) / 2.0;
+        picture.add_line_through_points(vec![(x, top), (x, bottom)], ChartColour::Grid, 1.0);
+        let half = text_width_with_margin(&text, CHART_FONT_SIZE_PIXELS) / 2.0;
         let x = x.clamp(half, (picture.width - half).max(half));
-        if x - half < taken + TICK_TEXT_DISTANCE {
+        if x - half < taken + MIN_TICK_TEXT_DISTANCE_PIXELS {
             continue;
         }
         taken = x + half;
-        picture.add_text((x, bottom + 12.0), &text, PurposeColour::Muted, TextAnchor::Middle);
+        picture.add_normal_text(
+            (x, bottom + 12.0),
+            &text,
+            ChartColour::Muted,
+            HorizontalTextAnchor::Middle,
+        );
     }
-    picture.add_text((middle, bottom + 30.0), &axis.label, PurposeColour::Ink, TextAnchor::Middle);
+    picture.add_normal_text(
+        (middle, bottom + 30.0),
+        &axis.label,
+        ChartColour::Ink,
+        HorizontalTextAnchor::Middle,
+    );
 }

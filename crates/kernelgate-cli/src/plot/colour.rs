@@ -1,9 +1,9 @@
-//! Colours of charts: the light theme is drawn, and a dark page replaces each colour by its
-//! counterpart, so that one SVG serves both themes.
+//! The colours of charts: SVG is drawn with the light theme, and a dark page replaces each light
+//! colour by its dark counterpart.
 
-/// A colour, named by its purpose.
+/// A colour of a chart, named by its purpose and not by its hue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PurposeColour {
+pub enum ChartColour {
     /// The background.
     Paper,
     /// Texts and axes.
@@ -12,26 +12,28 @@ pub enum PurposeColour {
     Muted,
     /// Grid lines.
     Grid,
-    /// A kind of data, counted from 0; after [`SERIES_COLOURS`] the colours repeat.
+    /// Colour of a data series, numbered from 0; from [`NUMBER_OF_SERIES_COLOURS`] on the colours
+    /// repeat.
     Series(usize),
-    /// A colour step of the heat map from 0 (least) to [`HEAT_STEPS`] - 1 (most), the same in both
-    /// themes.
+    /// Colour step of a heat map from 0 (least) to [`NUMBER_OF_HEAT_MAP_COLOURS`] - 1 (most), equal
+    /// in both themes.
     Step(usize),
-    /// Colour of text on a dark step of the heat map.
+    /// Colour of text on a dark cell of a heat map.
     OnDark,
-    /// Colour of text on a light step of the heat map.
+    /// Colour of text on a light cell of a heat map.
     OnLight,
 }
 
-/// Colours of data before they repeat; the first ten are distinguishable with any kind of colour
-/// vision.
-pub const SERIES_COLOURS: usize = 12;
-/// Number of colour steps of the heat map.
-pub const HEAT_STEPS: usize = 7;
+/// Number of colours of data series before they repeat; the first ten are distinguishable with any
+/// kind of colour vision.
+pub const NUMBER_OF_SERIES_COLOURS: usize = 12;
+/// Number of colour steps of a heat map.
+pub const NUMBER_OF_HEAT_MAP_COLOURS: usize = 7;
 
-/// Light and dark variant of each colour, by [`PurposeColour::index`]. All light colours are different,
-/// because a page identifies shapes by their colour.
-const LIGHT_AND_DARK_COLOURS: [([u8; 3], [u8; 3]); 4 + SERIES_COLOURS] = [
+/// Light and dark variant of each colour as RGB bytes, at the index that
+/// [`ChartColour::index_in_colour_table`] returns. No light colour occurs twice, because a dark
+/// page replaces colours by looking up the light colour.
+const LIGHT_AND_DARK_COLOUR_TABLE: [([u8; 3], [u8; 3]); 4 + NUMBER_OF_SERIES_COLOURS] = [
     ([0xff, 0xff, 0xff], [0x16, 0x1b, 0x22]),
     ([0x1f, 0x23, 0x28], [0xe6, 0xed, 0xf3]),
     ([0x59, 0x63, 0x6e], [0x9d, 0xa7, 0xb3]),
@@ -50,7 +52,7 @@ const LIGHT_AND_DARK_COLOURS: [([u8; 3], [u8; 3]); 4 + SERIES_COLOURS] = [
     ([0xc2, 0x18, 0x5b], [0xff, 0x5c, 0x9a]),
 ];
 
-const HEAT_COLOURS: [[u8; 3]; HEAT_STEPS] = [
+const HEAT_MAP_COLOUR_TABLE: [[u8; 3]; NUMBER_OF_HEAT_MAP_COLOURS] = [
     [0xea, 0xf3, 0xfa],
     [0xc9, 0xdf, 0xf0],
     [0x9c, 0xc6, 0xe2],
@@ -60,24 +62,28 @@ const HEAT_COLOURS: [[u8; 3]; HEAT_STEPS] = [
     [0x0a, 0x3f, 0x73],
 ];
 
-impl PurposeColour {
-    const fn index(self) -> Option<usize> {
+impl ChartColour {
+    const fn index_in_colour_table(self) -> Option<usize> {
         match self {
             Self::Paper => Some(0),
             Self::Ink => Some(1),
             Self::Muted => Some(2),
             Self::Grid => Some(3),
-            Self::Series(number) => Some(4 + number % SERIES_COLOURS),
+            Self::Series(number) => Some(4 + number % NUMBER_OF_SERIES_COLOURS),
             Self::Step(_) | Self::OnDark | Self::OnLight => None,
         }
     }
 
-    /// Red, green and blue in the light theme.
-    pub const fn rgb(self) -> [u8; 3] {
-        match (self.index(), self) {
-            (Some(index), _) => LIGHT_AND_DARK_COLOURS[index].0,
+    /// Returns red, green and blue of the colour in the light theme, each from 0 to 255.
+    pub const fn light_theme_rgb(self) -> [u8; 3] {
+        match (self.index_in_colour_table(), self) {
+            (Some(index), _) => LIGHT_AND_DARK_COLOUR_TABLE[index].0,
             (None, Self::Step(step)) => {
-                HEAT_COLOURS[if step < HEAT_STEPS { step } else { HEAT_STEPS - 1 }]
+                HEAT_MAP_COLOUR_TABLE[if step < NUMBER_OF_HEAT_MAP_COLOURS {
+                    step
+                } else {
+                    NUMBER_OF_HEAT_MAP_COLOURS - 1
+                }]
             }
             (None, Self::OnDark) => [0xfd, 0xfd, 0xfd],
             (None, _) => [0x11, 0x11, 0x11],
@@ -85,12 +91,13 @@ impl PurposeColour {
     }
 }
 
-/// The colour in the format of `plotters`: "#0072B2".
-pub fn hex([red, green, blue]: [u8; 3]) -> String {
+/// Formats a colour as `plotters` writes it in SVG: "#0072B2".
+pub fn rgb_as_hex([red, green, blue]: [u8; 3]) -> String {
     format!("#{red:02X}{green:02X}{blue:02X}")
 }
 
-/// The colours of the light theme with their counterparts of the dark theme.
-pub fn light_and_dark_colours() -> impl Iterator<Item = (String, String)> {
-    LIGHT_AND_DARK_COLOURS.iter().map(|(light, dark)| (hex(*light), hex(*dark)))
+/// Returns each colour of the light theme with its counterpart in the dark theme, as hexadecimal
+/// texts.
+pub fn light_and_dark_hex_colours() -> impl Iterator<Item = (String, String)> {
+    LIGHT_AND_DARK_COLOUR_TABLE.iter().map(|(light, dark)| (rgb_as_hex(*light), rgb_as_hex(*dark)))
 }

@@ -1,11 +1,11 @@
-//! A drawing as shapes in pixels, independent of the format.
+//! A chart as a list of shapes with pixel coordinates, from which SVG and PNG are drawn.
 
-use super::colour::PurposeColour;
-use super::font::text_width;
+use super::colour::ChartColour;
+use super::font::text_width_with_margin;
 
-/// Shapes in the order in which they are drawn.
+/// A picture that consists of shapes in the order in which they are drawn.
 #[derive(Debug, Clone, PartialEq)]
-pub struct VectorPicture {
+pub struct PictureOfShapes {
     /// Width in pixels.
     pub width: f64,
     /// Height in pixels.
@@ -13,14 +13,14 @@ pub struct VectorPicture {
     pub shapes: Vec<PictureShape>,
 }
 
-/// A shape of a picture; x points to the right, y points down.
+/// A shape of a picture, with pixel coordinates: x points to the right, y points down.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PictureShape {
-    /// Points that are joined by a line.
+    /// A line through several points.
     Line {
         points: Vec<(f64, f64)>,
         /// Colour of the line.
-        colour: PurposeColour,
+        colour: ChartColour,
         /// Width of the line.
         width: f64,
     },
@@ -35,114 +35,128 @@ pub enum PictureShape {
         /// Extent downwards.
         height: f64,
         /// Colour of the rectangle.
-        colour: PurposeColour,
+        colour: ChartColour,
     },
-    /// A dot, either filled or drawn as a ring.
+    /// A dot, which is a filled disc or a ring.
     Dot {
-        /// Horizontal position of the dot's middle.
+        /// Horizontal position of the dot's centre, pixels.
         x: f64,
-        /// Vertical position of the text's middle.
+        /// Vertical position of the dot's centre, pixels.
         y: f64,
         /// Radius of the dot.
         radius: f64,
         /// Colour of the dot.
-        colour: PurposeColour,
-        /// Whether the dot is a filled disc rather than a ring.
+        colour: ChartColour,
+        /// Whether the dot is a filled disc (true) or a ring (false).
         filled: bool,
     },
-    /// A text on one line, centred on its y.
+    /// A text on one line, vertically centred on its y coordinate.
     Text {
-        /// Horizontal position of the text: its start, middle or end, as `anchor` states.
+        /// Horizontal position of the text's start, middle or end (as `anchor` states), pixels.
         x: f64,
-        /// Vertical position of the middle of the text.
+        /// Vertical position of the middle of the text, pixels.
         y: f64,
         text: String,
         /// Size of the text.
         size: f64,
         /// Colour of the text.
-        colour: PurposeColour,
-        /// Which part of the text lies at x: start, middle or end.
-        anchor: TextAnchor,
-        /// Whether the text is a title, which is bold.
+        colour: ChartColour,
+        /// Whether the start, middle or end of the text lies at x.
+        anchor: HorizontalTextAnchor,
+        /// Whether the text is bold, as titles are.
         bold: bool,
     },
 }
 
-/// The part of a text that lies at its x.
+/// The part of a text (start, middle or end) that lies at its x coordinate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TextAnchor {
+pub enum HorizontalTextAnchor {
     Start,
     Middle,
     End,
 }
 
-/// Size of texts in pixels, except titles.
-pub const TEXT_SIZE: f64 = 14.0;
-pub const TITLE_FONT_SIZE: f64 = 17.0;
+/// Font size of all texts of a chart except the title, pixels.
+pub const CHART_FONT_SIZE_PIXELS: f64 = 14.0;
+pub const CHART_TITLE_FONT_SIZE_PIXELS: f64 = 17.0;
 
-impl VectorPicture {
+impl PictureOfShapes {
     /// A picture without shapes.
-    pub const fn new(width: f64, height: f64) -> Self {
+    pub const fn without_shapes(width: f64, height: f64) -> Self {
         Self { width, height, shapes: Vec::new() }
     }
 
     /// Adds a line.
-    pub fn line(&mut self, points: Vec<(f64, f64)>, colour: PurposeColour, width: f64) {
+    pub fn add_line_through_points(
+        &mut self,
+        points: Vec<(f64, f64)>,
+        colour: ChartColour,
+        width: f64,
+    ) {
         self.shapes.push(PictureShape::Line { points, colour, width });
     }
 
     /// Adds a filled rectangle.
-    pub fn add_rectangle(
+    pub fn add_filled_rectangle(
         &mut self,
         (x, y): (f64, f64),
         (width, height): (f64, f64),
-        colour: PurposeColour,
+        colour: ChartColour,
     ) {
         self.shapes.push(PictureShape::Rect { x, y, width, height, colour });
     }
 
     /// Adds a dot.
-    pub fn dot(&mut self, (x, y): (f64, f64), radius: f64, colour: PurposeColour, filled: bool) {
+    pub fn add_dot_or_ring(
+        &mut self,
+        (x, y): (f64, f64),
+        radius: f64,
+        colour: ChartColour,
+        filled: bool,
+    ) {
         self.shapes.push(PictureShape::Dot { x, y, radius, colour, filled });
     }
 
-    /// Adds a text of the usual size.
-    pub fn add_text(
+    /// Adds a text of the normal font size to the picture.
+    pub fn add_normal_text(
         &mut self,
         (x, y): (f64, f64),
         text: &str,
-        colour: PurposeColour,
-        anchor: TextAnchor,
+        colour: ChartColour,
+        anchor: HorizontalTextAnchor,
     ) {
         if !text.is_empty() {
-            let (text, size, bold) = (text.to_owned(), TEXT_SIZE, false);
+            let (text, size, bold) = (text.to_owned(), CHART_FONT_SIZE_PIXELS, false);
             self.shapes.push(PictureShape::Text { x, y, text, size, colour, anchor, bold });
         }
     }
 
-    pub fn add_title(&mut self, (x, y): (f64, f64), text: &str) {
-        let (text, size, bold) = (text.to_owned(), TITLE_FONT_SIZE, true);
-        let (colour, anchor) = (PurposeColour::Ink, TextAnchor::Start);
+    pub fn add_title_text(&mut self, (x, y): (f64, f64), text: &str) {
+        let (text, size, bold) = (text.to_owned(), CHART_TITLE_FONT_SIZE_PIXELS, true);
+        let (colour, anchor) = (ChartColour::Ink, HorizontalTextAnchor::Start);
         self.shapes.push(PictureShape::Text { x, y, text, size, colour, anchor, bold });
     }
 }
 
-/// Largest number of lines of one text.
-const MAX_TITLE_LINES: usize = 4;
+/// Largest number of lines into which a text is wrapped.
+const MAX_LINES_OF_WRAPPED_TEXT: usize = 4;
 
-/// Wraps a text to a width in pixels, at words, or within an id at its parts if a word is too wide.
-/// A text that is longer than [`MAX_TITLE_LINES`], or has no parts, lacks its middle.
-pub fn wrapped_text(text: &str, size: f64, width: f64) -> Vec<String> {
+/// Wraps a text into lines of at most `width` pixels, between words, or after `_` and `/` within a
+/// word that is too wide. If a text needs more than [`MAX_LINES_OF_WRAPPED_TEXT`] lines or a part
+/// is too wide, the middle of its last line is replaced by an ellipsis.
+pub fn wrap_text_to_width(text: &str, size: f64, width: f64) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
-        let whole = text_width(word, size) <= width;
+        let whole = text_width_with_margin(word, size) <= width;
         let is_end = |c| !whole && matches!(c, '_' | '/');
         for (i, part) in word.split_inclusive(is_end).enumerate() {
             let space = if i == 0 { " " } else { "" };
-            let full = lines.len() == MAX_TITLE_LINES;
+            let full = lines.len() == MAX_LINES_OF_WRAPPED_TEXT;
             match lines.last_mut() {
                 Some(line)
-                    if full || text_width(&format!("{line}{space}{part}"), size) <= width =>
+                    if full
+                        || text_width_with_margin(&format!("{line}{space}{part}"), size)
+                            <= width =>
                 {
                     line.push_str(space);
                     line.push_str(part);
@@ -151,12 +165,12 @@ pub fn wrapped_text(text: &str, size: f64, width: f64) -> Vec<String> {
             }
         }
     }
-    lines.iter().map(|line| fitted_text(line, size, width)).collect()
+    lines.iter().map(|line| shorten_text_to_width(line, size, width)).collect()
 }
 
-/// Shortens a text that is wider than `width` pixels by replacing its middle.
-pub fn fitted_text(text: &str, size: f64, width: f64) -> String {
-    if text_width(text, size) <= width {
+/// Shortens a text that is wider than `width` pixels by replacing its middle by an ellipsis.
+pub fn shorten_text_to_width(text: &str, size: f64, width: f64) -> String {
+    if text_width_with_margin(text, size) <= width {
         return text.to_owned();
     }
     let chars: Vec<char> = text.chars().collect();
@@ -164,8 +178,8 @@ pub fn fitted_text(text: &str, size: f64, width: f64) -> String {
         let (head, tail) = (kept - kept / 2, kept / 2);
         chars[..head].iter().chain(&['…']).chain(&chars[chars.len() - tail..]).collect()
     };
-    let fits = |kept: usize| text_width(&with(kept), size) <= width;
-    // The largest number of characters that fits, found by bisection.
+    let fits = |kept: usize| text_width_with_margin(&with(kept), size) <= width;
+    // The largest number of characters that fits into the width is found by bisection.
     let (mut low, mut high) = (0, chars.len());
     while low + 1 < high {
         let middle = usize::midpoint(low, high);

@@ -1,44 +1,47 @@
-//! The embedded font: widths of texts, and texts as pixels.
+//! The font that charts embed: computes the widths of texts, and draws texts as pixels for PNG
+//! files.
 
 use std::sync::LazyLock;
 
 use ab_glyph::{Font, FontRef, PxScale, ScaleFont, point};
 
-/// Factor by which the reader's font may be wider than the embedded font.
-const FONT_WIDTH_MARGIN: f32 = 1.2;
+/// Factor by which the font of the reader's browser may be wider than the embedded font.
+const READER_FONT_WIDTH_MARGIN: f32 = 1.2;
 
 static CHART_FONT: LazyLock<Option<FontRef<'static>>> =
     LazyLock::new(|| FontRef::try_from_slice(ttf_noto_sans::REGULAR).ok());
 
-/// Converts a font size in pixels, as SVG has it, to the font's own units.
-fn font_scale(font: &impl Font, size: f64) -> PxScale {
+/// Converts a font size in pixels, as SVG uses it, to the scale of the font library.
+fn font_library_scale(font: &impl Font, size: f64) -> PxScale {
     let em = font.units_per_em().unwrap_or(1000.0);
     PxScale::from(size as f32 * font.height_unscaled() / em)
 }
 
-fn glyph_advance(font: &FontRef<'_>, text: &str, size: f64) -> f32 {
-    let font = font.as_scaled(font_scale(font, size));
+fn width_in_embedded_font(font: &FontRef<'_>, text: &str, size: f64) -> f32 {
+    let font = font.as_scaled(font_library_scale(font, size));
     text.chars().map(|c| font.h_advance(font.glyph_id(c))).sum()
 }
 
-/// Width in pixels that a text may take.
-pub fn text_width(text: &str, size: f64) -> f64 {
+/// Returns the width in pixels that a text may take in the reader's font, with a margin.
+pub fn text_width_with_margin(text: &str, size: f64) -> f64 {
     f64::from(
-        CHART_FONT.as_ref().map_or(0.0, |font| glyph_advance(font, text, size)) * FONT_WIDTH_MARGIN,
+        CHART_FONT.as_ref().map_or(0.0, |font| width_in_embedded_font(font, text, size))
+            * READER_FONT_WIDTH_MARGIN,
     )
 }
 
-/// An image with three bytes a pixel.
-pub struct PixelImage<'a> {
+/// An RGB image with three bytes per pixel.
+pub struct RgbImageBuffer<'a> {
     /// Bytes, row by row.
     pub bytes: &'a mut [u8],
     /// Pixels in a row.
     pub width: usize,
 }
 
-impl PixelImage<'_> {
-    /// Draws a text around the height `y`; the share `before` of its width is left of `x`.
-    pub fn draw_text(
+impl RgbImageBuffer<'_> {
+    /// Draws a text vertically centred on `y`; the fraction `before` of the text's width lies left
+    /// of `x`.
+    pub fn draw_text_as_pixels(
         &mut self,
         text: &str,
         (x, y): (f64, f64),
@@ -46,9 +49,9 @@ impl PixelImage<'_> {
         colour: [u8; 3],
     ) {
         let Some(font) = CHART_FONT.as_ref() else { return };
-        let scale = font_scale(font, size);
+        let scale = font_library_scale(font, size);
         let scaled = font.as_scaled(scale);
-        let mut left = x as f32 - before * glyph_advance(font, text, size);
+        let mut left = x as f32 - before * width_in_embedded_font(font, text, size);
         let baseline = y as f32 + 0.36 * size as f32;
         for c in text.chars() {
             let id = scaled.glyph_id(c);
@@ -58,12 +61,12 @@ impl PixelImage<'_> {
             let corner = outline.px_bounds().min;
             outline.draw(|right, down, share| {
                 let at = (corner.x as i64 + i64::from(right), corner.y as i64 + i64::from(down));
-                self.blend_pixel(at, colour, share);
+                self.blend_colour_into_pixel(at, colour, share);
             });
         }
     }
 
-    fn blend_pixel(&mut self, (x, y): (i64, i64), colour: [u8; 3], share: f32) {
+    fn blend_colour_into_pixel(&mut self, (x, y): (i64, i64), colour: [u8; 3], share: f32) {
         let (Ok(x), Ok(y)) = (usize::try_from(x), usize::try_from(y)) else { return };
         if x >= self.width {
             return;
@@ -85,9 +88,9 @@ mod tests {
     fn a_text_darkens_exactly_the_pixels_that_its_measured_size_covers() {
         let (width, height) = (100, 20);
         let mut bytes = vec![255; 3 * width * height];
-        let wide = text_width("1.5 ms", 12.0);
+        let wide = text_width_with_margin("1.5 ms", 12.0);
         assert!((20.0..80.0).contains(&wide), "{wide}");
-        PixelImage { bytes: &mut bytes, width }.draw_text(
+        RgbImageBuffer { bytes: &mut bytes, width }.draw_text_as_pixels(
             "1.5 ms",
             (10.0, 10.0),
             (12.0, 0.0),
@@ -98,8 +101,8 @@ mod tests {
         assert!(dark.len() > 20, "{dark:?}");
         let (first, last) = (dark.iter().min().unwrap(), dark.iter().max().unwrap());
         assert!(*first >= 9 && (*last as f64) < 10.0 + wide, "{first} to {last}");
-        // Text outside of the image is skipped.
-        PixelImage { bytes: &mut bytes, width }.draw_text(
+        // In this part of the test, the text lies outside of the image and is skipped.
+        RgbImageBuffer { bytes: &mut bytes, width }.draw_text_as_pixels(
             "1.5 ms",
             (95.0, -3.0),
             (12.0, 0.5),

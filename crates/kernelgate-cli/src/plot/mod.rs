@@ -1,12 +1,15 @@
-//! Charts as data, which are laid out here and drawn by `plotters` as SVG and PNG.
+//! This module holds charts as plain data, computes their layout in pixels, and draws them as SVG
+//! and PNG with the `plotters` crate.
 //!
-//! The [`ChartBody`] of a [`ChartWithTitle`] is curves and points over two axes, labelled rows over
-//! one axis, or a table of colours. The layout turns it into a [`VectorPicture`], a list of shapes
-//! in pixels, from which both formats are drawn, so that they cannot differ. One font is embedded:
-//! it measures every text and draws the texts of a PNG; an SVG uses a font of the reader's system.
+//! The [`ChartBody`] of a [`TitledChart`] is one of three: curves and points over two axes,
+//! labelled rows over one axis, or a heat map (a table of coloured cells). The layout turns a
+//! [`TitledChart`] into a [`PictureOfShapes`], a list of shapes in pixels; SVG and PNG are both
+//! drawn from the [`PictureOfShapes`], so the two files cannot differ. One font file is embedded in
+//! the program: it measures the width of every chart text and draws the texts of a PNG; an SVG uses
+//! a system font of its reader.
 //!
-//! This module neither chooses charts (`pages` does) nor has themes: a drawing has the colours of
-//! the light theme, which a page maps ([`colour`]).
+//! This module neither chooses charts (the module `pages` does) nor has themes: an SVG contains the
+//! colours of the light theme, which an HTML page maps to its own theme ([`colour`]).
 
 mod axis;
 mod chart_frame;
@@ -21,20 +24,20 @@ mod scale;
 mod xy_chart;
 
 pub use axis::ChartAxis;
-pub use drawing_shapes::{PictureShape, TextAnchor, VectorPicture};
-pub use heat_map::HeatMap;
-pub use labelled_rows::{ChartRowMark, LabelledRow, LabelledRows, MAX_ROWS};
+pub use drawing_shapes::{HorizontalTextAnchor, PictureOfShapes, PictureShape};
+pub use heat_map::HeatMapData;
+pub use labelled_rows::{ChartRowWithLabel, LabelledRowsChart, MAX_ROWS_PER_CHART, MarkInChartRow};
 pub use quantity::PlottedUnit;
-pub use render::PlotError;
-pub use scale::ScaleKind;
-pub use xy_chart::{CurveMark, CurveSeries, GuideLine, Xy};
+pub use render::ChartDrawingError;
+pub use scale::AxisScaleKind;
+pub use xy_chart::{CurveOrPointSeries, PointWithRange, ReferenceLine, Xy};
 
-/// A chart: one drawing with its title.
+/// A chart: a drawing below a title and a subtitle.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ChartWithTitle {
+pub struct TitledChart {
     /// First line.
     pub title: String,
-    /// Second line, in a lighter colour; may be empty.
+    /// Subtitle of the chart, its second line, in a lighter colour; may be empty.
     pub subtitle: String,
     /// The drawing.
     pub body: ChartBody,
@@ -45,40 +48,41 @@ pub struct ChartWithTitle {
 pub enum ChartBody {
     /// Curves and points.
     Xy(Xy),
-    Rows(LabelledRows),
+    Rows(LabelledRowsChart),
     /// A table of colours.
-    Heat(HeatMap),
+    Heat(HeatMapData),
 }
 
-impl ChartWithTitle {
-    /// Positions of all lines, texts and points.
-    pub fn layout(&self) -> VectorPicture {
+impl TitledChart {
+    /// Computes the position in pixels of every line, text and point of the chart.
+    pub fn layout_as_vector_picture(&self) -> PictureOfShapes {
         let lines = (self.title.as_str(), self.subtitle.as_str());
         match &self.body {
-            ChartBody::Xy(body) => xy_chart::layout(lines, body),
-            ChartBody::Rows(body) => labelled_rows::layout(lines, body),
-            ChartBody::Heat(body) => heat_map::layout(lines, body),
+            ChartBody::Xy(body) => xy_chart::layout_xy_chart(lines, body),
+            ChartBody::Rows(body) => labelled_rows::labelled_rows_picture(lines, body),
+            ChartBody::Heat(body) => heat_map::heat_map_picture(lines, body),
         }
     }
 
-    /// Whether the chart needs the width of a page.
+    /// Whether the chart needs the full width of an HTML page.
     pub const fn needs_page_width(&self) -> bool {
         match &self.body {
             ChartBody::Xy(body) => body.broad,
             ChartBody::Rows(_) => true,
-            // A wide heat map would be shrunk in the gallery until its texts are too small.
+            // A heat map of more than five columns would be shrunk in a gallery of charts until its
+            // texts are too small.
             ChartBody::Heat(body) => body.columns.len() > 5,
         }
     }
 
-    /// The chart as an SVG document, which can be embedded in an HTML page.
-    pub fn svg(&self) -> Result<String, PlotError> {
-        render::svg(&self.layout())
+    /// Renders the chart as an SVG document, which can be embedded in an HTML page.
+    pub fn render_svg(&self) -> Result<String, ChartDrawingError> {
+        render::picture_to_svg(&self.layout_as_vector_picture())
     }
 
-    /// The chart as a PNG image, with two pixels for each of the layout.
-    pub fn png(&self) -> Result<Vec<u8>, PlotError> {
-        render::png(&self.layout())
+    /// Renders the chart as a PNG image, with two pixels for each pixel of the layout.
+    pub fn render_png(&self) -> Result<Vec<u8>, ChartDrawingError> {
+        render::picture_to_png(&self.layout_as_vector_picture())
     }
 }
 

@@ -1,16 +1,16 @@
-//! Quantities of the numbers on a chart, and their notation: short, with a unit.
+//! Units of the numbers that a chart shows, and short texts of these numbers with their unit.
 
-/// The unit in which a number of a chart is printed.
+/// Unit in which the numbers of a chart are printed, such as nanoseconds or bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlottedUnit {
     /// Nanoseconds.
     Time,
-    /// A rate: amounts per second, such as "FLOP" or "B".
+    /// A rate: an amount per second; the text names the amount, such as "FLOP" or "B".
     Rate(&'static str),
     Bytes,
-    /// A fraction of a whole: 1 is 100 %.
+    /// A fraction of a whole, printed as a percentage: 1 is 100 %.
     Share,
-    /// A ratio to the value before: 1 means unchanged.
+    /// A ratio of a value to an earlier value, printed as a relative change: 1 means unchanged.
     Change,
     /// A number of things.
     Count,
@@ -18,22 +18,22 @@ pub enum PlottedUnit {
     Error,
 }
 
-/// Digits of a number, unless more are requested.
-const DEFAULT_DIGITS: i32 = 3;
+/// Number of significant digits of a number on a chart in its short form.
+const DEFAULT_SIGNIFICANT_DIGITS: i32 = 3;
 
 impl PlottedUnit {
-    /// A value in short form: "1.5 ms", "34 TFLOP/s", "12%".
-    pub fn text(self, value: f64) -> String {
-        self.text_of(value, DEFAULT_DIGITS)
+    /// The value with three significant digits and its unit: "1.5 ms", "34 TFLOP/s", "12%".
+    pub fn short_text_with_unit(self, value: f64) -> String {
+        self.text_with_digits_and_unit(value, DEFAULT_SIGNIFICANT_DIGITS)
     }
 
-    /// Text of a value with all its digits: "1.475 ms".
-    pub fn exact_text(self, value: f64) -> String {
-        self.text_of(value, 7)
+    /// The value with seven significant digits and its unit: "1.475 ms".
+    pub fn text_with_seven_digits(self, value: f64) -> String {
+        self.text_with_digits_and_unit(value, 7)
     }
 
-    fn text_of(self, value: f64, digits: i32) -> String {
-        let short = |value| significant_number(value, digits);
+    fn text_with_digits_and_unit(self, value: f64, digits: i32) -> String {
+        let short = |value| number_with_significant_digits(value, digits);
         match self {
             Self::Time => {
                 let (scale, unit) = match value.abs() {
@@ -45,37 +45,40 @@ impl PlottedUnit {
                 };
                 format!("{} {unit}", short(value / scale))
             }
-            Self::Rate(unit) => format!("{}{unit}/s", with_prefix(value, digits)),
-            Self::Bytes => format!("{}B", with_prefix(value, digits)),
+            Self::Rate(unit) => format!("{}{unit}/s", number_with_si_prefix(value, digits)),
+            Self::Bytes => format!("{}B", number_with_si_prefix(value, digits)),
             Self::Share => format!("{}%", short(100.0 * value)),
             Self::Change if value == 1.0 => "0%".to_owned(),
             Self::Change => {
                 let sign = if value > 1.0 { "+" } else { "" };
                 format!("{sign}{}%", short(100.0 * (value - 1.0)))
             }
-            Self::Count => with_prefix(value, digits).trim_end().to_owned(),
+            Self::Count => number_with_si_prefix(value, digits).trim_end().to_owned(),
             Self::Error if value == 0.0 => "exact".to_owned(),
             Self::Error => format!("{value:.1e}").replace(".0e", "e"),
         }
     }
 }
 
-/// A number with a decimal prefix: "34 T", "5 ", "125 k". Thousands begin at a hundred thousand, so
-/// that lengths such as 16384 stay whole.
-fn with_prefix(value: f64, digits: i32) -> String {
-    // Smallest value with the prefix, the value of one unit, and the prefix.
+/// A number with a decimal SI prefix after a space, without its unit: "34 T", "5 ", "125 k". The
+/// prefix "k" begins at 100,000, so that smaller lengths such as 16384 are printed in full.
+fn number_with_si_prefix(value: f64, digits: i32) -> String {
+    // Each SI prefix: the smallest value that is printed with the prefix, the factor of the prefix,
+    // and the prefix.
     const SI_PREFIXES: [(f64, f64, &str); 5] =
         [(1e15, 1e15, "P"), (1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e5, 1e3, "k")];
     let found = SI_PREFIXES.iter().find(|(from, ..)| value.abs() >= *from);
     found.map_or_else(
-        || format!("{} ", significant_number(value, digits)),
-        |(_, one, prefix)| format!("{} {prefix}", significant_number(value / one, digits)),
+        || format!("{} ", number_with_significant_digits(value, digits)),
+        |(_, one, prefix)| {
+            format!("{} {prefix}", number_with_significant_digits(value / one, digits))
+        },
     )
 }
 
-/// A number with at most this number of significant digits; whole numbers stay whole, and zeros at
-/// the end are dropped.
-fn significant_number(value: f64, digits: i32) -> String {
+/// The text of a number with at most `digits` significant digits; whole numbers keep all their
+/// digits, and zeros at the end of decimals are dropped.
+fn number_with_significant_digits(value: f64, digits: i32) -> String {
     if value == 0.0 {
         return "0".to_owned();
     }
@@ -95,7 +98,7 @@ mod tests {
     #[test]
     fn numbers_in_charts_are_short_and_have_units() {
         let texts = |quantity: PlottedUnit, values: &[f64]| -> Vec<String> {
-            values.iter().map(|value| quantity.text(*value)).collect()
+            values.iter().map(|value| quantity.short_text_with_unit(*value)).collect()
         };
         assert_eq!(
             texts(PlottedUnit::Time, &[0.0, 5.0, 1500.0, 2e6, 1.25e9, 999_999.0]),
@@ -112,7 +115,8 @@ mod tests {
             texts(PlottedUnit::Count, &[4096.0, 16384.0, 33_554_432.0, 0.25]),
             ["4096", "16384", "33.6 M", "0.25"]
         );
-        let exact = [1e6, 1.475e6, 600_000.000_000_1].map(|ns| PlottedUnit::Time.exact_text(ns));
+        let exact = [1e6, 1.475e6, 600_000.000_000_1]
+            .map(|ns| PlottedUnit::Time.text_with_seven_digits(ns));
         assert_eq!(exact, ["1 ms", "1.475 ms", "600 µs"]);
         assert_eq!(texts(PlottedUnit::Error, &[0.0, 1.5e-5, 2e-3]), ["exact", "1.5e-5", "2e-3"]);
     }

@@ -6,14 +6,14 @@ use plotters::element::{Circle, PathElement, Rectangle, Text};
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{FontDesc, FontFamily, FontStyle, RGBColor, ShapeStyle, TextStyle};
 
-use super::colour::PurposeColour;
-use super::drawing_shapes::{PictureShape, TextAnchor, VectorPicture};
-use super::font::PixelImage;
-use kernelgate::record::text::printable_on_terminal;
+use super::colour::ChartColour;
+use super::drawing_shapes::{HorizontalTextAnchor, PictureOfShapes, PictureShape};
+use super::font::RgbImageBuffer;
+use kernelgate::record::text::clean_message_for_terminal;
 
-/// The reason why a chart could not be drawn.
+/// The reason why a chart could not be drawn as SVG or PNG.
 #[derive(Debug, thiserror::Error)]
-pub enum PlotError {
+pub enum ChartDrawingError {
     /// The drawing library failed.
     #[error("failed to draw a plot: {0}")]
     Draw(String),
@@ -22,45 +22,45 @@ pub enum PlotError {
     Png(#[from] png::EncodingError),
 }
 
-/// Pixels of a PNG for each of the picture.
-const PNG_SCALE: f64 = 2.0;
-/// Draws a picture as an SVG document.
-pub fn svg(picture: &VectorPicture) -> Result<String, PlotError> {
+/// Number of PNG pixels along each side of one layout pixel.
+const PNG_PIXELS_PER_LAYOUT_PIXEL: f64 = 2.0;
+/// Renders a picture as the text of an SVG document.
+pub fn picture_to_svg(picture: &PictureOfShapes) -> Result<String, ChartDrawingError> {
     let mut text = String::new();
     let size = (picture.width.ceil() as u32, picture.height.ceil() as u32);
-    draw_picture(SVGBackend::with_string(&mut text, size), picture, 1.0, true)?;
-    // The default opacity of every shape is not needed; texts hold neither plain quotation marks
-    // nor `>`.
+    draw_picture_with_plotters(SVGBackend::with_string(&mut text, size), picture, 1.0, true)?;
+    // Removes default opacities and line breaks, which plotters adds to SVG; chart texts cannot
+    // contain the removed strings, because quotation marks and `>` are escaped in texts.
     Ok(text.replace(" opacity=\"1\"", "").replace(">\n", ">").replace("\n</text>", "</text>"))
 }
 
-/// Draws a picture as a PNG image.
-pub fn png(picture: &VectorPicture) -> Result<Vec<u8>, PlotError> {
-    let pixels = |length: f64| (length * PNG_SCALE).ceil() as u32;
+/// Renders a picture as the bytes of a PNG image.
+pub fn picture_to_png(picture: &PictureOfShapes) -> Result<Vec<u8>, ChartDrawingError> {
+    let pixels = |length: f64| (length * PNG_PIXELS_PER_LAYOUT_PIXEL).ceil() as u32;
     let (width, height) = (pixels(picture.width), pixels(picture.height));
     let mut buffer = vec![0xff; 3 * width as usize * height as usize];
-    // Texts are drawn by our own font, because plotters' feature for texts would take the font away
-    // from Criterion's plots.
-    draw_picture(
+    // The embedded font draws the texts of a PNG, because the text feature of plotters would change
+    // the font of Criterion's own plots in the same build.
+    draw_picture_with_plotters(
         BitMapBackend::with_buffer(&mut buffer, (width, height)),
         picture,
-        PNG_SCALE,
+        PNG_PIXELS_PER_LAYOUT_PIXEL,
         false,
     )?;
-    let mut pixels = PixelImage { bytes: &mut buffer, width: width as usize };
+    let mut pixels = RgbImageBuffer { bytes: &mut buffer, width: width as usize };
     for shape in &picture.shapes {
         if let PictureShape::Text { x, y, text, size, colour, anchor, .. } = shape {
             let before = match anchor {
-                TextAnchor::Start => 0.0,
-                TextAnchor::Middle => 0.5,
-                TextAnchor::End => 1.0,
+                HorizontalTextAnchor::Start => 0.0,
+                HorizontalTextAnchor::Middle => 0.5,
+                HorizontalTextAnchor::End => 1.0,
             };
-            let at = (x * PNG_SCALE, y * PNG_SCALE);
-            pixels.draw_text(
-                &printable_on_terminal(text),
+            let at = (x * PNG_PIXELS_PER_LAYOUT_PIXEL, y * PNG_PIXELS_PER_LAYOUT_PIXEL);
+            pixels.draw_text_as_pixels(
+                &clean_message_for_terminal(text),
                 at,
-                (size * PNG_SCALE, before),
-                colour.rgb(),
+                (size * PNG_PIXELS_PER_LAYOUT_PIXEL, before),
+                colour.light_theme_rgb(),
             );
         }
     }
@@ -72,40 +72,40 @@ pub fn png(picture: &VectorPicture) -> Result<Vec<u8>, PlotError> {
     Ok(out)
 }
 
-fn rgb(colour: PurposeColour) -> RGBColor {
-    let [red, green, blue] = colour.rgb();
+fn rgb_of_purpose_colour(colour: ChartColour) -> RGBColor {
+    let [red, green, blue] = colour.light_theme_rgb();
     RGBColor(red, green, blue)
 }
 
-fn draw_picture<B: DrawingBackend>(
+fn draw_picture_with_plotters<B: DrawingBackend>(
     backend: B,
-    picture: &VectorPicture,
+    picture: &PictureOfShapes,
     scale: f64,
     with_texts: bool,
-) -> Result<(), PlotError> {
+) -> Result<(), ChartDrawingError> {
     let area = backend.into_drawing_area();
     let is_drawn =
         |shape: &&PictureShape| with_texts || !matches!(shape, PictureShape::Text { .. });
     let all = || {
-        area.fill(&rgb(PurposeColour::Paper))?;
+        area.fill(&rgb_of_purpose_colour(ChartColour::Paper))?;
         let mut shapes = picture.shapes.iter().filter(is_drawn);
-        shapes.try_for_each(|shape| draw_shape(&area, shape, scale))?;
+        shapes.try_for_each(|shape| draw_shape_with_plotters(&area, shape, scale))?;
         area.present()
     };
-    all().map_err(|error| PlotError::Draw(error.to_string()))
+    all().map_err(|error| ChartDrawingError::Draw(error.to_string()))
 }
 
-type DrawResult<B> =
+type PlottersDrawResult<B> =
     Result<(), plotters::drawing::DrawingAreaErrorKind<<B as DrawingBackend>::ErrorType>>;
 
-fn draw_shape<B: DrawingBackend>(
+fn draw_shape_with_plotters<B: DrawingBackend>(
     area: &DrawingArea<B, plotters::coord::Shift>,
     shape: &PictureShape,
     scale: f64,
-) -> DrawResult<B> {
+) -> PlottersDrawResult<B> {
     let px = |length: f64| (length * scale).round() as i32;
-    let style = |colour: PurposeColour, filled: bool, width: f64| ShapeStyle {
-        color: rgb(colour).into(),
+    let style = |colour: ChartColour, filled: bool, width: f64| ShapeStyle {
+        color: rgb_of_purpose_colour(colour).into(),
         filled,
         stroke_width: (width * scale).round().max(1.0) as u32,
     };
@@ -123,16 +123,20 @@ fn draw_shape<B: DrawingBackend>(
         }
         PictureShape::Text { x, y, text, size, colour, anchor, bold } => {
             let horizontal = match anchor {
-                TextAnchor::Start => HPos::Left,
-                TextAnchor::Middle => HPos::Center,
-                TextAnchor::End => HPos::Right,
+                HorizontalTextAnchor::Start => HPos::Left,
+                HorizontalTextAnchor::Middle => HPos::Center,
+                HorizontalTextAnchor::End => HPos::Right,
             };
-            let colour = rgb(*colour);
+            let colour = rgb_of_purpose_colour(*colour);
             let weight = if *bold { FontStyle::Bold } else { FontStyle::Normal };
             let style = TextStyle::from(FontDesc::new(FontFamily::SansSerif, size * scale, weight))
                 .color(&colour)
                 .pos(Pos::new(horizontal, VPos::Center));
-            area.draw(&Text::new(printable_on_terminal(text).into_owned(), (px(*x), px(*y)), style))
+            area.draw(&Text::new(
+                clean_message_for_terminal(text).into_owned(),
+                (px(*x), px(*y)),
+                style,
+            ))
         }
     }
 }

@@ -1,34 +1,41 @@
-//! The outcome of a search for the first slower commit, as text.
+//! Report of `kernelgate bisect` as text: the outcome of the search for the first slower commit.
 
-use crate::bisect::commits::{SuspectCommit, words};
-use crate::bisect::{Bisection, CommitTimeRatio, FoundCommits, SearchEnd, SlowdownRange};
+use crate::bisect::commits::{SlowdownSuspectCommit, bisection_answer_text};
+use crate::bisect::{
+    BisectionEnd, BisectionResult, CommitRangeWithSlowdown, FoundSlowdownCommits,
+    HeadToBaseTimeRatio,
+};
 
-/// Largest number of commits of a range that are named.
+/// Largest number of suspect commits that the report of a bisection lists.
 const MAX_LISTED_SUSPECTS: usize = 20;
 
 /// Lines for a terminal.
-pub fn text(bisection: &Bisection) -> String {
-    let Bisection { case, good, bad, commits, ended, found } = bisection;
+pub fn bisection_report_text(bisection: &BisectionResult) -> String {
+    let BisectionResult { case, good, bad, commits, ended, found } = bisection;
     let ends = format!("{case}: {bad} against {good}, {commits} commits later");
     match (ended, found) {
-        (SearchEnd::Found(search), Some(found)) => slowed_commits_text(&ends, search, found),
-        (SearchEnd::Found(_), None) => ends,
-        (SearchEnd::NoDifference(times), _) => format!(
+        (BisectionEnd::Found(search), Some(found)) => slowed_commits_report(&ends, search, found),
+        (BisectionEnd::Found(_), None) => ends,
+        (BisectionEnd::NoDifference(times), _) => format!(
             "{ends}: not slower ({}), so there is no first slower commit between them",
-            ratio_range(times)
+            time_change_with_interval(times)
         ),
-        (SearchEnd::EndsUndecided(why), _) => format!(
+        (BisectionEnd::EndsUndecided(why), _) => format!(
             "{ends}: it is undecided whether it is slower ({why}); a longer --budget, more \
              --max-blocks or a quieter machine may decide it"
         ),
-        (SearchEnd::EndUnusable(why), _) => format!("{ends}: cannot be compared: {why}"),
+        (BisectionEnd::EndUnusable(why), _) => format!("{ends}: cannot be compared: {why}"),
     }
 }
 
-fn slowed_commits_text(ends: &str, search: &SlowdownRange, found: &FoundCommits) -> String {
-    let mut lines = vec![format!("{ends}: slower, {}", ratio_range(&search.ends))];
+fn slowed_commits_report(
+    ends: &str,
+    search: &CommitRangeWithSlowdown,
+    found: &FoundSlowdownCommits,
+) -> String {
+    let mut lines = vec![format!("{ends}: slower, {}", time_change_with_interval(&search.ends))];
     let named: Vec<String> =
-        found.suspects.iter().take(MAX_LISTED_SUSPECTS).map(suspect_commit_line).collect();
+        found.suspects.iter().take(MAX_LISTED_SUSPECTS).map(suspect_commit_description).collect();
     match &found.suspects[..] {
         [_] => lines.push(format!("first slower commit: {}", named.concat())),
         several => {
@@ -37,8 +44,11 @@ fn slowed_commits_text(ends: &str, search: &SlowdownRange, found: &FoundCommits)
         }
     }
     let last_good = found.last_good.get(..8).unwrap_or_default();
-    lines.push(format!("against {last_good}, the one before: {}", words(&search.confirmation)));
-    if search.is_confirmed() {
+    lines.push(format!(
+        "against {last_good}, the one before: {}",
+        bisection_answer_text(&search.confirmation)
+    ));
+    if search.is_slowdown_confirmed() {
         lines.push(format!(
             "confidence {:.1} % after {} comparisons",
             100.0 * search.confidence,
@@ -63,7 +73,9 @@ fn slowed_commits_text(ends: &str, search: &SlowdownRange, found: &FoundCommits)
     lines.join("\n")
 }
 
-fn suspect_commit_line(SuspectCommit { commit, subject, merged }: &SuspectCommit) -> String {
+fn suspect_commit_description(
+    SlowdownSuspectCommit { commit, subject, merged }: &SlowdownSuspectCommit,
+) -> String {
     let short = commit.get(..8).unwrap_or(commit);
     match merged {
         0 => format!("{short} {subject}"),
@@ -74,13 +86,16 @@ fn suspect_commit_line(SuspectCommit { commit, subject, merged }: &SuspectCommit
     }
 }
 
-fn ratio_range(CommitTimeRatio { ratio, low, high }: &CommitTimeRatio) -> String {
-    let percent = super::judgement_cells::percent;
+fn time_change_with_interval(
+    HeadToBaseTimeRatio { ratio, low, high }: &HeadToBaseTimeRatio,
+) -> String {
+    let percent = super::judgement_cells::ratio_as_percent_change;
     format!("{} ({} to {})", percent(*ratio), percent(*low), percent(*high))
 }
 
-/// The text for a pull request: in a block, so that no text of others acts as markup.
-pub fn markdown(text: &str) -> String {
+/// The bisection report for a pull request: inside a Markdown code block, so that its commit
+/// subjects cannot act as markup.
+pub fn report_as_markdown_code_block(text: &str) -> String {
     let longest = text.split(|c| c != '`').map(str::len).max().unwrap_or(0);
     let fence = "`".repeat(longest.max(2) + 1);
     format!("{fence}\n{text}\n{fence}")

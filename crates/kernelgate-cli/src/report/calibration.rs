@@ -1,44 +1,49 @@
-//! A calibration as text and Markdown: false alarms, power, noise, and the recommended thresholds.
+//! Report of a calibration of the gate as text and Markdown: false alarms, detection power, noise
+//! between processes, and recommended thresholds.
 
-use kernelgate::display::harmless_text::MarkdownText;
-use kernelgate::record::text::{on_one_line, printable_on_terminal};
+use kernelgate::display::harmless_text::EscapedForMarkdown;
+use kernelgate::record::text::{clean_message_for_terminal, join_lines_with_spaces};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use crate::gate::calibration::summary::{
-    ComparisonTally, MeasuredPower, ProcessNoise, ProportionWithInterval,
+    InjectedSlowdownDetection, NoiseBetweenProcesses, ProportionWithInterval, TallyOfComparisonKind,
 };
-use crate::gate::calibration::{Calibration, RecommendedThresholds, summarise_calibration};
-use kernelgate::display::table::TextTable;
+use crate::gate::calibration::{GateCalibration, RecommendedThresholds, summarise_calibration};
+use kernelgate::display::table::AlignedTextTable;
 use kernelgate::display::time_text;
 
-/// Text of the calibration for a terminal of this width, if the width is known.
-pub fn text(calibration: &Calibration, columns: Option<usize>) -> String {
-    let table = |table: &TextTable| table.text_within(columns);
-    write_calibration(calibration, "", &table, &|text| printable_on_terminal(text).into_owned())
-}
-
-pub fn markdown(calibration: &Calibration) -> String {
-    write_calibration(calibration, "## ", &TextTable::to_markdown, &|text| {
-        MarkdownText(text).to_string()
+/// The report of a calibration as plain text, with tables as wide as the terminal if its width is
+/// known.
+pub fn calibration_report_text(calibration: &GateCalibration, columns: Option<usize>) -> String {
+    let table = |table: &AlignedTextTable| table.aligned_text_for_terminal(columns);
+    write_calibration_report(calibration, "", &table, &|text| {
+        clean_message_for_terminal(text).into_owned()
     })
 }
 
-/// Writes the calibration; `words` escapes text of the file for the format.
-fn write_calibration(
-    calibration: &Calibration,
+pub fn calibration_report_markdown(calibration: &GateCalibration) -> String {
+    write_calibration_report(calibration, "## ", &AlignedTextTable::to_markdown, &|text| {
+        EscapedForMarkdown(text).to_string()
+    })
+}
+
+/// Writes the report of a calibration; `words` escapes texts of the calibration file for the format
+/// of the report.
+fn write_calibration_report(
+    calibration: &GateCalibration,
     heading: &str,
-    table: &dyn Fn(&TextTable) -> String,
+    table: &dyn Fn(&AlignedTextTable) -> String,
     words: &dyn Fn(&str) -> String,
 ) -> String {
     let summary = summarise_calibration(calibration);
     let mut out = format!(
         "{heading}Calibration of the gate on {}\n\n{}\n",
         words(&calibration.environment.device_name),
-        calibration_origin(calibration, words)
+        calibration_origin_and_plan(calibration, words)
     );
-    let mut section = |title: &str, rows: &TextTable, below: &str| {
-        if !rows.is_empty() {
+    let mut section = |title: &str, rows: &AlignedTextTable, below: &str| {
+        if !rows.has_no_rows() {
             let below = if below.is_empty() { String::new() } else { format!("\n{below}\n") };
             let _ = write!(out, "\n{heading}{title}\n\n{}\n{below}", table(rows));
         }
@@ -52,20 +57,20 @@ fn write_calibration(
             })
         })
         .collect();
-    section("Verdicts", &verdicts_table(&summary.kinds), &reasons.join("\n"));
+    section("Verdicts", &verdict_counts_table(&summary.kinds), &reasons.join("\n"));
     let not: Vec<String> = summary
         .power
         .iter()
         .filter(|power| power.case.is_some() || summary.power.len() == 1)
-        .filter_map(|power| Some(words(&uninjected_note(power)?)))
+        .filter_map(|power| Some(words(&note_on_slowdowns_not_injected(power)?)))
         .collect();
-    section("Slow-downs found", &power_table(&summary.power), &not.join("\n"));
-    section("Processes of one executable", &noise_table(&summary.noise), "");
+    section("Slow-downs found", &detection_power_table(&summary.power), &not.join("\n"));
+    section("Processes of one executable", &process_noise_table(&summary.noise), "");
     if let Some(recommended) = &calibration.recommended {
         section(
             "Thresholds",
-            &threshold_table(recommended),
-            &words(&recommendation_text(recommended)),
+            &tried_thresholds_table(recommended),
+            &words(&recommended_thresholds_text(recommended)),
         );
     }
     if let Some(tolerance) = calibration.anchor_tolerance {
@@ -74,7 +79,7 @@ fn write_calibration(
     }
     if !calibration.simulated.is_empty() {
         let cases: Vec<&str> = calibration.simulated.iter().map(String::as_str).collect();
-        let line = format!("{}{}", Calibration::SIMULATED_CASES_NOTE, cases.join(", "));
+        let line = format!("{}{}", GateCalibration::SIMULATED_CASES_NOTE, cases.join(", "));
         let _ = write!(out, "\n{}\n", words(&line));
     }
     for line in &calibration.left_out {
@@ -83,13 +88,19 @@ fn write_calibration(
     out
 }
 
-fn calibration_origin(calibration: &Calibration, words: &dyn Fn(&str) -> String) -> String {
+fn calibration_origin_and_plan(
+    calibration: &GateCalibration,
+    words: &dyn Fn(&str) -> String,
+) -> String {
     let environment = &calibration.environment;
     let gpus = &environment.gpus;
     let place = match gpus.is_empty() {
         false => {
-            let driver = gpus.values(|gpu| gpu.driver.clone());
-            format!("driver {driver}, NVRTC {}", gpus.values(|gpu| gpu.nvrtc.clone()))
+            let driver = gpus.distinct_values_of_gpus(|gpu| gpu.driver.clone());
+            format!(
+                "driver {driver}, NVRTC {}",
+                gpus.distinct_values_of_gpus(|gpu| gpu.nvrtc.clone())
+            )
         }
         true => format!(
             "{} cores, {} threads, {}",
@@ -98,9 +109,13 @@ fn calibration_origin(calibration: &Calibration, words: &dyn Fn(&str) -> String)
     };
     let plan = &calibration.plan;
     let sampling = calibration.sampling;
-    // Nothing is escaped in Markdown code, which only a backtick ends.
+    // The command is written as Markdown code, in which only a backtick is special: each backtick
+    // becomes an apostrophe.
     let code = |command: &String| {
-        format!("`{}`", on_one_line(&without_part_flags(command)).replace('`', "'"))
+        format!(
+            "`{}`",
+            join_lines_with_spaces(&without_shard_and_time_flags(command)).replace('`', "'")
+        )
     };
     let commands: BTreeSet<String> = calibration.commands.iter().map(code).collect();
     let commands: Vec<String> = commands.into_iter().collect();
@@ -111,7 +126,7 @@ fn calibration_origin(calibration: &Calibration, words: &dyn Fn(&str) -> String)
         words(&calibration.started),
         words(calibration.comparisons.last().map_or("", |known| &known.started)),
         words(&place),
-        words(&calibration.provenance.short_commit()),
+        words(&calibration.provenance.short_commit_with_changes_mark()),
         calibration.comparisons.len(),
         calibration.comparisons.iter().map(|known| known.processes).sum::<usize>(),
         100.0 * plan.relative,
@@ -126,8 +141,9 @@ fn calibration_origin(calibration: &Calibration, words: &dyn Fn(&str) -> String)
     )
 }
 
-/// A command without the flags that divide a calibration into parts and repetitions.
-fn without_part_flags(command: &str) -> String {
+/// The calibration command without `--shard` and `--total-time`, the flags that divide a
+/// calibration into several processes.
+fn without_shard_and_time_flags(command: &str) -> String {
     kernelgate::display::words_without_flags(
         command.split(' ').map(str::to_owned),
         &["--shard", "--total-time"],
@@ -136,16 +152,16 @@ fn without_part_flags(command: &str) -> String {
     .join(" ")
 }
 
-fn percent_text(share: f64) -> String {
+fn share_as_percent_text(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
 
-fn rate_interval(rate: ProportionWithInterval) -> String {
-    format!("{} … {}", percent_text(rate.low), percent_text(rate.high))
+fn proportion_interval_text(rate: ProportionWithInterval) -> String {
+    format!("{} … {}", share_as_percent_text(rate.low), share_as_percent_text(rate.high))
 }
 
-fn verdicts_table(kinds: &[ComparisonTally]) -> TextTable {
-    let mut table = TextTable::new(&[
+fn verdict_counts_table(kinds: &[TallyOfComparisonKind]) -> AlignedTextTable {
+    let mut table = AlignedTextTable::new(&[
         "comparisons",
         "failed",
         "95 % bound",
@@ -162,16 +178,16 @@ fn verdicts_table(kinds: &[ComparisonTally]) -> TextTable {
     ]);
     for tally in kinds {
         let cases = tally.inconclusive.of;
-        table.row(vec![
+        table.add_row(vec![
             tally.kind.clone(),
             format!("{} of {}", tally.fired.hits, tally.fired.of),
-            tally.fired_bound.map_or_else(|| "-".to_owned(), percent_text),
+            tally.fired_bound.map_or_else(|| "-".to_owned(), share_as_percent_text),
             cases.to_string(),
             tally.unchanged.to_string(),
             tally.improved.to_string(),
             tally.regressed.to_string(),
             tally.inconclusive.hits.to_string(),
-            percent_text(tally.inconclusive.share()),
+            share_as_percent_text(tally.inconclusive.observed_proportion()),
             tally.broken.to_string(),
             format!("{:.1}", tally.blocks),
             format!("{:.0} s", tally.wall_s),
@@ -181,8 +197,8 @@ fn verdicts_table(kinds: &[ComparisonTally]) -> TextTable {
     table
 }
 
-fn power_table(rows: &[MeasuredPower]) -> TextTable {
-    let mut table = TextTable::new(&[
+fn detection_power_table(rows: &[InjectedSlowdownDetection]) -> AlignedTextTable {
+    let mut table = AlignedTextTable::new(&[
         "case",
         "made",
         "added",
@@ -193,28 +209,28 @@ fn power_table(rows: &[MeasuredPower]) -> TextTable {
         "called unchanged",
     ]);
     for row in rows.iter().filter(|row| row.found.of > 0) {
-        table.row(vec![
+        table.add_row(vec![
             row.case.clone().unwrap_or_else(|| "all".to_owned()),
             row.kind.clone(),
             format!("{:.2} %", row.added),
             format!("{:.2} %", row.measured),
             format!("{} of {}", row.found.hits, row.found.of),
-            percent_text(row.found.share()),
-            rate_interval(row.found),
+            share_as_percent_text(row.found.observed_proportion()),
+            proportion_interval_text(row.found),
             row.missed.to_string(),
         ]);
     }
     table
 }
 
-fn uninjected_note(power: &MeasuredPower) -> Option<String> {
+fn note_on_slowdowns_not_injected(power: &InjectedSlowdownDetection) -> Option<String> {
     let (count, reason) = power.not_injected.as_ref()?;
     let case = power.case.as_deref().unwrap_or("all");
     Some(format!("not made: {}, {case}, in {count} comparisons: {reason}", power.kind))
 }
 
-fn noise_table(rows: &[ProcessNoise]) -> TextTable {
-    let mut table = TextTable::new(&[
+fn process_noise_table(rows: &[NoiseBetweenProcesses]) -> AlignedTextTable {
+    let mut table = AlignedTextTable::new(&[
         "case",
         "time",
         "pairs",
@@ -223,20 +239,20 @@ fn noise_table(rows: &[ProcessNoise]) -> TextTable {
         "co-running share of the CPU",
     ]);
     for row in rows {
-        table.row(vec![
+        table.add_row(vec![
             row.case.clone(),
             time_text(row.time_ns),
             row.pairs.to_string(),
             format!("{:.2} %", row.process),
             format!("±{:.2} %", row.widest),
-            row.contention.map_or_else(|| "-".to_owned(), percent_text),
+            row.contention.map_or_else(|| "-".to_owned(), share_as_percent_text),
         ]);
     }
     table
 }
 
-fn threshold_table(recommended: &RecommendedThresholds) -> TextTable {
-    let mut table = TextTable::new(&[
+fn tried_thresholds_table(recommended: &RecommendedThresholds) -> AlignedTextTable {
+    let mut table = AlignedTextTable::new(&[
         "threshold",
         "failed, A/A and sham",
         "A/A inconclusive",
@@ -251,15 +267,15 @@ fn threshold_table(recommended: &RecommendedThresholds) -> TextTable {
                 (
                     format!("{slower} %"),
                     format!("{} of {}", tried.found, tried.of),
-                    percent_text(share),
+                    share_as_percent_text(share),
                 )
             }
             _ => ("-".to_owned(), "-".to_owned(), "-".to_owned()),
         };
-        table.row(vec![
+        table.add_row(vec![
             format!("{:.2} %", 100.0 * tried.relative),
             format!("{} of {}", tried.false_alarms, tried.comparisons),
-            percent_text(tried.inconclusive),
+            share_as_percent_text(tried.inconclusive),
             slower,
             found,
             share,
@@ -268,7 +284,7 @@ fn threshold_table(recommended: &RecommendedThresholds) -> TextTable {
     table
 }
 
-fn recommendation_text(recommended: &RecommendedThresholds) -> String {
+fn recommended_thresholds_text(recommended: &RecommendedThresholds) -> String {
     let weight = format!("contention weight {:.1}", recommended.contention_weight);
     let note = recommended.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
     match recommended.relative {

@@ -1,46 +1,50 @@
-//! Texts of `compare`: both builds, cases that were not timed with the reason, changes in code.
+//! Report texts of `kernelgate compare`: both builds, the reason why cases were not timed, and
+//! changes in machine code.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::summary::{self, UnjudgedEntry, UnjudgedKind};
-use super::verdicts::{VerdictWording, cases_with_reason, lines_for_first_cases};
-use crate::gate::comparison::{BuildFacts, Comparison, CriterionOnlyBench};
-use crate::gate::judgement::Judgement;
-use crate::gate::kernels::code::ComparedKernels;
-use crate::gate::paired::{Arm, PairedDecision};
+use super::verdicts::{
+    VerdictReportTexts, labelled_cases_with_reasons, labelled_lines_of_first_cases,
+};
+use crate::gate::comparison::{BuildComparisonFacts, Comparison, CriterionOnlyBench};
+use crate::gate::judgement::CaseJudgement;
+use crate::gate::kernels::code::ArchitectureKernelComparison;
+use crate::gate::paired::{ComparedArm, PairedDecisionOnCase};
 use crate::gate::rules::RemovedCasesMeaning;
 use kernelgate::display::duration;
-use kernelgate::record::text::indent_lines;
-use kernelgate_cuda::CaseFailure;
+use kernelgate::record::text::indent_every_line;
+use kernelgate_cuda::CaseFailureReason;
 
-/// Label of a case that the base alone got wrong.
-const FAILED_IN_BASE: &str = "failed in the base, not judged";
+/// Label of a case whose output is wrong in the base build but correct in the head build.
+const FAILED_IN_BASE_LABEL: &str = "failed in the base, not judged";
 
-/// A note on the unit of the times of benches that use Criterion alone.
+/// Report note on the time unit of benches that use Criterion alone, without kernelgate.
 const CRITERION_UNIT_NOTE: &str = "times of Criterion's benches are nanoseconds, unless a bench sets a \
                     measurement of its own: its store does not say";
 
-/// Largest number of code changes that are listed one by one.
-const MAX_NAMED_CODE_CHANGES: usize = 20;
+/// Largest number of machine-code changes that the report lists.
+const MAX_LISTED_CODE_CHANGES: usize = 20;
 
-impl VerdictWording for BuildFacts {
-    const METHOD_COMMAND: &'static str = "kernelgate compare";
-    const SIDE_NAMES: [&'static str; 2] = ["base", "head"];
-    const SIDE_COLUMNS: [&'static str; 2] = Self::SIDE_NAMES;
-    const EVIDENCE_UNIT: &'static str = "pairs";
-    const ROW_EXPLANATION: &'static [&'static str] = &[
+impl VerdictReportTexts for BuildComparisonFacts {
+    const JUDGING_COMMAND: &'static str = "kernelgate compare";
+    const NAMES_OF_BASE_AND_HEAD: [&'static str; 2] = ["base", "head"];
+    const SIDE_COLUMN_TITLES: [&'static str; 2] = Self::NAMES_OF_BASE_AND_HEAD;
+    const UNIT_OF_EVIDENCE_COLUMN: &'static str = "pairs";
+    const TABLE_COLUMNS_EXPLANATION: &'static [&'static str] = &[
         "interval: 95 %; p: of \"not slower than the threshold\", over all cases and interim \
          analyses; pairs: of the first round + of the second, which must agree before anything is \
          called slower",
         "change: the median over pairs of processes that ran one after the other, not of the two \
          times; a block is four processes, two pairs",
     ];
-    const FAILED_LABEL: &'static str = "failed in the head";
-    const SKIPPED_LABEL: &'static str = "skipped in the head, timed in the base";
+    const FAILED_CASE_LABEL: &'static str = "failed in the head";
+    const SKIPPED_CASE_LABEL: &'static str = "skipped in the head, timed in the base";
 
-    // A bench whose executables are the same file on both sides cannot have changed.
-    fn first_line(comparison: &Comparison) -> Option<String> {
+    // If the executables of a bench are equal byte by byte in base and head, its cases were not
+    // timed, which the first line reports.
+    fn line_on_identical_executables(comparison: &Comparison) -> Option<String> {
         let untimed = comparison.facts.untimed.len();
         (untimed > 0).then(|| {
             let which = match comparison.judged.is_empty() {
@@ -54,22 +58,24 @@ impl VerdictWording for BuildFacts {
         })
     }
 
-    fn identical_executable_cases(&self) -> usize {
+    fn cases_with_identical_executables(&self) -> usize {
         self.untimed.len()
     }
 
-    fn heading(comparison: &Comparison) -> String {
+    fn base_head_and_device_line(comparison: &Comparison) -> String {
         let (facts, device) = (&comparison.facts, &comparison.device);
         let on = if device.is_empty() { String::new() } else { format!(", on {device}") };
         format!("base {}, head {}{on}", facts.base, facts.head)
     }
 
-    fn facts(comparison: &Comparison) -> Vec<(&'static str, String)> {
+    fn table_rows_on_base_head_and_device(comparison: &Comparison) -> Vec<(&'static str, String)> {
         let Self { base, head, rounds, budget_s, .. } = &comparison.facts;
         let mut facts = vec![("base", base.clone()), ("head", head.clone())];
         facts.push(("on", comparison.device.clone()));
-        facts.extend(noise_floor(comparison).map(|words| ("noise floor", words)));
-        facts.extend(clock_line(comparison).map(|words| ("SM clock", words)));
+        facts.extend(
+            noise_between_processes_of_one_build(comparison).map(|words| ("noise floor", words)),
+        );
+        facts.extend(sm_clock_difference_line(comparison).map(|words| ("SM clock", words)));
         let blocks: usize = rounds.iter().map(|round| round.blocks).sum();
         let wall_s: f64 = rounds.iter().map(|round| round.wall_s).sum();
         facts.push((
@@ -79,40 +85,46 @@ impl VerdictWording for BuildFacts {
         facts
     }
 
-    fn threshold_percent(comparison: &Comparison) -> f64 {
+    fn threshold_in_percent(comparison: &Comparison) -> f64 {
         100.0 * comparison.limits.relative.value
     }
 
-    fn more_headline_parts(&self) -> String {
+    fn further_headline_parts(&self) -> String {
         let removed = match self.removed.len() {
             0 => String::new(),
             count => format!("; {count} removed"),
         };
-        let broke = |side: Arm| match self.abandoned_benches(side).len() {
+        let broke = |side: ComparedArm| match self.benches_abandoned_on_side(side).len() {
             0 => String::new(),
             1 => format!("; 1 bench broke in the {side}"),
             count => format!("; {count} benches broke in the {side}"),
         };
-        broke(Arm::Head) + &broke(Arm::Base) + &removed
+        broke(ComparedArm::Head) + &broke(ComparedArm::Base) + &removed
     }
 
-    fn more_seeds_advice(&self, seeds: usize) -> String {
+    fn advice_for_more_seeds(&self, seeds: usize) -> String {
         format!("{seeds} seeds would decide, for which the time did not suffice")
     }
 
-    /// Estimated time of the additional pairs that would decide these cases, at the cost of the
-    /// pairs so far.
-    fn remedy(comparison: &Comparison, cases: &[&Judgement]) -> String {
-        fn decision<'a>(judged: &&'a Judgement) -> Option<&'a PairedDecision> {
-            Some(&judged.pairs()?.decision)
+    /// Estimates how long the additional pairs of processes that would decide these inconclusive
+    /// cases take, from the time per pair so far.
+    fn advice_for_inconclusive_cases(comparison: &Comparison, cases: &[&CaseJudgement]) -> String {
+        fn paired_decision_of_judgement<'a>(
+            judged: &&'a CaseJudgement,
+        ) -> Option<&'a PairedDecisionOnCase> {
+            Some(&judged.paired_evidence()?.decision)
         }
-        let pairs: usize =
-            comparison.judged.iter().filter_map(|it| Some(decision(&it)?.pairs)).sum();
+        let pairs: usize = comparison
+            .judged
+            .iter()
+            .filter_map(|it| Some(paired_decision_of_judgement(&it)?.pairs))
+            .sum();
         let Some(round) = comparison.facts.rounds.first().filter(|_| pairs > 0) else {
             return String::new();
         };
-        let more = |it: &PairedDecision| Some(it.pairs_needed?.saturating_sub(it.pairs));
-        let more: Vec<usize> = cases.iter().filter_map(decision).filter_map(more).collect();
+        let more = |it: &PairedDecisionOnCase| Some(it.pairs_needed?.saturating_sub(it.pairs));
+        let more: Vec<usize> =
+            cases.iter().filter_map(paired_decision_of_judgement).filter_map(more).collect();
         if more.is_empty() {
             return String::new();
         }
@@ -121,7 +133,7 @@ impl VerdictWording for BuildFacts {
         format!("; about {time} more would settle {}", if more.len() == 1 { "it" } else { "them" })
     }
 
-    fn others(comparison: &Comparison) -> Vec<UnjudgedEntry> {
+    fn entries_for_cases_without_times(comparison: &Comparison) -> Vec<UnjudgedEntry> {
         let (facts, rules) = (&comparison.facts, &comparison.rules);
         let kind = match rules.removed {
             RemovedCasesMeaning::Fail => UnjudgedKind::Failed,
@@ -129,50 +141,57 @@ impl VerdictWording for BuildFacts {
                 UnjudgedKind::Skipped
             }
         };
-        let removed = facts.removed.iter().map(|case| match rules.accepts_removed(case) {
-            true => UnjudgedEntry::new(case, UnjudgedKind::Skipped, "removed, as accepted"),
-            false => UnjudgedEntry::new(case, kind, "removed"),
+        let removed = facts.removed.iter().map(|case| match rules.accepts_removal_of_case(case) {
+            true => UnjudgedEntry::unjudged_with_reason(
+                case,
+                UnjudgedKind::Skipped,
+                "removed, as accepted",
+            ),
+            false => UnjudgedEntry::unjudged_with_reason(case, kind, "removed"),
         });
         let left_alone = facts.left_alone.iter().map(|(bench, why)| {
             let why = format!("left alone: {why}");
-            UnjudgedEntry::new(&format!("bench {bench}"), UnjudgedKind::Skipped, why)
+            UnjudgedEntry::unjudged_with_reason(
+                &format!("bench {bench}"),
+                UnjudgedKind::Skipped,
+                why,
+            )
         });
-        let failed = |(case, why): (&String, &CaseFailure)| {
-            UnjudgedEntry::failed_entry(case, UnjudgedKind::Skipped, FAILED_IN_BASE, why)
+        let failed = |(case, why): (&String, &CaseFailureReason)| {
+            UnjudgedEntry::failed_case_entry(case, UnjudgedKind::Skipped, FAILED_IN_BASE_LABEL, why)
         };
         let abandoned = facts.broken.iter().filter(|broken| broken.abandoned).map(|broken| {
             let kind = match broken.side {
-                Arm::Head => UnjudgedKind::Failed,
-                Arm::Base => UnjudgedKind::Skipped,
+                ComparedArm::Head => UnjudgedKind::Failed,
+                ComparedArm::Base => UnjudgedKind::Skipped,
             };
             let why = format!("broke in the {}: {}", broken.side, broken.reason);
-            UnjudgedEntry::new(&format!("bench {}", broken.bench), kind, why)
+            UnjudgedEntry::unjudged_with_reason(&format!("bench {}", broken.bench), kind, why)
         });
-        let missing = facts
-            .missing_shards
-            .iter()
-            .map(|shard| UnjudgedEntry::new(shard, UnjudgedKind::Failed, "missing"));
+        let missing = facts.missing_shards.iter().map(|shard| {
+            UnjudgedEntry::unjudged_with_reason(shard, UnjudgedKind::Failed, "missing")
+        });
         let unmeasured = facts.failed_in_base.iter().map(failed).chain(abandoned).chain(missing);
         unmeasured.chain(removed).chain(left_alone).collect()
     }
 
-    fn first_note_lines(comparison: &Comparison) -> Vec<String> {
+    fn report_notes_before_others(comparison: &Comparison) -> Vec<String> {
         let facts = &comparison.facts;
         let mut lines: Vec<String> = facts
             .explanations
             .iter()
-            .map(|(case, why)| format!("{case}: {}", why.words()))
+            .map(|(case, why)| format!("{case}: {}", why.explanation_text()))
             .collect();
         lines.extend(unaffected_cases_note(facts));
-        lines.extend(lines_for_first_cases(&facts.removed, "removed"));
+        lines.extend(labelled_lines_of_first_cases(&facts.removed, "removed"));
         lines
     }
 
-    fn notes_on_unmeasured(&self) -> Vec<String> {
-        let mut lines = cases_with_reason(&self.failed_in_base, FAILED_IN_BASE);
+    fn notes_on_unmeasured_cases(&self) -> Vec<String> {
+        let mut lines = labelled_cases_with_reasons(&self.failed_in_base, FAILED_IN_BASE_LABEL);
         lines.extend(self.broken.iter().map(|broken| {
             let so = if broken.abandoned { "; its undecided cases were abandoned" } else { "" };
-            let reason = indent_lines(&broken.reason);
+            let reason = indent_every_line(&broken.reason);
             format!("broke: {} of the {}: {reason}{so}", broken.bench, broken.side)
         }));
         let missing = |shard: &String| format!("missing: {shard}, whose cases are not judged");
@@ -180,7 +199,7 @@ impl VerdictWording for BuildFacts {
         lines
     }
 
-    fn last_note_lines(comparison: &Comparison) -> Vec<String> {
+    fn report_notes_after_others(comparison: &Comparison) -> Vec<String> {
         let Self { delays, optimised, .. } = &comparison.facts;
         let delayed = |delays: &String| {
             format!("DELAYED on purpose, the head's launches, nanoseconds: {delays}")
@@ -189,10 +208,10 @@ impl VerdictWording for BuildFacts {
         delays.iter().map(delayed).chain((!optimised).then_some(warning)).collect()
     }
 
-    fn details(comparison: &Comparison) -> Vec<String> {
+    fn lines_that_need_no_action(comparison: &Comparison) -> Vec<String> {
         let facts = &comparison.facts;
-        let mut lines = code_lines(comparison);
-        lines.extend(facts.criterion.iter().map(CriterionOnlyBench::words));
+        let mut lines = machine_code_change_lines(comparison);
+        lines.extend(facts.criterion.iter().map(CriterionOnlyBench::describe_cost));
         if !facts.criterion.is_empty() {
             lines.push(CRITERION_UNIT_NOTE.to_owned());
         }
@@ -204,7 +223,7 @@ impl VerdictWording for BuildFacts {
             (&left_alone, "bench left alone"),
             (&facts.identical, "the same executable on both sides, byte by byte"),
         ] {
-            lines.extend(lines_for_first_cases(cases, label));
+            lines.extend(labelled_lines_of_first_cases(cases, label));
         }
         lines.extend(facts.calibration.clone());
         lines.extend(facts.rounds.iter().enumerate().map(|(round, facts)| {
@@ -220,24 +239,25 @@ impl VerdictWording for BuildFacts {
     }
 }
 
-/// The decision of the first round for each case.
-fn paired_decisions(comparison: &Comparison) -> impl Iterator<Item = &PairedDecision> {
-    comparison.judged.iter().filter_map(|judged| Some(&judged.pairs()?.decision))
+/// For each judged case, the decision from the pairs of the first measuring round.
+fn first_round_decisions(comparison: &Comparison) -> impl Iterator<Item = &PairedDecisionOnCase> {
+    comparison.judged.iter().filter_map(|judged| Some(&judged.paired_evidence()?.decision))
 }
 
-/// Spread of processes of one build: the interval of the null pairs.
-fn noise_floor(comparison: &Comparison) -> Option<String> {
-    let widths = paired_decisions(comparison).map(|decision| {
+/// Spread between processes of the same build, without any change of code: half the interval of the
+/// null pairs, as a line of the report.
+fn noise_between_processes_of_one_build(comparison: &Comparison) -> Option<String> {
+    let widths = first_round_decisions(comparison).map(|decision| {
         let width = (decision.null.high - decision.null.low) / 2.0;
         (decision.case.as_str(), width)
     });
-    summary::noise_floor_text("a build against itself is", widths)
+    summary::noise_floor_sentence("a build against itself is", widths)
 }
 
-/// The change of the head's SM clock relative to the base's, if it was read: the change in cycles
-/// over the change in time.
-fn clock_line(comparison: &Comparison) -> Option<String> {
-    let shifts = paired_decisions(comparison)
+/// Report line on how far the head's SM clock differed from the base's: change in cycles over
+/// change in time; `None` if cycles were not measured.
+fn sm_clock_difference_line(comparison: &Comparison) -> Option<String> {
+    let shifts = first_round_decisions(comparison)
         .filter_map(|decision| Some(decision.cycles?.center / decision.ratio.center));
     let furthest = shifts
         .filter(|shift| shift.is_finite())
@@ -248,10 +268,15 @@ fn clock_line(comparison: &Comparison) -> Option<String> {
     ))
 }
 
-/// Differences in machine code and launches between the builds, each with the cases that use it;
-/// empty if no bench lists its kernels.
-fn code_lines(comparison: &Comparison) -> Vec<String> {
-    let listed: Vec<_> = comparison.facts.code.iter().filter(|(_, code)| code.is_known()).collect();
+/// Report lines on differences in GPU machine code and launches between the builds, each with the
+/// cases that use the changed kernel; empty if no bench lists its kernels.
+fn machine_code_change_lines(comparison: &Comparison) -> Vec<String> {
+    let listed: Vec<_> = comparison
+        .facts
+        .code
+        .iter()
+        .filter(|(_, code)| code.are_all_kernels_comparable())
+        .collect();
     let mut by_change: BTreeMap<String, Vec<&String>> = BTreeMap::new();
     for (case, code) in &listed {
         for (what, changes) in [("code", &code.code), ("launches", &code.launches)] {
@@ -267,11 +292,11 @@ fn code_lines(comparison: &Comparison) -> Vec<String> {
             cases => format!("{change} (in {} cases, {} the first)", cases.len(), cases[0]),
         })
         .collect();
-    let more = lines.len().saturating_sub(MAX_NAMED_CODE_CHANGES);
-    lines.truncate(MAX_NAMED_CODE_CHANGES);
+    let more = lines.len().saturating_sub(MAX_LISTED_CODE_CHANGES);
+    lines.truncate(MAX_LISTED_CODE_CHANGES);
     lines.extend((more > 0).then(|| format!("code or launches changed: {more} more kernels")));
     if !listed.is_empty() {
-        let changed = listed.iter().filter(|(_, code)| code.has_changed()).count();
+        let changed = listed.iter().filter(|(_, code)| code.has_code_or_launches_changed()).count();
         let all = comparison.judged.len() + comparison.facts.unaffected.len();
         lines.push(format!(
             "machine code: other code or launches in {changed} of {all} cases, the same in {}, not \
@@ -283,9 +308,10 @@ fn code_lines(comparison: &Comparison) -> Vec<String> {
     lines
 }
 
-/// The kernels that differ for an architecture.
-pub fn kernels(compared: &ComparedKernels) -> Vec<String> {
-    let ComparedKernels { arch, same, changed, not_compared } = compared;
+/// Report lines on the kernels whose machine code for one architecture differs between the two
+/// builds, and on those that could not be compared.
+pub fn changed_kernel_lines(compared: &ArchitectureKernelComparison) -> Vec<String> {
+    let ArchitectureKernelComparison { arch, same, changed, not_compared } = compared;
     let differ = changed.len();
     let how_many = match (differ + same, not_compared.is_empty()) {
         (0, true) => "none compared, as no bench lists one".to_owned(),
@@ -297,8 +323,9 @@ pub fn kernels(compared: &ComparedKernels) -> Vec<String> {
     [format!("kernels for {arch}: {how_many}")].into_iter().chain(changed).chain(not).collect()
 }
 
-/// Cases that `--affected` did not time, and the changes that this cannot exclude.
-fn unaffected_cases_note(facts: &BuildFacts) -> Option<String> {
+/// Report line on the number of cases that `--affected` did not time because their machine code and
+/// launches are equal; changes of host code may still affect them.
+fn unaffected_cases_note(facts: &BuildComparisonFacts) -> Option<String> {
     let count = facts.unaffected.len();
     let cases = if count == 1 { "case" } else { "cases" };
     (count > 0).then(|| {

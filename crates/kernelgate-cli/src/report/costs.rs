@@ -1,13 +1,15 @@
-//! A table of the costs of launches besides the device's time, and of the errors of their outputs.
+//! A table of each case's costs besides its time on the GPU (memory, commands, host time, energy)
+//! and of the errors of its output.
 
-use kernelgate::display::table::TextTable;
-use kernelgate::display::{byte_text, joules_text, time_text};
-use kernelgate::record::{LaunchCosts, ProcessRun};
+use kernelgate::display::table::AlignedTextTable;
+use kernelgate::display::{decimal_byte_size_text, energy_text, time_text};
+use kernelgate::record::{BenchProcessRun, LaunchCostsBesidesDeviceTime};
 
-/// A row for each case, within the terminal's width if there is a terminal; "-" for unknown values.
-/// Device memory is measured, or else declared by the row, which is marked.
-pub fn costs_text(runs: &[ProcessRun], columns: Option<usize>) -> String {
-    let mut table = TextTable::new(&[
+/// A table of launch costs with a row for each case, as wide as the terminal if there is one; "-"
+/// stands for unknown values. The device memory of a launch is measured, or else the number that
+/// its bench declares, which the table marks as declared.
+pub fn launch_costs_table_text(runs: &[BenchProcessRun], columns: Option<usize>) -> String {
+    let mut table = AlignedTextTable::new(&[
         "case",
         "device memory",
         "commands",
@@ -18,18 +20,25 @@ pub fn costs_text(runs: &[ProcessRun], columns: Option<usize>) -> String {
     ]);
     let shown = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     for (id, case) in runs.iter().flat_map(|run| &run.cases) {
-        let costs = case.samples.costs_with_energy();
-        let LaunchCosts { measured_device_bytes, commands, host_launch_ns, launch_j, .. } = costs;
-        let declared = costs.device_bytes.map(|it| format!("{} (declared)", byte_text(it)));
-        table.row(vec![
+        let costs = case.samples.launch_costs_with_energy();
+        let LaunchCostsBesidesDeviceTime {
+            measured_device_bytes,
+            commands,
+            host_launch_ns,
+            launch_j,
+            ..
+        } = costs;
+        let declared =
+            costs.device_bytes.map(|it| format!("{} (declared)", decimal_byte_size_text(it)));
+        table.add_row(vec![
             id.clone(),
-            shown(measured_device_bytes.map(byte_text).or(declared)),
+            shown(measured_device_bytes.map(decimal_byte_size_text).or(declared)),
             shown(commands.map(|commands| commands.to_string())),
             shown(host_launch_ns.map(time_text)),
-            shown(launch_j.map(joules_text)),
+            shown(launch_j.map(energy_text)),
             format!("{:.1e}", case.verification.max_error),
             format!("{:.1e}", case.verification.relative_l2),
         ]);
     }
-    table.text_within(columns)
+    table.aligned_text_for_terminal(columns)
 }

@@ -1,51 +1,64 @@
-//! A judgement of a case as cells of a table.
+//! Texts of the table cells of one judged case.
 
-use crate::gate::judgement::{Judgement, JudgementEvidence};
+use crate::gate::judgement::{CaseJudgement, JudgementEvidence};
 use kernelgate::display::time_text;
 
-/// The time of the base, "1.254 ms", or "-" without a time.
-pub fn base_time_cell(judged: &Judgement) -> String {
-    cell_if_timed(judged, |judged| time_text(judged.base_ns))
+/// The time of a case in the base build, "1.254 ms", or "-" if the case was not timed.
+pub fn base_time_cell(judged: &CaseJudgement) -> String {
+    cell_or_dash_if_untimed(judged, |judged| time_text(judged.base_ns))
 }
 
-/// The time of the head, or "-" without a time.
-pub fn head(judged: &Judgement) -> String {
-    cell_if_timed(judged, |judged| time_text(judged.head_ns))
+/// The time of a case in the head build, "1.254 ms", or "-" if the case was not timed.
+pub fn head_time_cell(judged: &CaseJudgement) -> String {
+    cell_or_dash_if_untimed(judged, |judged| time_text(judged.head_ns))
 }
 
-/// The change, "+25.3%", or "-" without times.
-pub fn change(judged: &Judgement) -> String {
-    cell_if_timed(judged, |judged| percent(judged.ratio.center))
+/// The relative change of a case's time from base to head, "+25.3%", or "-" if the case was not
+/// timed.
+pub fn time_change_cell(judged: &CaseJudgement) -> String {
+    cell_or_dash_if_untimed(judged, |judged| ratio_as_percent_change(judged.ratio.center))
 }
 
-/// The interval of the change, "+24.9% … +25.8%", or "-" without times.
-pub fn interval(judged: &Judgement) -> String {
-    cell_if_timed(judged, |judged| {
-        format!("{} … {}", percent(judged.ratio.low), percent(judged.ratio.high))
+/// The confidence interval of the relative change of time, "+24.9% … +25.8%", or "-" if the case
+/// was not timed.
+pub fn time_change_interval_cell(judged: &CaseJudgement) -> String {
+    cell_or_dash_if_untimed(judged, |judged| {
+        format!(
+            "{} … {}",
+            ratio_as_percent_change(judged.ratio.low),
+            ratio_as_percent_change(judged.ratio.high)
+        )
     })
 }
 
-/// The detectable change, "1.3%", or "-" if nothing is detectable.
-pub fn detectable(judged: &Judgement) -> String {
+/// The smallest relative change of time that the measurement could detect, "1.3%", or "-" if
+/// unknown.
+pub fn detectable_change_cell(judged: &CaseJudgement) -> String {
     judged.detectable.map_or_else(|| "-".to_owned(), |share| format!("{:.1}%", 100.0 * share))
 }
 
-/// p value of "not slower than the threshold"; `None` without a test.
-pub fn p_value_of_slower(judged: &Judgement) -> Option<f64> {
-    judged.pairs().map(|pairs| &pairs.decision).filter(|it| it.pairs > 0).map(|it| it.p_slower)
+/// p value of the hypothesis that the case is not slower than the threshold; `None` if the verdict
+/// does not come from pairs of processes.
+pub fn p_value_of_not_slower(judged: &CaseJudgement) -> Option<f64> {
+    judged
+        .paired_evidence()
+        .map(|pairs| &pairs.decision)
+        .filter(|it| it.pairs > 0)
+        .map(|it| it.p_slower)
 }
 
-/// The p value, "0.0012", "< 0.0001", or "-" without a test.
-pub fn p(judged: &Judgement) -> String {
-    match p_value_of_slower(judged) {
+/// The p value of a judged case as text, "0.0012" or "< 0.0001", or "-" if there was no test.
+pub fn p(judged: &CaseJudgement) -> String {
+    match p_value_of_not_slower(judged) {
         None => "-".to_owned(),
         Some(p) if p < 1e-4 => "< 0.0001".to_owned(),
         Some(p) => format!("{p:.4}"),
     }
 }
 
-/// The evidence: "12 + 16" pairs of both rounds, "5:3" runs of base and head.
-pub fn evidence(judged: &Judgement) -> String {
+/// The amount of evidence: "12 + 16" pairs of processes in two rounds, or "5:3" process runs of
+/// base and head.
+pub fn evidence_count_cell(judged: &CaseJudgement) -> String {
     match &judged.evidence {
         JudgementEvidence::Runs(runs) => format!("{}:{}", runs.base.runs, runs.head.runs),
         JudgementEvidence::Pairs(pairs) => match &pairs.confirmation {
@@ -55,11 +68,14 @@ pub fn evidence(judged: &Judgement) -> String {
     }
 }
 
-/// Text of a relative change: "+25.3%"; "∞" if it has no bound.
-pub fn percent(ratio: f64) -> String {
+/// A ratio of times as a relative change: 1.253 is "+25.3%"; an infinite ratio is "∞".
+pub fn ratio_as_percent_change(ratio: f64) -> String {
     if ratio.is_finite() { format!("{:+.1}%", 100.0 * (ratio - 1.0)) } else { "∞".to_owned() }
 }
 
-fn cell_if_timed(judged: &Judgement, cell: impl Fn(&Judgement) -> String) -> String {
-    if judged.is_timed() { cell(judged) } else { "-".to_owned() }
+fn cell_or_dash_if_untimed(
+    judged: &CaseJudgement,
+    cell: impl Fn(&CaseJudgement) -> String,
+) -> String {
+    if judged.has_times() { cell(judged) } else { "-".to_owned() }
 }

@@ -1,5 +1,5 @@
-//! Verdicts as text, Markdown, JUnit XML and metrics, for people and programs. Deliberately absent:
-//! decisions.
+//! Reports of verdicts, histories, calibrations, bisections and costs as text and Markdown, and of
+//! verdicts as JUnit XML and JSON metrics.
 
 mod baseline;
 pub mod bisection;

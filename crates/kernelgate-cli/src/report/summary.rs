@@ -1,149 +1,176 @@
-//! Conclusion of a command that judges, in the one form from which reports for reviewers and
-//! programs are made ([`super::formats`]).
+//! The result of `kernelgate gate` or `kernelgate compare` in the single form from which comments,
+//! JUnit XML and pages are made ([`super::formats`]).
 
 use std::collections::BTreeSet;
 
 use super::judgement_cells;
-use crate::gate::costs::CostGrowth;
-use crate::gate::judgement::Judgement;
+use crate::gate::costs::CostGrowthOfCase;
+use crate::gate::judgement::CaseJudgement;
 use crate::gate::outputs::verification::VerificationLoss;
-use crate::gate::rules::{RULES_FILE, RulesReport};
-use crate::gate::verdict::Verdict;
-use crate::gate::verdicts::{RefusedBench, Verdicts};
-use kernelgate::display::table::TextTable;
+use crate::gate::rules::{RULES_FILE_NAME, RulesEffectReport};
+use crate::gate::verdict::VerdictOnCase;
+use crate::gate::verdicts::{ComparisonRefusal, VerdictsAndFindings};
+use kernelgate::display::table::AlignedTextTable;
 use kernelgate::stats::median;
-use kernelgate_cuda::CaseFailure;
+use kernelgate_cuda::CaseFailureReason;
 
-/// A comparison or a gate, in the form that reports are made from.
+/// The verdicts of `kernelgate gate` or `kernelgate compare` in the form from which all formatted
+/// reports are made.
 #[derive(Debug, Clone, PartialEq)]
 pub struct VerdictSummary {
     /// The verb: "kernelgate compare".
     pub verb: &'static str,
-    /// Name of the package, if the verb knows it.
+    /// Name of the Cargo package whose benches were judged; `None` if the verb does not know the
+    /// package.
     pub package: Option<String>,
-    /// The headline: "1 regressed, 0 improved, 13 unchanged, 0 inconclusive of 14 (threshold 1%)".
+    /// The headline of the report: "1 regressed, 0 improved, 13 unchanged, 0 inconclusive of 14
+    /// (threshold 1%)".
     pub headline: String,
-    /// Rows about base, head, device and method: name and text.
+    /// Rows about base, head, device and method, each with a name and a text.
     pub facts: Vec<(&'static str, String)>,
     /// Cases, worst first.
-    pub rows: Vec<Judgement>,
-    /// Cases that were not judged: wrong, refused or not run.
+    pub rows: Vec<CaseJudgement>,
+    /// Cases without a verdict on their time, with the reason: the output was wrong, the case was
+    /// refused, or the case did not run.
     pub others: Vec<UnjudgedEntry>,
-    /// Effects of the package's rules on the verdicts.
-    pub rules: RulesReport,
-    /// Lines that a reader must know besides the table.
+    /// Effects of the package's `kernelgate.toml` on the verdicts.
+    pub rules: RulesEffectReport,
+    /// Lines below the table that every reader of the report must see.
     pub notes: Vec<String>,
-    /// Lines of the report that may be folded.
+    /// Lines of the report that a comment may fold.
     pub details: Vec<String>,
-    /// Unit of the evidence of the rows: "pairs" or "runs".
+    /// Unit of the evidence in the last column of the table: "pairs" of processes or process
+    /// "runs".
     pub evidence: &'static str,
-    /// The command that repeats the judgement locally.
+    /// The command with which a reader repeats the judgement on a machine of his own.
     pub reproduce: String,
 }
 
-/// A case, or another entry, without a time to judge.
+/// An entry of the report without a verdict on time: a case, a bench or a whole shard that was not
+/// judged.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct UnjudgedEntry {
-    /// Id of the case, or a name for all cases.
+    /// Id of the case, or a name such as "bench NAME" for all cases of a bench.
     pub name: String,
     /// Severity.
     pub kind: UnjudgedKind,
     /// The reason in words.
     pub why: String,
-    /// Facts of the reason: name and value.
+    /// Numbers and names that explain why the entry was not judged, each as name and value.
     pub facts: Vec<(String, String)>,
 }
 
-/// Severity of a case that was not judged.
+/// The kind of reason why an entry was not judged, which also decides how severe the report shows
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum UnjudgedKind {
-    /// The output is wrong, or a process failed.
+    /// The output of the case is wrong, or the process of the bench failed.
     Failed,
-    /// The case is not comparable with the base.
+    /// Baseline or base and the judged run have different settings, so the case cannot be compared.
     Refused,
-    /// The case did not run, or has nothing to compare with.
+    /// The case did not run, or the other side has no times of the case to compare with.
     Skipped,
 }
 
 impl UnjudgedEntry {
-    /// Makes an entry for an unjudged case.
-    pub fn new(name: &str, kind: UnjudgedKind, why: impl Into<String>) -> Self {
+    /// Makes a report entry for a case that was not judged, without further facts.
+    pub fn unjudged_with_reason(name: &str, kind: UnjudgedKind, why: impl Into<String>) -> Self {
         Self { name: name.to_owned(), kind, why: why.into(), facts: Vec::new() }
     }
 
-    /// A case that failed, with the facts of the reason.
-    pub fn failed_entry(name: &str, kind: UnjudgedKind, label: &str, why: &CaseFailure) -> Self {
+    /// Makes a report entry for a case that failed, with the facts of the failure.
+    pub fn failed_case_entry(
+        name: &str,
+        kind: UnjudgedKind,
+        label: &str,
+        why: &CaseFailureReason,
+    ) -> Self {
         let mut facts: Vec<_> =
             why.numbers.iter().map(|(name, value)| (name.clone(), value.to_string())).collect();
         facts.extend(why.names.clone());
         if !why.kind.is_empty() {
             facts.insert(0, ("reason".to_owned(), why.kind.clone()));
         }
-        Self { facts, ..Self::new(name, kind, format!("{label}: {why}")) }
+        Self { facts, ..Self::unjudged_with_reason(name, kind, format!("{label}: {why}")) }
     }
 
-    /// Refused cases, with the field that differs; `sides` are the names of base and head.
-    pub fn refused_entries(refused: &[RefusedBench], sides: [&str; 2]) -> Vec<UnjudgedEntry> {
-        let refused_cases = |RefusedBench { field, base, head, cases }: &RefusedBench| {
+    /// Makes a report entry for each refused case, with the field that differs; `sides` names base
+    /// and head.
+    pub fn refused_case_entries(
+        refused: &[ComparisonRefusal],
+        sides: [&str; 2],
+    ) -> Vec<UnjudgedEntry> {
+        let refused_cases = |ComparisonRefusal { field, base, head, cases }: &ComparisonRefusal| {
             let why = format!(
                 "refused: {field} is `{base}` in the {} and `{head}` in the {}",
                 sides[0], sides[1]
             );
             cases
                 .iter()
-                .map(|case| Self::new(case, UnjudgedKind::Refused, why.clone()))
+                .map(|case| Self::unjudged_with_reason(case, UnjudgedKind::Refused, why.clone()))
                 .collect::<Vec<_>>()
         };
         refused.iter().flat_map(refused_cases).collect()
     }
 }
 
-/// The number of bounds that could not be judged, "; 2 bounds of kernelgate.toml not judged", or an
-/// empty text. Such bounds, even alone, make the exit code 3.
-pub fn unjudged_rules_text(rules: &RulesReport) -> String {
+/// Headline part on the number of bounds of `kernelgate.toml` that could not be judged, "; 2 bounds
+/// of kernelgate.toml not judged"; empty if all bounds were judged. A bound of `kernelgate.toml`
+/// that could not be judged, even a single one, makes the exit code 3.
+pub fn unjudged_bounds_headline(rules: &RulesEffectReport) -> String {
     match rules.undecided.len() {
         0 => String::new(),
-        1 => format!("; 1 bound of {RULES_FILE} not judged"),
-        count => format!("; {count} bounds of {RULES_FILE} not judged"),
+        1 => format!("; 1 bound of {RULES_FILE_NAME} not judged"),
+        count => format!("; {count} bounds of {RULES_FILE_NAME} not judged"),
     }
 }
 
-/// Entries for bounds of the package's rules that could not be judged.
-pub fn unjudged_rules(rules: &RulesReport) -> Vec<UnjudgedEntry> {
-    let entry = |why: &String| UnjudgedEntry::new(RULES_FILE, UnjudgedKind::Skipped, why.clone());
+/// Makes a report entry for each bound of `kernelgate.toml` that could not be judged.
+pub fn unjudged_bound_entries(rules: &RulesEffectReport) -> Vec<UnjudgedEntry> {
+    let entry = |why: &String| {
+        UnjudgedEntry::unjudged_with_reason(RULES_FILE_NAME, UnjudgedKind::Skipped, why.clone())
+    };
     rules.undecided.iter().map(entry).collect()
 }
 
-/// Entries of their own for findings besides times, and the lines with the same text; `remedy`
-/// advises how to get more seeds.
-pub fn finding_entries<F>(
-    verdicts: &Verdicts<F>,
+/// Report entries for findings besides times (lost verification, lower accuracy, higher cost), and
+/// the lines with the same text; `remedy` gives the advice for a number of seeds.
+pub fn non_time_finding_entries<F>(
+    verdicts: &VerdictsAndFindings<F>,
     remedy: impl Fn(usize) -> String,
 ) -> (Vec<UnjudgedEntry>, Vec<String>) {
-    let Verdicts { verification, numerics, costs, .. } = verdicts;
+    let VerdictsAndFindings { verification, numerics, costs, .. } = verdicts;
     let loss = |it: &VerificationLoss| {
-        let kind = if it.is_failure() { UnjudgedKind::Failed } else { UnjudgedKind::Skipped };
-        UnjudgedEntry::new(&it.case, kind, it.words())
+        let kind = if it.is_complete_loss() { UnjudgedKind::Failed } else { UnjudgedKind::Skipped };
+        UnjudgedEntry::unjudged_with_reason(&it.case, kind, it.describe_loss())
     };
     let mut others: Vec<UnjudgedEntry> = verification.iter().map(loss).collect();
-    others.extend(numerics.losses().map(|it| {
-        UnjudgedEntry::new(&it.case, UnjudgedKind::Failed, format!("less accurate: {}", it.words()))
+    others.extend(numerics.shown_accuracy_losses().map(|it| {
+        UnjudgedEntry::unjudged_with_reason(
+            &it.case,
+            UnjudgedKind::Failed,
+            format!("less accurate: {}", it.describe_error_growth()),
+        )
     }));
-    others.extend(numerics.suspected_growth().map(|it| {
+    others.extend(numerics.suspected_accuracy_losses().map(|it| {
         let remedy = match it.one_data_set {
             true => "other seeds have no data of their own: accept it with `growth` in \
                      kernelgate.toml, or compare with code, for other inputs too"
                 .to_owned(),
             false => remedy(it.needed),
         };
-        let why = format!("may be less accurate: {}; {remedy}", it.words());
-        UnjudgedEntry::new(&it.case, UnjudgedKind::Skipped, why)
+        let why = format!("may be less accurate: {}; {remedy}", it.describe_error_growth());
+        UnjudgedEntry::unjudged_with_reason(&it.case, UnjudgedKind::Skipped, why)
     }));
-    let cost = |it: &CostGrowth| match it.is_shown() {
-        true => UnjudgedEntry::new(&it.case, UnjudgedKind::Failed, it.words()),
+    let cost = |it: &CostGrowthOfCase| match it.is_growth_established() {
+        true => UnjudgedEntry::unjudged_with_reason(
+            &it.case,
+            UnjudgedKind::Failed,
+            it.describe_growth(),
+        ),
         false => {
-            let why = format!("may cost more: {}", it.words());
-            UnjudgedEntry::new(&it.case, UnjudgedKind::Skipped, why)
+            let why = format!("may cost more: {}", it.describe_growth());
+            UnjudgedEntry::unjudged_with_reason(&it.case, UnjudgedKind::Skipped, why)
         }
     };
     others.extend(costs.iter().map(cost));
@@ -155,20 +182,22 @@ pub fn finding_entries<F>(
     (others, lines)
 }
 
-/// Findings besides times as parts of a headline: ", 1 no longer verified, 2 less accurate, 1 of
+/// Headline parts that count findings besides times: ", 1 no longer verified, 2 less accurate, 1 of
 /// higher cost".
-pub fn headline_findings<F>(verdicts: &Verdicts<F>) -> String {
-    let Verdicts { verification, numerics, costs, .. } = verdicts;
-    let losses = |shown: bool| verification.iter().filter(|it| it.is_failure() == shown).count();
+pub fn non_time_findings_headline<F>(verdicts: &VerdictsAndFindings<F>) -> String {
+    let VerdictsAndFindings { verification, numerics, costs, .. } = verdicts;
+    let losses =
+        |shown: bool| verification.iter().filter(|it| it.is_complete_loss() == shown).count();
     let cases = |shown: bool| {
-        let grown = costs.iter().filter(|it| it.is_shown() == shown).map(|it| &it.case);
+        let grown =
+            costs.iter().filter(|it| it.is_growth_established() == shown).map(|it| &it.case);
         grown.collect::<BTreeSet<_>>().len()
     };
     let counted = [
         (losses(true), "no longer verified"),
         (losses(false), "less verified"),
-        (numerics.losses().count(), "less accurate"),
-        (numerics.suspected_growth().count(), "maybe less accurate"),
+        (numerics.shown_accuracy_losses().count(), "less accurate"),
+        (numerics.suspected_accuracy_losses().count(), "maybe less accurate"),
         (cases(true), "of higher cost"),
         (cases(false), "maybe of higher cost"),
     ];
@@ -176,41 +205,46 @@ pub fn headline_findings<F>(verdicts: &Verdicts<F>) -> String {
     some.map(|(count, words)| format!(", {count} {words}")).collect()
 }
 
-/// Rows for a terminal; `sides` are the names of base and head, `evidence` is the unit of the last
-/// column.
-pub fn table(rows: &[Judgement], sides: [&str; 2], evidence: &str) -> TextTable {
+/// Table of judged cases for a terminal; `sides` names base and head, and `evidence` is the title
+/// of the last column.
+pub fn judgements_table(
+    rows: &[CaseJudgement],
+    sides: [&str; 2],
+    evidence: &str,
+) -> AlignedTextTable {
     let [base, head] = sides;
     let columns = ["case", "verdict", base, head, "change", "interval", "detectable", evidence];
-    let mut table = TextTable::new(&columns);
+    let mut table = AlignedTextTable::new(&columns);
     for row in rows {
-        table.row(vec![
+        table.add_row(vec![
             row.case.clone(),
-            row.verdict.name().to_owned(),
+            row.verdict.verdict_name().to_owned(),
             judgement_cells::base_time_cell(row),
-            judgement_cells::head(row),
-            judgement_cells::change(row),
-            judgement_cells::interval(row),
-            judgement_cells::detectable(row),
-            judgement_cells::evidence(row),
+            judgement_cells::head_time_cell(row),
+            judgement_cells::time_change_cell(row),
+            judgement_cells::time_change_interval_cell(row),
+            judgement_cells::detectable_change_cell(row),
+            judgement_cells::evidence_count_cell(row),
         ]);
     }
     table
 }
 
-/// Counts by verdict: "1 regressed, 0 improved, 5 unchanged, 0 inconclusive"; "2 accepted" follows
-/// the first if there are any.
-pub fn counts(count: impl Fn(Verdict) -> usize) -> String {
-    use Verdict::{Accepted, Improved, Inconclusive, Regressed, Unchanged};
+/// Number of cases with each verdict: "1 regressed, 0 improved, 5 unchanged, 0 inconclusive"; ", 2
+/// accepted" follows the regressed cases if there are any.
+pub fn verdict_counts_text(count: impl Fn(VerdictOnCase) -> usize) -> String {
+    use VerdictOnCase::{Accepted, Improved, Inconclusive, Regressed, Unchanged};
     let verdicts = [Regressed, Accepted, Improved, Unchanged, Inconclusive].into_iter();
     let shown = verdicts.filter(|verdict| *verdict != Accepted || count(*verdict) > 0);
     shown
-        .map(|verdict| format!("{} {}", count(verdict), verdict.name()))
+        .map(|verdict| format!("{} {}", count(verdict), verdict.verdict_name()))
         .collect::<Vec<_>>()
         .join(", ")
 }
 
-/// Relative half-widths of cases: a difference (`what`) that occurs without a change of the code.
-pub fn noise_floor_text<'a>(
+/// Describes the spread of times that occurs without any change of code: median and largest
+/// relative half-width over the cases; `what` is the subject of the sentence.
+pub fn noise_floor_sentence<'a>(
     what: &str,
     widths: impl Iterator<Item = (&'a str, f64)>,
 ) -> Option<String> {

@@ -1,6 +1,7 @@
-//! The verdicts of `gate` or `compare` as text and as a summary: headline, regressions first, each
-//! with its interval and the detectable change. Each method of judgement (gate, compare) has its
-//! own report texts.
+//! Writes the verdicts of `kernelgate gate` or `kernelgate compare` as text and as a summary:
+//! headline, and regressed cases first, with the interval and the detectable change of each case.
+//! The trait [`VerdictReportTexts`] has the texts that differ between `kernelgate gate` and
+//! `kernelgate compare`.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -8,113 +9,140 @@ use std::fmt::Write as _;
 
 use super::summary::{self, UnjudgedEntry, UnjudgedKind, VerdictSummary};
 use crate::gate::inconclusive_reason::InconclusiveReason;
-use crate::gate::judgement::Judgement;
-use crate::gate::verdict::Verdict;
-use crate::gate::verdicts::{ExitFacts, Verdicts};
-use kernelgate::record::text::{indent_lines, printable_on_terminal};
-use kernelgate_cuda::CaseFailure;
+use crate::gate::judgement::CaseJudgement;
+use crate::gate::verdict::VerdictOnCase;
+use crate::gate::verdicts::{MethodFactsForExit, VerdictsAndFindings};
+use kernelgate::record::text::{clean_message_for_terminal, indent_every_line};
+use kernelgate_cuda::CaseFailureReason;
 
-/// Largest number of cases that are listed one by one in each kind.
-const MAX_NAMED_CASES: usize = 20;
+/// Largest number of cases that a line of each kind lists by name.
+const MAX_CASES_NAMED_PER_KIND: usize = 20;
 
-/// Texts in the report of one method of judgement.
-pub trait VerdictWording: ExitFacts {
+/// The report texts that differ between the two ways of judging, `kernelgate gate` and `kernelgate
+/// compare`.
+pub trait VerdictReportTexts: MethodFactsForExit {
     /// The verb: "kernelgate compare".
-    const METHOD_COMMAND: &'static str;
-    /// Names of base and head in sentences.
-    const SIDE_NAMES: [&'static str; 2];
-    /// Names of base and head as columns.
-    const SIDE_COLUMNS: [&'static str; 2];
-    /// Unit of the numbers in the last column.
-    const EVIDENCE_UNIT: &'static str;
-    const ROW_EXPLANATION: &'static [&'static str];
-    /// Text before the name of a case that failed.
-    const FAILED_LABEL: &'static str;
-    /// Text before the name of a case that the head skipped.
-    const SKIPPED_LABEL: &'static str;
+    const JUDGING_COMMAND: &'static str;
+    /// Names of base and head in sentences of the report.
+    const NAMES_OF_BASE_AND_HEAD: [&'static str; 2];
+    /// Titles of the table columns with the times of base and head.
+    const SIDE_COLUMN_TITLES: [&'static str; 2];
+    /// Unit of the evidence in the last table column: "pairs" of processes or process "runs".
+    const UNIT_OF_EVIDENCE_COLUMN: &'static str;
+    const TABLE_COLUMNS_EXPLANATION: &'static [&'static str];
+    /// Report text before the name of a case that failed.
+    const FAILED_CASE_LABEL: &'static str;
+    /// Report text before the name of a case that the head did not run.
+    const SKIPPED_CASE_LABEL: &'static str;
 
     /// A line before everything.
-    fn first_line(_: &Verdicts<Self>) -> Option<String> {
+    fn line_on_identical_executables(_: &VerdictsAndFindings<Self>) -> Option<String> {
         None
     }
     /// Base, head and device.
-    fn heading(verdicts: &Verdicts<Self>) -> String;
-    /// Rows about base, head, device and noise: name and text.
-    fn facts(verdicts: &Verdicts<Self>) -> Vec<(&'static str, String)>;
-    /// The relative threshold of slow-downs, per cent.
-    fn threshold_percent(verdicts: &Verdicts<Self>) -> f64;
-    /// The headline if the method judged nothing.
-    fn refusal(_: &Verdicts<Self>) -> Option<String> {
+    fn base_head_and_device_line(verdicts: &VerdictsAndFindings<Self>) -> String;
+    /// Report rows about base, head, device and noise, each with a name and a text.
+    fn table_rows_on_base_head_and_device(
+        verdicts: &VerdictsAndFindings<Self>,
+    ) -> Vec<(&'static str, String)>;
+    /// Largest relative slow-down of a case that is not a regression, per cent.
+    fn threshold_in_percent(verdicts: &VerdictsAndFindings<Self>) -> f64;
+    /// The headline if nothing could be judged because base and head are not comparable.
+    fn headline_if_all_is_refused(_: &VerdictsAndFindings<Self>) -> Option<String> {
         None
     }
-    /// Number of cases that are not timed, because both builds have the same executable.
-    fn identical_executable_cases(&self) -> usize {
+    /// Number of cases that were not timed because their bench's executables are equal byte by byte
+    /// in both builds.
+    fn cases_with_identical_executables(&self) -> usize {
         0
     }
-    /// Further parts of the headline, each after "; ".
-    fn more_headline_parts(&self) -> String;
-    /// Advice on how to verify with this number of seeds.
-    fn more_seeds_advice(&self, seeds: usize) -> String;
-    /// Advice on how to get a verdict on these inconclusive cases, after "; ".
-    fn remedy(verdicts: &Verdicts<Self>, cases: &[&Judgement]) -> String;
+    /// Further parts of the report's headline, each after "; ".
+    fn further_headline_parts(&self) -> String;
+    /// Advice on how to verify the cases with this number of seeds of input data.
+    fn advice_for_more_seeds(&self, seeds: usize) -> String;
+    /// Advice on how to get a decision on these inconclusive cases, after "; ".
+    fn advice_for_inconclusive_cases(
+        verdicts: &VerdictsAndFindings<Self>,
+        cases: &[&CaseJudgement],
+    ) -> String;
     /// Entries without a row.
-    fn others(verdicts: &Verdicts<Self>) -> Vec<UnjudgedEntry>;
+    fn entries_for_cases_without_times(verdicts: &VerdictsAndFindings<Self>) -> Vec<UnjudgedEntry>;
     /// Lines before all others.
-    fn first_note_lines(_: &Verdicts<Self>) -> Vec<String> {
+    fn report_notes_before_others(_: &VerdictsAndFindings<Self>) -> Vec<String> {
         Vec::new()
     }
-    /// Lines about cases that were not measured.
-    fn notes_on_unmeasured(&self) -> Vec<String>;
+    /// Report lines about cases that were not measured.
+    fn notes_on_unmeasured_cases(&self) -> Vec<String>;
     /// Lines after all others.
-    fn last_note_lines(verdicts: &Verdicts<Self>) -> Vec<String>;
-    /// Lines of the report that require no action.
-    fn details(verdicts: &Verdicts<Self>) -> Vec<String>;
+    fn report_notes_after_others(verdicts: &VerdictsAndFindings<Self>) -> Vec<String>;
+    /// Report lines that require no action by the reader.
+    fn lines_that_need_no_action(verdicts: &VerdictsAndFindings<Self>) -> Vec<String>;
 }
 
-/// Text of the report for a terminal of this width, if the width is known.
-pub fn text<F: VerdictWording>(verdicts: &Verdicts<F>, columns: Option<usize>) -> String {
-    let first = F::first_line(verdicts).map(|line| line + "\n").unwrap_or_default();
-    let mut out = format!("{first}{}\n", F::heading(verdicts));
+/// The verdict report as plain text, with a table as wide as the terminal if its width is known.
+pub fn verdict_report_text<F: VerdictReportTexts>(
+    verdicts: &VerdictsAndFindings<F>,
+    columns: Option<usize>,
+) -> String {
+    let first =
+        F::line_on_identical_executables(verdicts).map(|line| line + "\n").unwrap_or_default();
+    let mut out = format!("{first}{}\n", F::base_head_and_device_line(verdicts));
     if !verdicts.judged.is_empty() {
-        let table = summary::table(&verdicts.judged, F::SIDE_COLUMNS, F::EVIDENCE_UNIT);
-        let _ =
-            writeln!(out, "\n{}\n{}", table.text_within(columns), F::ROW_EXPLANATION.join("\n"));
+        let table = summary::judgements_table(
+            &verdicts.judged,
+            F::SIDE_COLUMN_TITLES,
+            F::UNIT_OF_EVIDENCE_COLUMN,
+        );
+        let _ = writeln!(
+            out,
+            "\n{}\n{}",
+            table.aligned_text_for_terminal(columns),
+            F::TABLE_COLUMNS_EXPLANATION.join("\n")
+        );
     }
-    let lines = [verdict_notes(verdicts), F::details(verdicts)].concat();
+    let lines = [verdict_report_notes(verdicts), F::lines_that_need_no_action(verdicts)].concat();
     lines.iter().for_each(|line| out.extend(["\n", line]));
     let _ =
         write!(out, "{}\n{}", if lines.is_empty() { "" } else { "\n" }, verdict_headline(verdicts));
-    printable_on_terminal(&out).into_owned()
+    clean_message_for_terminal(&out).into_owned()
 }
 
-/// Summary of the report for reviewers and programs. `reproduce` is the command that repeats the
-/// judgement locally.
-pub fn summary<F: VerdictWording>(verdicts: &Verdicts<F>, reproduce: &str) -> VerdictSummary {
+/// The verdict report as a [`VerdictSummary`], from which comments, JUnit XML and pages are made.
+/// `reproduce` is the command with which a reader repeats the judgement locally.
+pub fn verdict_report_summary<F: VerdictReportTexts>(
+    verdicts: &VerdictsAndFindings<F>,
+    reproduce: &str,
+) -> VerdictSummary {
     let mut details: Vec<String> =
-        F::ROW_EXPLANATION.iter().map(|line| (*line).to_owned()).collect();
-    details.extend(F::details(verdicts));
+        F::TABLE_COLUMNS_EXPLANATION.iter().map(|line| (*line).to_owned()).collect();
+    details.extend(F::lines_that_need_no_action(verdicts));
     VerdictSummary {
-        verb: F::METHOD_COMMAND,
+        verb: F::JUDGING_COMMAND,
         package: None,
         headline: verdict_headline(verdicts),
-        facts: F::facts(verdicts),
+        facts: F::table_rows_on_base_head_and_device(verdicts),
         rows: verdicts.judged.clone(),
-        others: others(verdicts),
+        others: all_unjudged_entries(verdicts),
         rules: verdicts.rules.clone(),
-        notes: F::first_line(verdicts).into_iter().chain(verdict_notes(verdicts)).collect(),
+        notes: F::line_on_identical_executables(verdicts)
+            .into_iter()
+            .chain(verdict_report_notes(verdicts))
+            .collect(),
         details,
-        evidence: F::EVIDENCE_UNIT,
+        evidence: F::UNIT_OF_EVIDENCE_COLUMN,
         reproduce: reproduce.to_owned(),
     }
 }
 
-/// The headline: "1 regressed, 0 improved, 5 unchanged, 0 inconclusive of 6 (threshold 1%)".
-pub fn verdict_headline<F: VerdictWording>(verdicts: &Verdicts<F>) -> String {
-    if let Some(refusal) = F::refusal(verdicts) {
+/// The headline of the verdict report: "1 regressed, 0 improved, 5 unchanged, 0 inconclusive of 6
+/// (threshold 1%)".
+pub fn verdict_headline<F: VerdictReportTexts>(verdicts: &VerdictsAndFindings<F>) -> String {
+    if let Some(refusal) = F::headline_if_all_is_refused(verdicts) {
         return refusal;
     }
-    let identical = verdicts.facts.identical_executable_cases();
-    let mut counts = summary::counts(|verdict| verdicts.count(verdict));
+    let identical = verdicts.facts.cases_with_identical_executables();
+    let mut counts =
+        summary::verdict_counts_text(|verdict| verdicts.count_cases_with_verdict(verdict));
     if identical > 0 {
         let words = format!("{identical} identical");
         counts = if verdicts.judged.is_empty() { words } else { format!("{counts}, {words}") };
@@ -131,102 +159,128 @@ pub fn verdict_headline<F: VerdictWording>(verdicts: &Verdicts<F>) -> String {
     format!(
         "{counts}{}{}{} of {} (threshold {}%){}{skipped}{}",
         more(verdicts.failed.len(), "failed"),
-        summary::headline_findings(verdicts),
+        summary::non_time_findings_headline(verdicts),
         more(refused, "refused"),
         verdicts.judged.len() + identical,
-        (10.0 * F::threshold_percent(verdicts)).round() / 10.0,
-        verdicts.facts.more_headline_parts(),
-        summary::unjudged_rules_text(&verdicts.rules),
+        (10.0 * F::threshold_in_percent(verdicts)).round() / 10.0,
+        verdicts.facts.further_headline_parts(),
+        summary::unjudged_bounds_headline(&verdicts.rules),
     )
 }
 
-fn others<F: VerdictWording>(verdicts: &Verdicts<F>) -> Vec<UnjudgedEntry> {
+fn all_unjudged_entries<F: VerdictReportTexts>(
+    verdicts: &VerdictsAndFindings<F>,
+) -> Vec<UnjudgedEntry> {
     let mut others = Vec::new();
-    let failed = |(case, why): (&String, &CaseFailure)| {
-        UnjudgedEntry::failed_entry(case, UnjudgedKind::Failed, F::FAILED_LABEL, why)
+    let failed = |(case, why): (&String, &CaseFailureReason)| {
+        UnjudgedEntry::failed_case_entry(case, UnjudgedKind::Failed, F::FAILED_CASE_LABEL, why)
     };
     others.extend(verdicts.failed.iter().map(failed));
     let skipped = |(case, why): (&String, &String)| {
-        UnjudgedEntry::new(case, UnjudgedKind::Skipped, format!("{}: {why}", F::SKIPPED_LABEL))
+        UnjudgedEntry::unjudged_with_reason(
+            case,
+            UnjudgedKind::Skipped,
+            format!("{}: {why}", F::SKIPPED_CASE_LABEL),
+        )
     };
     others.extend(verdicts.skipped.iter().map(skipped));
     others.extend(
-        summary::finding_entries(verdicts, |seeds| verdicts.facts.more_seeds_advice(seeds)).0,
+        summary::non_time_finding_entries(verdicts, |seeds| {
+            verdicts.facts.advice_for_more_seeds(seeds)
+        })
+        .0,
     );
-    others.extend(summary::unjudged_rules(&verdicts.rules));
-    others.extend(UnjudgedEntry::refused_entries(&verdicts.refused, F::SIDE_NAMES));
-    let new = |case: &String| UnjudgedEntry::new(case, UnjudgedKind::Skipped, "new, not judged");
+    others.extend(summary::unjudged_bound_entries(&verdicts.rules));
+    others
+        .extend(UnjudgedEntry::refused_case_entries(&verdicts.refused, F::NAMES_OF_BASE_AND_HEAD));
+    let new = |case: &String| {
+        UnjudgedEntry::unjudged_with_reason(case, UnjudgedKind::Skipped, "new, not judged")
+    };
     others.extend(verdicts.new.iter().map(new));
-    others.extend(F::others(verdicts));
+    others.extend(F::entries_for_cases_without_times(verdicts));
     if others.is_empty() {
-        let nothing = |why| UnjudgedEntry::new(F::METHOD_COMMAND, UnjudgedKind::Skipped, why);
-        others.extend(nothing_judged_text(verdicts).map(nothing));
+        let nothing = |why| {
+            UnjudgedEntry::unjudged_with_reason(F::JUDGING_COMMAND, UnjudgedKind::Skipped, why)
+        };
+        others.extend(headline_if_nothing_judged(verdicts).map(nothing));
     }
     others
 }
 
-fn nothing_judged_text<F: VerdictWording>(verdicts: &Verdicts<F>) -> Option<String> {
-    let [base, head] = F::SIDE_NAMES;
-    let nothing = verdicts.judged_nothing() && verdicts.refused.is_empty();
+fn headline_if_nothing_judged<F: VerdictReportTexts>(
+    verdicts: &VerdictsAndFindings<F>,
+) -> Option<String> {
+    let [base, head] = F::NAMES_OF_BASE_AND_HEAD;
+    let nothing = verdicts.has_no_case_judged_or_unchanged() && verdicts.refused.is_empty();
     nothing.then(|| format!("nothing to judge: no case is both in the {base} and in the {head}"))
 }
 
-fn verdict_notes<F: VerdictWording>(verdicts: &Verdicts<F>) -> Vec<String> {
-    let [base, head] = F::SIDE_NAMES;
-    let mut lines = F::first_note_lines(verdicts);
+fn verdict_report_notes<F: VerdictReportTexts>(verdicts: &VerdictsAndFindings<F>) -> Vec<String> {
+    let [base, head] = F::NAMES_OF_BASE_AND_HEAD;
+    let mut lines = F::report_notes_before_others(verdicts);
     lines.extend(verdicts.refused.iter().map(|refusal| {
-        let cases = first_names_and_count(&refusal.cases);
+        let cases = first_name_and_number_of_others(&refusal.cases);
         let (field, of_base, of_head) = (&refusal.field, &refusal.base, &refusal.head);
         format!(
             "refused: {field} is `{of_base}` in the {base} and `{of_head}` in the {head}: {cases}"
         )
     }));
-    lines.extend(cases_with_reason(&verdicts.failed, F::FAILED_LABEL));
+    lines.extend(labelled_cases_with_reasons(&verdicts.failed, F::FAILED_CASE_LABEL));
     lines.extend(
-        summary::finding_entries(verdicts, |seeds| verdicts.facts.more_seeds_advice(seeds)).1,
+        summary::non_time_finding_entries(verdicts, |seeds| {
+            verdicts.facts.advice_for_more_seeds(seeds)
+        })
+        .1,
     );
-    lines.extend(cases_with_reason(&verdicts.skipped, F::SKIPPED_LABEL));
-    lines.extend(verdicts.facts.notes_on_unmeasured());
-    lines.extend(inconclusive_lines(verdicts));
-    lines.extend(nothing_judged_text(verdicts));
-    lines.extend(verdicts.rules.lines());
-    lines.extend(F::last_note_lines(verdicts));
+    lines.extend(labelled_cases_with_reasons(&verdicts.skipped, F::SKIPPED_CASE_LABEL));
+    lines.extend(verdicts.facts.notes_on_unmeasured_cases());
+    lines.extend(lines_by_inconclusive_reason(verdicts));
+    lines.extend(headline_if_nothing_judged(verdicts));
+    lines.extend(verdicts.rules.report_lines());
+    lines.extend(F::report_notes_after_others(verdicts));
     lines
 }
 
-/// One line for each reason why cases are inconclusive: the number of cases, the first case, and
+/// A report line for each reason why cases are inconclusive: number of cases, first case, and
 /// advice.
-fn inconclusive_lines<F: VerdictWording>(verdicts: &Verdicts<F>) -> Vec<String> {
-    let mut by_reason: BTreeMap<String, Vec<&Judgement>> = BTreeMap::new();
-    // Reasons of these kinds are printed on separate lines, with advice.
+fn lines_by_inconclusive_reason<F: VerdictReportTexts>(
+    verdicts: &VerdictsAndFindings<F>,
+) -> Vec<String> {
+    let mut by_reason: BTreeMap<String, Vec<&CaseJudgement>> = BTreeMap::new();
+    // Cases that are inconclusive for these reasons are listed by name on lines of their own, with
+    // advice.
     let has_line = |reason: &InconclusiveReason| {
         matches!(reason, InconclusiveReason::SingleRun { .. } | InconclusiveReason::LessVerified(_))
     };
-    let open = verdicts.judged.iter().filter(|judged| judged.verdict == Verdict::Inconclusive);
+    let open =
+        verdicts.judged.iter().filter(|judged| judged.verdict == VerdictOnCase::Inconclusive);
     for judged in open.filter(|judged| !judged.reasons.iter().all(has_line)) {
-        by_reason.entry(judged.reason().unwrap_or_default()).or_default().push(judged);
+        by_reason.entry(judged.joined_reasons().unwrap_or_default()).or_default().push(judged);
     }
-    let line = |(reason, cases): (String, Vec<&Judgement>)| {
+    let line = |(reason, cases): (String, Vec<&CaseJudgement>)| {
         let names: Vec<&String> = cases.iter().map(|judged| &judged.case).collect();
         format!(
             "inconclusive: {reason}: {}{}",
-            first_names_and_count(&names),
-            F::remedy(verdicts, &cases)
+            first_name_and_number_of_others(&names),
+            F::advice_for_inconclusive_cases(verdicts, &cases)
         )
     };
     by_reason.into_iter().map(line).collect()
 }
 
 /// A line "LABEL: CASE: REASON" for each case.
-pub fn cases_with_reason(cases: &BTreeMap<String, impl Display>, label: &str) -> Vec<String> {
+pub fn labelled_cases_with_reasons(
+    cases: &BTreeMap<String, impl Display>,
+    label: &str,
+) -> Vec<String> {
     let line = |(case, why): (&String, _)| {
-        format!("{label}: {case}: {}", indent_lines(&ToString::to_string(why)))
+        format!("{label}: {case}: {}", indent_every_line(&ToString::to_string(why)))
     };
     cases.iter().map(line).collect()
 }
 
-/// Names in short form: "CASE", or "CASE and 3 more".
-fn first_names_and_count(cases: &[impl AsRef<str>]) -> String {
+/// Short list of names: "CASE", or "CASE and 3 more".
+fn first_name_and_number_of_others(cases: &[impl AsRef<str>]) -> String {
     match cases {
         [only] => only.as_ref().to_owned(),
         [first, more @ ..] => format!("{} and {} more", first.as_ref(), more.len()),
@@ -234,12 +288,16 @@ fn first_names_and_count(cases: &[impl AsRef<str>]) -> String {
     }
 }
 
-/// Lines "LABEL: Lines "LABEL: CASE" for the first entries of a long list.
-pub fn lines_for_first_cases(cases: &[String], label: &str) -> Vec<String> {
-    let mut lines: Vec<String> =
-        cases.iter().take(MAX_NAMED_CASES).map(|case| format!("{label}: {case}")).collect();
-    if cases.len() > MAX_NAMED_CASES {
-        lines.push(format!("{label}: {} more", cases.len() - MAX_NAMED_CASES));
+/// For each of the first 20 cases a line of the label and the case, then a line with the number of
+/// further cases.
+pub fn labelled_lines_of_first_cases(cases: &[String], label: &str) -> Vec<String> {
+    let mut lines: Vec<String> = cases
+        .iter()
+        .take(MAX_CASES_NAMED_PER_KIND)
+        .map(|case| format!("{label}: {case}"))
+        .collect();
+    if cases.len() > MAX_CASES_NAMED_PER_KIND {
+        lines.push(format!("{label}: {} more", cases.len() - MAX_CASES_NAMED_PER_KIND));
     }
     lines
 }

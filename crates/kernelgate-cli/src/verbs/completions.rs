@@ -1,18 +1,22 @@
-//! `kernelgate completions`: a script that completes verbs and flags in a shell.
+//! `kernelgate completions`: prints a script with which a shell completes kernelgate's verbs and
+//! flags.
 
 use clap_complete::Shell;
-use kernelgate::exit::ExitReason;
+use kernelgate::exit::ProcessExitReason;
 
 #[derive(Debug, clap::Args)]
-pub struct CompletionsArguments {
+pub struct CompletionsCommandArguments {
     /// The shell
     #[arg(value_enum)]
     shell: Shell,
 }
 
-pub fn run(arguments: &CompletionsArguments, mut command: clap::Command) -> ExitReason {
+pub fn run(
+    arguments: &CompletionsCommandArguments,
+    mut command: clap::Command,
+) -> ProcessExitReason {
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, &mut command, "kernelgate", &mut script);
     print!("{}", String::from_utf8_lossy(&script));
-    ExitReason::Fine
+    ProcessExitReason::Fine
 }

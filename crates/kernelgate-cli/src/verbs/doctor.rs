@@ -1,40 +1,44 @@
-//! `kernelgate doctor`: checks this machine, and names what is missing.
+//! `kernelgate doctor`: checks whether this machine can run GPU benchmarks, and names what is
+//! missing.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Serialize;
 
-use super::shared::nvrtc::NvrtcMajor;
-use super::shared::output::{OutputFormat, print_json};
-use crate::benches::package::has_manifest;
+use super::shared::nvrtc::InstallableNvrtc;
+use super::shared::output::{OutputFormat, print_as_json};
+use crate::benches::package::is_in_a_cargo_package;
 use kernelgate::display::{self, terminal};
-use kernelgate::exit::ExitReason;
+use kernelgate::exit::ProcessExitReason;
 use kernelgate::harness::args;
-use kernelgate::record::environment::available_host_memory;
-use kernelgate::record::machine::DifferentMachineFact;
+use kernelgate::record::environment::available_host_memory_bytes;
+use kernelgate::record::machine::UnexpectedHardwareFact;
 use kernelgate::record::text::{
-    printable_on_terminal, printable_path, shortened_message, start_of_quotation,
+    clean_message_for_terminal, cut_middle_of_long_message, path_for_terminal, shortened_quotation,
 };
-use kernelgate::record::{BaselineStore, Environment, MachineFacts, Provenance, file};
+use kernelgate::record::{
+    CommitAndChanges, MachineHardware, RecordFoldersOfPackage, RunEnvironment, file,
+};
 use kernelgate_cuda::DeviceOptions;
 use kernelgate_cuda::architecture;
 use kernelgate_cuda::compiler::cache;
-use kernelgate_cuda::driver::device::{self, Device, DeviceFacts};
+use kernelgate_cuda::driver::device::{self, Device, GpuProperties};
 use kernelgate_cuda::libraries::{cudnn, nccl};
-use kernelgate_cuda::library::{self, LoadedLibrary, OLDEST_SUPPORTED_DRIVER, RequiredLibrary};
-use kernelgate_cuda::observe::telemetry::CardTelemetry;
+use kernelgate_cuda::library::{self, NvidiaLibrary, OLDEST_SUPPORTED_DRIVER, OpenedLibraryFacts};
+use kernelgate_cuda::observe::telemetry::CardTelemetryByNvml;
 
 #[derive(Debug, clap::Args)]
-pub struct DoctorArguments {
+pub struct DoctorCommandArguments {
     /// Print a folder with NVRTC of this CUDA version, for KERNELGATE_CUDA_LIBS; pip installs it
     /// into the target folder on the first call
     #[arg(long, value_enum, value_name = "VERSION", num_args = 0..=1, default_missing_value = "13")]
-    fetch_nvrtc: Option<NvrtcMajor>,
+    fetch_nvrtc: Option<InstallableNvrtc>,
     /// Record the machine: processor, memory, GPUs with driver, clocks, power limit and links
     #[arg(long, value_name = "FILE", conflicts_with = "expect")]
     save: Option<PathBuf>,
-    /// Compare the machine with a recorded one; exit with 4 and print the facts that differ
+    /// Compare this machine with the machine recorded in a file; exit with 4 and print the facts
+    /// that differ
     #[arg(long, value_name = "FILE")]
     expect: Option<PathBuf>,
     /// How to print
@@ -43,40 +47,45 @@ pub struct DoctorArguments {
 }
 
 #[derive(Debug, Serialize)]
-struct MachineCheck {
+struct MachineCheckResult {
     what: &'static str,
     finding: String,
-    /// Advice on what to do, if the check found a problem.
+    /// Advice on what the user should do; `None` if the check found no problem.
     advice: Option<String>,
 }
 
-pub fn run(arguments: &DoctorArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
+pub fn run(
+    arguments: &DoctorCommandArguments,
+    store: &RecordFoldersOfPackage,
+) -> anyhow::Result<ProcessExitReason> {
     if let Some(nvrtc) = arguments.fetch_nvrtc {
         let target = store.work.parent().unwrap_or(Path::new("."));
-        println!("{}", nvrtc.fetch(target)?.display());
-        return Ok(ExitReason::Fine);
+        println!("{}", nvrtc.install_nvrtc_if_missing(target)?.display());
+        return Ok(ProcessExitReason::Fine);
     }
     if let Some(path) = &arguments.save {
-        let machine = MachineFacts::from_this_machine();
-        file::write(path, &machine)?;
-        println!("machine {} in {}", machine.digest(), printable_path(path));
-        return Ok(ExitReason::Fine);
+        let machine = MachineHardware::hardware_of_this_machine();
+        file::write_record_atomically(path, &machine)?;
+        println!("machine {} in {}", machine.hash_of_hardware_facts(), path_for_terminal(path));
+        return Ok(ProcessExitReason::Fine);
     }
     if let Some(path) = &arguments.expect {
-        return Ok(expect_machine(&file::read(path)?));
+        return Ok(compare_with_recorded_machine(&file::read_record(path)?));
     }
-    let mut checks = all_checks(&Environment::cpu(), store);
+    let mut checks =
+        run_all_machine_checks(&RunEnvironment::environment_of_process_on_cpu(), store);
     for check in &mut checks {
-        // The report does not trust names of folders and files.
-        check.finding = printable_on_terminal(&check.finding).into_owned();
+        // Names of folders and files may come from others, so characters that control the terminal
+        // are escaped.
+        check.finding = clean_message_for_terminal(&check.finding).into_owned();
     }
     match arguments.format {
-        OutputFormat::Json => print_json(&checks)?,
+        OutputFormat::Json => print_as_json(&checks)?,
         OutputFormat::Text => {
             for check in &checks {
                 let line = |text: String, indent| match terminal::terminal_columns() {
                     Some(columns) => {
-                        println!("{}", terminal::wrap_terminal_line(&text, indent, columns))
+                        println!("{}", terminal::break_line_to_columns(&text, indent, columns))
                     }
                     None => println!("{text}"),
                 };
@@ -87,9 +96,9 @@ pub fn run(arguments: &DoctorArguments, store: &BaselineStore) -> anyhow::Result
             }
         }
         OutputFormat::Markdown => {
-            let mut table = display::table::TextTable::new(&["what", "finding", "advice"]);
+            let mut table = display::table::AlignedTextTable::new(&["what", "finding", "advice"]);
             for check in checks {
-                table.row(vec![
+                table.add_row(vec![
                     check.what.to_owned(),
                     check.finding,
                     check.advice.unwrap_or_default(),
@@ -98,26 +107,29 @@ pub fn run(arguments: &DoctorArguments, store: &BaselineStore) -> anyhow::Result
             println!("{}", table.to_markdown());
         }
     }
-    Ok(ExitReason::Fine)
+    Ok(ProcessExitReason::Fine)
 }
 
-/// Compares this machine with a recorded machine.
-fn expect_machine(expected: &MachineFacts) -> ExitReason {
-    let here = MachineFacts::from_this_machine();
-    let differing = here.mismatches(expected);
-    for DifferentMachineFact { field, expected, found } in &differing {
+/// Compares the facts of this machine with recorded facts, and prints each fact that differs.
+fn compare_with_recorded_machine(expected: &MachineHardware) -> ProcessExitReason {
+    let here = MachineHardware::hardware_of_this_machine();
+    let differing = here.differences_from_expected_machine(expected);
+    for UnexpectedHardwareFact { field, expected, found } in &differing {
         let line = format!("refused: {field} is `{found}`, not `{expected}`");
-        println!("{}", printable_on_terminal(&line));
+        println!("{}", clean_message_for_terminal(&line));
     }
     if differing.is_empty() {
-        println!("machine {} as expected", here.digest());
-        return ExitReason::Fine;
+        println!("machine {} as expected", here.hash_of_hardware_facts());
+        return ProcessExitReason::Fine;
     }
-    ExitReason::Refused
+    ProcessExitReason::Refused
 }
 
-fn all_checks(environment: &Environment, store: &BaselineStore) -> Vec<MachineCheck> {
-    let check = |what, finding, advice: Option<&str>| MachineCheck {
+fn run_all_machine_checks(
+    environment: &RunEnvironment,
+    store: &RecordFoldersOfPackage,
+) -> Vec<MachineCheckResult> {
+    let check = |what, finding, advice: Option<&str>| MachineCheckResult {
         what,
         finding,
         advice: advice.map(ToOwned::to_owned),
@@ -143,13 +155,13 @@ fn all_checks(environment: &Environment, store: &BaselineStore) -> Vec<MachineCh
             "memory",
             format!(
                 "{} free of {}",
-                display::byte_text(available_host_memory()),
-                display::byte_text(environment.memory_bytes)
+                display::decimal_byte_size_text(available_host_memory_bytes()),
+                display::decimal_byte_size_text(environment.memory_bytes)
             ),
             None,
         ),
-        check_machine_load(environment.cores),
-        cpu_governor_check(),
+        check_cpu_load(environment.cores),
+        check_cpu_frequency_governor(),
         check(
             "build",
             if environment.optimised { "optimised".to_owned() } else { "not optimised".to_owned() },
@@ -157,119 +169,129 @@ fn all_checks(environment: &Environment, store: &BaselineStore) -> Vec<MachineCh
                 "times of this build mean nothing: use cargo bench, or cargo run --release",
             ),
         ),
-        package_folder_check("baselines", "--baselines", &store.baselines, store),
-        package_folder_check("runs", "--records", &store.runs, store),
+        check_package_folder("baselines", "--baselines", &store.baselines, store),
+        check_package_folder("runs", "--records", &store.runs, store),
     ];
-    // GPUs are listed before other libraries are opened.
-    let gpus = check_gpus();
-    checks.extend(RequiredLibrary::ALL_LIBRARIES.into_iter().flat_map(check_library));
-    checks.extend(library::ignored_path_settings().into_iter().map(|setting| {
+    // GPUs are listed before libraries other than the driver are opened.
+    let gpus = check_every_gpu();
+    checks.extend(
+        NvidiaLibrary::ALL_NVIDIA_LIBRARIES.into_iter().flat_map(check_library_and_other_copies),
+    );
+    checks.extend(library::ignored_folders_in_variables().into_iter().map(|setting| {
         check("setting", setting, Some("name folders from the root on, in variables too"))
     }));
-    checks.extend(setting_checks());
-    checks.extend(architecture_setting_check());
-    checks.extend(compiled_kernel_folder_check());
+    checks.extend(check_environment_variables());
+    checks.extend(check_architecture_variable());
+    checks.extend(check_compiled_kernel_cache());
     checks.extend(gpus);
-    checks.push(profiler_check("nsys", "timelines (Nsight Systems)"));
-    checks.push(profiler_check("ncu", "counters of a kernel (Nsight Compute)"));
-    checks.extend(check_counters());
+    checks.push(check_optional_profiler("nsys", "timelines (Nsight Systems)"));
+    checks.push(check_optional_profiler("ncu", "counters of a kernel (Nsight Compute)"));
+    checks.extend(check_counter_permission());
     checks
 }
 
-/// Checks variables that would make a bench stop: variables that stand for flags, and the commit.
-fn setting_checks() -> Vec<MachineCheck> {
-    let commit = Provenance::detect_for_process(Path::new(".")).err().map(|it| it.to_string());
+/// Checks environment variables whose wrong values would stop a bench: those that stand for flags,
+/// and the commit.
+fn check_environment_variables() -> Vec<MachineCheckResult> {
+    let commit = CommitAndChanges::commit_and_changes_of_started_process(Path::new("."))
+        .err()
+        .map(|it| it.to_string());
     let number = std::env::var("KERNELGATE_DEVICE").ok().and_then(|it| it.parse::<usize>().ok());
-    let missing = number.zip(device::gpu_count().ok()).filter(|(number, count)| number >= count);
+    let missing = number.zip(device::count_gpus().ok()).filter(|(number, count)| number >= count);
     let device = missing.map(|(number, count)| {
         format!("KERNELGATE_DEVICE={number}: there are {count} GPUs, counted from 0")
     });
-    let check = |finding: String| MachineCheck {
+    let check = |finding: String| MachineCheckResult {
         what: "setting",
-        finding: shortened_message(finding),
+        finding: cut_middle_of_long_message(finding),
         advice: Some("correct the variable, or unset it: benches end with this error".to_owned()),
     };
-    args::wrong_flag_variables().into_iter().chain(commit).chain(device).map(check).collect()
+    args::problems_of_flag_variables().into_iter().chain(commit).chain(device).map(check).collect()
 }
 
-/// Checks whether `KERNELGATE_ARCH` is an architecture; the check of the GPU uses it.
-fn architecture_setting_check() -> Option<MachineCheck> {
-    let named = architecture::requested_architecture()?;
+/// Checks whether the variable `KERNELGATE_ARCH` names a GPU architecture, such as sm_90a.
+fn check_architecture_variable() -> Option<MachineCheckResult> {
+    let named = architecture::architecture_from_environment()?;
     let advice = "name one as NVIDIA does: sm_80, sm_90a; until then no case runs on a GPU";
-    architecture::capability_number(&named).is_none().then(|| MachineCheck {
+    architecture::compute_capability_number(&named).is_none().then(|| MachineCheckResult {
         what: "setting",
         finding: format!(
             "{}: `{}` is not an architecture",
-            architecture::ARCHITECTURE_VARIABLE,
-            start_of_quotation(&named)
+            architecture::ARCHITECTURE_ENVIRONMENT_VARIABLE,
+            shortened_quotation(&named)
         ),
         advice: Some(advice.to_owned()),
     })
 }
 
-/// Place of a library and whether it fits the driver, or how to get it; and other copies that were
-/// found and are not used.
-fn check_library(library: RequiredLibrary) -> Vec<MachineCheck> {
-    let check = |finding, advice| MachineCheck { what: "library", finding, advice };
-    let shown = |loaded: &LoadedLibrary| {
+/// Shows where a library was found and whether it fits the driver, or how to get the library; also
+/// lists found copies that are not used.
+fn check_library_and_other_copies(library: NvidiaLibrary) -> Vec<MachineCheckResult> {
+    let check = |finding, advice| MachineCheckResult { what: "library", finding, advice };
+    let shown = |loaded: &OpenedLibraryFacts| {
         let version = loaded.version.as_ref().map(|version| format!(" {version}"));
-        format!("{}{}", library.name(), version.unwrap_or_default())
+        format!("{}{}", library.name_in_messages(), version.unwrap_or_default())
     };
-    let used = match library::load_once(library) {
-        Some(loaded) => {
-            check(format!("{}: {}", shown(loaded), loaded.file.display()), library_problem(library))
-        }
-        None => check(format!("{} is missing", library.name()), Some(library.install_advice())),
+    let used = match library::open_library_once(library) {
+        Some(loaded) => check(
+            format!("{}: {}", shown(loaded), loaded.file.display()),
+            problem_of_found_library(library),
+        ),
+        None => check(
+            format!("{} is missing", library.name_in_messages()),
+            Some(library.advice_to_install_library()),
+        ),
     };
-    let unusable = library::unusable_library_files(library).into_iter().map(|(file, why)| {
-        let (name, file) = (library.name(), file.display());
-        let advice = "put a whole one there, or remove it".to_owned();
-        check(format!("{name}: found {file}, which cannot be loaded: {why}"), Some(advice))
-    });
-    let others = library::unused_library_files(library).into_iter().map(|other| {
+    let unusable =
+        library::library_files_that_cannot_be_loaded(library).into_iter().map(|(file, why)| {
+            let (name, file) = (library.name_in_messages(), file.display());
+            let advice = "put a whole one there, or remove it".to_owned();
+            check(format!("{name}: found {file}, which cannot be loaded: {why}"), Some(advice))
+        });
+    let others = library::found_but_unused_library_files(library).into_iter().map(|other| {
         check(format!("{} is not used: {}", shown(&other), other.file.display()), None)
     });
     std::iter::once(used).chain(others).chain(unusable).collect()
 }
 
-/// The reason why a library that was found cannot be used.
-fn library_problem(library: RequiredLibrary) -> Option<String> {
-    if library == RequiredLibrary::Nccl {
-        return nccl::check_nccl().err().map(|reason| reason.to_string());
+/// The reason why a library that was found cannot be used; `None` if it can be used.
+fn problem_of_found_library(library: NvidiaLibrary) -> Option<String> {
+    if library == NvidiaLibrary::Nccl {
+        return nccl::check_nccl_is_available().err().map(|reason| reason.to_string());
     }
-    let driver = library::driver_cuda_version()?;
+    let driver = library::newest_cuda_version_of_driver()?;
     match library {
-        RequiredLibrary::Driver if driver < OLDEST_SUPPORTED_DRIVER => Some(format!(
+        NvidiaLibrary::Driver if driver < OLDEST_SUPPORTED_DRIVER => Some(format!(
             "CUDA {OLDEST_SUPPORTED_DRIVER} is needed: update the driver; until then no case runs on a GPU"
         )),
-        RequiredLibrary::Nvrtc => library::choose_nvrtc().filter(|nvrtc| !nvrtc.fits).map(|_| {
+        NvidiaLibrary::Nvrtc => library::choose_nvrtc_library().filter(|nvrtc| !nvrtc.fits).map(|_| {
             format!(
                 "the driver (CUDA {driver}) does not take what it generates, so no case runs on a \
                  GPU; `kernelgate resources` works: {}",
-                device::older_nvrtc_hint(driver)
+                device::advice_on_fitting_nvrtc(driver)
             )
         }),
-        RequiredLibrary::Cudnn => cudnn::api::cudnn_version().err().map(|refusal| refusal.0),
+        NvidiaLibrary::Cudnn => cudnn::api::found_cudnn_version().err().map(|refusal| refusal.0),
         _ => None,
     }
 }
 
-/// Folder of the compiled kernels, and whether it is used.
-fn compiled_kernel_folder_check() -> Option<MachineCheck> {
-    let (folder, used) = cache::cache_place()?;
+/// Names the cache folder of compiled kernels, and whether kernelgate uses it.
+fn check_compiled_kernel_cache() -> Option<MachineCheckResult> {
+    let (folder, used) = cache::cache_folder_and_whether_used()?;
     let advice = "others can write to it, or it is not yours: kernels are compiled in every \
                   process; remove it, or name another folder in KERNELGATE_CACHE";
-    Some(MachineCheck {
+    Some(MachineCheckResult {
         what: "kernels",
         finding: folder.display().to_string(),
         advice: (!used).then(|| advice.to_owned()),
     })
 }
 
-/// The GPUs, or the reason why no GPU was found.
-fn check_gpus() -> Vec<MachineCheck> {
-    let check = |finding, advice| MachineCheck { what: "gpu", finding, advice };
-    let count = match device::gpu_count() {
+/// Describes each GPU, or gives the reason why no GPU was found.
+fn check_every_gpu() -> Vec<MachineCheckResult> {
+    let check = |finding, advice| MachineCheckResult { what: "gpu", finding, advice };
+    let count = match device::count_gpus() {
         Ok(count) => count,
         Err(error) => {
             return vec![check(format!("none: {error}"), Some("cases run on the CPU".to_owned()))];
@@ -281,13 +303,13 @@ fn check_gpus() -> Vec<MachineCheck> {
         .flat_map(|ordinal| match Device::open(ordinal, &options) {
             Ok(device) => {
                 let facts = device.facts();
-                let memory = device.free_and_total().map_or_else(
+                let memory = device.free_and_total_bytes().map_or_else(
                     |error| error.to_string(),
                     |(free, total)| {
                         format!(
                             "{} free of {}",
-                            display::byte_text(free),
-                            display::byte_text(total)
+                            display::decimal_byte_size_text(free),
+                            display::decimal_byte_size_text(total)
                         )
                     },
                 );
@@ -302,12 +324,12 @@ fn check_gpus() -> Vec<MachineCheck> {
                         facts.driver_cuda % 1000 / 10,
                         facts.multiprocessors,
                         facts.max_clock_mhz,
-                        display::byte_text(facts.l2_bytes),
+                        display::decimal_byte_size_text(facts.l2_bytes),
                         facts.uuid
                     ),
-                    rows_without_compiler(&facts.arch),
+                    note_on_skipped_implementations(&facts.arch),
                 );
-                vec![card, check_clocks(facts)]
+                vec![card, check_gpu_clock_locking(facts)]
             }
             Err(error) => {
                 vec![check(format!("{ordinal}: {error}"), Some("cases run on the CPU".to_owned()))]
@@ -316,37 +338,38 @@ fn check_gpus() -> Vec<MachineCheck> {
         .collect()
 }
 
-/// Checks whether the clocks of a card could be locked, and how that would change times. Nothing is
-/// changed.
-fn check_clocks(facts: &DeviceFacts) -> MachineCheck {
-    let check = |finding, advice: Option<&str>| MachineCheck {
+/// Checks, without changing anything, whether the GPU clocks could be locked and what locked clocks
+/// would do to times. Nothing is changed.
+fn check_gpu_clock_locking(facts: &GpuProperties) -> MachineCheckResult {
+    let check = |finding, advice: Option<&str>| MachineCheckResult {
         what: "clocks",
         finding,
         advice: advice.map(str::to_owned),
     };
     let highest = format!("{}: up to {} MHz", facts.ordinal, facts.max_clock_mhz);
-    let Some(telemetry) = CardTelemetry::open_card(&facts.uuid) else {
+    let Some(telemetry) = CardTelemetryByNvml::open_card_by_uuid(&facts.uuid) else {
         let finding = format!("{highest}; NVML is missing, or does not know this device");
         return check(finding, Some("times have no power state (n/a)"));
     };
     let watts = |milliwatts: u32| f64::from(milliwatts) / 1e3;
-    let power = telemetry.power_limit_range_mw().map_or(String::new(), |(default, limit)| {
-        format!(", power limit {:.0} W (default {:.0} W)", watts(limit), watts(default))
-    });
-    let permission = match telemetry.clocks_need_root() {
+    let power =
+        telemetry.default_and_current_power_limit_mw().map_or(String::new(), |(default, limit)| {
+            format!(", power limit {:.0} W (default {:.0} W)", watts(limit), watts(default))
+        });
+    let permission = match telemetry.does_setting_clocks_need_root() {
         None => "this device does not let anybody lock them",
         Some(true) => "root may lock them",
         Some(false) => "this user may set them",
     };
-    let advice = telemetry.clocks_need_root().map(|_| {
+    let advice = telemetry.does_setting_clocks_need_root().map(|_| {
         "locked below the power cap (nvidia-smi --lock-gpu-clocks), all cases have one clock: times \
          are longer, and repeat better at the cap; kernelgate never changes clocks"
     });
     check(format!("{highest}{power}; {permission}"), advice)
 }
 
-/// Notes that some rows do not run on an architecture; every row runs on at least one card.
-fn rows_without_compiler(arch: &str) -> Option<String> {
+/// Note for an architecture other than sm_90a that implementations for sm_90a are skipped.
+fn note_on_skipped_implementations(arch: &str) -> Option<String> {
     (arch != "sm_90a").then(|| {
         format!(
             "rows that need another architecture or more shared memory are skipped: `kernelgate \
@@ -355,13 +378,13 @@ fn rows_without_compiler(arch: &str) -> Option<String> {
     })
 }
 
-/// A check for a profiler of NVIDIA's, which is optional.
-fn profiler_check(name: &'static str, what: &str) -> MachineCheck {
+/// Checks whether a profiler of NVIDIA, such as `nsys`, is on PATH; profilers are optional.
+fn check_optional_profiler(name: &'static str, what: &str) -> MachineCheckResult {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&folders)
         .map(|folder| folder.join(format!("{name}{}", std::env::consts::EXE_SUFFIX)))
         .find(|path| path.is_file());
-    MachineCheck {
+    MachineCheckResult {
         what: "tool",
         finding: match &found {
             Some(path) => format!("{name}, {what}: {}", path.display()),
@@ -373,14 +396,14 @@ fn profiler_check(name: &'static str, what: &str) -> MachineCheck {
     }
 }
 
-/// Checks whether the driver lets users other than root read the GPU's counters; `None` without the
-/// driver.
-fn check_counters() -> Option<MachineCheck> {
+/// Checks whether the driver lets users other than root read the GPU's performance counters; `None`
+/// without the driver.
+fn check_counter_permission() -> Option<MachineCheckResult> {
     let parameters = std::fs::read_to_string("/proc/driver/nvidia/params").ok()?;
-    Some(counters_check(&parameters))
+    Some(counter_permission_from_parameters(&parameters))
 }
 
-fn counters_check(parameters: &str) -> MachineCheck {
+fn counter_permission_from_parameters(parameters: &str) -> MachineCheckResult {
     let setting = parameters.lines().find_map(|line| line.strip_prefix("RmProfilingAdminOnly:"));
     let (finding, advice) = match setting.map(str::trim) {
         Some("0") => ("every user may read the GPU's performance counters", None),
@@ -394,31 +417,35 @@ fn counters_check(parameters: &str) -> MachineCheck {
         ),
         None => ("the driver does not say who may read the GPU's performance counters", None),
     };
-    MachineCheck {
+    MachineCheckResult {
         what: "counters",
         finding: finding.to_owned(),
         advice: advice.map(str::to_owned),
     }
 }
 
-/// Checks for other load on the machine, the most frequent cause of false alarms.
-fn check_machine_load(cores: usize) -> MachineCheck {
+/// Checks the CPU load of the machine; other load is the most frequent cause of false alarms.
+fn check_cpu_load(cores: usize) -> MachineCheckResult {
     let Ok(load) = sysinfo::System::load_average().map(|load| load.one) else {
-        return MachineCheck { what: "load", finding: "not visible".to_owned(), advice: None };
+        return MachineCheckResult {
+            what: "load",
+            finding: "not visible".to_owned(),
+            advice: None,
+        };
     };
     let busy = load > 0.3 * cores as f64;
-    MachineCheck {
+    MachineCheckResult {
         what: "load",
         finding: format!("{load:.2} over the last minute, on {cores} cores"),
         advice: busy.then(|| "other processes are busy: times will be noisy".to_owned()),
     }
 }
 
-fn cpu_governor_check() -> MachineCheck {
+fn check_cpu_frequency_governor() -> MachineCheckResult {
     let governor =
         std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").ok();
     let governor = governor.as_deref().map(str::trim);
-    MachineCheck {
+    MachineCheckResult {
         what: "governor",
         finding: governor.unwrap_or("not visible (a virtual machine, or not Linux)").to_owned(),
         advice: governor.filter(|governor| *governor != "performance").map(|_| {
@@ -428,28 +455,29 @@ fn cpu_governor_check() -> MachineCheck {
     }
 }
 
-/// A folder of the package; outside of one it has to exist already.
-fn package_folder_check(
+/// Checks that a folder of the package can be written; outside a package the folder must already
+/// exist.
+fn check_package_folder(
     what: &'static str,
     flag: &str,
     path: &Path,
-    store: &BaselineStore,
-) -> MachineCheck {
-    if path.is_dir() || has_manifest(&store.root) {
-        return check_folder(what, path);
+    store: &RecordFoldersOfPackage,
+) -> MachineCheckResult {
+    if path.is_dir() || is_in_a_cargo_package(&store.root) {
+        return check_folder_is_writable(what, path);
     }
-    MachineCheck {
+    MachineCheckResult {
         what,
         finding: "no package here".to_owned(),
         advice: Some(format!("call the program in a package, or name the folder with {flag}")),
     }
 }
 
-fn check_folder(what: &'static str, path: &Path) -> MachineCheck {
-    // The nearest existing parent folder decides whether the path can be created.
+fn check_folder_is_writable(what: &'static str, path: &Path) -> MachineCheckResult {
+    // If the nearest existing parent folder is writable, the folder can be created.
     let existing = path.ancestors().find(|folder| folder.is_dir());
     let writable = existing.is_some_and(|folder| tempfile::tempfile_in(folder).is_ok());
-    MachineCheck {
+    MachineCheckResult {
         what,
         finding: format!(
             "{}{}",
@@ -465,8 +493,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_permission_for_gpu_counters_is_read_from_the_driver() {
-        let check_of = |line: &str| counters_check(&format!("ResmanDebugLevel: 1\n{line}\nX: 2\n"));
+    fn the_permission_for_gpu_counters_comes_from_driver_parameters() {
+        let check_of = |line: &str| {
+            counter_permission_from_parameters(&format!("ResmanDebugLevel: 1\n{line}\nX: 2\n"))
+        };
         assert!(check_of("RmProfilingAdminOnly: 0").advice.is_none());
         let check = check_of("RmProfilingAdminOnly: 1");
         insta::assert_snapshot!(check.finding, @"only root may read the GPU's performance counters (RmProfilingAdminOnly)");

@@ -1,24 +1,24 @@
-//! Help of the program: verbs by the four questions, examples of each, lines of at most 100
-//! columns.
+//! Help of the program: verbs grouped by the question that they answer, examples of each verb,
+//! lines of at most 100 columns.
 
 use std::fmt::Write as _;
 
 use clap::Command;
 
-/// Longest line of the help, columns.
-const MAX_HELP_COLUMNS: usize = 100;
+/// Longest line of the help text, in columns.
+const MAX_HELP_LINE_COLUMNS: usize = 100;
 
-/// A question and the verbs that answer it, for the help.
+/// A question in the program's help, with the verbs that answer it.
 struct HelpQuestion {
     heading: &'static str,
     verbs: &'static [VerbExamples],
 }
 
-/// A verb with command lines that show its use.
+/// A verb of kernelgate with example command lines for its help.
 struct VerbExamples(&'static str, &'static [&'static str]);
 
 /// Verbs below another verb.
-const SUBVERB_EXAMPLES: &[VerbExamples] = &[
+const EXAMPLES_OF_SUBVERBS: &[VerbExamples] = &[
     VerbExamples(
         "history import",
         &[
@@ -157,13 +157,14 @@ const QUESTIONS_WITH_VERBS: &[HelpQuestion] = &[
     },
 ];
 
-/// Arranges the help of a command line: verbs grouped by question, with examples.
-pub fn arrange_help(command: Command) -> Command {
-    let by_question = verbs_by_question(&command);
+/// Adds to the help of the command line: verbs grouped by the question they answer, and examples
+/// for each verb.
+pub fn add_questions_and_examples_to_help(command: Command) -> Command {
+    let by_question = help_text_of_verbs_by_question(&command);
     let template = format!(
         "{{about}}\n\n{{usage-heading}} {{usage}}\n\n{by_question}Options:\n{{options}}{{after-help}}"
     );
-    let command = command.help_template(template).max_term_width(MAX_HELP_COLUMNS);
+    let command = command.help_template(template).max_term_width(MAX_HELP_LINE_COLUMNS);
     verbs_with_examples().fold(command, |command, VerbExamples(path, lines)| {
         let examples = format!("Examples:\n  {}", lines.join("\n  "));
         match path.split_once(' ') {
@@ -175,13 +176,14 @@ pub fn arrange_help(command: Command) -> Command {
     })
 }
 
-/// All verbs with the examples of their help.
+/// Every verb of the program with the example commands in its help.
 fn verbs_with_examples() -> impl Iterator<Item = &'static VerbExamples> {
-    QUESTIONS_WITH_VERBS.iter().flat_map(|question| question.verbs).chain(SUBVERB_EXAMPLES)
+    QUESTIONS_WITH_VERBS.iter().flat_map(|question| question.verbs).chain(EXAMPLES_OF_SUBVERBS)
 }
 
-/// The verbs with the first line of their help, below the question that they answer.
-fn verbs_by_question(command: &Command) -> String {
+/// The first page of the help: each question, followed by the verbs that answer it with the first
+/// line of their help.
+fn help_text_of_verbs_by_question(command: &Command) -> String {
     let about = |name: &str| {
         let verb = command.find_subcommand(name).and_then(Command::get_about);
         verb.map(ToString::to_string).unwrap_or_default()
@@ -202,14 +204,14 @@ mod tests {
     use clap::Parser as _;
 
     use super::*;
-    use crate::verbs::command;
+    use crate::verbs::command_line_definition;
 
     #[test]
     fn every_verb_belongs_to_one_question_of_the_help() {
         let mut grouped: Vec<&str> =
             QUESTIONS_WITH_VERBS.iter().flat_map(|it| it.verbs.iter().map(|verb| verb.0)).collect();
         grouped.sort_unstable();
-        let command = command();
+        let command = command_line_definition();
         let mut verbs: Vec<&str> = command.get_subcommands().map(Command::get_name).collect();
         verbs.sort_unstable();
         assert_eq!(grouped, verbs);
@@ -219,28 +221,28 @@ mod tests {
     fn every_example_of_the_help_is_parsed() {
         for line in verbs_with_examples().flat_map(|verb| verb.1) {
             let words = line.split(" > ").next().unwrap_or(line).split_whitespace();
-            let parsed = crate::verbs::CliArguments::try_parse_from(words);
+            let parsed = crate::verbs::KernelgateCommandLine::try_parse_from(words);
             assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());
         }
     }
 
-    /// Calls `check` for each subcommand with its full name.
-    fn each_subcommand(command: &Command, name: &str, check: &dyn Fn(&Command, &str)) {
+    /// Calls `check` for each subcommand, at any depth, with its full name.
+    fn check_each_subcommand(command: &Command, name: &str, check: &dyn Fn(&Command, &str)) {
         check(command, name);
         for verb in command.get_subcommands() {
-            each_subcommand(verb, &format!("{name} {}", verb.get_name()), check);
+            check_each_subcommand(verb, &format!("{name} {}", verb.get_name()), check);
         }
     }
 
     #[test]
     fn the_help_of_every_verb_has_an_example_and_begins_with_its_action() {
-        const FIRST_WORDS_NOT_VERBS: [&str; 9] =
+        const HELP_FIRST_WORDS_THAT_ARE_NO_VERBS: [&str; 9] =
             ["A", "An", "All", "Each", "Every", "The", "This", "Verb", "What"];
-        each_subcommand(&command(), "kernelgate", &|verb, name| {
+        check_each_subcommand(&command_line_definition(), "kernelgate", &|verb, name| {
             let about = verb.get_about().expect(name).to_string();
             let first = about.split_whitespace().next().unwrap_or_default();
             assert!(
-                !FIRST_WORDS_NOT_VERBS.contains(&first) && !first.ends_with("ing"),
+                !HELP_FIRST_WORDS_THAT_ARE_NO_VERBS.contains(&first) && !first.ends_with("ing"),
                 "{name}: {about}"
             );
             assert!(about.chars().count() <= 85, "{name}: {about}");
@@ -251,15 +253,15 @@ mod tests {
 
     #[test]
     fn help_is_at_most_100_columns_wide() {
-        fn check(mut command: Command, name: &str) {
+        fn check_help_width(mut command: Command, name: &str) {
             let help = command.render_long_help().to_string();
-            let wide = help.lines().find(|line| line.chars().count() > MAX_HELP_COLUMNS);
+            let wide = help.lines().find(|line| line.chars().count() > MAX_HELP_LINE_COLUMNS);
             assert_eq!(wide, None, "{name}");
             for verb in command.get_subcommands().cloned().collect::<Vec<_>>() {
                 let name = format!("{name} {}", verb.get_name());
-                check(verb.max_term_width(MAX_HELP_COLUMNS), &name);
+                check_help_width(verb.max_term_width(MAX_HELP_LINE_COLUMNS), &name);
             }
         }
-        check(command().term_width(MAX_HELP_COLUMNS), "kernelgate");
+        check_help_width(command_line_definition().term_width(MAX_HELP_LINE_COLUMNS), "kernelgate");
     }
 }

@@ -1,86 +1,90 @@
-//! `kernelgate init`: adds a bench, its lines in the manifest, and a workflow. Existing files are
-//! never overwritten, and if any file cannot be written none is.
+//! `kernelgate init`: adds an example bench to a package, the lines for the bench to `Cargo.toml`,
+//! and a CI workflow. `kernelgate init` never overwrites an existing file, and writes either all
+//! files or none.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail, ensure};
-use kernelgate::exit::ExitReason;
+use kernelgate::exit::ProcessExitReason;
 use kernelgate::record::file;
-use kernelgate::record::text::printable_path;
+use kernelgate::record::text::path_for_terminal;
 
-use crate::benches::package::{self, WorkspaceMember};
+use crate::benches::package::{self, CargoWorkspacePackage};
 
-/// Source of the bench in the README.
-const BENCH_TEMPLATE: &str = include_str!("../../templates/bench.rs");
-/// Name of the bench target in the README.
+/// Source of the example bench that `kernelgate init` writes; the README shows the same source.
+const EXAMPLE_BENCH_SOURCE: &str = include_str!("../../templates/bench.rs");
+/// Name of the bench target that `kernelgate init` adds if no name is given; the README uses it
+/// too.
 const DEFAULT_BENCH_NAME: &str = "own_kernel";
-const WORKFLOW_TEMPLATE: &str = include_str!("../../templates/perf.yml");
-/// Placeholder for the package's folder in the workflow file.
+const CI_WORKFLOW_TEMPLATE: &str = include_str!("../../templates/perf.yml");
+/// Placeholder in the template of the CI workflow, replaced by the package's folder.
 const PACKAGE_FOLDER_PLACEHOLDER: &str = "PACKAGE_FOLDER";
-/// Largest `Cargo.toml` that is read, bytes.
-const MAX_MANIFEST: u64 = 1 << 20;
+/// Largest size in bytes of a `Cargo.toml` that is read.
+const MAX_CARGO_TOML_BYTES: u64 = 1 << 20;
 
 #[derive(Debug, clap::Args)]
-pub struct InitArguments {
-    /// Package to add the bench to; required in a workspace of several packages
+pub struct InitCommandArguments {
+    /// Package to which the bench is added; required in a workspace of several packages
     #[arg(long, value_name = "NAME")]
     package: Option<String>,
     /// Name of the bench
-    #[arg(long, value_name = "NAME", default_value = "kernels", value_parser = bench_name)]
+    #[arg(long, value_name = "NAME", default_value = "kernels", value_parser = check_bench_name)]
     bench: String,
-    /// Folder of the crate `kernelgate` in a clone, in place of the registry; needed until the
-    /// crate is published
+    /// Folder of the crate `kernelgate` in a git clone, used in place of the crates.io version;
+    /// needed until the crate is published
     #[arg(long, value_name = "DIR")]
     path: Option<PathBuf>,
     /// Write no GitHub workflow
     #[arg(long)]
     no_workflow: bool,
-    /// Print the files and write none
+    /// Print the files of the new bench and write none
     #[arg(long)]
     dry_run: bool,
 }
 
-/// A file to write, with its text.
-struct NewFileContents {
+/// A file that `kernelgate init` writes, with its path and text.
+struct FileToWrite {
     path: PathBuf,
     text: String,
 }
 
-pub fn run(arguments: &InitArguments) -> anyhow::Result<ExitReason> {
+pub fn run(arguments: &InitCommandArguments) -> anyhow::Result<ProcessExitReason> {
     let folder = std::env::current_dir()?;
-    let member = package::find_member(&folder, arguments.package.as_deref())?;
-    let root = member.folder();
-    let mut new = vec![NewFileContents {
+    let member = package::find_workspace_member(&folder, arguments.package.as_deref())?;
+    let root = member.package_folder();
+    let mut new = vec![FileToWrite {
         path: root.join("benches").join(format!("{}.rs", arguments.bench)),
-        text: BENCH_TEMPLATE.replace(DEFAULT_BENCH_NAME, &arguments.bench),
+        text: EXAMPLE_BENCH_SOURCE.replace(DEFAULT_BENCH_NAME, &arguments.bench),
     }];
     if !arguments.no_workflow {
         let repository = root.ancestors().find(|it| it.join(".git").exists()).unwrap_or(root);
         let relative = root.strip_prefix(repository).ok().and_then(Path::to_str);
         let relative = relative.filter(|it| !it.is_empty()).unwrap_or(".");
-        new.push(NewFileContents {
+        new.push(FileToWrite {
             path: repository.join(".github/workflows/perf.yml"),
-            text: WORKFLOW_TEMPLATE.replace(PACKAGE_FOLDER_PLACEHOLDER, relative),
+            text: CI_WORKFLOW_TEMPLATE.replace(PACKAGE_FOLDER_PLACEHOLDER, relative),
         });
     }
-    for NewFileContents { path, .. } in &new {
-        ensure!(!path.exists(), "{} exists: nothing was written", printable_path(path));
+    for FileToWrite { path, .. } in &new {
+        ensure!(!path.exists(), "{} exists: nothing was written", path_for_terminal(path));
     }
-    let dependency = dependency_line(arguments.path.as_deref())?;
-    let manifest = NewFileContents {
-        text: manifest_with_bench(&member, &arguments.bench, &dependency)?,
+    let dependency = kernelgate_dependency_line(arguments.path.as_deref())?;
+    let manifest = FileToWrite {
+        text: cargo_toml_with_bench(&member, &arguments.bench, &dependency)?,
         path: member.manifest_path,
     };
     new.push(manifest);
     if arguments.dry_run {
-        for NewFileContents { path, text } in &new {
-            println!("# {}\n{text}", printable_path(path));
+        for FileToWrite { path, text } in &new {
+            println!("# {}\n{text}", path_for_terminal(path));
         }
-        return Ok(ExitReason::Fine);
+        return Ok(ProcessExitReason::Fine);
     }
-    file::replace_files(new.iter().map(|it| (it.path.as_path(), it.text.as_str())))?;
-    for NewFileContents { path, .. } in &new {
-        println!("wrote {}", printable_path(path));
+    file::replace_files_after_writing_all(
+        new.iter().map(|it| (it.path.as_path(), it.text.as_str())),
+    )?;
+    for FileToWrite { path, .. } in &new {
+        println!("wrote {}", path_for_terminal(path));
     }
     println!("next: cargo bench --bench {}", arguments.bench);
     if arguments.path.is_none() {
@@ -88,11 +92,11 @@ pub fn run(arguments: &InitArguments) -> anyhow::Result<ExitReason> {
             "if cargo finds no crate kernelgate, name a clone: --path CLONE/crates/kernelgate"
         );
     }
-    Ok(ExitReason::Fine)
+    Ok(ProcessExitReason::Fine)
 }
 
-/// Checks a name that becomes a file, a Cargo target and an identifier.
-fn bench_name(name: &str) -> Result<String, String> {
+/// Checks that a name can be a file name, a Cargo bench target and a Rust identifier.
+fn check_bench_name(name: &str) -> Result<String, String> {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     let begins = name.starts_with(|c: char| c.is_ascii_lowercase());
     (begins && name.len() <= 64 && name.chars().all(plain))
@@ -100,44 +104,46 @@ fn bench_name(name: &str) -> Result<String, String> {
         .ok_or_else(|| "use lowercase letters, digits and `_`".to_owned())
 }
 
-/// The line of the manifest that adds the dependency. A path is absolute, because `compare` builds
-/// revisions in other folders.
-fn dependency_line(clone: Option<&Path>) -> anyhow::Result<String> {
+/// The line of `Cargo.toml` that adds kernelgate as a dependency. The path of a local clone is
+/// written as an absolute path, because `kernelgate compare` builds revisions in other folders.
+fn kernelgate_dependency_line(clone: Option<&Path>) -> anyhow::Result<String> {
     let Some(folder) = clone else {
         return Ok(format!("kernelgate = \"{}\"", env!("CARGO_PKG_VERSION")));
     };
-    let shown = printable_path(folder);
+    let shown = path_for_terminal(folder);
     let folder = folder.canonicalize().with_context(|| format!("--path {shown}"))?;
     ensure!(folder.join("Cargo.toml").is_file(), "--path {shown}: no Cargo.toml there");
-    // JSON's quotes and escapes are valid in TOML.
+    // A string with JSON's quotes and escapes is also a valid TOML string.
     let quoted = serde_json::to_string(&folder.display().to_string())?;
     Ok(format!("kernelgate = {{ path = {quoted} }}"))
 }
 
-/// The manifest's text with the dependency and the bench added.
-fn manifest_with_bench(
-    member: &WorkspaceMember,
+/// Returns the text of `Cargo.toml` with the dependency on kernelgate and the bench target added.
+fn cargo_toml_with_bench(
+    member: &CargoWorkspacePackage,
     bench: &str,
     dependency: &str,
 ) -> anyhow::Result<String> {
     let path = &member.manifest_path;
-    let shown = printable_path(path).to_string();
-    let text = file::read_untrusted_text(path, MAX_MANIFEST).with_context(|| shown.clone())?;
+    let shown = path_for_terminal(path).to_string();
+    let text = file::read_untrusted_text_up_to(path, MAX_CARGO_TOML_BYTES)
+        .with_context(|| shown.clone())?;
     let before: toml::Table = toml::from_str(&text).with_context(|| shown.clone())?;
     let named = |table: &str, name: &str| {
         before.get(table).and_then(toml::Value::as_table).is_some_and(|it| it.contains_key(name))
     };
     let mut added = text.clone();
     if !named("dev-dependencies", "kernelgate") && !named("dependencies", "kernelgate") {
-        added = with_line_in_table(&added, "dev-dependencies", dependency);
+        added = add_line_to_toml_table(&added, "dev-dependencies", dependency);
     }
-    let has_library = before.contains_key("lib") || member.folder().join("src/lib.rs").is_file();
+    let has_library =
+        before.contains_key("lib") || member.package_folder().join("src/lib.rs").is_file();
     if has_library && !named("lib", "bench") {
-        added = with_line_in_table(&added, "lib", "bench = false");
+        added = add_line_to_toml_table(&added, "lib", "bench = false");
     }
     added.push_str(&format!("\n[[bench]]\nname = \"{bench}\"\nharness = false\n"));
-    // The manifest was edited as text, so the result is parsed again: it must be a manifest with
-    // this bench.
+    // `Cargo.toml` was edited as text, so the result is parsed to check that it is valid and has
+    // the new bench target.
     let after: toml::Table = toml::from_str(&added).with_context(|| {
         format!("{shown}: its tables leave no place for a bench; add it by hand")
     })?;
@@ -149,8 +155,8 @@ fn manifest_with_bench(
     }
 }
 
-/// Adds a line to a table of a TOML text; a missing table is appended.
-fn with_line_in_table(text: &str, table: &str, line: &str) -> String {
+/// Adds a line at the start of a table of a TOML text; a missing table is appended to the text.
+fn add_line_to_toml_table(text: &str, table: &str, line: &str) -> String {
     let header = format!("[{table}]");
     let place = text.lines().position(|it| it.trim() == header);
     let Some(place) = place else {
@@ -165,22 +171,22 @@ fn with_line_in_table(text: &str, table: &str, line: &str) -> String {
 mod tests {
     use super::*;
 
-    fn test_package(text: &str) -> (tempfile::TempDir, WorkspaceMember) {
+    fn package_with_cargo_toml(text: &str) -> (tempfile::TempDir, CargoWorkspacePackage) {
         let folder = tempfile::tempdir().unwrap();
         let manifest_path = folder.path().join("Cargo.toml");
         std::fs::write(&manifest_path, text).unwrap();
         std::fs::create_dir(folder.path().join("src")).unwrap();
         std::fs::write(folder.path().join("src/lib.rs"), "").unwrap();
-        (folder, WorkspaceMember { name: "a".to_owned(), manifest_path })
+        (folder, CargoWorkspacePackage { name: "a".to_owned(), manifest_path })
     }
 
-    const DEPENDENCY_LINE: &str = "kernelgate = \"1\"";
+    const KERNELGATE_DEPENDENCY_LINE: &str = "kernelgate = \"1\"";
 
     #[test]
     fn init_adds_lines_to_existing_tables_and_appends_missing_tables() {
         let (_folder, member) =
-            test_package("[package]\nname = \"a\"\n\n[dev-dependencies]\nx = \"1\"\n");
-        let text = manifest_with_bench(&member, "kernels", DEPENDENCY_LINE).unwrap();
+            package_with_cargo_toml("[package]\nname = \"a\"\n\n[dev-dependencies]\nx = \"1\"\n");
+        let text = cargo_toml_with_bench(&member, "kernels", KERNELGATE_DEPENDENCY_LINE).unwrap();
         let expected = "[package]\nname = \"a\"\n\n[dev-dependencies]\nkernelgate = \"1\"\nx = \"1\"\n\n\
                         [lib]\nbench = false\n\n[[bench]]\nname = \"kernels\"\nharness = false\n";
         assert_eq!(text, expected);
@@ -189,9 +195,10 @@ mod tests {
     #[test]
     fn init_refuses_the_name_of_an_existing_bench() {
         let (folder, member) =
-            test_package("[package]\nname = \"a\"\n[[bench]]\nname = \"kernels\"\n");
-        let error =
-            manifest_with_bench(&member, "kernels", DEPENDENCY_LINE).unwrap_err().to_string();
+            package_with_cargo_toml("[package]\nname = \"a\"\n[[bench]]\nname = \"kernels\"\n");
+        let error = cargo_toml_with_bench(&member, "kernels", KERNELGATE_DEPENDENCY_LINE)
+            .unwrap_err()
+            .to_string();
         let folder = folder.path().to_str().unwrap();
         insta::assert_snapshot!(error.replace(folder, "FOLDER"), @"FOLDER/Cargo.toml has a bench `kernels`: nothing was written");
     }
@@ -199,8 +206,8 @@ mod tests {
     #[test]
     fn init_refuses_names_that_no_bench_target_can_have() {
         for name in ["", "9a", "../x", "A", "a-b"] {
-            assert!(bench_name(name).is_err(), "{name}");
+            assert!(check_bench_name(name).is_err(), "{name}");
         }
-        assert_eq!(bench_name("my_kernels2"), Ok("my_kernels2".to_owned()));
+        assert_eq!(check_bench_name("my_kernels2"), Ok("my_kernels2".to_owned()));
     }
 }

@@ -1,10 +1,10 @@
-//! The `kernelgate` program: one file for each verb, in a folder for each of the four questions
-//! (right? how fast? slower? why?).
+//! The command-line verbs of `kernelgate`: one file for each verb, in a folder for each question
+//! (are outputs right? how fast? slower? why?).
 //!
-//! Results go to standard output in the requested format, everything else to standard error; the
-//! exit code is the verdict.
+//! Every verb prints results to standard output in the requested format and everything else to
+//! standard error; the exit code is the verdict.
 //!
-//! A new command needs one file and one arm in this match.
+//! A new verb needs one file and one arm of the match in [`KernelgateCommandLine`].
 
 #![allow(clippy::disallowed_methods, reason = "the boundary: variables are read here")]
 
@@ -19,13 +19,13 @@ mod shared;
 mod slower;
 mod why;
 
-pub use fast::peers::read as read_peers;
-pub use shared::refusal::Refusal;
+pub use fast::peers::read_device_and_peer_times as read_peers;
+pub use shared::refusal::RefusalToCompare;
 
 use std::path::PathBuf;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
-use kernelgate::exit::ExitReason;
+use kernelgate::exit::ProcessExitReason;
 
 use crate::benches::package;
 use crate::commands;
@@ -35,103 +35,105 @@ use fleet::{merge, submit};
 use slower::{baseline, bisect, calibrate, check, compare, gate, resources};
 use why::{diagnose, export, profile, stats};
 
-/// Heading of the flags that every verb takes.
-const GLOBAL_FLAGS_HEADING: &str = "Global options";
+/// Heading in the help for the flags that every verb accepts.
+const GLOBAL_FLAGS_HELP_HEADING: &str = "Global options";
 
-const PROGRAM_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("BUILD_COMMIT"), ")");
+const PROGRAM_VERSION_AND_COMMIT: &str =
+    concat!(env!("CARGO_PKG_VERSION"), " (", env!("BUILD_COMMIT"), ")");
 
-/// Verify, time and gate GPU kernels
+/// Verify, time and gate the performance of GPU kernels
 #[derive(Debug, Parser)]
 #[command(
     name = "kernelgate",
-    version = PROGRAM_VERSION,
+    version = PROGRAM_VERSION_AND_COMMIT,
     after_help = "Exit codes: 0 fine, 1 regression or failed verification, 2 usage or broken \
                   input, 3 inconclusive, 4 refused (not comparable), 130 interrupted, 141 broken \
                   pipe."
 )]
-pub struct CliArguments {
+pub struct KernelgateCommandLine {
     /// Folder of committed baselines [default: baselines/ of the package]
-    #[arg(long, global = true, value_name = "DIR", help_heading = GLOBAL_FLAGS_HEADING)]
+    #[arg(long, global = true, value_name = "DIR", help_heading = GLOBAL_FLAGS_HELP_HEADING)]
     baselines: Option<PathBuf>,
     /// Folder of recorded runs [default: kernelgate/runs/ of the target folder]
-    #[arg(long, global = true, value_name = "DIR", help_heading = GLOBAL_FLAGS_HEADING)]
+    #[arg(long, global = true, value_name = "DIR", help_heading = GLOBAL_FLAGS_HELP_HEADING)]
     records: Option<PathBuf>,
     /// Print every command before it runs, with its folder and variables, on standard error
-    #[arg(long, short, global = true, help_heading = GLOBAL_FLAGS_HEADING)]
+    #[arg(long, short, global = true, help_heading = GLOBAL_FLAGS_HELP_HEADING)]
     verbose: bool,
     #[command(subcommand)]
-    verb: ProgramVerb,
+    verb: KernelgateVerb,
 }
 
 #[derive(Debug, Subcommand)]
-enum ProgramVerb {
-    /// Check the device, the build and the folders, and name what is missing
-    Doctor(doctor::DoctorArguments),
+enum KernelgateVerb {
+    /// Check GPUs, libraries, settings and folders, and name what is missing
+    Doctor(doctor::DoctorCommandArguments),
     /// List workloads, cases and implementations, with the reason of each skip
-    List(list::ListArguments),
+    List(list::ListCommandArguments),
     /// Compare the outputs of every case with the fp64 reference
-    Verify(verify::VerifyArguments),
+    Verify(verify::VerifyCommandArguments),
     /// Compare the last run with a committed baseline
-    Gate(gate::GateArguments),
-    /// Compare two builds by interleaved processes
-    Compare(Box<compare::CompareArguments>),
+    Gate(gate::GateCommandArguments),
+    /// Compare the times of two builds by running their processes alternately
+    Compare(Box<compare::CompareCommandArguments>),
     /// Judge a pull request: compare, else gate; check resources; write a comment
-    Check(check::CheckArguments),
-    /// Submit shards as jobs of a scheduler, and follow them to the verdict
+    Check(check::CheckCommandArguments),
+    /// Submit shards as jobs of a cluster scheduler, and follow them to the verdict
     #[command(subcommand)]
     Submit(submit::ClusterScheduler),
-    /// Merge the records of shards
-    Merge(merge::MergeArguments),
-    /// Show the last run as a table or for another program
-    Runs(runs::RunsArguments),
-    /// Find the first slower commit between two revisions
-    Bisect(Box<bisect::BisectArguments>),
-    /// Show times over commits and where their level changed
-    History(Box<history::HistoryArguments>),
-    /// Draw runs as one page: curves, ladders, roofline, tables
-    Report(report::ReportArguments),
-    /// Measure how often `compare` is wrong here, and recommend thresholds
-    Calibrate(Box<calibrate::CalibrateArguments>),
+    /// Merge shards into one measurement, comparison, calibration or verification
+    Merge(merge::MergeCommandArguments),
+    /// Show the recorded measurements of the last run as a table or for another program
+    Runs(runs::RunsCommandArguments),
+    /// Find the first slower commit between two revisions by comparing builds
+    Bisect(Box<bisect::BisectCommandArguments>),
+    /// Show recorded times of cases over commits and where their level changed
+    History(Box<history::HistoryCommandArguments>),
+    /// Draw recorded runs as one page: curves, ladders, roofline, tables
+    Report(report::ReportCommandArguments),
+    /// Measure how often `compare` errs on this machine, and recommend thresholds
+    Calibrate(Box<calibrate::CalibrateCommandArguments>),
     /// Compile every kernel and check registers, spills and instructions, without a GPU
-    Resources(resources::ResourcesArguments),
-    /// Measure how accurate timing is on this GPU
-    Timing(timing::TimingArguments),
+    Resources(resources::ResourcesCommandArguments),
+    /// Measure how accurate timing with CUDA events is on this GPU
+    Timing(timing::TimingCommandArguments),
     /// Record where the time of each case goes
-    Profile(profile::ProfileArguments),
+    Profile(profile::ProfileCommandArguments),
     /// Diagnose a trace or a case: why the GPU waits, and what to do
-    Diagnose(diagnose::DiagnoseArguments),
+    Diagnose(diagnose::DiagnoseCommandArguments),
     /// Export a trace as a timeline for ui.perfetto.dev or chrome://tracing
-    Export(export::ExportArguments),
-    /// Print the tables of `nsys stats` for a trace
-    Stats(stats::StatsArguments),
-    /// Time kernels of other libraries for the problems of the last run
-    Peers(peers::PeersArguments),
+    Export(export::ExportCommandArguments),
+    /// Print the tables that `nsys stats` prints for a trace
+    Stats(stats::StatsCommandArguments),
+    /// Time other libraries' kernels for the problems of the last run
+    Peers(peers::PeersCommandArguments),
     /// Show two recorded runs side by side, without a verdict
-    Diff(diff::DiffArguments),
+    Diff(diff::DiffCommandArguments),
     /// Add a bench and a workflow to a package
-    Init(init::InitArguments),
+    Init(init::InitCommandArguments),
     /// Print a script that completes verbs and flags in a shell
-    Completions(completions::CompletionsArguments),
+    Completions(completions::CompletionsCommandArguments),
     /// Save, list, show, extend, import and export baselines
     #[command(subcommand)]
-    Baseline(baseline::BaselineVerb),
+    Baseline(baseline::BaselineSubverb),
 }
 
-/// The command line, whose help groups verbs by question.
-pub fn command() -> clap::Command {
-    help::arrange_help(CliArguments::command())
+/// Definition of the command line, whose help groups the verbs by the question that they answer.
+pub fn command_line_definition() -> clap::Command {
+    help::add_questions_and_examples_to_help(KernelgateCommandLine::command())
 }
 
-impl CliArguments {
-    /// Runs the verb.
+impl KernelgateCommandLine {
+    /// Runs the verb that the command line names.
     ///
     /// # Errors
-    /// Wrong usage or broken input is an error: [`ExitReason::Usage`].
-    pub fn run(self) -> anyhow::Result<ExitReason> {
+    /// Wrong usage or broken input is an error, for which the exit code is that of
+    /// [`ProcessExitReason::Usage`].
+    pub fn run_verb(self) -> anyhow::Result<ProcessExitReason> {
         if self.verbose {
-            commands::show_all_commands();
+            commands::enable_command_printing();
         }
-        let mut store = package::store(&std::env::current_dir()?);
+        let mut store = package::baseline_store_of_package(&std::env::current_dir()?);
         if let Some(folder) = self.baselines {
             store.baselines = folder;
         }
@@ -139,40 +141,44 @@ impl CliArguments {
             store.runs = folder;
         }
         match self.verb {
-            ProgramVerb::Doctor(arguments) => doctor::run(&arguments, &store),
-            ProgramVerb::List(arguments) => list::run(&arguments, &store),
-            ProgramVerb::Verify(arguments) => verify::run(&arguments, &store),
-            ProgramVerb::Gate(arguments) => gate::run(&arguments, &store),
-            ProgramVerb::Compare(arguments) => compare::run(&arguments, &store),
-            ProgramVerb::Check(arguments) => check::run(&arguments, &store),
-            ProgramVerb::Submit(scheduler) => submit::run(&scheduler, &store),
-            ProgramVerb::Merge(arguments) => merge::run(&arguments, &store),
-            ProgramVerb::Runs(arguments) => runs::run(&arguments, &store),
-            ProgramVerb::Bisect(arguments) => bisect::run(&arguments, &store),
-            ProgramVerb::History(arguments) => history::run(&arguments, &store),
-            ProgramVerb::Report(arguments) => report::run(&arguments, &store),
-            ProgramVerb::Calibrate(arguments) => calibrate::run(&arguments, &store),
-            ProgramVerb::Resources(arguments) => resources::run(&arguments, &store),
-            ProgramVerb::Timing(arguments) => timing::run(&arguments, &store),
-            ProgramVerb::Profile(arguments) => profile::run(&arguments, &store),
-            ProgramVerb::Diagnose(arguments) => diagnose::run(&arguments, &store),
-            ProgramVerb::Export(arguments) => export::run(&arguments),
-            ProgramVerb::Stats(arguments) => stats::run(&arguments),
-            ProgramVerb::Peers(arguments) => peers::run(&arguments, &store),
-            ProgramVerb::Diff(arguments) => diff::run(&arguments, &store),
-            ProgramVerb::Init(arguments) => init::run(&arguments),
-            ProgramVerb::Completions(arguments) => Ok(completions::run(&arguments, command())),
-            ProgramVerb::Baseline(verb) => baseline::run(&verb, &store),
+            KernelgateVerb::Doctor(arguments) => doctor::run(&arguments, &store),
+            KernelgateVerb::List(arguments) => list::run(&arguments, &store),
+            KernelgateVerb::Verify(arguments) => verify::run(&arguments, &store),
+            KernelgateVerb::Gate(arguments) => gate::run(&arguments, &store),
+            KernelgateVerb::Compare(arguments) => compare::run(&arguments, &store),
+            KernelgateVerb::Check(arguments) => check::run(&arguments, &store),
+            KernelgateVerb::Submit(scheduler) => {
+                submit::submit_shards_to_scheduler(&scheduler, &store)
+            }
+            KernelgateVerb::Merge(arguments) => merge::run(&arguments, &store),
+            KernelgateVerb::Runs(arguments) => runs::run(&arguments, &store),
+            KernelgateVerb::Bisect(arguments) => bisect::run(&arguments, &store),
+            KernelgateVerb::History(arguments) => history::run(&arguments, &store),
+            KernelgateVerb::Report(arguments) => report::run(&arguments, &store),
+            KernelgateVerb::Calibrate(arguments) => calibrate::run(&arguments, &store),
+            KernelgateVerb::Resources(arguments) => resources::run(&arguments, &store),
+            KernelgateVerb::Timing(arguments) => timing::run(&arguments, &store),
+            KernelgateVerb::Profile(arguments) => profile::run(&arguments, &store),
+            KernelgateVerb::Diagnose(arguments) => diagnose::run(&arguments, &store),
+            KernelgateVerb::Export(arguments) => export::run(&arguments),
+            KernelgateVerb::Stats(arguments) => stats::run(&arguments),
+            KernelgateVerb::Peers(arguments) => peers::run(&arguments, &store),
+            KernelgateVerb::Diff(arguments) => diff::run(&arguments, &store),
+            KernelgateVerb::Init(arguments) => init::run(&arguments),
+            KernelgateVerb::Completions(arguments) => {
+                Ok(completions::run(&arguments, command_line_definition()))
+            }
+            KernelgateVerb::Baseline(verb) => baseline::run(&verb, &store),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::command;
+    use super::command_line_definition;
 
     #[test]
     fn clap_accepts_the_definition_of_the_command_line() {
-        command().debug_assert();
+        command_line_definition().debug_assert();
     }
 }

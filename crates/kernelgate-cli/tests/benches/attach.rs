@@ -104,7 +104,7 @@ fn the_shortest_bench_runs_or_skips_and_its_mistakes_need_no_gpu() {
 const UNKNOWN: &str = r#"
 use std::process::ExitCode;
 use kernelgate::prelude::*;
-use kernelgate::workload::ReferenceSource;
+use kernelgate::workload::SourceOfExpectedOutputs;
 
 struct Scale { n: usize }
 
@@ -113,7 +113,7 @@ impl Problem for Scale {
         Tensors::new().with("x", [self.n], random::normal_values(seed, "x", self.n))
     }
     fn reference(&self, _: &Tensors) -> Vec<Expected> { Vec::new() }
-    fn reference_from(&self) -> ReferenceSource { ReferenceSource::Nothing }
+    fn reference_from(&self) -> SourceOfExpectedOutputs { SourceOfExpectedOutputs::Nothing }
     fn work(&self) -> Work { Work::default() }
     fn tolerance(&self) -> Tolerance { Tolerance { max_error: 1e-3, relative_l2: 1e-3 } }
     fn host_bytes(&self) -> u64 { self.n as u64 * 16 }

@@ -13,7 +13,7 @@ use crate::package::{Package, copy_executable, fixture_path};
 /// Locks the device, so that one test at a time uses it; `None` without a GPU.
 fn gpu() -> Option<MutexGuard<'static, ()>> {
     static DEVICE: Mutex<()> = Mutex::new(());
-    match device::check_gpu(0, None) {
+    match device::check_gpu_and_compiler(0, None) {
         Ok(()) => Some(DEVICE.lock().unwrap_or_else(PoisonError::into_inner)),
         Err(error) => {
             assert!(std::env::var_os("KERNELGATE_REQUIRE_GPU").is_none(), "no GPU: {error}");

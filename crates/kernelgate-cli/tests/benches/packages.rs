@@ -57,7 +57,7 @@ fn main() -> ExitCode { Harness::new("BENCH", vec![join_rows(&DOUBLE, ROWS)]).ma
 /// A bench that looks like one of this harness, and behaves as the variable HOSTILE says.
 const HOSTILE: &str = r#"
 fn main() {
-    kernelgate::protocol::keep_executable_mark();
+    kernelgate::protocol::keep_bench_mark_in_executable();
     let ask = std::env::var("KERNELGATE_REQUEST").unwrap_or_default();
     let how = std::env::var("HOSTILE").unwrap_or_default();
     if ask == "protocol" {
@@ -238,7 +238,7 @@ fn every_verb_works_on_somebody_elses_workload() {
     let names: Vec<&str> = phases.iter().map(|phase| phase["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["prepare", "first launch", "launch", "outputs"]);
     assert!(phases[2]["count"].as_u64().unwrap() >= 3 && profile[0]["summary"].is_null());
-    if kernelgate_cuda::driver::device::gpu_count().is_err() {
+    if kernelgate_cuda::driver::device::count_gpus().is_err() {
         run("timing").exits(2);
     }
     let mut cargo = Command::new(env!("CARGO_BIN_EXE_cargo-kernelgate"));

@@ -267,7 +267,7 @@ fn a_baseline_that_another_process_changes_is_waited_for() {
     let path = package.baseline("a");
     let before = std::fs::read_to_string(&path).unwrap();
     let session = |number: usize| format!("at-once-{number}");
-    let lock = kernelgate::record::FileLock::acquire_for_file(&path).unwrap();
+    let lock = kernelgate::record::ExclusiveFileLock::acquire_lock_for_file(&path).unwrap();
     let bench = |number: usize| {
         let line = format!("--axis n={} --save-baseline a", 2 + number);
         let mut command = package.bench_command(&session(number), &line);
@@ -568,7 +568,8 @@ fn committed_baselines_are_compact() {
     for entry in std::fs::read_dir(baselines).unwrap() {
         let path = entry.unwrap().path().join("main.json");
         let Ok(text) = std::fs::read_to_string(&path) else { continue };
-        let baseline: kernelgate::record::Baseline = kernelgate::record::read(&path).unwrap();
+        let baseline: kernelgate::record::BaselineFile =
+            kernelgate::record::read_record(&path).unwrap();
         let runs: usize = baseline.cases.values().map(|case| case.runs.len()).sum();
         assert!(runs > 0 && text.len() < 1000 * runs, "{}: {} B", path.display(), text.len());
         seen += 1;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::package::outcome::normalized;
 use crate::package::{Outcome, Package, fixture_path, lines_with};
-use kernelgate::record::run::NOT_RUN_PREFIX;
+use kernelgate::record::run::NOT_RUN_REASON_PREFIX;
 use serde_json::Value;
 
 const FOUR: &str = "--axis n=64,96,128,160";
@@ -386,7 +386,8 @@ fn a_budget_ends_before_the_next_case_and_what_is_left_is_listed() {
 
     let run = package.run("none");
     let reasons = run["skipped"].as_object().unwrap().values();
-    let left = reasons.filter(|why| why.as_str().unwrap().starts_with(NOT_RUN_PREFIX)).count();
+    let left =
+        reasons.filter(|why| why.as_str().unwrap().starts_with(NOT_RUN_REASON_PREFIX)).count();
     assert_eq!((ids(&run, "cases").len(), left), (0, 4));
     assert_eq!(run["complete"], true);
     // A requested case without a time does not pass.

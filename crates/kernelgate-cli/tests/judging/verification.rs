@@ -8,8 +8,9 @@ use crate::package::scratch::{BENCH, Scratch};
 
 const WORK: &str = "    fn work(&self)";
 /// A reference without outputs.
-const NO_REFERENCE: &str = "    fn reference_from(&self) -> kernelgate::workload::ReferenceSource {
-        kernelgate::workload::ReferenceSource::Nothing
+const NO_REFERENCE: &str =
+    "    fn reference_from(&self) -> kernelgate::workload::SourceOfExpectedOutputs {
+        kernelgate::workload::SourceOfExpectedOutputs::Nothing
     }
     fn work(&self)";
 const ALL: &str = "Expected::all(\"y\", [1, self.n], y)";

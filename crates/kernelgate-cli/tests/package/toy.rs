@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use kernelgate::protocol::{self, BenchResponse, BenchResponseBody};
-use kernelgate::record::{CaseRecord, Environment, ProcessRun, Provenance, file};
+use kernelgate::protocol::{self, BenchResponseFile, ResponseToBenchAction};
+use kernelgate::record::{
+    BenchProcessRun, CaseRecordWithSamples, CommitAndChanges, RunEnvironment, file,
+};
 
 use super::{Outcome, Package};
 
@@ -26,10 +28,10 @@ cp "$ROOT/trial.json" "$RESPONSE""#;
 
 impl Toy {
     /// A toy that answers with these results.
-    pub fn new(answer: BenchResponseBody) -> Self {
+    pub fn new(answer: ResponseToBenchAction) -> Self {
         let toy = Self { package: Package::new() };
         let root = toy.package.folder.path().display().to_string();
-        let mark = protocol::BENCH_MARK.trim_matches('\0');
+        let mark = protocol::BENCH_EXECUTABLE_MARK.trim_matches('\0');
         let source = format!(
             "#include <unistd.h>\nvolatile const char mark[] = \"\\0{mark}\";\nint main(void) {{ \
              return mark[0] + execl(\"/bin/sh\", \"sh\", \"{root}/behaviour.sh\", (char *)0); }}\n"
@@ -41,7 +43,7 @@ impl Toy {
         compiler.arg("-o").arg(toy.executable()).arg(toy.package.path("toy.c"));
         assert!(compiler.status().unwrap().success());
         toy.answers(answer);
-        toy.write(&toy.package.path("trial.json"), BenchResponseBody::Trial);
+        toy.write(&toy.package.path("trial.json"), ResponseToBenchAction::Trial);
         toy.behaves(ANSWERS);
         toy
     }
@@ -50,12 +52,13 @@ impl Toy {
         self.package.path("benches").join(TOY)
     }
 
-    fn write(&self, path: &std::path::Path, answer: BenchResponseBody) {
-        file::write(path, &BenchResponse { bench: TOY.to_owned(), answer }).unwrap();
+    fn write(&self, path: &std::path::Path, answer: ResponseToBenchAction) {
+        file::write_record_atomically(path, &BenchResponseFile { bench: TOY.to_owned(), answer })
+            .unwrap();
     }
 
     /// Prepares a response.
-    pub fn answers(&self, answer: BenchResponseBody) {
+    pub fn answers(&self, answer: ResponseToBenchAction) {
         self.write(&self.package.path("answer.json"), answer);
     }
 
@@ -71,7 +74,7 @@ impl Toy {
     /// RESPONSE, RECORD and SESSION.
     pub fn behaves(&self, script: &str) {
         let root = self.package.folder.path().display();
-        let answer = protocol::version_answer();
+        let answer = protocol::protocol_version_answer_line();
         let value = |name: &str| {
             format!("$(sed -n 's/.*\"{name}\": *\"\\([^\"]*\\)\".*/\\1/p' \"$REQUEST\")")
         };
@@ -88,14 +91,24 @@ impl Toy {
 
     /// Prepares the record of every trial, after a change.
     pub fn records(&self, change: impl FnOnce(&mut serde_json::Value)) {
-        let provenance = Provenance { commit: Some("COMMIT".to_owned()), dirty: false };
-        let run = ProcessRun {
+        let provenance = CommitAndChanges { commit: Some("COMMIT".to_owned()), dirty: false };
+        let run = BenchProcessRun {
             complete: true,
-            executable: Some(file::content_hash_of_file(&self.executable()).unwrap()),
-            cases: [(TOY_CASE.to_owned(), CaseRecord::untimed_samples(vec![2e5; 4]))].into(),
-            ..ProcessRun::start_now(TOY, "SESSION", Environment::cpu(), provenance)
+            executable: Some(file::file_content_hash_hex(&self.executable()).unwrap()),
+            cases: [(
+                TOY_CASE.to_owned(),
+                CaseRecordWithSamples::example_with_sample_times(vec![2e5; 4]),
+            )]
+            .into(),
+            ..BenchProcessRun::empty_run_starting_now(
+                TOY,
+                "SESSION",
+                RunEnvironment::environment_of_process_on_cpu(),
+                provenance,
+            )
         };
-        let mut value: serde_json::Value = serde_json::from_str(&file::record_text(&run)).unwrap();
+        let mut value: serde_json::Value =
+            serde_json::from_str(&file::json_text_of_record(&run)).unwrap();
         change(&mut value);
         std::fs::write(self.package.path("run.json"), value.to_string()).unwrap();
     }

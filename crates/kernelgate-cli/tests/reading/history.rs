@@ -8,26 +8,35 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use crate::package::{Outcome, Package};
-use kernelgate::record::{CaseRecord, Environment, ProcessRun, Provenance, file};
+use kernelgate::record::{
+    BenchProcessRun, CaseRecordWithSamples, CommitAndChanges, RunEnvironment, file,
+};
 
 const CASE: &str = "w/f/n1/cpu/hot";
 
 /// Writes a run record, `number` minutes after the first; only the name of the device is known.
 fn write(folder: &Path, number: usize, commit: Option<String>) -> PathBuf {
     let time_ns = if number >= 12 { 1.1e6 } else { 1e6 };
-    let run = ProcessRun {
+    let run = BenchProcessRun {
         started: format!("2026-01-01T{:02}:{:02}:00.000Z", number / 60, number % 60),
-        cases: [(CASE.to_owned(), CaseRecord::untimed_samples(vec![time_ns; 10]))].into(),
+        cases: [(
+            CASE.to_owned(),
+            CaseRecordWithSamples::example_with_sample_times(vec![time_ns; 10]),
+        )]
+        .into(),
         complete: true,
-        ..ProcessRun::start_now(
+        ..BenchProcessRun::empty_run_starting_now(
             "bench",
             &format!("s{number}"),
-            Environment { machine: Some("host".to_owned()), ..Environment::cpu() },
-            Provenance { commit, dirty: false },
+            RunEnvironment {
+                machine: Some("host".to_owned()),
+                ..RunEnvironment::environment_of_process_on_cpu()
+            },
+            CommitAndChanges { commit, dirty: false },
         )
     };
     let path = folder.join(&run.session).join("bench.json");
-    file::write(&path, &run).unwrap();
+    file::write_record_atomically(&path, &run).unwrap();
     path
 }
 

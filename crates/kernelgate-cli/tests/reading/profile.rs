@@ -7,16 +7,16 @@ use std::process::Command;
 
 use crate::outputs::{both_streams, snapshot};
 use crate::package::{Outcome, Package, lines_with};
-use kernelgate::measure::limits::TimeLimit;
+use kernelgate::measure::limits::ShortestLaunchTime;
 use kernelgate::protocol::{
-    BenchResponse, BenchResponseBody, CaseRecording, CaseStatus, ProfiledCase, RecordedPart,
-    RecordedStages,
+    BenchCaseStatus, BenchResponseFile, CaseProfileResponse, CuptiCaseRecording, KernelStageCycles,
+    RecordedNetworkPart, ResponseToBenchAction,
 };
-use kernelgate::record::{SampleUnit, WorkRecord, file};
-use kernelgate::trace::{HostPhaseTime, RecordedIntervalSummary};
+use kernelgate::record::{DeclaredWorkRecord, ThroughputItemUnit, file};
+use kernelgate::trace::{HostTimeOfPhase, RecordedKernelsSummary};
 use kernelgate_cuda::observe::activity::{
-    CallRecord, CopyRecord, GraphNodeRecord, KernelRecord, RangeRecord, RecordedActivity,
-    RecordedDevice, StreamId, WaitRecord,
+    CuptiRecordedActivity, GpuContextStreamIds, GraphNodeRangesRecord, HostCallRecord,
+    KernelRecord, MemoryCopyRecord, NamedRangeRecord, RecordedDeviceLimits, SynchronizationRecord,
 };
 
 const CASE: &str = "toy/scale/n64/cuda/graph/hot";
@@ -24,25 +24,25 @@ const OTHER: &str = "toy/scale/n64/cuda/refused/hot";
 
 /// The recording of three launches of a graph, whose two kernels of 400 µs were captured in a range
 /// each.
-fn activity() -> RecordedActivity {
+fn activity() -> CuptiRecordedActivity {
     let names = [CASE, "step", "wait", "Layer_0", "Layer_1", "toy_scale", "cuGraphLaunch"];
-    let on = StreamId { device: 0, context: 1, stream: 7 };
-    let mut activity = RecordedActivity {
+    let on = GpuContextStreamIds { device: 0, context: 1, stream: 7 };
+    let mut activity = CuptiRecordedActivity {
         pid: 42,
         names: names.map(str::to_owned).to_vec(),
         graph_nodes: (0..2)
-            .map(|id| GraphNodeRecord { id: id + 1, ranges: vec![id as u32 + 3] })
+            .map(|id| GraphNodeRangesRecord { id: id + 1, ranges: vec![id as u32 + 3] })
             .collect(),
-        ..RecordedActivity::default()
+        ..CuptiRecordedActivity::default()
     };
-    let range = |name, start, end| RangeRecord { name, start, end, thread: 5 };
+    let range = |name, start, end| NamedRangeRecord { name, start, end, thread: 5 };
     activity.ranges.push(range(0, 1_000_000, 4_000_000));
     for step in 0..3u64 {
         let (launch, run) = (1_000_000 + step * 10_000, 1_050_000 + step * 820_000);
         activity.ranges.push(range(1, launch, launch + 9_000));
         let correlation = step as u32 + 1;
         let (start, end) = (launch + 1_000, launch + 6_000);
-        activity.calls.push(CallRecord { name: 6, start, end, thread: 5, correlation });
+        activity.calls.push(HostCallRecord { name: 6, start, end, thread: 5, correlation });
         for node in 0..2u64 {
             let start = run + node * 401_000;
             activity.kernels.push(KernelRecord {
@@ -60,7 +60,7 @@ fn activity() -> RecordedActivity {
         }
     }
     activity.ranges.push(range(2, 1_031_000, 3_990_000));
-    activity.waits.push(WaitRecord {
+    activity.waits.push(SynchronizationRecord {
         start: 1_032_000,
         end: 3_980_000,
         on,
@@ -72,15 +72,15 @@ fn activity() -> RecordedActivity {
 
 /// Two layers for which the bench opens ranges, the second with declared work, and a layer without
 /// a range.
-fn parts() -> Vec<RecordedPart> {
-    let part = |label: &str, range: &str, limits| RecordedPart {
+fn parts() -> Vec<RecordedNetworkPart> {
+    let part = |label: &str, range: &str, limits| RecordedNetworkPart {
         table: "layer".to_owned(),
         label: label.to_owned(),
         range: range.to_owned(),
         limits,
-        work: WorkRecord::default(),
+        work: DeclaredWorkRecord::default(),
     };
-    let limit = |time_ns, by: &str| TimeLimit { time_ns, by: by.to_owned() };
+    let limit = |time_ns, by: &str| ShortestLaunchTime { time_ns, by: by.to_owned() };
     let limits = vec![limit(50_000.0, "memory"), limit(100_000.0, "matmul bf16")];
     vec![
         part("first", "Layer_0", Vec::new()),
@@ -89,30 +89,30 @@ fn parts() -> Vec<RecordedPart> {
     ]
 }
 
-fn profiled() -> Vec<ProfiledCase> {
+fn profiled() -> Vec<CaseProfileResponse> {
     let trace = activity();
-    let recording = CaseRecording {
+    let recording = CuptiCaseRecording {
         case: CASE.to_owned(),
         warm_up: 2,
         steps: 3,
         wall_ns: 3_000_000,
         launch_cost_ns: Some(600.0),
         limits: vec![
-            TimeLimit { time_ns: 720_900.0, by: "memory".to_owned() },
-            TimeLimit { time_ns: 80_100.0, by: "matmul bf16".to_owned() },
+            ShortestLaunchTime { time_ns: 720_900.0, by: "memory".to_owned() },
+            ShortestLaunchTime { time_ns: 80_100.0, by: "matmul bf16".to_owned() },
         ],
-        work: WorkRecord::default(),
+        work: DeclaredWorkRecord::default(),
         samples: Some(64),
-        sample_unit: SampleUnit::Samples,
+        sample_unit: ThroughputItemUnit::Samples,
         parts: parts(),
-        stages: vec![RecordedStages {
+        stages: vec![KernelStageCycles {
             kernel: "toy_scale".to_owned(),
             names: ["waits", "computes\u{1b}[2J"].map(str::to_owned).to_vec(),
             launches: 3,
             cycles: vec![vec![100, 500], vec![300, 300], vec![0, 0], vec![7]],
         }],
         memory_uses: vec![("weights".to_owned(), 2 << 20), ("activations".to_owned(), 1 << 20)],
-        device: RecordedDevice {
+        device: RecordedDeviceLimits {
             name: "Toy GPU".to_owned(),
             compute: [9, 0],
             multiprocessors: 100,
@@ -120,13 +120,13 @@ fn profiled() -> Vec<ProfiledCase> {
             registers_per_sm: 65536,
             shared_per_sm: 233_472,
             blocks_per_sm: 32,
-            ..RecordedDevice::default()
+            ..RecordedDeviceLimits::default()
         },
         other_devices: Vec::new(),
         trace,
     };
-    let summary = Some(RecordedIntervalSummary::from_activity(&recording.trace));
-    let case = |case: &str, status, summary, reason: Option<&str>, recording| ProfiledCase {
+    let summary = Some(RecordedKernelsSummary::summarize_recorded_activity(&recording.trace));
+    let case = |case: &str, status, summary, reason: Option<&str>, recording| CaseProfileResponse {
         samples: None,
         case: case.to_owned(),
         status,
@@ -136,27 +136,29 @@ fn profiled() -> Vec<ProfiledCase> {
         recording,
     };
     vec![
-        case(CASE, CaseStatus::Ok, summary, None, Some(Box::new(recording))),
-        case(OTHER, CaseStatus::Skipped, None, Some("too\u{1b}[2J large"), None),
+        case(CASE, BenchCaseStatus::Ok, summary, None, Some(Box::new(recording))),
+        case(OTHER, BenchCaseStatus::Skipped, None, Some("too\u{1b}[2J large"), None),
     ]
 }
 
 /// A package whose only bench answers with these cases, and stores the request that it received.
-fn package(cases: Vec<ProfiledCase>) -> Package {
+fn package(cases: Vec<CaseProfileResponse>) -> Package {
     let package = Package::new();
-    let answer =
-        BenchResponse { bench: "toy".to_owned(), answer: BenchResponseBody::Profile(cases) };
-    file::write(&package.path("answer.json"), &answer).unwrap();
+    let answer = BenchResponseFile {
+        bench: "toy".to_owned(),
+        answer: ResponseToBenchAction::Profile(cases),
+    };
+    file::write_record_atomically(&package.path("answer.json"), &answer).unwrap();
     let root = package.folder.path().display();
     let script = format!(
         "[ \"$KERNELGATE_REQUEST\" = protocol ] && echo '{}' && exit 0\ncp \
          \"$KERNELGATE_REQUEST\" '{root}/asked.json'\ncp '{root}/answer.json' \"$(sed -n \
          's/.*\"response\": *\"\\([^\"]*\\)\".*/\\1/p' \"$KERNELGATE_REQUEST\")\"\n",
-        kernelgate::protocol::version_answer(),
+        kernelgate::protocol::protocol_version_answer_line(),
     );
     std::fs::write(package.path("answer.sh"), script).unwrap();
     // A script alone is not taken for a bench, so it gets the mark.
-    let mark = kernelgate::protocol::BENCH_MARK.trim_matches('\0');
+    let mark = kernelgate::protocol::BENCH_EXECUTABLE_MARK.trim_matches('\0');
     let source = format!(
         "#include <stdlib.h>\nvolatile const char mark[] = \"\\0{mark}\";\nint main(void) {{ \
          return mark[0] + (system(\"sh '{root}/answer.sh'\") != 0); }}\n"
@@ -267,10 +269,14 @@ fn cases_of_several_batches_end_with_their_curve() {
         }
         case
     };
-    let of_host = |batch: u64, launch_ns: f64| ProfiledCase {
+    let of_host = |batch: u64, launch_ns: f64| CaseProfileResponse {
         case: format!("toy/net/b{batch}_t8/cpu/hot"),
         summary: None,
-        phases: vec![HostPhaseTime::from_durations("launch", &[launch_ns, launch_ns], None)],
+        phases: vec![HostTimeOfPhase::summarize_durations_of_phase(
+            "launch",
+            &[launch_ns, launch_ns],
+            None,
+        )],
         recording: None,
         ..recorded(batch)
     };
@@ -341,27 +347,27 @@ fn a_recording_that_lost_records_says_so_first() {
 
 /// Three launches over two GPUs: 400 µs of compute on the first and 500 µs on the second, beside
 /// which 100 µs of a copy from the other GPU run, then an exchange that ends on both at one time.
-fn over_two() -> ProfiledCase {
+fn over_two() -> CaseProfileResponse {
     let mut case = profiled().swap_remove(0);
     let recording = case.recording.as_mut().unwrap();
     let names = [CASE, "step", "toy_scale", "collective_all_reduce_two_shot"];
-    let mut activity = RecordedActivity {
+    let mut activity = CuptiRecordedActivity {
         pid: 42,
         names: names.map(str::to_owned).to_vec(),
-        ranges: vec![RangeRecord { name: 0, start: 1_000_000, end: 4_000_000, thread: 5 }],
-        ..RecordedActivity::default()
+        ranges: vec![NamedRangeRecord { name: 0, start: 1_000_000, end: 4_000_000, thread: 5 }],
+        ..CuptiRecordedActivity::default()
     };
     for step in 0..3u64 {
         let at = 1_100_000 + step * 600_000;
         for (device, compute) in [(0, 400_000), (3, 500_000)] {
-            let on = |stream| StreamId { device, context: device + 1, stream };
+            let on = |stream| GpuContextStreamIds { device, context: device + 1, stream };
             let kernel = |name, start, end| {
                 let on = on(7);
                 KernelRecord { name, start, end, on, ..KernelRecord::default() }
             };
             activity.kernels.push(kernel(2, at, at + compute));
             activity.kernels.push(kernel(3, at + compute, at + 550_000));
-            activity.copies.push(CopyRecord {
+            activity.copies.push(MemoryCopyRecord {
                 start: at + 50_000,
                 end: at + 150_000,
                 on: on(9),
@@ -369,14 +375,14 @@ fn over_two() -> ProfiledCase {
                 kind: 10,
                 source: 3,
                 target: 3,
-                ..CopyRecord::default()
+                ..MemoryCopyRecord::default()
             });
         }
     }
     recording.parts.clear();
     recording.stages.clear();
     recording.trace = activity;
-    let second = RecordedDevice { id: 3, ..recording.device.clone() };
+    let second = RecordedDeviceLimits { id: 3, ..recording.device.clone() };
     recording.other_devices.push(second);
     case
 }
@@ -418,7 +424,7 @@ fn a_case_over_two_gpus_has_the_exposed_communication_and_waiting_of_each() {
 type Node<'a> = (&'a [&'a str], &'a str, u64);
 
 /// A recording of three launches of a graph of these kernels, each 1 µs after the other.
-fn network(operation: &str, row: &str, nodes: &[Node<'_>]) -> ProfiledCase {
+fn network(operation: &str, row: &str, nodes: &[Node<'_>]) -> CaseProfileResponse {
     let id = format!("toy/{operation}/n64/{row}/hot");
     let mut names: Vec<String> =
         vec![id.clone(), "step".into(), "wait".into(), "cuGraphLaunch".into()];
@@ -429,12 +435,12 @@ fn network(operation: &str, row: &str, nodes: &[Node<'_>]) -> ProfiledCase {
             names.len() - 1
         }) as u32
     };
-    let on = StreamId { device: 0, context: 1, stream: 7 };
-    let mut activity = RecordedActivity { pid: 42, ..RecordedActivity::default() };
-    let range = |name, start, end| RangeRecord { name, start, end, thread: 5 };
+    let on = GpuContextStreamIds { device: 0, context: 1, stream: 7 };
+    let mut activity = CuptiRecordedActivity { pid: 42, ..CuptiRecordedActivity::default() };
+    let range = |name, start, end| NamedRangeRecord { name, start, end, thread: 5 };
     for (index, (ranges, ..)) in nodes.iter().enumerate() {
         let ranges = ranges.iter().map(|range| name(range)).collect();
-        activity.graph_nodes.push(GraphNodeRecord { id: index as u64 + 1, ranges });
+        activity.graph_nodes.push(GraphNodeRangesRecord { id: index as u64 + 1, ranges });
     }
     let mut run = 1_050_000;
     for step in 0..3u64 {
@@ -442,7 +448,7 @@ fn network(operation: &str, row: &str, nodes: &[Node<'_>]) -> ProfiledCase {
         activity.ranges.push(range(1, launch, launch + 9_000));
         let correlation = step as u32 + 1;
         let (start, end) = (launch + 1_000, launch + 6_000);
-        activity.calls.push(CallRecord { name: 3, start, end, thread: 5, correlation });
+        activity.calls.push(HostCallRecord { name: 3, start, end, thread: 5, correlation });
         for (index, (_, kernel, us)) in nodes.iter().enumerate() {
             activity.kernels.push(KernelRecord {
                 name: name(kernel),
@@ -461,11 +467,11 @@ fn network(operation: &str, row: &str, nodes: &[Node<'_>]) -> ProfiledCase {
     activity.ranges.insert(0, range(0, 1_000_000, run + 20_000));
     activity.ranges.push(range(2, 1_031_000, run + 10_000));
     activity.names = names;
-    let work = |flops: &[(&str, u64)]| WorkRecord {
+    let work = |flops: &[(&str, u64)]| DeclaredWorkRecord {
         flops: flops.iter().map(|(unit, count)| ((*unit).to_owned(), *count)).collect(),
-        ..WorkRecord::default()
+        ..DeclaredWorkRecord::default()
     };
-    let part = |name: &str, flops| RecordedPart {
+    let part = |name: &str, flops| RecordedNetworkPart {
         table: "attention".to_owned(),
         label: name.to_owned(),
         range: format!("attention/{name}"),
@@ -481,14 +487,15 @@ fn network(operation: &str, row: &str, nodes: &[Node<'_>]) -> ProfiledCase {
     recording.device.name = "NVIDIA H100 80GB HBM3".to_owned();
     // The work takes 100 µs at the published peak.
     recording.work = work(&[("matmul bf16", 98_940_000_000)]);
-    recording.limits = vec![TimeLimit { time_ns: 125_000.0, by: "matmul bf16".to_owned() }];
+    recording.limits =
+        vec![ShortestLaunchTime { time_ns: 125_000.0, by: "matmul bf16".to_owned() }];
     recording.parts = vec![
         part("computing_attention_scores", ("matmul bf16", 1_610_612_736)),
         part("computing_softmax", ("vector bf16", 62_914_560)),
         part("final_matmul", ("matmul bf16", 1_610_612_736)),
     ];
     recording.stages.clear();
-    case.summary = Some(RecordedIntervalSummary::from_activity(&recording.trace));
+    case.summary = Some(RecordedKernelsSummary::summarize_recorded_activity(&recording.trace));
     case
 }
 

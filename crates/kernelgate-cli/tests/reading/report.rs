@@ -5,24 +5,40 @@ use std::process::{Command, Output};
 
 use crate::package::outcome::normalized;
 use crate::package::{element_with, lines_with};
-use kernelgate::measure::limits::{DeviceLimits, TimeLimit};
-use kernelgate::measure::power::{PowerRecord, PowerState};
-use kernelgate::record::{Baseline, CaseRecord, Environment, ProcessRun, Provenance, file};
+use kernelgate::measure::limits::{MeasuredDeviceLimits, ShortestLaunchTime};
+use kernelgate::measure::power::{CasePowerRecord, PowerStateOfSamples};
+use kernelgate::record::{
+    BaselineFile, BenchProcessRun, CaseRecordWithSamples, CommitAndChanges, RunEnvironment, file,
+};
 
 /// A case whose id would act as markup.
 const MARKUP: &str = "w/<script>alert(1)<\u{2f}script>&\"ä/n512_f32/cuda/fast/hot";
 
-fn case(problem: &str, implementation: &str, cache: &str, time_ns: f64) -> (String, CaseRecord) {
-    let mut case = CaseRecord::untimed_samples(vec![time_ns, time_ns * 1.01, time_ns * 0.99]);
+fn case(
+    problem: &str,
+    implementation: &str,
+    cache: &str,
+    time_ns: f64,
+) -> (String, CaseRecordWithSamples) {
+    let mut case = CaseRecordWithSamples::example_with_sample_times(vec![
+        time_ns,
+        time_ns * 1.01,
+        time_ns * 0.99,
+    ]);
     (case.implementation, case.cache) = (implementation.to_owned(), cache.to_owned());
-    case.limit = Some(TimeLimit { time_ns: 5e5, by: "memory".to_owned() });
+    case.limit = Some(ShortestLaunchTime { time_ns: 5e5, by: "memory".to_owned() });
     case.verification.max_error = 1e-5;
     case.work.flops.insert("matmul f32".to_owned(), 1000);
     (format!("w/f/{problem}/{implementation}/{cache}"), case)
 }
 
-fn run(session: &str, scale: f64) -> ProcessRun {
-    let mut run = ProcessRun::start_now("b", session, Environment::cpu(), Provenance::default());
+fn run(session: &str, scale: f64) -> BenchProcessRun {
+    let mut run = BenchProcessRun::empty_run_starting_now(
+        "b",
+        session,
+        RunEnvironment::environment_of_process_on_cpu(),
+        CommitAndChanges::default(),
+    );
     for (i, n) in [512, 1024, 2048].into_iter().enumerate() {
         let time = 1e6 * scale * (i + 1) as f64;
         let problem = format!("n{n}_f32");
@@ -36,9 +52,9 @@ fn run(session: &str, scale: f64) -> ProcessRun {
     run.cases.insert(MARKUP.to_owned(), case("n512_f32", "cuda/fast", "hot", 1e5).1);
     run.skipped.insert("w/f/n4096_f32/cuda/fast/hot".to_owned(), "too large <b>".to_owned());
     run.failed.insert("w/f/n64_f32/cuda/fast/hot".to_owned(), "3 elements differ".into());
-    run.limits = DeviceLimits {
+    run.limits = MeasuredDeviceLimits {
         flops_per_s: [("matmul f32".to_owned(), 1e9)].into(),
-        ..DeviceLimits::default()
+        ..MeasuredDeviceLimits::default()
     };
     run.complete = true;
     run
@@ -59,8 +75,8 @@ impl Records {
         self.folder.path().join(name)
     }
 
-    fn run(&self, session: &str, run: &ProcessRun) {
-        file::write(&self.path(&format!("runs/{session}/b.json")), run).unwrap();
+    fn run(&self, session: &str, run: &BenchProcessRun) {
+        file::write_record_atomically(&self.path(&format!("runs/{session}/b.json")), run).unwrap();
     }
 
     fn report(&self, arguments: &[&str]) -> Output {
@@ -157,13 +173,16 @@ fn a_page_its_charts_and_its_numbers_are_written() {
 #[test]
 fn a_baseline_is_drawn_and_gives_verdicts() {
     let records = Records::new();
-    let mut baseline = Baseline::new("main");
+    let mut baseline = BaselineFile::empty_with_name("main");
     for session in 1..=4 {
-        baseline.add(&run(&session.to_string(), 1.0 + 0.001 * f64::from(session))).unwrap();
+        baseline
+            .add_comparable_run(&run(&session.to_string(), 1.0 + 0.001 * f64::from(session)))
+            .unwrap();
     }
-    let device = Environment::cpu().baseline_folder_name();
+    let device =
+        RunEnvironment::environment_of_process_on_cpu().baseline_folder_of_device_and_count();
     let path = records.path(&format!("baselines/{device}/main.json"));
-    file::write(&path, &baseline).unwrap();
+    file::write_record_atomically(&path, &baseline).unwrap();
     let out = records.path("out");
     let output = records.report(&["--runs", "baselines", "--out", out.to_str().unwrap()]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -234,22 +253,22 @@ fn peers_are_drawn_beside_ours() {
     peers["device"] = "another".into();
     std::fs::write(records.path("peers.json"), peers.to_string()).unwrap();
     let text = records.refused(4, &line);
-    let device = Environment::cpu().device_name;
+    let device = RunEnvironment::environment_of_process_on_cpu().device_name;
     insta::assert_snapshot!(text.replace(&folder, "FOLDER/").replace(&device, "DEVICE"), @"refused: the peers were timed on another, the cases on DEVICE");
 }
 
 /// A run in which each case has a power state: steady, and at the cap for the fast case.
-fn run_with_power(session: &str, scale: f64) -> ProcessRun {
+fn run_with_power(session: &str, scale: f64) -> BenchProcessRun {
     let mut run = run(session, scale);
     for case in run.cases.values_mut() {
         case.samples.clock_mhz = vec![1430.0, 1425.0, 1435.0];
         let at_cap = case.implementation == "cuda/fast";
-        case.samples.power = Some(PowerRecord {
-            state: PowerState::Steady,
+        case.samples.power = Some(CasePowerRecord {
+            state: PowerStateOfSamples::Steady,
             reason: None,
             at_cap,
             power_limit_mw: Some(700_000),
-            ..PowerRecord::not_applicable("")
+            ..CasePowerRecord::with_power_state_not_applicable("")
         });
     }
     run
@@ -260,7 +279,7 @@ fn results_are_one_markdown_page_for_each_family() {
     let records = Records::new();
     records.run("1", &run_with_power("1", 1.0));
     records.run("2", &run_with_power("2", 1.1));
-    let device = Environment::cpu().device_name;
+    let device = RunEnvironment::environment_of_process_on_cpu().device_name;
     let peers = serde_json::json!({
         "device": device, "commit": "", "peers": {}, "rows": [{
             "problem": "w/f/n512_f32", "peer": "torch|eager", "about": "", "error": null,
@@ -332,19 +351,19 @@ fn times_over_commits_come_from_the_store() {
     for number in 0..20 {
         let time = if number < 12 { 1e6 } else { 1.1e6 };
         let commit = Some(format!("{number:040x}"));
-        let run = ProcessRun {
+        let run = BenchProcessRun {
             started: format!("2026-01-01T00:{number:02}:00.000Z"),
             cases: [case("n512_f32", "cuda/fast", "hot", time)].into(),
             complete: true,
-            ..ProcessRun::start_now(
+            ..BenchProcessRun::empty_run_starting_now(
                 "b",
                 &format!("s{number:02}"),
-                Environment::cpu(),
-                Provenance { commit, dirty: false },
+                RunEnvironment::environment_of_process_on_cpu(),
+                CommitAndChanges { commit, dirty: false },
             )
         };
         let path = records.path(&format!("target/kernelgate/runs/s{number:02}/b.json"));
-        file::write(&path, &run).unwrap();
+        file::write_record_atomically(&path, &run).unwrap();
     }
     let out = records.path("out");
     let drawn = |arguments: &[&str]| {

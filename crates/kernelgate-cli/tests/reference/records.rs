@@ -8,13 +8,13 @@ use syn::{Attribute, Fields, GenericArgument, Item, Meta, PathArguments, Type};
 
 /// Files that a user may keep or commit. Others are between processes of one program version.
 const RECORDS: [&str; 7] = [
-    "ProcessRun",
-    "Baseline",
-    "ComparisonTrials",
-    "Calibration",
-    "Numerics",
-    "MachineFacts",
-    "ResourceRecord",
+    "BenchProcessRun",
+    "BaselineFile",
+    "ComparisonTrialsFile",
+    "GateCalibration",
+    "OutputErrorsOfExecutable",
+    "MachineHardware",
+    "KernelResourcesFile",
 ];
 const CRATES: [&str; 3] = ["kernelgate", "kernelgate-cuda", "kernelgate-cli"];
 
@@ -54,7 +54,7 @@ impl Types {
             Item::Type(it) => (&it.ident, &it.attrs),
             Item::Impl(it) => {
                 let of_record =
-                    it.trait_.as_ref().is_some_and(|(_, name, _)| last(name) == "RecordType");
+                    it.trait_.as_ref().is_some_and(|(_, name, _)| last(name) == "RecordFileType");
                 if let (true, Type::Path(own)) = (of_record, &*it.self_ty) {
                     self.records.insert(last(&own.path), envelope(it));
                 }

@@ -1,31 +1,34 @@
-// Bulk asynchronous copies, counted by a barrier in shared memory: one wrapper an instruction.
-// Shared addresses are 32-bit byte offsets; a barrier is eight bytes.
+// Wrappers of the PTX instructions for bulk asynchronous copies and the mbarriers in shared memory
+// that count their bytes: one function for each instruction. Addresses of shared memory are 32-bit
+// byte offsets; an mbarrier takes eight bytes.
 #pragma once
 #include "common/types.cuh"
 
-// A barrier whose phase completes when `count` threads have arrived and all announced bytes have
-// been copied.
+// Initialises an mbarrier, whose phase completes when `count` threads have arrived and all
+// announced bytes have been copied.
 __device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-// Makes initialised barriers visible to the cluster and to copies; a cluster barrier must follow.
+// Makes initialised mbarriers visible to the other blocks of the cluster and to asynchronous
+// copies; a cluster barrier must follow.
 __device__ __forceinline__ void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Arrives and announces bytes.
+// Arrives at the mbarrier and announces bytes that asynchronous copies will bring.
 __device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
 
-// Arrives.
+// Arrives at the mbarrier, as one of the expected threads.
 __device__ __forceinline__ void barrier_arrive_one(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Waits until a barrier has turned over for the first time (parity 0) or the second (1).
+// Waits until the current phase of the mbarrier has completed: parity 0 for its first, third, …
+// phase, parity 1 for its second, fourth, … phase.
 __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
   asm volatile(
       "{\n"
@@ -40,8 +43,10 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
       : "memory");
 }
 
-// Starts a copy of `bytes` (a multiple of 16, from and to multiples of 16) to shared memory.
-__device__ __forceinline__ void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
+// Starts a bulk copy of `bytes` from device memory to shared memory; addresses and `bytes` are
+// multiples of 16, and the mbarrier counts the bytes.
+__device__ __forceinline__ void bulk_copy_to_shared(u32 to, const void* from, u32 bytes,
+                                                    u32 barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
           "r"(to),
@@ -49,7 +54,8 @@ __device__ __forceinline__ void copy_bulk(u32 to, const void* from, u32 bytes, u
       : "memory");
 }
 
-// Sends two floats to a block of the cluster; its barrier counts 8 bytes.
+// Stores two floats asynchronously into the shared memory of another block of the cluster, whose
+// mbarrier counts the 8 bytes.
 __device__ __forceinline__ void send_f32x2(u32 cluster_to, float x, float y, u32 cluster_barrier) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
@@ -58,7 +64,8 @@ __device__ __forceinline__ void send_f32x2(u32 cluster_to, float x, float y, u32
       : "memory");
 }
 
-// Functions that send 4, 8 and 16 bytes to another thread block of the cluster.
+// The functions send_b32, send_b64 and send_b128 store 4, 8 or 16 bytes asynchronously into the
+// shared memory of another block of the cluster, whose mbarrier counts the bytes.
 __device__ __forceinline__ void send_b32(u32 cluster_to, u32 x, u32 cluster_barrier) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(cluster_to),
@@ -81,19 +88,20 @@ __device__ __forceinline__ void send_b128(u32 cluster_to, u32 x, u32 y, u32 z, u
       : "memory");
 }
 
-// Asks L2 to read `bytes` bytes (a multiple of 16) from device memory; nothing signals their
-// arrival.
-__device__ __forceinline__ void prefetch_bulk(const void* from, u32 bytes) {
+// Asks the L2 cache to read `bytes` bytes (a multiple of 16) from device memory; nothing signals
+// when the bytes are in L2.
+__device__ __forceinline__ void bulk_prefetch_to_l2(const void* from, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
-// Makes this thread's earlier stores to shared memory visible to copies and tensor cores.
+// Makes this thread's earlier stores to shared memory visible to asynchronous copies and to wgmma
+// (the asynchronous proxy).
 __device__ __forceinline__ void fence_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Makes device memory that this thread has seen visible to the asynchronous copies that it starts
-// afterwards.
+// Makes device memory that this thread can see visible to the asynchronous copies that the thread
+// starts afterwards (fence of the asynchronous proxy).
 __device__ __forceinline__ void fence_async_global() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }

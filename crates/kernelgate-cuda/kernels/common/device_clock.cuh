@@ -1,17 +1,17 @@
-// Clocks and flags seen from a kernel: one wrapper an instruction, volatile so that none is moved
-// or merged.
+// Clocks of the device and flags in host memory, as wrappers of one PTX instruction each; they are
+// volatile, so the compiler neither moves nor merges them.
 #pragma once
 
-/// Nanoseconds of the device-wide timer. The step of the device-wide timer differs between devices
-/// and must be measured; the timer does not follow the SM clock.
+/// The device-wide timer (%globaltimer), in nanoseconds. The resolution of the device-wide timer
+/// differs between devices and must be measured; the timer is independent of the SM clock.
 __device__ __forceinline__ unsigned long long global_timer_ns() {
   unsigned long long now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
   return now;
 }
 
-/// Returns the cycle counter of this multiprocessor's clock. Only differences between counter
-/// values of one multiprocessor are meaningful.
+/// Cycle counter (%clock64) of the multiprocessor on which this thread runs. Only differences
+/// between two cycle counts of the same multiprocessor are meaningful.
 __device__ __forceinline__ unsigned long long sm_cycles() {
   unsigned long long now;
   asm volatile("mov.u64 %0, %%clock64;" : "=l"(now)::"memory");
@@ -24,14 +24,14 @@ __device__ __forceinline__ unsigned int sm_index() {
   return index;
 }
 
-/// Reads a word that the host may change at any time.
-__device__ __forceinline__ unsigned int load_from_host(const unsigned int* address) {
+/// Reads a word of memory that the host may change while the kernel runs.
+__device__ __forceinline__ unsigned int load_word_written_by_host(const unsigned int* address) {
   unsigned int value;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
   return value;
 }
 
-/// Writes a word that the host polls.
+/// Writes a word of memory that the host polls while the kernel runs.
 __device__ __forceinline__ void store_to_host(unsigned int* address, unsigned int value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }

@@ -1,6 +1,6 @@
-// The element type of activations and gradients in memory, chosen by one macro: ELEMENT_F32,
-// ELEMENT_F16 or ELEMENT_BF16. Arithmetic is always fp32; these wrappers are the only code that
-// knows the storage format of tensor elements.
+// Element, the type of activations and gradients in memory, is chosen by one of the macros
+// ELEMENT_F32, ELEMENT_F16 and ELEMENT_BF16. Arithmetic is always in fp32; only the functions of
+// this file convert between fp32 and the element type in memory.
 #pragma once
 
 #include "common/streaming.cuh"
@@ -17,11 +17,12 @@ typedef unsigned short Element;  // the bits of an f16 or bf16
 
 constexpr int kElementBytes = sizeof(Element);
 
-/// Packet of `kCount` consecutive elements.
+/// A packet of `kCount` consecutive tensor elements, which one instruction loads or stores.
 template <int kCount>
 using ElementPacket = Packet<kCount * kElementBytes>;
 
-/// fp32 value of the element in the low (`kHigh` false) or high half of `word`; f32 ignores kHigh.
+/// Converts the element in the low half (`kHigh` false) or high half of `word` to fp32; if the
+/// element type is f32, the whole word is the element.
 template <bool kHigh>
 __device__ __forceinline__ float element_to_float(unsigned int word) {
 #if defined(ELEMENT_F32)
@@ -43,8 +44,8 @@ __device__ __forceinline__ float element_to_float(unsigned int word) {
 #endif
 }
 
-/// Two fp32 values rounded to nearest even and packed, `low` in the low half. f32 has no packed
-/// form.
+/// Rounds two fp32 values to the 16-bit element type (to nearest even) and packs them into a word,
+/// `low` in the low half.
 __device__ __forceinline__ unsigned int floats_to_pair(float low, float high) {
   unsigned int word = 0;
 #if defined(ELEMENT_F16)
@@ -55,7 +56,7 @@ __device__ __forceinline__ unsigned int floats_to_pair(float low, float high) {
   return word;
 }
 
-/// -inf in both halves of a word, or in the word of an f32.
+/// A word whose elements are all -inf: both 16-bit halves, or the single f32.
 #if defined(ELEMENT_F32)
 constexpr unsigned int kLowestWord = 0xff800000u;
 #elif defined(ELEMENT_F16)
@@ -64,7 +65,8 @@ constexpr unsigned int kLowestWord = 0xfc00fc00u;
 constexpr unsigned int kLowestWord = 0xff80ff80u;
 #endif
 
-/// The larger elements of two words, half by half; a NaN loses.
+/// The larger of the elements of `a` and `b`, separately for each 16-bit half of the words; a NaN
+/// counts as smaller.
 __device__ __forceinline__ unsigned int larger_halves(unsigned int a, unsigned int b) {
 #if defined(ELEMENT_F32)
   float value;
@@ -84,8 +86,8 @@ __device__ __forceinline__ unsigned int larger_halves(unsigned int a, unsigned i
 }
 
 template <int kCount>
-__device__ __forceinline__ void unpack(const ElementPacket<kCount>& packet,
-                                       float (&value)[kCount]) {
+__device__ __forceinline__ void unpack_elements_to_floats(const ElementPacket<kCount>& packet,
+                                                          float (&value)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     if constexpr (kElementBytes == 4) {
@@ -98,7 +100,8 @@ __device__ __forceinline__ void unpack(const ElementPacket<kCount>& packet,
 }
 
 template <int kCount>
-__device__ __forceinline__ ElementPacket<kCount> pack(const float (&value)[kCount]) {
+__device__ __forceinline__ ElementPacket<kCount> pack_floats_to_elements(
+    const float (&value)[kCount]) {
   ElementPacket<kCount> packet;
   if constexpr (kElementBytes == 4) {
 #pragma unroll
@@ -112,13 +115,13 @@ __device__ __forceinline__ ElementPacket<kCount> pack(const float (&value)[kCoun
   return packet;
 }
 
-__device__ __forceinline__ float load_element(const Element* address) {
+__device__ __forceinline__ float load_element_as_float(const Element* address) {
   float value[1];
-  unpack<1>(load_stream<kElementBytes>(address), value);
+  unpack_elements_to_floats<1>(load_read_only_packet<kElementBytes>(address), value);
   return value[0];
 }
 
 __device__ __forceinline__ void store_element(Element* address, float value) {
   const float values[1] = {value};
-  store_stream<kElementBytes>(address, pack<1>(values));
+  store_packet_once<kElementBytes>(address, pack_floats_to_elements<1>(values));
 }

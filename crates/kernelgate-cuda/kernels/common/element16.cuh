@@ -1,18 +1,19 @@
-// The two 16-bit element types, as policies: storage is raw bits, conversion and the tensor-core
-// instruction differ. A kernel is compiled for one of these 16-bit types by -DDTYPE=Bf16 or
-// -DDTYPE=F16.
+// The 16-bit element types bf16 and f16 as classes with the same functions: conversion to and from
+// fp32, and the tensor-core instruction. A kernel is compiled for one of the two 16-bit element
+// types by -DDTYPE=Bf16 or -DDTYPE=F16.
 #pragma once
 #include "common/math.cuh"
 #include "common/types.cuh"
 
 struct Bf16 {
-  // Two floats, rounded to nearest even, `low` in bits 0-15.
+  // Packs two floats into a word as bf16, rounded to nearest even, `low` in bits 0-15.
   static __device__ __forceinline__ u32 pack(float low, float high) {
     u32 d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
   }
-  // Products of both 16-bit elements of a word, rounded; needs sm_90 or later.
+  // Multiplies the two bf16 pairs of the words `a` and `b` and rounds the products; needs sm_90 or
+  // later.
   static __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     u32 d;
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
@@ -28,7 +29,7 @@ struct Bf16 {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(d) : "f"(x));
     return d;
   }
-  // d[16x8] += a[16x16] b[16x8], row-major a, column-major b.
+  // The tensor-core instruction d[16x8] += a[16x16] b[16x8], with a row-major and b column-major.
   static __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
         "{%8,%9}, {%0,%1,%2,%3};"

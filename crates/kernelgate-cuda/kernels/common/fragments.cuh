@@ -1,23 +1,24 @@
-// Addresses from which the lanes of a warp read mma fragments in swizzled shared-memory tiles.
-// Deliberately absent: GEMMs, copies, barriers.
+// Computes, for each lane of a warp, the shared-memory addresses from which the lane loads mma
+// fragments of swizzled tiles with ldmatrix. This file has no GEMMs, copies or
+// barriers.
 #pragma once
 #include "common/memory.cuh"
 
-// Addresses: a lane's base address is swizzled(row, chunk) for the first tile; its tile base is a
-// multiple of the row length. Moving 2n chunks along the row is then `^ (n * 32)`, and moving 16
-// rows is `+ 16 * row bytes`, because row % 8 does not change.
+// A lane's base address is swizzled(row, chunk) for the first 16x16 block; the tile begins at a
+// multiple of the row length. From a lane's base address, moving by 2n chunks along the row is `^
+// (n * 32)`, and moving by 16 rows is `+ 16 * row bytes`, because row % 8 stays the same.
 
-// Lane base for an operand stored [rows][k] whose 16x16 block is an A fragment (or, transposed, the
-// [k][columns] B fragment).
+// A lane's base address for ldmatrix on an operand stored as [rows][k], whose 16x16 blocks are A
+// fragments (with .trans: on an operand [k][columns], B fragments).
 template <int kRowBytes>
-__device__ __forceinline__ u32 lane_by_row(u32 row, u32 lane) {
+__device__ __forceinline__ u32 lane_address_of_rows_by_k(u32 row, u32 lane) {
   return swizzled<kRowBytes>(row + (lane & 15u), lane >> 4);
 }
 
-// Lane base for an operand stored [columns][k] whose 16x16 block is two B fragments (or,
-// transposed, the [k][rows] A fragment).
+// A lane's base address for ldmatrix on an operand stored as [columns][k], whose 16x16 blocks are
+// two B fragments each (with .trans: on an operand [k][rows], A fragments).
 template <int kRowBytes>
-__device__ __forceinline__ u32 lane_by_column(u32 row, u32 lane) {
+__device__ __forceinline__ u32 lane_address_of_columns_by_k(u32 row, u32 lane) {
   return swizzled<kRowBytes>(row + (lane & 7u) + ((lane >> 4) << 3), (lane >> 3) & 1u);
 }
 

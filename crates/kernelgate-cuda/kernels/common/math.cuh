@@ -1,14 +1,15 @@
-// Scalar arithmetic the compiler has no plain operator for: one wrapper an instruction.
+// Scalar arithmetic instructions without a C++ operator: one wrapper function for each PTX
+// instruction.
 #pragma once
 
-// 2^x, relative error 2^-22; -inf gives +0.
+// 2^x with a relative error of 2^-22; x = -inf gives +0.
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// log2(x), absolute error 2^-22 near 1; 0 gives -inf.
+// log2(x) with an absolute error of 2^-22 for x near 1; x = 0 gives -inf.
 __device__ __forceinline__ float log2_approx(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -22,7 +23,7 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
   return y;
 }
 
-// sqrt(x), relative error 2^-23; subnormal x give 0.
+// sqrt(x) with a relative error of 2^-23; subnormal x give 0.
 __device__ __forceinline__ float sqrt_approx(float x) {
   float y;
   asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -41,35 +42,36 @@ __device__ __forceinline__ float fma_f32(float a, float b, float c) {
   return y;
 }
 
-// 1.0 if a >= b, else 0.0 (0.0 for NaN).
+// Returns 1.0 if a >= b, else 0.0 (also if a or b is NaN).
 __device__ __forceinline__ float one_if_ge(float a, float b) {
   float result;
   asm("set.ge.f32.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
 }
 
-// 1.0 if a < b, else 0.0 (0.0 for NaN).
+// Returns 1.0 if a < b, else 0.0 (also if a or b is NaN).
 __device__ __forceinline__ float one_if_lt(float a, float b) {
   float result;
   asm("set.lt.f32.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
 }
 
-// a·b + c rounded once, then clamped to [0, 1].
+// Returns a·b + c, rounded once (FMA) and then clamped to [0, 1].
 __device__ __forceinline__ float fma_saturated(float a, float b, float c) {
   float result;
   asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(result) : "f"(a), "f"(b), "f"(c));
   return result;
 }
 
-// Packs bytes 0 and 1 of `low` and, above them, bytes 0 and 1 of `high` into a word.
+// Packs bytes 0 and 1 of `low` into the lower half of a word, and bytes 0 and 1 of `high` into the
+// upper half.
 __device__ __forceinline__ unsigned int join_low_halves(unsigned int low, unsigned int high) {
   unsigned int result;
   asm("prmt.b32 %0, %1, %2, 0x5410;" : "=r"(result) : "r"(low), "r"(high));
   return result;
 }
 
-// `base` with its lowest byte replaced by byte `index` (0 to 3) of `word`.
+// Returns `base` with its lowest byte replaced by byte number `index` (0 to 3) of `word`.
 __device__ __forceinline__ unsigned int byte_over(unsigned int word, int index, unsigned int base) {
   unsigned int result;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(word), "r"(base), "r"(0x7650 + index));
@@ -82,8 +84,8 @@ __device__ __forceinline__ float bits_to_f32(unsigned int bits) {
 
 __device__ __forceinline__ float negative_infinity() { return bits_to_f32(0xff800000u); }
 
-// Four floats as e4m3, `a` in bits 0-7, rounded to nearest even and saturated at 448. From sm_89
-// on.
+// Converts four floats to e4m3 and packs them into a word, `a` in bits 0-7, rounded to nearest even
+// and saturated at 448. From sm_89 on.
 __device__ __forceinline__ unsigned int pack_e4m3(float a, float b, float c, float d) {
   unsigned int x;
   asm("{\n"

@@ -1,5 +1,5 @@
-// Reductions over a power-of-two group of neighbouring lanes, and over a block. Each reduction
-// gives its result to all lanes.
+// Sums and maxima over a power-of-two group of neighbouring lanes of a warp, or over a thread
+// block. Each reduction returns its result to every lane that takes part.
 #pragma once
 #include "common/math.cuh"
 #include "common/types.cuh"
@@ -18,8 +18,8 @@ __device__ __forceinline__ float lanes_max(float x) {
   return x;
 }
 
-// Over a block of kThreads threads; `scratch` holds kThreads / 32 floats of shared memory and may
-// be used again at once.
+// The sum over a block of kThreads threads; `scratch` is shared memory for kThreads / 32 floats,
+// which the caller may reuse right after the call.
 template <int kThreads>
 __device__ __forceinline__ float block_sum(float x, float* scratch) {
   static_assert(kThreads % 32 == 0 && kThreads <= 1024, "a block reduction needs whole warps");

@@ -1,10 +1,11 @@
-// Global-memory accesses for data that is touched once: one wrapper an instruction, 1 to 16 bytes
-// wide.
+// Loads and stores of device memory for data that a kernel touches once: each function wraps one
+// PTX instruction of 1 to 16 bytes.
 //
-// A Packet<bytes> holds the bytes that one thread moves with one instruction. Loads take the
-// read-only path; they are volatile so that the compiler keeps their order, many in flight before
-// the first use. The loads do allocate in L1: with L1::no_allocate the same kernels run up to 6 %
-// slower, or equally fast, depending on the work before them.
+// A Packet<kBytes> holds the bytes that one thread loads or stores with one instruction.
+// load_read_only_packet uses the read-only path (ld.global.nc); the assembly is volatile so that
+// the compiler keeps many loads in flight before the first use. The loads of load_read_only_packet
+// allocate lines in L1: with L1::no_allocate, the same kernels were up to 6 % slower or equally
+// fast, depending on the kernel before.
 #pragma once
 
 template <int kBytes>
@@ -15,7 +16,8 @@ struct Packet {
   unsigned int word[kWords];
 };
 
-// Overridable so that policies can be compared; the defaults are the measured best.
+// The macros STREAM_LOAD and STREAM_STORE select cache policies and can be overridden to compare
+// them; the defaults were the fastest in measurements.
 #ifndef STREAM_LOAD
 #define STREAM_LOAD "ld.global.nc"
 #endif
@@ -23,9 +25,10 @@ struct Packet {
 #define STREAM_STORE "st.global.cs"
 #endif
 
-/// Loads one packet that no one writes during the kernel. `address` must be a multiple of kBytes.
+/// Loads one packet of device memory that no thread writes while the kernel runs. The load address
+/// must be a multiple of kBytes.
 template <int kBytes>
-__device__ __forceinline__ Packet<kBytes> load_stream(const void* address) {
+__device__ __forceinline__ Packet<kBytes> load_read_only_packet(const void* address) {
   Packet<kBytes> packet;
   if constexpr (kBytes == 16) {
     asm volatile(STREAM_LOAD ".v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -48,9 +51,9 @@ __device__ __forceinline__ Packet<kBytes> load_stream(const void* address) {
   return packet;
 }
 
-/// Loads one packet coherently, so that the thread sees its own earlier stores.
+/// Loads one packet of device memory coherently, so that the thread sees its own earlier stores.
 template <int kBytes>
-__device__ __forceinline__ Packet<kBytes> load_coherent(const void* address) {
+__device__ __forceinline__ Packet<kBytes> load_coherent_packet(const void* address) {
   Packet<kBytes> packet;
   if constexpr (kBytes == 16) {
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -75,9 +78,10 @@ __device__ __forceinline__ Packet<kBytes> load_coherent(const void* address) {
   return packet;
 }
 
-/// Stores one packet that this kernel does not read again. `address` must be a multiple of kBytes.
+/// Stores one packet to device memory that this kernel does not read again (evict-first cache
+/// policy). The store address must be a multiple of kBytes.
 template <int kBytes>
-__device__ __forceinline__ void store_stream(void* address, const Packet<kBytes>& packet) {
+__device__ __forceinline__ void store_packet_once(void* address, const Packet<kBytes>& packet) {
   if constexpr (kBytes == 16) {
     asm volatile(STREAM_STORE ".v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(packet.word[0]),
                  "r"(packet.word[1]), "r"(packet.word[2]), "r"(packet.word[3])
@@ -97,16 +101,18 @@ __device__ __forceinline__ void store_stream(void* address, const Packet<kBytes>
   }
 }
 
-/// Stores 16 bytes with the default cache policy.
+/// Stores 16 bytes to device memory with the default cache policy, for data that is read again
+/// soon.
 template <int kBytes>
-__device__ __forceinline__ void store_coherent(void* address, const Packet<kBytes>& packet) {
+__device__ __forceinline__ void store_packet_default_policy(void* address,
+                                                            const Packet<kBytes>& packet) {
   static_assert(kBytes == 16, "only whole 16-byte packets are stored this way");
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(packet.word[0]),
                "r"(packet.word[1]), "r"(packet.word[2]), "r"(packet.word[3])
                : "memory");
 }
 
-/// Fetches the cache line of an address into L2.
+/// Fetches the cache line of a device-memory address into L2, without waiting.
 __device__ __forceinline__ void prefetch_l2(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
 }

@@ -1,23 +1,24 @@
-// Copies of boxes of a tensor, whose shape, strides, box and swizzle a map holds that the host
-// encoded; and registers moved between warpgroups, as kernels do that have one of them copy. Each
-// function wraps one instruction, which needs sm_90 or later.
+// Copies of boxes of a tensor by the Tensor Memory Accelerator (TMA), with tensor maps that the
+// host encoded, and register reallocation between warpgroups (setmaxnreg). Each function of this
+// file wraps one PTX instruction that needs sm_90 or later.
 #pragma once
 #include "common/types.cuh"
 
-// A tensor map in the encoding of the driver. Kernels take a tensor map by value, as `const
-// __grid_constant__`.
+// A TMA tensor map in the driver's encoding (CUtensorMap). A kernel takes a tensor map by value, as
+// a parameter `const __grid_constant__`.
 struct __align__(64) TensorMap {
   u64 words[16];
 };
 
-// The first element of a box in a tensor of batches of matrices.
-struct BoxOrigin {
+// Coordinates of the first element of a TMA box in a four-dimensional tensor: batches of matrices.
+struct TmaBoxOrigin {
   int column, row, matrix, batch;
 };
 
-// Starts the tensor copy (TMA) of a box from device to shared memory. Elements outside the tensor
-// become zeros, and count in the barrier's bytes too.
-__device__ __forceinline__ void copy_box(u32 to, const TensorMap& map, const BoxOrigin& at,
+// Starts an asynchronous TMA copy of a box of the tensor from device memory to shared memory.
+// Elements of the box outside the tensor become zeros in shared memory, and the mbarrier counts
+// their bytes too.
+__device__ __forceinline__ void tma_load_box(u32 to, const TensorMap& map, const TmaBoxOrigin& at,
                                          u32 barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -26,9 +27,10 @@ __device__ __forceinline__ void copy_box(u32 to, const TensorMap& map, const Box
       : "memory");
 }
 
-// Starts the tensor copy (TMA) of a box from shared to device memory. Elements of the box that lie
-// outside the tensor are not written.
-__device__ __forceinline__ void store_box(const TensorMap& map, const BoxOrigin& at, u32 from) {
+// Starts an asynchronous TMA copy of a box of the tensor from shared memory to device memory.
+// Elements of the box that lie outside the tensor are not written to device memory.
+__device__ __forceinline__ void tma_store_box(const TensorMap& map, const TmaBoxOrigin& at,
+                                              u32 from) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::
           "l"(&map),
@@ -36,17 +38,19 @@ __device__ __forceinline__ void store_box(const TensorMap& map, const BoxOrigin&
       : "memory");
 }
 
-// Closes a group of this thread's tensor stores.
+// Commits this thread's earlier TMA stores as a group that can be waited for.
 __device__ __forceinline__ void store_box_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Waits until all groups of this thread's tensor stores have read their shared memory.
+// Waits until all groups of this thread's TMA stores have read their shared memory, which may then
+// be overwritten.
 __device__ __forceinline__ void store_box_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-// Changes the number of registers of each thread in the warpgroup to kRegisters.
+// registers_down and registers_up change the number of registers of each thread of the calling
+// warpgroup to kRegisters.
 template <int kRegisters>
 __device__ __forceinline__ void registers_down() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));

@@ -1,5 +1,5 @@
-// Fixed-width integers and raw 16-bit storage. No file under kernels/ includes a header of the CUDA
-// toolkit.
+// Fixed-width integer types, warp constants and small helper functions of the kernels. No kernel
+// source under kernels/ includes a header of the CUDA toolkit.
 #pragma once
 
 using u8 = unsigned char;
@@ -24,16 +24,17 @@ __device__ __forceinline__ T max_of(T a, T b) {
 }
 // One of two types.
 template <bool kFirst, typename First, typename Second>
-struct Choose {
+struct ChooseType {
   using Type = First;
 };
 template <typename First, typename Second>
-struct Choose<false, First, Second> {
+struct ChooseType<false, First, Second> {
   using Type = Second;
 };
 constexpr __host__ __device__ int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// i / d of an index, in 32 bits if it fits: a division of 64 bits is a hundred instructions.
+// Quotient i / d of an index, computed in 32 bits if i fits, because a 64-bit division takes about
+// a hundred instructions.
 __device__ __forceinline__ i64 quotient(i64 i, int d) {
   return i >> 32 == 0 ? static_cast<u32>(i) / static_cast<u32>(d) : i / d;
 }

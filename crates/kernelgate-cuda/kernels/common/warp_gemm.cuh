@@ -1,12 +1,12 @@
-// GEMMs of one warp over swizzled shared-memory tiles of 16-bit elements: `Element`, Bf16 or F16,
-// which the including file names before. Deliberately absent: copies, barriers.
+// GEMMs of one warp over swizzled shared-memory tiles of 16-bit elements. The including file
+// defines the type `Element` as Bf16 or F16 before. This file has neither copies nor barriers.
 #pragma once
 #include "common/element16.cuh"
 #include "common/fragments.cuh"
 #include "common/memory.cuh"
 
-// acc[rows x columns] += A B[columns][k]^T: A one k-step of fragments in registers, B that k-step's
-// chunks in shared memory.
+// acc[rows x columns] += A B[columns][k]^T for one k-step of 16; the A fragments lie in registers,
+// the 16-byte chunks of B in shared memory.
 template <int kRowBytes, int kM, int kN>
 __device__ __forceinline__ void multiply_step_abt(float (&acc)[kM][kN][4], const u32 (&a)[kM][4],
                                                   u32 b_lane) {
@@ -23,7 +23,8 @@ __device__ __forceinline__ void multiply_step_abt(float (&acc)[kM][kN][4], const
   }
 }
 
-// acc[rows x columns] += A[rows][k] B[columns][k]^T, both in shared memory with rows of kRowBytes.
+// acc[rows x columns] += A[rows][k] B[columns][k]^T, with A and B in shared memory in rows of
+// kRowBytes bytes.
 template <int kSteps, int kRowBytes, int kM, int kN>
 __device__ __forceinline__ void multiply_abt(float (&acc)[kM][kN][4], u32 a_lane, u32 b_lane) {
 #pragma unroll
@@ -35,8 +36,8 @@ __device__ __forceinline__ void multiply_abt(float (&acc)[kM][kN][4], u32 a_lane
   }
 }
 
-// acc[rows x columns] += A B[k][columns]: A one k-step of fragments in registers, B the k-step's 16
-// rows in shared memory.
+// acc[rows x columns] += A B[k][columns] for one k-step of 16; the A fragments lie in registers,
+// the 16 rows of B in shared memory.
 template <int kM, int kN>
 __device__ __forceinline__ void multiply_step_ab(float (&acc)[kM][kN][4], const u32 (&a)[kM][4],
                                                  u32 b_lane) {
@@ -52,7 +53,7 @@ __device__ __forceinline__ void multiply_step_ab(float (&acc)[kM][kN][4], const 
   }
 }
 
-// acc[rows x columns] += A[k][rows]^T B[k][columns], both in shared memory.
+// acc[rows x columns] += A[k][rows]^T B[k][columns], with A and B in shared memory.
 template <int kSteps, int kARowBytes, int kBRowBytes, int kM, int kN>
 __device__ __forceinline__ void multiply_atb(float (&acc)[kM][kN][4], u32 a_lane, u32 b_lane) {
 #pragma unroll

@@ -1,9 +1,10 @@
-// Copies to the memory of another GPU.
+// Copies a buffer of this GPU to the memory of another GPU, to measure the link's bandwidth.
 //
 //   to[i] = from[i] for packets i of 16 bytes
 //
-// Threads: stride over the packets, kAtOnce each at a time. The buffer `to` lies on the other GPU.
-// Bound: the link between the GPUs.
+// Threads: a grid-stride loop over 16-byte packets, kAtOnce packets per thread and iteration. The
+// buffer `to` lies in the memory of the other GPU.
+// Bound: the bandwidth of the link between the GPUs.
 #include "common/types.cuh"
 
 constexpr int kThreads = 512;
@@ -11,15 +12,15 @@ constexpr int kAtOnce = 4;
 
 extern "C" __global__ void __launch_bounds__(kThreads)
     measure_peer_copy(const uint4* __restrict__ from, uint4* __restrict__ to, i64 packets) {
-  const i64 stride = static_cast<i64>(gridDim.x) * kThreads;
-  const i64 first = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
-  for (i64 i = first; i < packets; i += kAtOnce * stride) {
+  const i64 packet_stride = static_cast<i64>(gridDim.x) * kThreads;
+  const i64 first_packet = static_cast<i64>(blockIdx.x) * kThreads + threadIdx.x;
+  for (i64 i = first_packet; i < packets; i += kAtOnce * packet_stride) {
     uint4 packet[kAtOnce];
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k)
-      if (i + k * stride < packets) packet[k] = from[i + k * stride];
+      if (i + k * packet_stride < packets) packet[k] = from[i + k * packet_stride];
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k)
-      if (i + k * stride < packets) to[i + k * stride] = packet[k];
+      if (i + k * packet_stride < packets) to[i + k * packet_stride] = packet[k];
   }
 }

@@ -1,17 +1,20 @@
-// The ceiling of the tensor cores: warpgroup MMAs whose operands never leave shared memory.
+// Measures the highest matmul rate of the tensor cores: warpgroup MMAs (wgmma) whose operands stay
+// in shared memory.
 //
 //   d[64][256] += a[64][k] b[256][k]^T, round after round; d begins anew every eight rounds
 //
-// A GEMM also moves its operands, which draws power: at the power cap it runs at a lower clock than
-// these instructions alone. The sum of d is written only if it equals a given number, so that the
-// instructions cannot be dropped.
+// A GEMM also moves its operands, which draws power: at the power cap, a GEMM runs at a lower clock
+// than this kernel. The sum of d is written only if it equals the number `improbable`, so that the
+// compiler cannot remove the instructions.
 //
-// Threads: two warpgroups, each with its own rows and the same columns.
+// Threads: two warpgroups of a block, each with its own 64 rows of a, and both with the same b.
 // Shared memory: b, 256 rows of 128 bytes, then a of each warpgroup, 64 rows of 128 bytes.
 // Grid: one thread block for each multiprocessor.
-// Bound: 2 * 2 * 64 * 256 * 128 / (bytes of an element) operations a block and round.
+// Bound: tensor cores, with 2 * 2 * 64 * 256 * 128 / (bytes of an element) operations per block and
+// round.
 //
-// TYPE is the operands' name in PTX, STEP how many of them are 32 bytes.
+// The macro TYPE is the PTX name of the operands' type, and STEP the number of elements in 32
+// bytes.
 #include "common/wgmma/tile.cuh"
 
 #if STEP == 16
@@ -36,15 +39,16 @@ constexpr int kStepBytes = 32;
   "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111," \
   "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
-// d += a b^T if it `continues`, else d = a b^T.
-__device__ __forceinline__ void multiply(float (&d)[128], u64 a, u64 b, int continues) {
+// One wgmma instruction: d += a b^T if `continues` is not 0, else d = a b^T.
+__device__ __forceinline__ void multiply(float (&d)[128], u64 a_descriptor, u64 b_descriptor,
+                                         int continues) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n256k" TEXT(STEP) ".f32." TEXT(TYPE) "." TEXT(TYPE)
       " {" ACCUMULATORS "}, %128, %129, p, 1, 1" TRANSPOSES ";\n}"
       : ACCUMULATORS_32(d, 0), ACCUMULATORS_32(d, 32), ACCUMULATORS_32(d, 64),
         ACCUMULATORS_32(d, 96)
-      : "l"(a), "l"(b), "r"(continues));
+      : "l"(a_descriptor), "l"(b_descriptor), "r"(continues));
 }
 
 extern "C" __global__ void __launch_bounds__(256, 1)
@@ -55,9 +59,9 @@ extern "C" __global__ void __launch_bounds__(256, 1)
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncthreads();
 
-  const u32 shared = static_cast<u32>(__cvta_generic_to_shared(tiles));
-  const u64 b = operand(shared);
-  const u64 a = operand(shared + 256 * 128 + threadIdx.x / 128 * 64 * 128);
+  const u32 tiles_address = static_cast<u32>(__cvta_generic_to_shared(tiles));
+  const u64 b_descriptor = operand(tiles_address);
+  const u64 a_descriptor = operand(tiles_address + 256 * 128 + threadIdx.x / 128 * 64 * 128);
   float d[128];
 #pragma unroll
   for (int i = 0; i < 128; ++i) d[i] = 0.0f;
@@ -65,8 +69,8 @@ extern "C" __global__ void __launch_bounds__(256, 1)
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kInstructions; ++i) {
-      multiply(d, operand_after(a, i * kStepBytes), operand_after(b, i * kStepBytes),
-               i > 0 || round % 8 != 0);
+      multiply(d, operand_after(a_descriptor, i * kStepBytes),
+               operand_after(b_descriptor, i * kStepBytes), i > 0 || round % 8 != 0);
     }
     wgmma_commit();
     wgmma_wait<1>();

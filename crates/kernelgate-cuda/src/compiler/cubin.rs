@@ -1,69 +1,72 @@
-//! Registers, spills, stack, shared memory and instruction mix of a kernel, read from the cubin (an
-//! ELF file) and the assembler's report. No tool of the CUDA toolkit is needed.
+//! Reads the registers, spills, stack, shared memory and instruction mix of a kernel from its cubin
+//! (an ELF file) and from the log of the assembler ptxas. Reading these facts needs no tool of the
+//! CUDA toolkit.
 
 use std::collections::BTreeMap;
 
 use object::{Object, ObjectSection, ObjectSymbol};
 use serde::{Deserialize, Serialize};
 
-/// Static facts of one compiled kernel: registers, stack, spills, shared memory.
+/// Static facts of one compiled kernel: registers, stack, spills, shared memory and instructions.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CompiledKernelFacts {
+pub struct CompiledKernelResources {
     /// Registers a thread.
     pub registers: u32,
-    /// Local stack memory of a thread, bytes.
+    /// Bytes of local memory that a thread uses as its stack.
     pub stack_bytes: u32,
-    /// Bytes a thread writes when registers run out.
+    /// Bytes that a thread writes to local memory because registers do not suffice.
     pub spill_store_bytes: u32,
-    /// Spilled registers that a thread reads back, bytes.
+    /// Bytes that a thread reads back from local memory because registers did not suffice.
     pub spill_load_bytes: u32,
-    /// Static shared memory of a block, bytes.
+    /// Bytes of static shared memory of a thread block.
     pub shared_bytes: u32,
     /// Instructions, padding not counted.
     pub instructions: u32,
-    /// Instructions by class, absent where none: "fp32", "load_global" and so on.
+    /// Number of instructions of each class, such as "fp32" or "load_global"; classes without
+    /// instructions are absent.
     pub mix: BTreeMap<String, u32>,
-    /// Performance loss that the assembler reports, with its reason: tensor instructions that do
-    /// not overlap (`wgmma`). Whether the compiler warned that tensor instructions run one after
-    /// the other: results are correct, but several times slower.
+    /// The performance loss that the assembler reports with its reason, such as serialised tensor
+    /// instructions (`wgmma`); `None` if it reports none. With serialised tensor instructions, the
+    /// kernel's results are correct but the kernel is several times slower.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub performance_loss: Option<String>,
 }
 
-/// Reason why a cubin cannot be read.
+/// The reason why the facts of a cubin's kernels cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum CubinError {
-    /// The bytes are not an ELF file of the expected kind.
+pub enum CubinReadError {
+    /// The bytes are not an ELF file that can be parsed.
     #[error("unreadable cubin: {0}")]
     Elf(String),
-    /// The cubin lacks the machine code or the register count of a kernel.
+    /// The cubin lacks the machine code or the register count of a kernel that it lists.
     #[error("cubin holds no {what} of kernel {kernel}")]
     Missing {
-        /// Part that the cubin lacks: "code" or "register count".
+        /// The part that the cubin lacks: "code" or "register count".
         what: &'static str,
         /// Symbol of the kernel.
         kernel: String,
     },
 }
 
-/// Attributes of `.nv.info`: registers and frame size of a function, by symbol index.
-const REGISTER_COUNT_ATTRIBUTE: u8 = 0x2f;
-const FRAME_SIZE_ATTRIBUTE: u8 = 0x11;
-/// Format of attributes that carry a sized payload.
-const SIZED_ATTRIBUTE_FORMAT: u8 = 0x04;
-/// Size of a machine instruction since Volta, bytes.
-const INSTRUCTION_BYTES: usize = 16;
+/// Numbers of two attributes in the cubin's section `.nv.info`: registers and frame size (stack) of
+/// a function, by symbol index.
+const NV_INFO_REGISTER_COUNT_ATTRIBUTE: u8 = 0x2f;
+const NV_INFO_FRAME_SIZE_ATTRIBUTE: u8 = 0x11;
+/// Format byte of those attributes in `.nv.info` whose payload has a stated size.
+const NV_INFO_SIZED_ATTRIBUTE_FORMAT: u8 = 0x04;
+/// Size in bytes of a machine instruction on GPUs since Volta.
+const MACHINE_INSTRUCTION_BYTES: usize = 16;
 
-/// Facts of every kernel in a cubin, by symbol. `log` is the compiler's, with the assembler's
-/// report.
+/// The resources of every kernel in a cubin, by symbol. `log` is the log of NVRTC with the report
+/// of the assembler.
 ///
 /// # Errors
-/// Fails if the bytes are not a cubin, or lack a part that every kernel has.
-pub fn kernel_facts(
+/// Fails if the bytes are not a cubin, or if the code or the register count of a kernel is missing.
+pub fn resources_of_kernels_in_cubin(
     cubin: &[u8],
     log: &str,
-) -> Result<BTreeMap<String, CompiledKernelFacts>, CubinError> {
-    let elf = object::File::parse(cubin).map_err(|error| CubinError::Elf(error.to_string()))?;
+) -> Result<BTreeMap<String, CompiledKernelResources>, CubinReadError> {
+    let elf = object::File::parse(cubin).map_err(|error| CubinReadError::Elf(error.to_string()))?;
     let names: BTreeMap<u32, String> = elf
         .symbols()
         .filter_map(|symbol| Some((symbol.index().0 as u32, symbol.name().ok()?.to_owned())))
@@ -71,11 +74,11 @@ pub fn kernel_facts(
     let mut registers = BTreeMap::new();
     let mut frames = BTreeMap::new();
     if let Some(info) = elf.section_by_name(".nv.info").and_then(|section| section.data().ok()) {
-        for (attribute, symbol, value) in info_attributes(info) {
+        for (attribute, symbol, value) in parse_two_word_attributes(info) {
             let Some(name) = names.get(&symbol) else { continue };
             match attribute {
-                REGISTER_COUNT_ATTRIBUTE => drop(registers.insert(name.clone(), value)),
-                FRAME_SIZE_ATTRIBUTE => drop(frames.insert(name.clone(), value)),
+                NV_INFO_REGISTER_COUNT_ATTRIBUTE => drop(registers.insert(name.clone(), value)),
+                NV_INFO_FRAME_SIZE_ATTRIBUTE => drop(frames.insert(name.clone(), value)),
                 _ => {}
             }
         }
@@ -87,31 +90,36 @@ pub fn kernel_facts(
         else {
             continue;
         };
-        let missing = |what| CubinError::Missing { what, kernel: kernel.clone() };
+        let missing = |what| CubinReadError::Missing { what, kernel: kernel.clone() };
         let code = section.data().map_err(|_| missing("code"))?;
-        let mix = count_instructions_by_class(code);
+        let mix = count_machine_instructions_by_class(code);
         facts.insert(
             kernel.clone(),
-            CompiledKernelFacts {
+            CompiledKernelResources {
                 registers: *registers.get(&kernel).ok_or_else(|| missing("register count"))?,
                 stack_bytes: frames.get(&kernel).copied().unwrap_or(0),
-                spill_store_bytes: reported_bytes(log, &kernel, " bytes spill stores"),
-                spill_load_bytes: reported_bytes(log, &kernel, " bytes spill loads"),
-                shared_bytes: reported_bytes(log, &kernel, " bytes smem"),
+                spill_store_bytes: bytes_in_assembler_log(log, &kernel, " bytes spill stores"),
+                spill_load_bytes: bytes_in_assembler_log(log, &kernel, " bytes spill loads"),
+                shared_bytes: bytes_in_assembler_log(log, &kernel, " bytes smem"),
                 instructions: mix.values().sum(),
                 mix,
-                performance_loss: performance_warning(log, &kernel),
+                performance_loss: performance_loss_in_assembler_log(log, &kernel),
             },
         );
     }
-    if facts.is_empty() { Err(CubinError::Elf("no kernel in it".to_owned())) } else { Ok(facts) }
+    if facts.is_empty() {
+        Err(CubinReadError::Elf("no kernel in it".to_owned()))
+    } else {
+        Ok(facts)
+    }
 }
 
-/// (attribute, symbol, value) of every sized attribute with two words.
-fn info_attributes(mut info: &[u8]) -> Vec<(u8, u32, u32)> {
+/// Returns (attribute, symbol index, value) for every attribute of `.nv.info` whose payload has two
+/// words.
+fn parse_two_word_attributes(mut info: &[u8]) -> Vec<(u8, u32, u32)> {
     let mut found = Vec::new();
     while let [format, attribute, low, high, rest @ ..] = info {
-        let size = if *format == SIZED_ATTRIBUTE_FORMAT {
+        let size = if *format == NV_INFO_SIZED_ATTRIBUTE_FORMAT {
             usize::from(u16::from_le_bytes([*low, *high]))
         } else {
             0
@@ -128,9 +136,9 @@ fn info_attributes(mut info: &[u8]) -> Vec<(u8, u32, u32)> {
     found
 }
 
-/// Returns the number that the assembler's log reports before `words` for this kernel; 0 if there
-/// is no such line.
-fn reported_bytes(log: &str, kernel: &str, words: &str) -> u32 {
+/// The number of bytes that the assembler's log reports before `words` for this kernel; 0 if the
+/// log has no such line.
+fn bytes_in_assembler_log(log: &str, kernel: &str, words: &str) -> u32 {
     let entry = format!("'{kernel}'");
     let is_entry = |line: &&str| line.contains("Compiling entry function");
     let report = log
@@ -142,9 +150,9 @@ fn reported_bytes(log: &str, kernel: &str, words: &str) -> u32 {
     report.filter(|line| line.contains(words)).find_map(number).unwrap_or(0)
 }
 
-/// The loss that the assembler reports of a kernel: "wgmma.mma_async instructions are serialized
-/// due to …".
-fn performance_warning(log: &str, kernel: &str) -> Option<String> {
+/// The performance loss that the assembler reports for a kernel, such as "wgmma.mma_async
+/// instructions are serialized due to …".
+fn performance_loss_in_assembler_log(log: &str, kernel: &str) -> Option<String> {
     let of_kernel = [format!(" in the function '{kernel}'"), format!(" in function '{kernel}'")];
     log.lines().find_map(|line| {
         let (_, loss) = line.split_once("Potential Performance Loss: ")?;
@@ -153,20 +161,20 @@ fn performance_warning(log: &str, kernel: &str) -> Option<String> {
     })
 }
 
-fn count_instructions_by_class(code: &[u8]) -> BTreeMap<String, u32> {
+fn count_machine_instructions_by_class(code: &[u8]) -> BTreeMap<String, u32> {
     let mut mix = BTreeMap::new();
-    for instruction in code.chunks_exact(INSTRUCTION_BYTES) {
+    for instruction in code.chunks_exact(MACHINE_INSTRUCTION_BYTES) {
         let opcode = u16::from_le_bytes([instruction[0], instruction[1]]) & 0x1ff;
-        if let Some(class) = instruction_class(opcode) {
+        if let Some(class) = instruction_class_of_opcode(opcode) {
             *mix.entry(class.to_owned()).or_insert(0) += 1;
         }
     }
     mix
 }
 
-/// Class of an instruction by the low nine bits of its encoding, which name the operation for all
-/// operands (Volta to Blackwell); `None` for padding.
-fn instruction_class(opcode: u16) -> Option<&'static str> {
+/// Class of a machine instruction, from the low nine bits of its encoding, which name the operation
+/// (Volta to Blackwell); `None` for padding.
+fn instruction_class_of_opcode(opcode: u16) -> Option<&'static str> {
     Some(match opcode {
         0x118 => return None,                      // NOP
         0x03c | 0x03f | 0x1f0..=0x1f7 => "tensor", // HMMA, DMMA, warpgroup MMA
@@ -217,7 +225,7 @@ mod tests {
                    bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n";
         let read = |kernel| {
             [" bytes spill stores", " bytes spill loads", " bytes smem"]
-                .map(|words| reported_bytes(log, kernel, words))
+                .map(|words| bytes_in_assembler_log(log, kernel, words))
         };
         assert_eq!(read("a"), [16, 20, 17408]);
         assert_eq!(read("b"), [0, 0, 0]);
@@ -225,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warning_about_serialised_tensor_instructions_is_found() {
+    fn a_warning_about_serialised_wgmma_instructions_is_found() {
         let source = r#"
             extern "C" __global__ void serial(float* out, unsigned long long w, unsigned x) {
               float d[4] = {};
@@ -248,11 +256,12 @@ mod tests {
             let options = ["--gpu-architecture=sm_90a", "--ptxas-options=-v"];
             let options: Vec<String> =
                 options.iter().chain(defined).map(|&option| option.to_owned()).collect();
-            match nvrtc::compile_source_text("serial", source, &[], &options, "sm_90a") {
-                Err(nvrtc::CompileError::Missing) => None,
+            match nvrtc::compile_source_text_with_nvrtc("serial", source, &[], &options, "sm_90a") {
+                Err(nvrtc::KernelCompileError::Missing) => None,
                 compiled => {
                     let compiled = compiled.unwrap();
-                    let facts = kernel_facts(&compiled.cubin, &compiled.log).unwrap();
+                    let facts =
+                        resources_of_kernels_in_cubin(&compiled.cubin, &compiled.log).unwrap();
                     Some(facts["serial"].performance_loss.clone())
                 }
             }
@@ -270,17 +279,28 @@ mod tests {
     }
 
     #[test]
-    fn unknown_cubin_attributes_are_skipped() {
-        let mut info =
-            vec![0x01, 0x3f, 0, 0, SIZED_ATTRIBUTE_FORMAT, REGISTER_COUNT_ATTRIBUTE, 8, 0];
+    fn unknown_attributes_of_a_cubin_are_skipped() {
+        let mut info = vec![
+            0x01,
+            0x3f,
+            0,
+            0,
+            NV_INFO_SIZED_ATTRIBUTE_FORMAT,
+            NV_INFO_REGISTER_COUNT_ATTRIBUTE,
+            8,
+            0,
+        ];
         info.extend([7, 0, 0, 0, 64, 0, 0, 0]);
-        info.extend([SIZED_ATTRIBUTE_FORMAT, FRAME_SIZE_ATTRIBUTE, 8, 0, 1]);
-        assert_eq!(info_attributes(&info), [(REGISTER_COUNT_ATTRIBUTE, 7, 64)]);
+        info.extend([NV_INFO_SIZED_ATTRIBUTE_FORMAT, NV_INFO_FRAME_SIZE_ATTRIBUTE, 8, 0, 1]);
+        assert_eq!(parse_two_word_attributes(&info), [(NV_INFO_REGISTER_COUNT_ATTRIBUTE, 7, 64)]);
     }
 
     #[test]
     fn a_broken_cubin_is_an_error() {
-        assert!(matches!(kernel_facts(b"not an elf file", ""), Err(CubinError::Elf(_))));
-        assert!(matches!(kernel_facts(&[], ""), Err(CubinError::Elf(_))));
+        assert!(matches!(
+            resources_of_kernels_in_cubin(b"not an elf file", ""),
+            Err(CubinReadError::Elf(_))
+        ));
+        assert!(matches!(resources_of_kernels_in_cubin(&[], ""), Err(CubinReadError::Elf(_))));
     }
 }

@@ -1,5 +1,5 @@
-//! Compilation of kernel source to machine code by NVRTC, its cache on disk, and facts read from
-//! the machine code.
+//! Compiles kernel sources to machine code with NVRTC, caches the machine code on disk, and reads
+//! facts from the machine code.
 
 pub mod cache;
 pub mod code;

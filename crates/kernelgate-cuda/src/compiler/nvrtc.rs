@@ -1,30 +1,31 @@
-//! NVRTC: kernel source to machine code for one architecture, or to PTX. Needs no GPU.
+//! Calls NVRTC, NVIDIA's runtime compiler, which compiles kernel source to machine code for one
+//! architecture, or to PTX. Needs no GPU.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 
-use super::source::{KernelBuild, KernelFile};
-use crate::architecture::capability_number;
-use crate::library::{self, RequiredLibrary};
+use super::source::{KernelBuild, NamedKernelFile};
+use crate::architecture::compute_capability_number;
+use crate::library::{self, NvidiaLibrary};
 
-/// The reason why a kernel has no machine code.
+/// The reason why a kernel could not be compiled.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum CompileError {
+pub enum KernelCompileError {
     /// NVRTC was not found.
-    #[error("{} is missing: {}", RequiredLibrary::Nvrtc.name(), RequiredLibrary::Nvrtc.install_advice())]
+    #[error("{} is missing: {}", NvidiaLibrary::Nvrtc.name_in_messages(), NvidiaLibrary::Nvrtc.advice_to_install_library())]
     Missing,
-    /// The source is wrong, or the architecture is unknown.
+    /// The source has errors, or NVRTC does not know the architecture.
     #[error("kernel {kernel} does not compile for {arch}:\n{log}")]
     Source {
-        /// File and macros of the kernel build.
+        /// Name of the kernel build: file and macros.
         kernel: String,
-        /// Architecture for which it was compiled, such as "sm_90a".
+        /// Architecture for which the kernel was compiled, such as "sm_90a".
         arch: String,
-        /// Messages of the compiler, with source lines.
+        /// Messages of NVRTC, with source lines.
         log: String,
     },
-    /// The executable does not embed the kernel file.
+    /// The executable does not embed the text of the kernel file.
     #[error(
         "the text of kernel {kernel} is not embedded: `{kernel}.cu` is missing in the files of the \
          bench (`Harness::kernel_files`)"
@@ -36,40 +37,41 @@ pub enum CompileError {
     /// NVRTC itself failed.
     #[error("NVRTC failed on kernel {kernel}: {code}")]
     Compiler {
-        /// File and macros of the kernel build.
+        /// Name of the kernel build: file and macros.
         kernel: String,
-        /// NVRTC's name for its result code.
+        /// Name of NVRTC's result code for the failure.
         code: String,
     },
 }
 
-/// Machine code that NVRTC compiled, with the compiler's log.
+/// Machine code of a kernel build that NVRTC compiled, with the log of NVRTC.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CompiledCubin {
-    /// ELF image for the architecture; for a virtual one PTX, with a zero at its end.
+pub struct CubinWithCompilerLog {
+    /// The cubin (ELF image) for a real architecture, or PTX with a zero byte at its end for a
+    /// virtual architecture.
     pub cubin: Vec<u8>,
-    /// Warnings of NVRTC and the report of the assembler.
+    /// Warnings of NVRTC, and the report of the assembler ptxas.
     pub log: String,
 }
 
-/// Version of the NVRTC library as (major, minor).
+/// Version of the found NVRTC library as (major, minor).
 ///
 /// # Errors
 /// Fails if the NVRTC library is missing.
-pub fn installed_nvrtc_version() -> Result<(i32, i32), CompileError> {
-    let version = library::choose_nvrtc().ok_or(CompileError::Missing)?.version;
+pub fn found_nvrtc_version() -> Result<(i32, i32), KernelCompileError> {
+    let version = library::choose_nvrtc_library().ok_or(KernelCompileError::Missing)?.version;
     Ok((version.major as i32, version.minor as i32))
 }
 
-/// Whether NVRTC generates code for an architecture such as `sm_90a`; true if it does not report
-/// its architectures.
+/// Whether NVRTC can compile for an architecture such as `sm_90a`; true if NVRTC does not list its
+/// architectures.
 ///
 /// # Errors
 /// Fails if NVRTC is missing.
-pub fn nvrtc_supports(arch: &str) -> Result<bool, CompileError> {
-    let api = nvrtc_api()?;
+pub fn nvrtc_supports_architecture(arch: &str) -> Result<bool, KernelCompileError> {
+    let api = nvrtc_functions()?;
     let mut count = 0;
-    // SAFETY: the call gets pointers to local variables, which are valid during the call.
+    // SAFETY: NVRTC gets a pointer to a local variable, which is valid during the call.
     if unsafe { (api.count_archs)(&raw mut count) } != NVRTC_SUCCESS {
         return Ok(true);
     }
@@ -78,19 +80,20 @@ pub fn nvrtc_supports(arch: &str) -> Result<bool, CompileError> {
     if unsafe { (api.archs)(known.as_mut_ptr()) } != NVRTC_SUCCESS {
         return Ok(true);
     }
-    Ok(capability_number(arch).is_none_or(|number| known.contains(&(number as c_int))))
+    Ok(compute_capability_number(arch).is_none_or(|number| known.contains(&(number as c_int))))
 }
 
-/// Identity of NVRTC: its version and, if the system reports them, size and time of its file. NVRTC
-/// builds of one version number may generate different code. Determined once per process.
+/// Identity of the NVRTC library: its version and, if known, size and modification time of its
+/// file. Two NVRTC libraries with the same version number may generate different code. The identity
+/// is determined once per process.
 ///
 /// # Errors
 /// Fails if NVRTC is missing.
-pub fn nvrtc_identity() -> Result<&'static str, CompileError> {
+pub fn nvrtc_version_and_file() -> Result<&'static str, KernelCompileError> {
     static NVRTC_IDENTITY: OnceLock<String> = OnceLock::new();
-    let (major, minor) = installed_nvrtc_version()?;
+    let (major, minor) = found_nvrtc_version()?;
     Ok(NVRTC_IDENTITY.get_or_init(|| {
-        let loaded = library::load_once(RequiredLibrary::Nvrtc);
+        let loaded = library::open_library_once(NvidiaLibrary::Nvrtc);
         let file = loaded.and_then(|loaded| std::fs::metadata(&loaded.file).ok());
         let modified = |file: &std::fs::Metadata| {
             let since = file.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
@@ -103,33 +106,36 @@ pub fn nvrtc_identity() -> Result<&'static str, CompileError> {
     }))
 }
 
-/// Compiles a build for a real architecture such as `sm_90a`, or to PTX for a virtual one such as
-/// `compute_80`.
+/// Compiles a kernel build to a cubin for a real architecture such as `sm_90a`, or to PTX for a
+/// virtual architecture such as `compute_80`.
 ///
 /// # Errors
 /// Fails if NVRTC is missing or the source does not compile; the error holds the compiler's log.
-pub fn compile_to_cubin(build: &KernelBuild, arch: &str) -> Result<CompiledCubin, CompileError> {
-    if build.source.find_text().is_none() {
-        return Err(CompileError::NoText { kernel: build.source.file });
+pub fn compile_to_cubin_or_ptx(
+    build: &KernelBuild,
+    arch: &str,
+) -> Result<CubinWithCompilerLog, KernelCompileError> {
+    if build.source.find_source_text().is_none() {
+        return Err(KernelCompileError::NoText { kernel: build.source.file });
     }
-    compile_source_text(
-        &build.name(),
-        &build.compiled_text(),
-        &build.headers_of_build(),
-        &build.compiler_options(arch),
+    compile_source_text_with_nvrtc(
+        &build.file_and_macros(),
+        &build.source_text_with_padding(),
+        &build.included_headers(),
+        &build.nvrtc_options(arch),
         arch,
     )
 }
 
-/// Compiles source text with NVRTC; the text can include the given headers and no other headers.
-pub fn compile_source_text(
+/// Compiles a source text with NVRTC; the text can include the given headers and no other files.
+pub fn compile_source_text_with_nvrtc(
     kernel: &str,
     source: &str,
-    headers: &[KernelFile],
+    headers: &[NamedKernelFile],
     options: &[String],
     arch: &str,
-) -> Result<CompiledCubin, CompileError> {
-    let api = nvrtc_api()?;
+) -> Result<CubinWithCompilerLog, KernelCompileError> {
+    let api = nvrtc_functions()?;
     let text = |text: &str| CString::new(text.replace('\0', " ")).expect("no NUL is left");
     let (source, name) =
         (text(source), text(&format!("{}.cu", kernel.split(' ').next().unwrap_or(kernel))));
@@ -154,27 +160,27 @@ pub fn compile_source_text(
             names.as_ptr(),
         )
     };
-    api.check(created, kernel)?;
-    let program = NvrtcProgram { handle, api };
+    api.check_status(created, kernel)?;
+    let program = OwnedNvrtcProgram { handle, api };
     // SAFETY: the NVRTC program is alive, and the options are an array of NUL-terminated strings
     // with the passed length.
     let compiled = unsafe {
         (api.compile)(program.handle, option_pointers.len() as i32, option_pointers.as_ptr())
     };
-    let log = program.compiler_log();
+    let log = program.log_of_compilation();
     match compiled {
         NVRTC_SUCCESS => {}
         NVRTC_INVALID_OPTION | NVRTC_COMPILATION_ERROR => {
-            return Err(CompileError::Source {
+            return Err(KernelCompileError::Source {
                 kernel: kernel.to_owned(),
                 arch: arch.to_owned(),
                 log,
             });
         }
         other => {
-            return Err(CompileError::Compiler {
+            return Err(KernelCompileError::Compiler {
                 kernel: kernel.to_owned(),
-                code: api.describe(other),
+                code: api.text_of_status(other),
             });
         }
     }
@@ -185,23 +191,23 @@ pub fn compile_source_text(
     };
     let mut size = 0;
     // SAFETY: the NVRTC program is alive and compiled.
-    api.check(unsafe { tell_size(program.handle, &raw mut size) }, kernel)?;
+    api.check_status(unsafe { tell_size(program.handle, &raw mut size) }, kernel)?;
     let mut cubin = vec![0u8; size];
     // SAFETY: the buffer has the size that NVRTC asked for.
-    api.check(unsafe { get(program.handle, cubin.as_mut_ptr().cast()) }, kernel)?;
-    Ok(CompiledCubin { cubin, log })
+    api.check_status(unsafe { get(program.handle, cubin.as_mut_ptr().cast()) }, kernel)?;
+    Ok(CubinWithCompilerLog { cubin, log })
 }
 
-/// An NVRTC program, which is destroyed at the end of its scope.
-struct NvrtcProgram {
-    handle: NvrtcHandle,
-    api: &'static NvrtcApi,
+/// A program object of NVRTC, which is destroyed when it goes out of scope.
+struct OwnedNvrtcProgram {
+    handle: NvrtcProgramHandle,
+    api: &'static NvrtcFunctions,
 }
 
-impl NvrtcProgram {
-    fn compiler_log(&self) -> String {
+impl OwnedNvrtcProgram {
+    fn log_of_compilation(&self) -> String {
         let mut size = 0;
-        // SAFETY: the NVRTC program is alive.
+        // SAFETY: the NVRTC program is alive, and the pointer is valid.
         if unsafe { (self.api.log_size)(self.handle, &raw mut size) } != NVRTC_SUCCESS {
             return String::new();
         }
@@ -214,85 +220,95 @@ impl NvrtcProgram {
     }
 }
 
-impl Drop for NvrtcProgram {
+impl Drop for OwnedNvrtcProgram {
     fn drop(&mut self) {
-        // SAFETY: the program is alive and not used again.
+        // SAFETY: the NVRTC program is alive and not used again.
         unsafe { (self.api.destroy)(&raw mut self.handle) };
     }
 }
 
-type NvrtcHandle = *mut c_void;
+type NvrtcProgramHandle = *mut c_void;
 /// Result code of an NVRTC function; the codes have the same numbers in every NVRTC version.
-type NvrtcStatus = c_int;
-const NVRTC_SUCCESS: NvrtcStatus = 0;
-const NVRTC_INVALID_OPTION: NvrtcStatus = 5;
-const NVRTC_COMPILATION_ERROR: NvrtcStatus = 6;
-/// Reads the size of an object of a program, bytes.
-type NvrtcSizeFunction = unsafe extern "C" fn(NvrtcHandle, *mut usize) -> NvrtcStatus;
-/// NVRTC function that copies an output of a program (machine code, log) to memory.
-type Get = unsafe extern "C" fn(NvrtcHandle, *mut c_char) -> NvrtcStatus;
+type NvrtcResultCode = c_int;
+const NVRTC_SUCCESS: NvrtcResultCode = 0;
+const NVRTC_INVALID_OPTION: NvrtcResultCode = 5;
+const NVRTC_COMPILATION_ERROR: NvrtcResultCode = 6;
+/// Type of NVRTC functions that return the size in bytes of an output of a program.
+type NvrtcSizeFunction = unsafe extern "C" fn(NvrtcProgramHandle, *mut usize) -> NvrtcResultCode;
+/// Type of NVRTC functions that copy an output of a program (machine code or log) to the caller's
+/// memory.
+type NvrtcCopyFunction = unsafe extern "C" fn(NvrtcProgramHandle, *mut c_char) -> NvrtcResultCode;
 
-/// Functions of the NVRTC library that was opened.
-struct NvrtcApi {
+/// Pointers to the functions of the NVRTC library that this process opened.
+struct NvrtcFunctions {
     create: unsafe extern "C" fn(
-        *mut NvrtcHandle,
+        *mut NvrtcProgramHandle,
         *const c_char,
         *const c_char,
         c_int,
         *const *const c_char,
         *const *const c_char,
-    ) -> NvrtcStatus,
-    compile: unsafe extern "C" fn(NvrtcHandle, c_int, *const *const c_char) -> NvrtcStatus,
-    destroy: unsafe extern "C" fn(*mut NvrtcHandle) -> NvrtcStatus,
+    ) -> NvrtcResultCode,
+    compile:
+        unsafe extern "C" fn(NvrtcProgramHandle, c_int, *const *const c_char) -> NvrtcResultCode,
+    destroy: unsafe extern "C" fn(*mut NvrtcProgramHandle) -> NvrtcResultCode,
     cubin_size: NvrtcSizeFunction,
-    cubin: Get,
+    cubin: NvrtcCopyFunction,
     ptx_size: NvrtcSizeFunction,
-    ptx: Get,
+    ptx: NvrtcCopyFunction,
     log_size: NvrtcSizeFunction,
-    log: Get,
-    count_archs: unsafe extern "C" fn(*mut c_int) -> NvrtcStatus,
-    archs: unsafe extern "C" fn(*mut c_int) -> NvrtcStatus,
-    error_string: unsafe extern "C" fn(NvrtcStatus) -> *const c_char,
+    log: NvrtcCopyFunction,
+    count_archs: unsafe extern "C" fn(*mut c_int) -> NvrtcResultCode,
+    archs: unsafe extern "C" fn(*mut c_int) -> NvrtcResultCode,
+    error_string: unsafe extern "C" fn(NvrtcResultCode) -> *const c_char,
 }
 
-fn nvrtc_api() -> Result<&'static NvrtcApi, CompileError> {
-    static API: OnceLock<Option<NvrtcApi>> = OnceLock::new();
-    API.get_or_init(load_nvrtc).as_ref().ok_or(CompileError::Missing)
+fn nvrtc_functions() -> Result<&'static NvrtcFunctions, KernelCompileError> {
+    static API: OnceLock<Option<NvrtcFunctions>> = OnceLock::new();
+    API.get_or_init(load_nvrtc_functions).as_ref().ok_or(KernelCompileError::Missing)
 }
 
-fn load_nvrtc() -> Option<NvrtcApi> {
-    let library = RequiredLibrary::Nvrtc;
+fn load_nvrtc_functions() -> Option<NvrtcFunctions> {
+    let library = NvidiaLibrary::Nvrtc;
     // SAFETY: the function types are those of `nvrtc.h`, which are the same from CUDA 12 to 13:
     // results are enumerations with the size of an int, and programs are pointers.
     unsafe {
-        Some(NvrtcApi {
-            create: library::typed_function(library, c"nvrtcCreateProgram")?,
-            compile: library::typed_function(library, c"nvrtcCompileProgram")?,
-            destroy: library::typed_function(library, c"nvrtcDestroyProgram")?,
-            cubin_size: library::typed_function(library, c"nvrtcGetCUBINSize")?,
-            cubin: library::typed_function(library, c"nvrtcGetCUBIN")?,
-            ptx_size: library::typed_function(library, c"nvrtcGetPTXSize")?,
-            ptx: library::typed_function(library, c"nvrtcGetPTX")?,
-            log_size: library::typed_function(library, c"nvrtcGetProgramLogSize")?,
-            log: library::typed_function(library, c"nvrtcGetProgramLog")?,
-            count_archs: library::typed_function(library, c"nvrtcGetNumSupportedArchs")?,
-            archs: library::typed_function(library, c"nvrtcGetSupportedArchs")?,
-            error_string: library::typed_function(library, c"nvrtcGetErrorString")?,
+        Some(NvrtcFunctions {
+            create: library::typed_library_function(library, c"nvrtcCreateProgram")?,
+            compile: library::typed_library_function(library, c"nvrtcCompileProgram")?,
+            destroy: library::typed_library_function(library, c"nvrtcDestroyProgram")?,
+            cubin_size: library::typed_library_function(library, c"nvrtcGetCUBINSize")?,
+            cubin: library::typed_library_function(library, c"nvrtcGetCUBIN")?,
+            ptx_size: library::typed_library_function(library, c"nvrtcGetPTXSize")?,
+            ptx: library::typed_library_function(library, c"nvrtcGetPTX")?,
+            log_size: library::typed_library_function(library, c"nvrtcGetProgramLogSize")?,
+            log: library::typed_library_function(library, c"nvrtcGetProgramLog")?,
+            count_archs: library::typed_library_function(library, c"nvrtcGetNumSupportedArchs")?,
+            archs: library::typed_library_function(library, c"nvrtcGetSupportedArchs")?,
+            error_string: library::typed_library_function(library, c"nvrtcGetErrorString")?,
         })
     }
 }
 
-impl NvrtcApi {
-    fn describe(&self, status: NvrtcStatus) -> String {
-        // SAFETY: NVRTC has a text for every number, which lives as long as the library.
+impl NvrtcFunctions {
+    fn text_of_status(&self, status: NvrtcResultCode) -> String {
+        // SAFETY: NVRTC has a static text for every result code, which stays valid while the
+        // library is open.
         let text = unsafe { CStr::from_ptr((self.error_string)(status)) };
         text.to_string_lossy().into_owned()
     }
 
-    fn check(&self, status: NvrtcStatus, kernel: &str) -> Result<(), CompileError> {
+    fn check_status(
+        &self,
+        status: NvrtcResultCode,
+        kernel: &str,
+    ) -> Result<(), KernelCompileError> {
         if status == NVRTC_SUCCESS {
             return Ok(());
         }
-        Err(CompileError::Compiler { kernel: kernel.to_owned(), code: self.describe(status) })
+        Err(KernelCompileError::Compiler {
+            kernel: kernel.to_owned(),
+            code: self.text_of_status(status),
+        })
     }
 }

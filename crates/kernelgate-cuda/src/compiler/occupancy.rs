@@ -1,23 +1,23 @@
-//! Theoretical occupancy: how many warps of a kernel fit on a multiprocessor, from its registers,
-//! shared memory and block size.
+//! Theoretical occupancy of a kernel: how many of its warps fit on a multiprocessor, from its
+//! registers, shared memory and block size.
 
 use crate::architecture::{RESERVED_SHARED_BYTES_PER_BLOCK, multiprocessor_limits};
 
-/// Registers of a multiprocessor, equal on all architectures.
+/// Number of 32-bit registers of a multiprocessor, equal on all supported architectures.
 const REGISTERS_PER_MULTIPROCESSOR: u32 = 64 * 1024;
-/// Allocation unit of registers for a warp.
-const REGISTER_GRANULE: u32 = 256;
-/// Registers are allocated to groups of four warps: one for each scheduler.
-const WARP_ALLOCATION_UNIT: u32 = 4;
-/// Allocation unit of shared memory for a block, bytes.
-const SHARED_ALLOCATION_UNIT: u32 = 128;
+/// Registers are allocated to a warp in multiples of this number.
+const REGISTER_ALLOCATION_UNIT_PER_WARP: u32 = 256;
+/// Warps get registers in groups of four, because a multiprocessor has four schedulers.
+const WARPS_PER_REGISTER_ALLOCATION: u32 = 4;
+/// Shared memory is allocated to a thread block in multiples of this number of bytes.
+const SHARED_BYTES_ALLOCATION_UNIT: u32 = 128;
 
-/// Share of the warps that a multiprocessor can hold, 0 to 1; `None` if the table lacks the
-/// architecture.
+/// Resident warps of the kernel as a share of the warps that a multiprocessor can hold, 0 to 1;
+/// `None` if the table lacks the architecture.
 ///
-/// `registers` a thread, `shared_bytes` a block (static and dynamic together), `block` threads from
-/// 1 to 1024.
-pub fn theoretical_occupancy(
+/// `registers` are per thread, `shared_bytes` per block (static and dynamic together), and `block`
+/// is the number of threads per block, 1 to 1024.
+pub fn theoretical_occupancy_of_kernel(
     arch: &str,
     registers: u32,
     shared_bytes: u32,
@@ -26,13 +26,16 @@ pub fn theoretical_occupancy(
     let limits = multiprocessor_limits(arch)?;
     let warps = block.div_ceil(32);
     let by_warps = limits.warps / warps;
-    let registers_a_warp =
-        (registers * 32).next_multiple_of(REGISTER_GRANULE).max(REGISTER_GRANULE);
-    let by_registers = (REGISTERS_PER_MULTIPROCESSOR / registers_a_warp / WARP_ALLOCATION_UNIT
-        * WARP_ALLOCATION_UNIT)
-        / warps;
+    let registers_a_warp = (registers * 32)
+        .next_multiple_of(REGISTER_ALLOCATION_UNIT_PER_WARP)
+        .max(REGISTER_ALLOCATION_UNIT_PER_WARP);
+    let by_registers =
+        (REGISTERS_PER_MULTIPROCESSOR / registers_a_warp / WARPS_PER_REGISTER_ALLOCATION
+            * WARPS_PER_REGISTER_ALLOCATION)
+            / warps;
     let by_shared = limits.shared_bytes
-        / (shared_bytes + RESERVED_SHARED_BYTES_PER_BLOCK).next_multiple_of(SHARED_ALLOCATION_UNIT);
+        / (shared_bytes + RESERVED_SHARED_BYTES_PER_BLOCK)
+            .next_multiple_of(SHARED_BYTES_ALLOCATION_UNIT);
     let blocks = limits.blocks.min(by_warps).min(by_registers).min(by_shared);
     Some(f64::from(blocks * warps) / f64::from(limits.warps))
 }
@@ -43,11 +46,11 @@ mod tests {
 
     #[test]
     fn occupancy_equals_known_results_of_nvidias_calculator() {
-        assert_eq!(theoretical_occupancy("sm_90a", 32, 0, 256), Some(1.0));
-        assert_eq!(theoretical_occupancy("sm_90a", 255, 98_304, 128), Some(8.0 / 64.0));
-        assert_eq!(theoretical_occupancy("sm_90a", 64, 0, 128), Some(0.5));
-        assert_eq!(theoretical_occupancy("sm_80", 40, 0, 1024), Some(0.5));
-        assert_eq!(theoretical_occupancy("sm_90a", 16, 200_000, 64), Some(2.0 / 64.0));
-        assert_eq!(theoretical_occupancy("sm_42", 16, 0, 64), None);
+        assert_eq!(theoretical_occupancy_of_kernel("sm_90a", 32, 0, 256), Some(1.0));
+        assert_eq!(theoretical_occupancy_of_kernel("sm_90a", 255, 98_304, 128), Some(8.0 / 64.0));
+        assert_eq!(theoretical_occupancy_of_kernel("sm_90a", 64, 0, 128), Some(0.5));
+        assert_eq!(theoretical_occupancy_of_kernel("sm_80", 40, 0, 1024), Some(0.5));
+        assert_eq!(theoretical_occupancy_of_kernel("sm_90a", 16, 200_000, 64), Some(2.0 / 64.0));
+        assert_eq!(theoretical_occupancy_of_kernel("sm_42", 16, 0, 64), None);
     }
 }

@@ -1,14 +1,14 @@
-//! Sources: a kernel file, the headers that it includes, and the macros of one build.
+//! Kernel sources: a kernel file, the headers that it may include, and the macros of one build.
 
 use std::borrow::Cow;
 
 use crate::layout;
 
-/// A kernel file or a header: its name, by which kernels include the header, and its text.
-pub type KernelFile = (&'static str, &'static str);
+/// A kernel file or a header as a pair: the name by which it is included, and its text.
+pub type NamedKernelFile = (&'static str, &'static str);
 
 /// Makes a table of embedded files from a folder, relative to the calling file, and the names of
-/// files in it: `embedded_files!("../kernels", "mine/tile.cuh", "mine/sum.cu")`.
+/// files in the folder, as in `embedded_files!("../kernels", "mine/tile.cuh", "mine/sum.cu")`.
 #[macro_export]
 macro_rules! embedded_files {
     ($folder:literal, $($name:literal),+ $(,)?) => {
@@ -16,8 +16,8 @@ macro_rules! embedded_files {
     };
 }
 
-/// Headers that every kernel may include, in any package.
-pub const COMMON_HEADERS: &[KernelFile] = embedded_files!(
+/// Headers of kernelgate that every kernel may include, in any package.
+pub const COMMON_KERNEL_HEADERS: &[NamedKernelFile] = embedded_files!(
     "../../kernels",
     "common/bulk.cuh",
     "common/cluster.cuh",
@@ -39,144 +39,158 @@ pub const COMMON_HEADERS: &[KernelFile] = embedded_files!(
     "common/wgmma/wide_tile.cuh",
 );
 
-/// Headers of [`COMMON_HEADERS`] and of a package's files that a text includes, directly or through
-/// other headers. A header counts as included if its name occurs anywhere in the source text, even
-/// in a comment or a macro; NVRTC gets these headers and no others.
-pub fn included_headers(text: &str, package: &[KernelFile]) -> Vec<KernelFile> {
-    let headers = package.iter().filter(|(name, _)| !name.ends_with(KERNEL_SUFFIX));
-    let (mut found, mut rest): (Vec<KernelFile>, Vec<KernelFile>) =
-        COMMON_HEADERS.iter().chain(headers).copied().partition(|(name, _)| text.contains(name));
+/// The headers that a source text includes, directly or through other headers, out of
+/// [`COMMON_KERNEL_HEADERS`] and the package's files. A header counts as included if its name occurs
+/// anywhere in the text, even in a comment or a macro; NVRTC gets only these headers.
+pub fn headers_named_in_text(text: &str, package: &[NamedKernelFile]) -> Vec<NamedKernelFile> {
+    let headers = package.iter().filter(|(name, _)| !name.ends_with(KERNEL_FILE_EXTENSION));
+    let (mut found, mut rest): (Vec<NamedKernelFile>, Vec<NamedKernelFile>) = COMMON_KERNEL_HEADERS
+        .iter()
+        .chain(headers)
+        .copied()
+        .partition(|(name, _)| text.contains(name));
     let mut read = 0;
     while let Some((_, text)) = found.get(read).copied() {
         let (named, others) = rest.into_iter().partition(|(name, _)| text.contains(name));
-        found.extend::<Vec<KernelFile>>(named);
+        found.extend::<Vec<NamedKernelFile>>(named);
         rest = others;
         read += 1;
     }
     found
 }
 
-/// End of the names of kernel files, which the name of a [`Source`] lacks.
-const KERNEL_SUFFIX: &str = ".cu";
+/// File extension of kernel files, which is not part of a [`Source`]'s name.
+const KERNEL_FILE_EXTENSION: &str = ".cu";
 
-/// A kernel file and the headers that it may include.
+/// A kernel file and the files of its package that it may include.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Source {
-    /// Name of the kernel source file in messages and records: `family/implementation`, without
+    /// Name of the kernel file in messages and records, such as `family/implementation`, without
     /// `.cu`.
     pub file: &'static str,
-    /// Text of the source; `None` if it is in the files.
+    /// Text of the kernel file; `None` if the text is the one in `files`.
     own_text: Option<&'static str>,
-    /// Files of the source's package: the headers besides [`COMMON_HEADERS`], and kernel files.
-    pub files: &'static [KernelFile],
+    /// Embedded files of the kernel's package: headers besides [`COMMON_KERNEL_HEADERS`], and kernel
+    /// files.
+    pub files: &'static [NamedKernelFile],
 }
 
 impl Source {
-    /// A kernel source file that includes only the common headers: `Source::new("saxpy",
-    /// include_str!("saxpy.cu"))`.
+    /// A kernel source with the given text that includes only the common headers, as in
+    /// `Source::new("saxpy", include_str!("saxpy.cu"))`.
     pub const fn new(file: &'static str, text: &'static str) -> Self {
         Self { file, own_text: Some(text), files: &[] }
     }
 
-    /// A kernel source file whose text is in the package's files as `{file}.cu`. A source without
-    /// files of its own takes the files that the executable gives to the device
+    /// A kernel source whose text is the file `{file}.cu` among the package's embedded files. If
+    /// `files` is empty, the kernel source uses the files that the executable gave to the device
     /// ([`DeviceOptions::files`](crate::DeviceOptions::files)).
-    pub const fn in_files(file: &'static str, files: &'static [KernelFile]) -> Source {
+    pub const fn from_package_files(
+        file: &'static str,
+        files: &'static [NamedKernelFile],
+    ) -> Source {
         Self { file, own_text: None, files }
     }
 
-    /// Lets the source include the headers of its package: one table for all kernels of the
+    /// Lets the kernel source include the headers in `headers`: one table for all kernels of a
     /// package, made by [`embedded_files!`](crate::embedded_files).
-    pub const fn with_headers(self, headers: &'static [KernelFile]) -> Self {
+    pub const fn with_headers(self, headers: &'static [NamedKernelFile]) -> Self {
         Self { files: headers, ..self }
     }
 
-    /// Text of the source; `None` if the files lack it.
-    pub fn find_text(&self) -> Option<&'static str> {
-        let is_own = |name: &str| name.strip_suffix(KERNEL_SUFFIX) == Some(self.file);
+    /// Text of the kernel source; `None` if the package's files lack it.
+    pub fn find_source_text(&self) -> Option<&'static str> {
+        let is_own = |name: &str| name.strip_suffix(KERNEL_FILE_EXTENSION) == Some(self.file);
         let in_files = || self.files.iter().find(|(name, _)| is_own(name));
         self.own_text.or_else(|| in_files().map(|(_, text)| *text))
     }
 
-    /// Text of the source; empty if the files lack it, which the compiler refuses.
-    pub fn source_text(&self) -> &'static str {
-        self.find_text().unwrap_or_default()
+    /// Text of the kernel source; empty if the package's files lack it, which is then an error of
+    /// the compilation.
+    pub fn source_text_or_empty(&self) -> &'static str {
+        self.find_source_text().unwrap_or_default()
     }
 
-    /// Makes a build of the source file with macros, each written `NAME` or `NAME=VALUE`.
+    /// Combines the kernel source with macros, each written `NAME` or `NAME=VALUE`; nothing is
+    /// compiled yet.
     pub fn build(self, defines: &[&str]) -> KernelBuild {
         KernelBuild {
             source: self,
             defines: defines.iter().map(ToString::to_string).collect(),
             constants: Vec::new(),
-            variant: KernelVariant::default(),
+            variant: KernelBuildVariant::default(),
         }
     }
 }
 
-/// A variant of the same code: another layout, or line numbers.
+/// Variant in which a kernel build is compiled: with another code and memory layout, or with source
+/// line numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct KernelVariant {
-    /// Number of the code and memory layout, as in [`layout`].
+pub struct KernelBuildVariant {
+    /// Number of the code and memory layout of the variant, as described in [`layout`].
     pub layout: Option<u32>,
-    /// Whether the machine code names its source lines, for profilers and compute-sanitizer;
-    /// otherwise editing a comment leaves the machine code unchanged.
+    /// Whether the machine code refers to source lines, for profilers and compute-sanitizer;
+    /// without them, editing a comment leaves the machine code unchanged.
     pub line_info: bool,
 }
 
-/// A kernel source file with the macros to compile it with.
+/// A kernel source with the macros with which it is compiled.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KernelBuild {
     /// The file.
     pub source: Source,
-    /// Macros that are part of the name of the build: `NAME` or `NAME=VALUE`.
+    /// Macros that are part of the build's name, each `NAME` or `NAME=VALUE`.
     pub defines: Vec<String>,
-    /// Macros that are not part of the build's name, because they follow from named macros: name
-    /// and value.
+    /// Macros that are not part of the build's name, because their values follow from the named
+    /// macros: name and value.
     pub constants: Vec<(&'static str, usize)>,
-    /// Variant in which the code is compiled; the name of the build does not include the variant.
-    pub variant: KernelVariant,
+    /// Variant in which the source is compiled; the name of the build does not contain the variant.
+    pub variant: KernelBuildVariant,
 }
 
 impl KernelBuild {
-    /// Name of the build in messages and records, from source file and macros:
-    /// `st_bif/backward_replay ELEMENT_F32 STEPS=8`.
-    pub fn name(&self) -> String {
+    /// Name of the kernel build in messages and records, made of the source file and the macros,
+    /// such as `st_bif/backward_replay ELEMENT_F32 STEPS=8`.
+    pub fn file_and_macros(&self) -> String {
         std::iter::once(self.source.file)
             .chain(self.defines.iter().map(String::as_str))
             .collect::<Vec<_>>()
             .join(" ")
     }
 
-    /// Text that is compiled: the file, after the further functions of a layout.
-    pub fn compiled_text(&self) -> Cow<'static, str> {
+    /// The text that NVRTC compiles: the kernel file, with padding functions before it if another
+    /// code layout was requested.
+    pub fn source_text_with_padding(&self) -> Cow<'static, str> {
         match self.variant.layout {
-            Some(layout) => (layout::padding_functions(layout) + self.source.source_text()).into(),
-            None => self.source.source_text().into(),
+            Some(layout) => (layout::padding_functions_source(layout)
+                + self.source.source_text_or_empty())
+            .into(),
+            None => self.source.source_text_or_empty().into(),
         }
     }
 
-    /// The headers that the source includes, directly or through other headers.
-    pub fn headers_of_build(&self) -> Vec<KernelFile> {
-        included_headers(
-            &[&self.compiled_text(), self.defines.join(" ").as_str()].join(" "),
+    /// The headers that the kernel build includes, directly or through other headers.
+    pub fn included_headers(&self) -> Vec<NamedKernelFile> {
+        headers_named_in_text(
+            &[&self.source_text_with_padding(), self.defines.join(" ").as_str()].join(" "),
             self.source.files,
         )
     }
 
-    /// The build with the files of an executable, unless its source names files of its own.
+    /// The kernel build with the embedded files of the executable, unless its source already has
+    /// files of its own.
     #[must_use]
-    pub fn with_files(mut self, files: &'static [KernelFile]) -> Self {
+    pub fn with_default_files(mut self, files: &'static [NamedKernelFile]) -> Self {
         if self.source.files.is_empty() {
             self.source.files = files;
         }
         self
     }
 
-    /// Name of one of its kernels in records: the build, followed by the symbol if that differs
-    /// from the file's name.
-    pub fn kernel_name(&self, symbol: &str) -> String {
-        let name = self.name();
+    /// Name in records of one kernel of the build: the name of the build, followed by the symbol if
+    /// the symbol differs from the file's name.
+    pub fn record_name_of_kernel(&self, symbol: &str) -> String {
+        let name = self.file_and_macros();
         if self.source.file.replace('/', "_") == symbol {
             name
         } else {
@@ -184,9 +198,9 @@ impl KernelBuild {
         }
     }
 
-    /// Returns the compiler options for an architecture: a real one such as `sm_90a`, or a virtual
-    /// one such as `compute_80`, for PTX.
-    pub fn compiler_options(&self, arch: &str) -> Vec<String> {
+    /// NVRTC's options for a real architecture such as `sm_90a`, or for a virtual one such as
+    /// `compute_80`, which gives PTX.
+    pub fn nvrtc_options(&self, arch: &str) -> Vec<String> {
         let fixed = [
             format!("--gpu-architecture={arch}"),
             "--std=c++17".to_owned(),
@@ -195,8 +209,10 @@ impl KernelBuild {
         let defines = self.defines.iter().map(|define| format!("-D{define}"));
         let constants = self.constants.iter().map(|(name, value)| format!("-D{name}={value}"));
         let line_info = self.variant.line_info.then(|| "--generate-line-info".to_owned());
-        let layout =
-            self.variant.layout.map(|layout| format!("-D{}={layout}", layout::LAYOUT_VARIABLE));
+        let layout = self
+            .variant
+            .layout
+            .map(|layout| format!("-D{}={layout}", layout::LAYOUT_NUMBER_VARIABLE));
         fixed.into_iter().chain(line_info).chain(layout).chain(defines).chain(constants).collect()
     }
 }
@@ -206,13 +222,13 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    /// Names of the files in a folder and in the folders below it, relative to `kernels`.
-    fn collect_files_below(kernels: &Path, folder: &str, files: &mut Vec<String>) {
+    /// Collects the names, relative to `kernels`, of all files in a folder and its subfolders.
+    fn collect_file_names_below(kernels: &Path, folder: &str, files: &mut Vec<String>) {
         for entry in std::fs::read_dir(kernels.join(folder)).unwrap() {
             let entry = entry.unwrap();
             let name = format!("{folder}/{}", entry.file_name().to_string_lossy());
             if entry.path().is_dir() {
-                collect_files_below(kernels, &name, files);
+                collect_file_names_below(kernels, &name, files);
             } else {
                 files.push(name);
             }
@@ -223,9 +239,9 @@ mod tests {
     fn every_common_header_is_embedded() {
         let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
         let mut files = Vec::new();
-        collect_files_below(&kernels, "common", &mut files);
+        collect_file_names_below(&kernels, "common", &mut files);
         let mut embedded: Vec<_> =
-            COMMON_HEADERS.iter().map(|(name, _)| (*name).to_owned()).collect();
+            COMMON_KERNEL_HEADERS.iter().map(|(name, _)| (*name).to_owned()).collect();
         files.sort();
         embedded.sort();
         assert_eq!(files, embedded);
@@ -233,14 +249,14 @@ mod tests {
 
     #[test]
     fn included_headers_are_found_through_headers_and_macros() {
-        const TEST_HEADERS: &[KernelFile] = &[
+        const TEST_HEADER_FILES: &[NamedKernelFile] = &[
             ("mine/a.cuh", "#include <mine/b.cuh>"),
             ("mine/b.cuh", "#include \"common/math.cuh\""),
             ("mine/c.cuh", ""),
         ];
         let names = |text: &'static str, defines: &[&str]| {
-            let build = Source::new("k", text).with_headers(TEST_HEADERS).build(defines);
-            build.headers_of_build().iter().map(|(name, _)| *name).collect::<Vec<_>>()
+            let build = Source::new("k", text).with_headers(TEST_HEADER_FILES).build(defines);
+            build.included_headers().iter().map(|(name, _)| *name).collect::<Vec<_>>()
         };
         assert!(names("", &[]).is_empty());
         assert_eq!(
@@ -251,23 +267,23 @@ mod tests {
     }
 
     #[test]
-    fn a_source_without_own_files_takes_those_of_the_executable() {
-        const FILES: &[KernelFile] = &[
+    fn a_source_without_files_of_its_own_takes_those_of_the_executable() {
+        const EXECUTABLE_FILES: &[NamedKernelFile] = &[
             ("mine/other.cu", ""),
             ("mine/sum.cu", "#include \"mine/sum.cuh\" // and not mine/other.cu"),
             ("mine/sum.cuh", ""),
         ];
-        let build = Source::in_files("mine/sum", &[]).build(&[]);
-        assert_eq!(build.source.find_text(), None);
-        let build = build.with_files(FILES);
-        assert_eq!(build.source.source_text(), FILES[1].1);
-        assert_eq!(build.headers_of_build(), FILES[2..]);
-        let own = Source::new("mine/sum", "own").build(&[]).with_files(FILES);
-        assert_eq!(own.compiled_text(), "own");
+        let build = Source::from_package_files("mine/sum", &[]).build(&[]);
+        assert_eq!(build.source.find_source_text(), None);
+        let build = build.with_default_files(EXECUTABLE_FILES);
+        assert_eq!(build.source.source_text_or_empty(), EXECUTABLE_FILES[1].1);
+        assert_eq!(build.included_headers(), EXECUTABLE_FILES[2..]);
+        let own = Source::new("mine/sum", "own").build(&[]).with_default_files(EXECUTABLE_FILES);
+        assert_eq!(own.source_text_with_padding(), "own");
     }
 
     #[test]
     fn a_build_is_named_by_its_file_and_macros() {
-        assert_eq!(Source::new("a/b", "").build(&["X", "Y=2"]).name(), "a/b X Y=2");
+        assert_eq!(Source::new("a/b", "").build(&["X", "Y=2"]).file_and_macros(), "a/b X Y=2");
     }
 }

@@ -1,16 +1,18 @@
-//! The set of GPUs on which a case runs. This module does not divide work among several GPUs.
+//! The set of GPUs on which a case runs, and how its GPUs reach each other's memory. This module
+//! does not divide a case's work among several GPUs.
 
 use std::sync::Arc;
 
-use super::device::{Device, DeviceError};
+use super::device::{Device, GpuUnusableError};
 use super::gpu_check;
-use super::launch::used_kernels::LoadedKernels;
+use super::launch::used_kernels::LoadedKernelsRecord;
 use super::options::DeviceOptions;
 use super::peers::{self, PeerLink};
 use crate::BackendError;
 
-/// GPUs in a fixed order, at least one: either open devices, or the ordinals of devices to open.
-/// Code that runs on a single GPU takes the first GPU ([`Self::first_device`]).
+/// A non-empty set of GPUs in a fixed order: either open devices, or the ordinals of devices that
+/// are still to be opened. Code that runs on a single GPU uses the first GPU of the set
+/// ([`Self::first_device`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Devices<D = Arc<Device>> {
     first: D,
@@ -28,7 +30,7 @@ impl<D> Devices<D> {
         1 + self.others.len()
     }
 
-    /// GPUs in that order; `None` for an empty list, and if one is listed twice.
+    /// The given GPUs in their order; `None` for an empty list, or if a GPU is listed twice.
     pub fn in_launch_order(all: impl IntoIterator<Item = D>) -> Option<Self>
     where
         D: PartialEq,
@@ -40,8 +42,8 @@ impl<D> Devices<D> {
         (!twice).then_some(set)
     }
 
-    /// The first `count` GPUs, at least one; all GPUs if the set has fewer.
-    pub fn first(&self, count: usize) -> Self
+    /// The first `count` GPUs of the set, at least one; all GPUs if the set has fewer.
+    pub fn first_devices(&self, count: usize) -> Self
     where
         D: Clone,
     {
@@ -56,71 +58,73 @@ impl<D> Devices<D> {
 }
 
 impl Devices<usize> {
-    /// Opens the GPUs with the given ordinals, enables access to each other's memory where
-    /// possible, and makes the context of the first GPU current.
+    /// Opens the GPUs with these ordinals, enables access to each other's memory if the hardware
+    /// allows it, and makes the first GPU's context current.
     ///
     /// # Errors
-    /// Fails with the errors of [`Device::open`]; [`DeviceError::OtherModel`], or if the driver
-    /// refuses the access that it offers.
-    pub fn open(&self, options: &DeviceOptions) -> Result<Devices, DeviceError> {
+    /// Fails with an error of [`Device::open`], with [`GpuUnusableError::OtherModel`], or if the
+    /// driver refuses peer access that it reports as possible.
+    pub fn open(&self, options: &DeviceOptions) -> Result<Devices, GpuUnusableError> {
         let first = Device::open(self.first, options)?;
         let others = self.others.iter().map(|&ordinal| Device::open(ordinal, options));
         let devices = Devices { first, others: others.collect::<Result<_, _>>()? };
         let facts = devices.iter().map(|device| device.facts());
-        gpu_check::require_one_gpu_model(facts.map(|facts| (facts.ordinal, &*facts.name)))?;
-        peers::enable_peer_access(&devices.device_references())?;
+        gpu_check::require_same_gpu_model(facts.map(|facts| (facts.ordinal, &*facts.name)))?;
+        peers::enable_access_between_all_gpus(&devices.references_to_all())?;
         Ok(devices)
     }
 }
 
 impl Devices {
-    /// Returns views of the GPUs, and a record of the kernels that are loaded through them from now
-    /// on.
-    pub fn recording_views(&self) -> (Self, LoadedKernels) {
-        let loaded = LoadedKernels::default();
-        (self.with_device_views(|device| device.recording_kernels_into(&loaded)), loaded)
+    /// Returns views of all GPUs of the set, and one record of the kernels that will be loaded
+    /// through these views.
+    pub fn views_recording_kernels(&self) -> (Self, LoadedKernelsRecord) {
+        let loaded = LoadedKernelsRecord::default();
+        (self.map_to_views(|device| device.view_recording_kernels_into(&loaded)), loaded)
     }
 
-    /// Views of the same GPUs that build kernels with clocks of their stages, where their rows name
-    /// any.
-    pub fn with_stage_clocks(&self) -> Self {
-        self.with_device_views(|device| device.with_stage_clocks())
+    /// Views of the same GPUs that compile kernels which name stages with clocks that measure these
+    /// stages.
+    pub fn views_with_stage_clocks(&self) -> Self {
+        self.map_to_views(|device| device.view_with_stage_clocks())
     }
 
-    /// How the GPUs reach each other's memory; `None` for one GPU.
-    pub fn peer_link(&self) -> Option<PeerLink> {
-        PeerLink::weakest_between(&self.device_references())
+    /// How the GPUs of the set reach each other's memory (weakest link of any pair); `None` for a
+    /// single GPU.
+    pub fn weakest_peer_link(&self) -> Option<PeerLink> {
+        PeerLink::weakest_link_between(&self.references_to_all())
     }
 
-    /// Checks that each GPU of the set can access the memory of the other GPUs.
+    /// Checks that each GPU of the set can access the memory of every other GPU of the set.
     ///
     /// # Errors
     /// Fails with [`BackendError::Unsupported`] if a GPU cannot access the memory of another.
-    pub fn require_peer_access(&self) -> Result<(), BackendError> {
-        self.peer_link().map_or(Ok(()), PeerLink::require_peer_access)
+    pub fn require_peer_access_between_all(&self) -> Result<(), BackendError> {
+        self.weakest_peer_link().map_or(Ok(()), PeerLink::require_access_to_peer_memory)
     }
 
-    fn device_references(&self) -> Vec<&Device> {
+    fn references_to_all(&self) -> Vec<&Device> {
         self.iter().map(|device| &**device).collect()
     }
 
-    /// Calls `each` for every GPU with its context current, and makes the first one current again.
+    /// Calls `each` for every GPU while its context is current, and at the end makes the context of
+    /// the first GPU current.
     ///
     /// # Errors
-    /// Fails with the first error of `each`, or if the driver refuses.
-    pub fn for_each_device(
+    /// Fails with the first error of `each`, or if a context cannot be made current.
+    pub fn for_each_with_context_current(
         &self,
         mut each: impl FnMut(usize, &Arc<Device>) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
         let done = self.iter().enumerate().try_for_each(|(rank, device)| {
-            device.make_current()?;
+            device.make_context_current()?;
             each(rank, device)
         });
-        self.first.make_current()?;
+        self.first.make_context_current()?;
         done
     }
 
-    fn with_device_views(&self, view: impl Fn(&Device) -> Arc<Device>) -> Self {
+    fn map_to_views(&self, view: impl Fn(&Device) -> Arc<Device>) -> Self {
         let others = self.others.iter().map(|device| view(device)).collect();
         Self { first: view(&self.first), others }
     }
@@ -147,7 +151,7 @@ impl From<&Self> for Devices {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{lock_first_gpu, second_gpu_for_test};
+    use crate::testing::{lock_first_gpu, open_second_gpu_or_print_skip};
 
     #[test]
     fn a_set_keeps_the_order_of_its_gpus() {
@@ -164,14 +168,17 @@ mod tests {
             [None, None]
         );
         let three = Devices::in_launch_order([2, 0, 1]).unwrap();
-        let counts = [0, 1, 2, 9].map(|count| three.first(count).device_count());
-        assert_eq!((counts, three.first(2)), ([1, 1, 2, 3], Devices { first: 2, others: vec![0] }));
+        let counts = [0, 1, 2, 9].map(|count| three.first_devices(count).device_count());
+        assert_eq!(
+            (counts, three.first_devices(2)),
+            ([1, 1, 2, 3], Devices { first: 2, others: vec![0] })
+        );
     }
 
     #[test]
     fn two_gpus_are_opened_in_the_given_order() {
         let Some((_device, _alone)) = lock_first_gpu() else { return };
-        if second_gpu_for_test().is_none() {
+        if open_second_gpu_or_print_skip().is_none() {
             return;
         }
         let set = Devices { first: 1, others: vec![0] };

@@ -1,28 +1,29 @@
-//! Errors of the driver, with the action that failed.
+//! Turns errors of the CUDA driver into texts and into kernelgate's error types, with the name of
+//! the action that failed.
 
 use std::ffi::CStr;
 
 use cudarc::driver::{DriverError, sys};
 
-use crate::error::{BackendError, DriverStatusCode};
+use crate::error::{BackendError, DriverErrorCode};
 
 /// "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
-pub fn describe(error: &DriverError) -> String {
-    driver_status(error).to_string()
+pub fn driver_error_text(error: &DriverError) -> String {
+    driver_status_of_error(error).to_string()
 }
 
-fn driver_status(error: &DriverError) -> DriverStatusCode {
+fn driver_status_of_error(error: &DriverError) -> DriverErrorCode {
     let text = |text: Result<&CStr, DriverError>| {
         text.map(|text| text.to_string_lossy().into_owned()).ok()
     };
     let name = text(error.error_name()).unwrap_or_else(|| format!("{:?}", error.0));
-    DriverStatusCode { name, text: text(error.error_string()) }
+    DriverErrorCode { name, text: text(error.error_string()) }
 }
 
-pub fn failed(action: &str, error: &DriverError) -> BackendError {
+pub fn error_for_failed_action(action: &str, error: &DriverError) -> BackendError {
     use sys::CUresult as R;
-    let status = driver_status(error);
-    // After one of these errors the context answers every call with the same error.
+    let status = driver_status_of_error(error);
+    // After one of these errors, every later call in the CUDA context returns the same error.
     let lost = matches!(
         error.0,
         R::CUDA_ERROR_ILLEGAL_ADDRESS
@@ -49,7 +50,7 @@ mod tests {
 
     #[test]
     fn a_driver_error_without_a_text_is_described_by_its_name() {
-        let mut status = DriverStatusCode { name: "CUDA_ERROR_X".to_owned(), text: None };
+        let mut status = DriverErrorCode { name: "CUDA_ERROR_X".to_owned(), text: None };
         assert_eq!(status.to_string(), "CUDA_ERROR_X (without a text of the driver)");
         status.text = Some("x".to_owned());
         assert_eq!(status.to_string(), "CUDA_ERROR_X (x)");

@@ -1,5 +1,5 @@
-//! Checks, without opening it, whether a GPU can run kernels, and determines the code that it
-//! needs.
+//! Checks whether a GPU can run kernels, without opening the GPU, and determines the architecture
+//! for which kernels are compiled.
 
 use std::ffi::c_void;
 use std::path::PathBuf;
@@ -7,47 +7,47 @@ use std::path::PathBuf;
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
 use cudarc::driver::{CudaContext, DriverError, result};
 
-use super::driver_error::describe;
+use super::driver_error::driver_error_text;
 use crate::architecture;
 use crate::compiler::nvrtc;
-use crate::library::{self, CudaVersion, OLDEST_SUPPORTED_DRIVER, RequiredLibrary};
+use crate::library::{self, CudaVersion, NvidiaLibrary, OLDEST_SUPPORTED_DRIVER};
 
-/// The reason why no GPU can be used.
+/// The reason why a GPU or a set of GPUs cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum DeviceError {
-    /// A library of NVIDIA was not found.
-    #[error("{} is missing: {}", .0.name(), .0.install_advice())]
-    Missing(RequiredLibrary),
-    /// The driver is installed and returns an error.
+pub enum GpuUnusableError {
+    /// A library of NVIDIA that is needed was not found.
+    #[error("{} is missing: {}", .0.name_in_messages(), .0.advice_to_install_library())]
+    Missing(NvidiaLibrary),
+    /// A function of the installed NVIDIA driver returned an error.
     #[error("the NVIDIA driver failed to {action}: {error}")]
     Driver {
-        /// Action that failed, such as "initialise".
+        /// The action that failed, such as "initialise".
         action: &'static str,
-        /// Text of the driver's or the system's error.
+        /// Error text of the driver or of the operating system.
         error: String,
     },
-    /// The driver lacks functions that are called.
+    /// The driver is older than the oldest supported version.
     #[error(
         "the NVIDIA driver supports CUDA {0}, {OLDEST_SUPPORTED_DRIVER} is needed: update the driver"
     )]
     OldDriver(CudaVersion),
-    /// The loader finds a toolkit's stub, which is to link against, under the name that cudarc asks
-    /// for.
+    /// The dynamic loader finds a stub library of the CUDA toolkit, which only serves linking,
+    /// before the NVIDIA driver.
     #[error(
         "the loader finds the stub {} before the NVIDIA driver {}: leave its folder out of \
          LD_LIBRARY_PATH",
         .found.display(), .driver.display()
     )]
     Stub {
-        /// Path of the stub that the loader finds.
+        /// Path of the stub library that the loader finds.
         found: PathBuf,
-        /// Path of the driver library that should be loaded instead.
+        /// Path of the real driver library.
         driver: PathBuf,
     },
-    /// The driver cannot load the code that NVRTC generates.
+    /// The driver is too old to load the code that the found NVRTC generates.
     #[error(
         "the NVIDIA driver supports CUDA {driver} and does not take what NVRTC {nvrtc} generates \
-         ({}): {}", .file.display(), older_nvrtc_hint(*.driver)
+         ({}): {}", .file.display(), advice_on_fitting_nvrtc(*.driver)
     )]
     NewCompiler {
         /// CUDA version of NVRTC.
@@ -57,7 +57,7 @@ pub enum DeviceError {
         /// Latest CUDA version that the driver supports.
         driver: CudaVersion,
     },
-    /// Error: NVRTC does not know the architecture of the GPU.
+    /// Error: NVRTC is too old to compile for the architecture of the GPU.
     #[error(
         "NVRTC {nvrtc} does not generate code for {arch}: a newer one does, or KERNELGATE_ARCH=sm_80 \
          runs what older cards run"
@@ -68,7 +68,7 @@ pub enum DeviceError {
         /// Architecture of the GPU, such as "sm_90a".
         arch: String,
     },
-    /// The GPU is older than Ampere.
+    /// The GPU's architecture is older than sm_80 (Ampere).
     #[error("the GPU is {0}, sm_80 (Ampere) or later is needed")]
     OldDevice(String),
     /// `KERNELGATE_ARCH` cannot be followed.
@@ -77,7 +77,7 @@ pub enum DeviceError {
     /// No GPU at all.
     #[error("the NVIDIA driver finds no GPU")]
     NoDevice,
-    /// The machine has no GPU with this number.
+    /// The machine has no GPU with the requested ordinal.
     #[error(
         "there is no GPU {wanted}: this machine has {count}, counted from 0{}",
         visible.as_ref().map_or_else(String::new, |visible| {
@@ -87,12 +87,13 @@ pub enum DeviceError {
     NoSuchDevice {
         /// Requested ordinal of the GPU.
         wanted: usize,
-        /// Number of GPUs that the driver finds.
+        /// Number of GPUs that the driver reports.
         count: usize,
-        /// Value of the environment variable that hides and reorders GPUs, if it is set.
+        /// Value of the variable `CUDA_VISIBLE_DEVICES`, which hides and reorders GPUs, if it is
+        /// set.
         visible: Option<String>,
     },
-    /// Error: a set has GPUs of different models.
+    /// The GPUs of a set are of different models.
     #[error(
         "GPU {} is {}, GPU {} is {}: the GPUs of a set are of one model, --devices names them",
         first.0, first.1, other.0, other.1
@@ -105,20 +106,26 @@ pub enum DeviceError {
     },
 }
 
-/// Returns the number of GPUs that the driver finds.
+/// Returns the number of GPUs that the driver reports.
 ///
 /// # Errors
-/// Fails if there is no driver, it is too old, or it fails.
-pub fn gpu_count() -> Result<usize, DeviceError> {
-    let driver = library::load_once(RequiredLibrary::Driver)
-        .ok_or(DeviceError::Missing(RequiredLibrary::Driver))?;
-    let failed =
-        |action| move |error: DriverError| DeviceError::Driver { action, error: describe(&error) };
+/// Fails if the driver is missing or too old, or returns an error.
+pub fn count_gpus() -> Result<usize, GpuUnusableError> {
+    let driver = library::open_library_once(NvidiaLibrary::Driver)
+        .ok_or(GpuUnusableError::Missing(NvidiaLibrary::Driver))?;
+    let failed = |action| {
+        move |error: DriverError| GpuUnusableError::Driver {
+            action,
+            error: driver_error_text(&error),
+        }
+    };
     match result::init() {
-        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Err(DeviceError::NoDevice),
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => {
+            return Err(GpuUnusableError::NoDevice);
+        }
         Err(DriverError(sys::CUresult::CUDA_ERROR_STUB_LIBRARY)) => {
-            return Err(DeviceError::Stub {
-                found: driver_file_of_cudarc(),
+            return Err(GpuUnusableError::Stub {
+                found: driver_library_opened_by_cudarc(),
                 driver: driver.file.clone(),
             });
         }
@@ -129,130 +136,146 @@ pub fn gpu_count() -> Result<usize, DeviceError> {
     unsafe { sys::cuDriverGetVersion(&raw mut version) }
         .result()
         .map_err(failed("query its version"))?;
-    let version = CudaVersion::from_driver_number(version);
+    let version = CudaVersion::cuda_version_from_driver_number(version);
     if version < OLDEST_SUPPORTED_DRIVER {
-        return Err(DeviceError::OldDriver(version));
+        return Err(GpuUnusableError::OldDriver(version));
     }
     Ok(CudaContext::device_count().map_err(failed("count GPUs"))?.max(0) as usize)
 }
 
-/// Returns the value of the environment variable that selects the GPUs visible to the driver.
+/// Value of the environment variable `CUDA_VISIBLE_DEVICES`, which selects the GPUs that the driver
+/// reports.
 #[expect(clippy::disallowed_methods, reason = "a variable of the driver")]
-fn visible_gpus() -> Option<String> {
+fn cuda_visible_devices() -> Option<String> {
     std::env::var("CUDA_VISIBLE_DEVICES").ok()
 }
 
-/// Checks that GPUs, by ordinal and name, are of one model.
+/// Checks that all GPUs, given by ordinal and model name, are of one model.
 ///
 /// # Errors
-/// Fails with the first GPU that is of another model than the first GPU.
-pub(super) fn require_one_gpu_model<'a>(
+/// Fails if a GPU is of another model than the first GPU; the error names both GPUs.
+pub(super) fn require_same_gpu_model<'a>(
     gpus: impl IntoIterator<Item = (usize, &'a str)>,
-) -> Result<(), DeviceError> {
+) -> Result<(), GpuUnusableError> {
     let mut gpus = gpus.into_iter().map(|(ordinal, name)| (ordinal, name.to_owned()));
     let Some(first) = gpus.next() else { return Ok(()) };
     match gpus.find(|(_, name)| *name != first.1) {
-        Some(other) => Err(DeviceError::OtherModel { first, other }),
+        Some(other) => Err(GpuUnusableError::OtherModel { first, other }),
         None => Ok(()),
     }
 }
 
-/// Architecture of a GPU, read without opening the GPU.
-pub(super) fn device_architecture(device: sys::CUdevice) -> Result<String, DriverError> {
+/// Architecture of a GPU, such as "sm_90a", read without opening the GPU.
+pub(super) fn architecture_of_gpu(device: sys::CUdevice) -> Result<String, DriverError> {
     // SAFETY: the device handle came from the driver.
     let capability = |attribute| unsafe { result::device::get_attribute(device, attribute) };
-    Ok(architecture_name(
+    Ok(architecture_name_of_capability(
         capability(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
         capability(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
     ))
 }
 
-/// Architecture-specific instructions exist from Hopper on; their architecture name has a suffix.
-fn architecture_name(major: i32, minor: i32) -> String {
+/// GPUs from Hopper on have architecture-specific instructions, for which the architecture name
+/// ends in "a".
+fn architecture_name_of_capability(major: i32, minor: i32) -> String {
     format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" })
 }
 
-/// Size of a GPU's L2 cache, bytes, without opening the GPU; 0 if the driver does not report it.
-pub fn l2_cache_bytes(ordinal: usize) -> u64 {
+/// Size in bytes of a GPU's L2 cache, read without opening the GPU; 0 if it is unknown.
+pub fn l2_cache_bytes_of_gpu(ordinal: usize) -> u64 {
     let query = || {
         let device = result::device::get(i32::try_from(ordinal).ok()?).ok()?;
-        // SAFETY: the driver gave that device.
+        // SAFETY: the device handle came from the driver.
         unsafe {
             result::device::get_attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
         }
         .ok()
     };
-    gpu_count().ok().and_then(|_| query()).map_or(0, |bytes| bytes.max(0) as u64)
+    count_gpus().ok().and_then(|_| query()).map_or(0, |bytes| bytes.max(0) as u64)
 }
 
-/// Whether the selected GPU and what running on it needs are there, perhaps as another
-/// architecture; opens
-/// nothing.
+/// Checks, without opening the GPU, that the GPU, its driver and NVRTC can run kernels, for its own
+/// or for another named architecture.
 ///
 /// # Errors
 /// Fails with the first requirement that this machine does not meet.
-pub fn check_gpu(ordinal: usize, architecture: Option<&str>) -> Result<(), DeviceError> {
-    let failed =
-        |action| move |error: DriverError| DeviceError::Driver { action, error: describe(&error) };
-    // The user set the architecture, so it is checked even without a GPU.
-    parse_architecture_number(architecture)?;
-    let count = gpu_count()?;
+pub fn check_gpu_and_compiler(
+    ordinal: usize,
+    architecture: Option<&str>,
+) -> Result<(), GpuUnusableError> {
+    let failed = |action| {
+        move |error: DriverError| GpuUnusableError::Driver {
+            action,
+            error: driver_error_text(&error),
+        }
+    };
+    // The architecture that the user named is checked even on a machine without a GPU.
+    parse_named_architecture(architecture)?;
+    let count = count_gpus()?;
     if count == 0 {
-        return Err(DeviceError::NoDevice);
+        return Err(GpuUnusableError::NoDevice);
     }
     if ordinal >= count {
-        return Err(DeviceError::NoSuchDevice { wanted: ordinal, count, visible: visible_gpus() });
+        return Err(GpuUnusableError::NoSuchDevice {
+            wanted: ordinal,
+            count,
+            visible: cuda_visible_devices(),
+        });
     }
-    let own = result::device::get(ordinal as i32).and_then(device_architecture);
-    let code = CodeTarget::for_architecture(
+    let own = result::device::get(ordinal as i32).and_then(architecture_of_gpu);
+    let code = CompilationTarget::for_own_or_named_architecture(
         &own.map_err(failed("query its architecture"))?,
         architecture,
     )?;
-    check_compiler_supports(&code.arch)
+    check_nvrtc_supports(&code.arch)
 }
 
-/// Checks that an installed NVRTC supports an architecture and generates code that the driver can
+/// Checks that the found NVRTC supports an architecture and generates code that the driver can
 /// load.
-fn check_compiler_supports(arch: &str) -> Result<(), DeviceError> {
-    let missing = DeviceError::Missing(RequiredLibrary::Nvrtc);
-    let Some(loaded) = library::load_once(RequiredLibrary::Nvrtc) else { return Err(missing) };
-    let (Some(nvrtc), Some(driver)) = (library::choose_nvrtc(), library::driver_cuda_version())
+fn check_nvrtc_supports(arch: &str) -> Result<(), GpuUnusableError> {
+    let missing = GpuUnusableError::Missing(NvidiaLibrary::Nvrtc);
+    let Some(loaded) = library::open_library_once(NvidiaLibrary::Nvrtc) else {
+        return Err(missing);
+    };
+    let (Some(nvrtc), Some(driver)) =
+        (library::choose_nvrtc_library(), library::newest_cuda_version_of_driver())
     else {
         return Err(missing);
     };
     if !nvrtc.fits {
         let file = loaded.file.clone();
-        return Err(DeviceError::NewCompiler { nvrtc: nvrtc.version, file, driver });
+        return Err(GpuUnusableError::NewCompiler { nvrtc: nvrtc.version, file, driver });
     }
-    if !nvrtc::nvrtc_supports(arch).unwrap_or(true) {
+    if !nvrtc::nvrtc_supports_architecture(arch).unwrap_or(true) {
         let arch = arch.to_owned();
-        return Err(DeviceError::OldCompiler { nvrtc: nvrtc.version, arch });
+        return Err(GpuUnusableError::OldCompiler { nvrtc: nvrtc.version, arch });
     }
     Ok(())
 }
 
-/// Parses the number of the architecture that the user named.
-fn parse_architecture_number(named: Option<&str>) -> Result<Option<u32>, DeviceError> {
+/// Parses the architecture that the user named, such as "sm_80", into its number; `None` if the
+/// user named none.
+fn parse_named_architecture(named: Option<&str>) -> Result<Option<u32>, GpuUnusableError> {
     let Some(arch) = named else { return Ok(None) };
-    let wrong = |what: String| Err(DeviceError::Architecture(what));
-    match architecture::capability_number(arch) {
+    let wrong = |what: String| Err(GpuUnusableError::Architecture(what));
+    match architecture::compute_capability_number(arch) {
         None => wrong(format!("`{arch}` is no architecture such as sm_80")),
-        Some(wanted) if wanted < architecture::MIN_ARCHITECTURE => {
+        Some(wanted) if wanted < architecture::MIN_SUPPORTED_ARCHITECTURE => {
             wrong(format!("kernels are compiled for sm_80 or later, not for {arch}"))
         }
         wanted => Ok(wanted),
     }
 }
 
-/// How to get an NVRTC whose code a driver takes.
-pub fn older_nvrtc_hint(driver: CudaVersion) -> String {
+/// Advice on how to install an NVRTC whose code a driver of this CUDA version can load.
+pub fn advice_on_fitting_nvrtc(driver: CudaVersion) -> String {
     let CudaVersion { major, minor } = driver;
     let package = if major < 13 {
         format!("nvidia-cuda-nvrtc-cu{major}")
     } else {
         "nvidia-cuda-nvrtc".to_owned()
     };
-    let version = if architecture::requested_architecture().is_some() {
+    let version = if architecture::architecture_from_environment().is_some() {
         format!("{major}.{minor}")
     } else {
         major.to_string()
@@ -260,44 +283,51 @@ pub fn older_nvrtc_hint(driver: CudaVersion) -> String {
     format!("pip install '{package}=={version}.*', or name its folder in KERNELGATE_CUDA_LIBS")
 }
 
-/// The driver file that the cudarc crate opened; cudarc searches by file names of its own, so it
-/// may find another file.
-fn driver_file_of_cudarc() -> PathBuf {
-    // SAFETY: the driver is loaded, so that there is one to be found; only an address is taken.
+/// Path of the driver library that the crate cudarc opened, which may differ from the one that
+/// kernelgate found, because cudarc searches by its own file names.
+fn driver_library_opened_by_cudarc() -> PathBuf {
+    // SAFETY: the driver library is loaded, so the symbol can be found; only its address is read.
     let address = unsafe {
         sys::culib().get::<*const c_void>(b"cuDriverGetVersion\0").map(|symbol| *symbol).ok()
     };
-    address.and_then(library::mapped_library_file).unwrap_or_else(|| PathBuf::from("libcuda.so"))
+    address
+        .and_then(library::library_file_mapped_at_address)
+        .unwrap_or_else(|| PathBuf::from("libcuda.so"))
 }
 
-/// The code for which kernels are compiled on a card.
-pub(super) struct CodeTarget {
+/// The architecture and the NVRTC target for which kernels are compiled on a GPU.
+pub(super) struct CompilationTarget {
     /// The architecture: "sm_80".
     pub arch: String,
-    /// Compilation target of NVRTC: the GPU's architecture, or "compute_80" (PTX).
+    /// Compilation target of NVRTC: a real architecture such as "sm_90a", or a virtual one such as
+    /// "compute_80" (PTX).
     pub code: String,
-    /// Whether the user set the architecture by `KERNELGATE_ARCH`.
+    /// Whether the user named the architecture in `KERNELGATE_ARCH`.
     pub named: bool,
 }
 
-impl CodeTarget {
-    /// A target for kernels of other code, which are compiled already.
-    pub fn for_compiled_code(own: String) -> Self {
+impl CompilationTarget {
+    /// The target for devices that only run code of others, which is compiled already: the GPU's
+    /// own architecture.
+    pub fn for_precompiled_code(own: String) -> Self {
         Self { code: own.clone(), arch: own, named: false }
     }
 
-    /// Returns the compilation target for a GPU's architecture, or for the architecture that the
-    /// user set.
-    pub fn for_architecture(own: &str, named: Option<&str>) -> Result<CodeTarget, DeviceError> {
-        let number = architecture::capability_number;
-        if number(own).is_none_or(|own| own < architecture::MIN_ARCHITECTURE) {
-            return Err(DeviceError::OldDevice(own.to_owned()));
+    /// Chooses the compilation target: the GPU's own architecture, or the architecture that the
+    /// user named, if this GPU can run its code.
+    pub fn for_own_or_named_architecture(
+        own: &str,
+        named: Option<&str>,
+    ) -> Result<CompilationTarget, GpuUnusableError> {
+        let number = architecture::compute_capability_number;
+        if number(own).is_none_or(|own| own < architecture::MIN_SUPPORTED_ARCHITECTURE) {
+            return Err(GpuUnusableError::OldDevice(own.to_owned()));
         }
         let Some(arch) = named else {
             return Ok(Self { arch: own.to_owned(), code: own.to_owned(), named: false });
         };
-        let wrong = |what: String| Err(DeviceError::Architecture(what));
-        if parse_architecture_number(Some(arch))? > number(own) {
+        let wrong = |what: String| Err(GpuUnusableError::Architecture(what));
+        if parse_named_architecture(Some(arch))? > number(own) {
             return wrong(format!("this GPU is {own} and runs no code of {arch}"));
         }
         let specific = !arch.ends_with(|c: char| c.is_ascii_digit());
@@ -319,7 +349,7 @@ mod tests {
     fn an_invisible_gpu_is_reported_with_the_variable_that_hides_it() {
         let error = |visible: Option<&str>| {
             let visible = visible.map(str::to_owned);
-            DeviceError::NoSuchDevice { wanted: 1, count: 1, visible }.to_string()
+            GpuUnusableError::NoSuchDevice { wanted: 1, count: 1, visible }.to_string()
         };
         let without = "there is no GPU 1: this machine has 1, counted from 0";
         assert_eq!(error(None), without);
@@ -329,18 +359,19 @@ mod tests {
 
     #[test]
     fn gpus_of_different_models_are_named_in_the_error() {
-        assert_eq!(require_one_gpu_model([(0, "NVIDIA H200"), (2, "NVIDIA H200")]), Ok(()));
+        assert_eq!(require_same_gpu_model([(0, "NVIDIA H200"), (2, "NVIDIA H200")]), Ok(()));
         let mixed =
-            require_one_gpu_model([(3, "NVIDIA H200"), (0, "NVIDIA H200"), (1, "NVIDIA H100")]);
+            require_same_gpu_model([(3, "NVIDIA H200"), (0, "NVIDIA H200"), (1, "NVIDIA H100")]);
         let words = "GPU 3 is NVIDIA H200, GPU 1 is NVIDIA H100: the GPUs of a set are of one \
                      model, --devices names them";
         assert_eq!(mixed.unwrap_err().to_string(), words);
     }
 
     #[test]
-    fn a_named_architecture_must_be_one_that_the_card_can_run() {
+    fn a_named_architecture_must_be_one_that_the_gpu_can_run() {
         let target = |own, named: &str| {
-            CodeTarget::for_architecture(own, Some(named)).map(|code| (code.arch, code.code))
+            CompilationTarget::for_own_or_named_architecture(own, Some(named))
+                .map(|code| (code.arch, code.code))
         };
         let accepted = |arch: &str, code: &str| Ok((arch.to_owned(), code.to_owned()));
         assert_eq!(target("sm_90a", "sm_80"), accepted("sm_80", "compute_80"));
@@ -361,9 +392,12 @@ mod tests {
             let error = target(own, named).unwrap_err().to_string();
             assert_eq!(error, format!("KERNELGATE_ARCH: {problem}"));
         }
-        let own = CodeTarget::for_architecture("sm_86", None).map(|code| (code.arch, code.code));
+        let own = CompilationTarget::for_own_or_named_architecture("sm_86", None)
+            .map(|code| (code.arch, code.code));
         assert_eq!(own, accepted("sm_86", "sm_86"));
-        let old = CodeTarget::for_architecture("sm_75", Some("sm_80")).map(drop).unwrap_err();
+        let old = CompilationTarget::for_own_or_named_architecture("sm_75", Some("sm_80"))
+            .map(drop)
+            .unwrap_err();
         assert_eq!(old.to_string(), "the GPU is sm_75, sm_80 (Ampere) or later is needed");
     }
 }

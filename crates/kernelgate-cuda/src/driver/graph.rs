@@ -9,77 +9,83 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, DriverError, sys};
 
 use super::device::Device;
-use super::driver_error::failed;
+use super::driver_error::error_for_failed_action;
 use crate::BackendError;
-use nodes::{add_clearing_node, graph_node_type, is_work_node, list_graph_nodes};
+use nodes::{
+    is_command_node_type, move_clears_of_range_first, nodes_from_driver_function,
+    type_of_graph_node,
+};
 
-/// A CUDA graph: launches that are captured once and replayed together.
-pub struct ExecutableGraph {
+/// An executable CUDA graph with its stream: launches that are captured once and replayed together.
+pub struct ExecutableCudaGraph {
     graph: sys::CUgraph,
     executable: sys::CUgraphExec,
     stream: Arc<CudaStream>,
     nodes: usize,
     commands: usize,
-    /// Number of empty graph nodes between launches.
+    /// Number of empty graph nodes that this module added between two launches, to keep them from
+    /// overlapping.
     pub(super) separators: usize,
 }
 
-impl ExecutableGraph {
-    /// Captures the work that `enqueue` puts on the device's stream as a graph.
+impl ExecutableCudaGraph {
+    /// Captures the work that `enqueue` puts on the device's stream, and instantiates the work as
+    /// an executable graph.
     ///
     /// # Errors
-    /// Fails with the error of `enqueue`, or when something in it cannot be captured.
-    pub fn capture_graph(
+    /// Fails with the error of `enqueue`, or if some of its work cannot be captured into a graph.
+    pub fn capture_from_device_stream(
         device: &Device,
         enqueue: impl FnOnce() -> Result<(), BackendError>,
-    ) -> Result<ExecutableGraph, BackendError> {
-        Self::capture_on(device.stream(), enqueue)
+    ) -> Result<ExecutableCudaGraph, BackendError> {
+        Self::capture_from_stream(device.stream(), enqueue)
     }
 
-    /// Captures work on `stream`, on which the graph is launched later.
-    pub fn capture_on(
+    /// Captures the work that `enqueue` puts on `stream`, and instantiates the graph, which is
+    /// later launched on the same stream.
+    pub fn capture_from_stream(
         stream: &Arc<CudaStream>,
         enqueue: impl FnOnce() -> Result<(), BackendError>,
-    ) -> Result<ExecutableGraph, BackendError> {
-        StreamCapture::begin(stream)?.end(enqueue(), 0..0)
+    ) -> Result<ExecutableCudaGraph, BackendError> {
+        StreamInCaptureMode::begin_on_stream(stream)?.end_and_instantiate(enqueue(), 0..0)
     }
 
-    /// Captures launches that clear parts of a range of device memory, each part for one launch
-    /// alone: one clear before all launches takes the place of these clears, which would each stand
-    /// between two kernels.
+    /// Captures launches, and replaces all memory clears inside the range `cleared` by a single
+    /// clear before all launches, so that no clear stands between two kernels.
     ///
     /// # Errors
-    /// Fails with the error of `enqueue`, or when something in it cannot be captured.
-    pub fn capture_clearing_first(
+    /// Fails with the error of `enqueue`, or if some of its work cannot be captured into a graph.
+    pub fn capture_with_clears_moved_first(
         device: &Device,
         cleared: Range<u64>,
         enqueue: impl FnOnce() -> Result<(), BackendError>,
     ) -> Result<Self, BackendError> {
-        StreamCapture::begin(device.stream())?.end(enqueue(), cleared)
+        StreamInCaptureMode::begin_on_stream(device.stream())?
+            .end_and_instantiate(enqueue(), cleared)
     }
 
-    /// Captures several launches of one piece of work as a graph. Each launch begins after the
-    /// previous launch has ended.
+    /// Captures `times` launches of the same work as one executable graph. In the graph, each
+    /// launch begins after the previous launch has ended.
     ///
-    /// On a stream, a kernel launched with programmatic dependent launch (PDL) may overlap the
-    /// preceding kernel. If a launch has kernels with programmatic dependent launch, an empty node
-    /// between two launches keeps the next launch's first kernel from overlapping the previous
-    /// launch's last kernel.
-    pub fn capture_repeated(
+    /// On a stream, a kernel with programmatic dependent launch may overlap the previous kernel. If
+    /// a launch has kernels with programmatic dependent launch, an empty node between two launches
+    /// keeps the next launch's first kernel from overlapping the last kernel.
+    pub fn capture_repeated_launches(
         device: &Device,
         times: u64,
         mut launch: impl FnMut() -> Result<(), BackendError>,
-    ) -> Result<ExecutableGraph, BackendError> {
+    ) -> Result<ExecutableCudaGraph, BackendError> {
         let overlapping = times > 1 && {
-            let pair = Self::capture_graph(device, || launch().and_then(|()| launch()))?;
-            pair.programmatic_edges()? > 0
+            let pair =
+                Self::capture_from_device_stream(device, || launch().and_then(|()| launch()))?;
+            pair.programmatic_edge_count()? > 0
         };
         let stream = device.stream();
         let mut separators = 0;
-        let mut graph = Self::capture_graph(device, || {
+        let mut graph = Self::capture_from_device_stream(device, || {
             for iteration in 0..times {
                 if iteration > 0 && overlapping {
-                    add_full_dependency(stream)?;
+                    add_empty_node_after_all_work(stream)?;
                     separators += 1;
                 }
                 launch()?;
@@ -90,69 +96,75 @@ impl ExecutableGraph {
         Ok(graph)
     }
 
-    /// Makes a captured graph executable, with a clear of a range first.
-    pub(super) fn make_executable(&mut self, cleared: &Range<u64>) -> Result<(), BackendError> {
-        self.instantiate(cleared).map_err(|error| failed("make a graph", &error))
+    /// Instantiates a captured graph, after replacing the memory clears inside a range by a single
+    /// clear before all launches.
+    pub(super) fn instantiate_with_clears_first(
+        &mut self,
+        cleared: &Range<u64>,
+    ) -> Result<(), BackendError> {
+        self.instantiate_in_driver(cleared)
+            .map_err(|error| error_for_failed_action("make a graph", &error))
     }
 
-    fn instantiate(&mut self, cleared: &Range<u64>) -> Result<(), DriverError> {
+    fn instantiate_in_driver(&mut self, cleared: &Range<u64>) -> Result<(), DriverError> {
         if !cleared.is_empty() {
-            add_clearing_node(self.graph, cleared, self.stream.context().cu_ctx())?;
+            move_clears_of_range_first(self.graph, cleared, self.stream.context().cu_ctx())?;
         }
         // SAFETY: the graph is alive here and below, and the pointers are valid.
         unsafe { sys::cuGraphInstantiateWithFlags(&raw mut self.executable, self.graph, 0) }
             .result()?;
-        // SAFETY: as above; the array has room for all nodes.
-        let all = list_graph_nodes(|nodes, count| unsafe {
+        // SAFETY: the graph is alive, and the array has room for all nodes.
+        let all = nodes_from_driver_function(|nodes, count| unsafe {
             sys::cuGraphGetNodes(self.graph, nodes, count)
         })?;
-        let kinds = all.iter().map(|node| graph_node_type(*node)).collect::<Result<Vec<_>, _>>()?;
+        let kinds =
+            all.iter().map(|node| type_of_graph_node(*node)).collect::<Result<Vec<_>, _>>()?;
         self.nodes = all.len();
-        self.commands = kinds.into_iter().filter(|kind| is_work_node(*kind)).count();
-        // SAFETY: the executable graph and the stream are alive.
+        self.commands = kinds.into_iter().filter(|kind| is_command_node_type(*kind)).count();
+        // SAFETY: the executable graph and its stream are alive.
         unsafe { sys::cuGraphUpload(self.executable, self.stream.cu_stream()) }.result()
     }
 
-    /// Number of graph nodes that the launches created: their commands, and nodes that only order
-    /// commands.
-    pub const fn node_count(&self) -> usize {
+    /// Number of nodes in the graph without the empty nodes between launches: commands, and nodes
+    /// that only order commands.
+    pub const fn launch_node_count(&self) -> usize {
         self.nodes - self.separators
     }
 
-    /// Commands in the graph: kernels, copies, fills, functions of the host, graphs.
-    pub const fn command_count(&self) -> usize {
+    /// Number of commands in the graph: kernels, copies, fills, host functions and nested graphs.
+    pub const fn work_node_count(&self) -> usize {
         self.commands
     }
 
-    /// Number of nodes that wait for no other node: more than one if a launch begins on several
-    /// streams.
-    pub fn root_count(&self) -> Result<usize, BackendError> {
+    /// Number of nodes without a dependency; more than one if a launch begins on several streams.
+    pub fn root_node_count(&self) -> Result<usize, BackendError> {
         let mut count = 0;
-        // SAFETY: the graph is alive; a null array requests only the number.
+        // SAFETY: the graph is alive; with a null array, the call only returns the number of nodes.
         unsafe { sys::cuGraphGetRootNodes(self.graph, ptr::null_mut(), &raw mut count) }
             .result()
-            .map_err(|error| failed("count the roots of a graph", &error))?;
+            .map_err(|error| error_for_failed_action("count the roots of a graph", &error))?;
         Ok(count)
     }
 
-    /// Returns whether the graph allocates memory, which a timed launch must not do.
-    pub fn allocates(&self) -> Result<bool, BackendError> {
-        allocates(self.graph)
+    /// Whether the graph has a node that allocates memory, which a timed launch must not do.
+    pub fn allocates_memory(&self) -> Result<bool, BackendError> {
+        graph_allocates_memory(self.graph)
     }
 
-    /// Number of graph edges over which a kernel may begin before the preceding kernel has ended.
-    pub fn programmatic_edges(&self) -> Result<usize, BackendError> {
-        let failed = |error: DriverError| failed("query a graph's edges", &error);
+    /// Number of graph edges of type programmatic, over which a kernel may begin before the kernel
+    /// at the other end has ended.
+    pub fn programmatic_edge_count(&self) -> Result<usize, BackendError> {
+        let failed = |error: DriverError| error_for_failed_action("query a graph's edges", &error);
         let (graph, mut count) = (self.graph, 0);
         let null = ptr::null_mut();
         if self.nodes < 2 {
             return Ok(0);
         }
-        // SAFETY: the graph is alive; null arrays ask for the number only.
+        // SAFETY: the graph is alive; with null arrays, the call only returns the number of edges.
         unsafe { sys::cuGraphGetEdges_v2(graph, null, null, ptr::null_mut(), &raw mut count) }
             .result()
             .map_err(failed)?;
-        // For a graph without edges the driver refuses the second query.
+        // If a graph has no edges, the driver returns an error for the second query.
         if count == 0 {
             return Ok(0);
         }
@@ -177,8 +189,8 @@ impl ExecutableGraph {
     }
 
     /// Enqueues the whole graph.
-    pub fn launch(&self) -> Result<(), BackendError> {
-        let failed = |error: DriverError| failed("launch a graph", &error);
+    pub fn launch_on_stream(&self) -> Result<(), BackendError> {
+        let failed = |error: DriverError| error_for_failed_action("launch a graph", &error);
         self.stream.context().bind_to_thread().map_err(failed)?;
         // SAFETY: the executable graph and the stream are alive.
         unsafe { sys::cuGraphLaunch(self.executable, self.stream.cu_stream()) }
@@ -187,10 +199,11 @@ impl ExecutableGraph {
     }
 }
 
-impl Drop for ExecutableGraph {
+impl Drop for ExecutableCudaGraph {
     fn drop(&mut self) {
         let _ = self.stream.context().bind_to_thread();
-        // SAFETY: each is destroyed once; a null executable was never made.
+        // SAFETY: the graph and the executable graph are destroyed only once; a null executable
+        // graph was never instantiated.
         unsafe {
             if !self.executable.is_null() {
                 let _ = sys::cuGraphExecDestroy(self.executable);
@@ -200,21 +213,25 @@ impl Drop for ExecutableGraph {
     }
 }
 
-/// Returns whether a graph, or a graph nested in it, allocates memory.
-fn allocates(graph: sys::CUgraph) -> Result<bool, BackendError> {
-    let failed_query = |error: DriverError| failed("query a graph's nodes", &error);
+/// Whether a graph, or a graph nested in a node of it, has a node that allocates memory.
+fn graph_allocates_memory(graph: sys::CUgraph) -> Result<bool, BackendError> {
+    let failed_query =
+        |error: DriverError| error_for_failed_action("query a graph's nodes", &error);
     // SAFETY: the graph is alive; the array has room for all nodes.
-    let all = list_graph_nodes(|nodes, count| unsafe { sys::cuGraphGetNodes(graph, nodes, count) });
+    let all = nodes_from_driver_function(|nodes, count| unsafe {
+        sys::cuGraphGetNodes(graph, nodes, count)
+    });
     for node in all.map_err(failed_query)? {
-        let inside = match graph_node_type(node).map_err(failed_query)? {
+        let inside = match type_of_graph_node(node).map_err(failed_query)? {
             sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC => true,
             sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_GRAPH => {
                 let mut child = ptr::null_mut();
-                // SAFETY: a node of that kind, whose graph lives as long as the node.
+                // SAFETY: the node has the type that the call requires, and the nested graph lives
+                // as long as the node.
                 unsafe { sys::cuGraphChildGraphNodeGetGraph(node, &raw mut child) }
                     .result()
                     .map_err(failed_query)?;
-                allocates(child)?
+                graph_allocates_memory(child)?
             }
             _ => false,
         };
@@ -225,46 +242,52 @@ fn allocates(graph: sys::CUgraph) -> Result<bool, BackendError> {
     Ok(false)
 }
 
-/// A stream in capture; dropped, by a panic for example, it is in capture no longer.
-pub(super) struct StreamCapture<'a> {
+/// A stream in capture mode; dropping the value ends the capture, even after a panic.
+pub(super) struct StreamInCaptureMode<'a> {
     stream: &'a Arc<CudaStream>,
 }
 
-impl<'a> StreamCapture<'a> {
-    pub(super) fn begin(stream: &'a Arc<CudaStream>) -> Result<StreamCapture<'a>, BackendError> {
+impl<'a> StreamInCaptureMode<'a> {
+    pub(super) fn begin_on_stream(
+        stream: &'a Arc<CudaStream>,
+    ) -> Result<StreamInCaptureMode<'a>, BackendError> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        stream.begin_capture(mode).map_err(|error| failed("begin a capture", &error))?;
+        stream
+            .begin_capture(mode)
+            .map_err(|error| error_for_failed_action("begin a capture", &error))?;
         Ok(Self { stream })
     }
 
-    /// Ends the capture, after the enqueued work, and clears a range first.
-    fn end(
+    /// Ends the capture after `enqueue` has returned, and instantiates the graph with memory clears
+    /// of the range moved first.
+    fn end_and_instantiate(
         self,
         enqueued: Result<(), BackendError>,
         cleared: Range<u64>,
-    ) -> Result<ExecutableGraph, BackendError> {
-        let mut graph = self.end_capture_only(enqueued)?;
-        graph.make_executable(&cleared)?;
+    ) -> Result<ExecutableCudaGraph, BackendError> {
+        let mut graph = self.end_without_instantiating(enqueued)?;
+        graph.instantiate_with_clears_first(&cleared)?;
         Ok(graph)
     }
 
-    /// Ends the capture without using what was captured. The graph is not executable yet: making it
-    /// so is refused while another stream of the thread is in capture.
-    pub(super) fn end_capture_only(
+    /// Ends the capture and returns the captured graph, which is not instantiated yet. The driver
+    /// refuses to instantiate a graph while another stream of the thread is in capture mode.
+    pub(super) fn end_without_instantiating(
         self,
         enqueued: Result<(), BackendError>,
-    ) -> Result<ExecutableGraph, BackendError> {
+    ) -> Result<ExecutableCudaGraph, BackendError> {
         let (stream, mut graph) = (Arc::clone(self.stream), ptr::null_mut());
         // SAFETY: the stream is alive, and the pointer is valid.
         let ended = unsafe { sys::cuStreamEndCapture(stream.cu_stream(), &raw mut graph) }.result();
         std::mem::forget(self);
-        let captured =
-            enqueued.and_then(|()| ended.map_err(|error| failed("capture the launches", &error)));
+        let captured = enqueued.and_then(|()| {
+            ended.map_err(|error| error_for_failed_action("capture the launches", &error))
+        });
         if graph.is_null() {
             let none = "failed to capture the launches: the driver made none".to_owned();
             return Err(captured.err().unwrap_or(BackendError::Launch(none)));
         }
-        let graph = ExecutableGraph {
+        let graph = ExecutableCudaGraph {
             graph,
             executable: ptr::null_mut(),
             stream,
@@ -276,7 +299,7 @@ impl<'a> StreamCapture<'a> {
     }
 }
 
-impl Drop for StreamCapture<'_> {
+impl Drop for StreamInCaptureMode<'_> {
     fn drop(&mut self) {
         let mut graph = ptr::null_mut();
         // SAFETY: the stream is alive, and the pointer is valid; a graph is destroyed once.
@@ -289,15 +312,18 @@ impl Drop for StreamCapture<'_> {
     }
 }
 
-/// Makes later work in a capturing stream begin only when all earlier work has ended.
-pub(super) fn add_full_dependency(stream: &CudaStream) -> Result<(), BackendError> {
-    let failed = |error: DriverError| failed("separate the launches of a graph", &error);
+/// Adds an empty node to a stream's capture, so that all later work of the stream begins only after
+/// all its earlier work has ended.
+pub(super) fn add_empty_node_after_all_work(stream: &CudaStream) -> Result<(), BackendError> {
+    let failed =
+        |error: DriverError| error_for_failed_action("separate the launches of a graph", &error);
     let (mut status, mut graph) = (
         sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
         ptr::null_mut::<sys::CUgraph_st>(),
     );
     let (mut nodes, mut edges, mut count) = (ptr::null(), ptr::null(), 0);
-    // SAFETY: the stream is alive and the pointers are valid; no identifier is asked for.
+    // SAFETY: the stream is alive and the pointers are valid; the identifier of the capture is not
+    // requested.
     unsafe {
         sys::cuStreamGetCaptureInfo_v3(
             stream.cu_stream(),
@@ -320,7 +346,8 @@ pub(super) fn add_full_dependency(stream: &CudaStream) -> Result<(), BackendErro
     unsafe { sys::cuGraphAddEmptyNode(&raw mut between, graph, nodes, count) }
         .result()
         .map_err(failed)?;
-    // SAFETY: one node of the graph being captured; no edge data means full edges.
+    // SAFETY: the array has one node of the graph that is being captured; without edge data, the
+    // edges are full dependencies.
     unsafe {
         sys::cuStreamUpdateCaptureDependencies_v2(
             stream.cu_stream(),
@@ -342,25 +369,25 @@ mod tests {
     use cudarc::driver::result;
 
     #[test]
-    fn fills_of_one_range_become_one_fill_before_all_launches() {
+    fn clears_inside_a_range_become_one_clear_before_all_launches() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
-        let spin = SpinKernel::new(&device).unwrap();
+        let spin = SpinKernel::compile_and_allocate_report(&device).unwrap();
         let buffer = device.allocate(64).unwrap();
-        let range = buffer.address()..buffer.address() + 16;
-        let graph = ExecutableGraph::capture_clearing_first(&device, range, || {
+        let range = buffer.device_address()..buffer.device_address() + 16;
+        let graph = ExecutableCudaGraph::capture_with_clears_moved_first(&device, range, || {
             for at in [0, 8, 32] {
-                buffer.fill_range(device.stream(), at..at + 4, 0)?;
-                spin.launch(1000)?;
+                buffer.fill_byte_range(device.stream(), at..at + 4, 0)?;
+                spin.enqueue_spin(1000)?;
             }
             Ok(())
         })
         .unwrap();
-        assert_eq!((graph.node_count(), graph.root_count().unwrap()), (5, 1));
-        buffer.fill(0xff).unwrap();
-        graph.launch().unwrap();
+        assert_eq!((graph.launch_node_count(), graph.root_node_count().unwrap()), (5, 1));
+        buffer.fill_all_bytes(0xff).unwrap();
+        graph.launch_on_stream().unwrap();
         device.synchronize().unwrap();
         let mut bytes = [1; 64];
-        buffer.download(&mut bytes).unwrap();
+        buffer.download_first_bytes(&mut bytes).unwrap();
         let zeros: Vec<usize> = (0..64).filter(|at| bytes[*at] == 0).collect();
         assert_eq!(zeros, [0..12, 32..36].into_iter().flatten().collect::<Vec<_>>());
     }
@@ -368,22 +395,22 @@ mod tests {
     #[test]
     fn a_captured_graph_shows_whether_it_allocates_memory() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
-        let spin = SpinKernel::new(&device).unwrap();
+        let spin = SpinKernel::compile_and_allocate_report(&device).unwrap();
         let stream = device.stream().cu_stream();
-        let graph = ExecutableGraph::capture_graph(&device, || {
+        let graph = ExecutableCudaGraph::capture_from_device_stream(&device, || {
             // SAFETY: the stream is alive; memory allocated in the capture is freed in the capture.
             unsafe {
                 let address = result::malloc_async(stream, 64).unwrap();
                 result::free_async(address, stream).unwrap();
             }
-            spin.launch(1000)
+            spin.enqueue_spin(1000)
         })
         .unwrap();
-        assert!(graph.allocates().unwrap());
+        assert!(graph.allocates_memory().unwrap());
         assert!(
-            !ExecutableGraph::capture_graph(&device, || spin.launch(1000))
+            !ExecutableCudaGraph::capture_from_device_stream(&device, || spin.enqueue_spin(1000))
                 .unwrap()
-                .allocates()
+                .allocates_memory()
                 .unwrap()
         );
     }

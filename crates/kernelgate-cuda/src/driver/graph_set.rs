@@ -1,80 +1,95 @@
-//! Launches over several GPUs, captured once: one graph for each GPU, without edges between graphs.
+//! Launches on several GPUs that are captured once: one CUDA graph for each GPU, without
+//! dependencies between graphs.
 
 use super::devices::Devices;
-use super::graph::{ExecutableGraph, StreamCapture, add_full_dependency};
+use super::graph::{ExecutableCudaGraph, StreamInCaptureMode, add_empty_node_after_all_work};
 use crate::BackendError;
 
-/// The captured launches of a set of GPUs, replayed together.
-pub struct GraphSet {
-    /// Graphs in the order of the GPUs of the set.
-    graphs: Vec<ExecutableGraph>,
+/// One executable CUDA graph for each GPU of a set, replayed together.
+pub struct ExecutableGraphPerGpu {
+    /// The graph of each GPU, in the order of the GPUs of the set.
+    graphs: Vec<ExecutableCudaGraph>,
 }
 
-impl From<ExecutableGraph> for GraphSet {
-    fn from(graph: ExecutableGraph) -> Self {
+impl From<ExecutableCudaGraph> for ExecutableGraphPerGpu {
+    fn from(graph: ExecutableCudaGraph) -> Self {
         Self { graphs: vec![graph] }
     }
 }
 
-impl GraphSet {
-    /// Captures what `enqueue` puts on the streams of these GPUs.
+impl ExecutableGraphPerGpu {
+    /// Captures the work that `enqueue` puts on the streams of these GPUs, as one graph for each
+    /// GPU.
     ///
     /// # Errors
-    /// Fails with the error of `enqueue`, or if its work cannot be captured, for example a wait of
-    /// one GPU for an event of another GPU.
-    pub fn capture_on_devices(
+    /// Fails with the error of `enqueue`, or if some of its work cannot be captured, for example a
+    /// wait of one GPU for an event of another.
+    pub fn capture_on_all_gpus(
         devices: &Devices,
         enqueue: impl FnOnce() -> Result<(), BackendError>,
     ) -> Result<Self, BackendError> {
         if devices.device_count() == 1 {
-            return ExecutableGraph::capture_graph(devices.first_device(), enqueue).map(Self::from);
+            return ExecutableCudaGraph::capture_from_device_stream(
+                devices.first_device(),
+                enqueue,
+            )
+            .map(Self::from);
         }
         let mut captures = Vec::with_capacity(devices.device_count());
         for device in devices.iter() {
-            device.make_current()?;
-            captures.push((device, StreamCapture::begin(device.stream())?));
+            device.make_context_current()?;
+            captures.push((device, StreamInCaptureMode::begin_on_stream(device.stream())?));
         }
-        devices.first_device().make_current()?;
+        devices.first_device().make_context_current()?;
         let mut enqueued = enqueue();
         let mut graphs = Vec::with_capacity(captures.len());
-        // Every capture is ended, even after an error.
+        // The capture on every GPU is ended, even after an error.
         for (device, capture) in captures {
-            let ended = device.make_current().and_then(|()| {
+            let ended = device.make_context_current().and_then(|()| {
                 let before = std::mem::replace(&mut enqueued, Ok(()));
-                capture.end_capture_only(before)
+                capture.end_without_instantiating(before)
             });
             match ended {
                 Ok(graph) => graphs.push(graph),
                 Err(error) => enqueued = Err(error),
             }
         }
-        devices.first_device().make_current()?;
+        devices.first_device().make_context_current()?;
         enqueued?;
-        devices.for_each_device(|rank, _| graphs[rank].make_executable(&(0..0)))?;
+        devices.for_each_with_context_current(|rank, _| {
+            graphs[rank].instantiate_with_clears_first(&(0..0))
+        })?;
         Ok(Self { graphs })
     }
 
-    /// Captures several launches of the same work. On each GPU a launch begins after the previous
-    /// one has ended, as in [`ExecutableGraph::capture_repeated`].
-    pub fn capture_repeated_launches(
+    /// Captures `times` launches of the same work, as one graph for each GPU. On each GPU, a launch
+    /// begins after the previous launch has ended, as in
+    /// [`ExecutableCudaGraph::capture_repeated_launches`].
+    pub fn capture_repeated_on_all_gpus(
         devices: &Devices,
         times: u64,
         mut launch: impl FnMut() -> Result<(), BackendError>,
     ) -> Result<Self, BackendError> {
         if devices.device_count() == 1 {
-            return ExecutableGraph::capture_repeated(devices.first_device(), times, launch)
-                .map(Self::from);
+            return ExecutableCudaGraph::capture_repeated_launches(
+                devices.first_device(),
+                times,
+                launch,
+            )
+            .map(Self::from);
         }
         let overlapping = times > 1 && {
-            let pair = Self::capture_on_devices(devices, || launch().and_then(|()| launch()))?;
-            let edges = pair.graphs.iter().map(ExecutableGraph::programmatic_edges);
+            let pair = Self::capture_on_all_gpus(devices, || launch().and_then(|()| launch()))?;
+            let edges = pair.graphs.iter().map(ExecutableCudaGraph::programmatic_edge_count);
             edges.collect::<Result<Vec<_>, _>>()?.into_iter().sum::<usize>() > 0
         };
         let mut separators = 0;
-        let mut set = Self::capture_on_devices(devices, || {
+        let mut set = Self::capture_on_all_gpus(devices, || {
             for iteration in 0..times {
                 if iteration > 0 && overlapping {
-                    devices.for_each_device(|_, device| add_full_dependency(device.stream()))?;
+                    devices.for_each_with_context_current(|_, device| {
+                        add_empty_node_after_all_work(device.stream())
+                    })?;
                     separators += 1;
                 }
                 launch()?;
@@ -85,43 +100,50 @@ impl GraphSet {
         Ok(set)
     }
 
-    /// Largest number of nodes on a GPU of the set, as [`ExecutableGraph::node_count`].
-    pub fn max_nodes(&self) -> usize {
-        self.graphs.iter().map(ExecutableGraph::node_count).max().unwrap_or(0)
+    /// Largest number of graph nodes on any GPU of the set, counted as in
+    /// [`ExecutableCudaGraph::launch_node_count`].
+    pub fn max_nodes_per_gpu(&self) -> usize {
+        self.graphs.iter().map(ExecutableCudaGraph::launch_node_count).max().unwrap_or(0)
     }
 
-    /// Commands of each GPU, in the order of the set.
-    pub fn commands_per_gpu(&self) -> Vec<usize> {
-        self.graphs.iter().map(ExecutableGraph::command_count).collect()
+    /// Number of commands in the graph of each GPU, in the order of the set.
+    pub fn commands_of_each_gpu(&self) -> Vec<usize> {
+        self.graphs.iter().map(ExecutableCudaGraph::work_node_count).collect()
     }
 
-    /// Returns whether the graph of a GPU has nodes that only order other commands, such as events.
-    pub fn has_ordering_nodes(&self) -> bool {
-        self.graphs.iter().any(|graph| graph.node_count() > graph.command_count())
+    /// Whether the graph of any GPU has nodes that are not commands, such as event nodes.
+    pub fn has_nodes_without_commands(&self) -> bool {
+        self.graphs.iter().any(|graph| graph.launch_node_count() > graph.work_node_count())
     }
 
-    /// The first GPU of the set that got no command.
-    pub fn first_idle_gpu(&self) -> Option<usize> {
-        self.graphs.iter().position(|graph| graph.command_count() == 0)
+    /// Rank of the first GPU of the set whose graph has no command.
+    pub fn first_gpu_without_commands(&self) -> Option<usize> {
+        self.graphs.iter().position(|graph| graph.work_node_count() == 0)
     }
 
-    /// Most nodes of a GPU that wait for no other node.
-    pub fn max_roots(&self) -> Result<usize, BackendError> {
-        let roots =
-            self.graphs.iter().map(ExecutableGraph::root_count).collect::<Result<Vec<_>, _>>()?;
+    /// Largest number of graph nodes without a dependency on any GPU of the set.
+    pub fn max_root_nodes_per_gpu(&self) -> Result<usize, BackendError> {
+        let roots = self
+            .graphs
+            .iter()
+            .map(ExecutableCudaGraph::root_node_count)
+            .collect::<Result<Vec<_>, _>>()?;
         Ok(roots.into_iter().max().unwrap_or(0))
     }
 
-    /// Whether a graph of the set allocates memory.
-    pub fn allocates_memory(&self) -> Result<bool, BackendError> {
-        let allocates =
-            self.graphs.iter().map(ExecutableGraph::allocates).collect::<Result<Vec<_>, _>>()?;
+    /// Whether the graph of any GPU has a node that allocates memory.
+    pub fn any_graph_allocates_memory(&self) -> Result<bool, BackendError> {
+        let allocates = self
+            .graphs
+            .iter()
+            .map(ExecutableCudaGraph::allocates_memory)
+            .collect::<Result<Vec<_>, _>>()?;
         Ok(allocates.contains(&true))
     }
 
     /// Enqueues all of them.
-    pub fn launch_all(&self) -> Result<(), BackendError> {
-        self.graphs.iter().try_for_each(ExecutableGraph::launch)
+    pub fn launch_on_all_gpus(&self) -> Result<(), BackendError> {
+        self.graphs.iter().try_for_each(ExecutableCudaGraph::launch_on_stream)
     }
 }
 
@@ -130,43 +152,55 @@ mod tests {
     use super::*;
     use crate::instruments::barrier::MultiGpuBarrier;
     use crate::instruments::spin_kernel::SpinKernel;
-    use crate::testing::two_gpus_for_test;
+    use crate::testing::lock_two_gpus;
 
     #[test]
     fn graphs_of_several_gpus_are_captured_and_replayed_together() {
-        let Some((devices, _alone)) = two_gpus_for_test() else { return };
+        let Some((devices, _alone)) = lock_two_gpus() else { return };
         let mut spins = Vec::new();
         devices
-            .for_each_device(|_, device| {
-                spins.push(SpinKernel::new(device)?);
+            .for_each_with_context_current(|_, device| {
+                spins.push(SpinKernel::compile_and_allocate_report(device)?);
                 Ok(())
             })
             .unwrap();
         let launch = |ranks: usize| {
-            devices.first(ranks).for_each_device(|rank, _| spins[rank].launch(1_000))
+            devices
+                .first_devices(ranks)
+                .for_each_with_context_current(|rank, _| spins[rank].enqueue_spin(1_000))
         };
-        let both = GraphSet::capture_repeated_launches(&devices, 3, || launch(2)).unwrap();
+        let both =
+            ExecutableGraphPerGpu::capture_repeated_on_all_gpus(&devices, 3, || launch(2)).unwrap();
         assert_eq!(
-            (both.max_nodes(), both.first_idle_gpu(), both.max_roots().unwrap()),
+            (
+                both.max_nodes_per_gpu(),
+                both.first_gpu_without_commands(),
+                both.max_root_nodes_per_gpu().unwrap()
+            ),
             (3, None, 1)
         );
-        assert_eq!(both.commands_per_gpu(), [3, 3]);
-        both.launch_all().unwrap();
-        let one = GraphSet::capture_on_devices(&devices, || launch(1)).unwrap();
-        assert_eq!((one.max_nodes(), one.first_idle_gpu()), (1, Some(1)));
-        one.launch_all().unwrap();
-        devices.for_each_device(|_, device| device.synchronize()).unwrap();
-        assert!(spins.iter().all(|spin| spin.spent_time_ns().unwrap() >= 1_000));
-        // The capture on the first GPU ends although the capture on the second GPU fails.
-        let failed =
-            GraphSet::capture_on_devices(&devices, || Err(BackendError::Launch("no".to_owned())));
+        assert_eq!(both.commands_of_each_gpu(), [3, 3]);
+        both.launch_on_all_gpus().unwrap();
+        let one = ExecutableGraphPerGpu::capture_on_all_gpus(&devices, || launch(1)).unwrap();
+        assert_eq!((one.max_nodes_per_gpu(), one.first_gpu_without_commands()), (1, Some(1)));
+        one.launch_on_all_gpus().unwrap();
+        devices.for_each_with_context_current(|_, device| device.synchronize()).unwrap();
+        assert!(spins.iter().all(|spin| spin.reported_ns_of_last_spin().unwrap() >= 1_000));
+        // The capture on the first GPU is ended although the capture on the second GPU fails.
+        let failed = ExecutableGraphPerGpu::capture_on_all_gpus(&devices, || {
+            Err(BackendError::Launch("no".to_owned()))
+        });
         assert!(failed.is_err());
         launch(2).unwrap();
-        let Some(mut barrier) = MultiGpuBarrier::new(&devices).unwrap() else { return };
+        let Some(mut barrier) = MultiGpuBarrier::new_if_peers_accessible(&devices).unwrap() else {
+            return;
+        };
         for _ in 0..3 {
-            barrier.begin_next_barrier();
-            devices.for_each_device(|rank, _| barrier.enqueue_barrier_of_gpu(rank, 2)).unwrap();
+            barrier.advance_epoch();
+            devices
+                .for_each_with_context_current(|rank, _| barrier.enqueue_kernel_of_gpu(rank, 2))
+                .unwrap();
         }
-        devices.for_each_device(|_, device| device.synchronize()).unwrap();
+        devices.for_each_with_context_current(|_, device| device.synchronize()).unwrap();
     }
 }

@@ -1,4 +1,5 @@
-//! The driver API: devices, memory, streams, events, graphs, kernels and their launches.
+//! Wrappers of the CUDA driver API: devices, memory, streams, events, graphs, kernels and their
+//! launches.
 
 pub mod context_settings;
 pub mod device;

@@ -1,4 +1,4 @@
-//! Options for opening a device and for compiling kernels for it.
+//! Options with which a GPU is opened and kernels are compiled for it.
 #![allow(
     clippy::disallowed_methods,
     reason = "the boundary: variables of the process become options here"
@@ -7,24 +7,27 @@
 use std::time::Duration;
 
 use crate::architecture;
-use crate::compiler::source::{KernelFile, KernelVariant};
+use crate::compiler::source::{KernelBuildVariant, NamedKernelFile};
 
-/// Options with which a device was opened.
+/// Options with which a GPU is opened and kernels are compiled for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceOptions {
-    /// Time after which a running kernel is treated as hung.
+    /// Time after which a kernel that has not finished is treated as hung.
     pub timeout: Duration,
-    /// Architecture for which kernels are compiled, instead of the card's own.
+    /// Architecture for which kernels are compiled in place of the GPU's own; `None` for the GPU's
+    /// own.
     pub architecture: Option<String>,
-    /// Variant of compiled kernels: layout of code and memory, line information.
-    pub variant: KernelVariant,
-    /// Whether newly allocated device memory is filled with a pattern. Only unfilled memory lets
-    /// compute-sanitizer's initcheck find bytes that were never written.
+    /// Variant in which kernels are compiled: layout of code and memory, and source line
+    /// information.
+    pub variant: KernelBuildVariant,
+    /// Whether newly allocated device memory is filled with the byte 0xff. The tool initcheck of
+    /// compute-sanitizer finds bytes that were never written only in memory that is not filled.
     pub fills_memory: bool,
-    /// Treatment of GEMMs under compute-sanitizer: empty, `seen` or `none`.
+    /// How GEMMs are run under compute-sanitizer (value of `KERNELGATE_GEMMS`): empty, `seen` or
+    /// `none`.
     pub gemms: String,
-    /// Kernel files that the executable embeds, for sources without files of their own.
-    pub files: &'static [KernelFile],
+    /// Kernel files that the executable embeds, for kernel sources without files of their own.
+    pub files: &'static [NamedKernelFile],
 }
 
 impl Default for DeviceOptions {
@@ -32,7 +35,7 @@ impl Default for DeviceOptions {
         Self {
             timeout: Duration::from_secs(60),
             architecture: None,
-            variant: KernelVariant::default(),
+            variant: KernelBuildVariant::default(),
             fills_memory: true,
             gemms: String::new(),
             files: &[],
@@ -41,13 +44,13 @@ impl Default for DeviceOptions {
 }
 
 impl DeviceOptions {
-    /// Reads the device options from environment variables: `KERNELGATE_ARCH`, `KERNELGATE_LAYOUT`,
-    /// `KERNELGATE_LINE_INFO`, `KERNELGATE_UNFILLED` and `KERNELGATE_GEMMS`.
+    /// Reads the device options from the environment variables `KERNELGATE_ARCH`,
+    /// `KERNELGATE_LAYOUT`, `KERNELGATE_LINE_INFO`, `KERNELGATE_UNFILLED` and `KERNELGATE_GEMMS`.
     pub fn from_environment() -> DeviceOptions {
         let variable = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
         Self {
-            architecture: architecture::requested_architecture(),
-            variant: KernelVariant {
+            architecture: architecture::architecture_from_environment(),
+            variant: KernelBuildVariant {
                 layout: variable("KERNELGATE_LAYOUT").and_then(|text| text.parse().ok()),
                 line_info: variable("KERNELGATE_LINE_INFO").is_some(),
             },

@@ -1,5 +1,5 @@
-//! Access of GPUs to each other's memory. This module has neither copies nor kernels that use peer
-//! access.
+//! Access of the GPUs of a set to each other's memory (peer access). This module has neither copies
+//! nor kernels that use the peer access.
 
 use cudarc::driver::sys::{
     self, CUdevice_P2PAttribute_enum as Attribute, CUmemAccess_flags_enum as Access,
@@ -7,30 +7,35 @@ use cudarc::driver::sys::{
 use cudarc::driver::{DriverError, result};
 use serde::{Deserialize, Serialize};
 
-use super::device::{Device, DeviceError};
-use super::driver_error::describe;
+use super::device::{Device, GpuUnusableError};
+use super::driver_error::driver_error_text;
 use crate::BackendError;
 
-/// How the GPUs of a set reach each other's memory: the weakest of all pairs.
+/// How the GPUs of a set reach each other's memory: the weakest link of all pairs of GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PeerLink {
-    /// The GPUs exchange data only through the memory of the host.
+    /// The GPUs can exchange data only through host memory.
     Host,
-    /// Kernels can load and store in the peer's memory, without atomic operations: PCIe.
+    /// Kernels can load and store in the other GPU's memory, without atomic operations, as over
+    /// PCIe.
     Peer,
-    /// Kernels can load, store and use atomic operations in the peer's memory: NVLink.
+    /// Kernels can load, store and use atomic operations in the other GPU's memory, as over NVLink.
     PeerAtomic,
 }
 
 impl PeerLink {
-    /// The weakest link between the GPUs of a set; `None` for one GPU.
-    pub(super) fn weakest_between(devices: &[&Device]) -> Option<PeerLink> {
+    /// The weakest link between any two GPUs of the set; `None` for a single GPU.
+    pub(super) fn weakest_link_between(devices: &[&Device]) -> Option<PeerLink> {
         let between = |one: &Device, other: &Device| {
-            if !peer_attribute(one, other, Attribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED) {
+            if !pair_has_p2p_attribute(
+                one,
+                other,
+                Attribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED,
+            ) {
                 return Self::Host;
             }
-            match peer_attribute(
+            match pair_has_p2p_attribute(
                 one,
                 other,
                 Attribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED,
@@ -39,10 +44,10 @@ impl PeerLink {
                 false => Self::Peer,
             }
         };
-        ordered_pairs(devices).into_iter().map(|(one, other)| between(one, other)).min()
+        ordered_pairs_of_gpus(devices).into_iter().map(|(one, other)| between(one, other)).min()
     }
 
-    pub(super) fn require_peer_access(self) -> Result<(), BackendError> {
+    pub(super) fn require_access_to_peer_memory(self) -> Result<(), BackendError> {
         match self {
             Self::Peer | Self::PeerAtomic => Ok(()),
             Self::Host => {
@@ -53,8 +58,8 @@ impl PeerLink {
         }
     }
 
-    /// Name of the link kind in messages and records.
-    pub const fn name(self) -> &'static str {
+    /// Name of the kind of link in messages and records: "host", "peer" or "peer_atomic".
+    pub const fn name_in_records(self) -> &'static str {
         match self {
             Self::Host => "host",
             Self::Peer => "peer",
@@ -63,8 +68,8 @@ impl PeerLink {
     }
 }
 
-/// Returns all ordered pairs of two different GPUs.
-fn ordered_pairs<'a>(devices: &[&'a Device]) -> Vec<(&'a Device, &'a Device)> {
+/// All ordered pairs of two different GPUs.
+fn ordered_pairs_of_gpus<'a>(devices: &[&'a Device]) -> Vec<(&'a Device, &'a Device)> {
     let mut pairs = Vec::new();
     for &one in devices {
         let ordinal = one.facts().ordinal;
@@ -74,28 +79,30 @@ fn ordered_pairs<'a>(devices: &[&'a Device]) -> Vec<(&'a Device, &'a Device)> {
     pairs
 }
 
-/// Returns whether a pair of GPUs has a property; a driver that does not answer counts as no.
-fn peer_attribute(one: &Device, other: &Device, attribute: Attribute) -> bool {
+/// Whether an ordered pair of GPUs has this peer-to-peer attribute; false if the driver does not
+/// know the attribute.
+fn pair_has_p2p_attribute(one: &Device, other: &Device, attribute: Attribute) -> bool {
     let mut value = 0;
     let (one, other) = (one.context().cu_device(), other.context().cu_device());
-    // SAFETY: the driver gave both devices, and the pointer is valid.
+    // SAFETY: both device handles came from the driver, and the pointer is valid.
     let status = unsafe { sys::cuDeviceGetP2PAttribute(&raw mut value, attribute, one, other) };
     status.result().is_ok() && value != 0
 }
 
-/// Lets every GPU access the memory of every other one, as far as the hardware can: memory that is
-/// allocated directly, and from the pools. Enables access between all pairs of GPUs, and makes the
-/// context of the first GPU current.
+/// Lets every GPU access the memory of every other GPU if the hardware can: direct allocations and
+/// memory pools. Enables access between all ordered pairs of GPUs, and at the end makes the context
+/// of the first GPU current.
 ///
 /// # Errors
-/// Fails if the driver refuses access although it reports it as possible.
-pub(super) fn enable_peer_access(devices: &[&Device]) -> Result<(), DeviceError> {
-    let failed = |error: DriverError| DeviceError::Driver {
+/// Fails if the driver refuses peer access that it reports as possible.
+pub(super) fn enable_access_between_all_gpus(devices: &[&Device]) -> Result<(), GpuUnusableError> {
+    let failed = |error: DriverError| GpuUnusableError::Driver {
         action: "give GPUs access to each other's memory",
-        error: describe(&error),
+        error: driver_error_text(&error),
     };
-    for (one, other) in ordered_pairs(devices) {
-        if !peer_attribute(one, other, Attribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED) {
+    for (one, other) in ordered_pairs_of_gpus(devices) {
+        if !pair_has_p2p_attribute(one, other, Attribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED)
+        {
             continue;
         }
         one.context().bind_to_thread().map_err(failed)?;
@@ -105,13 +112,13 @@ pub(super) fn enable_peer_access(devices: &[&Device]) -> Result<(), DeviceError>
             Ok(()) | Err(DriverError(sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)) => {}
             Err(error) => return Err(failed(error)),
         }
-        share_memory_pool(one, other).map_err(failed)?;
+        give_access_to_memory_pool(one, other).map_err(failed)?;
     }
     devices.first().map_or(Ok(()), |first| first.context().bind_to_thread().map_err(failed))
 }
 
-/// Gives device `one` access to the memory pool of device `other`, if `other` has a pool.
-fn share_memory_pool(one: &Device, other: &Device) -> Result<(), DriverError> {
+/// Gives GPU `one` access to the memory pool of GPU `other`, if `other` has a pool.
+fn give_access_to_memory_pool(one: &Device, other: &Device) -> Result<(), DriverError> {
     // SAFETY: the device handle belongs to an open context.
     let Ok(pool) = (unsafe { result::device::get_mem_pool(other.context().cu_device()) }) else {
         return Ok(());
@@ -134,9 +141,9 @@ mod tests {
     #[test]
     fn gpus_without_peer_access_skip_the_case_with_the_reason() {
         for link in [PeerLink::Peer, PeerLink::PeerAtomic] {
-            assert!(link.require_peer_access().is_ok());
+            assert!(link.require_access_to_peer_memory().is_ok());
         }
-        let error = PeerLink::Host.require_peer_access().unwrap_err();
+        let error = PeerLink::Host.require_access_to_peer_memory().unwrap_err();
         assert!(matches!(&error, BackendError::Unsupported(why) if why.contains("NVLink")));
     }
 }

@@ -1,16 +1,17 @@
-//! A barrier over the GPUs of a set, in the order of their streams.
+//! A barrier over the GPUs of a set: a kernel on each GPU's stream that waits for the kernels on
+//! the other GPUs.
 
 use std::time::Duration;
 
 use crate::driver::peers::PeerLink;
 use crate::{
-    BackendError, DeviceBuffer, Devices, KernelArgument, KernelSpec, LoadedKernel, Source,
+    BackendError, DeviceBuffer, Devices, KernelArgument, KernelSpec, LoadedKernelWithLaunch, Source,
 };
 
-/// Kernels of the barrier; their parameter is the number of GPUs.
-pub(super) const BARRIER_KERNELS: &[KernelSpec<usize>] = &[BARRIER_KERNEL_SPEC];
+/// The barrier kernel; the parameter of its specification is the number of GPUs.
+pub(super) const GPU_BARRIER_KERNELS: &[KernelSpec<usize>] = &[GPU_BARRIER_KERNEL];
 
-const BARRIER_KERNEL_SPEC: KernelSpec<usize> = KernelSpec {
+const GPU_BARRIER_KERNEL: KernelSpec<usize> = KernelSpec {
     variants: || vec![2],
     ..KernelSpec::new(
         Source::new("measure/barrier", include_str!("../../kernels/measure/barrier.cu")),
@@ -20,69 +21,76 @@ const BARRIER_KERNEL_SPEC: KernelSpec<usize> = KernelSpec {
     )
 };
 
-/// Largest number of GPUs of a set.
-pub const MAX_BARRIER_GPUS: usize = 16;
-/// How long a GPU waits for another one that never arrives.
-const BARRIER_TIMEOUT: Duration = Duration::from_secs(2);
+/// Largest number of GPUs in a barrier.
+pub const MAX_GPUS_IN_BARRIER: usize = 16;
+/// Time after which a barrier kernel stops waiting for a GPU that never arrives.
+const GPU_BARRIER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The loaded kernel and the buffers of one GPU.
-struct BarrierRank {
-    kernel: LoadedKernel,
-    /// Addresses of the flags of every GPU.
+/// The loaded barrier kernel and the buffers of one GPU.
+struct BarrierOfOneGpu {
+    kernel: LoadedKernelWithLaunch,
+    /// Device addresses of the flag arrays of all GPUs.
     table: DeviceBuffer,
-    /// Flags that every GPU writes and this GPU reads.
+    /// Flag array in this GPU's memory, which all GPUs write and this GPU reads.
     _flags: DeviceBuffer,
 }
 
-/// A barrier over the first GPUs of a set.
+/// A barrier over the first GPUs of a set, which all continue at about the same time.
 pub struct MultiGpuBarrier {
-    ranks: Vec<BarrierRank>,
+    ranks: Vec<BarrierOfOneGpu>,
     epoch: u32,
 }
 
 impl MultiGpuBarrier {
-    /// Compiles the barrier kernel and allocates its memory; `None` for one GPU, or if the GPUs
+    /// Compiles the barrier kernel and allocates its flags; `None` for a single GPU, or if the GPUs
     /// cannot access each other's memory.
     ///
     /// # Errors
-    /// Fails if the kernel does not compile, memory is short or there are too many GPUs.
-    pub fn new(devices: &Devices) -> Result<Option<Self>, BackendError> {
-        match devices.peer_link() {
+    /// Fails if the kernel does not compile, too little device memory is free, or the set has too
+    /// many GPUs.
+    pub fn new_if_peers_accessible(devices: &Devices) -> Result<Option<Self>, BackendError> {
+        match devices.weakest_peer_link() {
             None | Some(PeerLink::Host) => return Ok(None),
             Some(PeerLink::Peer | PeerLink::PeerAtomic) => {}
         }
         let count = devices.device_count();
-        if count > MAX_BARRIER_GPUS {
+        if count > MAX_GPUS_IN_BARRIER {
             return Err(BackendError::Unsupported(format!(
-                "{count} GPUs, at most {MAX_BARRIER_GPUS}"
+                "{count} GPUs, at most {MAX_GPUS_IN_BARRIER}"
             )));
         }
         let mut flags = Vec::new();
-        devices.for_each_device(|_, device| {
-            flags.push(device.upload(&[0; 4 * MAX_BARRIER_GPUS])?);
+        devices.for_each_with_context_current(|_, device| {
+            flags.push(device.upload(&[0; 4 * MAX_GPUS_IN_BARRIER])?);
             Ok(())
         })?;
-        let addresses: Vec<u64> = flags.iter().map(DeviceBuffer::address).collect();
+        let addresses: Vec<u64> = flags.iter().map(DeviceBuffer::device_address).collect();
         let mut ranks = Vec::new();
         let mut flags = flags.into_iter();
-        devices.for_each_device(|_, device| {
+        devices.for_each_with_context_current(|_, device| {
             let table = device.upload(bytemuck::cast_slice(&addresses))?;
-            let kernel = BARRIER_KERNEL_SPEC.compile_and_load(device, &count)?;
-            ranks.extend(flags.next().map(|flags| BarrierRank { kernel, table, _flags: flags }));
+            let kernel = GPU_BARRIER_KERNEL.compile_and_load(device, &count)?;
+            ranks.extend(flags.next().map(|flags| BarrierOfOneGpu {
+                kernel,
+                table,
+                _flags: flags,
+            }));
             Ok(())
         })?;
         Ok(Some(Self { ranks, epoch: 0 }))
     }
 
-    /// Begins the next barrier, which every GPU then takes part in.
-    pub const fn begin_next_barrier(&mut self) {
+    /// Begins the next barrier by advancing its epoch number; afterwards each GPU enqueues its
+    /// kernel once.
+    pub const fn advance_epoch(&mut self) {
         self.epoch = self.epoch.wrapping_add(1);
     }
 
-    /// Enqueues the part of one GPU of the first `count`, whose context is current.
-    pub fn enqueue_barrier_of_gpu(&self, rank: usize, count: usize) -> Result<(), BackendError> {
-        let BarrierRank { kernel, table, .. } = &self.ranks[rank];
-        let timeout_ns = KernelArgument::U64(BARRIER_TIMEOUT.as_nanos() as u64);
+    /// Enqueues the barrier kernel of GPU `rank`, for a barrier over the first `count` GPUs; the
+    /// GPU's context must be current.
+    pub fn enqueue_kernel_of_gpu(&self, rank: usize, count: usize) -> Result<(), BackendError> {
+        let BarrierOfOneGpu { kernel, table, .. } = &self.ranks[rank];
+        let timeout_ns = KernelArgument::U64(GPU_BARRIER_TIMEOUT.as_nanos() as u64);
         let [rank, gpus] = [rank, count].map(|number| KernelArgument::U32(number as u32));
         kernel.launch_with(&[table.into(), rank, gpus, KernelArgument::U32(self.epoch), timeout_ns])
     }

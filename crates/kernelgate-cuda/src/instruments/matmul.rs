@@ -1,18 +1,20 @@
-//! The ceiling of the tensor cores of sm_90a: warpgroup MMAs whose operands stay in shared memory.
-//! This module supports only sm_90; on other architectures a library's GEMMs give the ceiling.
+//! Measures the highest matmul rate of the tensor cores of sm_90a, with wgmma instructions whose
+//! operands stay in shared memory. This module supports only sm_90a; on other architectures, GEMMs
+//! of cuBLASLt give the highest rate.
 
 use crate::{
-    BackendError, Device, DeviceBuffer, KernelArgument, KernelSpec, LoadedKernel,
+    BackendError, Device, DeviceBuffer, KernelArgument, KernelSpec, LoadedKernelWithLaunch,
     RequiredArchitecture, Source,
 };
 
 /// The rows.
-pub(super) const MATMUL_KERNELS: &[KernelSpec<(ResidentDtype, usize)>] = &[RESIDENT_MATMUL_KERNEL];
+pub(super) const RESIDENT_MATMUL_KERNELS: &[KernelSpec<(ResidentMatmulDtype, usize)>] =
+    &[RESIDENT_MATMUL_KERNEL];
 
-const RESIDENT_MATMUL_KERNEL: KernelSpec<(ResidentDtype, usize)> = KernelSpec {
-    defines: |(operand, _)| operand.kernel_macros(),
+const RESIDENT_MATMUL_KERNEL: KernelSpec<(ResidentMatmulDtype, usize)> = KernelSpec {
+    defines: |(operand, _)| operand.kernel_macros_of_dtype(),
     requires: RequiredArchitecture::Exactly("sm_90a"),
-    variants: || ResidentDtype::ALL_DTYPES.map(|operand| (operand, 1)).to_vec(),
+    variants: || ResidentMatmulDtype::ALL_DTYPES.map(|operand| (operand, 1)).to_vec(),
     ..KernelSpec::new(
         Source::new(
             "measure/resident_matmul",
@@ -24,24 +26,24 @@ const RESIDENT_MATMUL_KERNEL: KernelSpec<(ResidentDtype, usize)> = KernelSpec {
     )
 };
 
-/// Element type of both operands; sums are f32.
+/// Element type of both operands of the resident matmul; the sums are f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ResidentDtype {
-    /// 8-bit floats of 4 exponent and 3 mantissa bits.
+pub enum ResidentMatmulDtype {
+    /// 8-bit floats with 4 exponent bits and 3 mantissa bits.
     E4m3,
     /// Brain floats.
     Bf16,
     /// IEEE half precision.
     F16,
-    /// Matrix elements are f32 rounded to 10 mantissa bits.
+    /// f32 elements, which the tensor cores round to 10 mantissa bits (TF32).
     Tf32,
 }
 
-impl ResidentDtype {
+impl ResidentMatmulDtype {
     const ALL_DTYPES: [Self; 4] = [Self::E4m3, Self::Bf16, Self::F16, Self::Tf32];
 
-    /// Elements of 32 bytes, which an instruction has along k.
-    const fn elements_per_k_step(self) -> u64 {
+    /// Number of elements along k that an instruction takes, which is 32 bytes.
+    const fn elements_along_k_per_instruction(self) -> u64 {
         match self {
             Self::E4m3 => 32,
             Self::Bf16 | Self::F16 => 16,
@@ -49,68 +51,70 @@ impl ResidentDtype {
         }
     }
 
-    fn kernel_macros(self) -> Vec<String> {
+    fn kernel_macros_of_dtype(self) -> Vec<String> {
         let name = match self {
             Self::E4m3 => "e4m3",
             Self::Bf16 => "bf16",
             Self::F16 => "f16",
             Self::Tf32 => "tf32",
         };
-        vec![format!("TYPE={name}"), format!("STEP={}", self.elements_per_k_step())]
+        vec![format!("TYPE={name}"), format!("STEP={}", self.elements_along_k_per_instruction())]
     }
 }
 
-/// Operands in device memory, and a kernel that multiplies them many times.
-pub struct ResidentMatmul {
-    kernel: LoadedKernel,
+/// Operands in device memory, and a kernel that multiplies them many times in shared memory.
+pub struct ResidentMatmulMeasurement {
+    kernel: LoadedKernelWithLaunch,
     operands: DeviceBuffer,
     guard: DeviceBuffer,
     flops: f64,
 }
 
-impl ResidentMatmul {
-    /// Bytes of the operands of a block.
-    pub const OPERAND_BYTES: usize = (256 + 2 * 64) * 128;
-    /// Rounds of a launch: about a millisecond, of which beginning and end are little.
-    const RESIDENT_ROUNDS: i32 = 2000;
-    /// Instructions of a round: four of each of the two warpgroups.
-    const INSTRUCTIONS_PER_ROUND: u64 = 8;
+impl ResidentMatmulMeasurement {
+    /// Bytes of the operands of one thread block.
+    pub const OPERAND_BYTES_PER_BLOCK: usize = (256 + 2 * 64) * 128;
+    /// Rounds of the multiplication loop in a launch, which takes about a millisecond, so that its
+    /// begin and end matter little.
+    const ROUNDS_PER_LAUNCH: i32 = 2000;
+    /// wgmma instructions of a block in a round: four of each of its two warpgroups.
+    const WGMMA_INSTRUCTIONS_PER_ROUND: u64 = 8;
 
-    /// Compiles the kernel and uploads the operands, which every block reads: random numbers, as
-    /// zeros draw less power.
+    /// Compiles the kernel and uploads random operands, which every thread block reads; zeros would
+    /// draw less power.
     ///
     /// # Errors
-    /// Fails with [`BackendError::Unsupported`] if the GPU is not sm_90a; others when the kernel
-    /// does not compile, or memory is short.
-    pub fn new(
+    /// Fails with [`BackendError::Unsupported`] if the GPU is not sm_90a; with another error if the
+    /// kernel does not compile or too little device memory is free.
+    pub fn compile_and_upload_operands(
         device: &Device,
-        operand: ResidentDtype,
+        operand: ResidentMatmulDtype,
         operands: &[u8],
     ) -> Result<Self, BackendError> {
         let multiprocessors = u64::from(device.facts().multiprocessors);
         let kernel = RESIDENT_MATMUL_KERNEL
             .compile_and_load(device, &(operand, multiprocessors as usize))?;
-        let instruction = 2 * 64 * 256 * operand.elements_per_k_step();
+        let instruction = 2 * 64 * 256 * operand.elements_along_k_per_instruction();
         let instructions =
-            Self::INSTRUCTIONS_PER_ROUND * Self::RESIDENT_ROUNDS as u64 * multiprocessors;
+            Self::WGMMA_INSTRUCTIONS_PER_ROUND * Self::ROUNDS_PER_LAUNCH as u64 * multiprocessors;
         Ok(Self {
             kernel,
-            operands: device.allocate_repeated(operands, Self::OPERAND_BYTES)?,
+            operands: device
+                .allocate_with_repeated_pattern(operands, Self::OPERAND_BYTES_PER_BLOCK)?,
             guard: device.upload(&[0; 4])?,
             flops: (instruction * instructions) as f64,
         })
     }
 
     /// Operations of a launch.
-    pub const fn flops(&self) -> f64 {
+    pub const fn operations_per_launch(&self) -> f64 {
         self.flops
     }
 
     /// Enqueues a launch.
-    pub fn launch(&self) -> Result<(), BackendError> {
+    pub fn enqueue_launch(&self) -> Result<(), BackendError> {
         self.kernel.launch_with(&[
             KernelArgument::from(&self.operands),
-            KernelArgument::I32(Self::RESIDENT_ROUNDS),
+            KernelArgument::I32(Self::ROUNDS_PER_LAUNCH),
             KernelArgument::F32(f32::MIN_POSITIVE),
             KernelArgument::from(&self.guard),
         ])

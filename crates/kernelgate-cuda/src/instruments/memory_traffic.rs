@@ -1,34 +1,37 @@
-//! Passes that move as many bytes as a case declares: the memory ceiling of that case. This module
-//! does not choose the fastest memory pass.
+//! Kernels that read and write as many bytes of device memory as a case declares, to measure the
+//! shortest possible time for that traffic. This module does not choose the fastest of the memory
+//! passes.
 
 use std::fmt;
 
 use crate::driver::launch::shape::Launch;
-use crate::{BackendError, Device, DeviceBuffer, KernelArgument, KernelSpec, LoadedKernel, Source};
+use crate::{
+    BackendError, Device, DeviceBuffer, KernelArgument, KernelSpec, LoadedKernelWithLaunch, Source,
+};
 
 /// The rows.
-pub(super) const TRAFFIC_KERNELS: &[KernelSpec<MemoryPass>] = &[TRAFFIC_KERNEL];
+pub(super) const MEMORY_PASS_KERNELS: &[KernelSpec<MemoryPassVariant>] = &[MEMORY_PASS_KERNEL];
 
-const TRAFFIC_KERNEL: KernelSpec<MemoryPass> = KernelSpec {
+const MEMORY_PASS_KERNEL: KernelSpec<MemoryPassVariant> = KernelSpec {
     defines: |pass| {
-        let past_l1 = (pass.load == LoadCaching::L2).then_some("PAST_L1");
-        let kept = (pass.store == StoreCaching::Kept).then_some("STORES_KEPT");
+        let past_l1 = (pass.load == LoadCachePolicy::L2).then_some("PAST_L1");
+        let kept = (pass.store == StoreCachePolicy::Kept).then_some("STORES_KEPT");
         let order = match pass.order {
-            ReadWriteOrder::Together => None,
-            ReadWriteOrder::WritesFirst => Some("WRITES_FIRST"),
-            ReadWriteOrder::ReadersFirst => Some("READERS_FIRST"),
+            ReadWriteDivision::Together => None,
+            ReadWriteDivision::WritesFirst => Some("WRITES_FIRST"),
+            ReadWriteDivision::ReadersFirst => Some("READERS_FIRST"),
         };
-        let planes = (pass.apart == ThreadPacketDistance::Plane).then_some("PLANES");
+        let planes = (pass.apart == DistanceOfThreadPackets::Plane).then_some("PLANES");
         let macros = [past_l1, kept, order, planes].into_iter().flatten().map(str::to_owned);
         let sizes = [format!("THREADS={}", pass.threads), format!("PACKETS={}", pass.packets)];
         sizes.into_iter().chain(macros).collect()
     },
     variants: || {
-        let mut variants: Vec<MemoryPass> = Vec::new();
-        for pass in MemoryPass::ALL {
+        let mut variants: Vec<MemoryPassVariant> = Vec::new();
+        for pass in MemoryPassVariant::ALL_TRIED {
             if variants.iter().all(|known| {
-                TRAFFIC_KERNEL.build_for_parameters(known)
-                    != TRAFFIC_KERNEL.build_for_parameters(&pass)
+                MEMORY_PASS_KERNEL.build_for_parameters(known)
+                    != MEMORY_PASS_KERNEL.build_for_parameters(&pass)
             }) {
                 variants.push(pass);
             }
@@ -43,142 +46,148 @@ const TRAFFIC_KERNEL: KernelSpec<MemoryPass> = KernelSpec {
     )
 };
 
-/// Bytes that a thread moves at once.
-const TRAFFIC_PACKET_BYTES: u64 = 16;
-/// Largest number of packets of a buffer: the kernel counts them in 32 bits, up to one share behind
-/// the last packet.
-const MAX_PACKETS: u64 = 1 << 31;
-/// Number of threads that a multiprocessor can hold.
-const RESIDENT_THREADS: usize = 2048;
+/// Bytes that one load or store instruction of a thread moves.
+const BYTES_PER_PACKET: u64 = 16;
+/// Largest number of packets of a buffer, because the kernel counts packets in 32 bits, up to one
+/// share behind the last packet.
+const MAX_PACKETS_OF_BUFFER: u64 = 1 << 31;
+/// Number of threads that can be resident on a multiprocessor.
+const RESIDENT_THREADS_PER_MULTIPROCESSOR: usize = 2048;
 
-/// A memory pass: one way to read and write bytes.
+/// A memory pass: one of several ways for a kernel to read and write the same bytes, which differ
+/// in speed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MemoryPass {
+pub struct MemoryPassVariant {
     threads: usize,
-    /// Number of 16-byte packets that a thread reads before it uses the first packet.
+    /// Number of 16-byte packets that a thread loads before it uses the first one.
     packets: usize,
-    load: LoadCaching,
-    store: StoreCaching,
-    order: ReadWriteOrder,
-    blocks: BlockCount,
-    apart: ThreadPacketDistance,
+    load: LoadCachePolicy,
+    store: StoreCachePolicy,
+    order: ReadWriteDivision,
+    blocks: GridSizeChoice,
+    apart: DistanceOfThreadPackets,
 }
 
-/// Which caches a load fills.
+/// Which caches a load of the memory pass fills.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum LoadCaching {
+enum LoadCachePolicy {
     AllCaches,
     L2,
 }
 
-/// How L2 treats a written line.
+/// Priority in L2 of the lines that the memory pass writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum StoreCaching {
+enum StoreCachePolicy {
     Kept,
     EvictedFirst,
 }
 
-/// How reading and writing are divided among thread blocks.
+/// How the thread blocks of a memory pass divide reading and writing among them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ReadWriteOrder {
-    /// Each thread block reads its share of the data and then writes a share.
+enum ReadWriteDivision {
+    /// Each thread block first reads its share of the source and then writes its share of the
+    /// target.
     Together,
-    /// Each block writes a share, then reads one: no write waits for a read.
+    /// Each thread block first writes its share of the target and then reads its share of the
+    /// source, so that no store waits for a load.
     WritesFirst,
-    /// The first blocks read, and all later blocks write.
+    /// The first thread blocks only read, and all later thread blocks only write.
     ReadersFirst,
 }
 
 /// Number of blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum BlockCount {
-    /// The grid covers one round of packets for each thread: thread blocks do not loop over their
-    /// reads.
+enum GridSizeChoice {
+    /// The grid has as many blocks as needed for each thread to load its packets once, without a
+    /// loop.
     Covering,
-    /// The launch has as many blocks as fit on the multiprocessors.
+    /// The grid has as many blocks as fit on the multiprocessors at the same time.
     Resident,
 }
 
-/// Distance of the packets that a thread reads together.
+/// Distance between the packets that a thread loads together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ThreadPacketDistance {
+enum DistanceOfThreadPackets {
     Block,
     /// Packets of a thread are one plane apart, with one plane for each packet of a thread; for
-    /// memory passes whose grid covers the range.
+    /// passes whose grid covers all packets.
     Plane,
 }
 
-impl MemoryPass {
-    /// Passes that are tried. With 64-bit indices and for 26 combinations of bytes and cache state
-    /// on an H200, the best of twenty of these was within 0.8 % of the best of 152 passes. Blocks
-    /// that write between others that read gain at most 0.5 %; bulk copies are slower everywhere,
+impl MemoryPassVariant {
+    /// Passes that are tried. On an H200, for 26 combinations of bytes and cache state, the best of
+    /// twenty of these passes was within 0.8 % of the best of 152 passes. Variants not listed:
+    /// writing blocks between reading blocks gain at most 0.5 %; bulk copies are slower everywhere,
     /// by 1 to 60 %.
-    pub const ALL: [Self; 23] = {
-        use BlockCount::{Covering, Resident};
-        use LoadCaching::{AllCaches, L2};
-        use ReadWriteOrder::{ReadersFirst, Together, WritesFirst};
-        use StoreCaching::{EvictedFirst, Kept};
+    pub const ALL_TRIED: [Self; 23] = {
+        use GridSizeChoice::{Covering, Resident};
+        use LoadCachePolicy::{AllCaches, L2};
+        use ReadWriteDivision::{ReadersFirst, Together, WritesFirst};
+        use StoreCachePolicy::{EvictedFirst, Kept};
         [
-            Self::new(128, 1, AllCaches, Kept, Together, Covering),
-            Self::new(256, 1, AllCaches, Kept, Together, Covering),
-            Self::new(256, 1, AllCaches, Kept, Together, Resident),
-            Self::new(128, 4, AllCaches, Kept, Together, Covering),
-            Self::new(256, 8, L2, Kept, Together, Covering),
-            Self::new(256, 8, L2, EvictedFirst, Together, Covering),
-            Self::new(256, 2, AllCaches, EvictedFirst, Together, Covering),
-            Self::new(128, 2, L2, EvictedFirst, Together, Covering),
-            Self::new(256, 2, L2, Kept, Together, Covering),
-            Self::new(256, 4, AllCaches, EvictedFirst, Together, Resident),
-            Self::new(128, 2, AllCaches, Kept, ReadersFirst, Covering),
-            Self::new(128, 8, AllCaches, Kept, ReadersFirst, Covering),
-            Self::new(128, 4, L2, Kept, ReadersFirst, Covering),
-            Self::new(256, 4, L2, Kept, ReadersFirst, Covering),
-            Self::new(128, 2, AllCaches, EvictedFirst, ReadersFirst, Covering),
-            Self::new(256, 2, AllCaches, EvictedFirst, ReadersFirst, Covering),
-            Self::new(128, 4, AllCaches, EvictedFirst, ReadersFirst, Resident),
-            Self::new(256, 2, AllCaches, EvictedFirst, WritesFirst, Covering),
-            Self::new(256, 4, AllCaches, EvictedFirst, WritesFirst, Covering),
-            Self::new(256, 4, AllCaches, Kept, WritesFirst, Resident),
-            Self::new(256, 2, AllCaches, Kept, WritesFirst, Covering).in_separate_planes(),
-            Self::new(256, 4, AllCaches, EvictedFirst, WritesFirst, Covering).in_separate_planes(),
-            Self::new(256, 4, AllCaches, EvictedFirst, Together, Covering).in_separate_planes(),
+            Self::with_packets_per_block(128, 1, AllCaches, Kept, Together, Covering),
+            Self::with_packets_per_block(256, 1, AllCaches, Kept, Together, Covering),
+            Self::with_packets_per_block(256, 1, AllCaches, Kept, Together, Resident),
+            Self::with_packets_per_block(128, 4, AllCaches, Kept, Together, Covering),
+            Self::with_packets_per_block(256, 8, L2, Kept, Together, Covering),
+            Self::with_packets_per_block(256, 8, L2, EvictedFirst, Together, Covering),
+            Self::with_packets_per_block(256, 2, AllCaches, EvictedFirst, Together, Covering),
+            Self::with_packets_per_block(128, 2, L2, EvictedFirst, Together, Covering),
+            Self::with_packets_per_block(256, 2, L2, Kept, Together, Covering),
+            Self::with_packets_per_block(256, 4, AllCaches, EvictedFirst, Together, Resident),
+            Self::with_packets_per_block(128, 2, AllCaches, Kept, ReadersFirst, Covering),
+            Self::with_packets_per_block(128, 8, AllCaches, Kept, ReadersFirst, Covering),
+            Self::with_packets_per_block(128, 4, L2, Kept, ReadersFirst, Covering),
+            Self::with_packets_per_block(256, 4, L2, Kept, ReadersFirst, Covering),
+            Self::with_packets_per_block(128, 2, AllCaches, EvictedFirst, ReadersFirst, Covering),
+            Self::with_packets_per_block(256, 2, AllCaches, EvictedFirst, ReadersFirst, Covering),
+            Self::with_packets_per_block(128, 4, AllCaches, EvictedFirst, ReadersFirst, Resident),
+            Self::with_packets_per_block(256, 2, AllCaches, EvictedFirst, WritesFirst, Covering),
+            Self::with_packets_per_block(256, 4, AllCaches, EvictedFirst, WritesFirst, Covering),
+            Self::with_packets_per_block(256, 4, AllCaches, Kept, WritesFirst, Resident),
+            Self::with_packets_per_block(256, 2, AllCaches, Kept, WritesFirst, Covering)
+                .with_packets_in_separate_planes(),
+            Self::with_packets_per_block(256, 4, AllCaches, EvictedFirst, WritesFirst, Covering)
+                .with_packets_in_separate_planes(),
+            Self::with_packets_per_block(256, 4, AllCaches, EvictedFirst, Together, Covering)
+                .with_packets_in_separate_planes(),
         ]
     };
 
-    const fn new(
+    const fn with_packets_per_block(
         threads: usize,
         packets: usize,
-        load: LoadCaching,
-        store: StoreCaching,
-        order: ReadWriteOrder,
-        blocks: BlockCount,
+        load: LoadCachePolicy,
+        store: StoreCachePolicy,
+        order: ReadWriteDivision,
+        blocks: GridSizeChoice,
     ) -> Self {
-        Self { threads, packets, load, store, order, blocks, apart: ThreadPacketDistance::Block }
+        Self { threads, packets, load, store, order, blocks, apart: DistanceOfThreadPackets::Block }
     }
 
-    const fn in_separate_planes(self) -> Self {
-        Self { apart: ThreadPacketDistance::Plane, ..self }
+    const fn with_packets_in_separate_planes(self) -> Self {
+        Self { apart: DistanceOfThreadPackets::Plane, ..self }
     }
 }
 
-impl fmt::Display for MemoryPass {
+impl fmt::Display for MemoryPassVariant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { threads, packets, load, store, order, blocks, apart } = self;
         write!(f, "{threads} threads x {packets} packets")?;
         let words = [
-            (*load == LoadCaching::L2).then_some("past L1"),
-            (*store == StoreCaching::EvictedFirst).then_some("evict first"),
-            (*order == ReadWriteOrder::WritesFirst).then_some("writes first"),
-            (*order == ReadWriteOrder::ReadersFirst).then_some("readers first"),
-            (*blocks == BlockCount::Resident).then_some("resident"),
-            (*apart == ThreadPacketDistance::Plane).then_some("in planes"),
+            (*load == LoadCachePolicy::L2).then_some("past L1"),
+            (*store == StoreCachePolicy::EvictedFirst).then_some("evict first"),
+            (*order == ReadWriteDivision::WritesFirst).then_some("writes first"),
+            (*order == ReadWriteDivision::ReadersFirst).then_some("readers first"),
+            (*blocks == GridSizeChoice::Resident).then_some("resident"),
+            (*apart == DistanceOfThreadPackets::Plane).then_some("in planes"),
         ];
         words.into_iter().flatten().try_for_each(|word| write!(f, ", {word}"))
     }
 }
 
-/// Number of thread blocks of a launch by their role. Unless readers come first, each thread block
-/// reads and writes.
+/// Number of thread blocks of a memory pass that read, and number of those that write. Unless
+/// readers come first, each thread block both reads and writes.
 #[derive(Debug, PartialEq, Eq)]
 struct ReaderAndWriterBlocks {
     readers: u64,
@@ -186,16 +195,22 @@ struct ReaderAndWriterBlocks {
 }
 
 impl ReaderAndWriterBlocks {
-    fn new(pass: &MemoryPass, reads: u64, writes: u64, multiprocessors: u64) -> Self {
+    fn for_memory_pass(
+        pass: &MemoryPassVariant,
+        reads: u64,
+        writes: u64,
+        multiprocessors: u64,
+    ) -> Self {
         let round = (pass.threads * pass.packets) as u64;
         let work = match pass.order {
-            ReadWriteOrder::Together | ReadWriteOrder::WritesFirst => reads.max(writes),
-            ReadWriteOrder::ReadersFirst => reads + writes,
+            ReadWriteDivision::Together | ReadWriteDivision::WritesFirst => reads.max(writes),
+            ReadWriteDivision::ReadersFirst => reads + writes,
         };
-        let resident = (RESIDENT_THREADS / pass.threads) as u64 * multiprocessors;
+        let resident =
+            (RESIDENT_THREADS_PER_MULTIPROCESSOR / pass.threads) as u64 * multiprocessors;
         let blocks = match pass.blocks {
-            BlockCount::Covering => work.div_ceil(round),
-            BlockCount::Resident => resident.min(work.div_ceil(pass.threads as u64)),
+            GridSizeChoice::Covering => work.div_ceil(round),
+            GridSizeChoice::Resident => resident.min(work.div_ceil(pass.threads as u64)),
         };
         let blocks = blocks.max(1);
         let share = |packets: u64| match packets {
@@ -203,75 +218,83 @@ impl ReaderAndWriterBlocks {
             packets => (blocks * packets / work.max(1)).max(1),
         };
         match pass.order {
-            ReadWriteOrder::Together | ReadWriteOrder::WritesFirst => {
+            ReadWriteDivision::Together | ReadWriteDivision::WritesFirst => {
                 Self { readers: blocks, writers: blocks }
             }
-            ReadWriteOrder::ReadersFirst => Self { readers: share(reads), writers: share(writes) },
+            ReadWriteDivision::ReadersFirst => {
+                Self { readers: share(reads), writers: share(writes) }
+            }
         }
     }
 
-    fn block_count(&self, order: ReadWriteOrder) -> u64 {
+    fn total_block_count(&self, order: ReadWriteDivision) -> u64 {
         match order {
-            ReadWriteOrder::Together | ReadWriteOrder::WritesFirst => self.readers,
-            ReadWriteOrder::ReadersFirst => self.readers + self.writers,
+            ReadWriteDivision::Together | ReadWriteDivision::WritesFirst => self.readers,
+            ReadWriteDivision::ReadersFirst => self.readers + self.writers,
         }
     }
 }
 
-/// Two device buffers, and the kernels that read the first buffer and write the second.
-pub struct TrafficPasses {
-    kernels: Vec<(MemoryPass, LoadedKernel)>,
+/// A source buffer and a target buffer in device memory, and the kernels of all memory passes.
+pub struct MemoryPassKernelsAndBuffers {
+    kernels: Vec<(MemoryPassVariant, LoadedKernelWithLaunch)>,
     source: DeviceBuffer,
     target: DeviceBuffer,
     guard: DeviceBuffer,
     multiprocessors: u64,
 }
 
-/// Bytes that a pass moves, and their offset in both buffers: the position of data decides how well
-/// it fits L2.
+/// The bytes that a memory pass reads and writes, and where they begin; their place in the buffers
+/// influences how well they fit L2.
 #[derive(Debug, Clone, Copy)]
-pub struct TrafficBytes {
-    /// Bytes read, rounded up to whole packets.
+pub struct BytesOfMemoryPass {
+    /// Bytes read, rounded up to whole 16-byte packets.
     pub read_bytes: u64,
-    /// Bytes written, rounded up to whole packets.
+    /// Bytes written, rounded up to whole 16-byte packets.
     pub write_bytes: u64,
-    /// Offset in both buffers at which the traffic begins, bytes; a multiple of 16.
+    /// Offset in bytes, in both buffers, at which reading and writing begin; a multiple of 16.
     pub offset: u64,
 }
 
-impl TrafficPasses {
-    /// Compiles the memory-pass kernels, fills the source buffer with repetitions of `pattern`
-    /// (random numbers, because zeros are faster), and allocates the target buffer, for passes of
-    /// at most the given number of bytes each, including the offset.
+impl MemoryPassKernelsAndBuffers {
+    /// Compiles all memory passes, allocates both buffers for at most these numbers of bytes, and
+    /// fills the source with repetitions of `pattern`, random numbers.
     ///
     /// # Errors
-    /// Fails if a kernel does not compile or memory is short.
-    pub fn new(
+    /// Fails if a kernel does not compile or too little device memory is free.
+    pub fn compile_all_and_allocate(
         device: &Device,
         (read_bytes, write_bytes): (u64, u64),
         pattern: &[u8],
     ) -> Result<Self, BackendError> {
-        let load = |pass| Ok((pass, TRAFFIC_KERNEL.compile_and_load(device, &pass)?));
-        let room = |bytes: u64| (packets_of_bytes(bytes).max(1) * TRAFFIC_PACKET_BYTES) as usize;
+        let load = |pass| Ok((pass, MEMORY_PASS_KERNEL.compile_and_load(device, &pass)?));
+        let room = |bytes: u64| (packets_for_bytes(bytes).max(1) * BYTES_PER_PACKET) as usize;
         Ok(Self {
-            kernels: MemoryPass::ALL.into_iter().map(load).collect::<Result<_, BackendError>>()?,
-            source: device.allocate_repeated(pattern, room(read_bytes))?,
+            kernels: MemoryPassVariant::ALL_TRIED
+                .into_iter()
+                .map(load)
+                .collect::<Result<_, BackendError>>()?,
+            source: device.allocate_with_repeated_pattern(pattern, room(read_bytes))?,
             target: device.allocate(room(write_bytes))?,
             guard: device.upload(&[0; 4])?,
             multiprocessors: u64::from(device.facts().multiprocessors),
         })
     }
 
-    /// Reads and writes bytes.
+    /// Enqueues the kernel of a memory pass, which reads and writes these bytes.
     ///
     /// # Errors
-    /// Fails if the launch is refused, or a buffer is smaller.
-    pub fn launch_pass(&self, pass: MemoryPass, moved: TrafficBytes) -> Result<(), BackendError> {
+    /// Fails if the driver refuses the launch, or a buffer is smaller than the bytes to move.
+    pub fn enqueue_memory_pass(
+        &self,
+        pass: MemoryPassVariant,
+        moved: BytesOfMemoryPass,
+    ) -> Result<(), BackendError> {
         let (reads, writes) =
-            (packets_of_bytes(moved.read_bytes), packets_of_bytes(moved.write_bytes));
+            (packets_for_bytes(moved.read_bytes), packets_for_bytes(moved.write_bytes));
         let fits = |buffer: &DeviceBuffer, packets| {
-            packets < MAX_PACKETS
-                && moved.offset + packets * TRAFFIC_PACKET_BYTES <= buffer.bytes() as u64
+            packets < MAX_PACKETS_OF_BUFFER
+                && moved.offset + packets * BYTES_PER_PACKET <= buffer.size_in_bytes() as u64
         };
         let kernel = self.kernels.iter().find(|(known, _)| *known == pass);
         let Some((_, kernel)) =
@@ -279,19 +302,21 @@ impl TrafficPasses {
         else {
             return Err(BackendError::Launch(format!("no pass ({pass}) for {moved:?}")));
         };
-        let roles = ReaderAndWriterBlocks::new(&pass, reads, writes, self.multiprocessors);
-        let launch = Launch::with_blocks(
-            [roles.block_count(pass.order) as usize, 1, 1],
+        let roles =
+            ReaderAndWriterBlocks::for_memory_pass(&pass, reads, writes, self.multiprocessors);
+        let launch = Launch::with_grid_of_blocks(
+            [roles.total_block_count(pass.order) as usize, 1, 1],
             pass.threads as u32,
         )?;
         let plane = match pass.apart {
-            ThreadPacketDistance::Block => 0,
-            ThreadPacketDistance::Plane => reads.div_ceil(pass.packets as u64),
+            DistanceOfThreadPackets::Block => 0,
+            DistanceOfThreadPackets::Plane => reads.div_ceil(pass.packets as u64),
         };
         let number = |count: u64| KernelArgument::U32(count as u32);
         let share = |packets: u64, blocks: u64| number(packets.div_ceil(blocks.max(1)));
         let read_in_turn = if plane > 0 { plane } else { reads };
-        let at = |buffer: &DeviceBuffer| KernelArgument::Address(buffer.address() + moved.offset);
+        let at =
+            |buffer: &DeviceBuffer| KernelArgument::Address(buffer.device_address() + moved.offset);
         let arguments = [
             at(&self.source),
             number(reads),
@@ -302,8 +327,8 @@ impl TrafficPasses {
             number(writes),
             share(writes, roles.writers),
             KernelArgument::U32(0x9e37_79b9),
-            // The kernel writes its sum if it equals this number, so that the compiler cannot drop
-            // the loads.
+            // The kernel writes its xor only if it equals this number, so that the compiler cannot
+            // remove the loads.
             KernelArgument::U32(0xdead_beef),
             KernelArgument::from(&self.guard),
         ];
@@ -311,8 +336,8 @@ impl TrafficPasses {
     }
 }
 
-const fn packets_of_bytes(bytes: u64) -> u64 {
-    bytes.div_ceil(TRAFFIC_PACKET_BYTES)
+const fn packets_for_bytes(bytes: u64) -> u64 {
+    bytes.div_ceil(BYTES_PER_PACKET)
 }
 
 #[cfg(test)]
@@ -323,22 +348,32 @@ mod tests {
     #[test]
     fn reader_and_writer_blocks_are_as_many_as_their_packets_need() {
         let roles = |order, blocks, reads, writes| {
-            let pass = MemoryPass::new(128, 4, LoadCaching::L2, StoreCaching::Kept, order, blocks);
+            let pass = MemoryPassVariant::with_packets_per_block(
+                128,
+                4,
+                LoadCachePolicy::L2,
+                StoreCachePolicy::Kept,
+                order,
+                blocks,
+            );
             let ReaderAndWriterBlocks { readers, writers } =
-                ReaderAndWriterBlocks::new(&pass, reads, writes, 132);
+                ReaderAndWriterBlocks::for_memory_pass(&pass, reads, writes, 132);
             [readers, writers]
         };
-        let covering = |order| roles(order, BlockCount::Covering, 512 * 30, 512 * 10);
-        assert_eq!(covering(ReadWriteOrder::Together), [30, 30]);
-        assert_eq!(covering(ReadWriteOrder::WritesFirst), [30, 30]);
-        assert_eq!(covering(ReadWriteOrder::ReadersFirst), [30, 10]);
-        let resident = BlockCount::Resident;
-        assert_eq!(roles(ReadWriteOrder::ReadersFirst, resident, 1 << 20, 1 << 20), [1056, 1056]);
-        assert_eq!(roles(ReadWriteOrder::Together, resident, 256, 1), [2, 2]);
-        assert_eq!(roles(ReadWriteOrder::ReadersFirst, resident, 0, 0), [0, 0]);
-        // A few bytes written have a block of their own.
+        let covering = |order| roles(order, GridSizeChoice::Covering, 512 * 30, 512 * 10);
+        assert_eq!(covering(ReadWriteDivision::Together), [30, 30]);
+        assert_eq!(covering(ReadWriteDivision::WritesFirst), [30, 30]);
+        assert_eq!(covering(ReadWriteDivision::ReadersFirst), [30, 10]);
+        let resident = GridSizeChoice::Resident;
         assert_eq!(
-            roles(ReadWriteOrder::ReadersFirst, BlockCount::Covering, 1 << 20, 1),
+            roles(ReadWriteDivision::ReadersFirst, resident, 1 << 20, 1 << 20),
+            [1056, 1056]
+        );
+        assert_eq!(roles(ReadWriteDivision::Together, resident, 256, 1), [2, 2]);
+        assert_eq!(roles(ReadWriteDivision::ReadersFirst, resident, 0, 0), [0, 0]);
+        // Even a few written bytes get a writing block of their own.
+        assert_eq!(
+            roles(ReadWriteDivision::ReadersFirst, GridSizeChoice::Covering, 1 << 20, 1),
             [2048, 1]
         );
     }
@@ -346,23 +381,27 @@ mod tests {
     #[test]
     fn a_memory_pass_writes_all_of_its_bytes_and_none_behind_them() {
         let Some((device, _one_at_a_time)) = lock_first_gpu() else { return };
-        const BUFFER_BYTES: u64 = 16 * 4096;
-        let traffic =
-            TrafficPasses::new(&device, (BUFFER_BYTES, BUFFER_BYTES), &[7; 1 << 10]).unwrap();
-        for pass in MemoryPass::ALL {
+        const TEST_BUFFER_BYTES: u64 = 16 * 4096;
+        let traffic = MemoryPassKernelsAndBuffers::compile_all_and_allocate(
+            &device,
+            (TEST_BUFFER_BYTES, TEST_BUFFER_BYTES),
+            &[7; 1 << 10],
+        )
+        .unwrap();
+        for pass in MemoryPassVariant::ALL_TRIED {
             for (read_bytes, write_bytes) in
-                [(BUFFER_BYTES, 16 * 1021), (16 * 1021, 16 * 4095), (160, 16)]
+                [(TEST_BUFFER_BYTES, 16 * 1021), (16 * 1021, 16 * 4095), (160, 16)]
             {
-                let moved = |offset| TrafficBytes { read_bytes, write_bytes, offset };
-                traffic.target.fill(0xff).unwrap();
-                traffic.launch_pass(pass, moved(0)).unwrap();
+                let moved = |offset| BytesOfMemoryPass { read_bytes, write_bytes, offset };
+                traffic.target.fill_all_bytes(0xff).unwrap();
+                traffic.enqueue_memory_pass(pass, moved(0)).unwrap();
                 device.synchronize().unwrap();
-                let mut now = vec![0; BUFFER_BYTES as usize];
-                traffic.target.download(&mut now).unwrap();
+                let mut now = vec![0; TEST_BUFFER_BYTES as usize];
+                traffic.target.download_first_bytes(&mut now).unwrap();
                 let (inside, behind) = now.split_at(write_bytes as usize);
                 let changed = inside.chunks(16).all(|packet| packet != [0xff; 16]);
                 assert!(changed && behind.iter().all(|byte| *byte == 0xff), "{pass}");
-                assert!(traffic.launch_pass(pass, moved(BUFFER_BYTES)).is_err());
+                assert!(traffic.enqueue_memory_pass(pass, moved(TEST_BUFFER_BYTES)).is_err());
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Kernels that measurements need, embedded in the library; the crate `kernelgate` decides how they
-//! are used.
+//! Kernels that kernelgate itself launches to measure; the crate `kernelgate` decides how they are
+//! used.
 
 pub mod bandwidth;
 pub mod barrier;
@@ -9,18 +9,18 @@ pub mod peer_copy;
 pub mod spin_kernel;
 pub mod timing;
 
-use crate::spec::{ListedKernel, list_kernel_rows};
+use crate::spec::{ListedKernelBuild, list_kernel_rows};
 
 /// Every kernel of `kernels/measure`.
-pub fn instrument_kernels() -> Vec<ListedKernel> {
+pub fn all_instrument_kernels() -> Vec<ListedKernelBuild> {
     [
-        list_kernel_rows(bandwidth::BANDWIDTH_KERNELS),
-        list_kernel_rows(barrier::BARRIER_KERNELS),
+        list_kernel_rows(bandwidth::READ_AND_COPY_KERNELS),
+        list_kernel_rows(barrier::GPU_BARRIER_KERNELS),
         list_kernel_rows(peer_copy::PEER_COPY_KERNELS),
-        list_kernel_rows(spin_kernel::SPIN_KERNELS),
-        list_kernel_rows(timing::TIMING_KERNELS),
-        list_kernel_rows(memory_traffic::TRAFFIC_KERNELS),
-        list_kernel_rows(matmul::MATMUL_KERNELS),
+        list_kernel_rows(spin_kernel::SPIN_AND_EMPTY_KERNELS),
+        list_kernel_rows(timing::KERNELS_AROUND_TIMED_LAUNCHES),
+        list_kernel_rows(memory_traffic::MEMORY_PASS_KERNELS),
+        list_kernel_rows(matmul::RESIDENT_MATMUL_KERNELS),
     ]
     .concat()
 }
@@ -37,7 +37,7 @@ mod tests {
         let mut files: Vec<_> = entries
             .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
             .collect();
-        let mut listed: Vec<_> = instrument_kernels()
+        let mut listed: Vec<_> = all_instrument_kernels()
             .iter()
             .map(|kernel| format!("{}.cu", &kernel.build.source.file["measure/".len()..]))
             .collect();
@@ -46,9 +46,9 @@ mod tests {
         listed.dedup();
         assert_eq!(files, listed);
         assert!(
-            instrument_kernels()
-                .iter()
-                .all(|kernel| kernel.name().starts_with(kernel.build.source.file))
+            all_instrument_kernels().iter().all(|kernel| kernel
+                .kernel_name_in_records()
+                .starts_with(kernel.build.source.file))
         );
     }
 }

@@ -1,9 +1,12 @@
-//! Kernels of known duration that check the timing: one spins, one does nothing.
+//! A kernel that spins for a known time and an empty kernel, with which timing by events is
+//! checked.
 
-use crate::{BackendError, Device, DeviceBuffer, KernelArgument, KernelSpec, LoadedKernel, Source};
+use crate::{
+    BackendError, Device, DeviceBuffer, KernelArgument, KernelSpec, LoadedKernelWithLaunch, Source,
+};
 
-/// The spin kernel and the empty kernel, whose grids are fixed.
-pub(super) const SPIN_KERNELS: &[KernelSpec<()>] = &[EMPTY_KERNEL, SPIN_KERNEL_SPEC];
+/// The empty kernel and the spin kernel; their specifications need no parameter.
+pub(super) const SPIN_AND_EMPTY_KERNELS: &[KernelSpec<()>] = &[EMPTY_KERNEL, SPIN_KERNEL];
 
 const EMPTY_KERNEL: KernelSpec<()> = KernelSpec {
     variants: || vec![()],
@@ -15,7 +18,7 @@ const EMPTY_KERNEL: KernelSpec<()> = KernelSpec {
     )
 };
 
-const SPIN_KERNEL_SPEC: KernelSpec<()> = KernelSpec {
+const SPIN_KERNEL: KernelSpec<()> = KernelSpec {
     variants: || vec![()],
     ..KernelSpec::new(
         Source::new("measure/spin", include_str!("../../kernels/measure/spin.cu")),
@@ -25,54 +28,55 @@ const SPIN_KERNEL_SPEC: KernelSpec<()> = KernelSpec {
     )
 };
 
-/// A kernel that does nothing, to measure the cost of a launch.
+/// An empty kernel, with which the cost of a launch is measured.
 pub struct EmptyKernel {
-    kernel: LoadedKernel,
+    kernel: LoadedKernelWithLaunch,
 }
 
 impl EmptyKernel {
     /// Compiles the kernel.
-    pub fn new(device: &Device) -> Result<Self, BackendError> {
+    pub fn compile_and_load(device: &Device) -> Result<Self, BackendError> {
         Ok(Self { kernel: EMPTY_KERNEL.compile_and_load(device, &())? })
     }
 
     /// Enqueues the kernel.
-    pub fn launch(&self) -> Result<(), BackendError> {
+    pub fn enqueue_empty_kernel(&self) -> Result<(), BackendError> {
         self.kernel.launch_with(&[])
     }
 }
 
-/// A kernel that spins for a given time, and its reported time.
+/// A kernel that spins for a given time, and the time that it reports.
 pub struct SpinKernel {
-    kernel: LoadedKernel,
+    kernel: LoadedKernelWithLaunch,
     report: DeviceBuffer,
 }
 
-/// Bytes of a spin kernel's report: nanoseconds by the device timer, and SM cycles.
-const SPIN_REPORT_BYTES: usize = 16;
+/// Bytes of the report that a spin kernel writes: 8 for nanoseconds by the device-wide timer, and 8
+/// for SM cycles.
+const SPIN_KERNEL_REPORT_BYTES: usize = 16;
 
 impl SpinKernel {
-    /// Compiles the kernel and allocates its report.
+    /// Compiles the spin kernel and allocates the memory of its report.
     ///
     /// # Errors
-    /// Fails if the kernel does not compile or memory is short.
-    pub fn new(device: &Device) -> Result<Self, BackendError> {
+    /// Fails if the kernel does not compile or too little device memory is free.
+    pub fn compile_and_allocate_report(device: &Device) -> Result<Self, BackendError> {
         Ok(Self {
-            kernel: SPIN_KERNEL_SPEC.compile_and_load(device, &())?,
-            report: device.upload(&[0; SPIN_REPORT_BYTES])?,
+            kernel: SPIN_KERNEL.compile_and_load(device, &())?,
+            report: device.upload(&[0; SPIN_KERNEL_REPORT_BYTES])?,
         })
     }
 
-    /// Enqueues a kernel that spins for `duration_ns` nanoseconds.
-    pub fn launch(&self, duration_ns: u64) -> Result<(), BackendError> {
+    /// Enqueues the kernel, which spins for `duration_ns` nanoseconds.
+    pub fn enqueue_spin(&self, duration_ns: u64) -> Result<(), BackendError> {
         self.kernel
             .launch_with(&[KernelArgument::U64(duration_ns), KernelArgument::from(&self.report)])
     }
 
-    /// Nanoseconds that the last spin, which has finished, spent by the device's own timer.
-    pub fn spent_time_ns(&self) -> Result<u64, BackendError> {
+    /// Nanoseconds that the last spin took by the device-wide timer; the spin must have finished.
+    pub fn reported_ns_of_last_spin(&self) -> Result<u64, BackendError> {
         let mut words = [0u64; 2];
-        self.report.download(bytemuck::cast_slice_mut(&mut words))?;
+        self.report.download_first_bytes(bytemuck::cast_slice_mut(&mut words))?;
         Ok(words[0])
     }
 }
@@ -85,11 +89,14 @@ mod tests {
     #[test]
     fn a_spin_kernel_takes_the_requested_time() {
         let Some((device, _one_at_a_time)) = lock_first_gpu() else { return };
-        let (empty, spin) = (EmptyKernel::new(&device).unwrap(), SpinKernel::new(&device).unwrap());
-        empty.launch().unwrap();
-        spin.launch(200_000).unwrap();
+        let (empty, spin) = (
+            EmptyKernel::compile_and_load(&device).unwrap(),
+            SpinKernel::compile_and_allocate_report(&device).unwrap(),
+        );
+        empty.enqueue_empty_kernel().unwrap();
+        spin.enqueue_spin(200_000).unwrap();
         device.synchronize().unwrap();
-        let spent = spin.spent_time_ns().unwrap();
+        let spent = spin.reported_ns_of_last_spin().unwrap();
         assert!(spent >= 200_000, "{spent} ns");
     }
 }

@@ -1,33 +1,34 @@
-//! GEMMs by cuBLASLt: the measured matmul ceiling of the roofline.
+//! GEMMs of square matrices by cuBLASLt, which measure the highest matmul rate for the roofline.
 
 use std::sync::Arc;
 
-use super::gemm::{CublasLtLanes, GemmOperands, GemmSpec, MatrixDtype, PreparedGemm};
+use super::gemm::{CublasLtLanes, GemmMatrixDtype, GemmOperandAddresses, GemmSpec, PreparedGemm};
 use crate::BackendError;
-use crate::library::{self, RequiredLibrary};
+use crate::library::{self, NvidiaLibrary};
 use crate::{Device, DeviceBuffer};
 
-/// Dtypes of a GEMM's matrices; the GEMM always accumulates in f32.
+/// Dtypes of a GEMM's input matrices; the GEMM always accumulates in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OperandDtypes {
-    /// 8-bit floats of 4 exponent and 3 mantissa bits.
+pub enum GemmInputDtype {
+    /// 8-bit floats with 4 exponent bits and 3 mantissa bits.
     Fp8,
     /// Brain floats.
     Bf16,
     /// IEEE half precision.
     F16,
-    /// f32 rounded to 10 mantissa bits by the tensor cores.
+    /// f32 elements that the tensor cores round to 10 mantissa bits (TF32).
     Tf32,
-    /// Arithmetic in f32 on the CUDA cores.
+    /// f32 elements that are multiplied exactly in f32 on the CUDA cores.
     F32,
 }
 
-impl OperandDtypes {
+impl GemmInputDtype {
     /// All algorithms, fastest first.
-    pub const FASTEST_FIRST: [Self; 5] = [Self::Fp8, Self::Bf16, Self::F16, Self::Tf32, Self::F32];
+    pub const DTYPES_FASTEST_FIRST: [Self; 5] =
+        [Self::Fp8, Self::Bf16, Self::F16, Self::Tf32, Self::F32];
 
-    /// Name of the matrix precision in files.
-    pub const fn name(self) -> &'static str {
+    /// Name of the dtype in records: "fp8", "bf16", "f16", "tf32" or "f32".
+    pub const fn name_in_records(self) -> &'static str {
         match self {
             Self::Fp8 => "fp8",
             Self::Bf16 => "bf16",
@@ -37,8 +38,8 @@ impl OperandDtypes {
         }
     }
 
-    /// Returns the size of an operand element, bytes.
-    pub const fn element_bytes(self) -> usize {
+    /// Size of an element of the input matrices in bytes.
+    pub const fn bytes_of_input_element(self) -> usize {
         match self {
             Self::Fp8 => 1,
             Self::Bf16 | Self::F16 => 2,
@@ -46,10 +47,10 @@ impl OperandDtypes {
         }
     }
 
-    /// The GEMM of square matrices, as the library sees it Aᵀ·B: the form that every dtype supports
-    /// and fp8 needs.
-    const fn square_gemm(self, size: usize) -> GemmSpec {
-        use MatrixDtype as D;
+    /// Specification of a GEMM of square matrices of this size in the form Aᵀ·B, which cuBLASLt
+    /// supports for every dtype and requires for fp8.
+    const fn spec_of_square_gemm(self, size: usize) -> GemmSpec {
+        use GemmMatrixDtype as D;
         let (input, output) = match self {
             Self::Fp8 => (D::E4m3, D::Bf16),
             Self::Bf16 => (D::Bf16, D::Bf16),
@@ -64,57 +65,64 @@ impl OperandDtypes {
     }
 }
 
-/// The product B·Aᵀ of square matrices on a GPU, with the algorithms that cuBLASLt proposes for it.
-pub struct SquareGemm {
+/// The product B·Aᵀ of two square matrices on a GPU, with the algorithms that cuBLASLt proposes for
+/// it.
+pub struct SquareGemmByCublasLt {
     gemm: PreparedGemm,
     a: DeviceBuffer,
     b: DeviceBuffer,
     d: DeviceBuffer,
 }
 
-const WORKSPACE_BYTES: usize = 32 << 20;
+const GEMM_WORKSPACE_BYTES_FOR_PEAK: usize = 32 << 20;
 
-impl SquareGemm {
-    /// Prepares the GEMM of two `size`×`size` matrices, whose elements lie in `a` and `b`; `None`
-    /// if the library is missing, or has no algorithm for these dtypes on this GPU.
+impl SquareGemmByCublasLt {
+    /// Prepares the GEMM of two `size`×`size` matrices with the elements `a` and `b`; `None`
+    /// without cuBLASLt, or if it has no algorithm for the dtype on this GPU.
     ///
     /// # Errors
-    /// Fails if the buffers have another number of elements, the library fails, or memory is short.
-    pub fn new(
+    /// Fails if `a` or `b` has another number of elements, cuBLASLt returns an error, or too little
+    /// device memory is free.
+    pub fn prepare_if_supported(
         device: &Arc<Device>,
-        operands: OperandDtypes,
+        operands: GemmInputDtype,
         size: u64,
         [a, b]: [&[u8]; 2],
     ) -> Result<Option<Self>, BackendError> {
-        if library::load_once(RequiredLibrary::CublasLt).is_none() {
+        if library::open_library_once(NvidiaLibrary::CublasLt).is_none() {
             return Ok(None);
         }
-        let spec = operands.square_gemm(size as usize);
+        let spec = operands.spec_of_square_gemm(size as usize);
         let elements = (size * size) as usize;
-        if [a, b].iter().any(|matrix| matrix.len() != elements * operands.element_bytes()) {
+        if [a, b].iter().any(|matrix| matrix.len() != elements * operands.bytes_of_input_element())
+        {
             return Err(BackendError::Launch(format!(
                 "a GEMM of {size} by {size} with operands of another size"
             )));
         }
         let [a, b] = [device.upload(a)?, device.upload(b)?];
-        let d = device.allocate(elements * spec.d.element_bytes())?;
-        let blas = CublasLtLanes::with_workspace(device, 1, WORKSPACE_BYTES)?;
-        match PreparedGemm::new(&blas, spec) {
+        let d = device.allocate(elements * spec.d.size_of_element_in_bytes())?;
+        let blas = CublasLtLanes::open_with_workspace(device, 1, GEMM_WORKSPACE_BYTES_FOR_PEAK)?;
+        match PreparedGemm::with_proposed_algorithms(&blas, spec) {
             Ok(gemm) => Ok(Some(Self { gemm, a, b, d })),
-            // Before sm_89, fp8 is unsupported: fp8 has no ceiling, and no work uses it.
-            Err(error) if error.is_unsupported() => Ok(None),
+            // GPUs before sm_89 do not support fp8, so no fp8 rate is measured there.
+            Err(error) if error.means_unsupported_gemm() => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Number of algorithms that the library proposes.
-    pub fn algorithm_count(&self) -> usize {
+    /// Number of algorithms that cuBLASLt proposes for the GEMM.
+    pub fn proposed_algorithm_count(&self) -> usize {
         self.gemm.proposed_algorithm_count()
     }
 
-    /// Enqueues the GEMM with the algorithm of the given index.
-    pub fn launch(&self, algorithm: usize) -> Result<(), BackendError> {
-        let [a, b, d] = [&self.a, &self.b, &self.d].map(DeviceBuffer::address);
-        self.gemm.launch_algorithm(algorithm, 0, &GemmOperands::new(b, a, d))
+    /// Enqueues the GEMM with the proposed algorithm of this index.
+    pub fn enqueue_with_algorithm(&self, algorithm: usize) -> Result<(), BackendError> {
+        let [a, b, d] = [&self.a, &self.b, &self.d].map(DeviceBuffer::device_address);
+        self.gemm.enqueue_with_proposed_algorithm(
+            algorithm,
+            0,
+            &GemmOperandAddresses::gemm_operands_from_a_b_d(b, a, d),
+        )
     }
 }

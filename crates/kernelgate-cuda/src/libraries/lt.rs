@@ -1,5 +1,5 @@
-//! Functions of the opened cuBLASLt library that are called here; they are equal in CUDA 12 and 13.
-//! The argument types of functions are those of cuBLASLt's header.
+//! Functions of the opened cuBLASLt library that this crate calls; their signatures are equal in
+//! CUDA 12 and 13. The argument types of the function pointers are those of cuBLASLt's header.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -13,24 +13,25 @@ pub use sys::cublasLtMatmulAlgo_t as Algorithm;
 pub use sys::cublasLtMatmulDescAttributes_t as Attribute;
 pub use sys::cudaDataType_t as DataType;
 
-use crate::library::{self, RequiredLibrary};
+use crate::library::{self, NvidiaLibrary};
 
-/// Object that the library creates and destroys: a handle, a description, a layout, a preference.
-pub type CublasLtHandle = *mut c_void;
+/// Pointer to an object that cuBLASLt creates and destroys: a handle, a GEMM description, a matrix
+/// layout or a preference.
+pub type CublasLtObject = *mut c_void;
 
-/// Error of cuBLASLt with its status code. These enumeration values have the same numbers in every
-/// version of cuBLASLt.
+/// Error of a cuBLASLt call: the status code that the call returned. cuBLASLt's status codes have
+/// the same numbers in every version of cuBLASLt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LtError(c_int);
+pub struct CublasLtError(c_int);
 
-impl LtError {
+impl CublasLtError {
     /// Status code: cuBLASLt does not support the operation, in general or on this GPU.
-    pub const NOT_SUPPORTED: LtError = Self(15);
-    /// Status code: the library is missing, or lacks a function.
-    pub const NO_FUNCTION: LtError = Self(-1);
+    pub const NOT_SUPPORTED: CublasLtError = Self(15);
+    /// Error, not from cuBLASLt itself: the library is missing, or lacks a function.
+    pub const LIBRARY_OR_FUNCTION_MISSING: CublasLtError = Self(-1);
 }
 
-impl std::fmt::Display for LtError {
+impl std::fmt::Display for CublasLtError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let name = match self.0 {
             -1 => "the library lacks a function",
@@ -49,10 +50,10 @@ impl std::fmt::Display for LtError {
     }
 }
 
-/// An algorithm as the library proposes it (`cublasLtMatmulHeuristicResult_t`).
+/// GEMM algorithm as cuBLASLt's heuristic proposes it (`cublasLtMatmulHeuristicResult_t`).
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct HeuristicResult {
+struct CublasLtHeuristicResult {
     algorithm: Algorithm,
     workspace_bytes: usize,
     state: c_int,
@@ -60,47 +61,49 @@ struct HeuristicResult {
     reserved: [c_int; 4],
 }
 
-/// Sets an attribute of an object: the object, the attribute, the value, its size.
-type SetAttribute<A> = unsafe extern "C" fn(CublasLtHandle, A, *const c_void, usize) -> c_int;
-type DestroyFunction = unsafe extern "C" fn(CublasLtHandle) -> c_int;
+/// Function of cuBLASLt that sets an attribute of an object; parameters: the object, the attribute,
+/// the value, its size in bytes.
+type SetAttributeFunction<A> =
+    unsafe extern "C" fn(CublasLtObject, A, *const c_void, usize) -> c_int;
+type DestroyObjectFunction = unsafe extern "C" fn(CublasLtObject) -> c_int;
 
-struct CublasLtApi {
-    create: unsafe extern "C" fn(*mut CublasLtHandle) -> c_int,
-    destroy: DestroyFunction,
-    create_layout: unsafe extern "C" fn(*mut CublasLtHandle, DataType, u64, u64, i64) -> c_int,
-    destroy_layout: DestroyFunction,
-    set_layout: SetAttribute<sys::cublasLtMatrixLayoutAttribute_t>,
-    create_description: unsafe extern "C" fn(*mut CublasLtHandle, Compute, DataType) -> c_int,
-    destroy_description: DestroyFunction,
-    set_description: SetAttribute<Attribute>,
-    create_preference: unsafe extern "C" fn(*mut CublasLtHandle) -> c_int,
-    destroy_preference: DestroyFunction,
-    set_preference: SetAttribute<sys::cublasLtMatmulPreferenceAttributes_t>,
+struct CublasLtFunctions {
+    create: unsafe extern "C" fn(*mut CublasLtObject) -> c_int,
+    destroy: DestroyObjectFunction,
+    create_layout: unsafe extern "C" fn(*mut CublasLtObject, DataType, u64, u64, i64) -> c_int,
+    destroy_layout: DestroyObjectFunction,
+    set_layout: SetAttributeFunction<sys::cublasLtMatrixLayoutAttribute_t>,
+    create_description: unsafe extern "C" fn(*mut CublasLtObject, Compute, DataType) -> c_int,
+    destroy_description: DestroyObjectFunction,
+    set_description: SetAttributeFunction<Attribute>,
+    create_preference: unsafe extern "C" fn(*mut CublasLtObject) -> c_int,
+    destroy_preference: DestroyObjectFunction,
+    set_preference: SetAttributeFunction<sys::cublasLtMatmulPreferenceAttributes_t>,
     propose: unsafe extern "C" fn(
-        CublasLtHandle,
-        CublasLtHandle,
-        CublasLtHandle,
-        CublasLtHandle,
-        CublasLtHandle,
-        CublasLtHandle,
-        CublasLtHandle,
+        CublasLtObject,
+        CublasLtObject,
+        CublasLtObject,
+        CublasLtObject,
+        CublasLtObject,
+        CublasLtObject,
+        CublasLtObject,
         c_int,
-        *mut HeuristicResult,
+        *mut CublasLtHeuristicResult,
         *mut c_int,
     ) -> c_int,
     matmul: unsafe extern "C" fn(
-        CublasLtHandle,
-        CublasLtHandle,
+        CublasLtObject,
+        CublasLtObject,
         *const c_void,
         *const c_void,
-        CublasLtHandle,
+        CublasLtObject,
         *const c_void,
-        CublasLtHandle,
+        CublasLtObject,
         *const c_void,
         *const c_void,
-        CublasLtHandle,
+        CublasLtObject,
         *mut c_void,
-        CublasLtHandle,
+        CublasLtObject,
         *const Algorithm,
         *mut c_void,
         usize,
@@ -108,104 +111,128 @@ struct CublasLtApi {
     ) -> c_int,
 }
 
-fn cublaslt_api() -> Result<&'static CublasLtApi, LtError> {
-    static API: OnceLock<Option<CublasLtApi>> = OnceLock::new();
-    API.get_or_init(load_cublaslt).as_ref().ok_or(LtError::NO_FUNCTION)
+fn cublaslt_functions() -> Result<&'static CublasLtFunctions, CublasLtError> {
+    static API: OnceLock<Option<CublasLtFunctions>> = OnceLock::new();
+    API.get_or_init(load_cublaslt_functions)
+        .as_ref()
+        .ok_or(CublasLtError::LIBRARY_OR_FUNCTION_MISSING)
 }
 
-fn load_cublaslt() -> Option<CublasLtApi> {
-    let library = RequiredLibrary::CublasLt;
+fn load_cublaslt_functions() -> Option<CublasLtFunctions> {
+    let library = NvidiaLibrary::CublasLt;
     // SAFETY: the function types are those of `cublasLt.h`, which are the same from CUDA 12 to 13:
     // objects are pointers, and results are enumerations with the size of an int.
     unsafe {
-        Some(CublasLtApi {
-            create: library::typed_function(library, c"cublasLtCreate")?,
-            destroy: library::typed_function(library, c"cublasLtDestroy")?,
-            create_layout: library::typed_function(library, c"cublasLtMatrixLayoutCreate")?,
-            destroy_layout: library::typed_function(library, c"cublasLtMatrixLayoutDestroy")?,
-            set_layout: library::typed_function(library, c"cublasLtMatrixLayoutSetAttribute")?,
-            create_description: library::typed_function(library, c"cublasLtMatmulDescCreate")?,
-            destroy_description: library::typed_function(library, c"cublasLtMatmulDescDestroy")?,
-            set_description: library::typed_function(library, c"cublasLtMatmulDescSetAttribute")?,
-            create_preference: library::typed_function(library, c"cublasLtMatmulPreferenceCreate")?,
-            destroy_preference: library::typed_function(
+        Some(CublasLtFunctions {
+            create: library::typed_library_function(library, c"cublasLtCreate")?,
+            destroy: library::typed_library_function(library, c"cublasLtDestroy")?,
+            create_layout: library::typed_library_function(library, c"cublasLtMatrixLayoutCreate")?,
+            destroy_layout: library::typed_library_function(
+                library,
+                c"cublasLtMatrixLayoutDestroy",
+            )?,
+            set_layout: library::typed_library_function(
+                library,
+                c"cublasLtMatrixLayoutSetAttribute",
+            )?,
+            create_description: library::typed_library_function(
+                library,
+                c"cublasLtMatmulDescCreate",
+            )?,
+            destroy_description: library::typed_library_function(
+                library,
+                c"cublasLtMatmulDescDestroy",
+            )?,
+            set_description: library::typed_library_function(
+                library,
+                c"cublasLtMatmulDescSetAttribute",
+            )?,
+            create_preference: library::typed_library_function(
+                library,
+                c"cublasLtMatmulPreferenceCreate",
+            )?,
+            destroy_preference: library::typed_library_function(
                 library,
                 c"cublasLtMatmulPreferenceDestroy",
             )?,
-            set_preference: library::typed_function(
+            set_preference: library::typed_library_function(
                 library,
                 c"cublasLtMatmulPreferenceSetAttribute",
             )?,
-            propose: library::typed_function(library, c"cublasLtMatmulAlgoGetHeuristic")?,
-            matmul: library::typed_function(library, c"cublasLtMatmul")?,
+            propose: library::typed_library_function(library, c"cublasLtMatmulAlgoGetHeuristic")?,
+            matmul: library::typed_library_function(library, c"cublasLtMatmul")?,
         })
     }
 }
 
-const fn check_status(status: c_int) -> Result<(), LtError> {
-    if status == 0 { Ok(()) } else { Err(LtError(status)) }
+const fn check_cublaslt_status(status: c_int) -> Result<(), CublasLtError> {
+    if status == 0 { Ok(()) } else { Err(CublasLtError(status)) }
 }
 
-/// Returns the object that `make` creates at the given address.
-fn create_object(
-    make: impl FnOnce(*mut CublasLtHandle) -> c_int,
-) -> Result<CublasLtHandle, LtError> {
+/// Calls `make` with an address and returns the cuBLASLt object that `make` stores there.
+fn create_cublaslt_object(
+    make: impl FnOnce(*mut CublasLtObject) -> c_int,
+) -> Result<CublasLtObject, CublasLtError> {
     let mut object = ptr::null_mut();
-    check_status(make(&raw mut object)).map(|()| object)
+    check_cublaslt_status(make(&raw mut object)).map(|()| object)
 }
 
-/// Opens the library for the device whose context is current.
+/// Creates a cuBLASLt handle for the device whose context is current.
 ///
 /// # Errors
 /// Fails if cuBLASLt is missing or reports an error.
-pub fn create_handle() -> Result<CublasLtHandle, LtError> {
-    let api = cublaslt_api()?;
-    // SAFETY: the address of the new handle is valid.
-    create_object(|handle| unsafe { (api.create)(handle) })
+pub fn create_cublaslt_handle() -> Result<CublasLtObject, CublasLtError> {
+    let api = cublaslt_functions()?;
+    // SAFETY: the address to which cuBLASLt writes the new handle is valid.
+    create_cublaslt_object(|handle| unsafe { (api.create)(handle) })
 }
 
-/// Describes a column-major matrix.
+/// Creates cuBLASLt's description of a column-major matrix; `stride` is its leading dimension in
+/// elements.
 ///
 /// # Errors
 /// Fails if the library is missing or fails.
-pub fn matrix_layout(
+pub fn create_column_major_layout(
     dtype: DataType,
     rows: u64,
     columns: u64,
     stride: i64,
-) -> Result<CublasLtHandle, LtError> {
-    let api = cublaslt_api()?;
-    // SAFETY: the address is valid.
-    create_object(|layout| unsafe { (api.create_layout)(layout, dtype, rows, columns, stride) })
+) -> Result<CublasLtObject, CublasLtError> {
+    let api = cublaslt_functions()?;
+    // SAFETY: the address to which cuBLASLt writes the new layout is valid.
+    create_cublaslt_object(|layout| unsafe {
+        (api.create_layout)(layout, dtype, rows, columns, stride)
+    })
 }
 
 /// Makes a matrix layout the layout of a batch of `count` matrices, whose first elements are
-/// `stride` apart.
+/// `stride` elements apart.
 ///
 /// # Safety
 /// The layout is alive.
 ///
 /// # Errors
 /// Fails if the library is missing or fails.
-pub unsafe fn make_batch_layout(
-    layout: CublasLtHandle,
+pub unsafe fn set_layout_batch(
+    layout: CublasLtObject,
     count: i32,
     stride: i64,
-) -> Result<(), LtError> {
+) -> Result<(), CublasLtError> {
     use sys::cublasLtMatrixLayoutAttribute_t::{
         CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT as COUNT,
         CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET as STRIDE,
     };
-    let api = cublaslt_api()?;
-    // SAFETY: the caller's promise; the attributes are of those types and copied.
+    let api = cublaslt_functions()?;
+    // SAFETY: the caller keeps the layout alive; the attributes have the types of `count` and
+    // `stride`, and cuBLASLt copies them.
     unsafe {
-        check_status((api.set_layout)(
+        check_cublaslt_status((api.set_layout)(
             layout,
             COUNT,
             (&raw const count).cast(),
             size_of_val(&count),
         ))?;
-        check_status((api.set_layout)(
+        check_cublaslt_status((api.set_layout)(
             layout,
             STRIDE,
             (&raw const stride).cast(),
@@ -214,93 +241,99 @@ pub unsafe fn make_batch_layout(
     }
 }
 
-/// Describes a GEMM without epilogue, of matrices that are not transposed.
+/// Creates cuBLASLt's description of a GEMM without epilogue, of matrices that are not transposed.
 ///
 /// # Errors
 /// Fails if the library is missing or fails.
-pub fn describe_gemm(compute: Compute, scalars: DataType) -> Result<CublasLtHandle, LtError> {
-    let api = cublaslt_api()?;
-    // SAFETY: the address is valid.
-    create_object(|description| unsafe { (api.create_description)(description, compute, scalars) })
+pub fn create_gemm_description(
+    compute: Compute,
+    scalars: DataType,
+) -> Result<CublasLtObject, CublasLtError> {
+    let api = cublaslt_functions()?;
+    // SAFETY: the address to which cuBLASLt writes the new description is valid.
+    create_cublaslt_object(|description| unsafe {
+        (api.create_description)(description, compute, scalars)
+    })
 }
 
-/// Sets an attribute of a GEMM description.
+/// Sets an attribute of cuBLASLt's description of a GEMM.
 ///
 /// # Safety
 /// The description is alive, and the library's attribute is of type `T`.
 ///
 /// # Errors
 /// Fails if the library is missing or refuses.
-pub unsafe fn set_gemm_attribute<T: Copy>(
-    description: CublasLtHandle,
+pub unsafe fn set_gemm_description_attribute<T: Copy>(
+    description: CublasLtObject,
     attribute: Attribute,
     value: T,
-) -> Result<(), LtError> {
-    let api = cublaslt_api()?;
-    // SAFETY: the caller promises valid objects; cuBLASLt copies the value.
-    check_status(unsafe {
+) -> Result<(), CublasLtError> {
+    let api = cublaslt_functions()?;
+    // SAFETY: the caller keeps the description alive and passes the attribute's type; cuBLASLt
+    // copies the value.
+    check_cublaslt_status(unsafe {
         (api.set_description)(description, attribute, (&raw const value).cast(), size_of::<T>())
     })
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LtObjectKind {
-    /// Object from [`create_handle`].
+pub enum CublasLtObjectKind {
+    /// Object from [`create_cublaslt_handle`].
     Handle,
-    /// Object from [`matrix_layout`].
+    /// Object from [`create_column_major_layout`].
     Layout,
-    /// Object from [`describe_gemm`].
+    /// Object from [`create_gemm_description`].
     Description,
 }
 
-/// Destroys an object, if it was made.
+/// Destroys a cuBLASLt object; does nothing for a null pointer.
 ///
 /// # Safety
 /// The object is null; or it is alive, of the given kind, and not used again.
-pub unsafe fn destroy_object(kind: LtObjectKind, object: CublasLtHandle) {
-    let (false, Ok(api)) = (object.is_null(), cublaslt_api()) else { return };
+pub unsafe fn destroy_cublaslt_object(kind: CublasLtObjectKind, object: CublasLtObject) {
+    let (false, Ok(api)) = (object.is_null(), cublaslt_functions()) else { return };
     let destroy = match kind {
-        LtObjectKind::Handle => api.destroy,
-        LtObjectKind::Layout => api.destroy_layout,
-        LtObjectKind::Description => api.destroy_description,
+        CublasLtObjectKind::Handle => api.destroy,
+        CublasLtObjectKind::Layout => api.destroy_layout,
+        CublasLtObjectKind::Description => api.destroy_description,
     };
     // SAFETY: the caller's promise.
     unsafe { destroy(object) };
 }
 
 /// Algorithms asked for.
-const MAX_ALGORITHMS: usize = 8;
+const MAX_PROPOSED_ALGORITHMS: usize = 8;
 
-/// Limits on the algorithms that the library may propose.
+/// Limits on the GEMM algorithms that cuBLASLt may propose: workspace and matrix alignment.
 #[derive(Debug, Clone, Copy)]
-pub struct AlgorithmPreference {
+pub struct AlgorithmLimits {
     /// Most workspace, bytes.
     pub workspace_bytes: usize,
-    /// Alignment of all matrices, bytes; `None` for the library's default, 256.
+    /// Alignment of the addresses of all matrices, bytes; `None` for cuBLASLt's default, 256.
     pub alignment: Option<u32>,
 }
 
-/// An algorithm that cuBLASLt proposes, and the workspace that it needs.
+/// A GEMM algorithm that cuBLASLt proposes, and the workspace bytes that it needs.
 #[derive(Clone, Copy)]
-pub struct ProposedAlgorithm {
+pub struct ProposedGemmAlgorithm {
     pub algorithm: Algorithm,
     pub workspace_bytes: usize,
 }
 
-/// The algorithms that cuBLASLt proposes for matrices of these layouts (a, b, c, d), the most
-/// promising first; at least one algorithm.
+/// Returns at least one GEMM algorithm that cuBLASLt proposes for matrices of these layouts (a, b,
+/// c, d), the most promising first.
 ///
 /// # Safety
 /// The handle, the description and the layouts are alive.
 ///
 /// # Errors
 /// Fails if the library fails or knows none.
-pub unsafe fn propose_algorithms(
-    handle: CublasLtHandle,
-    description: CublasLtHandle,
-    [a, b, c, d]: [CublasLtHandle; 4],
-    AlgorithmPreference { workspace_bytes, alignment }: AlgorithmPreference,
-) -> Result<Vec<ProposedAlgorithm>, LtError> {
+pub unsafe fn propose_gemm_algorithms(
+    handle: CublasLtObject,
+    description: CublasLtObject,
+    [a, b, c, d]: [CublasLtObject; 4],
+    AlgorithmLimits { workspace_bytes, alignment }: AlgorithmLimits,
+) -> Result<Vec<ProposedGemmAlgorithm>, CublasLtError> {
     use sys::cublasLtMatmulPreferenceAttributes_t::{
         CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES as MAX_WORKSPACE,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES as ALIGNMENT_A,
@@ -308,17 +341,18 @@ pub unsafe fn propose_algorithms(
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES as ALIGNMENT_C,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES as ALIGNMENT_D,
     };
-    let api = cublaslt_api()?;
-    // SAFETY: the address is valid.
-    let preference = create_object(|preference| unsafe { (api.create_preference)(preference) })?;
-    let blank = HeuristicResult {
+    let api = cublaslt_functions()?;
+    // SAFETY: the address to which cuBLASLt writes the new preference object is valid.
+    let preference =
+        create_cublaslt_object(|preference| unsafe { (api.create_preference)(preference) })?;
+    let blank = CublasLtHeuristicResult {
         algorithm: Algorithm { data: [0; 8] },
         workspace_bytes: 0,
         state: 0,
         waves: 0.0,
         reserved: [0; 4],
     };
-    let (mut proposals, mut count) = ([blank; MAX_ALGORITHMS], 0);
+    let (mut proposals, mut count) = ([blank; MAX_PROPOSED_ALGORITHMS], 0);
     // SAFETY: the caller's objects are alive; the attributes are a size_t and u32s and are copied;
     // the array has room for the requested proposals.
     let outcome = unsafe {
@@ -337,38 +371,40 @@ pub unsafe fn propose_algorithms(
             c,
             d,
             preference,
-            MAX_ALGORITHMS as c_int,
+            MAX_PROPOSED_ALGORITHMS as c_int,
             proposals.as_mut_ptr(),
             &raw mut count,
         );
         let destroyed = (api.destroy_preference)(preference);
-        check_status(set).and(check_status(proposed)).and(check_status(destroyed))
+        check_cublaslt_status(set)
+            .and(check_cublaslt_status(proposed))
+            .and(check_cublaslt_status(destroyed))
     };
     outcome?;
-    let proposals = &proposals[..MAX_ALGORITHMS.min(count.max(0) as usize)];
+    let proposals = &proposals[..MAX_PROPOSED_ALGORITHMS.min(count.max(0) as usize)];
     let algorithms: Vec<_> = proposals
         .iter()
         .filter(|proposal| proposal.state == 0)
-        .map(|&HeuristicResult { algorithm, workspace_bytes, .. }| ProposedAlgorithm {
+        .map(|&CublasLtHeuristicResult { algorithm, workspace_bytes, .. }| ProposedGemmAlgorithm {
             algorithm,
             workspace_bytes,
         })
         .collect();
-    if algorithms.is_empty() { Err(LtError::NOT_SUPPORTED) } else { Ok(algorithms) }
+    if algorithms.is_empty() { Err(CublasLtError::NOT_SUPPORTED) } else { Ok(algorithms) }
 }
 
-/// Factors of the product and of C, of the type that the description names.
+/// GEMM factors alpha and beta, in the scalar type that cuBLASLt's description of the GEMM names.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum AlphaAndBeta {
-    /// alpha and beta for sums in f32.
+pub enum GemmAlphaAndBeta {
+    /// Values of alpha and beta for a GEMM that sums in f32.
     F32([f32; 2]),
-    /// alpha and beta for sums in i32.
+    /// Values of alpha and beta for a GEMM that sums in i32.
     I32([i32; 2]),
 }
 
-impl AlphaAndBeta {
-    /// Data type of the GEMM's scalars alpha and beta.
-    pub const fn data_type(&self) -> DataType {
+impl GemmAlphaAndBeta {
+    /// Data type of alpha and beta, as cuBLASLt's description of the GEMM names it.
+    pub const fn scalar_data_type(&self) -> DataType {
         match self {
             Self::F32(_) => DataType::CUDA_R_32F,
             Self::I32(_) => DataType::CUDA_R_32I,
@@ -383,37 +419,39 @@ impl AlphaAndBeta {
     }
 }
 
-/// A GEMM to be enqueued: d = alpha · a·b + beta · c.
+/// Arguments of a cuBLASLt call that enqueues a GEMM: d = alpha · a·b + beta · c.
 #[derive(Clone, Copy)]
-pub struct CublasLtLaunch {
-    /// Handle from [`create_handle`].
-    pub handle: CublasLtHandle,
-    /// Description from [`describe_gemm`].
-    pub description: CublasLtHandle,
-    pub scalars: AlphaAndBeta,
-    /// Device addresses of a, b, c and d.
+pub struct CublasLtMatmulArguments {
+    /// Handle from [`create_cublaslt_handle`].
+    pub handle: CublasLtObject,
+    /// Description from [`create_gemm_description`].
+    pub description: CublasLtObject,
+    pub scalars: GemmAlphaAndBeta,
+    /// Device addresses of the matrices a, b, c and d.
     pub matrices: [u64; 4],
-    /// Layouts of a, b, c and d.
-    pub layouts: [CublasLtHandle; 4],
-    /// Algorithm for the GEMM; a null pointer lets cuBLASLt choose.
+    /// cuBLASLt layouts of the matrices a, b, c and d.
+    pub layouts: [CublasLtObject; 4],
+    /// Algorithm for the GEMM; if the pointer is null, cuBLASLt chooses an algorithm.
     pub algorithm: *const Algorithm,
-    /// Device address and size of the workspace, bytes.
+    /// Device address of the GEMM's workspace, and its size in bytes.
     pub workspace: (u64, usize),
     pub stream: *mut c_void,
 }
 
-/// Enqueues a GEMM.
+/// Enqueues a GEMM by `cublasLtMatmul`.
 ///
 /// # Safety
 /// Everything in it belongs together and is alive, the matrices until they have been multiplied;
 /// the scalars are of the description's type.
-pub unsafe fn enqueue_matmul(launch: CublasLtLaunch) -> Result<(), LtError> {
-    let api = cublaslt_api()?;
+pub unsafe fn enqueue_cublaslt_matmul(
+    launch: CublasLtMatmulArguments,
+) -> Result<(), CublasLtError> {
+    let api = cublaslt_functions()?;
     let [alpha, beta] = launch.scalars.alpha_and_beta_addresses();
     let [a, b, c, d] = launch.matrices.map(|address| address as *mut c_void);
     let [a_layout, b_layout, c_layout, d_layout] = launch.layouts;
-    // SAFETY: the caller's promise; the scalars are read during the call.
-    check_status(unsafe {
+    // SAFETY: the caller keeps all objects alive; cuBLASLt reads alpha and beta during the call.
+    check_cublaslt_status(unsafe {
         (api.matmul)(
             launch.handle,
             launch.description,

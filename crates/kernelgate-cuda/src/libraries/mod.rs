@@ -1,4 +1,5 @@
-//! NVIDIA's libraries that compute: GEMMs by cuBLASLt, operation graphs by cuDNN, collectives by NCCL.
+//! NVIDIA's libraries that compute: Wrappers of CUDA libraries: GEMMs by cuBLASLt, operation graphs
+//! by cuDNN, collectives by NCCL.
 
 pub mod cublaslt;
 pub mod cudnn;

@@ -1,30 +1,31 @@
-//! NVIDIA's libraries that this crate opens: their names and the features that need them.
+//! NVIDIA's shared libraries that this crate opens: their file names and the features that need
+//! them.
 
 use std::ffi::CStr;
 
-/// A library that parts of kernelgate need.
+/// An NVIDIA shared library that parts of kernelgate need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RequiredLibrary {
-    /// `libcuda`: the driver. The library comes with the driver only.
+pub enum NvidiaLibrary {
+    /// `libcuda`: the driver. Only the driver package installs `libcuda`.
     Driver,
-    /// `libnvrtc`, which compiles kernels and does not need a GPU.
+    /// The library NVRTC (`libnvrtc`), which compiles kernels and does not need a GPU.
     Nvrtc,
     /// `libcublasLt`: GEMMs.
     CublasLt,
-    /// The library `libcupti`, which records kernels as the hardware ran them.
+    /// The library CUPTI (`libcupti`), which records when kernels ran on the GPU.
     Cupti,
-    /// `libnvidia-ml`, which reports clocks, power, temperature and other processes. The driver
-    /// package alone installs this library.
+    /// The library NVML (`libnvidia-ml`), which reports clocks, power, temperature and other
+    /// processes of GPUs. Only the driver package installs `libnvidia-ml`.
     Nvml,
     /// `libcudnn`: operation graphs.
     Cudnn,
-    /// `libnccl`, which provides collectives over several GPUs.
+    /// The library NCCL (`libnccl`), which provides collectives over several GPUs.
     Nccl,
 }
 
-impl RequiredLibrary {
-    /// Every library that this crate opens.
-    pub const ALL_LIBRARIES: [Self; 7] = [
+impl NvidiaLibrary {
+    /// Every NVIDIA library that this crate opens.
+    pub const ALL_NVIDIA_LIBRARIES: [Self; 7] = [
         Self::Driver,
         Self::Nvrtc,
         Self::CublasLt,
@@ -35,7 +36,7 @@ impl RequiredLibrary {
     ];
 
     /// Name in messages.
-    pub const fn name(self) -> &'static str {
+    pub const fn name_in_messages(self) -> &'static str {
         match self {
             Self::Driver => "NVIDIA driver (libcuda)",
             Self::Nvrtc => "NVRTC (libnvrtc)",
@@ -48,7 +49,7 @@ impl RequiredLibrary {
     }
 
     /// Returns the name of the library in run records: "nvrtc".
-    pub const fn record_name(self) -> &'static str {
+    pub const fn name_in_run_records(self) -> &'static str {
         match self {
             Self::Driver => "driver",
             Self::Nvrtc => "nvrtc",
@@ -60,8 +61,8 @@ impl RequiredLibrary {
         }
     }
 
-    /// File names to try for a CUDA of that major version, best first.
-    pub(super) fn file_names(self, major: u32) -> Vec<String> {
+    /// File names to try for the library and this CUDA major version, best first.
+    pub(super) fn file_names_for_cuda_major(self, major: u32) -> Vec<String> {
         match self {
             Self::Driver => vec!["libcuda.so.1".to_owned(), "libcuda.so".to_owned()],
             Self::Nvrtc => vec![format!("libnvrtc.so.{major}")],
@@ -74,8 +75,9 @@ impl RequiredLibrary {
         }
     }
 
-    /// Name of a function that every version of the library has.
-    pub(super) const fn function_in_every_version(self) -> &'static CStr {
+    /// Name of a function that every version of the library exports; it serves to recognise the
+    /// library.
+    pub(super) const fn function_exported_by_every_version(self) -> &'static CStr {
         match self {
             Self::Driver => c"cuDriverGetVersion",
             Self::Nvrtc => c"nvrtcVersion",
@@ -87,14 +89,14 @@ impl RequiredLibrary {
         }
     }
 
-    /// Returns whether the library comes with the driver and must match the kernel module, so that
-    /// no Python wheel contains it.
-    pub(super) const fn comes_with_driver(self) -> bool {
+    /// Returns whether the library comes only with the driver, because its version must match the
+    /// driver's kernel module.
+    pub(super) const fn comes_with_driver_package(self) -> bool {
         matches!(self, Self::Driver | Self::Nvml)
     }
 
-    /// Features that are unavailable without the library.
-    pub const fn missing_library_effect(self) -> &'static str {
+    /// Sentence for messages: the features of kernelgate that are unavailable without the library.
+    pub const fn effect_of_missing_library_text(self) -> &'static str {
         match self {
             Self::Driver | Self::Nvrtc => "without it no case runs on a GPU",
             Self::CublasLt => {

@@ -1,8 +1,9 @@
-//! Finds NVIDIA's libraries on this machine, chooses among several, and advises on missing ones.
+//! Finds NVIDIA's libraries on this machine, chooses among several versions, and advises how to
+//! install missing ones.
 //!
-//! A library is opened once, by its own path, for the life of the process, and every function comes
-//! from that handle; all libraries have one major version of CUDA, which the driver supports.
-//! Libraries at relative paths are never loaded. The CUDA runtime and `nvcc` are not used.
+//! Each library is opened once, by its path, until the process ends; all opened libraries are for
+//! one CUDA major version, which the driver supports. kernelgate never loads a library from a
+//! relative path. kernelgate uses neither the CUDA runtime library nor `nvcc`.
 
 mod complete_file;
 mod cudnn;
@@ -14,12 +15,13 @@ mod search;
 mod unusable_files;
 mod version;
 
-pub use library_kind::RequiredLibrary;
-pub use opened_library::mapped_library_file;
+pub use library_kind::NvidiaLibrary;
+pub use opened_library::library_file_mapped_at_address;
 pub use process_libraries::{
-    LoadedLibrary, NvrtcChoice, choose_nvrtc, cuda_major_to_use, driver_cuda_version,
-    function_of_library, load_once, loaded_library_versions, typed_function, unused_library_files,
+    ChosenNvrtcVersion, OpenedLibraryFacts, choose_nvrtc_library, cuda_major_of_libraries,
+    found_but_unused_library_files, library_function_address, newest_cuda_version_of_driver,
+    open_library_once, opened_library_names_and_versions, typed_library_function,
 };
-pub use search::ignored_path_settings;
-pub use unusable_files::unusable_library_files;
+pub use search::ignored_folders_in_variables;
+pub use unusable_files::library_files_that_cannot_be_loaded;
 pub use version::{CudaVersion, OLDEST_SUPPORTED_DRIVER};

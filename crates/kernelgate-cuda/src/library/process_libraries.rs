@@ -1,251 +1,284 @@
-//! The libraries that this process has opened.
+//! NVIDIA libraries that this process has opened, each once.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use super::cudnn;
-use super::library_kind::RequiredLibrary;
+use super::library_kind::NvidiaLibrary;
 use super::nvrtc_choice;
 use super::opened_library::{self, OpenedLibrary};
 use super::search::{self, LibraryCandidate, LibraryOrigin};
 use super::version::{CudaVersion, OLDEST_SUPPORTED_DRIVER, SUPPORTED_CUDA_MAJORS};
 use crate::architecture;
 
-/// A library that this process has opened.
+/// Path and version of a library that this process has opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LoadedLibrary {
-    /// Path of the library, or its name if the system does not report the path.
+pub struct OpenedLibraryFacts {
+    /// Path of the library's file, or the name by which it was opened if the system does not report
+    /// the path.
     pub file: PathBuf,
-    /// Version of the library: "13.0", "9.14.0"; for an unused cuDNN, the CUDA that it was built
-    /// for.
+    /// Version that the library reports: "13.0", "9.14.0"; for an unused cuDNN, the CUDA version
+    /// that it was built for.
     pub version: Option<String>,
 }
 
-type LibrarySlot = OnceLock<Option<(OpenedLibrary, LoadedLibrary)>>;
+type OpenedLibrarySlot = OnceLock<Option<(OpenedLibrary, OpenedLibraryFacts)>>;
 
-fn library_slot(library: RequiredLibrary) -> &'static LibrarySlot {
-    static OPENED_LIBRARIES: [LibrarySlot; RequiredLibrary::ALL_LIBRARIES.len()] =
-        [const { OnceLock::new() }; RequiredLibrary::ALL_LIBRARIES.len()];
+fn opened_library_slot(library: NvidiaLibrary) -> &'static OpenedLibrarySlot {
+    static OPENED_LIBRARIES: [OpenedLibrarySlot; NvidiaLibrary::ALL_NVIDIA_LIBRARIES.len()] =
+        [const { OnceLock::new() }; NvidiaLibrary::ALL_NVIDIA_LIBRARIES.len()];
     &OPENED_LIBRARIES[library as usize]
 }
 
-fn opened_library(library: RequiredLibrary) -> Option<&'static (OpenedLibrary, LoadedLibrary)> {
+fn find_and_open_library_once(
+    library: NvidiaLibrary,
+) -> Option<&'static (OpenedLibrary, OpenedLibraryFacts)> {
     let find = || {
         let opened = match library {
-            RequiredLibrary::Nvrtc => open_nvrtc(),
-            // The driver's libraries are the files that the loader finds, because they must match
-            // the kernel module.
-            _ if library.comes_with_driver() => library
-                .file_names(0)
+            NvidiaLibrary::Nvrtc => open_best_nvrtc(),
+            // libcuda and libnvidia-ml are the files that the loader finds, because they must match
+            // the driver's kernel module.
+            _ if library.comes_with_driver_package() => library
+                .file_names_for_cuda_major(0)
                 .iter()
-                .find_map(|name| OpenedLibrary::open_library(library, Path::new(name))),
+                .find_map(|name| OpenedLibrary::open_library_if_usable(library, Path::new(name))),
             _ => {
-                let nvrtc = load_once(RequiredLibrary::Nvrtc).and_then(|nvrtc| nvrtc.file.parent());
-                let major = cuda_major_to_use();
+                let nvrtc =
+                    open_library_once(NvidiaLibrary::Nvrtc).and_then(|nvrtc| nvrtc.file.parent());
+                let major = cuda_major_of_libraries();
                 let fits = |opened: &OpenedLibrary| {
-                    library != RequiredLibrary::Cudnn
-                        || cudnn::fits_cuda_version(opened.library_path(), major)
+                    library != NvidiaLibrary::Cudnn
+                        || cudnn::cudnn_fits_cuda_major(
+                            opened.path_or_name_of_opened_library(),
+                            major,
+                        )
                 };
-                search::library_candidates(&library.file_names(major), nvrtc)
-                    .filter_map(|candidate| OpenedLibrary::open_library(library, &candidate.file))
-                    .find(fits)
+                search::library_candidates_including_wheels(
+                    &library.file_names_for_cuda_major(major),
+                    nvrtc,
+                )
+                .filter_map(|candidate| {
+                    OpenedLibrary::open_library_if_usable(library, &candidate.file)
+                })
+                .find(fits)
             }
         }?;
-        let loaded = LoadedLibrary {
-            file: opened.library_path().to_owned(),
-            version: reported_library_version(library, &opened),
+        let loaded = OpenedLibraryFacts {
+            file: opened.path_or_name_of_opened_library().to_owned(),
+            version: ask_opened_library_for_version(library, &opened),
         };
         Some((opened, loaded))
     };
-    library_slot(library).get_or_init(find).as_ref()
+    opened_library_slot(library).get_or_init(find).as_ref()
 }
 
-/// Opens a library, once, for the life of the process; `None` if it is not found.
+/// Opens an NVIDIA library once, until the process ends; returns `None` if it is not found.
 ///
-/// The folders of `KERNELGATE_CUDA_LIBS` come first, then the loader's path, toolkits, wheels. All
-/// libraries except the driver's belong to one major version of CUDA ([`choose_nvrtc`]).
-pub fn load_once(library: RequiredLibrary) -> Option<&'static LoadedLibrary> {
-    opened_library(library).map(|(_, loaded)| loaded)
+/// Libraries are searched in the folders of `KERNELGATE_CUDA_LIBS`, then on the loader's path, in
+/// CUDA toolkits and in Python wheels. All libraries except the driver's belong to one CUDA major
+/// version ([`choose_nvrtc_library`]).
+pub fn open_library_once(library: NvidiaLibrary) -> Option<&'static OpenedLibraryFacts> {
+    find_and_open_library_once(library).map(|(_, loaded)| loaded)
 }
 
-/// The address of a function of a library; `None` where either is missing.
-pub fn function_of_library(library: RequiredLibrary, name: &CStr) -> Option<*const c_void> {
-    opened_library(library)?.0.function_address(name)
+/// Returns the address of a function of an NVIDIA library; `None` if the library or the function is
+/// missing.
+pub fn library_function_address(library: NvidiaLibrary, name: &CStr) -> Option<*const c_void> {
+    find_and_open_library_once(library)?.0.address_of_library_function(name)
 }
 
-/// A function of a library; `None` where either is missing.
+/// Returns a function of an NVIDIA library; `None` if the library or the function is missing.
 ///
 /// # Safety
 /// The caller chooses `F` as the type of the function with that name.
-pub unsafe fn typed_function<F: Copy>(library: RequiredLibrary, name: &CStr) -> Option<F> {
-    let address = function_of_library(library, name)?;
+pub unsafe fn typed_library_function<F: Copy>(library: NvidiaLibrary, name: &CStr) -> Option<F> {
+    let address = library_function_address(library, name)?;
     // SAFETY: the caller's promise.
-    Some(unsafe { opened_library::cast(address) })
+    Some(unsafe { opened_library::cast_address_to_function(address) })
 }
 
-/// Names (as in records) and versions of the libraries that this process has opened so far.
-pub fn loaded_library_versions() -> impl Iterator<Item = (&'static str, String)> {
-    let loaded_version = |library: RequiredLibrary| {
-        let (_, loaded) = library_slot(library).get()?.as_ref()?;
-        Some((library.record_name(), loaded.version.clone()?))
+/// Returns names, as run records write them, and versions of the libraries that this process has
+/// opened so far.
+pub fn opened_library_names_and_versions() -> impl Iterator<Item = (&'static str, String)> {
+    let loaded_version = |library: NvidiaLibrary| {
+        let (_, loaded) = opened_library_slot(library).get()?.as_ref()?;
+        Some((library.name_in_run_records(), loaded.version.clone()?))
     };
-    RequiredLibrary::ALL_LIBRARIES.into_iter().filter_map(loaded_version)
+    NvidiaLibrary::ALL_NVIDIA_LIBRARIES.into_iter().filter_map(loaded_version)
 }
 
-/// Library files that were found but not used: another file is newer or comes earlier, or the
+/// Returns library files that were found but not used, because another file has priority or the
 /// driver does not support them. Opens all of them.
-pub fn unused_library_files(library: RequiredLibrary) -> Vec<LoadedLibrary> {
-    if library.comes_with_driver() {
+pub fn found_but_unused_library_files(library: NvidiaLibrary) -> Vec<OpenedLibraryFacts> {
+    if library.comes_with_driver_package() {
         return Vec::new();
     }
     let mut seen: Vec<PathBuf> =
-        load_once(library).map(|loaded| loaded.file.clone()).into_iter().collect();
+        open_library_once(library).map(|loaded| loaded.file.clone()).into_iter().collect();
     let mut others = Vec::new();
-    let mut files: Vec<String> =
-        SUPPORTED_CUDA_MAJORS.iter().flat_map(|&major| library.file_names(major)).collect();
+    let mut files: Vec<String> = SUPPORTED_CUDA_MAJORS
+        .iter()
+        .flat_map(|&major| library.file_names_for_cuda_major(major))
+        .collect();
     files.dedup();
-    for candidate in search::library_candidates(&files, None) {
-        let Some(opened) = OpenedLibrary::open_library(library, &candidate.file) else { continue };
-        let file = opened.library_path().to_owned();
-        if !seen.iter().any(|seen| search::same_file(seen, &file)) {
-            // The loaded cuDNN would report its own version instead of the other file's version.
+    for candidate in search::library_candidates_including_wheels(&files, None) {
+        let Some(opened) = OpenedLibrary::open_library_if_usable(library, &candidate.file) else {
+            continue;
+        };
+        let file = opened.path_or_name_of_opened_library().to_owned();
+        if !seen.iter().any(|seen| search::paths_lead_to_one_file(seen, &file)) {
+            // An unused cuDNN is not asked for its version, because the cuDNN that is already
+            // loaded would answer.
             let version = match library {
-                RequiredLibrary::Cudnn => {
-                    cudnn::cuda_major_of_file(&file).map(|of| format!("for CUDA {of}"))
+                NvidiaLibrary::Cudnn => {
+                    cudnn::cuda_major_of_cudnn_file(&file).map(|of| format!("for CUDA {of}"))
                 }
-                _ => reported_library_version(library, &opened),
+                _ => ask_opened_library_for_version(library, &opened),
             };
-            others.push(LoadedLibrary { file: file.clone(), version });
+            others.push(OpenedLibraryFacts { file: file.clone(), version });
             seen.push(file);
         }
-        // Some of these libraries cannot be closed again.
+        // The opened library is kept open, because some NVIDIA libraries cannot be closed.
         std::mem::forget(opened);
     }
     others
 }
 
-/// Version that an opened library reports.
-fn reported_library_version(library: RequiredLibrary, opened: &OpenedLibrary) -> Option<String> {
-    let address = opened.function_address(library.function_in_every_version())?;
-    // SAFETY: each is the function's type in every version of the library; they need nothing to be
-    // initialised and write through valid pointers only.
+/// Asks an opened library for its version.
+fn ask_opened_library_for_version(
+    library: NvidiaLibrary,
+    opened: &OpenedLibrary,
+) -> Option<String> {
+    let address =
+        opened.address_of_library_function(library.function_exported_by_every_version())?;
+    // SAFETY: each version function has this type in every version of its library, needs no
+    // initialisation and writes only through valid pointers.
     unsafe {
         match library {
-            RequiredLibrary::Driver => {
+            NvidiaLibrary::Driver => {
                 let function: unsafe extern "C" fn(*mut c_int) -> c_int =
-                    opened_library::cast(address);
+                    opened_library::cast_address_to_function(address);
                 let mut cuda = 0;
                 (function(&raw mut cuda) == 0)
-                    .then(|| CudaVersion::from_driver_number(cuda).to_string())
+                    .then(|| CudaVersion::cuda_version_from_driver_number(cuda).to_string())
             }
-            RequiredLibrary::Nvrtc => opened.nvrtc_version().map(|version| version.to_string()),
-            RequiredLibrary::CublasLt | RequiredLibrary::Cudnn => {
-                let function: unsafe extern "C" fn() -> usize = opened_library::cast(address);
+            NvidiaLibrary::Nvrtc => {
+                opened.reported_nvrtc_version().map(|version| version.to_string())
+            }
+            NvidiaLibrary::CublasLt | NvidiaLibrary::Cudnn => {
+                let function: unsafe extern "C" fn() -> usize =
+                    opened_library::cast_address_to_function(address);
                 let number = function();
                 Some(format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100))
             }
-            RequiredLibrary::Cupti => {
+            NvidiaLibrary::Cupti => {
                 let function: unsafe extern "C" fn(*mut u32) -> c_int =
-                    opened_library::cast(address);
+                    opened_library::cast_address_to_function(address);
                 let mut api = 0;
                 (function(&raw mut api) == 0).then(|| format!("API {api}"))
             }
-            RequiredLibrary::Nccl => {
+            NvidiaLibrary::Nccl => {
                 let function: unsafe extern "C" fn(*mut c_int) -> c_int =
-                    opened_library::cast(address);
+                    opened_library::cast_address_to_function(address);
                 let mut number = 0;
                 (function(&raw mut number) == 0)
                     .then(|| format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100))
             }
-            RequiredLibrary::Nvml => None,
+            NvidiaLibrary::Nvml => None,
         }
     }
 }
 
-/// The NVRTC library that is used.
+/// Version of the NVRTC library that kernelgate uses, and whether it fits the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NvrtcChoice {
+pub struct ChosenNvrtcVersion {
     /// CUDA version of the chosen NVRTC.
     pub version: CudaVersion,
-    /// Whether the driver can load code that NVRTC generates; true without a driver.
+    /// Whether the driver can load the code that this NVRTC generates; true if no driver is
+    /// installed.
     pub fits: bool,
 }
 
-/// Latest CUDA that the driver supports; `None` without a driver.
-pub fn driver_cuda_version() -> Option<CudaVersion> {
-    CudaVersion::parse(load_once(RequiredLibrary::Driver)?.version.as_ref()?)
+/// Newest CUDA version that the installed driver supports; `None` if no driver is installed.
+pub fn newest_cuda_version_of_driver() -> Option<CudaVersion> {
+    CudaVersion::parse_major_dot_minor(open_library_once(NvidiaLibrary::Driver)?.version.as_ref()?)
 }
 
-/// Selects an NVRTC library: the library that the user names, else the newest installed one that
-/// fits the driver, else the newest fitting one in Python wheels. If no NVRTC fits the driver, this
-/// selects the newest one: its code compiles but does not run. Returns `None` if no NVRTC library
-/// was found.
-pub fn choose_nvrtc() -> Option<NvrtcChoice> {
-    let version = CudaVersion::parse(load_once(RequiredLibrary::Nvrtc)?.version.as_ref()?)?;
-    Some(NvrtcChoice { version, fits: driver_accepts_code_of(version) })
+/// Selects an NVRTC library: one in a folder that the user names, else the newest installed one
+/// that fits the driver, else the newest fitting one in Python wheels. If no NVRTC fits the driver,
+/// the newest installed one is selected: its code compiles but does not run. Returns `None` if no
+/// NVRTC library was found.
+pub fn choose_nvrtc_library() -> Option<ChosenNvrtcVersion> {
+    let version = CudaVersion::parse_major_dot_minor(
+        open_library_once(NvidiaLibrary::Nvrtc)?.version.as_ref()?,
+    )?;
+    Some(ChosenNvrtcVersion { version, fits: driver_loads_code_of_nvrtc_version(version) })
 }
 
-/// Returns whether the driver can load code that an NVRTC of this version generates.
-fn driver_accepts_code_of(nvrtc: CudaVersion) -> bool {
-    nvrtc_choice::driver_loads_code(
+/// Returns whether the installed driver can load code that an NVRTC of this version generates.
+fn driver_loads_code_of_nvrtc_version(nvrtc: CudaVersion) -> bool {
+    nvrtc_choice::driver_loads_code_of_nvrtc(
         nvrtc,
-        driver_cuda_version(),
-        architecture::requested_architecture().is_some(),
+        newest_cuda_version_of_driver(),
+        architecture::architecture_from_environment().is_some(),
     )
 }
 
-/// Returns the major version of CUDA that all libraries must have: NVRTC's version, else the newest
-/// that the driver supports.
-pub fn cuda_major_to_use() -> u32 {
-    if let Some(nvrtc) = choose_nvrtc() {
+/// Returns the major version of CUDA that all opened libraries must have: the major version of the
+/// chosen NVRTC, else the newest that the driver supports.
+pub fn cuda_major_of_libraries() -> u32 {
+    if let Some(nvrtc) = choose_nvrtc_library() {
         return nvrtc.version.major;
     }
-    let accepted = |major: &u32| driver_cuda_version().is_none_or(|driver| *major <= driver.major);
+    let accepted =
+        |major: &u32| newest_cuda_version_of_driver().is_none_or(|driver| *major <= driver.major);
     SUPPORTED_CUDA_MAJORS.into_iter().find(accepted).unwrap_or(OLDEST_SUPPORTED_DRIVER.major)
 }
 
-/// Opens the selected NVRTC, and the library that NVRTC opens by name alone.
-fn open_nvrtc() -> Option<OpenedLibrary> {
+/// Opens the best NVRTC, and the built-ins library that NVRTC may open by name alone.
+fn open_best_nvrtc() -> Option<OpenedLibrary> {
     let names: Vec<String> = SUPPORTED_CUDA_MAJORS
         .iter()
-        .flat_map(|&major| RequiredLibrary::Nvrtc.file_names(major))
+        .flat_map(|&major| NvidiaLibrary::Nvrtc.file_names_for_cuda_major(major))
         .collect();
     let open = |candidate: LibraryCandidate| {
-        let opened = OpenedLibrary::open_library(RequiredLibrary::Nvrtc, &candidate.file)?;
-        let version = opened.nvrtc_version()?;
+        let opened = OpenedLibrary::open_library_if_usable(NvidiaLibrary::Nvrtc, &candidate.file)?;
+        let version = opened.reported_nvrtc_version()?;
         Some((opened, (candidate.origin, version)))
     };
-    let found = nvrtc_choice::with_others_unless_enough(
-        search::installed_candidates(&names, None).filter_map(open),
-        |(_, (_, version))| driver_accepts_code_of(*version),
-        || search::candidates_in_wheels(&names).into_iter().filter_map(open),
+    let found = nvrtc_choice::add_wheels_unless_installed_suffices(
+        search::library_candidates_outside_wheels(&names, None).filter_map(open),
+        |(_, (_, version))| driver_loads_code_of_nvrtc_version(*version),
+        || search::library_candidates_in_python_wheels(&names).into_iter().filter_map(open),
     );
     let (mut found, offered): (Vec<OpenedLibrary>, Vec<(LibraryOrigin, CudaVersion)>) =
         found.into_iter().unzip();
-    let best = nvrtc_choice::best_candidate(&offered, driver_accepts_code_of)?;
+    let best = nvrtc_choice::index_of_best_nvrtc(&offered, driver_loads_code_of_nvrtc_version)?;
     let opened = found.swap_remove(best);
-    // Some NVRTC builds open their built-ins library by name, so that the loader finds the library
+    // Some NVRTC builds open their built-ins library by name alone; the loader then finds the copy
     // that is already open.
     let builtins = format!("libnvrtc-builtins.so.{}", offered[best].1);
-    if let Some(folder) = opened.library_path().parent().filter(|folder| folder.is_absolute()) {
-        opened_library::keep_open(&folder.join(builtins));
+    if let Some(folder) =
+        opened.path_or_name_of_opened_library().parent().filter(|folder| folder.is_absolute())
+    {
+        opened_library::keep_library_file_open(&folder.join(builtins));
     }
     Some(opened)
 }
 
-impl RequiredLibrary {
-    /// Advice how to install the library for the CUDA version in use.
-    pub fn install_advice(self) -> String {
+impl NvidiaLibrary {
+    /// Returns advice for the user on how to install this library for the CUDA version in use.
+    pub fn advice_to_install_library(self) -> String {
         let get = |name: &str| {
-            let major = cuda_major_to_use();
+            let major = cuda_major_of_libraries();
             let wheel = match major {
                 13.. => format!("{name}=={major}.*"),
                 _ => format!("{name}-cu{major}=={major}.*"),
             };
             format!(
                 "pip install '{wheel}', or a CUDA {major} toolkit; {}",
-                self.missing_library_effect()
+                self.effect_of_missing_library_text()
             )
         };
         match self {
@@ -256,20 +289,23 @@ impl RequiredLibrary {
             Self::CublasLt => get("nvidia-cublas"),
             Self::Cupti => get("nvidia-cuda-cupti"),
             Self::Nvml => {
-                format!("it comes with the NVIDIA driver; {}", self.missing_library_effect())
+                format!(
+                    "it comes with the NVIDIA driver; {}",
+                    self.effect_of_missing_library_text()
+                )
             }
             Self::Nccl => {
                 format!(
                     "pip install nvidia-nccl-cu{} ({})",
-                    cuda_major_to_use(),
-                    self.missing_library_effect()
+                    cuda_major_of_libraries(),
+                    self.effect_of_missing_library_text()
                 )
             }
             Self::Cudnn => {
                 format!(
                     "pip install nvidia-cudnn-cu{} ({})",
-                    cuda_major_to_use(),
-                    self.missing_library_effect()
+                    cuda_major_of_libraries(),
+                    self.effect_of_missing_library_text()
                 )
             }
         }

@@ -1,51 +1,51 @@
-//! Search order for libraries: the folders that the user names, the loader's path, toolkits, and
-//! wheels of the active Python environment.
+//! Search order for NVIDIA's libraries: folders that the user names, the loader's path, CUDA
+//! toolkits, and wheels of the active Python environment.
 #![allow(clippy::disallowed_methods, reason = "searches where the system loader does")]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// This environment variable names folders that are searched before all others.
-pub const LIBRARIES_VARIABLE: &str = "KERNELGATE_CUDA_LIBS";
-/// Variable with the folders that the loader searches first.
+/// Environment variable that names the folders in which NVIDIA libraries are searched first.
+pub const LIBRARY_FOLDERS_VARIABLE: &str = "KERNELGATE_CUDA_LIBS";
+/// Environment variable with the folders that the dynamic loader searches first.
 const LOADER_PATH_VARIABLE: &str = "LD_LIBRARY_PATH";
 const TOOLKIT_FOLDER_VARIABLES: [&str; 2] = ["CUDA_HOME", "CUDA_PATH"];
 
-/// Place in which a library file was found; earlier places are preferred.
+/// Kind of place in which a library file was found; earlier variants are preferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LibraryOrigin {
     /// A folder of `KERNELGATE_CUDA_LIBS`.
     Named,
-    /// A folder of the loader, or of a CUDA toolkit.
+    /// A folder that the dynamic loader searches, or a folder of a CUDA toolkit.
     Installed,
-    /// A Python wheel of NVIDIA.
+    /// A Python wheel that NVIDIA publishes.
     Wheel,
 }
 
-/// A file that may be the library: a path, or a name on the loader's path.
+/// A file that may be the library that is searched for: a path, or a name that the loader looks up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LibraryCandidate {
-    /// Path of the file, or a name that the loader looks up.
+    /// Path of a library file, or a library's name that the loader looks up.
     pub file: PathBuf,
-    /// Kind of place in which the file was found.
+    /// Kind of place in which the library file was found.
     pub origin: LibraryOrigin,
 }
 
-/// Candidates for a library with one of these names, best first. The folder `beside`, which holds
-/// another library, comes before other folders of its kind. Python is started only if the earlier
-/// candidates are not sufficient.
-pub fn library_candidates(
+/// Returns candidates for a library with one of these file names, best first. The folder `beside`,
+/// which holds the chosen NVRTC, comes before other folders of its kind. Python is started only if
+/// the caller takes more candidates than are installed outside wheels.
+pub fn library_candidates_including_wheels(
     names: &[String],
     beside: Option<&Path>,
 ) -> impl Iterator<Item = LibraryCandidate> + use<> {
     let wheels = names.to_vec();
-    installed_candidates(names, beside)
-        .chain(std::iter::once(()).flat_map(move |()| candidates_in_wheels(&wheels)))
+    library_candidates_outside_wheels(names, beside)
+        .chain(std::iter::once(()).flat_map(move |()| library_candidates_in_python_wheels(&wheels)))
 }
 
-/// Library candidates without Python wheels; no process is started to find them.
-pub fn installed_candidates(
+/// Returns library candidates outside Python wheels; no process is started to find them.
+pub fn library_candidates_outside_wheels(
     names: &[String],
     beside: Option<&Path>,
 ) -> impl Iterator<Item = LibraryCandidate> + use<> {
@@ -56,25 +56,25 @@ pub fn installed_candidates(
     });
     let by_loader: Vec<LibraryCandidate> = by_loader.collect();
     let names = names.to_vec();
-    let in_folders = move |folders, origin| candidates_in_folders(&names, folders, origin);
+    let in_folders = move |folders, origin| library_candidates_in_folders(&names, folders, origin);
     (0..4).flat_map(move |stage| match stage {
         0 => {
-            let mut folders = named_folders();
+            let mut folders = folders_of_kernelgate_cuda_libs();
             folders.sort_by_key(|folder| Some(folder) != beside.as_ref());
             in_folders(folders, LibraryOrigin::Named)
         }
         1 => in_folders(beside.clone().into_iter().collect(), LibraryOrigin::Installed),
         2 => by_loader.clone(),
-        _ => in_folders(toolkit_folders(), LibraryOrigin::Installed),
+        _ => in_folders(library_folders_of_cuda_toolkits(), LibraryOrigin::Installed),
     })
 }
 
-/// Candidates in wheels. Starts Python, which takes some 50 ms.
-pub fn candidates_in_wheels(names: &[String]) -> Vec<LibraryCandidate> {
-    candidates_in_folders(names, wheel_folders(), LibraryOrigin::Wheel)
+/// Candidates in wheels. Starts Python for its package folders, which takes about 50 ms.
+pub fn library_candidates_in_python_wheels(names: &[String]) -> Vec<LibraryCandidate> {
+    library_candidates_in_folders(names, library_folders_of_python_wheels(), LibraryOrigin::Wheel)
 }
 
-fn candidates_in_folders(
+fn library_candidates_in_folders(
     names: &[String],
     folders: Vec<PathBuf>,
     origin: LibraryOrigin,
@@ -85,13 +85,14 @@ fn candidates_in_folders(
     files.filter(|file| file.is_file()).map(|file| LibraryCandidate { file, origin }).collect()
 }
 
-/// Files with one of the given names in all searched folders, including unusable files.
-pub fn library_places(names: &[String]) -> Vec<PathBuf> {
-    let folders = named_folders()
+/// Returns the paths with one of the given file names in all searched folders, including files that
+/// cannot be loaded.
+pub fn library_paths_in_all_folders(names: &[String]) -> Vec<PathBuf> {
+    let folders = folders_of_kernelgate_cuda_libs()
         .into_iter()
-        .chain(loader_path_folders())
-        .chain(toolkit_folders())
-        .chain(wheel_folders());
+        .chain(folders_of_ld_library_path())
+        .chain(library_folders_of_cuda_toolkits())
+        .chain(library_folders_of_python_wheels());
     let there = |path: &PathBuf| std::fs::symlink_metadata(path).is_ok();
     folders
         .flat_map(|folder| names.iter().map(move |name| folder.join(name)))
@@ -99,51 +100,56 @@ pub fn library_places(names: &[String]) -> Vec<PathBuf> {
         .collect()
 }
 
-/// File that the loader finds for a name, if a variable names the folders that it searches first.
-pub fn file_found_by_loader(name: &Path) -> Option<PathBuf> {
-    loader_path_folders().into_iter().map(|folder| folder.join(name)).find(|file| file.is_file())
+/// Returns the file that the loader finds for a library's name in the folders of `LD_LIBRARY_PATH`.
+pub fn file_found_on_loader_path(name: &Path) -> Option<PathBuf> {
+    folders_of_ld_library_path()
+        .into_iter()
+        .map(|folder| folder.join(name))
+        .find(|file| file.is_file())
 }
 
-fn loader_path_folders() -> Vec<PathBuf> {
-    absolute_paths(paths_in_variable(LOADER_PATH_VARIABLE))
+fn folders_of_ld_library_path() -> Vec<PathBuf> {
+    without_relative_paths(paths_in_environment_variable(LOADER_PATH_VARIABLE))
 }
 
-/// Returns whether two paths lead to one file.
-pub fn same_file(one: &Path, other: &Path) -> bool {
+/// Returns whether two paths lead to one file, also through symbolic links.
+pub fn paths_lead_to_one_file(one: &Path, other: &Path) -> bool {
     let real = |path: &Path| std::fs::canonicalize(path).ok();
     one == other || real(one).is_some_and(|one| Some(one) == real(other))
 }
 
-/// Folders that the user names, without relative ones.
-fn named_folders() -> Vec<PathBuf> {
-    absolute_paths(paths_in_variable(LIBRARIES_VARIABLE))
+/// Returns the absolute folders of `KERNELGATE_CUDA_LIBS`.
+fn folders_of_kernelgate_cuda_libs() -> Vec<PathBuf> {
+    without_relative_paths(paths_in_environment_variable(LIBRARY_FOLDERS_VARIABLE))
 }
 
-fn paths_in_variable(variable: &str) -> Vec<PathBuf> {
+fn paths_in_environment_variable(variable: &str) -> Vec<PathBuf> {
     let value = std::env::var_os(variable).unwrap_or_default();
     std::env::split_paths(&value).filter(|path| !path.as_os_str().is_empty()).collect()
 }
 
-fn absolute_paths(paths: Vec<PathBuf>) -> Vec<PathBuf> {
+fn without_relative_paths(paths: Vec<PathBuf>) -> Vec<PathBuf> {
     paths.into_iter().filter(|path| path.is_absolute()).collect()
 }
 
-fn toolkit_folders() -> Vec<PathBuf> {
+fn library_folders_of_cuda_toolkits() -> Vec<PathBuf> {
     let set = TOOLKIT_FOLDER_VARIABLES.into_iter().filter_map(std::env::var_os).map(PathBuf::from);
-    let roots = absolute_paths(set.chain([PathBuf::from("/usr/local/cuda")]).collect());
+    let roots = without_relative_paths(set.chain([PathBuf::from("/usr/local/cuda")]).collect());
     let folders = ["lib64", "extras/CUPTI/lib64"];
     roots.iter().flat_map(|root| folders.map(|folder| root.join(folder))).collect()
 }
 
-/// Folders of wheels where Python looks for packages, asked once a process.
-fn wheel_folders() -> Vec<PathBuf> {
+/// Returns library folders of NVIDIA's Python wheels; Python is asked for its package folders once
+/// a process.
+fn library_folders_of_python_wheels() -> Vec<PathBuf> {
     static WHEEL_FOLDERS: OnceLock<Vec<PathBuf>> = OnceLock::new();
     let folders = WHEEL_FOLDERS.get_or_init(|| {
-        python_package_folders()
+        ask_python_for_package_folders()
             .into_iter()
             .flat_map(|packages| {
                 let nvidia = packages.join("nvidia");
-                // CUDA 13 wheels share one folder; older ones have a folder a library.
+                // CUDA 13 wheels share one folder; wheels of older CUDA versions have one folder
+                // for each library.
                 ["cu13", "cuda_nvrtc", "cublas", "cuda_cupti", "cudnn", "nccl"]
                     .map(|package| nvidia.join(package).join("lib"))
             })
@@ -152,7 +158,7 @@ fn wheel_folders() -> Vec<PathBuf> {
     folders.clone()
 }
 
-fn python_package_folders() -> Vec<PathBuf> {
+fn ask_python_for_package_folders() -> Vec<PathBuf> {
     let environment = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from);
     let program = environment
         .filter(|root| root.is_absolute())
@@ -163,24 +169,33 @@ fn python_package_folders() -> Vec<PathBuf> {
     let text = output
         .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
         .unwrap_or_default();
-    absolute_paths(text.lines().map(PathBuf::from).collect())
+    without_relative_paths(text.lines().map(PathBuf::from).collect())
 }
 
-/// Settings that name folders and were not followed, with the reason.
-pub fn ignored_path_settings() -> Vec<String> {
+/// Returns messages about environment variables whose folders are not searched, because they are
+/// relative or do not exist.
+pub fn ignored_folders_in_variables() -> Vec<String> {
     let relative = |variable: &'static str, path: PathBuf| {
         (!path.is_absolute())
             .then(|| format!("{variable}: `{}` is relative and is not searched", path.display()))
     };
     let relative_paths = |variable: &'static str| {
-        paths_in_variable(variable).into_iter().filter_map(move |path| relative(variable, path))
+        paths_in_environment_variable(variable)
+            .into_iter()
+            .filter_map(move |path| relative(variable, path))
     };
-    let missing = named_folders().into_iter().filter(|path| !path.is_dir());
-    let missing = missing
-        .map(|path| format!("{LIBRARIES_VARIABLE}: the folder {} does not exist", path.display()));
-    [LIBRARIES_VARIABLE, TOOLKIT_FOLDER_VARIABLES[0], TOOLKIT_FOLDER_VARIABLES[1], "VIRTUAL_ENV"]
-        .into_iter()
-        .flat_map(relative_paths)
-        .chain(missing)
-        .collect()
+    let missing = folders_of_kernelgate_cuda_libs().into_iter().filter(|path| !path.is_dir());
+    let missing = missing.map(|path| {
+        format!("{LIBRARY_FOLDERS_VARIABLE}: the folder {} does not exist", path.display())
+    });
+    [
+        LIBRARY_FOLDERS_VARIABLE,
+        TOOLKIT_FOLDER_VARIABLES[0],
+        TOOLKIT_FOLDER_VARIABLES[1],
+        "VIRTUAL_ENV",
+    ]
+    .into_iter()
+    .flat_map(relative_paths)
+    .chain(missing)
+    .collect()
 }

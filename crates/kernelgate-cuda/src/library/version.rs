@@ -12,14 +12,14 @@ pub struct CudaVersion {
 }
 
 impl CudaVersion {
-    /// Converts the driver's version number, in which 12040 means 12.4.
-    pub const fn from_driver_number(number: i32) -> Self {
+    /// Converts the version number that the CUDA driver reports, in which 12040 means 12.4.
+    pub const fn cuda_version_from_driver_number(number: i32) -> Self {
         let number = number.unsigned_abs();
         Self { major: number / 1000, minor: number % 1000 / 10 }
     }
 
     /// Parses a text: "12.4".
-    pub fn parse(text: &str) -> Option<CudaVersion> {
+    pub fn parse_major_dot_minor(text: &str) -> Option<CudaVersion> {
         let (major, minor) = text.split_once('.')?;
         Some(Self { major: major.parse().ok()?, minor: minor.parse().ok()? })
     }
@@ -31,9 +31,10 @@ impl fmt::Display for CudaVersion {
     }
 }
 
-/// Major versions of CUDA that are known here, the newest first.
+/// Major versions of CUDA that kernelgate supports, newest first.
 pub const SUPPORTED_CUDA_MAJORS: [u32; 2] = [NEWEST_CUDA_MAJOR, 12];
-/// Newest major version of CUDA that this crate supports.
+/// Newest major version of CUDA that kernelgate supports.
 pub const NEWEST_CUDA_MAJOR: u32 = 13;
-/// The oldest driver version that has every driver function called here without a check.
+/// Oldest driver version that exports every driver function that this crate calls without checking
+/// for it.
 pub const OLDEST_SUPPORTED_DRIVER: CudaVersion = CudaVersion { major: 12, minor: 4 };

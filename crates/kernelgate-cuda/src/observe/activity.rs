@@ -1,40 +1,42 @@
-//! Records of CUPTI as plain data: one list for each kind of record, names by their index.
+//! CUPTI's activity records of this process as plain data: one list for each kind of record; names
+//! are indices into a list of texts.
 //!
-//! The response to the program and the file of a recording hold this type, so its fields are a
-//! format: fields are added, never changed. Times are nanoseconds of CUPTI's clock, which is common
-//! to the host and every device. Deliberately absent: the meaning of the records, and which belong
-//! together.
+//! Recorded files and the responses to `kernelgate profile` contain this type, so its fields are a
+//! format: fields may be added, never changed. Times are nanoseconds of CUPTI's clock, which the
+//! host and all GPUs share. This module does not interpret the records, and does not join a call
+//! with the work that it launched.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{BackendError, Device};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
-/// Everything that CUPTI recorded during a stretch of time.
+/// All records that CUPTI collected in this process between two calls that take them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RecordedActivity {
+pub struct CuptiRecordedActivity {
     /// The process.
     pub pid: u32,
-    /// Texts of the record; every `name` is an index into this list.
+    /// Texts of this recording; every `name` of its records is an index into this list.
     pub names: Vec<String>,
-    /// Records of kernels, in order of their start.
+    /// Records of kernels that ran on the GPU, in order of their start.
     pub kernels: Vec<KernelRecord>,
     /// Copies between memories.
-    pub copies: Vec<CopyRecord>,
+    pub copies: Vec<MemoryCopyRecord>,
     /// Records of memory sets.
     pub sets: Vec<MemsetRecord>,
-    /// Calls of the driver and of the runtime.
-    pub calls: Vec<CallRecord>,
-    /// Waits of the host for the GPU, and of streams for events.
-    pub waits: Vec<WaitRecord>,
+    /// Records of host calls of the CUDA driver and of the CUDA runtime.
+    pub calls: Vec<HostCallRecord>,
+    /// Records of the host's waits for the GPU, and of the waits of streams for events.
+    pub waits: Vec<SynchronizationRecord>,
     /// Named ranges that ended.
-    pub ranges: Vec<RangeRecord>,
-    /// Graph nodes that launched operations, if CUPTI recorded the creation of the node.
-    pub graph_nodes: Vec<GraphNodeRecord>,
-    /// Records of device memory that was allocated or freed.
-    pub allocations: Vec<AllocationRecord>,
-    /// Spans in which CUPTI itself was working: first nanosecond, and the nanosecond after the last
-    /// one.
+    pub ranges: Vec<NamedRangeRecord>,
+    /// Graph nodes that launched recorded operations, with the ranges that were open when the node
+    /// was created.
+    pub graph_nodes: Vec<GraphNodeRangesRecord>,
+    /// Records of allocations of device memory and of their releases.
+    pub allocations: Vec<DeviceMemoryChangeRecord>,
+    /// Spans in which CUPTI itself worked and disturbed the process: first nanosecond, and the
+    /// nanosecond after the last one.
     pub overhead: Vec<[u64; 2]>,
     /// Records that CUPTI lost.
     pub dropped: u64,
@@ -42,7 +44,7 @@ pub struct RecordedActivity {
 
 /// Place of an operation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StreamId {
+pub struct GpuContextStreamIds {
     /// Ordinal of the GPU in this process.
     pub device: u32,
     /// The CUDA context.
@@ -51,153 +53,164 @@ pub struct StreamId {
     pub stream: u32,
 }
 
-/// Record of one run of a kernel, with the hardware's times.
+/// Record of one run of a kernel on the GPU, with the start and end that the hardware measured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelRecord {
-    /// Symbol of the kernel: an index into [`RecordedActivity::names`].
+    /// Name of the kernel: an index into [`CuptiRecordedActivity::names`].
     pub name: u32,
-    /// Time at which the kernel began, nanoseconds; 0 with `end`: CUPTI does not know.
+    /// Time at which the kernel began on the GPU, nanoseconds; `start` and `end` are 0 if CUPTI did
+    /// not measure the kernel's times.
     pub start: u64,
-    /// Time at which the kernel had finished, nanoseconds.
+    /// Time at which the kernel finished on the GPU, nanoseconds.
     pub end: u64,
     /// Device, context and stream.
-    pub on: StreamId,
-    /// Number that joins the kernel record with the call that launched the kernel.
+    pub on: GpuContextStreamIds,
+    /// CUPTI's correlation id, which the kernel record shares with the record of the host call that
+    /// launched the kernel.
     pub correlation: u32,
-    /// Grid size of the kernel in blocks in x, y, z.
+    /// Number of blocks of the kernel's grid in x, y and z.
     pub grid: [u32; 3],
-    /// Threads of a block in x, y, z.
+    /// Number of threads of a block in x, y and z.
     pub block: [u32; 3],
     /// Registers of a thread.
     pub registers: u32,
-    /// Bytes of shared memory that the kernel declares.
+    /// Bytes of static shared memory of a block.
     pub static_shared: u32,
-    /// Bytes of shared memory that the launch adds.
+    /// Bytes of dynamic shared memory of a block, which the launch requests.
     pub dynamic_shared: u32,
-    /// Bytes of local memory of a thread.
+    /// Bytes of local memory that each thread of the kernel has.
     pub local: u32,
-    /// Number of the graph node that launched the operation; 0 without a graph.
+    /// CUPTI's id of the graph node that launched the kernel; 0 if no graph launched the kernel.
     pub graph_node: u64,
 }
 
 impl KernelRecord {
-    /// Duration of the kernel, nanoseconds.
-    pub const fn elapsed_ns(&self) -> u64 {
+    /// Duration of the kernel on the GPU, nanoseconds.
+    pub const fn kernel_duration_ns(&self) -> u64 {
         self.end.saturating_sub(self.start)
     }
 }
 
 /// A copy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CopyRecord {
-    /// Time at which the copy began, nanoseconds.
+pub struct MemoryCopyRecord {
+    /// Time at which the copy began on the GPU, nanoseconds.
     pub start: u64,
-    /// Time at which the copy had finished, nanoseconds.
+    /// Time at which the copy finished on the GPU, nanoseconds.
     pub end: u64,
     /// Device, context and stream.
-    pub on: StreamId,
-    /// Number that joins the copy record with its host call.
+    pub on: GpuContextStreamIds,
+    /// CUPTI's correlation id, which the copy record shares with the record of the host call that
+    /// enqueued the copy.
     pub correlation: u32,
     /// Bytes.
     pub bytes: u64,
-    /// Direction of the copy, as CUPTI numbers them: 1 to the device, 2 to the host, 8 on the
-    /// device, 10 from device to device.
+    /// Direction of the copy by CUPTI's numbers: 1 host to device, 2 device to host, 8 within a
+    /// device, 10 between devices.
     pub kind: u8,
     /// Kind of the memory that the copy reads, by CUPTI's numbers: 1 pageable, 2 pinned, 3 device,
     /// 4 array, 5 managed.
     pub source: u8,
-    /// Kind of the memory that the copy writes.
+    /// Kind of the memory that the copy writes, by CUPTI's numbers.
     pub target: u8,
-    /// The graph node that launched the operation; 0 if no graph did.
+    /// CUPTI's id of the graph node that launched the copy; 0 if no graph launched the copy.
     pub graph_node: u64,
 }
 
-/// Record of a memset on the device.
+/// Record of one memset that ran on a GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemsetRecord {
-    /// Time at which the set began, nanoseconds.
+    /// Time at which the memset began on the GPU, nanoseconds.
     pub start: u64,
-    /// Time at which the memory set had finished, nanoseconds.
+    /// Time at which the memset finished on the GPU, nanoseconds.
     pub end: u64,
     /// Device, context and stream.
-    pub on: StreamId,
-    /// Number that joins the memory-set record with its host call.
+    pub on: GpuContextStreamIds,
+    /// CUPTI's correlation id, which the memset record shares with the record of the host call that
+    /// enqueued the memset.
     pub correlation: u32,
     /// Bytes.
     pub bytes: u64,
-    /// The node of the graph that launched it; 0: none.
+    /// CUPTI's id of the graph node that launched the memset; 0 if no graph launched the memset.
     pub graph_node: u64,
 }
 
-/// Record of a host call of a driver or runtime function.
+/// Record of one host call of a CUDA driver or CUDA runtime function.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CallRecord {
-    /// Name of the called function: an index into [`RecordedActivity::names`].
+pub struct HostCallRecord {
+    /// Name of the called function: an index into [`CuptiRecordedActivity::names`].
     pub name: u32,
     /// Time at which the host entered the call, nanoseconds.
     pub start: u64,
-    /// Time at which the call returned, nanoseconds.
+    /// Time at which the host call returned, nanoseconds.
     pub end: u64,
     /// Operating-system id of the thread that made the call.
     pub thread: u32,
-    /// Id that joins the call with the operations that it launched.
+    /// CUPTI's correlation id, which the host call shares with the records of the operations that
+    /// it launched.
     pub correlation: u32,
 }
 
 /// A wait.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WaitRecord {
-    /// Time at which the wait began, nanoseconds.
+pub struct SynchronizationRecord {
+    /// Time at which the host or stream began to wait, nanoseconds.
     pub start: u64,
-    /// Time at which the wait ended, nanoseconds.
+    /// Time at which the wait of the host or stream ended, nanoseconds.
     pub end: u64,
-    /// The context and, if the wait is for a stream, the stream.
-    pub on: StreamId,
-    /// Number that joins the wait with its host call.
+    /// CUDA context of the wait and, if a stream waits or the host waits for a stream, that stream;
+    /// the GPU is unknown.
+    pub on: GpuContextStreamIds,
+    /// CUPTI's correlation id, which the wait record shares with the record of the host call that
+    /// waited.
     pub correlation: u32,
-    /// CUPTI's number: 1 for an event, 2 of a stream for an event, 3 for a stream, 4 for a context.
+    /// Kind of the wait as CUPTI's number: 1 if the host waits for an event, 2 if a stream waits
+    /// for an event, 3 if the host waits for a stream, 4 if the host waits for a context.
     pub kind: u32,
 }
 
-/// Record of a named range of the host ([`super::range::RangeGuard`]).
+/// Record of a named range that kernelgate opened and closed on a host thread
+/// ([`super::range::NamedRangeGuard`]).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RangeRecord {
-    /// Name of the range: an index into [`RecordedActivity::names`].
+pub struct NamedRangeRecord {
+    /// Name of the range: an index into [`CuptiRecordedActivity::names`].
     pub name: u32,
-    /// Time at which the range was opened, nanoseconds.
+    /// Time at which the host opened the range, nanoseconds.
     pub start: u64,
-    /// Time at which the range was closed, nanoseconds.
+    /// Time at which the host closed the range, nanoseconds.
     pub end: u64,
-    /// The operating system's id of the calling thread.
+    /// Operating-system id of the host thread that opened the range.
     pub thread: u32,
 }
 
-/// Record of the origin of a CUDA-graph node.
+/// Named ranges of the host that were open when a CUDA graph node was created.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GraphNodeRecord {
-    /// Id of the node, as in [`KernelRecord::graph_node`]; clones of the node have other ids.
+pub struct GraphNodeRangesRecord {
+    /// CUPTI's id of the node, as in [`KernelRecord::graph_node`]; each clone of the node has an id
+    /// of its own.
     pub id: u64,
-    /// The ranges that were open, the outermost first: indices into [`RecordedActivity::names`].
+    /// Named ranges that were open when the node was created, the outermost first: indices into
+    /// [`CuptiRecordedActivity::names`].
     pub ranges: Vec<u32>,
 }
 
-/// Record of device memory that was allocated or freed.
+/// Record of one allocation of device memory, or of its release.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AllocationRecord {
+pub struct DeviceMemoryChangeRecord {
     /// When.
     pub time: u64,
     /// Device, context and stream.
-    pub on: StreamId,
+    pub on: GpuContextStreamIds,
     /// Address of the allocation.
     pub address: u64,
     /// Bytes; negative: given back.
     pub bytes: i64,
 }
 
-/// Limits of the device that launch shapes are compared with.
+/// Resource limits of a GPU, with which readers of a recording compare launch shapes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RecordedDevice {
-    /// Number of the device, as the process counts devices.
+pub struct RecordedDeviceLimits {
+    /// Ordinal of the GPU in this process.
     pub id: u32,
     /// Name of the GPU model that the device reports.
     pub name: String,
@@ -205,19 +218,21 @@ pub struct RecordedDevice {
     pub compute: [u32; 2],
     /// Multiprocessors.
     pub multiprocessors: u32,
-    /// Largest number of threads that a multiprocessor holds.
+    /// Largest number of threads that a multiprocessor holds at the same time.
     pub threads_per_sm: u32,
     /// Registers of a multiprocessor.
     pub registers_per_sm: u32,
-    /// Bytes of shared memory of a multiprocessor.
+    /// Bytes of shared memory of a multiprocessor of the GPU.
     pub shared_per_sm: u32,
-    /// Largest number of blocks that a multiprocessor holds.
+    /// Largest number of blocks that a multiprocessor holds at the same time.
     pub blocks_per_sm: u32,
 }
 
-impl RecordedDevice {
-    /// Reads the resource limits of a GPU.
-    pub fn read_device_limits(device: &Device) -> Result<RecordedDevice, BackendError> {
+impl RecordedDeviceLimits {
+    /// Reads the resource limits of a GPU from the driver.
+    pub fn read_device_limits_from_driver(
+        device: &Device,
+    ) -> Result<RecordedDeviceLimits, BackendError> {
         let ask = |attribute| {
             let value = device.context().attribute(attribute);
             let value = value.map_err(|error| {
@@ -244,18 +259,20 @@ impl RecordedDevice {
     }
 }
 
-impl RecordedActivity {
-    /// Nodes of the graphs that launched something, with repetitions.
-    pub(super) fn used_graph_nodes(&self) -> impl Iterator<Item = u64> + '_ {
+impl CuptiRecordedActivity {
+    /// Returns the ids of graph nodes that launched kernels, copies or memsets; an id may occur
+    /// several times.
+    pub(super) fn graph_nodes_that_launched_work(&self) -> impl Iterator<Item = u64> + '_ {
         let kernels = self.kernels.iter().map(|kernel| kernel.graph_node);
         let copies = self.copies.iter().map(|copy| copy.graph_node);
         let sets = self.sets.iter().map(|set| set.graph_node);
         kernels.chain(copies).chain(sets).filter(|&node| node != 0)
     }
 
-    /// Removes records that began before a time, and allocations before another. Records of
-    /// operations without times are kept, because readers count such records.
-    pub(super) fn forget_records_before(&mut self, time: u64, allocations: u64) {
+    /// Removes records that began before `time`, and allocation records from before `allocations`,
+    /// nanoseconds of CUPTI's clock. Records of kernels, copies and memsets without times are kept,
+    /// because readers count them.
+    pub(super) fn remove_records_before(&mut self, time: u64, allocations: u64) {
         let is_kept = |start, end| start >= time || (start, end) == (0, 0);
         self.kernels.retain(|record| is_kept(record.start, record.end));
         self.copies.retain(|record| is_kept(record.start, record.end));
@@ -267,8 +284,8 @@ impl RecordedActivity {
         self.overhead.retain(|[start, _]| *start >= time);
     }
 
-    /// Sorts every list of records by time; outer ranges come before inner ranges.
-    pub(super) fn sort_by_time(&mut self) {
+    /// Sorts every list of records by start time; an outer range comes before the ranges inside it.
+    pub(super) fn sort_records_by_time(&mut self) {
         self.kernels.sort_by_key(|record| record.start);
         self.copies.sort_by_key(|record| record.start);
         self.sets.sort_by_key(|record| record.start);
@@ -285,19 +302,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn draining_cupti_removes_earlier_records_except_kernels_without_times() {
+    fn records_before_a_time_are_removed_unless_without_times() {
         let kernel = |start, end| KernelRecord { start, end, ..KernelRecord::default() };
-        let range = |start| RangeRecord { start, end: 99, ..RangeRecord::default() };
-        let allocation = |time| AllocationRecord { time, ..AllocationRecord::default() };
-        let mut activity = RecordedActivity {
+        let range = |start| NamedRangeRecord { start, end: 99, ..NamedRangeRecord::default() };
+        let allocation =
+            |time| DeviceMemoryChangeRecord { time, ..DeviceMemoryChangeRecord::default() };
+        let mut activity = CuptiRecordedActivity {
             kernels: vec![kernel(50, 60), kernel(0, 0), kernel(9, 30)],
             ranges: vec![range(20), range(5), range(10)],
             overhead: vec![[30, 40], [3, 50]],
             allocations: [7, 4].map(allocation).to_vec(),
-            ..RecordedActivity::default()
+            ..CuptiRecordedActivity::default()
         };
-        activity.forget_records_before(10, 5);
-        activity.sort_by_time();
+        activity.remove_records_before(10, 5);
+        activity.sort_records_by_time();
         assert_eq!(activity.kernels, [kernel(0, 0), kernel(50, 60)]);
         assert_eq!(activity.ranges, [range(10), range(20)]);
         assert_eq!(activity.overhead, [[30, 40]]);

@@ -1,5 +1,5 @@
-//! Observation of this process and of the GPU: CUPTI's activity records, NVML's readings, NVTX
-//! ranges.
+//! Observation of this process and its GPU: CUPTI's activity records, NVML's sensor readings, and
+//! named ranges, which NVTX also reports to profilers.
 
 pub mod activity;
 pub mod cupti;

@@ -1,4 +1,4 @@
-//! Readings of the card while it works: clocks, power, temperature, throttle reasons, and other
+//! Readings of a GPU card through NVML: clocks, power, temperature, throttle reasons, and other
 //! processes.
 
 use std::collections::BTreeSet;
@@ -11,40 +11,41 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 use serde::{Deserialize, Serialize};
 
-/// One reading of a GPU's sensors and settings. A quantity that the card does not report is absent
-/// from the reading.
+/// One reading of a GPU card's clocks, power, temperature and settings. A quantity that the card
+/// does not report is `None` in the reading.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct CardReading {
+pub struct GpuCardReading {
     /// SM clock, MHz.
     pub sm_clock_mhz: Option<u32>,
     /// Memory clock, MHz.
     pub memory_clock_mhz: Option<u32>,
     /// Power drawn, milliwatts.
     pub power_mw: Option<u32>,
-    /// Power that the card may draw, milliwatts.
+    /// Power that the card may draw now (its enforced limit), milliwatts.
     pub power_limit_mw: Option<u32>,
-    /// Temperature of the GPU, °C.
+    /// Temperature of the GPU now, °C.
     pub temperature_c: Option<u32>,
-    /// Reasons that hold the clock down, by NVML's names: "sw_power_cap".
+    /// Reasons that limit the GPU's clock now, by NVML's names: "sw_power_cap".
     pub throttle: Vec<String>,
-    /// Number of other processes that compute on the GPU.
+    /// Number of other processes that have a compute context on the GPU.
     pub other_processes: Option<u32>,
 }
 
-impl CardReading {
-    /// Whether heat or a slow-down of the hardware limits the clock.
-    pub fn is_slowed_by_hardware(&self) -> bool {
-        names_slowdown(&self.throttle)
+impl GpuCardReading {
+    /// Whether the reading's throttle reasons contain heat or a hardware slow-down.
+    pub fn was_slowed_by_heat_or_hardware(&self) -> bool {
+        throttle_reasons_name_heat_or_hardware(&self.throttle)
     }
 }
 
-/// Returns whether throttle reasons name heat or a slow-down of the hardware.
-pub fn names_slowdown(throttle: &[String]) -> bool {
-    let slowing = reason_names(SLOWDOWN_REASONS);
+/// Returns whether a list of throttle reasons contains heat or a hardware slow-down.
+pub fn throttle_reasons_name_heat_or_hardware(throttle: &[String]) -> bool {
+    let slowing = throttle_reason_names_except_idle(HEAT_AND_HARDWARE_REASONS);
     throttle.iter().any(|reason| slowing.contains(reason))
 }
 
-/// Hardware and settings of a GPU card. A quantity that the card does not report is absent.
+/// Hardware and settings of one GPU card of this machine, as NVML reports them. A quantity that the
+/// card does not report is `None`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuCard {
     /// Model: "NVIDIA H200".
@@ -57,7 +58,7 @@ pub struct GpuCard {
     pub max_sm_clock_mhz: Option<u32>,
     /// Highest memory clock, MHz.
     pub max_memory_clock_mhz: Option<u32>,
-    /// Power that the card may draw, milliwatts.
+    /// Power that the card may draw now (its enforced limit), milliwatts.
     pub power_limit_mw: Option<u32>,
     /// Highest PCIe generation that the card and its slot support together.
     pub pcie_generation: Option<u32>,
@@ -65,19 +66,19 @@ pub struct GpuCard {
     pub pcie_width: Option<u32>,
     /// NVLinks that are up.
     pub nvlinks: u32,
-    /// Whether the GPU corrects memory errors (ECC).
+    /// Whether the GPU corrects errors of its memory (ECC) now.
     pub ecc: Option<bool>,
-    /// Whether the card is divided into instances.
+    /// Whether the card is divided into MIG instances.
     pub mig: Option<bool>,
 }
 
-/// NVLinks that a card can have at most.
+/// Largest number of NVLinks of one card that are checked.
 const MAX_NVLINKS_PER_GPU: u32 = 18;
 
-/// Every card that NVML lists, in NVML's order; empty without NVML. Lists the GPU cards, which
+/// Returns every GPU card that NVML lists, in NVML's order; empty without NVML. Reading the cards
 /// takes some milliseconds for each card.
-pub fn list_cards() -> Vec<GpuCard> {
-    let Some(nvml) = nvml_library() else { return Vec::new() };
+pub fn list_gpu_cards() -> Vec<GpuCard> {
+    let Some(nvml) = open_nvml_once() else { return Vec::new() };
     let devices = (0..nvml.device_count().unwrap_or(0)).map(|index| nvml.device_by_index(index));
     let card = |device: Device<'_>| GpuCard {
         model: device.name().unwrap_or_default(),
@@ -97,10 +98,10 @@ pub fn list_cards() -> Vec<GpuCard> {
     devices.flatten().map(card).collect()
 }
 
-/// Whether NVML lists a card with that UUID; `None` if NVML cannot answer, or if a card is divided
-/// into instances, which have UUIDs of their own.
-pub fn is_card_listed(uuid: &str) -> Option<bool> {
-    let nvml = nvml_library()?;
+/// Returns whether NVML lists a card with this UUID; `None` if NVML cannot answer, or if a card is
+/// divided into MIG instances, which have UUIDs of their own.
+pub fn is_card_uuid_listed_by_nvml(uuid: &str) -> Option<bool> {
+    let nvml = open_nvml_once()?;
     match nvml.device_by_uuid(uuid) {
         Ok(_) => Some(true),
         Err(NvmlError::NotFound | NvmlError::InvalidArg) => {
@@ -113,151 +114,166 @@ pub fn is_card_listed(uuid: &str) -> Option<bool> {
 }
 
 /// NVML and a card.
-pub struct CardTelemetry {
+pub struct CardTelemetryByNvml {
     nvml: &'static Nvml,
     uuid: String,
 }
 
-/// NVML, begun once a process, which takes it some 20 ms, and kept until the process ends.
-fn nvml_library() -> Option<&'static Nvml> {
+/// Opens NVML once a process, which takes about 20 ms, and keeps it open until the process ends.
+fn open_nvml_once() -> Option<&'static Nvml> {
     static NVML_LIBRARY: OnceLock<Option<Nvml>> = OnceLock::new();
     let begun = || Nvml::builder().lib_path("libnvidia-ml.so.1".as_ref()).init().ok();
     NVML_LIBRARY.get_or_init(begun).as_ref()
 }
 
-impl CardTelemetry {
+impl CardTelemetryByNvml {
     /// Opens the GPU card with the given UUID; `None` if NVML is missing or does not list the card.
-    pub fn open_card(uuid: &str) -> Option<CardTelemetry> {
-        let telemetry = Self { nvml: nvml_library()?, uuid: uuid.to_owned() };
-        telemetry.nvml_device().ok()?;
+    pub fn open_card_by_uuid(uuid: &str) -> Option<CardTelemetryByNvml> {
+        let telemetry = Self { nvml: open_nvml_once()?, uuid: uuid.to_owned() };
+        telemetry.nvml_device_of_card().ok()?;
         Some(telemetry)
     }
 
-    /// Version of the driver: "580.82.07".
-    pub fn driver_version(&self) -> Option<String> {
+    /// Version of the NVIDIA driver, such as "580.82.07".
+    pub fn nvidia_driver_version(&self) -> Option<String> {
         self.nvml.sys_driver_version().ok()
     }
 
-    /// Asks the card. Takes a few milliseconds: never while a sample is taken.
-    pub fn read_card(&self) -> CardReading {
-        let Ok(device) = self.nvml_device() else { return CardReading::default() };
-        CardReading {
+    /// Asks the card. Reading the card takes a few milliseconds, so this function is never called
+    /// while a sample is taken.
+    pub fn read_card_sensors(&self) -> GpuCardReading {
+        let Ok(device) = self.nvml_device_of_card() else { return GpuCardReading::default() };
+        GpuCardReading {
             sm_clock_mhz: device.clock_info(Clock::SM).ok(),
             memory_clock_mhz: device.clock_info(Clock::Memory).ok(),
             power_mw: device.power_usage().ok(),
             power_limit_mw: device.enforced_power_limit().ok(),
             temperature_c: device.temperature(TemperatureSensor::Gpu).ok(),
-            throttle: device.current_throttle_reasons().map(reason_names).unwrap_or_default(),
-            other_processes: computing_processes(&device).map(|listed| listed.others),
+            throttle: device
+                .current_throttle_reasons()
+                .map(throttle_reason_names_except_idle)
+                .unwrap_or_default(),
+            other_processes: count_processes_with_context(&device).map(|listed| listed.others),
         }
     }
 
-    /// Returns whether heat or a slow-down of the hardware limits the clock now; the power cap and
-    /// clocks that were set do not count. The result is `None` if the card does not report reasons.
-    pub fn is_slowed_by_hardware(&self) -> Option<bool> {
-        let reasons = self.nvml_device().and_then(|device| device.current_throttle_reasons());
-        reasons.ok().map(slows_hardware)
+    /// Returns whether heat or a hardware slow-down limits the card's clock now; the power cap and
+    /// clocks that the user set do not count. The result is `None` if the card does not report
+    /// throttle reasons.
+    pub fn is_slowed_by_heat_or_hardware_now(&self) -> Option<bool> {
+        let reasons =
+            self.nvml_device_of_card().and_then(|device| device.current_throttle_reasons());
+        reasons.ok().map(contains_heat_or_hardware_reason)
     }
 
-    /// Returns whether the power cap limits the clock now; `None` if the card does not report
-    /// reasons. This function makes one NVML call, while [`Self::read_card`] makes many.
-    pub fn is_power_capped(&self) -> Option<bool> {
-        let reasons = self.nvml_device().and_then(|device| device.current_throttle_reasons());
+    /// Returns whether the power cap limits the card's clock now; `None` if the card does not
+    /// report throttle reasons. `is_clock_limited_by_power_cap_now` makes one call that queries the
+    /// card, while [`Self::read_card_sensors`] makes many.
+    pub fn is_clock_limited_by_power_cap_now(&self) -> Option<bool> {
+        let reasons =
+            self.nvml_device_of_card().and_then(|device| device.current_throttle_reasons());
         reasons.ok().map(|reasons| reasons.contains(ThrottleReasons::SW_POWER_CAP))
     }
 
     /// Temperature of the GPU, °C.
-    pub fn temperature_c(&self) -> Option<u32> {
-        self.nvml_device().and_then(|device| device.temperature(TemperatureSensor::Gpu)).ok()
+    pub fn gpu_temperature_c(&self) -> Option<u32> {
+        self.nvml_device_of_card()
+            .and_then(|device| device.temperature(TemperatureSensor::Gpu))
+            .ok()
     }
 
-    /// Returns whether the card is a virtual one, whose clock and power a hypervisor divides.
-    pub fn is_virtual(&self) -> bool {
-        let mode = self.nvml_device().and_then(|device| device.virtualization_mode());
+    /// Returns whether the card is a virtual GPU, which shares clock and power of a card with other
+    /// virtual machines.
+    pub fn is_virtual_gpu(&self) -> bool {
+        let mode = self.nvml_device_of_card().and_then(|device| device.virtualization_mode());
         mode.is_ok_and(|mode| mode == GpuVirtualizationMode::Vgpu)
     }
 
-    /// Whether only root may set clocks; `None` if the card does not report it, for example a
-    /// virtual GPU.
-    pub fn clocks_need_root(&self) -> Option<bool> {
-        self.nvml_device().and_then(|device| device.is_api_restricted(Api::ApplicationClocks)).ok()
+    /// Returns whether only root may set the card's clocks; `None` if the card does not report it,
+    /// for example a virtual GPU.
+    pub fn does_setting_clocks_need_root(&self) -> Option<bool> {
+        self.nvml_device_of_card()
+            .and_then(|device| device.is_api_restricted(Api::ApplicationClocks))
+            .ok()
     }
 
-    /// Highest power that the card draws by default, and that it may draw now, milliwatts.
-    pub fn power_limit_range_mw(&self) -> Option<(u32, u32)> {
-        let device = self.nvml_device().ok()?;
+    /// Returns the card's default power limit, and its limit now, in milliwatts.
+    pub fn default_and_current_power_limit_mw(&self) -> Option<(u32, u32)> {
+        let device = self.nvml_device_of_card().ok()?;
         let default = device.power_management_limit_default().ok()?;
         Some((default, device.enforced_power_limit().ok()?))
     }
 
     /// Energy that the card has used since its driver was loaded, millijoules; `None` if the card
-    /// has no counter. The counter steps: each 100 ms on an H100.
-    pub fn energy_mj(&self) -> Option<u64> {
-        self.nvml_device().and_then(|device| device.total_energy_consumption()).ok()
+    /// has no energy counter. The energy counter does not rise continuously: an H100 updates it
+    /// each 100 ms.
+    pub fn energy_since_driver_load_mj(&self) -> Option<u64> {
+        self.nvml_device_of_card().and_then(|device| device.total_energy_consumption()).ok()
     }
 
-    /// Number of other processes that compute on the GPU, if the card reports them.
-    pub fn other_computing_processes(&self) -> Option<u32> {
-        Some(computing_processes(&self.nvml_device().ok()?)?.others)
+    /// Number of other processes that have a compute context on the GPU now, if the card reports
+    /// them.
+    pub fn other_processes_with_context_count(&self) -> Option<u32> {
+        Some(count_processes_with_context(&self.nvml_device_of_card().ok()?)?.others)
     }
 
-    /// Number of other processes that computed on the card since then, by the share of its time
-    /// that NVML samples for each process, about every tenth of a second. A process that only holds
-    /// memory does not count, nor does one that uses the card too briefly for a sample. `None` if
-    /// NVML has no such samples, not even of this process, which computes: with MIG, in a container
-    /// whose process numbers are not NVML's, and after a short time. Takes some milliseconds.
-    pub fn others_computing_since(&self, then: SystemTime) -> Option<u32> {
-        let device = self.nvml_device().ok()?;
-        if !computing_processes(&device)?.own {
+    /// Number of other processes that computed on the card since `then`, by the multiprocessor use
+    /// that NVML samples for each process about every tenth of a second. A process that only holds
+    /// memory does not count, nor does a process that computes too briefly to be sampled. `None` if
+    /// NVML has no samples, not even of this process, which computes: with MIG, in a container with
+    /// other process numbers, or too soon. Takes some milliseconds.
+    pub fn other_processes_that_computed_since(&self, then: SystemTime) -> Option<u32> {
+        let device = self.nvml_device_of_card().ok()?;
+        if !count_processes_with_context(&device)?.own {
             return None;
         }
         let then_us = u64::try_from(then.duration_since(UNIX_EPOCH).ok()?.as_micros()).ok()?;
         let samples = device.process_utilization_stats(then_us).ok()?;
         let busy = samples.iter().filter(|it| it.sm_util > 0).map(|it| it.pid);
-        other_process_count(busy.collect(), std::process::id())
+        count_processes_other_than_own(busy.collect(), std::process::id())
     }
 
-    fn nvml_device(&self) -> Result<Device<'_>, NvmlError> {
+    fn nvml_device_of_card(&self) -> Result<Device<'_>, NvmlError> {
         self.nvml.device_by_uuid(&*self.uuid)
     }
 }
 
-/// Number of other processes that computed; `None` if the list lacks this process and has no
-/// others, because then it is incomplete.
-fn other_process_count(computed: BTreeSet<u32>, own: u32) -> Option<u32> {
+/// Number of other processes that computed; `None` if the list is empty, which means that NVML
+/// sampled no process.
+fn count_processes_other_than_own(computed: BTreeSet<u32>, own: u32) -> Option<u32> {
     let others = computed.iter().filter(|&&pid| pid != own).count() as u32;
     (others > 0 || computed.contains(&own)).then_some(others)
 }
 
-/// Returns the processes that have a context on a card.
-struct ComputingProcesses {
-    /// Returns whether NVML lists this process.
+/// Processes that have a compute context on a card.
+struct ProcessesWithContext {
+    /// Whether NVML lists this process among those with a context.
     own: bool,
     /// Number of other processes.
     others: u32,
 }
 
-/// Lists the processes with a context on a GPU; `None` if the card does not report them.
-fn computing_processes(device: &Device<'_>) -> Option<ComputingProcesses> {
+/// Counts the processes with a compute context on a GPU; `None` if the card does not report them.
+fn count_processes_with_context(device: &Device<'_>) -> Option<ProcessesWithContext> {
     let processes = device.running_compute_processes().ok()?;
     let others = processes.iter().filter(|process| process.pid != std::process::id()).count();
-    Some(ComputingProcesses { own: others < processes.len(), others: others as u32 })
+    Some(ProcessesWithContext { own: others < processes.len(), others: others as u32 })
 }
 
-/// The reasons that slow a working card, without the idle state.
-fn reason_names(reasons: ThrottleReasons) -> Vec<String> {
+/// Returns the lower-case names of throttle reasons, without the reason that the GPU is idle.
+fn throttle_reason_names_except_idle(reasons: ThrottleReasons) -> Vec<String> {
     let slowing = reasons - ThrottleReasons::GPU_IDLE;
     slowing.iter_names().map(|(name, _)| name.to_lowercase()).collect()
 }
 
-/// Throttle reasons that are heat or a hardware slow-down.
-const SLOWDOWN_REASONS: ThrottleReasons = ThrottleReasons::HW_SLOWDOWN
+/// Throttle reasons that mean heat or a hardware slow-down.
+const HEAT_AND_HARDWARE_REASONS: ThrottleReasons = ThrottleReasons::HW_SLOWDOWN
     .union(ThrottleReasons::SW_THERMAL_SLOWDOWN)
     .union(ThrottleReasons::HW_THERMAL_SLOWDOWN)
     .union(ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN);
 
-fn slows_hardware(reasons: ThrottleReasons) -> bool {
-    reasons.intersects(SLOWDOWN_REASONS)
+fn contains_heat_or_hardware_reason(reasons: ThrottleReasons) -> bool {
+    reasons.intersects(HEAT_AND_HARDWARE_REASONS)
 }
 
 #[cfg(test)]
@@ -265,8 +281,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn other_processes_are_unknown_if_nvml_does_not_sample_this_process() {
-        let others = |computed: &[u32]| other_process_count(computed.iter().copied().collect(), 7);
+    fn other_processes_are_unknown_if_nvml_sampled_no_process() {
+        let others = |computed: &[u32]| {
+            count_processes_other_than_own(computed.iter().copied().collect(), 7)
+        };
         assert_eq!(others(&[]), None);
         assert_eq!(others(&[7]), Some(0));
         assert_eq!(others(&[7, 8, 9]), Some(2));
@@ -274,39 +292,48 @@ mod tests {
     }
 
     #[test]
-    fn throttle_reasons_have_nvmls_names_and_exclude_idling() {
+    fn throttle_reasons_have_nvmls_names_and_omit_idleness() {
         assert_eq!(
-            reason_names(ThrottleReasons::GPU_IDLE | ThrottleReasons::SW_POWER_CAP),
+            throttle_reason_names_except_idle(
+                ThrottleReasons::GPU_IDLE | ThrottleReasons::SW_POWER_CAP
+            ),
             ["sw_power_cap"]
         );
-        assert_eq!(reason_names(ThrottleReasons::GPU_IDLE), [""; 0]);
+        assert_eq!(throttle_reason_names_except_idle(ThrottleReasons::GPU_IDLE), [""; 0]);
     }
 
     #[test]
-    fn only_the_card_in_use_is_listed() {
+    fn nvml_lists_the_gpu_in_use_and_no_unknown_uuid() {
         let Some((device, _alone)) = crate::testing::lock_first_gpu() else { return };
-        let listed = is_card_listed(&device.facts().uuid);
+        let listed = is_card_uuid_listed_by_nvml(&device.facts().uuid);
         eprintln!("{}: listed: {listed:?}", device.facts().uuid);
         assert_ne!(listed, Some(false));
-        assert_eq!(is_card_listed("GPU-feed"), listed.map(|_| false));
+        assert_eq!(is_card_uuid_listed_by_nvml("GPU-feed"), listed.map(|_| false));
     }
 
     #[test]
-    fn heat_counts_as_slowing_a_card_and_its_power_limit_does_not() {
+    fn heat_slows_a_card_but_its_power_cap_does_not_count() {
         for reason in [
             ThrottleReasons::GPU_IDLE,
             ThrottleReasons::SW_POWER_CAP,
             ThrottleReasons::APPLICATIONS_CLOCKS_SETTING,
             ThrottleReasons::NONE,
         ] {
-            assert!(!slows_hardware(reason), "{reason:?}");
-            assert!(slows_hardware(reason | ThrottleReasons::SW_THERMAL_SLOWDOWN), "{reason:?}");
+            assert!(!contains_heat_or_hardware_reason(reason), "{reason:?}");
+            assert!(
+                contains_heat_or_hardware_reason(reason | ThrottleReasons::SW_THERMAL_SLOWDOWN),
+                "{reason:?}"
+            );
         }
-        assert!(slows_hardware(ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN));
-        assert!(slows_hardware(ThrottleReasons::HW_SLOWDOWN | ThrottleReasons::SW_POWER_CAP));
-        let reading =
-            |reasons| CardReading { throttle: reason_names(reasons), ..CardReading::default() };
-        assert!(reading(ThrottleReasons::SW_THERMAL_SLOWDOWN).is_slowed_by_hardware());
-        assert!(!reading(ThrottleReasons::SW_POWER_CAP).is_slowed_by_hardware());
+        assert!(contains_heat_or_hardware_reason(ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN));
+        assert!(contains_heat_or_hardware_reason(
+            ThrottleReasons::HW_SLOWDOWN | ThrottleReasons::SW_POWER_CAP
+        ));
+        let reading = |reasons| GpuCardReading {
+            throttle: throttle_reason_names_except_idle(reasons),
+            ..GpuCardReading::default()
+        };
+        assert!(reading(ThrottleReasons::SW_THERMAL_SLOWDOWN).was_slowed_by_heat_or_hardware());
+        assert!(!reading(ThrottleReasons::SW_POWER_CAP).was_slowed_by_heat_or_hardware());
     }
 }

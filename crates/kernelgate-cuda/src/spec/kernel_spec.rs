@@ -1,4 +1,4 @@
-//! The specification of a kernel: source, symbol, launch shape, requirements.
+//! Specification of one CUDA kernel: source file, symbol, launch shape and requirements.
 
 use std::fmt;
 
@@ -7,25 +7,25 @@ use crate::BackendError;
 use crate::compiler::source::{KernelBuild, Source};
 use crate::driver::launch::shape::Launch;
 
-/// Specification of a kernel: all facts that its launches, its record of resources and its tests
-/// need.
+/// Specification of one CUDA kernel: all facts that its launches, its record of resources and its
+/// tests need.
 ///
-/// `P` is the type on which variants and grids depend: the problem, or the part of it that a
-/// family's kernels share. Specifications of one source file, or of one kernel family, differ in
-/// few fields: write one constant with the common fields and `..COMMON` in the others.
-/// [`KernelSpec::new`] is a specification with default fields.
+/// `P` is the type on which the macros and the grid of the kernel depend: the problem, or the part
+/// of it that a kernel family shares. Specifications of one source file or kernel family share most
+/// fields: write one constant `COMMON` and `..COMMON` in the others. [`KernelSpec::new`] sets
+/// defaults.
 pub struct KernelSpec<P: 'static> {
-    /// The source file of the kernel; a file may hold several kernels.
+    /// CUDA source file of the kernel; a file may contain several kernels.
     pub source: Source,
-    /// The `extern "C"` symbol of the kernel.
+    /// Name of the kernel's `extern "C"` function in the source file.
     pub symbol: &'static str,
-    /// Macros that select the variant, `NAME` or `NAME=VALUE`: part of the build's name. The macro
-    /// has the same value for all kernels of a source file.
+    /// Returns the macros that select a variant of the source, `NAME` or `NAME=VALUE`; they are
+    /// part of the build's name. A macro has the same value for all kernels of one source file.
     pub defines: fn(&P) -> Vec<String>,
-    /// Numbers that the source gets as macros, so that they are written on this side only: block
-    /// sizes, tiles, capacities, shared bytes to assert. All kernels of a source file share these
-    /// constants. The values of constants are not in the build's name, but must follow from the
-    /// build's name.
+    /// Returns numbers that Rust passes to the source as macros, so that they are written only in
+    /// Rust: block sizes, tiles, capacities, shared bytes to assert. All kernels of one source file
+    /// have the same constants. The build's name does not contain the constants, so equal names
+    /// must mean equal constants.
     pub constants: fn(&P) -> Vec<(&'static str, usize)>,
     /// Threads a block.
     pub threads: usize,
@@ -33,24 +33,24 @@ pub struct KernelSpec<P: 'static> {
     pub blocks: fn(&P) -> [usize; 3],
     /// Dynamic shared memory of a block, bytes.
     pub shared_bytes: fn(&P) -> usize,
-    /// Whether the multiprocessors keep the whole shared memory while it runs (a carve-out of 100
-    /// %). Kernels run concurrently only with equal carve-outs: a kernel with another carve-out
-    /// waits until the multiprocessor is empty.
+    /// Whether the kernel asks each multiprocessor for the largest shared memory while it runs (a
+    /// carve-out of 100 %). Kernels run concurrently only with equal carve-outs: a kernel with
+    /// another carve-out waits until the multiprocessor is empty.
     pub whole_shared: bool,
-    /// Blocks of a cluster, in x, as in `__cluster_dims__`; `None` without clusters.
+    /// Number of thread blocks of a cluster in x, as in `__cluster_dims__`; `None` if the kernel
+    /// uses no clusters.
     pub cluster: Option<usize>,
     /// Whether blocks wait for each other across the grid, so that the launch must be cooperative:
-    /// all blocks are resident at once. No other process may compute on the GPU during a
-    /// cooperative launch.
+    /// all blocks are resident at the same time. During a cooperative launch no other process may
+    /// run kernels on the GPU.
     pub co_resident: bool,
     /// The least architecture.
     pub requires: RequiredArchitecture,
-    /// One parameter value `P` for each build that is recorded and tested; the grid of `P` does not
-    /// matter.
+    /// Returns one value of `P` for each build whose resources are recorded and tested; the grid
+    /// that follows from `P` does not matter.
     pub variants: fn() -> Vec<P>,
-    /// Names of the kernel's stages, in order, if one launch is too large to understand as a whole:
-    /// the stages that the source ends with `stage_ends` of `common/stages.cuh`, by their numbers
-    /// there.
+    /// Names of the kernel's stages, in order, for kernels whose stages are timed separately: the
+    /// source ends stage number i with `stage_ends(i)` of `common/stages.cuh`.
     pub stages: &'static [&'static str],
 }
 
@@ -72,8 +72,8 @@ impl<P> fmt::Debug for KernelSpec<P> {
 }
 
 impl<P> KernelSpec<P> {
-    /// A kernel without macros, dynamic shared memory or clusters, for sm_80 and later, of which no
-    /// build is recorded.
+    /// Specification with defaults: no macros, dynamic shared memory or clusters, sm_80 and later,
+    /// and no build whose resources are recorded.
     pub const fn new(
         source: Source,
         symbol: &'static str,
@@ -106,37 +106,49 @@ impl<P> KernelSpec<P> {
         }
     }
 
-    /// The build whose kernel clocks its stages, for a grid of the given number of blocks.
+    /// Returns the build that measures the time of each stage of the kernel, for a grid of the
+    /// given number of blocks.
     pub(super) fn build_with_stage_clocks(&self, p: &P, blocks: u64) -> KernelBuild {
         let build = self.build_for_parameters(p);
         let clocks = [format!("STAGES={}", self.stages.len()), format!("STAGE_BLOCKS={blocks}")];
         KernelBuild { defines: [build.defines, clocks.to_vec()].concat(), ..build }
     }
 
-    /// How the kernel is launched for `p`.
+    /// Returns grid, block and dynamic shared memory of the kernel's launch for `p`.
     ///
     /// # Errors
     /// Fails if the blocks do not fit into a grid.
-    pub fn launch_for(&self, p: &P) -> Result<Launch, BackendError> {
-        let launch = Launch::with_blocks((self.blocks)(p), self.threads as u32)?;
+    pub fn launch_shape_for(&self, p: &P) -> Result<Launch, BackendError> {
+        let launch = Launch::with_grid_of_blocks((self.blocks)(p), self.threads as u32)?;
         Ok(Launch { shared_bytes: (self.shared_bytes)(p) as u32, ..launch })
     }
 
-    /// Reason why a GPU of the given architecture and shared memory per block cannot run the kernel
-    /// for `p`: a phrase for a message.
-    pub fn unmet_requirement_for(&self, p: &P, arch: &str, shared_bytes: u32) -> Option<String> {
-        unmet_requirement(self.requires, (self.shared_bytes)(p) as u32, arch, Some(shared_bytes))
+    /// Returns a phrase for a message why a GPU of this architecture and shared memory per block
+    /// cannot run the kernel for `p`; `None` if it can.
+    pub fn reason_gpu_cannot_run_kernel_for(
+        &self,
+        p: &P,
+        arch: &str,
+        shared_bytes: u32,
+    ) -> Option<String> {
+        reason_architecture_cannot_run_kernel(
+            self.requires,
+            (self.shared_bytes)(p) as u32,
+            arch,
+            Some(shared_bytes),
+        )
     }
 }
 
-/// Reason why an architecture cannot run a kernel; an unknown shared-memory limit excludes nothing.
-pub(super) fn unmet_requirement(
+/// Returns the reason why an architecture cannot run a kernel; if the limit of shared memory is
+/// unknown, it is not checked.
+pub(super) fn reason_architecture_cannot_run_kernel(
     requires: RequiredArchitecture,
     needed: u32,
     arch: &str,
     shared_bytes: Option<u32>,
 ) -> Option<String> {
-    if !requires.is_met_by(arch) {
+    if !requires.is_met_by_architecture(arch) {
         return Some(format!("needs {requires}"));
     }
     let most = shared_bytes.filter(|&most| needed > most)?;
@@ -147,28 +159,28 @@ pub(super) fn unmet_requirement(
 mod tests {
     use super::*;
 
-    const BLOCK_SIZE: usize = 128;
+    const HALVING_BLOCK_THREADS: usize = 128;
     const HALVING_KERNEL: KernelSpec<usize> = KernelSpec {
         defines: |n| vec![format!("EVEN={}", u8::from(n % 2 == 0))],
-        constants: |_| vec![("THREADS", BLOCK_SIZE)],
-        shared_bytes: |_| 4 * BLOCK_SIZE,
-        ..KernelSpec::new(Source::new("mine/halve", "text"), "halve", BLOCK_SIZE, |n| {
-            [n.div_ceil(BLOCK_SIZE), 1, 1]
+        constants: |_| vec![("THREADS", HALVING_BLOCK_THREADS)],
+        shared_bytes: |_| 4 * HALVING_BLOCK_THREADS,
+        ..KernelSpec::new(Source::new("mine/halve", "text"), "halve", HALVING_BLOCK_THREADS, |n| {
+            [n.div_ceil(HALVING_BLOCK_THREADS), 1, 1]
         })
     };
 
     #[test]
-    fn a_build_is_named_by_its_selecting_macros_and_compiled_with_all_constants() {
+    fn a_build_is_named_by_its_macros_and_not_by_its_constants() {
         let build = HALVING_KERNEL.build_for_parameters(&1000);
-        assert_eq!(build.name(), "mine/halve EVEN=1");
-        assert_eq!(build.compiler_options("sm_80").last().unwrap(), "-DTHREADS=128");
+        assert_eq!(build.file_and_macros(), "mine/halve EVEN=1");
+        assert_eq!(build.nvrtc_options("sm_80").last().unwrap(), "-DTHREADS=128");
         assert_ne!(build, Source::new("mine/halve", "text").build(&["EVEN=1"]));
     }
 
     #[test]
-    fn a_launch_shape_has_the_specified_blocks_threads_and_shared_memory() {
-        let shape = HALVING_KERNEL.launch_for(&1000).unwrap();
+    fn a_launch_has_the_specified_blocks_threads_and_shared_memory() {
+        let shape = HALVING_KERNEL.launch_shape_for(&1000).unwrap();
         assert_eq!(shape, Launch { shared_bytes: 512, ..Launch::new([8, 1, 1], [128, 1, 1]) });
-        assert!(HALVING_KERNEL.launch_for(&0).is_err());
+        assert!(HALVING_KERNEL.launch_shape_for(&0).is_err());
     }
 }

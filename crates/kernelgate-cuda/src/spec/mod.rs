@@ -1,10 +1,10 @@
-//! A kernel as one row of data: source, macros, launch shape, shared memory, cluster, least
-//! architecture.
+//! Specifications of CUDA kernels as rows of data: source, macros, launch shape, shared memory,
+//! cluster, oldest architecture.
 //!
-//! Launchers load and launch a row ([`KernelSpec::compile_and_load`]), `kernelgate resources` and
-//! the tests list it ([`list_kernel_rows()`]); all facts about a kernel that they use are in its
-//! row. Deliberately absent: a registry. Each kernel family has its specifications as constants,
-//! and one slice with all of them.
+//! Rust code loads a kernel from its row ([`KernelSpec::compile_and_load`]); `kernelgate resources`
+//! and tests list the rows ([`list_kernel_rows()`]). All facts that they use are in the row.
+//! Deliberately absent: a registry. Each kernel family has a constant for each of its
+//! specifications, and one slice with all of them.
 
 mod kernel_spec;
 mod loaded_kernel;
@@ -12,6 +12,6 @@ mod required_architecture;
 mod spec_list;
 
 pub use kernel_spec::KernelSpec;
-pub use loaded_kernel::LoadedKernel;
+pub use loaded_kernel::LoadedKernelWithLaunch;
 pub use required_architecture::RequiredArchitecture;
-pub use spec_list::{ListedKernel, list_kernel_rows};
+pub use spec_list::{ListedKernelBuild, list_kernel_rows};

@@ -1,26 +1,28 @@
-//! The oldest architecture for which a kernel compiles.
+//! GPU architectures for which a kernel compiles.
 
 use std::fmt;
 
-use crate::architecture::capability_number;
+use crate::architecture::compute_capability_number;
 
-/// Architectures that a kernel compiles for and runs on.
+/// GPU architectures for which a kernel compiles and on which it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequiredArchitecture {
-    /// The compute capability, major and minor digits together, and every later one: 80 is sm_80.
+    /// A compute capability, with major and minor digits together, and all later ones: 80 means
+    /// sm_80 or later.
     AtLeast(u32),
-    /// Compute capabilities from the first to below the second; from the second on, another build
-    /// is used.
+    /// Compute capabilities from the first number to below the second; from the second on, another
+    /// build of the kernel is used.
     Between(u32, u32),
-    /// The kernel runs on one architecture only, because of instructions that no other has:
-    /// "sm_90a" has `wgmma`.
+    /// One architecture only, because of instructions that no other architecture has: "sm_90a" has
+    /// `wgmma`.
     Exactly(&'static str),
 }
 
 impl RequiredArchitecture {
     /// Returns whether a GPU of the given architecture ("sm_90a") can run the kernel.
-    pub fn is_met_by(self, arch: &str) -> bool {
-        let matches = |holds: &dyn Fn(u32) -> bool| capability_number(arch).is_some_and(holds);
+    pub fn is_met_by_architecture(self, arch: &str) -> bool {
+        let matches =
+            |holds: &dyn Fn(u32) -> bool| compute_capability_number(arch).is_some_and(holds);
         match self {
             Self::Exactly(wanted) => arch == wanted,
             Self::AtLeast(least) => matches(&|number| number >= least),
@@ -49,22 +51,24 @@ mod tests {
     fn only_kernels_with_a_minimum_architecture_run_on_later_ones() {
         let least = RequiredArchitecture::AtLeast(90);
         assert_eq!(
-            ["sm_80", "sm_89", "sm_90", "sm_90a", "sm_120a"].map(|arch| least.is_met_by(arch)),
+            ["sm_80", "sm_89", "sm_90", "sm_90a", "sm_120a"]
+                .map(|arch| least.is_met_by_architecture(arch)),
             [false, false, true, true, true]
         );
         let exactly = RequiredArchitecture::Exactly("sm_90a");
         assert_eq!(
-            ["sm_80", "sm_90", "sm_90a", "sm_100a"].map(|arch| exactly.is_met_by(arch)),
+            ["sm_80", "sm_90", "sm_90a", "sm_100a"]
+                .map(|arch| exactly.is_met_by_architecture(arch)),
             [false, false, true, false]
         );
         let between = RequiredArchitecture::Between(80, 90);
         assert_eq!(
             ["sm_75", "sm_80", "sm_89", "sm_90", "sm_90a", "sm_120a"]
-                .map(|arch| between.is_met_by(arch)),
+                .map(|arch| between.is_met_by_architecture(arch)),
             [false, true, true, false, false, false]
         );
         assert_eq!(between.to_string(), "sm_80 or later, but none from sm_90 on");
-        assert!(!least.is_met_by("gfx942"));
+        assert!(!least.is_met_by_architecture("gfx942"));
         assert_eq!([least.to_string(), exactly.to_string()], ["sm_90 or later", "sm_90a"]);
     }
 }

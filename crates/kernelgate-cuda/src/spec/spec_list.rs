@@ -1,17 +1,17 @@
-//! Lists kernels of any parameter type, in order to compile all of them: `kernelgate resources` and
-//! the tests.
+//! Lists the kernels of rows with any parameter type, so that all of them can be compiled:
+//! `kernelgate resources` and tests use the list.
 
-use super::kernel_spec::{KernelSpec, unmet_requirement};
+use super::kernel_spec::{KernelSpec, reason_architecture_cannot_run_kernel};
 use super::required_architecture::RequiredArchitecture;
-use crate::architecture::shared_bytes_a_block;
-use crate::compiler::source::{KernelBuild, KernelFile};
+use crate::architecture::max_shared_bytes_per_block;
+use crate::compiler::source::{KernelBuild, NamedKernelFile};
 
-/// A kernel of a build: the row without its parameter.
+/// One kernel of one build: a row of [`KernelSpec`] with its parameter filled in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ListedKernel {
-    /// Source file and macros, from which the kernels of a file are compiled together.
+pub struct ListedKernelBuild {
+    /// CUDA source file and macros; kernels with an equal build are compiled together.
     pub build: KernelBuild,
-    /// The `extern "C"` symbol of the kernel.
+    /// Name of the kernel's `extern "C"` function in the source file.
     pub symbol: &'static str,
     /// Threads a block.
     pub threads: u32,
@@ -21,32 +21,40 @@ pub struct ListedKernel {
     pub cluster: Option<u32>,
     /// The least architecture.
     pub requires: RequiredArchitecture,
-    /// The build with clocks of its stages, if its row names stages.
+    /// The build that measures the time of each stage of the kernel, if its row names stages.
     pub with_clocks: Option<KernelBuild>,
 }
 
-impl ListedKernel {
-    /// Name in records: the build, followed by the symbol if that differs from the file's name.
-    pub fn name(&self) -> String {
-        self.build.kernel_name(self.symbol)
+impl ListedKernelBuild {
+    /// Name of the kernel in records: the build's name, followed by the symbol if the symbol
+    /// differs from the file's name.
+    pub fn kernel_name_in_records(&self) -> String {
+        self.build.record_name_of_kernel(self.symbol)
     }
 
-    /// The kernel with the files of an executable, as [`KernelBuild::with_files`].
+    /// Returns the kernel with the CUDA source files that an executable embeds, as
+    /// [`KernelBuild::with_default_files`].
     #[must_use]
-    pub fn with_files(self, files: &'static [KernelFile]) -> Self {
-        let with_clocks = self.with_clocks.map(|build| build.with_files(files));
-        Self { build: self.build.with_files(files), with_clocks, ..self }
+    pub fn with_embedded_files(self, files: &'static [NamedKernelFile]) -> Self {
+        let with_clocks = self.with_clocks.map(|build| build.with_default_files(files));
+        Self { build: self.build.with_default_files(files), with_clocks, ..self }
     }
 
-    /// Reason why an architecture cannot run the kernel, a fragment: "needs sm_90 or later".
-    pub fn unmet_by(&self, arch: &str) -> Option<String> {
-        unmet_requirement(self.requires, self.shared_bytes, arch, shared_bytes_a_block(arch))
+    /// Returns the reason why an architecture cannot run the kernel, a sentence fragment: "needs
+    /// sm_90 or later".
+    pub fn reason_architecture_cannot_run(&self, arch: &str) -> Option<String> {
+        reason_architecture_cannot_run_kernel(
+            self.requires,
+            self.shared_bytes,
+            arch,
+            max_shared_bytes_per_block(arch),
+        )
     }
 }
 
-/// Returns every kernel of every build in this list, in order.
-pub fn list_kernel_rows<P>(rows: &[KernelSpec<P>]) -> Vec<ListedKernel> {
-    let listed = |row: &KernelSpec<P>, p: &P| ListedKernel {
+/// Returns every kernel of every recorded build of these rows, in order.
+pub fn list_kernel_rows<P>(rows: &[KernelSpec<P>]) -> Vec<ListedKernelBuild> {
+    let listed = |row: &KernelSpec<P>, p: &P| ListedKernelBuild {
         build: row.build_for_parameters(p),
         symbol: row.symbol,
         threads: row.threads as u32,
@@ -65,7 +73,7 @@ mod tests {
     use super::*;
     use crate::Source;
 
-    const TEST_FILE_KERNEL: KernelSpec<usize> = KernelSpec {
+    const TWO_WIDTHS_KERNEL: KernelSpec<usize> = KernelSpec {
         defines: |width| vec![format!("WIDTH={width}")],
         shared_bytes: |width| 16 * width,
         variants: || vec![1, 2],
@@ -73,12 +81,12 @@ mod tests {
     };
 
     #[test]
-    fn each_build_of_each_kernel_is_listed_by_name() {
+    fn each_recorded_build_of_each_kernel_is_listed_by_name() {
         let listed = list_kernel_rows(&[
-            TEST_FILE_KERNEL,
-            KernelSpec { symbol: "mine_sums_finish", ..TEST_FILE_KERNEL },
+            TWO_WIDTHS_KERNEL,
+            KernelSpec { symbol: "mine_sums_finish", ..TWO_WIDTHS_KERNEL },
         ]);
-        let names: Vec<_> = listed.iter().map(ListedKernel::name).collect();
+        let names: Vec<_> = listed.iter().map(ListedKernelBuild::kernel_name_in_records).collect();
         assert_eq!(
             names,
             [
@@ -92,25 +100,32 @@ mod tests {
         assert_eq!(listed[1].build, listed[3].build);
         assert_eq!(listed[1].with_clocks, None);
         let clocked =
-            list_kernel_rows(&[KernelSpec { stages: &["one", "two"], ..TEST_FILE_KERNEL }]);
-        let clocked = clocked[1].with_clocks.as_ref().unwrap().name();
+            list_kernel_rows(&[KernelSpec { stages: &["one", "two"], ..TWO_WIDTHS_KERNEL }]);
+        let clocked = clocked[1].with_clocks.as_ref().unwrap().file_and_macros();
         assert_eq!(clocked, "mine/sums WIDTH=2 STAGES=2 STAGE_BLOCKS=1");
     }
 
     #[test]
-    fn unmet_requirements_are_reported_by_architecture_name() {
-        let row = KernelSpec { shared_bytes: |_| 150 << 10, ..TEST_FILE_KERNEL };
+    fn a_kernel_that_an_architecture_cannot_run_has_a_reason() {
+        let row = KernelSpec { shared_bytes: |_| 150 << 10, ..TWO_WIDTHS_KERNEL };
         let large = &list_kernel_rows(&[row])[0];
-        assert_eq!((large.unmet_by("sm_80"), large.unmet_by("sm_100a")), (None, None));
         assert_eq!(
-            large.unmet_by("sm_120a").unwrap(),
+            (
+                large.reason_architecture_cannot_run("sm_80"),
+                large.reason_architecture_cannot_run("sm_100a")
+            ),
+            (None, None)
+        );
+        assert_eq!(
+            large.reason_architecture_cannot_run("sm_120a").unwrap(),
             "needs 153600 bytes of shared memory a block, sm_120a has 101376"
         );
-        // If a limit is unknown, the launch on the card decides.
-        assert_eq!(large.unmet_by("sm_88"), None);
+        // If the architecture's limit of shared memory is unknown, no reason is given, and the
+        // launch on the GPU decides.
+        assert_eq!(large.reason_architecture_cannot_run("sm_88"), None);
         let newer =
             &list_kernel_rows(&[KernelSpec { requires: RequiredArchitecture::AtLeast(90), ..row }])
                 [0];
-        assert_eq!(newer.unmet_by("sm_89").unwrap(), "needs sm_90 or later");
+        assert_eq!(newer.reason_architecture_cannot_run("sm_89").unwrap(), "needs sm_90 or later");
     }
 }

@@ -1,5 +1,5 @@
-//! Pure functions of statistics on slices of numbers. This module does not use files, cases or
-//! judgements.
+//! Statistical functions on slices of numbers, without side effects. This module knows nothing of
+//! files, benchmark cases or verdicts.
 
 pub mod binomial;
 pub mod change_points;
@@ -10,7 +10,10 @@ pub mod quantile;
 pub mod signed_rank;
 pub mod walsh;
 
-pub use change_points::{ChangePoint, change_points};
+pub use change_points::{DetectedLevelChange, detect_level_changes};
 pub use multiple_testing::benjamini_hochberg_adjusted;
-pub use quantile::{QuartileSpread, mean, median, quantile, relative_half_range, weighted_median};
+pub use quantile::{
+    MedianAndQuartiles, half_range_by_median, mean, median, quantile_by_interpolation,
+    weighted_median,
+};
 pub use walsh::WalshAverages;

@@ -1,11 +1,11 @@
 //! Many tests at once.
 
-/// Adjusted p values of Benjamini and Hochberg (1995), in the order of the given p values: adjusted
-/// values of at most q are rejected when the step-up procedure is run at q. The expected share of
-/// false ones among the rejected is then at most q (independent or positively dependent tests);
-/// where no effect is real, so is the probability to reject any.
+/// Returns the adjusted p values of Benjamini and Hochberg (1995) in input order; rejecting
+/// adjusted values of at most q is their step-up procedure at q. The expected share of false
+/// rejections among all rejections is then at most q, for independent or positively dependent
+/// tests; if no effect is real, q bounds any rejection's probability.
 ///
-/// A p value of NaN counts as 1.
+/// A p value that is NaN is treated as 1.
 pub fn benjamini_hochberg_adjusted(p: &[f64]) -> Vec<f64> {
     let valid = |index: usize| if p[index].is_nan() { 1.0 } else { p[index].clamp(0.0, 1.0) };
     let mut order: Vec<usize> = (0..p.len()).collect();
@@ -25,8 +25,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The 15 p values of the article (page 295): four are rejected at 0.05, where Bonferroni
-    /// rejects three.
+    /// The 15 p values of Benjamini and Hochberg's article (page 295): their procedure rejects four
+    /// at 0.05, Bonferroni's three.
     #[test]
     fn adjusted_p_values_equal_the_example_of_benjamini_and_hochberg() {
         let p = [
@@ -45,7 +45,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn adjusted_p_values_keep_their_order_and_never_shrink(
+        fn adjusted_p_values_keep_their_order_and_are_not_smaller(
             p in prop::collection::vec(0.0f64..1.0, 1..30),
         ) {
             let adjusted = benjamini_hochberg_adjusted(&p);
@@ -60,7 +60,7 @@ mod tests {
         }
 
         #[test]
-        fn adjusted_p_values_reject_the_same_hypotheses_as_the_step_up_rule(
+        fn adjusted_p_values_reject_as_many_as_the_step_up_rule(
             p in prop::collection::vec(0.0f64..0.2, 1..30),
             q in 0.01f64..0.2,
         ) {

@@ -1,10 +1,11 @@
 //! Quantiles and the mean of a sample.
 
-/// The `q` quantile, linear between order statistics (Hyndman-Fan type 7, the default of R and
-/// NumPy).
+/// Returns the `q` quantile of the values, linear between order statistics (Hyndman-Fan type 7, the
+/// default of R and NumPy).
 ///
-/// `values` is not empty, holds no NaN and need not be sorted; `q` in [0, 1].
-pub fn quantile(values: &[f64], q: f64) -> f64 {
+/// `values` has at least one element, holds no NaN and need not be sorted; `q` lies between 0 and
+/// 1.
+pub fn quantile_by_interpolation(values: &[f64], q: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let position = q.clamp(0.0, 1.0) * (sorted.len() - 1) as f64;
@@ -12,26 +13,26 @@ pub fn quantile(values: &[f64], q: f64) -> f64 {
     low + (high - low) * position.fract()
 }
 
-/// The mean; 0 without values.
+/// Arithmetic mean of the values; 0 without values.
 pub fn mean(values: &[f64]) -> f64 {
     if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
 }
 
 /// The middle value.
 pub fn median(values: &[f64]) -> f64 {
-    quantile(values, 0.5)
+    quantile_by_interpolation(values, 0.5)
 }
 
-/// The value at which half of the weight is reached: the middle between its two neighbours where
-/// half is reached between them, so that equal weights give [`median`].
+/// Returns the value at which half of the total weight is reached; if half is reached between two
+/// values, their middle, so that equal weights give [`median`].
 ///
-/// `values` must not be empty or hold NaN and need not be sorted; `weights` has the same length,
-/// and each weight is above 0.
+/// `values` has at least one element, holds no NaN and need not be sorted; `weights` has the same
+/// length, and each weight is above 0.
 pub fn weighted_median(values: &[f64], weights: &[f64]) -> f64 {
     let mut sorted: Vec<(f64, f64)> = values.iter().copied().zip(weights.iter().copied()).collect();
     sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
     let half = 0.5 * sorted.iter().map(|(_, weight)| weight).sum::<f64>();
-    // Sums of weights are not exact; halves of equal weights must still be recognised.
+    // Sums of weights are rounded, so a sum within 1e-12 of half the total weight counts as half.
     let slack = 1e-12 * half;
     let mut below = 0.0;
     for (index, (value, weight)) in sorted.iter().enumerate() {
@@ -45,9 +46,9 @@ pub fn weighted_median(values: &[f64], weights: &[f64]) -> f64 {
     sorted[sorted.len() - 1].0
 }
 
-/// Half the range of the values, relative to their median. The function needs at least one value,
-/// and all values must be positive.
-pub fn relative_half_range(values: &[f64]) -> f64 {
+/// Returns half the difference of largest and smallest value, divided by the median. The function
+/// needs at least one value, and all values must be positive.
+pub fn half_range_by_median(values: &[f64]) -> f64 {
     let highest = values.iter().copied().fold(0.0, f64::max);
     let lowest = values.iter().copied().fold(f64::INFINITY, f64::min);
     (highest - lowest) / (2.0 * median(values))
@@ -55,7 +56,7 @@ pub fn relative_half_range(values: &[f64]) -> f64 {
 
 /// Median and quartiles.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct QuartileSpread {
+pub struct MedianAndQuartiles {
     /// First quartile.
     pub q1: f64,
     /// Median.
@@ -64,14 +65,18 @@ pub struct QuartileSpread {
     pub q3: f64,
 }
 
-impl QuartileSpread {
-    /// Computes the spread of a non-empty slice without NaNs.
-    pub fn from_values(values: &[f64]) -> QuartileSpread {
-        Self { q1: quantile(values, 0.25), median: median(values), q3: quantile(values, 0.75) }
+impl MedianAndQuartiles {
+    /// Computes median and quartiles of a slice that has at least one value and no NaN.
+    pub fn median_and_quartiles_from_values(values: &[f64]) -> MedianAndQuartiles {
+        Self {
+            q1: quantile_by_interpolation(values, 0.25),
+            median: median(values),
+            q3: quantile_by_interpolation(values, 0.75),
+        }
     }
 
-    /// Half the interquartile range, relative to the median.
-    pub fn relative_half_iqr(&self) -> f64 {
+    /// Half the difference of third and first quartile, divided by the median.
+    pub fn half_interquartile_range_by_median(&self) -> f64 {
         (self.q3 - self.q1) / (2.0 * self.median)
     }
 }
@@ -82,18 +87,18 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn weighted_medians_match_known_values() {
+    fn weighted_medians_and_quartiles_match_known_values() {
         let values = [7.0, 1.0, 3.0, 5.0];
         assert_eq!(median(&values), 4.0);
         assert_eq!(
-            QuartileSpread::from_values(&values),
-            QuartileSpread { q1: 2.5, median: 4.0, q3: 5.5 }
+            MedianAndQuartiles::median_and_quartiles_from_values(&values),
+            MedianAndQuartiles { q1: 2.5, median: 4.0, q3: 5.5 }
         );
-        assert_eq!(quantile(&[2.0], 0.25), 2.0);
+        assert_eq!(quantile_by_interpolation(&[2.0], 0.25), 2.0);
     }
 
     #[test]
-    fn weights_move_the_median() {
+    fn a_heavy_weight_moves_the_weighted_median() {
         assert_eq!(weighted_median(&[3.0, 1.0, 2.0], &[1.0, 1.0, 9.0]), 2.0);
         assert_eq!(weighted_median(&[1.0, 2.0, 3.0], &[3.0, 1.0, 1.0]), 1.0);
         assert_eq!(weighted_median(&[1.0, 2.0, 3.0], &[2.0, 1.0, 1.0]), 1.5);
@@ -117,8 +122,8 @@ mod tests {
             a in 0.0f64..1.0,
             b in 0.0f64..1.0,
         ) {
-            let (low, high) = (quantile(&values, a.min(b)), quantile(&values, a.max(b)));
-            let (min, max) = (quantile(&values, 0.0), quantile(&values, 1.0));
+            let (low, high) = (quantile_by_interpolation(&values, a.min(b)), quantile_by_interpolation(&values, a.max(b)));
+            let (min, max) = (quantile_by_interpolation(&values, 0.0), quantile_by_interpolation(&values, 1.0));
             prop_assert!(min <= low && low <= high && high <= max);
             prop_assert!(values.contains(&min) && values.contains(&max));
         }

@@ -1,5 +1,5 @@
-//! Writes the tables of an SQLite export as parquet files, one a table, as
-//! `nsys export --type parquetdir` does, for benchmarks of large exports.
+//! Writes each table of an SQLite trace export as one parquet file, as `nsys export --type
+//! parquetdir` does, for benchmarks of large exports.
 //!
 //! `cargo run --release -p kernelgate-trace --features parquet --example parquetdir -- EXPORT OUT`
 //!
@@ -10,8 +10,8 @@ mod tables;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Number of rows of a row group in a parquet file, as Arrow's writer has it.
-const ROW_GROUP_ROWS: usize = 1 << 20;
+/// Number of rows of a row group in a parquet file, the same as Arrow's writer uses.
+const PARQUET_ROW_GROUP_ROWS: usize = 1 << 20;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -23,10 +23,10 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let layout = tables::ParquetLayout { group_rows: ROW_GROUP_ROWS, plain };
-    let written = std::fs::create_dir_all(folder)
-        .map_err(Into::into)
-        .and_then(|()| tables::write_parquet_folder(Path::new(export), Path::new(folder), &layout));
+    let layout = tables::ParquetFileSettings { group_rows: PARQUET_ROW_GROUP_ROWS, plain };
+    let written = std::fs::create_dir_all(folder).map_err(Into::into).and_then(|()| {
+        tables::write_tables_as_parquet_files(Path::new(export), Path::new(folder), &layout)
+    });
     match written {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

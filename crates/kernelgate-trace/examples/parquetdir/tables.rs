@@ -1,4 +1,5 @@
-//! The tables of an SQLite export as a folder of parquet files, one a table.
+//! Converts the tables of an SQLite trace export to a folder of parquet files, one file for each
+//! table.
 
 use std::error::Error;
 use std::fs::File;
@@ -13,16 +14,16 @@ use parquet::schema::parser::parse_message_type;
 use rusqlite::Connection;
 use rusqlite::types::ValueRef;
 
-/// Values of a column in a row group, and for each row 1 if it has a value.
-enum ParquetColumn {
+/// Values of one column in a row group, and for each row 1 if it has a value and 0 if not.
+enum ParquetColumnValues {
     Integers(Vec<i64>, Vec<i16>),
     Reals(Vec<f64>, Vec<i16>),
     Texts(Vec<ByteArray>, Vec<i16>),
 }
 
-impl ParquetColumn {
-    /// An empty column of the type that SQL declares.
-    fn empty_column_of_sql_type(sql: &str) -> ParquetColumn {
+impl ParquetColumnValues {
+    /// Returns an empty parquet column for the SQL type of a table's column.
+    fn empty_column_of_sql_type(sql: &str) -> ParquetColumnValues {
         match sql {
             "TEXT" | "BLOB" => Self::Texts(Vec::new(), Vec::new()),
             "REAL" => Self::Reals(Vec::new(), Vec::new()),
@@ -30,7 +31,7 @@ impl ParquetColumn {
         }
     }
 
-    fn parquet_type(&self) -> &'static str {
+    fn parquet_schema_type(&self) -> &'static str {
         match self {
             Self::Integers(..) => "INT64",
             Self::Reals(..) => "DOUBLE",
@@ -38,13 +39,14 @@ impl ParquetColumn {
         }
     }
 
-    /// Adds the value of a row; one of another type reads as missing.
+    /// Adds the SQLite value of one row; a value of another type than the column's becomes a
+    /// missing value.
     #[allow(clippy::cast_precision_loss)]
-    fn push(&mut self, value: ValueRef<'_>) {
+    fn push_sqlite_value(&mut self, value: ValueRef<'_>) {
         match self {
             Self::Integers(values, levels) => {
                 let value = if let ValueRef::Integer(value) = value { Some(value) } else { None };
-                add(values, levels, value);
+                add_value_and_definition_level(values, levels, value);
             }
             Self::Reals(values, levels) => {
                 let value = match value {
@@ -52,7 +54,7 @@ impl ParquetColumn {
                     ValueRef::Integer(value) => Some(value as f64),
                     _ => None,
                 };
-                add(values, levels, value);
+                add_value_and_definition_level(values, levels, value);
             }
             Self::Texts(values, levels) => {
                 let value = match value {
@@ -60,18 +62,18 @@ impl ParquetColumn {
                     ValueRef::Integer(value) => Some(value.to_string().into_bytes().into()),
                     _ => None,
                 };
-                add(values, levels, value);
+                add_value_and_definition_level(values, levels, value);
             }
         }
     }
 
-    fn row_count(&self) -> usize {
+    fn buffered_row_count(&self) -> usize {
         let (Self::Integers(_, levels) | Self::Reals(_, levels) | Self::Texts(_, levels)) = self;
         levels.len()
     }
 
-    /// Writes values as the next column of a row group, and frees the values.
-    fn write_column(
+    /// Writes the buffered values as the next column of a row group, and frees them.
+    fn write_column_and_clear_values(
         &mut self,
         group: &mut SerializedRowGroupWriter<'_, File>,
     ) -> Result<(), Box<dyn Error>> {
@@ -95,24 +97,24 @@ impl ParquetColumn {
     }
 }
 
-fn add<T>(values: &mut Vec<T>, levels: &mut Vec<i16>, value: Option<T>) {
+fn add_value_and_definition_level<T>(values: &mut Vec<T>, levels: &mut Vec<i16>, value: Option<T>) {
     levels.push(i16::from(value.is_some()));
     values.extend(value);
 }
 
-/// Size of row groups and other settings of the parquet files.
-pub struct ParquetLayout {
-    /// Number of rows of a row group.
+/// Settings of the parquet files that are written: rows of a row group, and compression.
+pub struct ParquetFileSettings {
+    /// Number of rows of each row group in the parquet files.
     pub group_rows: usize,
-    /// Whether columns are written without dictionaries and without compression.
+    /// Whether the parquet columns are written without dictionaries and without compression.
     pub plain: bool,
 }
 
-/// Writes every table of an Nsight Systems export as a parquet file.
-pub fn write_parquet_folder(
+/// Writes every table of an SQLite export of Nsight Systems as a parquet file in a folder.
+pub fn write_tables_as_parquet_files(
     export: &Path,
     folder: &Path,
-    layout: &ParquetLayout,
+    layout: &ParquetFileSettings,
 ) -> Result<(), Box<dyn Error>> {
     let connection = Connection::open(export)?;
     let mut tables = connection.prepare(
@@ -122,24 +124,24 @@ pub fn write_parquet_folder(
     let names: Vec<String> = tables.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
     for name in names {
         let path = folder.join(format!("{name}.parquet"));
-        write_table(&connection, &name, &path, layout)?;
+        write_table_as_parquet_file(&connection, &name, &path, layout)?;
     }
     Ok(())
 }
 
-fn write_table(
+fn write_table_as_parquet_file(
     connection: &Connection,
     table: &str,
     path: &Path,
-    layout: &ParquetLayout,
+    layout: &ParquetFileSettings,
 ) -> Result<(), Box<dyn Error>> {
     let mut described = connection.prepare("SELECT name, type FROM pragma_table_info(?1)")?;
     let mut described = described.query([table])?;
     let (mut fields, mut columns) = (String::new(), Vec::new());
     while let Some(row) = described.next()? {
         let (name, sql): (String, String) = (row.get(0)?, row.get(1)?);
-        let column = ParquetColumn::empty_column_of_sql_type(&sql);
-        fields += &format!("OPTIONAL {} {name};", column.parquet_type());
+        let column = ParquetColumnValues::empty_column_of_sql_type(&sql);
+        fields += &format!("OPTIONAL {} {name};", column.parquet_schema_type());
         columns.push(column);
     }
     let schema = Arc::new(parse_message_type(&format!("message t {{ {fields} }}"))?);
@@ -149,9 +151,11 @@ fn write_table(
     };
     let properties = Arc::new(properties.build());
     let mut writer = SerializedFileWriter::new(File::create(path)?, schema, properties)?;
-    let mut end_group = |columns: &mut [ParquetColumn]| -> Result<(), Box<dyn Error>> {
+    let mut end_group = |columns: &mut [ParquetColumnValues]| -> Result<(), Box<dyn Error>> {
         let mut group = writer.next_row_group()?;
-        columns.iter_mut().try_for_each(|column| column.write_column(&mut group))?;
+        columns
+            .iter_mut()
+            .try_for_each(|column| column.write_column_and_clear_values(&mut group))?;
         group.close()?;
         Ok(())
     };
@@ -159,13 +163,13 @@ fn write_table(
     let mut rows = query.query([])?;
     while let Some(row) = rows.next()? {
         for (index, column) in columns.iter_mut().enumerate() {
-            column.push(row.get_ref(index)?);
+            column.push_sqlite_value(row.get_ref(index)?);
         }
-        if columns[0].row_count() == layout.group_rows {
+        if columns[0].buffered_row_count() == layout.group_rows {
             end_group(&mut columns)?;
         }
     }
-    if columns[0].row_count() > 0 {
+    if columns[0].buffered_row_count() > 0 {
         end_group(&mut columns)?;
     }
     writer.close()?;

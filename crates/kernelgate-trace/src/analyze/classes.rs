@@ -1,37 +1,41 @@
-//! The class of each operation: compute, communication, copy, page migration, set or whole graph.
+//! Classifies each GPU operation of a trace: compute, communication, copy, page migration, memset
+//! or whole graph.
 //!
-//! Kernels are classified by the name of their function alone: template arguments and parameters
-//! name types. This module does not determine what a compute kernel computes (`kernel_kinds` does).
+//! Kernels are classified by the name of their function alone, because template arguments and
+//! parameters may name other functions' types. This module does not determine what a compute kernel
+//! computes; `kernel_kinds` does.
 
-use crate::analyze::operations::{AllOperations, OperationId, OperationKind};
+use crate::analyze::operations::{AllGpuOperations, GpuOperationId, GpuOperationKind};
 use crate::model::Trace;
 pub use crate::model::collective::CollectiveKind;
-use crate::model::interned_names::NameId;
+use crate::model::interned_names::InternedNameId;
 
-/// Class of a GPU operation: compute, communication, copy, memset or migration.
+/// Class of a GPU operation in a trace: compute, whole graph, communication, page migration, copy
+/// or memset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum OperationClass {
     /// A kernel that computes.
     Compute,
-    /// A launch of a whole graph whose kernels were not recorded.
+    /// A launch of a whole CUDA graph of which the trace does not record the single kernels.
     Graph,
-    /// A kernel or a copy that exchanges data with other ranks.
+    /// A kernel or a copy that exchanges data with other GPUs.
     Communication,
-    /// Pages of managed memory that the driver moves on demand.
+    /// A migration of pages of managed memory, which the driver moves on demand.
     Migration,
-    /// A copy of memory that the program requested.
+    /// A copy of memory that the traced program requested.
     Copy,
     /// A memset: memory is filled with one value.
     Set,
 }
 
 impl OperationClass {
-    /// Every class, in the order in which concurrent operations hide each other.
-    pub const ALL_CLASSES: [Self; 6] =
+    /// All operation classes; where operations of several classes run at the same time, the time
+    /// counts for the first class in this order.
+    pub const ALL_OPERATION_CLASSES: [Self; 6] =
         [Self::Compute, Self::Graph, Self::Communication, Self::Migration, Self::Copy, Self::Set];
 
     /// Label in printed output.
-    pub const fn label(self) -> &'static str {
+    pub const fn printed_operation_class(self) -> &'static str {
         match self {
             Self::Compute => "compute",
             Self::Graph => "graph, recorded whole",
@@ -43,16 +47,17 @@ impl OperationClass {
     }
 }
 
-/// A library that moves data between GPUs, as far as kernel names distinguish libraries.
+/// Library that moves data between GPUs, as far as the names of kernels, copies and ranges
+/// distinguish libraries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CommunicationLibrary {
     /// NCCL and RCCL, whose kernels have the same names.
     Nccl,
     /// NVSHMEM and its users.
     Nvshmem,
-    /// All-reduce and exchange kernels that come with frameworks.
+    /// All-reduce and exchange kernels that come with frameworks such as PyTorch or vLLM.
     Custom,
-    /// Communication by MPI, whose copies lie inside MPI's ranges.
+    /// Copies by MPI, which were launched inside NVTX ranges named after MPI calls.
     Mpi,
     /// Copies from the memory of one GPU to the memory of another GPU.
     Peer,
@@ -60,7 +65,7 @@ pub enum CommunicationLibrary {
 
 impl CommunicationLibrary {
     /// Label in printed output.
-    pub const fn label(self) -> &'static str {
+    pub const fn printed_communication_library(self) -> &'static str {
         match self {
             Self::Nccl => "NCCL/RCCL",
             Self::Nvshmem => "NVSHMEM",
@@ -71,15 +76,16 @@ impl CommunicationLibrary {
     }
 }
 
-/// The library and the collective operation of a communicating kernel.
+/// The library and the collective operation of a kernel or copy that communicates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct CommunicationKind {
+pub struct CommunicationLibraryAndCollective {
     pub library: CommunicationLibrary,
     pub collective: CollectiveKind,
 }
 
-/// Words of function names, in lower case, by library; the first match decides.
-const LIBRARY_NAME_WORDS: &[(CommunicationLibrary, &[&str])] = &[
+/// Words in lower case by which a kernel's function name shows a communication library; the first
+/// library with a matching word is chosen.
+const KERNEL_NAME_WORDS_BY_LIBRARY: &[(CommunicationLibrary, &[&str])] = &[
     (
         CommunicationLibrary::Nccl,
         &["nccldevkernel", "ncclkernel", "rccldevkernel", "rcclkernel", "msccl"],
@@ -109,42 +115,48 @@ const LIBRARY_NAME_WORDS: &[(CommunicationLibrary, &[&str])] = &[
     ),
 ];
 
-impl CommunicationKind {
-    /// Communication of a kernel by its demangled name; `None` if the kernel computes.
-    pub fn from_kernel_name(name: &str) -> Option<CommunicationKind> {
-        let function = short_function_name(name).to_ascii_lowercase();
+impl CommunicationLibraryAndCollective {
+    /// Returns the communication of a kernel from its demangled name; `None` if the kernel
+    /// computes.
+    pub fn communication_from_kernel_name(name: &str) -> Option<CommunicationLibraryAndCollective> {
+        let function = function_name_with_namespaces(name).to_ascii_lowercase();
         let found = |(_, words): &&(CommunicationLibrary, &[&str])| {
             words.iter().any(|w| function.contains(w))
         };
-        let (library, _) = LIBRARY_NAME_WORDS.iter().find(found)?;
-        Some(Self { library: *library, collective: CollectiveKind::from_name(&function) })
+        let (library, _) = KERNEL_NAME_WORDS_BY_LIBRARY.iter().find(found)?;
+        Some(Self { library: *library, collective: CollectiveKind::from_kernel_name(&function) })
     }
 
-    /// Returns the communication of copies inside an MPI range, such as `MPI_Allreduce`.
-    pub fn from_range_name(name: &str) -> Option<CommunicationKind> {
+    /// Returns the communication of copies that were launched inside an NVTX range named after an
+    /// MPI call, such as `MPI_Allreduce`.
+    pub fn communication_from_mpi_range_name(
+        name: &str,
+    ) -> Option<CommunicationLibraryAndCollective> {
         let call = name.rsplit(':').next()?.trim().strip_prefix("MPI_")?;
         Some(Self {
             library: CommunicationLibrary::Mpi,
-            collective: CollectiveKind::from_name(call),
+            collective: CollectiveKind::from_kernel_name(call),
         })
     }
 }
 
-/// Brackets of a kernel name that are open; `<` and `>` inside others may compare numbers.
+/// Brackets of a demangled name that are open at the current character; `<` and `>` inside other
+/// brackets may compare numbers.
 #[derive(Debug, Default)]
-pub struct OpenBrackets {
+pub struct OpenNameBrackets {
     open: Vec<char>,
     before: char,
 }
 
-impl OpenBrackets {
+impl OpenNameBrackets {
     /// Whether none is open.
-    pub fn are_all_closed(&self) -> bool {
+    pub fn are_all_brackets_closed(&self) -> bool {
         self.open.is_empty()
     }
 
-    /// Returns whether the next character, not itself a bracket, is outside of all brackets.
-    pub fn is_outside(&mut self, character: char) -> bool {
+    /// Takes the next character of the name; returns whether the character is outside all brackets
+    /// and not itself a bracket.
+    pub fn take_character_and_check_outside(&mut self, character: char) -> bool {
         let before = std::mem::replace(&mut self.before, character);
         let named = before.is_ascii_alphanumeric() || ['_', ':'].contains(&before);
         match character {
@@ -152,7 +164,8 @@ impl OpenBrackets {
             '<' if self.open.is_empty() || named => self.open.push(character),
             '>' if self.open.last() == Some(&'<') && before != '-' => _ = self.open.pop(),
             ')' | ']' | '}' => {
-                // A `<` that is a comparison has no closing bracket.
+                // A closing bracket also closes every `<` after its opening bracket, because such a
+                // `<` compares numbers.
                 while self.open.pop().is_some_and(|open| open == '<') {}
             }
             '<' | '>' => {}
@@ -162,24 +175,24 @@ impl OpenBrackets {
     }
 }
 
-/// A demangled name without return type, template arguments and parameters, its namespaces
-/// included.
-pub fn short_function_name(name: &str) -> String {
+/// Returns a demangled name without return type, template arguments and parameters; its namespaces
+/// are kept.
+pub fn function_name_with_namespaces(name: &str) -> String {
     let mut function = String::new();
-    let mut brackets = OpenBrackets::default();
+    let mut brackets = OpenNameBrackets::default();
     let mut rest = name;
     while let Some(character) = rest.chars().next() {
-        // Anonymous namespaces look like argument lists, so they are removed from names.
+        // Anonymous namespaces are removed from the name, because they look like argument lists.
         let anonymous =
             ["(anonymous namespace)::", "<unnamed>::"].iter().find(|word| rest.starts_with(**word));
         if let Some(word) = anonymous {
             rest = &rest[word.len()..];
             continue;
         }
-        if character == '(' && brackets.are_all_closed() && !function.is_empty() {
+        if character == '(' && brackets.are_all_brackets_closed() && !function.is_empty() {
             break;
         }
-        match brackets.is_outside(character) {
+        match brackets.take_character_and_check_outside(character) {
             true if character == ' ' => function.clear(),
             true => function.push(character),
             false => {}
@@ -189,50 +202,55 @@ pub fn short_function_name(name: &str) -> String {
     if function.is_empty() { name.to_owned() } else { function }
 }
 
-/// Returns whether copies with this label are migrations of unified memory, which no call launches.
-pub fn is_migration(label: &str) -> bool {
+/// Returns whether copies with this label are page migrations of unified memory, which no host call
+/// launches.
+pub fn is_page_migration_label(label: &str) -> bool {
     let label = label.to_ascii_lowercase();
     label.starts_with("unified") || label.contains("uvm")
 }
 
-/// Returns the communication of copies with this label, if they go from one GPU to another.
-fn communication_of_copies(label: &str) -> Option<CommunicationKind> {
+/// Returns the communication of copies with this label, if the copies go from one GPU to another.
+fn communication_of_copies_with_label(label: &str) -> Option<CommunicationLibraryAndCollective> {
     let (library, collective) = (CommunicationLibrary::Peer, CollectiveKind::SendRecv);
     ["Peer-to-Peer", "CUDA_MEMCPY_KIND_PTOP"]
         .contains(&label)
-        .then_some(CommunicationKind { library, collective })
+        .then_some(CommunicationLibraryAndCollective { library, collective })
 }
 
-/// The classes of the operations of a trace.
+/// The class and the communication of each GPU operation of a trace.
 #[derive(Debug, Clone)]
-pub struct OperationClasses<'a> {
-    all: AllOperations<'a>,
+pub struct OperationClassesOfTrace<'a> {
+    all: AllGpuOperations<'a>,
     trace: &'a Trace,
-    /// Communication that each kernel function does, by function number.
-    kernels: Vec<Option<CommunicationKind>>,
-    /// The labels of copies that are migrations.
-    migrations: Vec<NameId>,
-    /// Labels of copies from GPU to GPU, each with its kind of communication.
-    peers: Vec<(NameId, CommunicationKind)>,
-    /// By copy, the collective of MPI around its launch; empty where no range is one of MPI.
-    copies: Vec<Option<CommunicationKind>>,
+    /// Communication of each kernel function, by function number; `None` if the function computes.
+    kernels: Vec<Option<CommunicationLibraryAndCollective>>,
+    /// Labels of copies that are page migrations.
+    migrations: Vec<InternedNameId>,
+    /// Labels of copies from GPU to GPU, each with its library and collective.
+    peers: Vec<(InternedNameId, CommunicationLibraryAndCollective)>,
+    /// For each copy, the MPI collective in whose range the copy was launched; empty if the trace
+    /// has no MPI range.
+    copies: Vec<Option<CommunicationLibraryAndCollective>>,
 }
 
-impl<'a> OperationClasses<'a> {
+impl<'a> OperationClassesOfTrace<'a> {
     /// Classifies by names.
-    pub fn new(trace: &'a Trace) -> Self {
-        let communication = |function: &crate::model::gpu::KernelFunction| {
-            CommunicationKind::from_kernel_name(trace.names.text(function.demangled))
+    pub fn classify_operations_by_name(trace: &'a Trace) -> Self {
+        let communication = |function: &crate::model::gpu::KernelFunctionName| {
+            CommunicationLibraryAndCollective::communication_from_kernel_name(
+                trace.names.text_of_name(function.demangled),
+            )
         };
         let mut labels = trace.copies.kind.clone();
         labels.sort_unstable();
         labels.dedup();
-        let peer =
-            |&label: &NameId| Some((label, communication_of_copies(trace.names.text(label))?));
+        let peer = |&label: &InternedNameId| {
+            Some((label, communication_of_copies_with_label(trace.names.text_of_name(label))?))
+        };
         let peers = labels.iter().filter_map(peer).collect();
-        labels.retain(|&label| is_migration(trace.names.text(label)));
+        labels.retain(|&label| is_page_migration_label(trace.names.text_of_name(label)));
         Self {
-            all: AllOperations::new(trace),
+            all: AllGpuOperations::number_operations_of_trace(trace),
             trace,
             kernels: trace.functions.iter().map(communication).collect(),
             migrations: labels,
@@ -241,58 +259,66 @@ impl<'a> OperationClasses<'a> {
         }
     }
 
-    /// Counts copies as communication where `in_range` finds a range of MPI around their launch.
-    pub fn with_mpi_ranges(
+    /// Also classifies a copy as communication if `in_range` finds an MPI range around its launch.
+    pub fn with_copies_in_mpi_ranges(
         mut self,
-        in_range: impl Fn(OperationId) -> Option<CommunicationKind>,
+        in_range: impl Fn(GpuOperationId) -> Option<CommunicationLibraryAndCollective>,
     ) -> Self {
-        let first = self.trace.kernels.on_gpu.len();
+        let first = self.trace.kernels.on_gpu.operation_count();
         let copy = |row: usize| in_range(u32::try_from(first + row).ok()?);
-        self.copies = (0..self.trace.copies.on_gpu.len()).map(copy).collect();
+        self.copies = (0..self.trace.copies.on_gpu.operation_count()).map(copy).collect();
         self
     }
 
-    pub fn class_of_operation(&self, id: OperationId) -> OperationClass {
-        match self.all.kind_and_row(id) {
-            (OperationKind::Kernel | OperationKind::Copy, _)
+    pub fn class_of_gpu_operation(&self, id: GpuOperationId) -> OperationClass {
+        match self.all.kind_and_table_row(id) {
+            (GpuOperationKind::Kernel | GpuOperationKind::Copy, _)
                 if self.communication_of_operation(id).is_some() =>
             {
                 OperationClass::Communication
             }
-            (OperationKind::Kernel, _) => OperationClass::Compute,
-            (OperationKind::Copy, row)
+            (GpuOperationKind::Kernel, _) => OperationClass::Compute,
+            (GpuOperationKind::Copy, row)
                 if self.migrations.contains(&self.trace.copies.kind[row]) =>
             {
                 OperationClass::Migration
             }
-            (OperationKind::Copy, _) => OperationClass::Copy,
-            (OperationKind::Set, _) => OperationClass::Set,
-            (OperationKind::Graph, _) => OperationClass::Graph,
+            (GpuOperationKind::Copy, _) => OperationClass::Copy,
+            (GpuOperationKind::Set, _) => OperationClass::Set,
+            (GpuOperationKind::Graph, _) => OperationClass::Graph,
         }
     }
 
-    /// Library and kind of an operation's communication; `None` if the operation does not
+    /// Returns library and collective of an operation; `None` if the operation does not
     /// communicate.
-    pub fn communication_of_operation(&self, id: OperationId) -> Option<CommunicationKind> {
-        match self.all.kind_and_row(id) {
-            (OperationKind::Kernel, row) => {
+    pub fn communication_of_operation(
+        &self,
+        id: GpuOperationId,
+    ) -> Option<CommunicationLibraryAndCollective> {
+        match self.all.kind_and_table_row(id) {
+            (GpuOperationKind::Kernel, row) => {
                 self.kernels[self.trace.kernels.function.at(row) as usize]
             }
-            (OperationKind::Copy, row) => self.copies.get(row).copied().flatten().or_else(|| {
-                let label = self.trace.copies.kind[row];
-                self.peers.iter().find(|(peer, _)| *peer == label).map(|(_, found)| *found)
-            }),
+            (GpuOperationKind::Copy, row) => {
+                self.copies.get(row).copied().flatten().or_else(|| {
+                    let label = self.trace.copies.kind[row];
+                    self.peers.iter().find(|(peer, _)| *peer == label).map(|(_, found)| *found)
+                })
+            }
             _ => None,
         }
     }
 
-    /// Library and kind of the communication of a kernel function.
-    pub fn communication_of(&self, function: u32) -> Option<CommunicationKind> {
+    /// Returns library and collective of a kernel function; `None` if the function computes.
+    pub fn communication_of_kernel_function(
+        &self,
+        function: u32,
+    ) -> Option<CommunicationLibraryAndCollective> {
         self.kernels[function as usize]
     }
 
-    /// Number of operations that are page migrations.
-    pub fn migration_count(&self) -> usize {
+    /// Number of page migrations in the trace.
+    pub fn page_migration_count(&self) -> usize {
         let kinds = &self.trace.copies.kind;
         match self.migrations.is_empty() {
             true => 0,
@@ -306,30 +332,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_readable_function_name_has_no_types_and_keeps_namespaces() {
-        assert_eq!(short_function_name("ampere_sgemm_128x64_tn"), "ampere_sgemm_128x64_tn");
+    fn a_function_name_has_no_types_and_keeps_its_namespaces() {
         assert_eq!(
-            short_function_name(
+            function_name_with_namespaces("ampere_sgemm_128x64_tn"),
+            "ampere_sgemm_128x64_tn"
+        );
+        assert_eq!(
+            function_name_with_namespaces(
                 "void c10d::symmetric_memory::(anonymous namespace)::one_shot<float, 8>(float *)"
             ),
             "c10d::symmetric_memory::one_shot"
         );
-        assert_eq!(short_function_name("void <unnamed>::softmax<float>(float *)"), "softmax");
-        assert_eq!(short_function_name("std::enable_if<(bool)1, void>::type f<int>(int)"), "f");
         assert_eq!(
-            short_function_name(
+            function_name_with_namespaces("void <unnamed>::softmax<float>(float *)"),
+            "softmax"
+        );
+        assert_eq!(
+            function_name_with_namespaces("std::enable_if<(bool)1, void>::type f<int>(int)"),
+            "f"
+        );
+        assert_eq!(
+            function_name_with_namespaces(
                 "std::enable_if<(((8)>(0)))&&T<B>::exists, void>::type v::norm<B, 8>(B *)"
             ),
             "v::norm"
         );
-        assert_eq!(short_function_name("(odd)"), "(odd)");
-        assert_eq!(short_function_name(""), "");
+        assert_eq!(function_name_with_namespaces("(odd)"), "(odd)");
+        assert_eq!(function_name_with_namespaces(""), "");
     }
 
     #[test]
-    fn a_kernel_is_communication_only_by_its_function_name() {
+    fn a_kernel_communicates_only_if_its_function_name_says_so() {
         let found = |name: &str| {
-            let of_name = CommunicationKind::from_kernel_name(name)?;
+            let of_name = CommunicationLibraryAndCollective::communication_from_kernel_name(name)?;
             Some((of_name.library, of_name.collective))
         };
         use CollectiveKind::{AllGather, AllReduce, AllToAll, ReduceScatter, SendRecv, Unknown};
@@ -377,30 +412,35 @@ mod tests {
     }
 
     #[test]
-    fn an_mpi_range_is_named_after_its_collective() {
-        let found =
-            |name: &str| CommunicationKind::from_range_name(name).map(|found| found.collective);
+    fn an_mpi_range_name_gives_its_collective() {
+        let found = |name: &str| {
+            CommunicationLibraryAndCollective::communication_from_mpi_range_name(name)
+                .map(|found| found.collective)
+        };
         assert_eq!(found("MPI_Allreduce"), Some(CollectiveKind::AllReduce));
         assert_eq!(found("MPI:MPI_Isend"), Some(CollectiveKind::SendRecv));
         assert_eq!(found("forward"), None);
     }
 
     #[test]
-    fn copies_between_gpus_and_barrier_kernels_count_as_communication() {
-        let copy = communication_of_copies("Peer-to-Peer").unwrap();
+    fn copies_between_gpus_and_barrier_kernels_are_communication() {
+        let copy = communication_of_copies_with_label("Peer-to-Peer").unwrap();
         assert_eq!(
             (copy.library, copy.collective),
             (CommunicationLibrary::Peer, CollectiveKind::SendRecv)
         );
-        assert_eq!(communication_of_copies("Device-to-Device"), None);
-        let barrier = CommunicationKind::from_kernel_name("attention_ring_barrier").unwrap();
+        assert_eq!(communication_of_copies_with_label("Device-to-Device"), None);
+        let barrier = CommunicationLibraryAndCollective::communication_from_kernel_name(
+            "attention_ring_barrier",
+        )
+        .unwrap();
         assert_eq!(barrier.collective, CollectiveKind::Barrier);
     }
 
     #[test]
-    fn copies_of_unified_memory_count_as_migrations() {
-        assert!(is_migration("Unified Host-to-Device"));
-        assert!(is_migration("CUDA_MEMCPY_KIND_UVM_DTOH"));
-        assert!(!is_migration("Host-to-Device"));
+    fn copies_of_unified_memory_are_page_migrations() {
+        assert!(is_page_migration_label("Unified Host-to-Device"));
+        assert!(is_page_migration_label("CUDA_MEMCPY_KIND_UVM_DTOH"));
+        assert!(!is_page_migration_label("Host-to-Device"));
     }
 }

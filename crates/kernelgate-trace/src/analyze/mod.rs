@@ -1,5 +1,5 @@
-//! Joins the parts of a trace: operations with calls, ranges, gaps and dependencies. Absent:
-//! tables, judgement.
+//! Joins the parts of a recorded trace: GPU operations with host calls, ranges, idle gaps and
+//! dependencies. Absent: tables, judgement.
 
 pub mod classes;
 pub mod launches;

@@ -1,11 +1,11 @@
-//! Kernels, copies, sets and graph launches as one list.
+//! Gives all kernels, copies, memsets and graph launches of a trace one common numbering.
 
 use crate::model::Trace;
-use crate::model::gpu::{OperationColumns, PlaceId};
+use crate::model::gpu::{GpuOperationColumns, OperationPlaceIndex};
 
-/// Kind of a GPU operation: kernel, copy, memset or graph launch.
+/// Kind of a GPU operation: kernel, copy, memset or launch of a whole graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum OperationKind {
+pub enum GpuOperationKind {
     Kernel,
     Copy,
     Set,
@@ -13,23 +13,26 @@ pub enum OperationKind {
     Graph,
 }
 
-/// An operation by its number: kernels first, then copies, sets and graph launches.
-pub type OperationId = u32;
+/// Number of a GPU operation in a trace: kernels come first, then copies, memsets and graph
+/// launches.
+pub type GpuOperationId = u32;
 
 /// All GPU operations of a trace under one numbering.
 #[derive(Debug, Clone, Copy)]
-pub struct AllOperations<'a> {
+pub struct AllGpuOperations<'a> {
     trace: &'a Trace,
-    /// Numbers at which copies, sets and graph launches begin, and the number of all operations.
+    /// First operation id of copies, of memsets and of graph launches, and the number of all
+    /// operations.
     bounds: [u32; 4],
 }
 
-impl<'a> AllOperations<'a> {
-    /// Numbers the GPU operations of a trace.
-    pub fn new(trace: &'a Trace) -> Self {
+impl<'a> AllGpuOperations<'a> {
+    /// Numbers the GPU operations of a trace: kernels, then copies, memsets and graph launches.
+    pub fn number_operations_of_trace(trace: &'a Trace) -> Self {
         let mut next = 0;
-        let mut bound = |operations: &OperationColumns| {
-            next += u32::try_from(operations.len()).expect("fewer than 2^32 operations");
+        let mut bound = |operations: &GpuOperationColumns| {
+            next +=
+                u32::try_from(operations.operation_count()).expect("fewer than 2^32 operations");
             next
         };
         let bounds = [
@@ -52,94 +55,99 @@ impl<'a> AllOperations<'a> {
     }
 
     /// Every number.
-    pub fn ids(&self) -> std::ops::Range<OperationId> {
+    pub fn all_operation_ids(&self) -> std::ops::Range<GpuOperationId> {
         0..self.bounds[3]
     }
 
-    /// The numbers of the kernels, each of which is also the row of the kernel.
-    pub fn kernel_ids(&self) -> std::ops::Range<OperationId> {
+    /// Operation ids of the kernels, each of which is also the row of the kernel in the trace's
+    /// kernel table.
+    pub fn kernel_ids(&self) -> std::ops::Range<GpuOperationId> {
         0..self.bounds[0]
     }
 
-    /// Kind of an operation, and its index in the columns of that kind.
-    pub fn kind_and_row(&self, id: OperationId) -> (OperationKind, usize) {
+    /// Returns the kind of an operation, and its row in the trace's table of that kind.
+    pub fn kind_and_table_row(&self, id: GpuOperationId) -> (GpuOperationKind, usize) {
         let [kernels, copies, sets, _] = self.bounds;
         match id {
-            _ if id < kernels => (OperationKind::Kernel, id as usize),
-            _ if id < copies => (OperationKind::Copy, (id - kernels) as usize),
-            _ if id < sets => (OperationKind::Set, (id - copies) as usize),
-            _ => (OperationKind::Graph, (id - sets) as usize),
+            _ if id < kernels => (GpuOperationKind::Kernel, id as usize),
+            _ if id < copies => (GpuOperationKind::Copy, (id - kernels) as usize),
+            _ if id < sets => (GpuOperationKind::Set, (id - copies) as usize),
+            _ => (GpuOperationKind::Graph, (id - sets) as usize),
         }
     }
 
     #[inline]
-    fn columns_and_row(&self, id: OperationId) -> (&'a OperationColumns, usize) {
-        let (kind, index) = self.kind_and_row(id);
+    fn gpu_columns_and_row(&self, id: GpuOperationId) -> (&'a GpuOperationColumns, usize) {
+        let (kind, index) = self.kind_and_table_row(id);
         let columns = match kind {
-            OperationKind::Kernel => &self.trace.kernels.on_gpu,
-            OperationKind::Copy => &self.trace.copies.on_gpu,
-            OperationKind::Set => &self.trace.sets.on_gpu,
-            OperationKind::Graph => &self.trace.graphs.on_gpu,
+            GpuOperationKind::Kernel => &self.trace.kernels.on_gpu,
+            GpuOperationKind::Copy => &self.trace.copies.on_gpu,
+            GpuOperationKind::Set => &self.trace.sets.on_gpu,
+            GpuOperationKind::Graph => &self.trace.graphs.on_gpu,
         };
         (columns, index)
     }
 
     /// First nanosecond.
     #[inline]
-    pub fn start(&self, id: OperationId) -> i64 {
-        let (columns, index) = self.columns_and_row(id);
+    pub fn operation_start_ns(&self, id: GpuOperationId) -> i64 {
+        let (columns, index) = self.gpu_columns_and_row(id);
         columns.start.at(index)
     }
 
     /// Nanosecond after the last.
     #[inline]
-    pub fn end(&self, id: OperationId) -> i64 {
-        let (columns, index) = self.columns_and_row(id);
-        columns.end(index)
+    pub fn operation_end_exclusive_ns(&self, id: GpuOperationId) -> i64 {
+        let (columns, index) = self.gpu_columns_and_row(id);
+        columns.operation_end_ns(index)
     }
 
     /// Duration of a GPU operation, nanoseconds.
     #[inline]
-    pub fn length(&self, id: OperationId) -> i64 {
-        let (columns, index) = self.columns_and_row(id);
-        columns.length(index)
+    pub fn operation_length_ns(&self, id: GpuOperationId) -> i64 {
+        let (columns, index) = self.gpu_columns_and_row(id);
+        columns.operation_duration_ns(index)
     }
 
-    /// Start and end of the operation, in nanoseconds; the end is exclusive.
+    /// Start and exclusive end of a GPU operation, nanoseconds of the trace's clock.
     #[inline]
-    pub fn span(&self, id: OperationId) -> (i64, i64) {
-        let (columns, index) = self.columns_and_row(id);
+    pub fn operation_start_and_end_ns(&self, id: GpuOperationId) -> (i64, i64) {
+        let (columns, index) = self.gpu_columns_and_row(id);
         let start = columns.start.at(index);
-        (start, start.wrapping_add(columns.length(index)))
+        (start, start.wrapping_add(columns.operation_duration_ns(index)))
     }
 
-    pub fn place(&self, id: OperationId) -> PlaceId {
-        let (columns, index) = self.columns_and_row(id);
+    pub fn place_of_operation(&self, id: GpuOperationId) -> OperationPlaceIndex {
+        let (columns, index) = self.gpu_columns_and_row(id);
         columns.place.at(index)
     }
 
-    /// Correlation id of the operation; 0 if it has no id.
-    pub fn correlation(&self, id: OperationId) -> u32 {
-        let (columns, index) = self.columns_and_row(id);
-        columns.correlation.get(index).unwrap_or(0)
+    /// Correlation id that a GPU operation shares with the host call that launched it; 0 if it has
+    /// none.
+    pub fn correlation_id_of_operation(&self, id: GpuOperationId) -> u32 {
+        let (columns, index) = self.gpu_columns_and_row(id);
+        columns.correlation.decoded_row(index).unwrap_or(0)
     }
 
-    /// A name for people: the kernel's, `[CUDA memcpy …]`, `[CUDA memset]`, `graph …`.
-    pub fn name(&self, id: OperationId) -> String {
+    /// Name of a GPU operation in printed tables: the kernel's name, `[CUDA memcpy …]`, `[CUDA
+    /// memset]` or `graph …`.
+    pub fn printed_operation_name(&self, id: GpuOperationId) -> String {
         let trace = self.trace;
-        match self.kind_and_row(id) {
-            (OperationKind::Kernel, index) => trace.kernel_name(index).to_owned(),
-            (OperationKind::Copy, index) => memcpy_name(trace.names.text(trace.copies.kind[index])),
-            (OperationKind::Set, _) => MEMSET_NAME.to_owned(),
-            (OperationKind::Graph, index) => format!("graph {}", trace.graphs.executable[index]),
+        match self.kind_and_table_row(id) {
+            (GpuOperationKind::Kernel, index) => trace.demangled_kernel_name(index).to_owned(),
+            (GpuOperationKind::Copy, index) => {
+                printed_memcpy_name(trace.names.text_of_name(trace.copies.kind[index]))
+            }
+            (GpuOperationKind::Set, _) => MEMSET_NAME.to_owned(),
+            (GpuOperationKind::Graph, index) => format!("graph {}", trace.graphs.executable[index]),
         }
     }
 }
 
-/// Name of memsets in tables.
+/// Name under which printed tables list memsets.
 pub const MEMSET_NAME: &str = "[CUDA memset]";
 
-/// The name of copies of a direction in tables.
-pub fn memcpy_name(direction: &str) -> String {
+/// Returns the name under which printed tables list copies of a direction.
+pub fn printed_memcpy_name(direction: &str) -> String {
     format!("[CUDA memcpy {direction}]")
 }

@@ -1,31 +1,33 @@
-//! Lists of operations, sorted by time. Most recorders write operations in that order, and then no
-//! list is made.
+//! Lists of GPU operations of a trace in order of a time or another key. Most recorders write
+//! operations in order of time; then the order of their ids is the sorted order, and no list is
+//! stored.
 
-use crate::analyze::operations::OperationId;
-use crate::model::packed_columns::{PackedColumn, partition_point};
+use crate::analyze::operations::GpuOperationId;
+use crate::model::packed_columns::{BitPackedColumn, first_number_that_fails_condition};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SortedOperations {
-    /// All operations with numbers below this one, in numeric order.
+pub enum OperationsInOrder {
+    /// All operations with ids below this number, in order of their ids.
     Numbers(u32),
-    /// The operations of a list, in the order of the list.
-    Listed(PackedColumn<OperationId>),
+    /// Operations in an order that differs from the order of their ids.
+    Listed(BitPackedColumn<GpuOperationId>),
 }
 
-impl Default for SortedOperations {
+impl Default for OperationsInOrder {
     fn default() -> Self {
         Self::Numbers(0)
     }
 }
 
-impl SortedOperations {
-    /// Operations, given in the order of their numbers, by a key; of one key by their numbers.
-    pub fn operations_by_key<K: Ord>(
-        ids: impl Iterator<Item = OperationId> + Clone,
-        key: impl Fn(OperationId) -> K,
+impl OperationsInOrder {
+    /// Sorts operations by `key`; operations with equal keys are in order of their ids. The
+    /// iterator gives the ids in ascending order.
+    pub fn sort_operations_by_key<K: Ord>(
+        ids: impl Iterator<Item = GpuOperationId> + Clone,
+        key: impl Fn(GpuOperationId) -> K,
     ) -> Self {
         if !ids.clone().is_sorted_by_key(&key) {
-            let mut ids: Vec<OperationId> = ids.collect();
+            let mut ids: Vec<GpuOperationId> = ids.collect();
             ids.sort_unstable_by_key(|&id| (key(id), id));
             return Self::Listed(ids.into_iter().collect());
         }
@@ -41,7 +43,7 @@ impl SortedOperations {
     pub fn len(&self) -> usize {
         match self {
             Self::Numbers(count) => *count as usize,
-            Self::Listed(ids) => ids.len(),
+            Self::Listed(ids) => ids.row_count(),
         }
     }
 
@@ -50,20 +52,22 @@ impl SortedOperations {
         self.len() == 0
     }
 
-    pub fn get(&self, position: usize) -> Option<OperationId> {
+    pub fn get(&self, position: usize) -> Option<GpuOperationId> {
         match self {
             Self::Numbers(count) => u32::try_from(position).ok().filter(|number| number < count),
-            Self::Listed(ids) => ids.get(position),
+            Self::Listed(ids) => ids.decoded_row(position),
         }
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = OperationId> + Clone + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = GpuOperationId> + Clone + '_ {
         (0..self.len()).filter_map(|position| self.get(position))
     }
 
-    /// The first position at which a condition no longer holds.
-    pub fn partition_point(&self, holds: impl Fn(OperationId) -> bool) -> usize {
-        partition_point(self.len(), |position| self.get(position).is_some_and(&holds))
+    /// Returns the first position at which `holds` is false, if it holds for all operations before.
+    pub fn first_position_where_not(&self, holds: impl Fn(GpuOperationId) -> bool) -> usize {
+        first_number_that_fails_condition(self.len(), |position| {
+            self.get(position).is_some_and(&holds)
+        })
     }
 }
 
@@ -72,26 +76,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_in_numeric_order_stores_no_numbers() {
+    fn operations_already_in_order_are_stored_as_a_count() {
         let starts = [3, 5, 5, 9];
-        let order = SortedOperations::operations_by_key(0..4, |id| starts[id as usize]);
-        assert_eq!(order, SortedOperations::Numbers(4));
+        let order = OperationsInOrder::sort_operations_by_key(0..4, |id| starts[id as usize]);
+        assert_eq!(order, OperationsInOrder::Numbers(4));
         assert_eq!(order.iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
-        assert_eq!(order.partition_point(|id| starts[id as usize] < 6), 3);
+        assert_eq!(order.first_position_where_not(|id| starts[id as usize] < 6), 3);
         assert_eq!((order.get(3), order.get(4)), (Some(3), None));
     }
 
     #[test]
-    fn lists_in_another_order_are_sorted_and_stored() {
+    fn operations_in_another_order_are_sorted_and_stored() {
         let starts = [9, 5, 3, 5];
-        let order = SortedOperations::operations_by_key(0..4, |id| starts[id as usize]);
-        assert_eq!(order, SortedOperations::Listed([2, 1, 3, 0].into_iter().collect()));
-        assert_eq!(order.partition_point(|id| starts[id as usize] < 6), 3);
+        let order = OperationsInOrder::sort_operations_by_key(0..4, |id| starts[id as usize]);
+        assert_eq!(order, OperationsInOrder::Listed([2, 1, 3, 0].into_iter().collect()));
+        assert_eq!(order.first_position_where_not(|id| starts[id as usize] < 6), 3);
         let some =
-            SortedOperations::operations_by_key([1, 3].into_iter(), |id| starts[id as usize]);
+            OperationsInOrder::sort_operations_by_key([1, 3].into_iter(), |id| starts[id as usize]);
         assert_eq!(
             some,
-            SortedOperations::Listed([1, 3].into_iter().collect()),
+            OperationsInOrder::Listed([1, 3].into_iter().collect()),
             "of one key by their numbers"
         );
     }

@@ -1,110 +1,110 @@
-//! The time by top kernels, kinds of kernels and components of a run, and how stable it repeats.
+//! Answers about a traced run: which kernels, kinds of kernels and components take the time, and
+//! how much component times vary.
 
 use hashbrown::HashMap;
 
 use super::trace_facts::DiagnosisContext;
 use crate::analyze::ranges::paths::RangePathId;
-use crate::analyze::work::kernel_kinds::KernelClass;
-use crate::model::interned_names::NameId;
-use crate::stats::{GroupedSamples, ValueSummary};
+use crate::analyze::work::kernel_kinds::KernelWorkClass;
+use crate::model::interned_names::InternedNameId;
+use crate::stats::{ValueSummary, ValuesByGroup};
 
-/// Maximum number of kernels and components that are listed.
-const MAX_LISTED: usize = 10;
+/// Largest number of kernels, and of components, that are listed.
+const MAX_LISTED_KERNELS_AND_COMPONENTS: usize = 10;
 
-/// A kernel and its part of the time of all kernels.
+/// A kernel name with its launches and its share of the time of all kernels.
 #[derive(Debug, Clone, PartialEq)]
-pub struct KernelTimeShare {
+pub struct KernelWithTimeShare {
     pub name: String,
-    /// Kind of work of the kernel, by its name.
-    pub class: KernelClass,
+    /// Kind of work of the kernel, as its name shows.
+    pub class: KernelWorkClass,
     /// Launches of the kernel.
     pub summary: ValueSummary,
-    /// The kernel's part of the kernel time, 0 to 1.
+    /// This kernel's time divided by the time of all kernels, 0 to 1.
     pub share: f64,
 }
 
-/// Usual sizes of a head of attention.
-pub(super) const HEAD_SIZES: [u32; 2] = [64, 128];
+/// Usual numbers of values of an attention head's vectors (head sizes).
+pub(super) const USUAL_ATTENTION_HEAD_SIZES: [u32; 2] = [64, 128];
 
-/// Ranges of one path: a component of a run.
+/// A component of a run: the ranges with one path, with the kernels launched inside.
 #[derive(Debug, Clone, PartialEq)]
-pub struct RunComponent {
+pub struct RunComponentByRangePath {
     pub path: String,
     /// Number of ranges that enclose the component's range.
     pub depth: usize,
-    /// Host time of the component's ranges, summarised.
+    /// Summary of the times that the component's ranges lasted on the host.
     pub host: ValueSummary,
-    /// Number of kernels that were launched in the component.
+    /// Number of kernels that were launched inside the component's ranges.
     pub kernels: usize,
     /// Total time of the component's kernels, nanoseconds.
     pub kernel_ns: i64,
-    /// The component's part of the time of all kernels, 0 to 1.
+    /// Time of the component's kernels divided by the time of all kernels, 0 to 1.
     pub share: f64,
 }
 
-impl RunComponent {
-    /// Standard deviation of the host time of the component's ranges over their mean; `None` of
-    /// fewer than three.
-    pub fn host_time_variation(&self) -> Option<f64> {
+impl RunComponentByRangePath {
+    /// Coefficient of variation (standard deviation by mean) of the ranges' times on the host;
+    /// `None` for fewer than three ranges.
+    pub fn coefficient_of_variation_of_host_time(&self) -> Option<f64> {
         (self.host.count >= 3 && self.host.mean > 0.0).then(|| self.host.deviation / self.host.mean)
     }
 }
 
-/// Answers about a trace: its time by kernel, kind of work and component.
+/// Kernel time of a trace by kernel, by kind of work and by component.
 #[derive(Debug, Clone, Default)]
-pub struct TraceAnswers {
-    /// The time of all kernels, in nanoseconds.
+pub struct KernelTimeAnswers {
+    /// Total time of all kernels of the trace, nanoseconds.
     pub kernel_ns: i64,
-    /// The kernels that take the most time.
-    pub top_kernels: Vec<KernelTimeShare>,
-    /// Kernel time by kind of work: nanoseconds and launches, the most expensive first.
-    pub classes: Vec<(KernelClass, i64, usize)>,
-    /// Components (outer ranges) that take the most kernel time.
-    pub components: Vec<RunComponent>,
+    /// Kernel names that take the most time, longest first.
+    pub top_kernels: Vec<KernelWithTimeShare>,
+    /// For each kind of work, nanoseconds and number of kernel launches, most time first.
+    pub classes: Vec<(KernelWorkClass, i64, usize)>,
+    /// Components (outer range paths) whose kernels take the most time, most first.
+    pub components: Vec<RunComponentByRangePath>,
 }
 
-impl TraceAnswers {
-    /// Time of softmax kernels over that of matmul kernels, if both are separate kernels.
+impl KernelTimeAnswers {
+    /// Time of softmax kernels divided by time of matmul kernels, if the trace has both.
     #[allow(clippy::cast_precision_loss)]
-    pub fn softmax_over_matmul_time(&self) -> Option<f64> {
+    pub fn softmax_time_by_matmul_time(&self) -> Option<f64> {
         let time = |class| self.classes.iter().find(|(of, ..)| *of == class).map(|(_, ns, _)| *ns);
-        let (softmax, matmul) = (time(KernelClass::Softmax)?, time(KernelClass::Matmul)?);
+        let (softmax, matmul) = (time(KernelWorkClass::Softmax)?, time(KernelWorkClass::Matmul)?);
         (matmul > 0).then(|| softmax as f64 / matmul as f64)
     }
 
-    /// FLOPs of softmax over FLOPs of matmul in attention with `head` values a head: for each score
-    /// 5 of softmax (largest, difference, exponential, sum, division), and 2 for each value in both
-    /// products.
-    pub fn softmax_to_matmul_flops(head: u32) -> f64 {
+    /// FLOPs of softmax by FLOPs of matmul in attention: for each score, 5 of softmax (maximum,
+    /// difference, exponential, sum, division) and 4 · `head` of both products.
+    pub fn softmax_flops_by_matmul_flops(head: u32) -> f64 {
         5.0 / (4.0 * f64::from(head))
     }
 
     #[allow(clippy::cast_precision_loss)]
-    pub(super) fn new(context: &DiagnosisContext<'_>) -> Self {
+    pub(super) fn answer_kernel_time_questions(context: &DiagnosisContext<'_>) -> Self {
         let kernels = &context.trace.kernels;
-        let kernel_ns = kernels.on_gpu.total_duration_ns();
+        let kernel_ns = kernels.on_gpu.sum_of_operation_durations_ns();
         let share = |ns: i64| ns as f64 / kernel_ns.max(1) as f64;
-        let mut samples = GroupedSamples::default();
-        for (row, function) in kernels.function.iter().enumerate() {
+        let mut samples = ValuesByGroup::default();
+        for (row, function) in kernels.function.iter_decoded_rows().enumerate() {
             let name = context.trace.functions[function as usize].demangled;
-            samples.push(name.0, kernels.on_gpu.length(row));
+            samples.push_value_of_group(name.0, kernels.on_gpu.operation_duration_ns(row));
         }
-        let lengths = samples.into_counted_values();
-        let mut all: Vec<KernelTimeShare> = lengths
+        let lengths = samples.into_sorted_values_with_counts();
+        let mut all: Vec<KernelWithTimeShare> = lengths
             .groups_with_values()
             .map(|name| {
                 let summary = lengths.summary_of_group(name);
-                let name = context.trace.names.text(NameId(name));
-                KernelTimeShare {
+                let name = context.trace.names.text_of_name(InternedNameId(name));
+                KernelWithTimeShare {
                     name: name.to_owned(),
-                    class: KernelClass::from_kernel_name(name),
+                    class: KernelWorkClass::work_class_from_kernel_name(name),
                     summary,
                     share: share(summary.total),
                 }
             })
             .collect();
         all.sort_by(|a, b| b.summary.total.cmp(&a.summary.total).then_with(|| a.name.cmp(&b.name)));
-        let mut classes: HashMap<KernelClass, (i64, usize)> = HashMap::new();
+        let mut classes: HashMap<KernelWorkClass, (i64, usize)> = HashMap::new();
         for kernel in &all {
             let sum = classes.entry(kernel.class).or_default();
             sum.0 += kernel.summary.total;
@@ -113,43 +113,53 @@ impl TraceAnswers {
         let mut classes: Vec<_> =
             classes.into_iter().map(|(class, (ns, count))| (class, ns, count)).collect();
         classes.sort_by_key(|&(class, ns, _)| (std::cmp::Reverse(ns), class));
-        all.truncate(MAX_LISTED);
-        Self { kernel_ns, top_kernels: all, classes, components: run_components(context, &share) }
+        all.truncate(MAX_LISTED_KERNELS_AND_COMPONENTS);
+        Self {
+            kernel_ns,
+            top_kernels: all,
+            classes,
+            components: list_run_components(context, &share),
+        }
     }
 }
 
-/// Number and nanoseconds of the kernels launched in each range path, ranges inside it included.
-pub(super) fn kernels_by_path(context: &DiagnosisContext<'_>) -> Vec<(usize, i64)> {
+/// Returns for each range path the number and the nanoseconds of the kernels launched in its
+/// ranges, including ranges inside.
+pub(super) fn kernel_count_and_ns_by_path(context: &DiagnosisContext<'_>) -> Vec<(usize, i64)> {
     let paths = &context.host.paths;
     let mut kernels = vec![(0, 0); paths.len()];
     for id in context.all.kernel_ids() {
-        for path in paths.path_and_parents(context.path_id_of_operation(id)) {
+        for path in paths.path_and_enclosing_paths(context.range_path_of_operation(id)) {
             let (count, ns) = &mut kernels[path as usize];
             *count += 1;
-            *ns += context.all.length(id);
+            *ns += context.all.operation_length_ns(id);
         }
     }
     kernels
 }
 
-/// The outermost ranges and the ranges directly inside them.
-fn run_components(context: &DiagnosisContext<'_>, share: &dyn Fn(i64) -> f64) -> Vec<RunComponent> {
+/// Returns the components of the run: paths of the outermost ranges, and of the ranges directly
+/// inside them.
+fn list_run_components(
+    context: &DiagnosisContext<'_>,
+    share: &dyn Fn(i64) -> f64,
+) -> Vec<RunComponentByRangePath> {
     let paths = &context.host.paths;
-    // Kernels count for every path around their launch.
-    let kernels = kernels_by_path(context);
-    let depth = |path: RangePathId| paths.path_and_parents(path).skip(1).take(3).count();
+    // A kernel counts for every range path that encloses its launch.
+    let kernels = kernel_count_and_ns_by_path(context);
+    let depth = |path: RangePathId| paths.path_and_enclosing_paths(path).skip(1).take(3).count();
     let mut order: Vec<RangePathId> = (1..)
         .take(paths.len() - 1)
         .filter(|&path| kernels[path as usize].0 > 0 && depth(path) < 2)
         .collect();
     order.sort_by_key(|&path| (std::cmp::Reverse(kernels[path as usize].1), path));
-    order.truncate(MAX_LISTED);
+    order.truncate(MAX_LISTED_KERNELS_AND_COMPONENTS);
     order
         .into_iter()
         .map(|path| {
             let (count, ns) = kernels[path as usize];
-            RunComponent {
-                path: paths.text(context.trace, path),
+            RunComponentByRangePath {
+                path: paths.path_text_with_slashes(context.trace, path),
                 depth: depth(path),
                 host: context.host.lengths.summary_of_group(path),
                 kernels: count,

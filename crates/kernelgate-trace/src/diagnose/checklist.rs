@@ -1,27 +1,27 @@
-//! Fills in the checklist of the attention guide: a rule ticks or crosses each line, or the line
-//! states what would measure it.
+//! Fills in the checklist of the attention guide: diagnosis rules mark each line as holding or
+//! failing, or the line names what would measure it.
 
 use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::finding::{DiagnosisQuestion, QuestionAnswer, TraceDiagnosis};
-use super::text::wrap_line;
+use super::finding::{QuestionWithAnswer, RuleAnswer, TraceDiagnosis};
+use super::text::append_wrapped_line;
 
-/// Whether a line of the checklist holds.
+/// State of a line of the checklist: holds, fails or not measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ChecklistMark {
-    /// The line holds: the rules that could contradict it found nothing.
+pub enum ChecklistLineState {
+    /// The condition of the line holds: the rules that could contradict it found nothing.
     Holds,
-    /// A rule found a problem, so the checklist line is not fulfilled.
+    /// The condition of the line does not hold: a rule found a problem.
     Fails,
-    /// The trace lacks the data for this line.
+    /// The trace lacks the data that would decide this line.
     NotMeasured,
 }
 
-impl ChecklistMark {
+impl ChecklistLineState {
     /// Label in printed output.
-    pub fn label(self) -> &'static str {
+    pub fn printed_state_label(self) -> &'static str {
         match self {
             Self::Holds => "holds",
             Self::Fails => "fails",
@@ -29,7 +29,7 @@ impl ChecklistMark {
         }
     }
 
-    fn checkbox(self) -> &'static str {
+    fn checkbox_of_state(self) -> &'static str {
         match self {
             Self::Holds => "[x]",
             Self::Fails => "[!]",
@@ -38,31 +38,31 @@ impl ChecklistMark {
     }
 }
 
-/// A line of the checklist, filled in.
+/// A line of the attention guide's checklist, with its state for one trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ChecklistLine {
+pub struct FilledChecklistLine {
     /// Heading above the line.
     pub group: &'static str,
     /// The condition.
     pub text: &'static str,
     /// Whether the condition holds.
-    pub tick: ChecklistMark,
-    /// The finding that decides the line, or the command that measures it.
+    pub tick: ChecklistLineState,
+    /// The finding that decides the line, or the command that would measure it.
     pub why: String,
 }
 
-/// The rule or number that decides a line.
+/// The diagnosis rules that decide a line of the checklist, or the tool that can.
 enum By {
     /// Any of these rules.
     Rules(&'static [&'static str]),
-    /// All these rules decide the checklist line, except rules that had nothing to inspect.
+    /// All these rules must find nothing, except rules that had nothing to inspect.
     All(&'static [&'static str]),
-    /// No trace can decide the line; the text names what can.
+    /// No rule on a trace can decide the line; the text names a tool that can.
     Other(&'static str),
 }
 
-/// Checklist lines: heading, text, and the rules that decide the line.
-const CHECKLIST_LINES: &[(&str, &str, By)] = &[
+/// The checklist's lines: heading, condition, and what decides the line.
+const CHECKLIST_LINES_AND_DECIDING_RULES: &[(&str, &str, By)] = &[
     ("Memory", "Memory accesses are coalesced", By::Rules(&["coalescing"])),
     (
         "Memory",
@@ -101,28 +101,28 @@ const CHECKLIST_LINES: &[(&str, &str, By)] = &[
     ),
 ];
 
-/// Fills in the checklist from a diagnosis.
-pub fn checklist(diagnosis: &TraceDiagnosis) -> Vec<ChecklistLine> {
-    CHECKLIST_LINES
+/// Fills in the checklist from the findings and unanswered questions of a diagnosis.
+pub fn fill_in_checklist(diagnosis: &TraceDiagnosis) -> Vec<FilledChecklistLine> {
+    CHECKLIST_LINES_AND_DECIDING_RULES
         .iter()
         .map(|(group, text, by)| {
             let (tick, why) = match by {
-                By::Other(what) => (ChecklistMark::NotMeasured, (*what).to_owned()),
-                By::Rules(rules) => decide_checklist_line(diagnosis, rules, false),
-                By::All(rules) => decide_checklist_line(diagnosis, rules, true),
+                By::Other(what) => (ChecklistLineState::NotMeasured, (*what).to_owned()),
+                By::Rules(rules) => decide_state_of_checklist_line(diagnosis, rules, false),
+                By::All(rules) => decide_state_of_checklist_line(diagnosis, rules, true),
             };
-            ChecklistLine { group, text, tick, why }
+            FilledChecklistLine { group, text, tick, why }
         })
         .collect()
 }
 
-/// A finding of a deciding rule fails the line. A line holds if a deciding rule inspected enough
-/// and found nothing, or, if several rules must all decide it, no other rule lacks data.
-fn decide_checklist_line(
+/// A line fails if one of its deciding rules has a finding. A line holds if a deciding rule
+/// inspected enough and found nothing, and, where all rules must decide, no rule lacks data.
+fn decide_state_of_checklist_line(
     diagnosis: &TraceDiagnosis,
     rules: &[&str],
     all: bool,
-) -> (ChecklistMark, String) {
+) -> (ChecklistLineState, String) {
     let found: Vec<&str> = diagnosis
         .findings
         .iter()
@@ -132,56 +132,59 @@ fn decide_checklist_line(
     if let Some(first) = found.first() {
         let more =
             if found.len() > 1 { format!("; {} more", found.len() - 1) } else { String::new() };
-        return (ChecklistMark::Fails, format!("{first}{more}"));
+        return (ChecklistLineState::Fails, format!("{first}{more}"));
     }
-    let questions = || rules.iter().filter_map(|rule| diagnosis.question(rule));
+    let questions = || rules.iter().filter_map(|rule| diagnosis.question_of_rule(rule));
     let passed = questions().filter_map(|question| match &question.answer {
-        QuestionAnswer::No { inspected } => Some(format!("{} in {inspected}", question.id)),
+        RuleAnswer::No { inspected } => Some(format!("{} in {inspected}", question.id)),
         _ => None,
     });
     let passed: Vec<String> = passed.collect();
     let found_nothing = format!("nothing found by {}", passed.join(", "));
     let lacks = questions().find(|question| {
-        matches!(&question.answer, QuestionAnswer::CannotAnswer { record, .. } if !record.is_empty())
+        matches!(&question.answer, RuleAnswer::CannotAnswer { record, .. } if !record.is_empty())
     });
-    let lacking = lacks.and_then(|of| Some((of.id, of.missing_data_reason()?)));
+    let lacking = lacks.and_then(|of| Some((of.id, of.reason_without_answer()?)));
     match lacking {
         Some((id, why)) if all && !passed.is_empty() => {
-            (ChecklistMark::NotMeasured, format!("{found_nothing}; not measured: {id}: {why}"))
+            (ChecklistLineState::NotMeasured, format!("{found_nothing}; not measured: {id}: {why}"))
         }
-        _ if !passed.is_empty() => (ChecklistMark::Holds, found_nothing),
-        Some((_, why)) => (ChecklistMark::NotMeasured, why),
+        _ if !passed.is_empty() => (ChecklistLineState::Holds, found_nothing),
+        Some((_, why)) => (ChecklistLineState::NotMeasured, why),
         None => {
-            let why = questions().find_map(DiagnosisQuestion::missing_data_reason);
-            (ChecklistMark::NotMeasured, why.unwrap_or_else(|| "no rule decides it".to_owned()))
+            let why = questions().find_map(QuestionWithAnswer::reason_without_answer);
+            (
+                ChecklistLineState::NotMeasured,
+                why.unwrap_or_else(|| "no rule decides it".to_owned()),
+            )
         }
     }
 }
 
-/// The checklist as text of at most 100 columns.
-pub fn to_text(lines: &[ChecklistLine]) -> String {
+/// Formats the filled-in checklist as text of at most 100 columns.
+pub fn checklist_to_text(lines: &[FilledChecklistLine]) -> String {
     let mut text = String::from("Checklist ([x] holds, [!] fails, [ ] not measured)\n");
     for same in lines.chunk_by(|a, b| a.group == b.group) {
         let _ = writeln!(text, "  {}", same[0].group);
         for line in same {
-            wrap_line(
+            append_wrapped_line(
                 &mut text,
-                &format!("{} {}", line.tick.checkbox(), line.text),
+                &format!("{} {}", line.tick.checkbox_of_state(), line.text),
                 "    ",
                 "        ",
             );
-            wrap_line(&mut text, &line.why, "        ", "        ");
+            append_wrapped_line(&mut text, &line.why, "        ", "        ");
         }
     }
     text
 }
 
-pub fn to_json(lines: &[ChecklistLine]) -> Value {
-    let line = |line: &ChecklistLine| {
+pub fn checklist_to_json(lines: &[FilledChecklistLine]) -> Value {
+    let line = |line: &FilledChecklistLine| {
         json!({
             "group": line.group,
             "text": line.text,
-            "state": line.tick.label(),
+            "state": line.tick.printed_state_label(),
             "why": line.why,
         })
     };

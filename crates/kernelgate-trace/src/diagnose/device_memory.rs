@@ -1,62 +1,62 @@
-//! Device memory over time: what a process held on a device, at most and in which phase, as far as
-//! the trace saw it being taken. Absent: what was taken before the recording began, and memory of
-//! the driver itself.
+//! Device memory over time: how much a process held on a GPU, its peak, and its use by phase, from
+//! recorded allocations and frees. Memory that was allocated before the recording began, and the
+//! driver's own memory, are not counted.
 
 use hashbrown::HashMap;
 
-use super::host::OutermostRange;
+use super::host::OutermostNamedRange;
 use crate::model::Trace;
-use crate::model::interned_names::without_numbers_in_name;
+use crate::model::interned_names::replace_digits_by_number_sign;
 
-/// Device memory of a process on a device.
+/// Device memory that one process held on one GPU during a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MemoryUse {
+pub struct ProcessMemoryOnGpu {
     /// Process id in the operating system.
     pub pid: i64,
     pub device: u32,
-    /// Each time at which the held memory changed, nanoseconds of the trace, and the bytes that
+    /// Times at which the held memory changed, nanoseconds of the trace's clock, and the bytes that
     /// were held from then on.
     pub held: Vec<(i64, u64)>,
-    /// The most bytes that were held, and when for the first time.
+    /// First time at which the most bytes were held, nanoseconds, and the number of bytes.
     pub peak: (i64, u64),
     /// Allocations.
     pub taken: usize,
-    /// Number of allocations that were freed.
+    /// Number of recorded frees of device memory.
     pub given_back: usize,
-    /// Freed memory whose allocation is not in the trace; its bytes are not counted.
+    /// Number of frees whose allocation is not in the trace; their bytes are not counted.
     pub unknown: usize,
-    /// Memory of the outermost ranges in order of their first start; the first entry is the time
-    /// before all ranges.
-    pub phases: Vec<OutermostRangeMemory>,
+    /// Memory by phase; phases are outermost ranges in order of their first start, and the first
+    /// entry is the time before all ranges.
+    pub phases: Vec<MemoryDuringPhase>,
 }
 
-/// Memory of outermost ranges whose names differ only in numbers.
+/// Memory during one phase: outermost ranges whose names differ only in numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OutermostRangeMemory {
-    /// Name of the ranges; `#` stands for numbers in which they differ.
+pub struct MemoryDuringPhase {
+    /// Name of the phase's ranges; `#` stands for numbers in which their names differ.
     pub name: String,
     /// How many there are.
     pub times: usize,
-    /// The most bytes that were held during one of these ranges.
+    /// Most bytes that were held during one of the phase's ranges.
     pub peak_bytes: u64,
-    /// Bytes taken less those given back in the phase.
+    /// Bytes allocated minus bytes freed during the phase.
     pub change_bytes: i64,
 }
 
-impl OutermostRangeMemory {
-    /// Label of the phase before the first range.
-    pub const BEFORE_FIRST_RANGE_LABEL: &str = "before the first range";
+impl MemoryDuringPhase {
+    /// Printed label of the phase before the first range.
+    pub const LABEL_BEFORE_FIRST_RANGE: &str = "before the first range";
 }
 
-impl MemoryUse {
-    /// Bytes held at the end of the trace.
-    pub fn bytes_at_end(&self) -> u64 {
+impl ProcessMemoryOnGpu {
+    /// Bytes of device memory that were still held at the end of the trace.
+    pub fn bytes_held_at_end_of_trace(&self) -> u64 {
         self.held.last().map_or(0, |&(_, bytes)| bytes)
     }
 
-    /// Returns at most `most` pairs of time and bytes held; of neighbouring pairs only the pair
-    /// with more bytes is kept. The last one stays.
-    pub fn bytes_over_time(&self, most: usize) -> Vec<(i64, u64)> {
+    /// Returns at most `most` pairs of time and bytes held; of each group of neighbouring pairs,
+    /// the pair with the most bytes. The last one stays.
+    pub fn thinned_bytes_over_time(&self, most: usize) -> Vec<(i64, u64)> {
         let together = self.held.len().div_ceil(most.max(2) - 1).max(1);
         let fullest = |part: &[(i64, u64)]| part.iter().copied().max_by_key(|&(_, bytes)| bytes);
         let mut kept: Vec<(i64, u64)> = self.held.chunks(together).filter_map(fullest).collect();
@@ -65,26 +65,29 @@ impl MemoryUse {
         kept
     }
 
-    /// Bytes that were held at a time.
+    /// Bytes of device memory that were held at `time`.
     fn at(&self, time: i64) -> u64 {
         let after = self.held.partition_point(|&(at, _)| at <= time);
         after.checked_sub(1).map_or(0, |last| self.held[last].1)
     }
 
-    /// The most bytes held in a span, which includes its end.
-    fn most_bytes_in_span(&self, (start, end): (i64, i64)) -> u64 {
+    /// Most bytes of device memory that were held during a span, its end included.
+    fn most_bytes_held_during(&self, (start, end): (i64, i64)) -> u64 {
         let from = self.held.partition_point(|&(at, _)| at < start);
         let inside = self.held[from..].iter().take_while(|&&(at, _)| at <= end);
         inside.map(|&(_, bytes)| bytes).max().unwrap_or(0).max(self.at(start))
     }
 }
 
-/// Memory of each process on each device that allocates.
-pub(super) fn memory_by_device(trace: &Trace, outermost: &[OutermostRange]) -> Vec<MemoryUse> {
+/// Returns the device memory of each process on each GPU for which the trace records allocations.
+pub(super) fn memory_by_process_and_gpu(
+    trace: &Trace,
+    outermost: &[OutermostNamedRange],
+) -> Vec<ProcessMemoryOnGpu> {
     let rows = &trace.allocations;
     let mut order: Vec<usize> = (0..rows.time.len()).collect();
     order.sort_by_key(|&row| rows.time[row]);
-    let mut uses: Vec<HeldDeviceMemory> = Vec::new();
+    let mut uses: Vec<HeldMemoryInTimeOrder> = Vec::new();
     let mut index: HashMap<(u32, u32), usize> = HashMap::new();
     for row in order {
         let place = &trace.places[rows.place[row].0 as usize];
@@ -92,29 +95,34 @@ pub(super) fn memory_by_device(trace: &Trace, outermost: &[OutermostRange]) -> V
         let number = *index.entry((place.process, place.device)).or_insert(new);
         if number == new {
             let pid = trace.processes[place.process as usize].pid;
-            uses.push(HeldDeviceMemory::new(place.process, pid, place.device));
+            uses.push(HeldMemoryInTimeOrder::start_without_allocations(
+                place.process,
+                pid,
+                place.device,
+            ));
         }
         let (time, address) = (rows.time[row], rows.address[row]);
         match rows.given_back[row] {
-            true => uses[number].release_bytes(time, address),
+            true => uses[number].add_free(time, address),
             false => uses[number].add_allocation(time, address, rows.bytes[row]),
         }
     }
-    uses.into_iter().map(|held| held.into_memory_use(trace, outermost)).collect()
+    uses.into_iter().map(|held| held.into_process_memory_with_phases(trace, outermost)).collect()
 }
 
-/// The held device memory of a trace, while allocations are added in time order.
-struct HeldDeviceMemory {
+/// Device memory that a process holds on a GPU, while allocations and frees are added in order of
+/// time.
+struct HeldMemoryInTimeOrder {
     process: u32,
-    of: MemoryUse,
+    of: ProcessMemoryOnGpu,
     bytes: u64,
     /// Bytes by address.
     live: HashMap<u64, u64>,
 }
 
-impl HeldDeviceMemory {
-    fn new(process: u32, pid: i64, device: u32) -> Self {
-        let memory_use = MemoryUse {
+impl HeldMemoryInTimeOrder {
+    fn start_without_allocations(process: u32, pid: i64, device: u32) -> Self {
+        let memory_use = ProcessMemoryOnGpu {
             pid,
             device,
             held: Vec::new(),
@@ -129,69 +137,69 @@ impl HeldDeviceMemory {
 
     fn add_allocation(&mut self, time: i64, address: u64, bytes: u64) {
         self.of.taken += 1;
-        // An earlier entry at the address was freed without a record.
+        // If the address is still held, its free was not recorded, so its bytes are subtracted.
         self.bytes -= self.live.insert(address, bytes).unwrap_or(0);
         self.bytes += bytes;
-        self.note_held_bytes(time);
+        self.append_held_bytes(time);
     }
 
-    /// Some recorders do not record the size of a freed allocation, which follows from its address.
-    fn release_bytes(&mut self, time: i64, address: u64) {
+    /// The freed bytes are looked up by address, because some recorders do not record the size of a
+    /// free.
+    fn add_free(&mut self, time: i64, address: u64) {
         let Some(bytes) = self.live.remove(&address) else {
             self.of.unknown += 1;
             return;
         };
         self.of.given_back += 1;
         self.bytes -= bytes;
-        self.note_held_bytes(time);
+        self.append_held_bytes(time);
     }
 
-    fn note_held_bytes(&mut self, time: i64) {
+    fn append_held_bytes(&mut self, time: i64) {
         self.of.held.push((time, self.bytes));
         if self.bytes > self.of.peak.1 {
             self.of.peak = (time, self.bytes);
         }
     }
 
-    fn into_memory_use(mut self, trace: &Trace, outermost: &[OutermostRange]) -> MemoryUse {
+    fn into_process_memory_with_phases(
+        mut self,
+        trace: &Trace,
+        outermost: &[OutermostNamedRange],
+    ) -> ProcessMemoryOnGpu {
         let own = || outermost.iter().filter(|range| range.process == self.process);
         let first = own().map(|range| range.start).next().unwrap_or(i64::MAX);
-        let before = self.of.most_bytes_in_span((i64::MIN, first.saturating_sub(1)));
-        let mut phases = vec![OutermostRangeMemory {
-            name: OutermostRangeMemory::BEFORE_FIRST_RANGE_LABEL.to_owned(),
+        let before = self.of.most_bytes_held_during((i64::MIN, first.saturating_sub(1)));
+        let mut phases = vec![MemoryDuringPhase {
+            name: MemoryDuringPhase::LABEL_BEFORE_FIRST_RANGE.to_owned(),
             times: 1,
             peak_bytes: before,
-            change_bytes: byte_change(0, self.of.at(first.saturating_sub(1))),
+            change_bytes: signed_byte_difference(0, self.of.at(first.saturating_sub(1))),
         }];
         let mut known: HashMap<String, usize> = HashMap::new();
         for range in own() {
             let span = (range.start, range.end);
-            let name = trace.names.text(range.name);
-            let index = *known.entry(without_numbers_in_name(name)).or_insert_with(|| {
+            let name = trace.names.text_of_name(range.name);
+            let index = *known.entry(replace_digits_by_number_sign(name)).or_insert_with(|| {
                 let name = name.to_owned();
-                phases.push(OutermostRangeMemory {
-                    name,
-                    times: 0,
-                    peak_bytes: 0,
-                    change_bytes: 0,
-                });
+                phases.push(MemoryDuringPhase { name, times: 0, peak_bytes: 0, change_bytes: 0 });
                 phases.len() - 1
             });
             let phase = &mut phases[index];
             if phase.name != name {
-                phase.name = without_numbers_in_name(name);
+                phase.name = replace_digits_by_number_sign(name);
             }
             phase.times += 1;
-            phase.peak_bytes = phase.peak_bytes.max(self.of.most_bytes_in_span(span));
+            phase.peak_bytes = phase.peak_bytes.max(self.of.most_bytes_held_during(span));
             phase.change_bytes +=
-                byte_change(self.of.at(span.0.saturating_sub(1)), self.of.at(span.1));
+                signed_byte_difference(self.of.at(span.0.saturating_sub(1)), self.of.at(span.1));
         }
         self.of.phases = phases;
         self.of
     }
 }
 
-fn byte_change(before: u64, after: u64) -> i64 {
+fn signed_byte_difference(before: u64, after: u64) -> i64 {
     let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
     signed(after) - signed(before)
 }

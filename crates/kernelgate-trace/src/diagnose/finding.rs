@@ -1,29 +1,29 @@
-//! The diagnosis of a trace: findings, questions with their answers, devices.
+//! Data types of a trace's diagnosis: findings, questions with answers, and use of GPUs.
 
-use super::account::DeviceTimeAccount;
-use super::answers::TraceAnswers;
-use super::critical::gains::CriticalPath;
-use super::device_memory::MemoryUse;
-use super::host::gpu_gaps::IdleGapReport;
-use super::network::NetworkPhases;
+use super::account::ProcessTimeAccountOnGpu;
+use super::answers::KernelTimeAnswers;
+use super::critical::gains::CriticalPathAndGains;
+use super::device_memory::ProcessMemoryOnGpu;
+use super::host::gpu_gaps::IdleGapsOfProcessOnGpu;
+use super::network::PhasesOfNetwork;
 use crate::analyze::classes::OperationClass;
-use crate::analyze::operations::OperationId;
-use crate::analyze::work::utilization::DeviceUtilization;
+use crate::analyze::operations::GpuOperationId;
+use crate::analyze::work::utilization::GpuPeakUseOfTrace;
 
-/// Severity of a finding, by the time that it costs.
+/// Severity of a finding, by the share of time that removing its cause could save.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FindingSeverity {
     /// Good to know.
     Information,
     /// Costs time.
     Warning,
-    /// Costs most of the time that is lost, or makes other findings doubtful.
+    /// Costs at least 10 % of the time, or makes other findings doubtful.
     Severe,
 }
 
 impl FindingSeverity {
     /// Label in printed output.
-    pub fn label(self) -> &'static str {
+    pub fn printed_severity_label(self) -> &'static str {
         match self {
             Self::Information => "information",
             Self::Warning => "warning",
@@ -32,19 +32,19 @@ impl FindingSeverity {
     }
 }
 
-/// Part of a span from which what could be saved is severe, in percent.
-const MIN_SEVERE_SAVING_PERCENT: f64 = 10.0;
-/// Part of the time from which a saving is a warning.
-const MIN_WARNING_SAVING_PERCENT: f64 = 2.0;
+/// Smallest saving, in percent of the trace's time, for which a finding is severe.
+const MIN_SAVING_PERCENT_OF_SEVERE: f64 = 10.0;
+/// Smallest saving, in percent of the trace's time, for which a finding is a warning.
+const MIN_SAVING_PERCENT_OF_WARNING: f64 = 2.0;
 
 impl FindingSeverity {
-    /// The severity of a finding that could save a part of a span.
+    /// Returns the severity of a finding that could save `saved_ns` of `span_ns` nanoseconds.
     #[allow(clippy::cast_precision_loss)]
-    pub fn from_saving(saved_ns: i64, span_ns: i64) -> FindingSeverity {
+    pub fn severity_from_possible_saving(saved_ns: i64, span_ns: i64) -> FindingSeverity {
         let share = saved_ns as f64 / span_ns.max(1) as f64 * 100.0;
         match share {
-            _ if share >= MIN_SEVERE_SAVING_PERCENT => Self::Severe,
-            _ if share >= MIN_WARNING_SAVING_PERCENT => Self::Warning,
+            _ if share >= MIN_SAVING_PERCENT_OF_SEVERE => Self::Severe,
+            _ if share >= MIN_SAVING_PERCENT_OF_WARNING => Self::Warning,
             _ => Self::Information,
         }
     }
@@ -52,9 +52,9 @@ impl FindingSeverity {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FindingConfidence {
-    /// The finding rests on an estimate, or on few records.
+    /// The finding is based on an estimate, or on few records.
     Low,
-    /// Follows from the records by an assumption that is named.
+    /// The finding follows from the records by an assumption that its text names.
     Medium,
     /// Recorded as such.
     High,
@@ -62,7 +62,7 @@ pub enum FindingConfidence {
 
 impl FindingConfidence {
     /// Label in printed output.
-    pub fn label(self) -> &'static str {
+    pub fn printed_confidence_label(self) -> &'static str {
         match self {
             Self::Low => "low",
             Self::Medium => "medium",
@@ -73,83 +73,86 @@ impl FindingConfidence {
 
 /// A number with its unit, such as `%`, `us`, `ms` or `calls`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct NumberWithUnit {
+pub struct MeasuredNumberWithUnit {
     pub value: f64,
     /// Unit of the measure.
     pub unit: &'static str,
 }
 
-/// A place in the trace that shows a finding.
+/// A kernel, call or copy of the trace, with its times, that shows a finding.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FindingEvidence {
-    /// Name of the kernel, API call or copy.
+    /// Name of the kernel, API call or copy that shows the finding.
     pub what: String,
     /// How often.
     pub count: usize,
     /// Total duration, in nanoseconds.
     pub total_ns: Option<i64>,
-    /// The path of the innermost range in which all operations of the finding were launched.
+    /// Path of the innermost range in which all these operations were launched.
     pub range: Option<String>,
-    /// Span of the longest such kernel, call or copy, in nanoseconds of the trace.
+    /// Start and end of the longest of these kernels, calls or copies, nanoseconds of the trace's
+    /// clock.
     pub span: Option<(i64, i64)>,
     /// Process id and device.
     pub place: Option<(i64, u32)>,
 }
 
-/// Kernels that could be shorter, with the possible factor.
+/// Kernels of one function and launch shape, and the share of their time that would remain after a
+/// remedy.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ShortenedKernels {
+pub struct KernelsWithRemainingTime {
     /// Index into [`crate::model::Trace::functions`].
     pub function: u32,
     /// Index into [`crate::model::Trace::shapes`].
     pub shape: u32,
-    /// The part of the time of the kernels that is left.
+    /// Share of the kernels' time that remains after the remedy, 0 to 1.
     pub left: f64,
 }
 
-/// A kernel of a chain that one kernel could compute.
+/// A kernel function of a chain of kernels that one fused kernel could compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FusibleKernel {
+pub struct KernelOfFusibleChain {
     /// Index into [`crate::model::Trace::functions`].
     pub function: u32,
-    /// Whether the fused kernel is the longest one of its chain, whose time remains.
+    /// Whether this kernel is the longest one of its chain, whose time remains after fusing.
     pub stays: bool,
-    /// Whether another kernel of the chain runs before this one; fusing removes the time between
-    /// them.
+    /// Whether another kernel of the chain runs before this one; fusing also removes the idle time
+    /// between the two.
     pub follows: bool,
 }
 
-/// The change that mends a finding, for a replay.
+/// The change of the program that would remove the cause of a finding, as a replay assumes it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FindingRemedy {
-    /// The gain of the change cannot be computed by a replay.
+    /// A replay cannot compute what the change gains.
     NotReplayed,
-    /// Launch calls and the host between them take no time, as in a graph.
+    /// Launch calls, and the host's time between them, take no time, as if a CUDA graph were
+    /// launched.
     Graph,
-    /// The host takes no time in these spans.
+    /// The host takes no time in these spans, nanoseconds of the trace's clock.
     WithoutPauses(Vec<(i64, i64)>),
     /// The host never waits for the GPU.
     NoWaits,
-    /// Operations of a class take no time.
+    /// All operations of this class take no time.
     Without(OperationClass),
-    /// The given single operations take no time.
-    WithoutOperations(Vec<OperationId>),
-    Shorter(Vec<ShortenedKernels>),
-    /// Each chain of kernels is replaced by one kernel.
-    Fused(Vec<FusibleKernel>),
+    /// These single operations take no time.
+    WithoutOperations(Vec<GpuOperationId>),
+    Shorter(Vec<KernelsWithRemainingTime>),
+    /// Each chain of kernels is replaced by one fused kernel.
+    Fused(Vec<KernelOfFusibleChain>),
 }
 
-/// The gain of mending a finding, by the replay of the recorded dependencies.
+/// Time that the remedy of a finding would save, by a replay of the recorded dependencies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ReplayedGain {
+pub struct ReplayedGainOfRemedy {
     /// Nanoseconds by which the remedy alone shortens the trace.
     pub alone_ns: i64,
-    /// Additional nanoseconds saved once all earlier findings are mended: these values add up to
-    /// the gain of all findings.
+    /// Further nanoseconds that the remedy saves after those of all earlier findings; these values
+    /// add up to the gain of all remedies.
     pub further_ns: i64,
 }
 
-/// A finding: a possible improvement that a rule found.
+/// A possible improvement of the traced program that a diagnosis rule found.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DiagnosisFinding {
     /// The rule.
@@ -161,62 +164,63 @@ pub struct DiagnosisFinding {
     /// One sentence.
     pub title: String,
     /// The measured value.
-    pub measured: NumberWithUnit,
-    /// The threshold with which the rule compares.
-    pub threshold: NumberWithUnit,
-    /// Upper bound of the nanoseconds that mending the finding saves, where known: no more than its
-    /// replay gains.
+    pub measured: MeasuredNumberWithUnit,
+    /// The threshold with which the rule compared the measured value.
+    pub threshold: MeasuredNumberWithUnit,
+    /// Upper bound of the nanoseconds that removing the cause saves, if known; at most the gain of
+    /// the replay.
     pub recoverable_ns: Option<i64>,
-    /// The change that would remove the cause.
+    /// The change that would remove the cause of the finding.
     pub remedy: FindingRemedy,
-    /// The gain of the change, if the change can be replayed.
-    pub replayed: Option<ReplayedGain>,
-    /// Places of the finding, the most expensive first.
+    /// Time that the remedy would save, if the remedy can be replayed.
+    pub replayed: Option<ReplayedGainOfRemedy>,
+    /// Kernels, calls or copies that show the finding, those with most time first.
     pub evidence: Vec<FindingEvidence>,
     pub advice: String,
-    /// Circumstances in which the finding is a false positive.
+    /// Text about circumstances in which the finding is a false positive.
     pub false_positive: &'static str,
 }
 
 impl DiagnosisFinding {
-    /// Sorts findings by their savings, then by severity.
-    pub(super) fn sort_by_savings(findings: &mut [Self]) {
+    /// Sorts findings by the time that they could save, then by severity, largest first.
+    pub(super) fn sort_findings_by_savings(findings: &mut [Self]) {
         findings.sort_by_key(|of| std::cmp::Reverse((of.recoverable_ns.unwrap_or(0), of.severity)));
     }
 
-    /// Limits the savings of a finding to the replayed gain, and its severity to the remaining
-    /// savings.
-    pub(super) fn limit_savings_to_gain(&mut self, gain_ns: i64, span_ns: i64) {
+    /// Limits the finding's savings to the replayed gain, and its severity to what follows from
+    /// these savings.
+    pub(super) fn limit_savings_and_severity_to_replay(&mut self, gain_ns: i64, span_ns: i64) {
         let gain_ns = gain_ns.max(0);
         if self.recoverable_ns.is_none_or(|claimed| claimed > gain_ns) {
             self.recoverable_ns = Some(gain_ns);
-            self.severity = self.severity.min(FindingSeverity::from_saving(gain_ns, span_ns));
+            self.severity =
+                self.severity.min(FindingSeverity::severity_from_possible_saving(gain_ns, span_ns));
         }
     }
 }
 
-/// Kind of records that a rule inspects.
+/// Kind of records that a diagnosis rule inspects, and in which it counts them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum InspectedUnit {
+pub enum InspectedRecordKind {
     /// Nanoseconds of kernels.
     KernelTime,
-    /// Kernels, copies, memsets and graph launches.
+    /// Number of kernels, copies, memsets and graph launches.
     Operations,
     Copies,
     /// Sets of memory.
     Sets,
     /// Calls of the host.
     Calls,
-    /// Kernel launches that Nsight Compute profiled.
+    /// Number of kernel launches that Nsight Compute profiled.
     ProfiledLaunches,
     /// Samples of counters.
     Samples,
     Ranges,
 }
 
-impl InspectedUnit {
+impl InspectedRecordKind {
     /// Label in printed output.
-    pub fn label(self) -> &'static str {
+    pub fn printed_record_kind(self) -> &'static str {
         match self {
             Self::KernelTime => "kernel time",
             Self::Operations => "operations",
@@ -230,9 +234,9 @@ impl InspectedUnit {
     }
 }
 
-impl InspectedUnit {
-    /// The key of the unit in JSON, which never changes.
-    pub fn json_key(self) -> &'static str {
+impl InspectedRecordKind {
+    /// Key of the record kind in JSON; the key never changes.
+    pub fn record_kind_json_key(self) -> &'static str {
         match self {
             Self::KernelTime => "kernel_ns",
             Self::Operations => "operations",
@@ -246,75 +250,76 @@ impl InspectedUnit {
     }
 }
 
-/// Number and share of the records that a rule could inspect.
+/// How many of a trace's records a diagnosis rule could inspect.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InspectedShare {
-    /// The part with all data that the rule needs.
+pub struct InspectedShareOfRecords {
+    /// Number of records, or nanoseconds, that have all data that the rule needs.
     pub seen: i64,
     /// All of the whole.
     pub whole: i64,
     /// The unit of both.
-    pub unit: InspectedUnit,
-    /// Reason why not all records could be inspected, and how to record all of them.
+    pub unit: InspectedRecordKind,
+    /// Reason why the rule could not inspect all records, and how to record what is missing.
     pub missing: Option<String>,
 }
 
-/// Share of all records that a rule must inspect before it may answer "no".
-const MIN_INSPECTED_SHARE_FOR_NO: f64 = 0.9;
+/// Smallest share of the records that a rule must have inspected before it may answer "no".
+const MIN_INSPECTED_SHARE_FOR_ANSWER_NO: f64 = 0.9;
 
-impl InspectedShare {
-    /// The inspected share, from 0 to 1.
+impl InspectedShareOfRecords {
+    /// Inspected records divided by all records, 0 to 1.
     #[allow(clippy::cast_precision_loss)]
-    pub fn inspected_share(&self) -> f64 {
+    pub fn inspected_share_of_records(&self) -> f64 {
         if self.whole <= 0 { 0.0 } else { self.seen as f64 / self.whole as f64 }
     }
 
-    /// Whether the rule inspected so many records that it can answer no.
-    pub fn is_enough_for_no(&self) -> bool {
-        self.inspected_share() >= MIN_INSPECTED_SHARE_FOR_NO
+    /// Whether the rule inspected so large a share of the records that it may answer "no".
+    pub fn is_share_enough_for_answer_no(&self) -> bool {
+        self.inspected_share_of_records() >= MIN_INSPECTED_SHARE_FOR_ANSWER_NO
     }
 }
 
-/// The answer of a diagnosis to a question.
+/// Answer of a diagnosis rule to its question about a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum QuestionAnswer {
+pub enum RuleAnswer {
     /// Findings say so.
     Yes {
         /// How many.
         findings: usize,
         /// How much was inspected.
-        inspected: InspectedShare,
+        inspected: InspectedShareOfRecords,
     },
-    /// The rule inspected enough, and found nothing.
+    /// The rule inspected enough records, and found nothing.
     No {
         /// How much.
-        inspected: InspectedShare,
+        inspected: InspectedShareOfRecords,
     },
-    /// The trace lacks the data that answers the question.
+    /// The trace lacks data that the rule needs for an answer.
     CannotAnswer {
-        /// Reason why the question has no answer.
+        /// Text of the reason why the question has no answer.
         reason: String,
-        /// How to record what is missing; empty where there is nothing to record.
+        /// How to record the missing data; empty if nothing can be recorded.
         record: String,
-        /// How much could be inspected, where that is a part.
-        inspected: Option<InspectedShare>,
+        /// The share of records that the rule could inspect, if that is only a part.
+        inspected: Option<InspectedShareOfRecords>,
     },
 }
 
-/// A question of the diagnosis, with its answer.
+/// A question of the diagnosis about a trace, with the answer of its rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DiagnosisQuestion {
+pub struct QuestionWithAnswer {
     /// Id of the rule that answers the question, which is also the id of its findings.
     pub id: &'static str,
     /// In words.
     pub text: &'static str,
-    pub answer: QuestionAnswer,
+    pub answer: RuleAnswer,
 }
 
-impl DiagnosisQuestion {
-    /// Reason why the question cannot be answered, and how to record what is missing.
-    pub fn missing_data_reason(&self) -> Option<String> {
-        let QuestionAnswer::CannotAnswer { reason, record, .. } = &self.answer else { return None };
+impl QuestionWithAnswer {
+    /// Reason why the question has no answer, and how to record the missing data; `None` if it has
+    /// an answer.
+    pub fn reason_without_answer(&self) -> Option<String> {
+        let RuleAnswer::CannotAnswer { reason, record, .. } = &self.answer else { return None };
         Some(match record.is_empty() {
             true => reason.clone(),
             false => format!("{reason}; {record}"),
@@ -322,80 +327,81 @@ impl DiagnosisQuestion {
     }
 }
 
-/// The work of a process on a device.
+/// Use of one GPU by one process of the trace.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ProcessDeviceUse {
+pub struct GpuUseOfProcess {
     /// Process id in the operating system.
     pub pid: i64,
     pub device: u32,
-    /// Name of the device, if the trace contains it.
+    /// Name of the GPU, if the trace contains it.
     pub name: Option<String>,
-    /// Start of the first operation and end of the last one.
+    /// Start of the process's first and end of its last operation on this GPU, nanoseconds.
     pub span: (i64, i64),
-    /// Nanoseconds in which at least one operation ran.
+    /// Nanoseconds in which at least one operation of the process ran on this GPU.
     pub busy_ns: i64,
     pub operations: usize,
-    pub account: DeviceTimeAccount,
+    pub account: ProcessTimeAccountOnGpu,
     /// Times without an operation.
-    pub gaps: IdleGapReport,
+    pub gaps: IdleGapsOfProcessOnGpu,
 }
 
-/// The complete diagnosis of a trace.
+/// The complete diagnosis of one trace.
 #[derive(Debug, Clone)]
 pub struct TraceDiagnosis {
     /// Name of the trace's recorder, with its version if known.
     pub recorder: String,
-    /// The time from which the text counts: the first activity of traces whose clock counts from
-    /// 1970, else 0.
+    /// Time from which printed times count, nanoseconds: the first activity if the trace's clock
+    /// counts from 1970, otherwise 0.
     pub origin_ns: i64,
-    /// Kernels, copies, sets, graph launches, calls, ranges, profiled launches.
+    /// Numbers of the trace's kernels, copies, memsets, graph launches, host calls, ranges and
+    /// profiled launches.
     pub records: [(&'static str, usize); 7],
-    /// Work of each process on each device.
-    pub devices: Vec<ProcessDeviceUse>,
-    /// The critical path, and what changes would gain.
-    pub critical_path: CriticalPath,
-    /// Device memory over time, if allocations were recorded.
-    pub memory: Vec<MemoryUse>,
-    /// How far the trace can be believed, worst first.
+    /// Use of each GPU by each process.
+    pub devices: Vec<GpuUseOfProcess>,
+    /// Critical path of the trace, and the gains of hypothetical changes.
+    pub critical_path: CriticalPathAndGains,
+    /// Device memory over time for each process and GPU, if the trace records allocations.
+    pub memory: Vec<ProcessMemoryOnGpu>,
+    /// Findings about the quality of the trace's data, worst first.
     pub quality: Vec<DiagnosisFinding>,
-    /// Possible improvements, by what they could save.
+    /// Findings of possible improvements, sorted by the time that they could save.
     pub findings: Vec<DiagnosisFinding>,
-    /// The questions of all rules, with their answers.
-    pub questions: Vec<DiagnosisQuestion>,
-    /// Time by kernel, kind of work and range.
-    pub answers: TraceAnswers,
-    /// Which share of the device's peaks is used.
-    pub utilization: DeviceUtilization,
-    /// The phases of a network, if its ranges name them.
-    pub network: Option<NetworkPhases>,
+    /// Questions of all diagnosis rules, with their answers.
+    pub questions: Vec<QuestionWithAnswer>,
+    /// Kernel time by kernel, by kind of work and by range.
+    pub answers: KernelTimeAnswers,
+    /// Share of the GPU's peak throughput that the trace's operators use.
+    pub utilization: GpuPeakUseOfTrace,
+    /// Phases of a neural network (such as forward and backward), if ranges name them.
+    pub network: Option<PhasesOfNetwork>,
 }
 
 impl TraceDiagnosis {
-    /// The question that a rule answers, by the rule's id.
-    pub fn question(&self, id: &str) -> Option<&DiagnosisQuestion> {
+    /// Returns the question that the rule with this id answers.
+    pub fn question_of_rule(&self, id: &str) -> Option<&QuestionWithAnswer> {
         self.questions.iter().find(|question| question.id == id)
     }
 
-    /// Whether a rule inspected sufficient records and found nothing.
-    pub fn has_rule_passed(&self, id: &str) -> bool {
-        self.question(id)
-            .is_some_and(|question| matches!(question.answer, QuestionAnswer::No { .. }))
+    /// Whether the rule with this id inspected enough records and found nothing.
+    pub fn has_rule_found_nothing(&self, id: &str) -> bool {
+        self.question_of_rule(id)
+            .is_some_and(|question| matches!(question.answer, RuleAnswer::No { .. }))
     }
 
-    /// Whether any question about the GPU's work has an answer.
+    /// Whether any question has an answer, other than the question about the quality of the data.
     pub fn answers_any_gpu_question(&self) -> bool {
-        let answered = |question: &&DiagnosisQuestion| {
-            question.id != DATA_QUALITY_ID
-                && !matches!(question.answer, QuestionAnswer::CannotAnswer { .. })
+        let answered = |question: &&QuestionWithAnswer| {
+            question.id != DATA_QUALITY_RULE_ID
+                && !matches!(question.answer, RuleAnswer::CannotAnswer { .. })
         };
         self.questions.iter().any(|question| answered(&question))
     }
 
-    /// The worst severity of all findings, also of those about the quality of the data.
-    pub fn worst_severity(&self) -> Option<FindingSeverity> {
+    /// Worst severity of all findings, including findings about the quality of the data.
+    pub fn worst_severity_of_findings(&self) -> Option<FindingSeverity> {
         self.quality.iter().chain(&self.findings).map(|finding| finding.severity).max()
     }
 }
 
-/// The id of findings about the quality of the data.
-pub const DATA_QUALITY_ID: &str = "data-quality";
+/// Rule id of the findings about the quality of the trace's data.
+pub const DATA_QUALITY_RULE_ID: &str = "data-quality";

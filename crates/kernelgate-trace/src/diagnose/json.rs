@@ -1,28 +1,31 @@
-//! Formats a diagnosis as JSON, for programs. Times are nanoseconds of the trace's clock.
+//! Formats the diagnosis of a trace as JSON for other programs. Times in the JSON are nanoseconds
+//! of the trace's clock.
 
 use hashbrown::HashMap;
 use serde_json::{Value, json};
 
-use super::answers::{HEAD_SIZES, KernelTimeShare, RunComponent, TraceAnswers};
-use super::critical::gains::CriticalPath;
-use super::device_memory::MemoryUse;
-use super::finding::{
-    DiagnosisFinding, DiagnosisQuestion, FindingEvidence, NumberWithUnit, ProcessDeviceUse,
-    QuestionAnswer, TraceDiagnosis,
+use super::answers::{
+    KernelTimeAnswers, KernelWithTimeShare, RunComponentByRangePath, USUAL_ATTENTION_HEAD_SIZES,
 };
-use super::host::gpu_gaps::GapLengthClass;
-use super::network::NetworkPhases;
-use super::range_tree::RangeTreeNode;
+use super::critical::gains::CriticalPathAndGains;
+use super::device_memory::ProcessMemoryOnGpu;
+use super::finding::{
+    DiagnosisFinding, FindingEvidence, GpuUseOfProcess, MeasuredNumberWithUnit, QuestionWithAnswer,
+    RuleAnswer, TraceDiagnosis,
+};
+use super::host::gpu_gaps::GapsOfLengthClass;
+use super::network::PhasesOfNetwork;
+use super::range_tree::RangeTreeRow;
 use crate::stats::ValueSummary;
 
-/// Version of the JSON format; it is raised when a field changes its meaning. The schema of the
-/// format is `schema/diagnosis.json` of this crate. Version 2: a list for doubts about the data,
-/// questions with their answers, gaps split at the launch.
-pub const DIAGNOSIS_JSON_SCHEMA: u32 = 2;
+/// Version of the diagnosis's JSON format; the version is raised when a field changes its meaning.
+/// The JSON schema of the format is `schema/diagnosis.json` of this crate. Version 2 added a list
+/// of doubts about the data, questions with answers, and idle gaps that are split at the launch.
+pub const DIAGNOSIS_JSON_SCHEMA_VERSION: u32 = 2;
 
 impl TraceDiagnosis {
-    /// Converts the diagnosis to JSON, with `schema_version`.
-    pub fn to_json(&self) -> Value {
+    /// Converts the diagnosis of a trace to JSON, with the field `schema_version`.
+    pub fn diagnosis_to_json(&self) -> Value {
         let records: serde_json::Map<String, Value> = self
             .records
             .iter()
@@ -33,45 +36,46 @@ impl TraceDiagnosis {
             .classes
             .iter()
             .map(|(class, ns, count)| {
-                json!({ "kind": class.label(), "total_ns": ns, "launches": count })
+                json!({ "kind": class.printed_work_class_label(), "total_ns": ns, "launches": count })
             })
             .collect();
         let skipped = self.questions.iter();
         let skipped: Vec<Value> = skipped
-            .filter_map(|of| Some(json!({ "rule": of.id, "reason": of.missing_data_reason()? })))
+            .filter_map(|of| Some(json!({ "rule": of.id, "reason": of.reason_without_answer()? })))
             .collect();
-        let passed = self.questions.iter().map(|of| of.id).filter(|id| self.has_rule_passed(id));
+        let passed =
+            self.questions.iter().map(|of| of.id).filter(|id| self.has_rule_found_nothing(id));
         json!({
-            "schema_version": DIAGNOSIS_JSON_SCHEMA,
+            "schema_version": DIAGNOSIS_JSON_SCHEMA_VERSION,
             "recorder": self.recorder,
             "records": records,
-            "devices": self.devices.iter().map(device_json).collect::<Vec<_>>(),
-            "time": self.devices.iter().map(|of| of.account.to_json()).collect::<Vec<_>>(),
-            "critical_path": critical_path_json(&self.critical_path),
-            "data_quality": finding_list_json(&self.quality),
-            "findings": finding_list_json(&self.findings),
-            "questions": self.questions.iter().map(question_json).collect::<Vec<_>>(),
+            "devices": self.devices.iter().map(gpu_use_to_json).collect::<Vec<_>>(),
+            "time": self.devices.iter().map(|of| of.account.iterations_to_json()).collect::<Vec<_>>(),
+            "critical_path": critical_path_to_json(&self.critical_path),
+            "data_quality": findings_to_json_with_keys(&self.quality),
+            "findings": findings_to_json_with_keys(&self.findings),
+            "questions": self.questions.iter().map(question_to_json).collect::<Vec<_>>(),
             "skipped": skipped,
             "passed": passed.collect::<Vec<_>>(),
             "kernel_ns": self.answers.kernel_ns,
-            "top_kernels": self.answers.top_kernels.iter().map(kernel_json).collect::<Vec<_>>(),
+            "top_kernels": self.answers.top_kernels.iter().map(kernel_time_share_to_json).collect::<Vec<_>>(),
             "kernel_kinds": classes,
-            "softmax_to_matmul": self.answers.softmax_over_matmul_time(),
-            "softmax_to_matmul_flops": HEAD_SIZES
-                .map(|head| (head.to_string(), TraceAnswers::softmax_to_matmul_flops(head)))
+            "softmax_to_matmul": self.answers.softmax_time_by_matmul_time(),
+            "softmax_to_matmul_flops": USUAL_ATTENTION_HEAD_SIZES
+                .map(|head| (head.to_string(), KernelTimeAnswers::softmax_flops_by_matmul_flops(head)))
                 .into_iter()
                 .collect::<std::collections::BTreeMap<_, _>>(),
-            "device_memory": self.memory.iter().map(memory_json).collect::<Vec<_>>(),
-            "utilization": self.utilization.to_json(),
-            "network": self.network.as_ref().map(NetworkPhases::to_json),
-            "components": self.answers.components.iter().map(component_json).collect::<Vec<_>>(),
+            "device_memory": self.memory.iter().map(device_memory_to_json).collect::<Vec<_>>(),
+            "utilization": self.utilization.to_utilization_json(),
+            "network": self.network.as_ref().map(PhasesOfNetwork::network_phases_to_json),
+            "components": self.answers.components.iter().map(run_component_to_json).collect::<Vec<_>>(),
         })
     }
 }
 
-impl RangeTreeNode {
+impl RangeTreeRow {
     /// Converts to JSON.
-    pub fn to_json(&self) -> Value {
+    pub fn range_tree_node_to_json(&self) -> Value {
         let limits = self.of_limits.iter();
         let limits: Vec<Value> =
             limits.map(|(by, reached)| json!({ "by": by, "reached": reached })).collect();
@@ -85,16 +89,16 @@ impl RangeTreeNode {
             "own_ns": self.own_ns,
             "share": self.share,
             "operations": self.operations,
-            "bound": self.bound.label(),
+            "bound": self.bound.printed_time_bound(),
             "of_limits": limits,
         })
     }
 }
 
-/// Points of memory over time that are written.
-const MAX_MEMORY_POINTS: usize = 1000;
+/// Largest number of points in time for which the JSON contains the held device memory.
+const MAX_MEMORY_POINTS_IN_JSON: usize = 1000;
 
-fn memory_json(of: &MemoryUse) -> Value {
+fn device_memory_to_json(of: &ProcessMemoryOnGpu) -> Value {
     let phases: Vec<Value> = of
         .phases
         .iter()
@@ -108,7 +112,7 @@ fn memory_json(of: &MemoryUse) -> Value {
         })
         .collect();
     let over_time: Vec<Value> = of
-        .bytes_over_time(MAX_MEMORY_POINTS)
+        .thinned_bytes_over_time(MAX_MEMORY_POINTS_IN_JSON)
         .into_iter()
         .map(|(time_ns, bytes)| json!({ "time_ns": time_ns, "bytes": bytes }))
         .collect();
@@ -117,7 +121,7 @@ fn memory_json(of: &MemoryUse) -> Value {
         "device": of.device,
         "peak_bytes": of.peak.1,
         "peak_ns": of.peak.0,
-        "end_bytes": of.bytes_at_end(),
+        "end_bytes": of.bytes_held_at_end_of_trace(),
         "allocations": of.taken,
         "given_back": of.given_back,
         "given_back_unknown": of.unknown,
@@ -126,21 +130,22 @@ fn memory_json(of: &MemoryUse) -> Value {
     })
 }
 
-fn device_json(device: &ProcessDeviceUse) -> Value {
+fn gpu_use_to_json(device: &GpuUseOfProcess) -> Value {
     let gaps = &device.gaps;
-    let class = |class: GapLengthClass| json!({ "count": class.count, "total_ns": class.total_ns });
+    let class =
+        |class: GapsOfLengthClass| json!({ "count": class.count, "total_ns": class.total_ns });
     let causes: Vec<Value> = gaps
         .causes
         .iter()
         .map(|cause| {
             json!({
-                "key": cause.kind.json_key(),
-                "cause": cause.kind.label(),
+                "key": cause.kind.idle_cause_json_key(),
+                "cause": cause.kind.printed_idle_cause(),
                 "function": cause.function,
                 "count": cause.count,
                 "total_ns": cause.total_ns,
                 "longest_ns": cause.longest_ns,
-                "longest": span_json(Some(cause.longest)),
+                "longest": time_span_to_json(Some(cause.longest)),
             })
         })
         .collect();
@@ -154,7 +159,7 @@ fn device_json(device: &ProcessDeviceUse) -> Value {
                 "range": transition.range,
                 "count": transition.count,
                 "total_ns": transition.total_ns,
-                "longest": span_json(Some(transition.longest)),
+                "longest": time_span_to_json(Some(transition.longest)),
             })
         })
         .collect();
@@ -163,14 +168,14 @@ fn device_json(device: &ProcessDeviceUse) -> Value {
         "process": device.pid,
         "device": device.device,
         "name": device.name,
-        "span": span_json(Some(device.span)),
+        "span": time_span_to_json(Some(device.span)),
         "busy_ns": device.busy_ns,
         "operations": device.operations,
         "gaps": {
             "normal": class(gaps.normal),
             "warning": class(gaps.warning),
             "severe": class(gaps.severe),
-            "mean_ns": gaps.mean_gap_ns(),
+            "mean_ns": gaps.mean_length_of_gaps_ns(),
             "longest_ns": gaps.longest_ns,
             "causes": causes,
             "transitions": transitions,
@@ -178,15 +183,15 @@ fn device_json(device: &ProcessDeviceUse) -> Value {
     })
 }
 
-/// Every question has an answer: "yes", "no" or "cannot answer".
-fn question_json(question: &DiagnosisQuestion) -> Value {
+/// Converts a question with its answer, which is "yes", "no" or "cannot answer".
+fn question_to_json(question: &QuestionWithAnswer) -> Value {
     let (answer, findings, inspected) = match &question.answer {
-        QuestionAnswer::Yes { findings, inspected } => ("yes", *findings, Some(inspected)),
-        QuestionAnswer::No { inspected } => ("no", 0, Some(inspected)),
-        QuestionAnswer::CannotAnswer { inspected, .. } => ("cannot answer", 0, inspected.as_ref()),
+        RuleAnswer::Yes { findings, inspected } => ("yes", *findings, Some(inspected)),
+        RuleAnswer::No { inspected } => ("no", 0, Some(inspected)),
+        RuleAnswer::CannotAnswer { inspected, .. } => ("cannot answer", 0, inspected.as_ref()),
     };
     let (reason, record) = match &question.answer {
-        QuestionAnswer::CannotAnswer { reason, record, .. } => {
+        RuleAnswer::CannotAnswer { reason, record, .. } => {
             (Some(reason), Some(record).filter(|record| !record.is_empty()))
         }
         _ => (None, None),
@@ -199,8 +204,8 @@ fn question_json(question: &DiagnosisQuestion) -> Value {
         "inspected": inspected.map(|of| json!({
             "seen": of.seen,
             "whole": of.whole,
-            "unit": of.unit.json_key(),
-            "share": of.inspected_share(),
+            "unit": of.unit.record_kind_json_key(),
+            "share": of.inspected_share_of_records(),
             "missing": of.missing,
         })),
         "reason": reason,
@@ -208,12 +213,13 @@ fn question_json(question: &DiagnosisQuestion) -> Value {
     })
 }
 
-/// The longest chain of dependent operations, with its segments and gains.
-fn critical_path_json(path: &CriticalPath) -> Value {
+/// Converts the critical path (the longest chain of dependent operations), with its segments and
+/// the gains of changes.
+fn critical_path_to_json(path: &CriticalPathAndGains) -> Value {
     let segments = path.segments.iter().map(|(kind, ns)| json!({ "kind": kind, "total_ns": ns }));
     let gains = path.gains.iter().map(|of| {
         json!({
-            "change": of.change.label(),
+            "change": of.change.printed_speedup_label(),
             "removed_ns": of.removed_ns,
             "gain_ns": of.gain_ns,
         })
@@ -225,8 +231,9 @@ fn critical_path_json(path: &CriticalPath) -> Value {
     })
 }
 
-/// Findings, each with a key that the same finding of another recording has.
-fn finding_list_json(all: &[DiagnosisFinding]) -> Vec<Value> {
+/// Converts findings, each with a key that the same finding also has in another recording of the
+/// program.
+fn findings_to_json_with_keys(all: &[DiagnosisFinding]) -> Vec<Value> {
     let mut known: HashMap<String, usize> = HashMap::new();
     let key = |of: &DiagnosisFinding| {
         let device = of.evidence.first().and_then(|evidence| evidence.place);
@@ -238,63 +245,63 @@ fn finding_list_json(all: &[DiagnosisFinding]) -> Vec<Value> {
         let before = known.entry(key.clone()).or_default();
         *before += 1;
         let key = if *before > 1 { format!("{key}#{before}") } else { key };
-        finding_json(of, &key)
+        finding_to_json(of, &key)
     };
     all.iter().map(&mut row).collect()
 }
 
-fn finding_json(finding: &DiagnosisFinding, key: &str) -> Value {
+fn finding_to_json(finding: &DiagnosisFinding, key: &str) -> Value {
     json!({
         "key": key,
         "id": finding.id,
-        "severity": finding.severity.label(),
-        "confidence": finding.confidence.label(),
+        "severity": finding.severity.printed_severity_label(),
+        "confidence": finding.confidence.printed_confidence_label(),
         "title": finding.title,
-        "measured": number_json(finding.measured),
-        "threshold": number_json(finding.threshold),
+        "measured": number_with_unit_to_json(finding.measured),
+        "threshold": number_with_unit_to_json(finding.threshold),
         "recoverable_ns": finding.recoverable_ns,
         "replayed_ns": finding.replayed.map(|of| of.alone_ns),
         "replayed_further_ns": finding.replayed.map(|of| of.further_ns),
-        "evidence": finding.evidence.iter().map(evidence_json).collect::<Vec<_>>(),
+        "evidence": finding.evidence.iter().map(evidence_to_json).collect::<Vec<_>>(),
         "advice": finding.advice,
         "false_positive": finding.false_positive,
     })
 }
 
-fn evidence_json(evidence: &FindingEvidence) -> Value {
+fn evidence_to_json(evidence: &FindingEvidence) -> Value {
     json!({
         "what": evidence.what,
         "count": evidence.count,
         "total_ns": evidence.total_ns,
         "range": evidence.range,
-        "span": span_json(evidence.span),
+        "span": time_span_to_json(evidence.span),
         "process": evidence.place.map(|(pid, _)| pid),
         "device": evidence.place.map(|(_, device)| device),
     })
 }
 
-fn kernel_json(kernel: &KernelTimeShare) -> Value {
+fn kernel_time_share_to_json(kernel: &KernelWithTimeShare) -> Value {
     json!({
         "name": kernel.name,
-        "kind": kernel.class.label(),
+        "kind": kernel.class.printed_work_class_label(),
         "share": kernel.share,
-        "times_ns": summary_json(&kernel.summary),
+        "times_ns": value_summary_to_json(&kernel.summary),
     })
 }
 
-fn component_json(component: &RunComponent) -> Value {
+fn run_component_to_json(component: &RunComponentByRangePath) -> Value {
     json!({
         "range": component.path,
         "depth": component.depth,
-        "host_ns": summary_json(&component.host),
+        "host_ns": value_summary_to_json(&component.host),
         "kernels": component.kernels,
         "kernel_ns": component.kernel_ns,
         "share": component.share,
-        "variation": component.host_time_variation(),
+        "variation": component.coefficient_of_variation_of_host_time(),
     })
 }
 
-fn summary_json(summary: &ValueSummary) -> Value {
+fn value_summary_to_json(summary: &ValueSummary) -> Value {
     json!({
         "count": summary.count,
         "total": summary.total,
@@ -306,10 +313,10 @@ fn summary_json(summary: &ValueSummary) -> Value {
     })
 }
 
-fn number_json(measure: NumberWithUnit) -> Value {
+fn number_with_unit_to_json(measure: MeasuredNumberWithUnit) -> Value {
     json!({ "value": measure.value, "unit": measure.unit })
 }
 
-fn span_json(span: Option<(i64, i64)>) -> Value {
+fn time_span_to_json(span: Option<(i64, i64)>) -> Value {
     span.map_or(Value::Null, |(start, end)| json!({ "start": start, "end": end }))
 }

@@ -1,23 +1,25 @@
-//! Names of kernels for people: without return type, parameters, namespaces and casts.
+//! Shortens demangled kernel names for readers: without return type, parameters, namespaces and
+//! casts.
 
-use crate::analyze::classes::OpenBrackets;
+use crate::analyze::classes::OpenNameBrackets;
 
 /// A name for people. For example, `void at::native::vectorized_elementwise_kernel<(int)4,
 /// at::native::CUDAFunctor_add<float>>(int, T2)` becomes `vectorized_elementwise_kernel<4,
 /// CUDAFunctor_add<float>>`.
-pub fn readable_name(name: &str) -> String {
-    let name = without_return_type(name_without_parameters(name));
+pub fn shortened_kernel_name_for_readers(name: &str) -> String {
+    let name = name_without_return_type(name_without_parameter_list(name));
     let mut short = String::with_capacity(name.len());
-    // Start in `short` of the word that is being copied.
+    // Start, in the shortened name, of the word that is being copied.
     let mut word = 0;
     let mut rest = name;
     while let Some(c) = rest.chars().next() {
-        if let Some(after) = text_after_cast(rest) {
+        if let Some(after) = text_after_leading_cast(rest) {
             rest = after;
         } else if let Some(after) = rest.strip_prefix("<unnamed>::") {
             rest = after;
         } else if let Some(after) = rest.strip_prefix("::") {
-            // The last word before the name is a return type, unless it closed brackets.
+            // The word before the function name is a return type and is dropped, unless the word
+            // closed brackets.
             short.truncate(word);
             rest = after;
         } else {
@@ -31,27 +33,32 @@ pub fn readable_name(name: &str) -> String {
     short
 }
 
-/// A function's name without the type before it, which is a template or in a namespace.
-fn without_return_type(name: &str) -> &str {
+/// Returns a demangled function name without its return type, which may be a template or in a
+/// namespace.
+fn name_without_return_type(name: &str) -> &str {
     let name = name.strip_prefix("void ").unwrap_or(name);
-    let mut brackets = OpenBrackets::default();
-    let space = name.char_indices().filter(|&(_, c)| brackets.is_outside(c) && c == ' ').last();
+    let mut brackets = OpenNameBrackets::default();
+    let space = name
+        .char_indices()
+        .filter(|&(_, c)| brackets.take_character_and_check_outside(c) && c == ' ')
+        .last();
     let Some(at) = space.map(|(at, _)| at) else { return name };
     let function = &name[at + 1..];
-    // Names with operators may close more brackets than they open.
+    // Names of operators such as `operator>` may close more brackets than they open.
     let count = |bracket| function.matches(bracket).count();
     let is_whole = !function.starts_with('(') && count('<') == count('>');
     if is_whole && name[..at].contains("::") { function } else { name }
 }
 
-/// The text behind `(int)`, `(bool)` or another cast of a template argument.
-fn text_after_cast(text: &str) -> Option<&str> {
+/// Returns the text after `(int)`, `(bool)` or another cast of a template argument; `None` if the
+/// text does not begin with a cast.
+fn text_after_leading_cast(text: &str) -> Option<&str> {
     let casts = ["(int)", "(bool)", "(unsigned int)", "(unsigned long)", "(long)", "(short)"];
     casts.iter().find_map(|cast| text.strip_prefix(cast))
 }
 
-/// A function's name without the parameters at its end.
-fn name_without_parameters(name: &str) -> &str {
+/// Returns a demangled function name without the list of parameters at its end.
+fn name_without_parameter_list(name: &str) -> &str {
     if !name.ends_with(')') {
         return name;
     }
@@ -71,39 +78,50 @@ fn name_without_parameters(name: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::readable_name;
+    use super::shortened_kernel_name_for_readers;
 
     #[test]
-    fn words_shared_by_all_kernel_names_are_dropped() {
+    fn kernel_names_are_shortened_for_readers() {
         assert_eq!(
-            readable_name(
+            shortened_kernel_name_for_readers(
                 "void at::native::vectorized_elementwise_kernel<(int)4, \
                  at::native::CUDAFunctor_add<float>, std::array<char *, (unsigned long)3>>(int, T2)"
             ),
             "vectorized_elementwise_kernel<4, CUDAFunctor_add<float>, array<char *, 3>>"
         );
-        assert_eq!(readable_name("ampere_sgemm_128x64_tn"), "ampere_sgemm_128x64_tn");
         assert_eq!(
-            readable_name("ncclDevKernel_SendRecv(ncclStorage<(unsigned long)4096>)"),
+            shortened_kernel_name_for_readers("ampere_sgemm_128x64_tn"),
+            "ampere_sgemm_128x64_tn"
+        );
+        assert_eq!(
+            shortened_kernel_name_for_readers(
+                "ncclDevKernel_SendRecv(ncclStorage<(unsigned long)4096>)"
+            ),
             "ncclDevKernel_SendRecv"
         );
-        assert_eq!(readable_name("void <unnamed>::softmax<float>(float *)"), "softmax<float>");
-        assert_eq!(readable_name("[CUDA memcpy Host-to-Device]"), "[CUDA memcpy Host-to-Device]");
         assert_eq!(
-            readable_name(
+            shortened_kernel_name_for_readers("void <unnamed>::softmax<float>(float *)"),
+            "softmax<float>"
+        );
+        assert_eq!(
+            shortened_kernel_name_for_readers("[CUDA memcpy Host-to-Device]"),
+            "[CUDA memcpy Host-to-Device]"
+        );
+        assert_eq!(
+            shortened_kernel_name_for_readers(
                 "std::enable_if<(((8)>(0)))&&T<B>::exists, void>::type v::norm<B, 8>(B *)"
             ),
             "norm<B, 8>"
         );
         assert_eq!(
-            readable_name(
+            shortened_kernel_name_for_readers(
                 "void at::native::<unnamed>::apply<at::native::<unnamed>::List<(int)2>, \
                  at::native::Copy<long, long>>(T1, T2)"
             ),
             "apply<List<2>, Copy<long, long>>"
         );
-        assert_eq!(readable_name("(odd)"), "(odd)");
-        assert_eq!(readable_name(""), "");
-        assert_eq!(readable_name("a::b))) (()"), "b))) (");
+        assert_eq!(shortened_kernel_name_for_readers("(odd)"), "(odd)");
+        assert_eq!(shortened_kernel_name_for_readers(""), "");
+        assert_eq!(shortened_kernel_name_for_readers("a::b))) (()"), "b))) (");
     }
 }

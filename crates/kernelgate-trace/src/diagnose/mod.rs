@@ -1,9 +1,10 @@
-//! Faults of the program that a trace shows, with evidence; doubts about the trace come first.
+//! Diagnoses a recorded trace: rules find faults of the traced program, with evidence; doubts about
+//! the trace's data come first.
 //!
-//! Each rule answers a question: it compares a value with a threshold, and names the kernels, the
-//! range and the time as evidence. A rule states how many records it could inspect; with too few
-//! records it gives no answer, and states how to record more. `difference` compares two traces.
-//! Absent: the meaning of ranges and rules for a workload.
+//! Each diagnosis rule answers a question: it compares a measured value with a threshold, and names
+//! kernels, range and time as evidence. A diagnosis rule states how many records it could inspect;
+//! with too few records it gives no answer, and says how to record more. `difference` compares two
+//! traces. The diagnosis does not know what the ranges and rules mean for a particular workload.
 
 mod account;
 mod answers;
@@ -25,81 +26,88 @@ mod trace_facts;
 mod utilization;
 mod vendor_names;
 
-pub use crate::analyze::work::kernel_kinds::KernelClass;
+pub use crate::analyze::work::kernel_kinds::KernelWorkClass;
 pub use account::{
-    DeviceIteration, DeviceIterations, DeviceTimeAccount, RangeTimeAccount, TimeAccount,
-    TransferSum,
+    GpuTimeAccount, GpuTimeAccountOfRange, IterationOnGpu, IterationsOnGpu,
+    ProcessTimeAccountOnGpu, TransfersOfOneKind,
 };
-pub use answers::{KernelTimeShare, RunComponent, TraceAnswers};
-pub use critical::gains::{ChangeGain, CriticalPath, FasterPart};
-pub use device_memory::{MemoryUse, OutermostRangeMemory};
+pub use answers::{KernelTimeAnswers, KernelWithTimeShare, RunComponentByRangePath};
+pub use critical::gains::{CriticalPathAndGains, HypotheticalSpeedup, SpeedupWithGain};
+pub use device_memory::{MemoryDuringPhase, ProcessMemoryOnGpu};
 pub use finding::{
-    DiagnosisFinding, DiagnosisQuestion, FindingConfidence, FindingEvidence, FindingRemedy,
-    FindingSeverity, FusibleKernel, InspectedShare, InspectedUnit, NumberWithUnit,
-    ProcessDeviceUse, QuestionAnswer, ReplayedGain, ShortenedKernels, TraceDiagnosis,
+    DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
+    GpuUseOfProcess, InspectedRecordKind, InspectedShareOfRecords, KernelOfFusibleChain,
+    KernelsWithRemainingTime, MeasuredNumberWithUnit, QuestionWithAnswer, ReplayedGainOfRemedy,
+    RuleAnswer, TraceDiagnosis,
 };
 pub use host::gap_cause::IdleCauseKind;
-pub use host::gpu_gaps::{GapLengthClass, IdleCause, IdleGapReport, OperationsAroundGap};
-pub use labels::readable_name;
-pub use range_tree::{RangeTreeNode, TimeBound};
-pub use rules::rule_entries;
-pub use rules::rule_list::RuleEntry;
+pub use host::gpu_gaps::{
+    GapsBetweenTwoOperations, GapsOfLengthClass, IdleGapsOfProcessOnGpu, IdleTimeOfCause,
+};
+pub use labels::shortened_kernel_name_for_readers;
+pub use range_tree::{RangeTreeRow, TimeBoundOfRange};
+pub use rules::reference_entries_of_all_rules;
+pub use rules::rule_list::RuleReferenceEntry;
 
 use std::path::Path;
 
-use host::HostPassState;
+use host::HostSummaryPass;
 use trace_facts::DiagnosisContext;
 
 use crate::error::TraceError;
 use crate::model::Trace;
-use crate::read::{self, StreamedRows, WantedTraceParts};
+use crate::read::{self, StreamedExportRest, WantedTraceParts};
 
-/// A trace whose operations, calls and ranges were joined, for several questions.
-pub struct JoinedTrace<'a>(DiagnosisContext<'a>);
+/// A trace whose operations, host calls and ranges were joined once, for several analyses.
+pub struct TraceJoinedForAnalyses<'a>(DiagnosisContext<'a>);
 
-impl<'a> JoinedTrace<'a> {
+impl<'a> TraceJoinedForAnalyses<'a> {
     /// Joins a trace.
-    pub fn new(trace: &'a Trace) -> Self {
-        Self(DiagnosisContext::new(trace, true))
+    pub fn join_trace(trace: &'a Trace) -> Self {
+        Self(DiagnosisContext::join_trace_in_memory(trace, true))
     }
 
-    /// The device's work in each range, outer ranges before those inside. Ranges whose names differ
-    /// only in numbers are merged, except ranges named in `apart`.
-    pub fn range_tree(&self, apart: &[&str]) -> Vec<RangeTreeNode> {
-        range_tree::build_range_tree(&self.0, apart)
+    /// Returns the GPU work in the ranges of the trace as a tree in a list, each range before the
+    /// ranges inside it. Ranges whose names differ only in numbers are merged, except ranges whose
+    /// names are in `apart`.
+    pub fn gpu_work_by_range_tree(&self, apart: &[&str]) -> Vec<RangeTreeRow> {
+        range_tree::build_tree_of_gpu_work_by_range(&self.0, apart)
     }
 
     /// Diagnoses the job.
-    pub fn diagnose_whole_job(&self) -> TraceDiagnosis {
-        rules::apply_all_rules(&self.0)
+    pub fn diagnose_joined_trace(&self) -> TraceDiagnosis {
+        rules::apply_all_rules_to_trace(&self.0)
     }
 }
 
 /// Diagnoses a trace.
-pub fn diagnose(trace: &Trace) -> TraceDiagnosis {
-    // The rule about declared work asks for the tree of ranges, utilization for operators.
+pub fn diagnose_trace_in_memory(trace: &Trace) -> TraceDiagnosis {
+    // Single ranges are kept for the rule about declared work, and for the peak use of operators.
     let keep_ranges = !trace.work.is_empty() || !trace.ranges.inputs.is_empty();
-    rules::apply_all_rules(&DiagnosisContext::new(trace, keep_ranges))
+    rules::apply_all_rules_to_trace(&DiagnosisContext::join_trace_in_memory(trace, keep_ranges))
 }
 
-/// Diagnoses an export of any length: ranges and calls are summed while they are read, and not
-/// kept. `None` for files of other formats than an export or report of Nsight
-/// Systems.
-pub fn diagnose_streamed(path: &Path) -> Result<Option<TraceDiagnosis>, TraceError> {
-    with_streamed_context(path, rules::apply_all_rules)
+/// Diagnoses an Nsight Systems export of any length: its ranges and calls are summed while they are
+/// read, and are not kept in memory. Returns `None` if the file is not an export or report of
+/// Nsight Systems.
+pub fn diagnose_export_while_reading(path: &Path) -> Result<Option<TraceDiagnosis>, TraceError> {
+    with_context_of_streamed_export(path, rules::apply_all_rules_to_trace)
 }
 
-/// A result of an export whose ranges and calls are read once.
-fn with_streamed_context<T>(
+/// Reads ranges and calls of an export once, and returns what `of` computes from the resulting
+/// context.
+fn with_context_of_streamed_export<T>(
     path: &Path,
     of: impl FnOnce(&DiagnosisContext<'_>) -> T,
 ) -> Result<Option<T>, TraceError> {
-    let mut pass = HostPassState::default();
+    let mut pass = HostSummaryPass::default();
     let columns = WantedTraceParts { few_names: true, ..WantedTraceParts::ALL };
-    let streamed = read::stream_trace_rows(path, &columns, |trace, row| pass.add(trace, row))?;
-    Ok(streamed.map(|StreamedRows { mut trace, names, last }| {
-        let host = pass.finish_host_pass(&trace, |label| names[label.0 as usize], last);
-        trace.forget_correlations();
-        of(&DiagnosisContext::join_trace_and_host(&trace, host))
+    let streamed = read::stream_ranges_and_calls(path, &columns, |trace, row| {
+        pass.process_next_row(trace, row)
+    })?;
+    Ok(streamed.map(|StreamedExportRest { mut trace, names, last }| {
+        let host = pass.finish_pass_with_range_names(&trace, |label| names[label.0 as usize], last);
+        trace.free_correlation_columns();
+        of(&DiagnosisContext::join_trace_and_host_summary(&trace, host))
     }))
 }

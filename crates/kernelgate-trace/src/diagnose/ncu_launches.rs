@@ -1,24 +1,29 @@
-//! Launches that Nsight Compute measured: their metrics by name, and how they are shown.
+//! Helpers for kernel launches that Nsight Compute measured: metrics by name, and evidence for
+//! findings.
 
 use std::cmp::Reverse;
 
 use super::finding::{DiagnosisFinding, FindingEvidence};
-use super::labels::readable_name;
+use super::labels::shortened_kernel_name_for_readers;
 use crate::model::Trace;
-use crate::model::kernel_metrics::ProfiledLaunch;
-use crate::stats::shorten;
+use crate::model::kernel_metrics::NcuProfiledLaunch;
+use crate::stats::shorten_in_the_middle;
 
-/// Value of a launch's metric; `None` if the report lacks it.
-pub(super) fn launch_metric(trace: &Trace, launch: &ProfiledLaunch, name: &str) -> Option<f64> {
-    let name = trace.names.find(name)?;
+/// Returns the value of a metric of a profiled launch; `None` if the report lacks the metric.
+pub(super) fn ncu_metric_of_launch(
+    trace: &Trace,
+    launch: &NcuProfiledLaunch,
+    name: &str,
+) -> Option<f64> {
+    let name = trace.names.find_interned_text(name)?;
     launch.metrics.get(&name).map(|metric| metric.value)
 }
 
-/// The duration of a launch in nanoseconds.
+/// Returns the duration of a profiled launch, nanoseconds.
 #[allow(clippy::cast_possible_truncation)]
-pub(super) fn launch_duration_ns(trace: &Trace, launch: &ProfiledLaunch) -> Option<i64> {
-    let metric = launch.metrics.get(&trace.names.find("Duration")?)?;
-    let scale = match trace.names.text(metric.unit) {
+pub(super) fn ncu_launch_duration_ns(trace: &Trace, launch: &NcuProfiledLaunch) -> Option<i64> {
+    let metric = launch.metrics.get(&trace.names.find_interned_text("Duration")?)?;
+    let scale = match trace.names.text_of_name(metric.unit) {
         "ns" | "nsecond" => 1.0,
         "us" | "usecond" => 1e3,
         "ms" | "msecond" => 1e6,
@@ -28,37 +33,43 @@ pub(super) fn launch_duration_ns(trace: &Trace, launch: &ProfiledLaunch) -> Opti
     Some((metric.value * scale) as i64)
 }
 
-/// The kernel's name, as long as a line has room for.
-pub(super) fn shortened_kernel_name(trace: &Trace, launch: &ProfiledLaunch) -> String {
-    shorten(&readable_name(trace.names.text(launch.kernel)), 60)
+/// Returns the kernel's name, shortened to 60 characters.
+pub(super) fn kernel_name_in_60_characters(trace: &Trace, launch: &NcuProfiledLaunch) -> String {
+    shorten_in_the_middle(
+        &shortened_kernel_name_for_readers(trace.names.text_of_name(launch.kernel)),
+        60,
+    )
 }
 
-pub(super) fn launch_evidence(
+pub(super) fn evidence_of_ncu_launch(
     trace: &Trace,
-    launch: &ProfiledLaunch,
+    launch: &NcuProfiledLaunch,
     words: String,
 ) -> Vec<FindingEvidence> {
-    let kernel = shortened_kernel_name(trace, launch);
+    let kernel = kernel_name_in_60_characters(trace, launch);
     vec![FindingEvidence {
         what: format!("{words}: launch {}, {kernel}", launch.id),
         count: 1,
-        total_ns: launch_duration_ns(trace, launch),
+        total_ns: ncu_launch_duration_ns(trace, launch),
         ..FindingEvidence::default()
     }]
 }
 
-/// Launches of a finding that are listed.
-const MAX_LISTED_LAUNCHES: usize = 5;
+/// Largest number of launches that are listed as evidence of one finding.
+const MAX_LAUNCHES_PER_FINDING: usize = 5;
 
-/// Joins findings about launches that have the same title, with the value of the longest launch.
-pub(super) fn group_by_title(mut found: Vec<DiagnosisFinding>) -> Vec<DiagnosisFinding> {
+/// Joins findings about profiled launches that have the same title; the values are those of the
+/// longest launch.
+pub(super) fn join_findings_with_same_title(
+    mut found: Vec<DiagnosisFinding>,
+) -> Vec<DiagnosisFinding> {
     found.sort_by_key(|of| Reverse(of.evidence.first().and_then(|launch| launch.total_ns)));
     let mut groups: Vec<(DiagnosisFinding, usize)> = Vec::new();
     for finding in found {
         match groups.iter_mut().find(|(of, _)| of.title == finding.title) {
             Some((group, launches)) => {
                 *launches += 1;
-                if *launches <= MAX_LISTED_LAUNCHES {
+                if *launches <= MAX_LAUNCHES_PER_FINDING {
                     group.evidence.extend(finding.evidence.into_iter().take(1));
                 }
             }

@@ -1,46 +1,50 @@
-//! The device's work in each range: time, share, launches, and its bound.
+//! Computes the GPU work launched in each NVTX range as a tree: time, share, number of operations,
+//! and the bound of the time.
 
 use hashbrown::HashMap;
 
-use super::host::KeptRanges;
+use super::host::KeptNamedRanges;
 use super::trace_facts::DiagnosisContext;
-use crate::analyze::operations::OperationId;
-use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
-use crate::analyze::timeline::idle_time::exclusive_busy_times;
-use crate::analyze::timeline::span_union::UnitedSpans;
-use crate::model::gpu::DeclaredRangeWork;
-use crate::model::interned_names::without_numbers_in_name;
+use crate::analyze::operations::GpuOperationId;
+use crate::analyze::ranges::paths::{ROOT_RANGE_PATH, RangePathId};
+use crate::analyze::timeline::idle_time::exclusive_busy_ns_of_operations;
+use crate::analyze::timeline::span_union::UnionOfTimeSpans;
+use crate::model::gpu::DeclaredWorkOfRange;
+use crate::model::interned_names::replace_digits_by_number_sign;
 
-/// Part of the time of a range in which the device must be busy for launches not to matter.
-const BUSY_DEVICE_SHARE: f64 = 0.7;
-/// Share of a limit from which on that limit counts as bounding. Declared work is what the
-/// mathematics needs. A kernel at its unit's limit reaches less than the whole, because other work
-/// (exponentials, addresses, repeated reads) is not included.
-pub(super) const MIN_BOUNDING_LIMIT_SHARE: f64 = 0.4;
-/// The larger of two limits bounds only if they differ by this share.
-const DECISIVE_LIMIT_DIFFERENCE: f64 = 0.1;
+/// Smallest share of a range's time in which the GPU must be busy for the range not to be
+/// launch-bound.
+const MIN_BUSY_SHARE_IF_NOT_LAUNCH_BOUND: f64 = 0.7;
+/// Smallest reached share of a limit (memory bandwidth or operation rate) for which the limit
+/// counts as bounding the time. The shares follow from declared work, which is only the work that
+/// the mathematics needs. A kernel at its unit's limit reaches less than the whole limit, because
+/// exponentials, addresses and repeated reads are not declared.
+pub(super) const MIN_SHARE_OF_BOUNDING_LIMIT: f64 = 0.4;
+/// Smallest difference between the reached shares of memory and compute for which only the larger
+/// one bounds the time.
+const MIN_DIFFERENCE_OF_BOUNDING_LIMIT: f64 = 0.1;
 
-/// The bound of a range's time: memory, compute, both, latency or launches.
+/// Bound of the time of a range's GPU work: launches, memory, compute, both, or latency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TimeBound {
-    /// The device waits for the host to launch.
+pub enum TimeBoundOfRange {
+    /// The GPU waits for the host to launch work.
     Launch,
     /// The memory's bandwidth.
     Memory,
-    /// The operation rate of a compute unit bounds the range.
+    /// The operation rate of one of the GPU's compute units bounds the time.
     Compute,
-    /// Neither memory nor compute bounds the range: it has dependencies, or too little parallel
-    /// work.
+    /// Neither memory nor compute bounds the time: the kernels have dependencies, or too little
+    /// parallel work.
     Latency,
-    /// Memory and a compute unit limit the range about equally.
+    /// Memory bandwidth and a compute unit bound the time about equally.
     Mixed,
-    /// The device is busy; no limit of the work is known.
+    /// The GPU is busy, and no work is declared, so the bound is not known.
     Busy,
 }
 
-impl TimeBound {
+impl TimeBoundOfRange {
     /// Label in printed output.
-    pub const fn label(self) -> &'static str {
+    pub const fn printed_time_bound(self) -> &'static str {
         match self {
             Self::Launch => "launch-bound",
             Self::Memory => "memory-bound",
@@ -52,81 +56,87 @@ impl TimeBound {
     }
 }
 
-/// A node of the range tree: the ranges of one path, and what was launched in them.
+/// A node of the range tree: the ranges of one path, and the GPU work that was launched in them.
 #[derive(Debug, Clone, PartialEq)]
-pub struct RangeTreeNode {
-    /// Path of the range; `#` where ranges differ in a number only.
+pub struct RangeTreeRow {
+    /// Path of the ranges; `#` stands for numbers in which their names differ.
     pub path: String,
-    /// Last name of the node's path.
+    /// Last name of the path.
     pub name: String,
-    /// Number of ranges that enclose the range.
+    /// Number of ranges that enclose these ranges.
     pub depth: usize,
-    /// Number of times that the range was opened; inside a graph, number of times that the graph
-    /// was launched.
+    /// Number of times that the range was opened; for a range inside a graph capture, the number of
+    /// launches of the graph.
     pub times: usize,
-    /// Host time in the range, nanoseconds; `None` of a range that was open while a graph was
-    /// captured.
+    /// Total time that the ranges lasted on the host, nanoseconds; `None` for ranges that were open
+    /// while a graph was captured.
     pub host_ns: Option<i64>,
-    /// Nanoseconds in which at least one operation of the range ran.
+    /// Nanoseconds in which at least one operation that was launched in these ranges ran.
     pub busy_ns: i64,
-    /// The part of the busy time in which no operation that started earlier ran, in any range:
-    /// these parts add up, also where a launch begins before the one ahead of it has ended.
+    /// Nanoseconds in which an operation of these ranges ran while no operation of the trace that
+    /// had started earlier ran; these times can be added.
     pub own_ns: i64,
-    /// Time from the first start to the last end, over all instances, nanoseconds.
+    /// Time from the first start to the last end of an operation, summed over the ranges,
+    /// nanoseconds.
     pub span_ns: i64,
-    /// The range's part of the time in which the device was busy, 0 to 1.
+    /// Busy time of these ranges divided by the busy time of the GPU, 0 to 1.
     pub share: f64,
-    /// Number of kernels, copies, memsets and graph launches.
+    /// Number of kernels, copies, memsets and graph launches that were launched in these ranges.
     pub operations: usize,
-    pub bound: TimeBound,
-    /// Share of each limit that the range reaches, 0 to 1, if its work is declared.
+    pub bound: TimeBoundOfRange,
+    /// Reached share of each limit (memory bandwidth or operation rate), 0 to 1; empty if the work
+    /// is not declared.
     pub of_limits: Vec<(String, f64)>,
 }
 
-/// A range while its operations are added up.
+/// A node of the range tree while its operations are added up.
 #[derive(Default)]
-struct TreeNode {
+struct RangeTreeNodeInProgress {
     parent: Option<usize>,
     depth: usize,
-    /// Name of the range, or the pattern of several names.
+    /// Name of the ranges; `#` stands for numbers in which several names differ.
     name: String,
     work: Option<usize>,
     operations: usize,
     own_ns: i64,
     spans: Vec<(i64, i64)>,
-    /// First start and last end of each instance: one range, or one path with the graph launch
-    /// above it.
+    /// First start and last end of operations for each range of the node, or for each launch of a
+    /// graph that was captured inside the range.
     instances: HashMap<u64, (i64, i64)>,
     host_ns: Option<i64>,
     idle_ns: i64,
-    /// Idle time in which the next operation was not launched yet.
+    /// Idle time of the GPU inside the ranges in which the next operation was not launched yet,
+    /// nanoseconds.
     waiting_ns: i64,
 }
 
-/// A range that holds an operation: its node, and which of its instances.
-type RangeInstance = (usize, u64);
+/// A range in which an operation was launched: its node, and the number of the range or graph
+/// launch.
+type NodeAndRangeNumber = (usize, u64);
 
 #[derive(Default)]
-struct RangeTree<'a> {
-    /// Names of ranges that are not merged with others.
+struct RangeTreeInProgress<'a> {
+    /// Names of ranges that are not merged with ranges whose names differ only in numbers.
     apart: &'a [&'a str],
-    nodes: Vec<TreeNode>,
+    nodes: Vec<RangeTreeNodeInProgress>,
     of_path: HashMap<RangePathId, usize>,
     of_pattern: HashMap<(Option<usize>, String), usize>,
 }
 
-/// The tree of a trace whose ranges were kept.
-pub(super) fn build_range_tree(
+/// Builds the range tree of a trace whose single ranges were kept.
+pub(super) fn build_tree_of_gpu_work_by_range(
     context: &DiagnosisContext<'_>,
     apart: &[&str],
-) -> Vec<RangeTreeNode> {
+) -> Vec<RangeTreeRow> {
     let all = context.all;
-    let mut tree = RangeTree { apart, ..RangeTree::default() };
-    let own_ns = exclusive_busy_times(context.trace);
-    let chains: Vec<Vec<RangeInstance>> =
-        all.ids().map(|id| tree.ranges_around_operation(context, id)).collect();
-    for id in all.ids() {
-        let span = all.span(id);
+    let mut tree = RangeTreeInProgress { apart, ..RangeTreeInProgress::default() };
+    let own_ns = exclusive_busy_ns_of_operations(context.trace);
+    let chains: Vec<Vec<NodeAndRangeNumber>> = all
+        .all_operation_ids()
+        .map(|id| tree.nodes_and_ranges_around_launch(context, id))
+        .collect();
+    for id in all.all_operation_ids() {
+        let span = all.operation_start_and_end_ns(id);
         for &(node, instance) in &chains[id as usize] {
             let node = &mut tree.nodes[node];
             node.operations += 1;
@@ -138,39 +148,42 @@ pub(super) fn build_range_tree(
     }
     let gaps = context.activities.iter().flat_map(|activity| activity.gaps.iter(&context.all));
     for gap in gaps {
-        let late = context.causes_of_gap(&gap).filter(|((kind, _), _)| kind.is_before_launch());
+        let late = context
+            .causes_and_ns_of_idle_gap(&gap)
+            .filter(|((kind, _), _)| kind.is_before_or_right_after_launch());
         let late: i64 = late.map(|(_, ns)| ns).sum();
         let [before, after] = [gap.before, gap.after].map(|id| &chains[id as usize]);
         for (&(node, _), _) in
             after.iter().zip(before).take_while(|(after, before)| after == before)
         {
-            tree.nodes[node].idle_ns += gap.gap_ns();
+            tree.nodes[node].idle_ns += gap.idle_gap_length_ns();
             tree.nodes[node].waiting_ns += late;
         }
     }
     let busy_ns: i64 = context.activities.iter().map(|activity| activity.busy_ns).sum();
-    tree.into_rows(&context.trace.work, busy_ns)
+    tree.into_range_tree_rows(&context.trace.work, busy_ns)
 }
 
-impl RangeTree<'_> {
-    /// The ranges around an operation, the outermost first.
-    fn ranges_around_operation(
+impl RangeTreeInProgress<'_> {
+    /// Returns the ranges in which an operation was launched, the outermost first.
+    fn nodes_and_ranges_around_launch(
         &mut self,
         context: &DiagnosisContext<'_>,
-        id: OperationId,
-    ) -> Vec<RangeInstance> {
-        let KeptRanges { ranges, of_operation } = &context.host.kept;
+        id: GpuOperationId,
+    ) -> Vec<NodeAndRangeNumber> {
+        let KeptNamedRanges { ranges, of_operation } = &context.host.kept;
         let (mut range, call) = of_operation[id as usize];
         let launched_in = context.host.launched_in.at(id as usize);
-        // Ranges of a graph's capture count as inside the ranges of its launch.
-        let (mut path, mut chain) = (context.path_id_of_operation(id), Vec::new());
+        // Ranges that were open while a graph was captured count as inside the ranges around the
+        // graph's launch.
+        let (mut path, mut chain) = (context.range_path_of_operation(id), Vec::new());
         while path != launched_in {
-            let node = self.node_of_path(context, path);
+            let node = self.node_of_range_path(context, path);
             chain.push((node, u64::from(path) << 32 | u64::from(call)));
-            path = context.host.paths.parent_path(path);
+            path = context.host.paths.parent_of_path(path);
         }
         while let Some(of) = ranges.get(range as usize) {
-            let node = self.node_of_path(context, of.path);
+            let node = self.node_of_range_path(context, of.path);
             chain.push((node, u64::from(range)));
             range = of.around;
         }
@@ -185,24 +198,31 @@ impl RangeTree<'_> {
         chain
     }
 
-    /// The tree node of a path; paths whose names differ only in numbers share a node.
-    fn node_of_path(&mut self, context: &DiagnosisContext<'_>, path: RangePathId) -> usize {
+    /// Returns the tree node of a range path; paths whose names differ only in numbers share a
+    /// node.
+    fn node_of_range_path(&mut self, context: &DiagnosisContext<'_>, path: RangePathId) -> usize {
         if let Some(&known) = self.of_path.get(&path) {
             return known;
         }
-        let parent = context.host.paths.parent_path(path);
-        let parent = (parent != ROOT_PATH).then(|| self.node_of_path(context, parent));
-        let name = context.trace.names.text(context.host.paths.name(path));
+        let parent = context.host.paths.parent_of_path(path);
+        let parent = (parent != ROOT_RANGE_PATH).then(|| self.node_of_range_path(context, parent));
+        let name = context.trace.names.text_of_name(context.host.paths.last_name_of_path(path));
         let itself = self.apart.contains(&name);
-        let pattern = if itself { name.to_owned() } else { without_numbers_in_name(name) };
-        let text = context.host.paths.text(context.trace, path);
+        let pattern = if itself { name.to_owned() } else { replace_digits_by_number_sign(name) };
+        let text = context.host.paths.path_text_with_slashes(context.trace, path);
         let work = context.trace.work.iter().position(|work| work.path == text);
         let new = self.nodes.len();
         let node = *self.of_pattern.entry((parent, pattern.clone())).or_insert(new);
         if node == new {
             let depth = parent.map_or(0, |parent| self.nodes[parent].depth + 1);
             let name = name.to_owned();
-            self.nodes.push(TreeNode { parent, depth, name, work, ..TreeNode::default() });
+            self.nodes.push(RangeTreeNodeInProgress {
+                parent,
+                depth,
+                name,
+                work,
+                ..RangeTreeNodeInProgress::default()
+            });
         } else if self.nodes[node].name != name {
             self.nodes[node].name = pattern;
         }
@@ -210,20 +230,28 @@ impl RangeTree<'_> {
         node
     }
 
-    /// The nodes as rows, each before those inside it, by their first start.
-    fn into_rows(mut self, work: &[DeclaredRangeWork], busy_ns: i64) -> Vec<RangeTreeNode> {
-        let order = self.nodes_in_order();
-        let paths: Vec<String> = (0..self.nodes.len()).map(|node| self.path(node)).collect();
+    /// Returns the nodes as rows, in order of their first start, each before the nodes inside it.
+    fn into_range_tree_rows(
+        mut self,
+        work: &[DeclaredWorkOfRange],
+        busy_ns: i64,
+    ) -> Vec<RangeTreeRow> {
+        let order = self.nodes_in_depth_first_order();
+        let paths: Vec<String> =
+            (0..self.nodes.len()).map(|node| self.path_text_of_node(node)).collect();
         order
             .into_iter()
             .map(|index| {
                 let spans = std::mem::take(&mut self.nodes[index].spans);
-                let own_busy_ns = UnitedSpans::new(spans).covered_ns();
+                let own_busy_ns = UnionOfTimeSpans::union_of_spans(spans).total_covered_ns();
                 let node = &self.nodes[index];
                 let span_ns = node.instances.values().map(|(start, end)| end - start).sum();
-                let of_limits =
-                    reached_share_of_limits(node.work.map(|index| &work[index]), node, span_ns);
-                RangeTreeNode {
+                let of_limits = mean_reached_share_of_limits(
+                    node.work.map(|index| &work[index]),
+                    node,
+                    span_ns,
+                );
+                RangeTreeRow {
                     path: paths[index].clone(),
                     name: node.name.clone(),
                     depth: node.depth,
@@ -232,24 +260,24 @@ impl RangeTree<'_> {
                     busy_ns: own_busy_ns,
                     own_ns: node.own_ns,
                     span_ns,
-                    share: time_ratio_of_whole(own_busy_ns, busy_ns),
+                    share: part_divided_by_whole(own_busy_ns, busy_ns),
                     operations: node.operations,
-                    bound: time_bound_of_node(node, span_ns, &of_limits),
+                    bound: time_bound_of_range_node(node, span_ns, &of_limits),
                     of_limits,
                 }
             })
             .collect()
     }
 
-    fn path(&self, node: usize) -> String {
+    fn path_text_of_node(&self, node: usize) -> String {
         let own = &self.nodes[node];
         match own.parent {
-            Some(parent) => format!("{}/{}", self.path(parent), own.name),
+            Some(parent) => format!("{}/{}", self.path_text_of_node(parent), own.name),
             None => own.name.clone(),
         }
     }
 
-    fn nodes_in_order(&self) -> Vec<usize> {
+    fn nodes_in_depth_first_order(&self) -> Vec<usize> {
         let mut inside: HashMap<Option<usize>, Vec<usize>> = HashMap::new();
         for (index, node) in self.nodes.iter().enumerate() {
             inside.entry(node.parent).or_default().push(index);
@@ -267,11 +295,12 @@ impl RangeTree<'_> {
     }
 }
 
-/// The part of the declared limits that a range reaches, each time it is open on average.
+/// Returns the share of each limit that one range reaches on average, from the declared work of the
+/// range.
 #[allow(clippy::cast_precision_loss)]
-fn reached_share_of_limits(
-    work: Option<&DeclaredRangeWork>,
-    node: &TreeNode,
+fn mean_reached_share_of_limits(
+    work: Option<&DeclaredWorkOfRange>,
+    node: &RangeTreeNodeInProgress,
     span_ns: i64,
 ) -> Vec<(String, f64)> {
     let each = span_ns as f64 / node.instances.len().max(1) as f64;
@@ -279,28 +308,34 @@ fn reached_share_of_limits(
     work.map_or(Vec::new(), |work| work.limits.iter().map(reached).collect())
 }
 
-fn time_bound_of_node(node: &TreeNode, span_ns: i64, of_limits: &[(String, f64)]) -> TimeBound {
-    let idle = time_ratio_of_whole(node.idle_ns, span_ns);
-    if idle > 1.0 - BUSY_DEVICE_SHARE && node.waiting_ns * 2 > node.idle_ns {
-        return TimeBound::Launch;
+fn time_bound_of_range_node(
+    node: &RangeTreeNodeInProgress,
+    span_ns: i64,
+    of_limits: &[(String, f64)],
+) -> TimeBoundOfRange {
+    let idle = part_divided_by_whole(node.idle_ns, span_ns);
+    if idle > 1.0 - MIN_BUSY_SHARE_IF_NOT_LAUNCH_BOUND && node.waiting_ns * 2 > node.idle_ns {
+        return TimeBoundOfRange::Launch;
     }
     let most = |memory: bool| {
         let of_kind = of_limits
             .iter()
-            .filter(|(by, _)| (by == DeclaredRangeWork::MEMORY_LIMIT_NAME) == memory);
+            .filter(|(by, _)| (by == DeclaredWorkOfRange::MEMORY_BANDWIDTH_LIMIT_NAME) == memory);
         of_kind.map(|(_, reached)| *reached).fold(0.0, f64::max)
     };
     let (memory, compute) = (most(true), most(false));
     match () {
-        () if of_limits.is_empty() && idle <= 1.0 - BUSY_DEVICE_SHARE => TimeBound::Busy,
-        () if memory.max(compute) < MIN_BOUNDING_LIMIT_SHARE => TimeBound::Latency,
-        () if memory - compute >= DECISIVE_LIMIT_DIFFERENCE => TimeBound::Memory,
-        () if compute - memory >= DECISIVE_LIMIT_DIFFERENCE => TimeBound::Compute,
-        () => TimeBound::Mixed,
+        () if of_limits.is_empty() && idle <= 1.0 - MIN_BUSY_SHARE_IF_NOT_LAUNCH_BOUND => {
+            TimeBoundOfRange::Busy
+        }
+        () if memory.max(compute) < MIN_SHARE_OF_BOUNDING_LIMIT => TimeBoundOfRange::Latency,
+        () if memory - compute >= MIN_DIFFERENCE_OF_BOUNDING_LIMIT => TimeBoundOfRange::Memory,
+        () if compute - memory >= MIN_DIFFERENCE_OF_BOUNDING_LIMIT => TimeBoundOfRange::Compute,
+        () => TimeBoundOfRange::Mixed,
     }
 }
 
 #[allow(clippy::cast_precision_loss)]
-fn time_ratio_of_whole(part: i64, whole: i64) -> f64 {
+fn part_divided_by_whole(part: i64, whole: i64) -> f64 {
     part as f64 / whole.max(1) as f64
 }

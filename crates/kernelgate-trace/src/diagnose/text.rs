@@ -1,60 +1,60 @@
-//! A diagnosis for a terminal of 100 columns.
+//! Formats the diagnosis of a trace as text for a terminal of 100 columns.
 
 use std::fmt::{self, Write as _};
 
-use super::answers::{HEAD_SIZES, TraceAnswers};
+use super::answers::{KernelTimeAnswers, USUAL_ATTENTION_HEAD_SIZES};
 use super::finding::{
-    DiagnosisFinding, FindingEvidence, InspectedShare, InspectedUnit, QuestionAnswer,
+    DiagnosisFinding, FindingEvidence, InspectedRecordKind, InspectedShareOfRecords, RuleAnswer,
     TraceDiagnosis,
 };
-use super::host::gpu_gaps::GapLengthClass;
-use super::labels::readable_name;
-use crate::stats::{shorten, with_thousands_separators};
+use super::host::gpu_gaps::GapsOfLengthClass;
+use super::labels::shortened_kernel_name_for_readers;
+use crate::stats::{shorten_in_the_middle, with_thousands_separators};
 
-const TEXT_WIDTH: usize = 100;
-/// Softmax over matmul below which the two do not belong to one attention: a head of 128 has a
-/// ratio of 0.01 in FLOPs, and a FLOP of softmax is not faster.
-const MIN_SHOWN_SOFTMAX_RATIO: f64 = 0.01;
-/// Characters of the first words of evidence.
-const MAX_EVIDENCE_NAME_CHARACTERS: usize = 110;
-/// Kinds of segments of the critical path that are shown.
-const MAX_SHOWN_PATH_SEGMENT_KINDS: usize = 8;
-/// Phases of device memory that are shown.
-const MAX_SHOWN_PHASES: usize = 12;
+const REPORT_TEXT_COLUMNS: usize = 100;
+/// Smallest printed ratio of softmax time to matmul time; a smaller ratio is not of one attention,
+/// whose ratio of FLOPs is 0.01 for a head size of 128.
+const MIN_PRINTED_SOFTMAX_TO_MATMUL_RATIO: f64 = 0.01;
+/// Largest number of characters that are printed of the name of evidence.
+const MAX_PRINTED_EVIDENCE_CHARACTERS: usize = 110;
+/// Largest number of kinds of critical-path segments that are printed.
+const MAX_PRINTED_PATH_SEGMENT_KINDS: usize = 8;
+/// Largest number of phases of device memory that are printed.
+const MAX_PRINTED_MEMORY_PHASES: usize = 12;
 
 impl TraceDiagnosis {
-    /// The diagnosis as text of at most 100 columns.
-    pub fn to_text(&self) -> String {
+    /// Formats the diagnosis as text of at most 100 columns.
+    pub fn diagnosis_to_text(&self) -> String {
         let mut text = String::new();
-        self.write_head(&mut text);
-        self.write_doubts(&mut text);
-        self.write_time_accounts(&mut text);
-        self.write_critical_path_text(&mut text);
-        self.write_gaps(&mut text);
-        self.write_findings(&mut text);
-        self.write_time_answers(&mut text);
-        self.utilization.write_utilization(&mut text);
+        self.write_recorder_and_record_counts(&mut text);
+        self.write_data_quality_doubts(&mut text);
+        self.write_time_accounts_of_gpus(&mut text);
+        self.write_critical_path_section(&mut text);
+        self.write_idle_gaps_section(&mut text);
+        self.write_findings_section(&mut text);
+        self.write_kernel_time_section(&mut text);
+        self.utilization.append_utilization_section(&mut text);
         if let Some(network) = &self.network {
-            network.write_network(&mut text);
+            network.write_network_section(&mut text);
         }
-        self.write_memory_use(&mut text);
-        self.write_inspected_without_findings(&mut text);
+        self.write_device_memory_section(&mut text);
+        self.write_rules_without_findings(&mut text);
         text
     }
 
-    /// The findings without their evidence, as text of at most 100 columns.
-    pub fn findings_text(&self) -> String {
+    /// Formats the findings, without their evidence, as text of at most 100 columns.
+    pub fn findings_without_evidence_to_text(&self) -> String {
         let mut text = String::new();
         for finding in &self.quality {
-            finding.write_data_quality_doubt(&mut text);
+            finding.write_data_quality_line(&mut text);
         }
         for (index, finding) in self.findings.iter().enumerate() {
-            finding.write_finding_head(&mut text, index + 1);
+            finding.write_finding_title_and_measurement(&mut text, index + 1);
         }
         text
     }
 
-    fn write_head(&self, text: &mut String) {
+    fn write_recorder_and_record_counts(&self, text: &mut String) {
         let records: Vec<String> = self
             .records
             .iter()
@@ -62,7 +62,7 @@ impl TraceDiagnosis {
             .map(|(what, count)| format!("{what} {}", with_thousands_separators(count)))
             .collect();
         let records = if records.is_empty() { "no records".to_owned() } else { records.join(", ") };
-        wrap_line(text, &format!("{}: {records}", self.recorder), "", "  ");
+        append_wrapped_line(text, &format!("{}: {records}", self.recorder), "", "  ");
         for device in &self.devices {
             let name = device.name.as_ref().map_or(String::new(), |name| format!(" ({name})"));
             let span = device.span.1 - device.span.0;
@@ -70,61 +70,65 @@ impl TraceDiagnosis {
                 "device {}{name}, process {}: busy {:.1} % of {}, {} operations",
                 device.device,
                 device.pid,
-                percent(device.busy_ns, span),
-                time(span),
+                percent_of_whole(device.busy_ns, span),
+                format_nanoseconds(span),
                 with_thousands_separators(device.operations)
             );
-            wrap_line(text, &line, "  ", "    ");
+            append_wrapped_line(text, &line, "  ", "    ");
         }
     }
 
-    /// Doubts about the trace are printed before all text that depends on the trace.
-    fn write_doubts(&self, text: &mut String) {
+    /// Doubts about the trace's data are printed before all text that depends on the data.
+    fn write_data_quality_doubts(&self, text: &mut String) {
         if self.quality.is_empty() {
             return;
         }
         let _ = writeln!(text, "\nData quality: how far this trace can be believed");
         for finding in &self.quality {
-            finding.write_data_quality_doubt(text);
+            finding.write_data_quality_line(text);
             for evidence in &finding.evidence {
-                evidence.write_evidence(text, self.origin_ns, usize::MAX);
+                evidence.write_evidence_line(text, self.origin_ns, usize::MAX);
             }
-            wrap_line(text, &format!("do: {}", finding.advice), "     ", "       ");
+            append_wrapped_line(text, &format!("do: {}", finding.advice), "     ", "       ");
         }
     }
 
-    fn write_time_accounts(&self, text: &mut String) {
+    fn write_time_accounts_of_gpus(&self, text: &mut String) {
         for device in &self.devices {
-            let _ = write!(text, "\n{}", device.account.to_text());
+            let _ = write!(text, "\n{}", device.account.time_accounts_to_text());
         }
     }
 
-    fn write_critical_path_text(&self, text: &mut String) {
+    fn write_critical_path_section(&self, text: &mut String) {
         let path = &self.critical_path;
         if path.total_ns == 0 {
             return;
         }
-        let _ = writeln!(text, "\nCritical path ({})", time(path.total_ns));
+        let _ = writeln!(text, "\nCritical path ({})", format_nanoseconds(path.total_ns));
         let line = |ns: i64, label: &str| {
-            let share = percent(ns, path.total_ns);
-            format!("  {share:>5.1} %{:>12}  {}", time(ns), shorten(label, 76))
+            let share = percent_of_whole(ns, path.total_ns);
+            format!(
+                "  {share:>5.1} %{:>12}  {}",
+                format_nanoseconds(ns),
+                shorten_in_the_middle(label, 76)
+            )
         };
-        for (kind, ns) in path.segments.iter().take(MAX_SHOWN_PATH_SEGMENT_KINDS) {
+        for (kind, ns) in path.segments.iter().take(MAX_PRINTED_PATH_SEGMENT_KINDS) {
             let _ = writeln!(text, "{}", line(*ns, kind));
         }
         let rest: i64 =
-            path.segments.iter().skip(MAX_SHOWN_PATH_SEGMENT_KINDS).map(|(_, ns)| ns).sum();
+            path.segments.iter().skip(MAX_PRINTED_PATH_SEGMENT_KINDS).map(|(_, ns)| ns).sum();
         if rest > 0 {
             let _ = writeln!(text, "{}", line(rest, "other kinds"));
         }
         let _ = writeln!(text, "  gains, from the replay of the recorded dependencies");
         for gain in &path.gains {
-            let _ = writeln!(text, "{}", line(gain.gain_ns, &gain.change.label()));
+            let _ = writeln!(text, "{}", line(gain.gain_ns, &gain.change.printed_speedup_label()));
         }
     }
 
-    fn write_gaps(&self, text: &mut String) {
-        if self.devices.iter().all(|device| device.gaps.gap_count() == 0) {
+    fn write_idle_gaps_section(&self, text: &mut String) {
+        if self.devices.iter().all(|device| device.gaps.number_of_gaps() == 0) {
             return;
         }
         let _ = writeln!(text, "\nGaps (times in which no kernel, copy, set or graph ran)");
@@ -140,11 +144,15 @@ impl TraceDiagnosis {
         );
         for device in &self.devices {
             let gaps = &device.gaps;
-            let class = |class: GapLengthClass| {
-                format!("{} / {}", with_thousands_separators(class.count), time(class.total_ns))
+            let class = |class: GapsOfLengthClass| {
+                format!(
+                    "{} / {}",
+                    with_thousands_separators(class.count),
+                    format_nanoseconds(class.total_ns)
+                )
             };
             #[allow(clippy::cast_possible_truncation)]
-            let mean = time(gaps.mean_gap_ns() as i64);
+            let mean = format_nanoseconds(gaps.mean_length_of_gaps_ns() as i64);
             let _ = writeln!(
                 text,
                 "  {:<16}{:>19}{:>19}{:>19}{:>11}{:>12}",
@@ -153,20 +161,20 @@ impl TraceDiagnosis {
                 class(gaps.warning),
                 class(gaps.severe),
                 mean,
-                time(gaps.longest_ns)
+                format_nanoseconds(gaps.longest_ns)
             );
         }
-        for device in self.devices.iter().filter(|device| device.gaps.gap_count() > 0) {
+        for device in self.devices.iter().filter(|device| device.gaps.number_of_gaps() > 0) {
             let _ =
                 writeln!(text, "  why device {} was idle (process {}):", device.device, device.pid);
             for cause in device.gaps.causes.iter().take(4) {
                 let _ = writeln!(
                     text,
                     "    {:<56}{:>10} ×{:>14}{:>10.1} %",
-                    shorten(&cause.label(), 55),
+                    shorten_in_the_middle(&cause.printed_cause_with_name(), 55),
                     with_thousands_separators(cause.count),
-                    time(cause.total_ns),
-                    percent(cause.total_ns, device.gaps.total_ns())
+                    format_nanoseconds(cause.total_ns),
+                    percent_of_whole(cause.total_ns, device.gaps.total_length_of_gaps_ns())
                 );
             }
             let _ = writeln!(text, "  between what (longest in all first):");
@@ -174,21 +182,29 @@ impl TraceDiagnosis {
                 let _ = writeln!(
                     text,
                     "    {} → {}",
-                    shorten(&readable_name(&transition.before), 45),
-                    shorten(&readable_name(&transition.after), 46)
+                    shorten_in_the_middle(
+                        &shortened_kernel_name_for_readers(&transition.before),
+                        45
+                    ),
+                    shorten_in_the_middle(
+                        &shortened_kernel_name_for_readers(&transition.after),
+                        46
+                    )
                 );
-                let range = transition
-                    .range
-                    .as_ref()
-                    .map_or(String::new(), |range| format!(", in {}", shorten(range, 50)));
+                let range = transition.range.as_ref().map_or(String::new(), |range| {
+                    format!(", in {}", shorten_in_the_middle(range, 50))
+                });
                 let count = with_thousands_separators(transition.count);
-                let _ =
-                    writeln!(text, "      {count} ×, {} in all{range}", time(transition.total_ns));
+                let _ = writeln!(
+                    text,
+                    "      {count} ×, {} in all{range}",
+                    format_nanoseconds(transition.total_ns)
+                );
             }
         }
     }
 
-    fn write_findings(&self, text: &mut String) {
+    fn write_findings_section(&self, text: &mut String) {
         let _ = writeln!(text, "\nFindings");
         if self.findings.is_empty() {
             let none = if self.answers_any_gpu_question() {
@@ -200,22 +216,28 @@ impl TraceDiagnosis {
         }
         let whole = self.critical_path.total_ns;
         for (index, finding) in self.findings.iter().enumerate() {
-            finding.write_finding(text, index + 1, self.origin_ns);
+            finding.write_finding_with_evidence(text, index + 1, self.origin_ns);
             if let Some(of) = finding.replayed {
-                let share = percent(of.alone_ns, whole);
-                let mut line =
-                    format!("replayed without it: {} less, {share:.1} %", time(of.alone_ns));
+                let share = percent_of_whole(of.alone_ns, whole);
+                let mut line = format!(
+                    "replayed without it: {} less, {share:.1} %",
+                    format_nanoseconds(of.alone_ns)
+                );
                 if of.further_ns != of.alone_ns {
-                    let _ = write!(line, "; {} once those above are mended", time(of.further_ns));
+                    let _ = write!(
+                        line,
+                        "; {} once those above are mended",
+                        format_nanoseconds(of.further_ns)
+                    );
                 }
-                wrap_line(text, &line, "     ", "       ");
+                append_wrapped_line(text, &line, "     ", "       ");
             }
-            if let Some(QuestionAnswer::Yes { inspected, .. }) =
-                self.question(finding.id).map(|question| &question.answer)
+            if let Some(RuleAnswer::Yes { inspected, .. }) =
+                self.question_of_rule(finding.id).map(|question| &question.answer)
                 && let Some(missing) = &inspected.missing
             {
                 let line = format!("inspected {inspected}: {missing}");
-                wrap_line(text, &line, "     ", "       ");
+                append_wrapped_line(text, &line, "     ", "       ");
             }
         }
         let replayed: Vec<i64> =
@@ -224,27 +246,31 @@ impl TraceDiagnosis {
             let all: i64 = replayed.iter().sum();
             let line = format!(
                 "all that is replayed, mended together: {} less, {:.1} %",
-                time(all),
-                percent(all, whole)
+                format_nanoseconds(all),
+                percent_of_whole(all, whole)
             );
-            wrap_line(text, &line, "  ", "    ");
+            append_wrapped_line(text, &line, "  ", "    ");
         }
     }
 
-    fn write_time_answers(&self, text: &mut String) {
+    fn write_kernel_time_section(&self, text: &mut String) {
         let answers = &self.answers;
         if !answers.top_kernels.is_empty() {
-            let _ = writeln!(text, "\nTop kernels ({} of kernel time)", time(answers.kernel_ns));
+            let _ = writeln!(
+                text,
+                "\nTop kernels ({} of kernel time)",
+                format_nanoseconds(answers.kernel_ns)
+            );
             for kernel in &answers.top_kernels {
                 let _ = writeln!(
                     text,
                     "  {:>5.1} %{:>12}{:>10} × {:<10}{:<15}{}",
                     kernel.share * 100.0,
-                    time(kernel.summary.total),
+                    format_nanoseconds(kernel.summary.total),
                     with_thousands_separators(kernel.summary.count),
-                    median_time_text(kernel.summary.median),
-                    kernel.class.label(),
-                    shorten(&readable_name(&kernel.name), 41)
+                    format_median_nanoseconds(kernel.summary.median),
+                    kernel.class.printed_work_class_label(),
+                    shorten_in_the_middle(&shortened_kernel_name_for_readers(&kernel.name), 41)
                 );
             }
             let _ = writeln!(text, "\nKernel time by kind of work (by the kernels' names)");
@@ -252,14 +278,14 @@ impl TraceDiagnosis {
                 let _ = writeln!(
                     text,
                     "  {:>5.1} %{:>12}{:>10} launches  {}",
-                    percent(*ns, answers.kernel_ns),
-                    time(*ns),
+                    percent_of_whole(*ns, answers.kernel_ns),
+                    format_nanoseconds(*ns),
                     with_thousands_separators(count),
-                    class.label()
+                    class.printed_work_class_label()
                 );
             }
         }
-        self.write_softmax_ratio(text);
+        self.write_softmax_time_by_matmul_time(text);
         if answers.components.is_empty() {
             return;
         }
@@ -275,31 +301,31 @@ impl TraceDiagnosis {
             let _ = writeln!(
                 text,
                 "  {:<38}{:>8}{:>12}{:>12}{:>6.1} %{:>9}{:>10}",
-                shorten(&name, 37),
+                shorten_in_the_middle(&name, 37),
                 with_thousands_separators(component.host.count),
-                time(component.host.total),
-                time(component.kernel_ns),
+                format_nanoseconds(component.host.total),
+                format_nanoseconds(component.kernel_ns),
                 component.share * 100.0,
                 with_thousands_separators(component.kernels),
                 component
-                    .host_time_variation()
+                    .coefficient_of_variation_of_host_time()
                     .map_or("-".to_owned(), |v| format!("{:.1} %", v * 100.0))
             );
         }
     }
 
-    /// Prints softmax time against matmul time, if their ratio is plausible for attention.
-    fn write_softmax_ratio(&self, text: &mut String) {
+    /// Writes softmax time relative to matmul time, if the ratio is plausible for attention.
+    fn write_softmax_time_by_matmul_time(&self, text: &mut String) {
         let Some(ratio) = self
             .answers
-            .softmax_over_matmul_time()
-            .filter(|&ratio| ratio >= MIN_SHOWN_SOFTMAX_RATIO)
+            .softmax_time_by_matmul_time()
+            .filter(|&ratio| ratio >= MIN_PRINTED_SOFTMAX_TO_MATMUL_RATIO)
         else {
             return;
         };
         let _ = writeln!(text, "  softmax takes {ratio:.2} of the time of matmul");
         let of_head = |head| {
-            let flops = TraceAnswers::softmax_to_matmul_flops(head);
+            let flops = KernelTimeAnswers::softmax_flops_by_matmul_flops(head);
             format!(
                 "{flops:.3} for heads of {head} (a FLOP takes {:.0} times as long)",
                 ratio / flops
@@ -308,11 +334,11 @@ impl TraceDiagnosis {
         let _ = writeln!(
             text,
             "  and does of the FLOPs, if that matmul is attention's alone (--range):\n    {}",
-            HEAD_SIZES.map(of_head).join("\n    ")
+            USUAL_ATTENTION_HEAD_SIZES.map(of_head).join("\n    ")
         );
     }
 
-    fn write_memory_use(&self, text: &mut String) {
+    fn write_device_memory_section(&self, text: &mut String) {
         if self.memory.is_empty() {
             return;
         }
@@ -325,43 +351,43 @@ impl TraceDiagnosis {
             };
             let when = match peak_at - self.origin_ns {
                 ns if ns < 0 => "before the first activity".to_owned(),
-                ns => format!("first at {}", seconds_text(ns)),
+                ns => format!("first at {}", format_as_seconds(ns)),
             };
             let line = format!(
                 "process {}, device {}: {} at most, {when}; {} at the end; {} allocations, {} \
                  given back{unknown}",
                 of.pid,
                 of.device,
-                format_bytes(peak),
-                format_bytes(of.bytes_at_end()),
+                format_bytes_with_unit(peak),
+                format_bytes_with_unit(of.bytes_held_at_end_of_trace()),
                 with_thousands_separators(of.taken),
                 with_thousands_separators(of.given_back),
             );
-            wrap_line(text, &line, "  ", "    ");
+            append_wrapped_line(text, &line, "  ", "    ");
             let header = ["phase", "times", "at most", "change"];
             let [phase, times, most, change] = header;
             let _ = writeln!(text, "    {phase:<50}{times:>8}{most:>12}{change:>13}");
-            for phase in of.phases.iter().take(MAX_SHOWN_PHASES) {
+            for phase in of.phases.iter().take(MAX_PRINTED_MEMORY_PHASES) {
                 let sign = if phase.change_bytes < 0 { '-' } else { '+' };
                 let _ = writeln!(
                     text,
                     "    {:<50}{:>8}{:>12}{:>13}",
-                    shorten(&phase.name, 49),
+                    shorten_in_the_middle(&phase.name, 49),
                     with_thousands_separators(phase.times),
-                    format_bytes(phase.peak_bytes),
-                    format!("{sign}{}", format_bytes(phase.change_bytes.unsigned_abs()))
+                    format_bytes_with_unit(phase.peak_bytes),
+                    format!("{sign}{}", format_bytes_with_unit(phase.change_bytes.unsigned_abs()))
                 );
             }
             if let Some(more) =
-                of.phases.len().checked_sub(MAX_SHOWN_PHASES).filter(|&more| more > 0)
+                of.phases.len().checked_sub(MAX_PRINTED_MEMORY_PHASES).filter(|&more| more > 0)
             {
                 let _ = writeln!(text, "    {more} more phases are in the JSON");
             }
         }
     }
 
-    fn write_inspected_without_findings(&self, text: &mut String) {
-        // Several rules inspected, or lack, the same data, so they share one line.
+    fn write_rules_without_findings(&self, text: &mut String) {
+        // Rules that inspected, or lack, the same data share one line.
         let mut passed: Vec<(String, Vec<&str>)> = Vec::new();
         let mut lacking: Vec<(String, Vec<&str>)> = Vec::new();
         let add = |lines: &mut Vec<(String, Vec<&str>)>, line: String, id| match lines
@@ -373,14 +399,12 @@ impl TraceDiagnosis {
         };
         for question in &self.questions {
             match &question.answer {
-                QuestionAnswer::No { inspected: of } => {
-                    add(&mut passed, of.to_string(), question.id)
-                }
-                QuestionAnswer::Yes { .. } => {}
-                QuestionAnswer::CannotAnswer { .. } => {
+                RuleAnswer::No { inspected: of } => add(&mut passed, of.to_string(), question.id),
+                RuleAnswer::Yes { .. } => {}
+                RuleAnswer::CannotAnswer { .. } => {
                     add(
                         &mut lacking,
-                        question.missing_data_reason().unwrap_or_default(),
+                        question.reason_without_answer().unwrap_or_default(),
                         question.id,
                     );
                 }
@@ -396,19 +420,23 @@ impl TraceDiagnosis {
                     "Nothing found" => format!("{joined}: in {line}"),
                     _ => format!("{joined}: {line}"),
                 };
-                wrap_line(text, &line, "  ", "    ");
+                append_wrapped_line(text, &line, "  ", "    ");
             }
         }
     }
 }
 
-impl fmt::Display for InspectedShare {
-    /// `12 of 20 copies`, `36.0 % of 3.2 ms of kernel time`.
+impl fmt::Display for InspectedShareOfRecords {
+    /// Formats the share: `12 of 20 copies`, or `36.0 % of 3.2 ms of kernel time`.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let label = self.unit.label();
-        if self.unit == InspectedUnit::KernelTime {
-            let share = self.inspected_share() * 100.0;
-            return write!(formatter, "{share:.1} % of {} of {label}", time(self.whole));
+        let label = self.unit.printed_record_kind();
+        if self.unit == InspectedRecordKind::KernelTime {
+            let share = self.inspected_share_of_records() * 100.0;
+            return write!(
+                formatter,
+                "{share:.1} % of {} of {label}",
+                format_nanoseconds(self.whole)
+            );
         }
         let [seen, whole] = [self.seen, self.whole].map(with_thousands_separators);
         write!(formatter, "{seen} of {whole} {label}")
@@ -416,78 +444,85 @@ impl fmt::Display for InspectedShare {
 }
 
 impl DiagnosisFinding {
-    /// Prints one line for a doubt about the trace.
-    fn write_data_quality_doubt(&self, text: &mut String) {
-        let severity = self.severity.label().to_uppercase();
-        wrap_line(text, &format!("{severity}: {}", self.title), "  ", "     ");
+    /// Writes one line for a doubt about the trace's data.
+    fn write_data_quality_line(&self, text: &mut String) {
+        let severity = self.severity.printed_severity_label().to_uppercase();
+        append_wrapped_line(text, &format!("{severity}: {}", self.title), "  ", "     ");
     }
 
-    /// Prints a finding with its measurements.
-    fn write_finding_head(&self, text: &mut String, number: usize) {
+    /// Writes severity, title, measured value and threshold of a finding.
+    fn write_finding_title_and_measurement(&self, text: &mut String, number: usize) {
         let head = format!(
             "{number}. {} {}: {}",
-            self.severity.label().to_uppercase(),
+            self.severity.printed_severity_label().to_uppercase(),
             self.id,
             self.title
         );
-        wrap_line(text, &head, "  ", "     ");
+        append_wrapped_line(text, &head, "  ", "     ");
         let saved = self.recoverable_ns.filter(|&ns| ns > 0);
-        let saved = saved.map_or(String::new(), |ns| format!("; could save up to {}", time(ns)));
+        let saved = saved
+            .map_or(String::new(), |ns| format!("; could save up to {}", format_nanoseconds(ns)));
         let line = format!(
             "measured {} {}, threshold {} {}{saved}; confidence {}",
-            short_number_text(self.measured.value),
+            format_short_number(self.measured.value),
             self.measured.unit,
-            short_number_text(self.threshold.value),
+            format_short_number(self.threshold.value),
             self.threshold.unit,
-            self.confidence.label()
+            self.confidence.printed_confidence_label()
         );
-        wrap_line(text, &line, "     ", "       ");
+        append_wrapped_line(text, &line, "     ", "       ");
     }
 
-    fn write_finding(&self, text: &mut String, number: usize, origin_ns: i64) {
-        self.write_finding_head(text, number);
+    fn write_finding_with_evidence(&self, text: &mut String, number: usize, origin_ns: i64) {
+        self.write_finding_title_and_measurement(text, number);
         for evidence in &self.evidence {
-            evidence.write_evidence(text, origin_ns, MAX_EVIDENCE_NAME_CHARACTERS);
+            evidence.write_evidence_line(text, origin_ns, MAX_PRINTED_EVIDENCE_CHARACTERS);
         }
-        wrap_line(text, &format!("do: {}", self.advice), "     ", "       ");
-        wrap_line(text, &format!("no fault if: {}", self.false_positive), "     ", "       ");
+        append_wrapped_line(text, &format!("do: {}", self.advice), "     ", "       ");
+        append_wrapped_line(
+            text,
+            &format!("no fault if: {}", self.false_positive),
+            "     ",
+            "       ",
+        );
     }
 }
 
 impl FindingEvidence {
-    fn write_evidence(&self, text: &mut String, origin_ns: i64, width: usize) {
-        let mut line = shorten(&self.what, width);
+    fn write_evidence_line(&self, text: &mut String, origin_ns: i64, width: usize) {
+        let mut line = shorten_in_the_middle(&self.what, width);
         if self.count > 1 {
             let _ = write!(line, ", {} times", with_thousands_separators(self.count));
         }
         if let Some(ns) = self.total_ns {
-            let _ = write!(line, ", {}", time(ns));
+            let _ = write!(line, ", {}", format_nanoseconds(ns));
         }
         if let Some(range) = &self.range {
-            let _ = write!(line, ", in {}", shorten(range, 60));
+            let _ = write!(line, ", in {}", shorten_in_the_middle(range, 60));
         }
         if let Some((start, end)) = self.span {
             let _ = write!(
                 line,
                 ", at {} (longest {})",
-                seconds_text(start - origin_ns),
-                time(end - start)
+                format_as_seconds(start - origin_ns),
+                format_nanoseconds(end - start)
             );
         }
         if let Some((pid, device)) = self.place {
             let _ = write!(line, ", process {pid}, device {device}");
         }
-        wrap_line(text, &line, "     - ", "       ");
+        append_wrapped_line(text, &line, "     - ", "       ");
     }
 }
 
-/// Breaks a line between words at [`TEXT_WIDTH`] columns.
-pub(super) fn wrap_line(text: &mut String, line: &str, first: &str, rest: &str) {
+/// Appends a line, broken between words so that no line has more than [`REPORT_TEXT_COLUMNS`]
+/// columns.
+pub(super) fn append_wrapped_line(text: &mut String, line: &str, first: &str, rest: &str) {
     let mut current = first.to_owned();
     let mut empty = true;
     for word in line.split(' ') {
         let length = current.chars().count() + usize::from(!empty) + word.chars().count();
-        if !empty && length > TEXT_WIDTH {
+        if !empty && length > REPORT_TEXT_COLUMNS {
             let _ = writeln!(text, "{current}");
             current = rest.to_owned();
             empty = true;
@@ -502,13 +537,13 @@ pub(super) fn wrap_line(text: &mut String, line: &str, first: &str, rest: &str) 
 }
 
 #[allow(clippy::cast_precision_loss)]
-pub(super) fn percent(part: i64, whole: i64) -> f64 {
+pub(super) fn percent_of_whole(part: i64, whole: i64) -> f64 {
     part as f64 / whole.max(1) as f64 * 100.0
 }
 
-/// Formats nanoseconds in a suitable unit.
+/// Formats nanoseconds as ns, µs, ms or s.
 #[allow(clippy::cast_precision_loss)]
-pub(super) fn time(ns: i64) -> String {
+pub(super) fn format_nanoseconds(ns: i64) -> String {
     let value = ns as f64;
     match ns.unsigned_abs() {
         0..1_000 => format!("{ns} ns"),
@@ -518,9 +553,9 @@ pub(super) fn time(ns: i64) -> String {
     }
 }
 
-/// Formats bytes in a suitable unit.
+/// Formats bytes in a unit that suits the size.
 #[allow(clippy::cast_precision_loss)]
-pub(super) fn format_bytes(bytes: u64) -> String {
+pub(super) fn format_bytes_with_unit(bytes: u64) -> String {
     let value = bytes as f64;
     match bytes {
         0..1_000 => format!("{bytes} B"),
@@ -531,16 +566,16 @@ pub(super) fn format_bytes(bytes: u64) -> String {
 }
 
 #[allow(clippy::cast_possible_truncation)]
-fn median_time_text(ns: f64) -> String {
-    time(ns as i64)
+fn format_median_nanoseconds(ns: f64) -> String {
+    format_nanoseconds(ns as i64)
 }
 
 #[allow(clippy::cast_precision_loss)]
-fn seconds_text(ns: i64) -> String {
+fn format_as_seconds(ns: i64) -> String {
     format!("{:.6} s", ns as f64 / 1e9)
 }
 
-fn short_number_text(value: f64) -> String {
+fn format_short_number(value: f64) -> String {
     if value.fract() == 0.0 {
         with_thousands_separators(format!("{value:.0}"))
     } else {
@@ -553,10 +588,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_lines_of_a_report_are_broken_between_words() {
+    fn long_report_lines_are_broken_between_words() {
         let mut text = String::new();
-        wrap_line(&mut text, &"word ".repeat(40), "  - ", "    ");
-        assert!(text.lines().all(|line| line.chars().count() <= TEXT_WIDTH), "{text}");
+        append_wrapped_line(&mut text, &"word ".repeat(40), "  - ", "    ");
+        assert!(text.lines().all(|line| line.chars().count() <= REPORT_TEXT_COLUMNS), "{text}");
         assert_eq!(text.matches("word").count(), 40);
         let first = format!("  - {}", ["word"; 19].join(" "));
         assert_eq!(text.lines().next(), Some(first.as_str()));
@@ -564,10 +599,10 @@ mod tests {
     }
 
     #[test]
-    fn times_are_formatted_with_a_suitable_unit() {
-        assert_eq!(time(999), "999 ns");
-        assert_eq!(time(20_000), "20.0 µs");
-        assert_eq!(time(342_000_000), "342.000 ms");
-        assert_eq!(time(7_000_000_000), "7.000 s");
+    fn nanoseconds_are_formatted_with_a_suitable_unit() {
+        assert_eq!(format_nanoseconds(999), "999 ns");
+        assert_eq!(format_nanoseconds(20_000), "20.0 µs");
+        assert_eq!(format_nanoseconds(342_000_000), "342.000 ms");
+        assert_eq!(format_nanoseconds(7_000_000_000), "7.000 s");
     }
 }

@@ -1,148 +1,189 @@
-//! Facts about a trace that all rules need, computed once.
+//! Data about a trace that all diagnosis rules need, computed once.
 
-use crate::analyze::classes::{CommunicationKind, OperationClass, OperationClasses};
-use crate::analyze::launches::calls::LaunchCall;
-use crate::analyze::operations::{AllOperations, OperationId};
-use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
-use crate::analyze::timeline::idle_time::{DeviceActivity, IdleGap};
+use crate::analyze::classes::{
+    CommunicationLibraryAndCollective, OperationClass, OperationClassesOfTrace,
+};
+use crate::analyze::launches::calls::OperationLaunchCall;
+use crate::analyze::operations::{AllGpuOperations, GpuOperationId};
+use crate::analyze::ranges::paths::{ROOT_RANGE_PATH, RangePathId};
+use crate::analyze::timeline::idle_time::{GpuIdleGap, ProcessActivityOnGpu};
 use crate::model::Trace;
-use crate::model::interned_names::{NameId, without_numbers_in_name};
+use crate::model::interned_names::{InternedNameId, replace_digits_by_number_sign};
 use crate::read;
 
-use super::host::gap_cause::{CauseAndName, IdleCauseKind, MAX_START_LATENCY_NS};
-use super::host::{HostActivitySummary, HostPassState};
-use super::vendor_names::TracePlatform;
+use super::host::gap_cause::{IdleCauseAndBlamedName, IdleCauseKind, MAX_USUAL_START_LATENCY_NS};
+use super::host::{HostSummaryOfTrace, HostSummaryPass};
+use super::vendor_names::TraceVendorAndRecorder;
 
-/// A trace with its launches, ranges, classes and activities.
+/// A trace with its launches, ranges, operation classes and activities, on which diagnosis rules
+/// work.
 pub struct DiagnosisContext<'a> {
-    /// The trace. The ranges and calls of the trace may have been read without being kept.
+    /// The trace. The trace; it may lack ranges and calls, which were then read without being kept.
     pub trace: &'a Trace,
     /// Operations of the trace.
-    pub all: AllOperations<'a>,
+    pub all: AllGpuOperations<'a>,
     /// The class of each GPU operation.
-    pub classes: OperationClasses<'a>,
-    /// The activity of each process on each device.
-    pub activities: Vec<DeviceActivity>,
+    pub classes: OperationClassesOfTrace<'a>,
+    /// Activity (busy and idle time) of each process on each GPU.
+    pub activities: Vec<ProcessActivityOnGpu>,
     /// The host's part.
-    pub host: HostActivitySummary,
-    /// GPU vendor and recorder of the trace.
-    pub platform: TracePlatform,
-    /// Start of the first operation of each place whose launch was recorded. The host launched the
-    /// stream's earlier operations before the recording began.
+    pub host: HostSummaryOfTrace,
+    /// GPU vendor and recorder of the trace, for advice.
+    pub platform: TraceVendorAndRecorder,
+    /// For each place (process, GPU and stream), the start of the first operation whose launch was
+    /// recorded. Operations of the stream before that time were launched before the recording
+    /// began.
     first_launched: Vec<i64>,
 }
 
 impl<'a> DiagnosisContext<'a> {
-    /// Joins a trace in memory; ranges are kept for the tree of ranges.
-    pub fn new(trace: &'a Trace, keep_ranges: bool) -> Self {
-        let mut pass = HostPassState::new(keep_ranges);
-        read::for_each_row(trace, |row| pass.add(trace, row));
-        Self::join_trace_and_host(trace, pass.finish_host_pass(trace, |label| label, i64::MAX))
+    /// Joins a trace in memory; single ranges are kept if `keep_ranges`, for the range tree.
+    pub fn join_trace_in_memory(trace: &'a Trace, keep_ranges: bool) -> Self {
+        let mut pass = HostSummaryPass::prepare_host_pass(keep_ranges);
+        read::for_each_range_and_call_by_time(trace, |row| pass.process_next_row(trace, row));
+        Self::join_trace_and_host_summary(
+            trace,
+            pass.finish_pass_with_range_names(trace, |label| label, i64::MAX),
+        )
     }
 
-    /// Joins a trace with its host's part, after which it needs no correlation ids.
-    pub fn join_trace_and_host(
+    /// Joins a trace with the host summary of the pass that read its ranges and calls.
+    pub fn join_trace_and_host_summary(
         trace: &'a Trace,
-        (activities, host): (Vec<DeviceActivity>, HostActivitySummary),
+        (activities, host): (Vec<ProcessActivityOnGpu>, HostSummaryOfTrace),
     ) -> DiagnosisContext<'a> {
-        let classes = classify_operations(trace, &host);
-        let (all, platform) = (AllOperations::new(trace), TracePlatform::new(trace));
+        let classes = classify_operations_with_mpi_ranges(trace, &host);
+        let (all, platform) = (
+            AllGpuOperations::number_operations_of_trace(trace),
+            TraceVendorAndRecorder::from_names_in_trace(trace),
+        );
         let mut first_launched = vec![i64::MAX; trace.places.len()];
-        for id in all.ids().filter(|&id| host.launches.has_launch(id)) {
-            let first = &mut first_launched[all.place(id).0 as usize];
-            *first = all.start(id).min(*first);
+        for id in all.all_operation_ids().filter(|&id| host.launches.has_recorded_launch_call(id)) {
+            let first = &mut first_launched[all.place_of_operation(id).0 as usize];
+            *first = all.operation_start_ns(id).min(*first);
         }
         Self { trace, all, classes, activities, host, platform, first_launched }
     }
 
-    /// The range path of an operation: the innermost range around its launch, then the ranges in
+    /// Returns the range path of an operation: the path of its launch, followed by the ranges in
     /// which its graph node was created.
-    pub fn path_id_of_operation(&self, operation: OperationId) -> RangePathId {
-        let inside = self.host.inside_graph.get(operation as usize);
+    pub fn range_path_of_operation(&self, operation: GpuOperationId) -> RangePathId {
+        let inside = self.host.inside_graph.decoded_row(operation as usize);
         inside.unwrap_or_else(|| self.host.launched_in.at(operation as usize))
     }
 
-    /// The call that launched an operation, if the call was recorded.
-    pub fn launch_call(&self, operation: OperationId) -> Option<LaunchCall> {
-        self.host.launches.get(&self.all, operation)
+    /// Returns the host call that launched an operation, if it was recorded.
+    pub fn launch_call_of_gpu_operation(
+        &self,
+        operation: GpuOperationId,
+    ) -> Option<OperationLaunchCall> {
+        self.host.launches.launch_call_of_operation(&self.all, operation)
     }
 
-    /// The path of an operation as text, if it is in a range.
-    pub fn path_of_operation(&self, operation: OperationId) -> Option<String> {
-        self.range_path_text(self.path_id_of_operation(operation))
+    /// Returns the range path of an operation as text; `None` outside all ranges.
+    pub fn range_path_text_of_operation(&self, operation: GpuOperationId) -> Option<String> {
+        self.range_path_text_unless_root(self.range_path_of_operation(operation))
     }
 
-    /// Text of a range path; `None` for the root.
-    pub fn range_path_text(&self, path: RangePathId) -> Option<String> {
-        (path != ROOT_PATH).then(|| self.host.paths.text(self.trace, path))
+    /// Returns a range path as text; `None` for the root.
+    pub fn range_path_text_unless_root(&self, path: RangePathId) -> Option<String> {
+        (path != ROOT_RANGE_PATH).then(|| self.host.paths.path_text_with_slashes(self.trace, path))
     }
 
-    /// The path of the innermost range that contains both an operation and everything inside a
-    /// path.
-    pub fn innermost_path_around(&self, path: RangePathId, operation: OperationId) -> RangePathId {
-        self.host.paths.innermost_common_path(path, self.path_id_of_operation(operation))
+    /// Returns the innermost range path that encloses both a path and the launch of an operation.
+    pub fn common_path_with_operation(
+        &self,
+        path: RangePathId,
+        operation: GpuOperationId,
+    ) -> RangePathId {
+        self.host.paths.innermost_common_path(path, self.range_path_of_operation(operation))
     }
 
-    /// The causes of a gap and the time of each; they add up to its length.
-    pub fn causes_of_gap(&self, gap: &IdleGap) -> impl Iterator<Item = (CauseAndName, i64)> {
-        let mut parts = self.host.idle.causes_of_gap(gap).peekable();
+    /// Returns the causes of an idle gap, with the nanoseconds of each; they add up to the gap's
+    /// length.
+    pub fn causes_and_ns_of_idle_gap(
+        &self,
+        gap: &GpuIdleGap,
+    ) -> impl Iterator<Item = (IdleCauseAndBlamedName, i64)> {
+        let mut parts = self.host.idle.causes_and_ns_of_gap(gap).peekable();
         let unlaunched = parts.peek().is_none().then(|| {
-            let kind = match self.is_page_migration(gap.after) {
+            let kind = match self.is_operation_page_migration(gap.after) {
                 true => IdleCauseKind::Migration,
-                false if self.was_queued_before_recording(gap) => IdleCauseKind::BackToBack,
+                false if self.was_operation_launched_before_recording(gap) => {
+                    IdleCauseKind::BackToBack
+                }
                 false => IdleCauseKind::Unknown,
             };
-            ((kind, None), gap.gap_ns())
+            ((kind, None), gap.idle_gap_length_ns())
         });
         parts.chain(unlaunched)
     }
 
     /// Whether the operation after a gap was launched before the recording began, and started as
     /// fast as queued work does.
-    fn was_queued_before_recording(&self, gap: &IdleGap) -> bool {
-        let first = self.first_launched[self.all.place(gap.after).0 as usize];
-        first < i64::MAX && self.all.start(gap.after) < first && gap.gap_ns() < MAX_START_LATENCY_NS
+    fn was_operation_launched_before_recording(&self, gap: &GpuIdleGap) -> bool {
+        let first = self.first_launched[self.all.place_of_operation(gap.after).0 as usize];
+        first < i64::MAX
+            && self.all.operation_start_ns(gap.after) < first
+            && gap.idle_gap_length_ns() < MAX_USUAL_START_LATENCY_NS
     }
 
-    /// Whether an operation migrates pages of managed memory, which no call launches.
-    pub fn is_page_migration(&self, operation: OperationId) -> bool {
-        self.classes.class_of_operation(operation) == OperationClass::Migration
+    /// Returns whether an operation migrates pages of managed memory; no host call launches such an
+    /// operation.
+    pub fn is_operation_page_migration(&self, operation: GpuOperationId) -> bool {
+        self.classes.class_of_gpu_operation(operation) == OperationClass::Migration
     }
 
-    /// The name of a function without its version.
-    pub fn function_name(&self, name: NameId) -> &'a str {
-        crate::stats::without_interface_version(self.trace.names.text(name))
+    /// Returns the name of a CUDA function without a version suffix such as `_v3020`.
+    pub fn function_name_without_version(&self, name: InternedNameId) -> &'a str {
+        crate::stats::without_four_digit_version_suffix(self.trace.names.text_of_name(name))
     }
 
-    /// The function that is to blame for idle time, or the range around host code, without numbers.
-    pub fn blamed_function_or_range(&self, (kind, name): CauseAndName) -> Option<String> {
+    /// Returns the name of the function responsible for idle time, or the path of the range around
+    /// host code, with `#` for numbers.
+    pub fn text_of_blamed_function_or_range(
+        &self,
+        (kind, name): IdleCauseAndBlamedName,
+    ) -> Option<String> {
         name.map(|name| match kind {
-            IdleCauseKind::HostCode => without_numbers_in_name(self.trace.names.text(name)),
-            _ => self.function_name(name).to_owned(),
+            IdleCauseKind::HostCode => {
+                replace_digits_by_number_sign(self.trace.names.text_of_name(name))
+            }
+            _ => self.function_name_without_version(name).to_owned(),
         })
     }
 
-    pub fn process_and_device_of(&self, operation: OperationId) -> (i64, u32) {
-        let place = &self.trace.places[self.all.place(operation).0 as usize];
+    pub fn process_id_and_gpu_of_operation(&self, operation: GpuOperationId) -> (i64, u32) {
+        let place = &self.trace.places[self.all.place_of_operation(operation).0 as usize];
         (self.trace.processes[place.process as usize].pid, place.device)
     }
 }
 
-/// The classes of operations, with copies inside ranges of MPI as communication.
-fn classify_operations<'a>(trace: &'a Trace, host: &HostActivitySummary) -> OperationClasses<'a> {
-    let classes = OperationClasses::new(trace);
+/// Classifies the operations of a trace; copies that were launched inside ranges of MPI calls count
+/// as communication.
+fn classify_operations_with_mpi_ranges<'a>(
+    trace: &'a Trace,
+    host: &HostSummaryOfTrace,
+) -> OperationClassesOfTrace<'a> {
+    let classes = OperationClassesOfTrace::classify_operations_by_name(trace);
     let paths = &host.paths;
-    // A path has a larger number than its parent path.
-    let mut by_path: Vec<Option<CommunicationKind>> = Vec::with_capacity(paths.len());
+    // A path has a larger number than its parent path, so the parent's communication is already
+    // known.
+    let mut by_path: Vec<Option<CommunicationLibraryAndCollective>> =
+        Vec::with_capacity(paths.len());
     for path in (0..).take(paths.len()) {
-        let own = || CommunicationKind::from_range_name(trace.names.text(paths.name(path)));
+        let own = || {
+            CommunicationLibraryAndCollective::communication_from_mpi_range_name(
+                trace.names.text_of_name(paths.last_name_of_path(path)),
+            )
+        };
         by_path.push(match path {
-            ROOT_PATH => None,
-            _ => by_path[paths.parent_path(path) as usize].or_else(own),
+            ROOT_RANGE_PATH => None,
+            _ => by_path[paths.parent_of_path(path) as usize].or_else(own),
         });
     }
-    if trace.copies.on_gpu.is_empty() || by_path.iter().all(Option::is_none) {
+    if trace.copies.on_gpu.has_no_operation() || by_path.iter().all(Option::is_none) {
         return classes;
     }
-    classes.with_mpi_ranges(|copy| by_path[host.launched_in.at(copy as usize) as usize])
+    classes.with_copies_in_mpi_ranges(|copy| by_path[host.launched_in.at(copy as usize) as usize])
 }

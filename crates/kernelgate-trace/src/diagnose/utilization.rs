@@ -1,6 +1,6 @@
-//! Share of the device's peaks that operators and ranges use: kernels are joined with the operators
-//! that launched them and with the declared work. Text and JSON output of the utilization are in
-//! other modules.
+//! Computes which share of a GPU's peak FLOP rate and memory bandwidth the traced operators and
+//! ranges reach, from kernel times and from each operator's known FLOPs and bytes. This module also
+//! formats the utilization section of a diagnosis, as text and as JSON.
 
 use std::fmt::Write as _;
 use std::hash::Hash;
@@ -8,70 +8,78 @@ use std::hash::Hash;
 use hashbrown::{HashMap, HashSet};
 use serde_json::{Value, json};
 
-use super::answers::kernels_by_path;
-use super::labels::readable_name;
-use super::text::{percent, time, wrap_line};
+use super::answers::kernel_count_and_ns_by_path;
+use super::labels::shortened_kernel_name_for_readers;
+use super::text::{append_wrapped_line, format_nanoseconds, percent_of_whole};
 use super::trace_facts::DiagnosisContext;
-use crate::analyze::launches::NO_CALL;
-use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
-use crate::analyze::work::device_peaks::{DevicePeaks, MatrixPrecision};
-use crate::analyze::work::operator_work::{self, OperatorWork};
+use crate::analyze::launches::NO_LAUNCH_CALL;
+use crate::analyze::ranges::paths::{ROOT_RANGE_PATH, RangePathId};
+use crate::analyze::work::device_peaks::{GpuPeakThroughput, MatrixPrecision};
+use crate::analyze::work::operator_work::{self, OperatorFlopsAndBytes};
 use crate::analyze::work::utilization::{
-    DeviceUtilization, OperatorUtilization, RangeUtilization, WorkAndTimeSum,
+    GpuPeakUseOfTrace, OperatorPeakUse, RangePeakUse, SummedWorkAndKernelTime,
 };
 use crate::model::Trace;
-use crate::model::gpu::DeclaredWorkCount;
-use crate::model::interned_names::NameId;
-use crate::stats::{shorten, with_thousands_separators};
+use crate::model::gpu::DeclaredOperationsAndBytes;
+use crate::model::interned_names::InternedNameId;
+use crate::stats::{shorten_in_the_middle, with_thousands_separators};
 
-/// Maximum number of operators and ranges that are listed.
-const MAX_LISTED: usize = 10;
-/// Ranges deeper than this are not listed.
-const MAX_LISTED_DEPTH: usize = 2;
-/// Work above this multiple of the tensor peak has wrong shapes. Clocks above the data sheet's and
-/// Winograd convolutions reach more than the peak, but not this multiple.
-const MAX_POSSIBLE_PEAK_RATIO: f64 = 3.0;
+/// Maximum number of operators, and of ranges, that the utilization section lists.
+const MAX_LISTED_OPERATORS_OR_RANGES: usize = 10;
+/// The utilization section lists only ranges on the two outermost nesting levels.
+const MAX_LISTED_RANGE_DEPTH: usize = 2;
+/// If an operator's FLOPs per kernel time exceed this multiple of the device's tensor-core peak,
+/// the trace recorded wrong input shapes, and the operator is excluded. Boost clocks and Winograd
+/// convolutions can exceed the data sheet's tensor-core peak, but never by this multiple.
+const MAX_PLAUSIBLE_SHARE_OF_TENSOR_PEAK: f64 = 3.0;
 
 /// Executions of an operator.
-struct OperatorCall<'a> {
+struct OperatorCallsWithWork<'a> {
     name: &'a str,
     /// How many.
     times: usize,
-    work: OperatorWork,
-    /// Time of all kernels of these calls.
+    work: OperatorFlopsAndBytes,
+    /// Summed duration of all kernels that these operator calls launched, in nanoseconds.
     kernel_ns: i64,
     path: RangePathId,
     device: u32,
 }
 
-impl OperatorCall<'_> {
-    fn is_possible_work(&self, peaks: Option<&DevicePeaks>) -> bool {
-        let mut sum = WorkAndTimeSum::default();
-        self.add_to_sum(&mut sum, peaks);
-        sum.share_of_tensor_peak().is_none_or(|share| share <= MAX_POSSIBLE_PEAK_RATIO)
+impl OperatorCallsWithWork<'_> {
+    fn is_below_plausible_share_of_tensor_peak(&self, peaks: Option<&GpuPeakThroughput>) -> bool {
+        let mut sum = SummedWorkAndKernelTime::default();
+        self.add_work_and_kernel_time_to_sum(&mut sum, peaks);
+        sum.matrix_peak_share_of_kernel_time()
+            .is_none_or(|share| share <= MAX_PLAUSIBLE_SHARE_OF_TENSOR_PEAK)
     }
 
-    fn add_to_sum(&self, sum: &mut WorkAndTimeSum, peaks: Option<&DevicePeaks>) {
-        sum.add_operator_calls(self.times, &self.work, self.kernel_ns, peaks);
+    fn add_work_and_kernel_time_to_sum(
+        &self,
+        sum: &mut SummedWorkAndKernelTime,
+        peaks: Option<&GpuPeakThroughput>,
+    ) {
+        sum.add_equal_operator_calls(self.times, &self.work, self.kernel_ns, peaks);
     }
 }
 
-/// Operator calls whose work is known.
-struct KnownOperatorCalls<'a> {
-    /// Calls that are listed under the name of their operator.
-    operators: Vec<OperatorCall<'a>>,
-    /// Calls from which ranges and the total are summed, where these are not `operators`.
-    whole: Option<Vec<OperatorCall<'a>>>,
+/// Operator calls whose FLOPs and bytes are known.
+struct OperatorCallsWithKnownWork<'a> {
+    /// Operator calls that the utilization section lists by operator name.
+    operators: Vec<OperatorCallsWithWork<'a>>,
+    /// Operator calls to sum for ranges and for the whole trace; `None`: sum the calls in
+    /// `operators`.
+    whole: Option<Vec<OperatorCallsWithWork<'a>>>,
 }
 
-/// Computes how much of the devices' peaks a trace uses.
-pub(super) fn trace_utilization(context: &DiagnosisContext<'_>) -> DeviceUtilization {
+/// Computes which share of the GPUs' peak FLOP rate and memory bandwidth the trace's kernels reach.
+pub(super) fn utilization_of_trace(context: &DiagnosisContext<'_>) -> GpuPeakUseOfTrace {
     let trace = context.trace;
-    let mut found = DeviceUtilization {
-        kernel_ns: trace.kernels.on_gpu.total_duration_ns(),
-        ..DeviceUtilization::default()
+    let mut found = GpuPeakUseOfTrace {
+        kernel_ns: trace.kernels.on_gpu.sum_of_operation_durations_ns(),
+        ..GpuPeakUseOfTrace::default()
     };
-    let KnownOperatorCalls { operators: calls, whole } = known_operator_calls(context);
+    let OperatorCallsWithKnownWork { operators: calls, whole } =
+        operator_calls_with_known_work(context);
     if calls.is_empty() {
         found.unknown.push(
             "FLOPs and bytes: the trace has no shapes of operators; record with PyTorch's profiler \
@@ -81,26 +89,28 @@ pub(super) fn trace_utilization(context: &DiagnosisContext<'_>) -> DeviceUtiliza
         );
         return found;
     }
-    let peaks = peaks_by_device(trace, &calls, &mut found);
-    let peaks_of = |call: &OperatorCall<'_>| peaks.get(&call.device).and_then(Option::as_ref);
-    let (possible, impossible): (Vec<&OperatorCall<'_>>, Vec<&OperatorCall<'_>>) =
-        calls.iter().partition(|call| call.is_possible_work(peaks_of(call)));
-    let mut operators: HashMap<(&str, Option<MatrixPrecision>), WorkAndTimeSum> = HashMap::new();
+    let peaks = peak_rates_by_device(trace, &calls, &mut found);
+    let peaks_of =
+        |call: &OperatorCallsWithWork<'_>| peaks.get(&call.device).and_then(Option::as_ref);
+    let (possible, impossible): (Vec<&OperatorCallsWithWork<'_>>, Vec<&OperatorCallsWithWork<'_>>) =
+        calls.iter().partition(|call| call.is_below_plausible_share_of_tensor_peak(peaks_of(call)));
+    let mut operators: HashMap<(&str, Option<MatrixPrecision>), SummedWorkAndKernelTime> =
+        HashMap::new();
     for call in &possible {
         let sum = operators.entry((call.name, call.work.precision)).or_default();
-        call.add_to_sum(sum, peaks_of(call));
+        call.add_work_and_kernel_time_to_sum(sum, peaks_of(call));
     }
-    let mut ranges: HashMap<RangePathId, WorkAndTimeSum> = HashMap::new();
+    let mut ranges: HashMap<RangePathId, SummedWorkAndKernelTime> = HashMap::new();
     let whole = whole.as_ref().map(|calls| calls.iter().collect()).unwrap_or(possible);
     for call in whole {
-        call.add_to_sum(&mut found.all, peaks_of(call));
-        for path in context.host.paths.path_and_parents(call.path) {
-            call.add_to_sum(ranges.entry(path).or_default(), peaks_of(call));
+        call.add_work_and_kernel_time_to_sum(&mut found.all, peaks_of(call));
+        for path in context.host.paths.path_and_enclosing_paths(call.path) {
+            call.add_work_and_kernel_time_to_sum(ranges.entry(path).or_default(), peaks_of(call));
         }
     }
     if let Some(first) = impossible.first() {
         found.unknown.push(format!(
-            "the work of {} operators, such as {}: their recorded shapes need more than {MAX_POSSIBLE_PEAK_RATIO} \
+            "the work of {} operators, such as {}: their recorded shapes need more than {MAX_PLAUSIBLE_SHARE_OF_TENSOR_PEAK} \
              times the tensor peak",
             impossible.len(),
             first.name
@@ -108,64 +118,68 @@ pub(super) fn trace_utilization(context: &DiagnosisContext<'_>) -> DeviceUtiliza
     }
     found.operators = operators
         .into_iter()
-        .map(|((name, precision), sum)| OperatorUtilization {
-            name: name.to_owned(),
-            precision,
-            sum,
-        })
+        .map(|((name, precision), sum)| OperatorPeakUse { name: name.to_owned(), precision, sum })
         .collect();
     found
         .operators
         .sort_by(|a, b| b.sum.kernel_ns.cmp(&a.sum.kernel_ns).then_with(|| a.name.cmp(&b.name)));
-    found.operators.truncate(MAX_LISTED);
-    found.ranges = outer_two_range_levels(context, ranges);
+    found.operators.truncate(MAX_LISTED_OPERATORS_OR_RANGES);
+    found.ranges = utilization_of_outer_two_range_levels(context, ranges);
     found
 }
 
-/// Operators whose work is known, with the kernels that they launched.
-fn known_operator_calls<'a>(context: &DiagnosisContext<'a>) -> KnownOperatorCalls<'a> {
+/// Finds operators with known FLOPs and bytes, together with the durations of the kernels that they
+/// launched.
+fn operator_calls_with_known_work<'a>(
+    context: &DiagnosisContext<'a>,
+) -> OperatorCallsWithKnownWork<'a> {
     let trace = context.trace;
-    if trace.work.iter().any(|declared| declared.work != DeclaredWorkCount::default()) {
-        let whole = declared_work_of_launches(context);
-        let parts = declared_work_of_parts(context);
+    if trace.work.iter().any(|declared| declared.work != DeclaredOperationsAndBytes::default()) {
+        let whole = declared_work_of_whole_cases(context);
+        let parts = declared_work_of_problem_parts(context);
         return match parts.is_empty() {
-            true => KnownOperatorCalls { operators: whole, whole: None },
-            false => KnownOperatorCalls { operators: parts, whole: Some(whole) },
+            true => OperatorCallsWithKnownWork { operators: whole, whole: None },
+            false => OperatorCallsWithKnownWork { operators: parts, whole: Some(whole) },
         };
     }
     let operators = match context.host.kept.of_operation.is_empty() {
         true => {
-            let mut named = gemms_in_named_ranges(context);
-            named.extend(gemms_by_kernel_name(context, &named));
+            let mut named = gemm_calls_from_range_names(context);
+            named.extend(gemm_calls_from_kernel_names(context, &named));
             named
         }
-        false => operators_by_input_shape(context),
+        false => operator_calls_from_input_shapes(context),
     };
-    KnownOperatorCalls { operators, whole: None }
+    OperatorCallsWithKnownWork { operators, whole: None }
 }
 
-/// The declared work of each launch of a case.
-fn declared_work_of_launches<'a>(context: &DiagnosisContext<'a>) -> Vec<OperatorCall<'a>> {
+/// Returns one entry per declared case: FLOPs and bytes of all its launches, and their kernel time.
+fn declared_work_of_whole_cases<'a>(
+    context: &DiagnosisContext<'a>,
+) -> Vec<OperatorCallsWithWork<'a>> {
     let declared = context.trace.work.iter().filter_map(|of| {
-        let whole = DeclaredPaths {
+        let whole = DeclaredWorkOnRangePaths {
             name: &of.path,
-            times: launch_count_of_case(context),
-            work: operator_work::work_of_declared_count(&of.work)?,
+            times: launch_count_of_traced_case(context),
+            work: operator_work::work_of_declared_operations(&of.work)?,
         };
-        whole.call(context, |path| path == of.path)
+        whole.join_kernels_on_matching_paths(context, |path| path == of.path)
     });
     declared.collect()
 }
 
-/// The declared work of a case's parts, whose ranges may be those of a graph's capture.
-fn declared_work_of_parts<'a>(context: &DiagnosisContext<'a>) -> Vec<OperatorCall<'a>> {
+/// Returns the declared FLOPs and bytes of each part of a benchmark case, whose NVTX ranges may
+/// have been open while a CUDA graph was captured.
+fn declared_work_of_problem_parts<'a>(
+    context: &DiagnosisContext<'a>,
+) -> Vec<OperatorCallsWithWork<'a>> {
     let declared = context.trace.parts.iter().filter_map(|of| {
-        let part = DeclaredPaths {
+        let part = DeclaredWorkOnRangePaths {
             name: &of.label,
-            times: launch_count_of_case(context),
-            work: operator_work::work_of_declared_count(&of.work)?,
+            times: launch_count_of_traced_case(context),
+            work: operator_work::work_of_declared_operations(&of.work)?,
         };
-        part.call(context, |path| {
+        part.join_kernels_on_matching_paths(context, |path| {
             let before = path.strip_suffix(of.range.as_str());
             before.is_some_and(|before| before.is_empty() || before.ends_with('/'))
         })
@@ -173,161 +187,194 @@ fn declared_work_of_parts<'a>(context: &DiagnosisContext<'a>) -> Vec<OperatorCal
     declared.collect()
 }
 
-/// Number of times that the case was launched.
-fn launch_count_of_case(context: &DiagnosisContext<'_>) -> usize {
+/// Number of times that the traced benchmark case was launched.
+fn launch_count_of_traced_case(context: &DiagnosisContext<'_>) -> usize {
     let Some(work) = context.trace.work.first() else { return 0 };
     let paths = &context.host.paths;
-    let own =
-        |path: &RangePathId| *path != ROOT_PATH && paths.text(context.trace, *path) == work.path;
+    let own = |path: &RangePathId| {
+        *path != ROOT_RANGE_PATH && paths.path_text_with_slashes(context.trace, *path) == work.path
+    };
     let step = (0..).take(paths.len()).find(own);
     step.map_or(0, |step| context.host.of_path[step as usize].count)
 }
 
-/// Work that is declared for some paths.
-struct DeclaredPaths<'a> {
+/// FLOPs and bytes that a benchmark case declares for all kernels on some range paths.
+struct DeclaredWorkOnRangePaths<'a> {
     name: &'a str,
     times: usize,
-    work: OperatorWork,
+    work: OperatorFlopsAndBytes,
 }
 
-impl<'a> DeclaredPaths<'a> {
-    /// Adds the time of the kernels in these paths; `None` if no path has a kernel.
-    fn call(
+impl<'a> DeclaredWorkOnRangePaths<'a> {
+    /// Joins the declared work with the summed time of the kernels on the matching range paths;
+    /// `None` if no kernel ran on them.
+    fn join_kernels_on_matching_paths(
         self,
         context: &DiagnosisContext<'_>,
         is: impl Fn(&str) -> bool,
-    ) -> Option<OperatorCall<'a>> {
+    ) -> Option<OperatorCallsWithWork<'a>> {
         let (trace, paths) = (context.trace, &context.host.paths);
-        // A path has a larger number than its parent path.
+        // The loop meets parents first, because the index of a range path is larger than the index
+        // of its parent path.
         let mut inside: Vec<Option<RangePathId>> = vec![None; paths.len()];
         for path in (1..).take(paths.len() - 1) {
-            let around = inside[paths.parent_path(path) as usize];
-            inside[path as usize] = around.or_else(|| is(&paths.text(trace, path)).then_some(path));
+            let around = inside[paths.parent_of_path(path) as usize];
+            inside[path as usize] =
+                around.or_else(|| is(&paths.path_text_with_slashes(trace, path)).then_some(path));
         }
         let Self { name, times, work } = self;
-        let mut found: Option<OperatorCall<'a>> = None;
+        let mut found: Option<OperatorCallsWithWork<'a>> = None;
         for id in context.all.kernel_ids() {
-            let Some(path) = inside[context.path_id_of_operation(id) as usize] else { continue };
-            let (_, device) = context.process_and_device_of(id);
-            let call =
-                found.get_or_insert(OperatorCall { name, times, work, kernel_ns: 0, path, device });
-            call.kernel_ns += context.all.length(id);
-            let kernel = trace.kernel_name(id as usize);
-            call.work.precision = tensor_core_precision(call.work.precision, kernel);
+            let Some(path) = inside[context.range_path_of_operation(id) as usize] else { continue };
+            let (_, device) = context.process_id_and_gpu_of_operation(id);
+            let call = found.get_or_insert(OperatorCallsWithWork {
+                name,
+                times,
+                work,
+                kernel_ns: 0,
+                path,
+                device,
+            });
+            call.kernel_ns += context.all.operation_length_ns(id);
+            let kernel = trace.demangled_kernel_name(id as usize);
+            call.work.precision = precision_with_tf32_from_kernel_name(call.work.precision, kernel);
         }
         found
     }
 }
 
-/// Matrix products in ranges whose names have their sizes: each range is one product.
-fn gemms_in_named_ranges<'a>(context: &DiagnosisContext<'a>) -> Vec<OperatorCall<'a>> {
+/// Finds matrix products in ranges whose names contain m, n and k: each such range counts as one
+/// matrix product.
+fn gemm_calls_from_range_names<'a>(
+    context: &DiagnosisContext<'a>,
+) -> Vec<OperatorCallsWithWork<'a>> {
     let (trace, paths) = (context.trace, &context.host.paths);
-    // For each path, the innermost path with sizes that contains it, or itself.
-    let mut sized: Vec<Option<(RangePathId, OperatorWork)>> = vec![None; paths.len()];
+    // For each range path, the innermost enclosing range path (or itself) whose name contains the
+    // sizes of a matrix product.
+    let mut sized: Vec<Option<(RangePathId, OperatorFlopsAndBytes)>> = vec![None; paths.len()];
     for path in (1..).take(paths.len() - 1) {
-        let name = trace.names.text(paths.name(path));
-        let own = operator_work::work_of_named_gemm(name).map(|work| (path, work));
-        sized[path as usize] = own.or(sized[paths.parent_path(path) as usize]);
+        let name = trace.names.text_of_name(paths.last_name_of_path(path));
+        let own = operator_work::work_of_gemm_with_sizes_in_name(name).map(|work| (path, work));
+        sized[path as usize] = own.or(sized[paths.parent_of_path(path) as usize]);
     }
-    let mut calls: HashMap<(RangePathId, u32), OperatorCall<'a>> = HashMap::new();
+    let mut calls: HashMap<(RangePathId, u32), OperatorCallsWithWork<'a>> = HashMap::new();
     for id in context.all.kernel_ids() {
-        let Some((path, work)) = sized[context.path_id_of_operation(id) as usize] else { continue };
-        let (_, device) = context.process_and_device_of(id);
-        let call = calls.entry((path, device)).or_insert_with(|| OperatorCall {
-            name: trace.names.text(paths.name(path)),
+        let Some((path, work)) = sized[context.range_path_of_operation(id) as usize] else {
+            continue;
+        };
+        let (_, device) = context.process_id_and_gpu_of_operation(id);
+        let call = calls.entry((path, device)).or_insert_with(|| OperatorCallsWithWork {
+            name: trace.names.text_of_name(paths.last_name_of_path(path)),
             times: context.host.of_path[path as usize].count,
             work,
             kernel_ns: 0,
             path,
             device,
         });
-        call.kernel_ns += context.all.length(id);
-        let kernel = trace.kernel_name(id as usize);
-        call.work.precision = tensor_core_precision(call.work.precision, kernel);
+        call.kernel_ns += context.all.operation_length_ns(id);
+        let kernel = trace.demangled_kernel_name(id as usize);
+        call.work.precision = precision_with_tf32_from_kernel_name(call.work.precision, kernel);
     }
     let around = |(path, device)| {
-        let parent = paths.parent_path(path);
-        (parent != ROOT_PATH).then_some((parent, device))
+        let parent = paths.parent_of_path(path);
+        (parent != ROOT_RANGE_PATH).then_some((parent, device))
     };
-    without_enclosing_ranges(calls, around).collect()
+    drop_calls_of_enclosing_ranges(calls, around).collect()
 }
 
-/// Matrix products by the names of kernels that are in none of the ranges with sizes.
-fn gemms_by_kernel_name<'a>(
+/// Finds matrix products by sizes in kernel names, for kernels outside all ranges whose names
+/// contain sizes.
+fn gemm_calls_from_kernel_names<'a>(
     context: &DiagnosisContext<'a>,
-    ranges: &[OperatorCall<'_>],
-) -> Vec<OperatorCall<'a>> {
+    ranges: &[OperatorCallsWithWork<'_>],
+) -> Vec<OperatorCallsWithWork<'a>> {
     let trace = context.trace;
-    let works: Vec<Option<OperatorWork>> = trace
+    let works: Vec<Option<OperatorFlopsAndBytes>> = trace
         .functions
         .iter()
-        .map(|of| operator_work::work_of_named_gemm(trace.names.text(of.demangled)))
+        .map(|of| {
+            operator_work::work_of_gemm_with_sizes_in_name(trace.names.text_of_name(of.demangled))
+        })
         .collect();
     if works.iter().all(Option::is_none) {
         return Vec::new();
     }
     let paths = &context.host.paths;
     let in_range = |id: u32| {
-        let mut around = paths.path_and_parents(context.path_id_of_operation(id));
+        let mut around = paths.path_and_enclosing_paths(context.range_path_of_operation(id));
         around.any(|path| ranges.iter().any(|range| range.path == path))
     };
     let call = |id: u32| {
         let work = works[trace.kernels.function.at(id as usize) as usize]?;
-        let (_, device) = context.process_and_device_of(id);
-        let (name, kernel_ns) = (trace.kernel_name(id as usize), context.all.length(id));
-        let path = context.path_id_of_operation(id);
-        (!in_range(id)).then_some(OperatorCall { name, times: 1, work, kernel_ns, path, device })
+        let (_, device) = context.process_id_and_gpu_of_operation(id);
+        let (name, kernel_ns) =
+            (trace.demangled_kernel_name(id as usize), context.all.operation_length_ns(id));
+        let path = context.range_path_of_operation(id);
+        (!in_range(id)).then_some(OperatorCallsWithWork {
+            name,
+            times: 1,
+            work,
+            kernel_ns,
+            path,
+            device,
+        })
     };
     context.all.kernel_ids().filter_map(call).collect()
 }
 
-/// Operators by the shapes of their inputs, where ranges were kept.
-fn operators_by_input_shape<'a>(context: &DiagnosisContext<'a>) -> Vec<OperatorCall<'a>> {
+/// Computes the work of each operator from its recorded input shapes; the trace must have kept its
+/// single ranges.
+fn operator_calls_from_input_shapes<'a>(
+    context: &DiagnosisContext<'a>,
+) -> Vec<OperatorCallsWithWork<'a>> {
     let trace = context.trace;
     let kept = &context.host.kept;
-    // For each range, the innermost range with known work: the range itself, or an enclosing range.
+    // For each range, the innermost range with known FLOPs and bytes: the range itself, or one that
+    // encloses the range.
     let mut with_work: HashMap<u32, Option<u32>> = HashMap::new();
-    let mut works: HashMap<(u32, NameId), Option<OperatorWork>> = HashMap::new();
-    let mut by_range: HashMap<u32, OperatorCall<'a>> = HashMap::new();
+    let mut works: HashMap<(u32, InternedNameId), Option<OperatorFlopsAndBytes>> = HashMap::new();
+    let mut by_range: HashMap<u32, OperatorCallsWithWork<'a>> = HashMap::new();
     let mut calls = Vec::new();
-    let mut by_name: HashMap<u32, Option<OperatorWork>> = HashMap::new();
+    let mut by_name: HashMap<u32, Option<OperatorFlopsAndBytes>> = HashMap::new();
     for id in context.all.kernel_ids() {
-        let (row, kernel_ns) = (id as usize, context.all.length(id));
-        let path = context.path_id_of_operation(id);
-        let (_, device) = context.process_and_device_of(id);
+        let (row, kernel_ns) = (id as usize, context.all.operation_length_ns(id));
+        let path = context.range_path_of_operation(id);
+        let (_, device) = context.process_id_and_gpu_of_operation(id);
         let kernel = trace.functions[trace.kernels.function.at(row) as usize].demangled;
         let mut work_of = |number: u32| {
             let range = kept.ranges[number as usize];
-            let name = context.host.paths.name(range.path);
+            let name = context.host.paths.last_name_of_path(range.path);
             *works.entry((range.inputs, name)).or_insert_with(|| {
                 let inputs =
                     range.inputs.checked_sub(1).and_then(|at| trace.inputs.get(at as usize));
-                let text = trace.names.text(name);
+                let text = trace.names.text_of_name(name);
                 match inputs {
-                    Some(inputs) => operator_work::work_of_operator(text, inputs, &trace.names),
-                    None => operator_work::work_of_named_gemm(text),
+                    Some(inputs) => {
+                        operator_work::work_of_operator_call(text, inputs, &trace.names)
+                    }
+                    None => operator_work::work_of_gemm_with_sizes_in_name(text),
                 }
             })
         };
-        let innermost = kept.of_operation.get(row).map_or(NO_CALL, |(range, _)| *range);
+        let innermost = kept.of_operation.get(row).map_or(NO_LAUNCH_CALL, |(range, _)| *range);
         let range = match with_work.get(&innermost) {
             Some(known) => *known,
             None => {
                 let mut at = innermost;
-                while at != NO_CALL && work_of(at).is_none() {
+                while at != NO_LAUNCH_CALL && work_of(at).is_none() {
                     at = kept.ranges[at as usize].around;
                 }
-                let range = (at != NO_CALL).then_some(at);
+                let range = (at != NO_LAUNCH_CALL).then_some(at);
                 with_work.insert(innermost, range);
                 range
             }
         };
         if let Some(number) = range {
             let work = work_of(number);
-            let name = context.host.paths.name(kept.ranges[number as usize].path);
+            let name = context.host.paths.last_name_of_path(kept.ranges[number as usize].path);
             if let Some(work) = work {
-                let call = by_range.entry(number).or_insert_with(|| OperatorCall {
-                    name: trace.names.text(name),
+                let call = by_range.entry(number).or_insert_with(|| OperatorCallsWithWork {
+                    name: trace.names.text_of_name(name),
                     times: 1,
                     work,
                     kernel_ns: 0,
@@ -335,32 +382,35 @@ fn operators_by_input_shape<'a>(context: &DiagnosisContext<'a>) -> Vec<OperatorC
                     device,
                 });
                 call.kernel_ns += kernel_ns;
-                call.work.precision =
-                    tensor_core_precision(call.work.precision, trace.names.text(kernel));
+                call.work.precision = precision_with_tf32_from_kernel_name(
+                    call.work.precision,
+                    trace.names.text_of_name(kernel),
+                );
             }
             continue;
         }
-        let work = by_name
-            .entry(kernel.0)
-            .or_insert_with(|| operator_work::work_of_named_gemm(trace.names.text(kernel)));
+        let work = by_name.entry(kernel.0).or_insert_with(|| {
+            operator_work::work_of_gemm_with_sizes_in_name(trace.names.text_of_name(kernel))
+        });
         if let Some(work) = *work {
-            let name = trace.names.text(kernel);
-            calls.push(OperatorCall { name, times: 1, work, kernel_ns, path, device });
+            let name = trace.names.text_of_name(kernel);
+            calls.push(OperatorCallsWithWork { name, times: 1, work, kernel_ns, path, device });
         }
     }
     let around =
-        |number: u32| Some(kept.ranges[number as usize].around).filter(|&at| at != NO_CALL);
-    calls.extend(without_enclosing_ranges(by_range, around));
+        |number: u32| Some(kept.ranges[number as usize].around).filter(|&at| at != NO_LAUNCH_CALL);
+    calls.extend(drop_calls_of_enclosing_ranges(by_range, around));
     calls
 }
 
-/// Calls of ranges without those whose work a range inside of them counts: For example,
-/// `aten::matmul` may launch a kernel besides the kernels of its `aten::mm`.
-fn without_enclosing_ranges<'a, K: Copy + Eq + Hash>(
-    mut calls: HashMap<K, OperatorCall<'a>>,
+/// Drops the calls of an enclosing range if a nested range already counts the same work. For
+/// example, `aten::matmul` encloses `aten::mm` and may launch one more kernel; only `aten::mm` is
+/// counted.
+fn drop_calls_of_enclosing_ranges<'a, K: Copy + Eq + Hash>(
+    mut calls: HashMap<K, OperatorCallsWithWork<'a>>,
     around: impl Fn(K) -> Option<K>,
-) -> impl Iterator<Item = OperatorCall<'a>> {
-    let multiplies = |call: &OperatorCall<'_>| call.work.flops > 0.0;
+) -> impl Iterator<Item = OperatorCallsWithWork<'a>> {
+    let multiplies = |call: &OperatorCallsWithWork<'_>| call.work.flops > 0.0;
     let mut counted: HashSet<K> = HashSet::new();
     for (&inner, call) in &calls {
         let outer = std::iter::successors(around(inner), |&range| around(range));
@@ -372,8 +422,8 @@ fn without_enclosing_ranges<'a, K: Copy + Eq + Hash>(
     calls.into_values()
 }
 
-/// Fp32 factors count as rounded to tf32 if the kernel's name shows it.
-fn tensor_core_precision(
+/// Returns TF32 for FP32 factors if the kernel's name shows that the kernel rounds them to TF32.
+fn precision_with_tf32_from_kernel_name(
     precision: Option<MatrixPrecision>,
     kernel: &str,
 ) -> Option<MatrixPrecision> {
@@ -387,18 +437,19 @@ fn tensor_core_precision(
     }
 }
 
-/// Peaks of each device, and notes on missing ones.
-fn peaks_by_device(
+/// Finds the peak rates of each device, and adds a note to `found.unknown` for each device without
+/// known peaks.
+fn peak_rates_by_device(
     trace: &Trace,
-    calls: &[OperatorCall<'_>],
-    found: &mut DeviceUtilization,
-) -> HashMap<u32, Option<DevicePeaks>> {
+    calls: &[OperatorCallsWithWork<'_>],
+    found: &mut GpuPeakUseOfTrace,
+) -> HashMap<u32, Option<GpuPeakThroughput>> {
     let mut peaks = HashMap::new();
     for call in calls {
         peaks.entry(call.device).or_insert_with(|| {
             let device = trace.devices.iter().find(|device| device.id == call.device);
             let name = device.map(|device| device.name.as_str()).unwrap_or_default();
-            let peaks = DevicePeaks::from_device_name(name);
+            let peaks = GpuPeakThroughput::peak_throughput_of_gpu_name(name);
             match peaks {
                 Some(peaks) => found.device = Some((name.to_owned(), peaks)),
                 None if name.is_empty() => found.unknown.push(format!(
@@ -412,36 +463,39 @@ fn peaks_by_device(
             peaks
         });
     }
-    let without = |call: &&OperatorCall<'_>| {
+    let without = |call: &&OperatorCallsWithWork<'_>| {
         let peaks = peaks.get(&call.device).copied().flatten();
-        let peak = |precision| peaks.and_then(|peaks| peaks.peak_flops_per_ns(precision));
+        let peak = |precision| peaks.and_then(|peaks| peaks.peak_operations_per_ns(precision));
         call.work.flops > 0.0 && peaks.is_some() && call.work.precision.and_then(peak).is_none()
     };
     if let Some(call) = calls.iter().find(without) {
-        let precision = call.work.precision.map_or("unknown precision", MatrixPrecision::label);
+        let precision = call
+            .work
+            .precision
+            .map_or("unknown precision", MatrixPrecision::printed_precision_label);
         let name = call.name;
         found.unknown.push(format!("shares of the peak of {name}: {precision} has no peak here"));
     }
     peaks
 }
 
-/// Ranges that are outermost or directly inside an outermost range.
-fn outer_two_range_levels(
+/// Selects the ranges that are outermost, or directly inside an outermost range.
+fn utilization_of_outer_two_range_levels(
     context: &DiagnosisContext<'_>,
-    sums: HashMap<RangePathId, WorkAndTimeSum>,
-) -> Vec<RangeUtilization> {
+    sums: HashMap<RangePathId, SummedWorkAndKernelTime>,
+) -> Vec<RangePeakUse> {
     let paths = &context.host.paths;
-    let kernels = kernels_by_path(context);
+    let kernels = kernel_count_and_ns_by_path(context);
     let kernel_ns = |path: RangePathId| kernels[path as usize].1;
-    let depth = |path: RangePathId| paths.path_and_parents(path).count();
+    let depth = |path: RangePathId| paths.path_and_enclosing_paths(path).count();
     let mut order: Vec<RangePathId> =
-        sums.keys().copied().filter(|&path| depth(path) <= MAX_LISTED_DEPTH).collect();
+        sums.keys().copied().filter(|&path| depth(path) <= MAX_LISTED_RANGE_DEPTH).collect();
     order.sort_by_key(|&path| (std::cmp::Reverse(kernel_ns(path)), path));
-    order.truncate(MAX_LISTED);
+    order.truncate(MAX_LISTED_OPERATORS_OR_RANGES);
     order
         .into_iter()
-        .map(|path| RangeUtilization {
-            path: paths.text(context.trace, path),
+        .map(|path| RangePeakUse {
+            path: paths.path_text_with_slashes(context.trace, path),
             kernel_ns: kernel_ns(path),
             host_ns: context.host.of_path[path as usize].host_ns,
             sum: sums[&path],
@@ -449,44 +503,47 @@ fn outer_two_range_levels(
         .collect()
 }
 
-impl RangeUtilization {
-    /// The peaks that a range reaches, or its rate on an unknown device; `None` without either.
-    fn reached_peaks_text(&self) -> Option<String> {
+impl RangePeakUse {
+    /// Describes the share of the peaks that a range reaches, or its absolute FLOP rate if the
+    /// device is unknown; `None` if neither is known.
+    fn reached_peaks_or_rate_text(&self) -> Option<String> {
         let sum = &self.sum;
-        if let Some(tensor) = sum.share_of_tensor_peak_over(self.kernel_ns) {
-            // A range that only launches its kernels ends before its kernels end.
+        if let Some(tensor) = sum.matrix_peak_share_of_span(self.kernel_ns) {
+            // The host time of a range that only launches kernels can end before its kernels end on
+            // the GPU.
             let host = match self.host_ns >= self.kernel_ns {
                 true => {
                     format!(
                         ", {} over its host time",
-                        share_cell(sum.share_of_tensor_peak_over(self.host_ns))
+                        share_of_peak_cell(sum.matrix_peak_share_of_span(self.host_ns))
                     )
                 }
                 false => String::new(),
             };
             return Some(format!(
                 "{} of the tensor peak over its kernels{host}",
-                share_cell(Some(tensor))
+                share_of_peak_cell(Some(tensor))
             ));
         }
         let memory = sum
-            .share_of_memory_peak()
-            .map(|of| format!("{} of the memory peak", share_cell(Some(of))));
+            .memory_peak_share_of_kernel_time()
+            .map(|of| format!("{} of the memory peak", share_of_peak_cell(Some(of))));
         let rate = || {
-            let rate = sum.achieved_teraflops().filter(|rate| *rate >= 0.1)?;
+            let rate = sum.achieved_tera_flops_per_second().filter(|rate| *rate >= 0.1)?;
             Some(format!("{rate:.1} TFLOP/s over its kernels"))
         };
         memory.or_else(rate)
     }
 }
 
-fn share_cell(value: Option<f64>) -> String {
+fn share_of_peak_cell(value: Option<f64>) -> String {
     value.map_or("-".to_owned(), |share| format!("{:.1} %", share * 100.0))
 }
 
-impl DeviceUtilization {
-    /// Writes a section of text; writes nothing where no work is known and no device is named.
-    pub(super) fn write_utilization(&self, text: &mut String) {
+impl GpuPeakUseOfTrace {
+    /// Appends the utilization section to the text; appends nothing if no operator's work is known
+    /// and no device is named.
+    pub(super) fn append_utilization_section(&self, text: &mut String) {
         if self.operators.is_empty() {
             return;
         }
@@ -495,11 +552,11 @@ impl DeviceUtilization {
         let line = format!(
             "work is known of {:.1} % of the kernel time: {} of the tensor peak, {} of what the \
              roofline allows",
-            percent(self.all.kernel_ns, self.kernel_ns),
-            share_cell(self.all.share_of_tensor_peak()),
-            share_cell(self.all.share_of_roofline())
+            percent_of_whole(self.all.kernel_ns, self.kernel_ns),
+            share_of_peak_cell(self.all.matrix_peak_share_of_kernel_time()),
+            share_of_peak_cell(self.all.roofline_share_of_kernel_time())
         );
-        wrap_line(text, &line, "  ", "    ");
+        append_wrapped_line(text, &line, "  ", "    ");
         let _ = writeln!(
             text,
             "  {:<31}{:>10}{:>12}{:>9}{:>9}{:>9}{:>9}  limit",
@@ -510,55 +567,62 @@ impl DeviceUtilization {
             let number =
                 |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
             let precision = operator.precision.filter(|_| sum.flops > 0.0);
-            let precision = precision.map_or(String::new(), |of| format!(" {}", of.label()));
-            let name = shorten(&format!("{}{precision}", readable_name(&operator.name)), 30);
+            let precision =
+                precision.map_or(String::new(), |of| format!(" {}", of.printed_precision_label()));
+            let name = shorten_in_the_middle(
+                &format!("{}{precision}", shortened_kernel_name_for_readers(&operator.name)),
+                30,
+            );
             let _ = writeln!(
                 text,
                 "  {name:<31}{:>10}{:>12}{:>9}{:>9}{:>9}{:>9}  {}",
                 with_thousands_separators(sum.count),
-                time(sum.kernel_ns),
-                number(sum.achieved_teraflops()),
-                number(sum.flops_per_byte()),
-                share_cell(sum.share_of_tensor_peak().or(sum.share_of_memory_peak())),
-                share_cell(sum.share_of_roofline()),
-                sum.limiting_peak().map_or("-", |limit| limit.label())
+                format_nanoseconds(sum.kernel_ns),
+                number(sum.achieved_tera_flops_per_second()),
+                number(sum.flops_per_byte_moved()),
+                share_of_peak_cell(
+                    sum.matrix_peak_share_of_kernel_time()
+                        .or(sum.memory_peak_share_of_kernel_time())
+                ),
+                share_of_peak_cell(sum.roofline_share_of_kernel_time()),
+                sum.roofline_limit_of_work().map_or("-", |limit| limit.printed_limit_label())
             );
         }
         for range in &self.ranges {
-            if let Some(reached) = range.reached_peaks_text() {
+            if let Some(reached) = range.reached_peaks_or_rate_text() {
                 let line = format!(
                     "{}: {reached}; work known of {:.1} %",
-                    shorten(&range.path, 40),
-                    percent(range.sum.kernel_ns, range.kernel_ns)
+                    shorten_in_the_middle(&range.path, 40),
+                    percent_of_whole(range.sum.kernel_ns, range.kernel_ns)
                 );
-                wrap_line(text, &line, "  ", "    ");
+                append_wrapped_line(text, &line, "  ", "    ");
             }
         }
         for unknown in &self.unknown {
-            wrap_line(text, &format!("cannot answer {unknown}"), "  ", "    ");
+            append_wrapped_line(text, &format!("cannot answer {unknown}"), "  ", "    ");
         }
     }
 
     /// Converts to JSON.
-    pub fn to_json(&self) -> Value {
-        let sum = |sum: &WorkAndTimeSum| {
+    pub fn to_utilization_json(&self) -> Value {
+        let sum = |sum: &SummedWorkAndKernelTime| {
             json!({
                 "operators": sum.count,
                 "kernel_ns": sum.kernel_ns,
                 "flops": sum.flops,
                 "bytes": sum.bytes,
-                "flops_per_byte": sum.flops_per_byte(),
-                "tera_flops_per_s": sum.achieved_teraflops(),
-                "share_of_tensor_peak": sum.share_of_tensor_peak(),
-                "share_of_memory_peak": sum.share_of_memory_peak(),
-                "share_of_roofline": sum.share_of_roofline(),
-                "limit": sum.limiting_peak().map(|limit| limit.label()),
+                "flops_per_byte": sum.flops_per_byte_moved(),
+                "tera_flops_per_s": sum.achieved_tera_flops_per_second(),
+                "share_of_tensor_peak": sum.matrix_peak_share_of_kernel_time(),
+                "share_of_memory_peak": sum.memory_peak_share_of_kernel_time(),
+                "share_of_roofline": sum.roofline_share_of_kernel_time(),
+                "limit": sum.roofline_limit_of_work().map(|limit| limit.printed_limit_label()),
             })
         };
         let operators = self.operators.iter().map(|operator| {
             json!({
                 "name": operator.name,
-                "precision": operator.precision.map(MatrixPrecision::label),
+                "precision": operator.precision.map(MatrixPrecision::printed_precision_label),
                 "sum": sum(&operator.sum),
             })
         });
@@ -567,14 +631,14 @@ impl DeviceUtilization {
                 "range": range.path,
                 "kernel_ns": range.kernel_ns,
                 "host_ns": range.host_ns,
-                "share_of_tensor_peak": range.sum.share_of_tensor_peak_over(range.kernel_ns),
-                "share_of_tensor_peak_of_host_time": range.sum.share_of_tensor_peak_over(range.host_ns),
+                "share_of_tensor_peak": range.sum.matrix_peak_share_of_span(range.kernel_ns),
+                "share_of_tensor_peak_of_host_time": range.sum.matrix_peak_share_of_span(range.host_ns),
                 "sum": sum(&range.sum),
             })
         });
         json!({
             "device": self.device.as_ref().map(|(name, _)| name),
-            "coverage": self.known_work_share(),
+            "coverage": self.kernel_time_share_with_known_work(),
             "all": sum(&self.all),
             "operators": operators.collect::<Vec<_>>(),
             "ranges": ranges.collect::<Vec<_>>(),

@@ -1,8 +1,9 @@
-//! Names of tools, options and functions for the vendor and the recorder of a trace.
+//! Words for tools, options and API functions in a diagnosis, chosen by the trace's GPU vendor and
+//! recorder.
 
 use crate::model::{Trace, TraceRecorder, TracedDevice};
 
-/// The vendor of the trace's GPUs.
+/// The vendor of the GPUs in a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GpuVendor {
     /// CUDA.
@@ -11,18 +12,18 @@ pub enum GpuVendor {
     Amd,
 }
 
-/// GPU vendor and recorder of a trace, which decide about words and advice.
+/// GPU vendor and recorder of a trace, which select the terms and advice in a diagnosis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TracePlatform {
-    /// The maker of the devices.
+pub struct TraceVendorAndRecorder {
+    /// The vendor of the GPUs in the trace.
     pub vendor: GpuVendor,
-    /// Recorder that wrote the trace.
+    /// The profiler that recorded the trace.
     pub recorder: TraceRecorder,
 }
 
-/// Parts of the names of AMD's devices.
-const AMD_DEVICE_WORDS: &[&str] = &["AMD", "Instinct", "Radeon", "gfx"];
-/// Names of functions that only AMD's HIP has.
+/// Substrings that identify AMD GPUs in device names.
+const AMD_DEVICE_NAME_PARTS: &[&str] = &["AMD", "Instinct", "Radeon", "gfx"];
+/// Names of API functions that exist only in AMD's HIP.
 const HIP_ONLY_FUNCTIONS: &[&str] = &[
     "hipLaunchKernel",
     "hipModuleLaunchKernel",
@@ -34,23 +35,27 @@ const HIP_ONLY_FUNCTIONS: &[&str] = &[
     "hipStreamSynchronize",
 ];
 
-/// Whether the device is a GPU of AMD.
-pub(super) fn is_amd_device(device: &TracedDevice) -> bool {
-    AMD_DEVICE_WORDS.iter().any(|part| device.name.contains(part))
+/// Whether the name of a traced device shows an AMD GPU.
+pub(super) fn is_amd_device_name(device: &TracedDevice) -> bool {
+    AMD_DEVICE_NAME_PARTS.iter().any(|part| device.name.contains(part))
 }
 
-impl TracePlatform {
-    /// Finds vendor and recorder from the names in a trace.
-    pub fn new(trace: &Trace) -> Self {
-        let called =
-            || HIP_ONLY_FUNCTIONS.iter().any(|function| trace.names.find(function).is_some());
-        let amd = trace.devices.iter().any(is_amd_device)
+impl TraceVendorAndRecorder {
+    /// Detects the GPU vendor from device names, or from called API functions if no device is
+    /// named.
+    pub fn from_names_in_trace(trace: &Trace) -> Self {
+        let called = || {
+            HIP_ONLY_FUNCTIONS
+                .iter()
+                .any(|function| trace.names.find_interned_text(function).is_some())
+        };
+        let amd = trace.devices.iter().any(is_amd_device_name)
             || (trace.devices.iter().all(|device| device.name.is_empty()) && called());
         let vendor = if amd { GpuVendor::Amd } else { GpuVendor::Nvidia };
         Self { vendor, recorder: trace.recorder }
     }
 
-    fn pick(self, nvidia: &'static str, amd: &'static str) -> &'static str {
+    fn text_for_vendor(self, nvidia: &'static str, amd: &'static str) -> &'static str {
         match self.vendor {
             GpuVendor::Nvidia => nvidia,
             GpuVendor::Amd => amd,
@@ -58,22 +63,22 @@ impl TracePlatform {
     }
 
     /// A graph of launches.
-    pub fn graph_term(self) -> &'static str {
-        self.pick("CUDA graph", "HIP graph")
+    pub fn cuda_or_hip_graph_term(self) -> &'static str {
+        self.text_for_vendor("CUDA graph", "HIP graph")
     }
 
-    /// The vendor's word for threads that run in lockstep: "warp".
-    pub fn warp_term(self) -> &'static str {
-        self.pick("warp", "wavefront")
+    /// The GPU vendor's term for a group of threads that run in lockstep: "warp" or "wavefront".
+    pub fn warp_or_wavefront_term(self) -> &'static str {
+        self.text_for_vendor("warp", "wavefront")
     }
 
-    /// A group of cores that share registers.
-    pub fn multiprocessor_term(self) -> &'static str {
-        self.pick("multiprocessors", "compute units")
+    /// The GPU vendor's term for streaming multiprocessors: "multiprocessors" or "compute units".
+    pub fn multiprocessors_or_compute_units_term(self) -> &'static str {
+        self.text_for_vendor("multiprocessors", "compute units")
     }
 
-    /// Advice on how to allocate page-locked memory.
-    pub fn pinned_memory_advice(self) -> &'static str {
+    /// Names the API call or PyTorch option that allocates page-locked host memory.
+    pub fn pinned_memory_allocation_advice(self) -> &'static str {
         match (self.recorder, self.vendor) {
             (TraceRecorder::Chrome, _) => "pin_memory=True and non_blocking=True",
             (_, GpuVendor::Nvidia) => "cudaHostAlloc, or pin_memory=True in PyTorch",
@@ -81,13 +86,17 @@ impl TracePlatform {
         }
     }
 
-    /// How to move managed pages before they are used.
-    pub fn prefetch_advice(self) -> &'static str {
-        self.pick("cudaMemPrefetchAsync, cudaMemAdvise", "hipMemPrefetchAsync, hipMemAdvise")
+    /// Names the API calls that move managed memory pages to a device before kernels use the pages.
+    pub fn managed_memory_prefetch_advice(self) -> &'static str {
+        self.text_for_vendor(
+            "cudaMemPrefetchAsync, cudaMemAdvise",
+            "hipMemPrefetchAsync, hipMemAdvise",
+        )
     }
 
-    /// Advice on how to record GPU operations and the calls that launch them.
-    pub fn record_launches_advice(self) -> &'static str {
+    /// Returns advice on how to record GPU operations together with the host API calls that
+    /// launched them.
+    pub fn advice_to_record_launch_calls(self) -> &'static str {
         match (self.recorder, self.vendor) {
             (TraceRecorder::NsightSystems, _) => "record with nsys profile --trace=cuda,nvtx",
             (TraceRecorder::Chrome, _) => {
@@ -102,8 +111,9 @@ impl TracePlatform {
         }
     }
 
-    /// How to record launch shapes and the description of the devices.
-    pub fn record_shapes_advice(self) -> &'static str {
+    /// Returns advice on how to record the kernels' grid and block sizes and the device
+    /// descriptions.
+    pub fn advice_to_record_launch_shapes(self) -> &'static str {
         match (self.recorder, self.vendor) {
             (_, GpuVendor::Amd) => {
                 "record with rocprofv3 --kernel-trace, which has grid and workgroup"
@@ -116,8 +126,8 @@ impl TracePlatform {
         }
     }
 
-    /// How to record allocations.
-    pub fn record_memory_advice(self) -> &'static str {
+    /// Returns advice on how to record allocations.
+    pub fn advice_to_record_allocations(self) -> &'static str {
         match (self.recorder, self.vendor) {
             (TraceRecorder::Cupti, _) => "record with kernelgate profile",
             (TraceRecorder::Chrome, _) | (_, GpuVendor::Amd) => {
@@ -127,15 +137,16 @@ impl TracePlatform {
         }
     }
 
-    /// Advice on how to record migrations and faults of managed pages; empty if no recorder can.
-    pub fn record_migrations_advice(self) -> &'static str {
+    /// Returns advice on how to record migrations and page faults of managed memory; empty for AMD,
+    /// where no recorder records them.
+    pub fn advice_to_record_page_migrations(self) -> &'static str {
         let nsys = "record with nsys profile --cuda-um-gpu-page-faults=true \
                     --cuda-um-cpu-page-faults=true";
-        self.pick(nsys, "")
+        self.text_for_vendor(nsys, "")
     }
 
-    /// Advice on how to sample hardware counters over time.
-    pub fn sample_counters_advice(self) -> &'static str {
+    /// Returns advice on how to record samples of hardware counters along the timeline.
+    pub fn advice_to_sample_hardware_counters(self) -> &'static str {
         match (self.recorder, self.vendor) {
             (_, GpuVendor::Amd) => "sample with rocprofv3 --pmc, or rocprof-compute profile",
             (TraceRecorder::NsightSystems, _) => "record with --gpu-metrics-devices=all",
@@ -143,22 +154,22 @@ impl TracePlatform {
         }
     }
 
-    /// Advice on how to profile single kernel launches.
-    pub fn profile_single_launches_advice(self) -> &'static str {
-        self.pick(
+    /// Returns advice on how to profile hardware counters of single kernel launches.
+    pub fn advice_to_profile_single_kernel_launches(self) -> &'static str {
+        self.text_for_vendor(
             "measure with: ncu --csv --page details --clock-control none --set full -k regex:KERNEL \
              PROGRAM > ncu.csv",
             "measure with: rocprof-compute profile -n NAME -- PROGRAM",
         )
     }
 
-    /// The tool that shows why instructions stall.
+    /// Name of the GPU vendor's profiler that shows why the instructions of a kernel stall.
     pub fn kernel_profiler_name(self) -> &'static str {
-        self.pick("ncu", "rocprof-compute")
+        self.text_for_vendor("ncu", "rocprof-compute")
     }
 
-    /// How to see the kernels inside graphs.
-    pub fn advice_to_trace_graph_nodes(self) -> &'static str {
+    /// Returns advice on how to record the kernels inside a CUDA graph one by one.
+    pub fn advice_to_record_graph_nodes(self) -> &'static str {
         match self.recorder {
             TraceRecorder::NsightSystems => {
                 "record with --cuda-graph-trace=node to see the kernels in graphs; it costs time a \

@@ -1,5 +1,5 @@
-//! Collective operations (such as all-reduce) and the words of their names. Which kernels belong to
-//! a collective is decided elsewhere (`analyze::classes`).
+//! Collective operations, such as all-reduce, and the words that identify collectives in kernel
+//! names. The module `analyze::classes` decides which kernels are collectives.
 
 /// A collective operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -8,25 +8,25 @@ pub enum CollectiveKind {
     AllReduce,
     /// All-gather: every rank gets the parts of all ranks.
     AllGather,
-    /// Every rank gets a part of the sum.
+    /// Reduce-scatter: every rank gets one part of the sum over all ranks.
     ReduceScatter,
-    /// Every rank sends a part to each other.
+    /// All-to-all: every rank sends a different part to every other rank.
     AllToAll,
     /// Broadcast: one rank sends its data to all ranks.
     Broadcast,
     /// Reduce: one rank gets the sum over all ranks.
     Reduce,
-    /// Send and receive between single ranks.
+    /// Point-to-point: one rank sends to one other rank.
     SendRecv,
-    /// Barrier: the ranks wait for each other.
+    /// Barrier: all ranks wait for each other.
     Barrier,
-    /// A collective whose kernel name does not show its kind.
+    /// The kernel is a collective, but its name does not show which one.
     Unknown,
 }
 
 impl CollectiveKind {
     /// Label in printed output.
-    pub const fn label(self) -> &'static str {
+    pub const fn collective_label(self) -> &'static str {
         match self {
             Self::AllReduce => "all-reduce",
             Self::AllGather => "all-gather",
@@ -40,23 +40,23 @@ impl CollectiveKind {
         }
     }
 
-    /// The collective that a name mentions; separators and case do not matter.
-    pub fn from_name(name: &str) -> CollectiveKind {
+    /// Finds the collective that a kernel name mentions, without regard to separators and case.
+    pub fn from_kernel_name(name: &str) -> CollectiveKind {
         let letters: String = name
             .chars()
             .filter(char::is_ascii_alphanumeric)
             .map(|letter| letter.to_ascii_lowercase())
             .collect();
         let mentioned = |(words, _): &&(&[&str], Self)| words.iter().any(|w| letters.contains(w));
-        COLLECTIVE_NAME_WORDS
+        WORDS_OF_COLLECTIVE_KERNEL_NAMES
             .iter()
             .find(mentioned)
             .map_or(Self::Unknown, |(_, collective)| *collective)
     }
 }
 
-/// Words of names by collective; the first match decides.
-const COLLECTIVE_NAME_WORDS: &[(&[&str], CollectiveKind)] = &[
+/// Words of kernel names that identify each collective; the first matching row decides.
+const WORDS_OF_COLLECTIVE_KERNEL_NAMES: &[(&[&str], CollectiveKind)] = &[
     (&["reducescatter"], CollectiveKind::ReduceScatter),
     (&["allreduce", "crossdevicereduce"], CollectiveKind::AllReduce),
     (&["allgather"], CollectiveKind::AllGather),

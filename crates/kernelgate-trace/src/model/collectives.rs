@@ -1,42 +1,44 @@
-//! Collectives as described by the framework that called them.
+//! Sizes and ranks of collectives as the framework (such as PyTorch) recorded them.
 
-use super::interned_names::NameId;
+use super::interned_names::InternedNameId;
 
-/// Descriptions of the kernels that communicate, in the order of their rows.
+/// One row per collective kernel that the framework described, sorted by the kernel's row in the
+/// kernel table.
 #[derive(Debug, Clone, Default)]
-pub struct CollectiveTable {
+pub struct RecordedCollectiveTable {
     /// Row in [`super::Trace::kernels`].
     pub kernel: Vec<u32>,
-    /// Name of the collective that the framework uses.
-    pub name: Vec<NameId>,
-    /// The communicator: its name and its ranks, as written.
-    pub group: Vec<NameId>,
-    /// Number of ranks of the communicator; 0 if it is not recorded.
+    /// The framework's name of the collective, such as `allreduce`.
+    pub name: Vec<InternedNameId>,
+    /// The communicator's name and ranks, as text from the trace.
+    pub group: Vec<InternedNameId>,
+    /// Number of ranks in the communicator; 0 if the trace does not record it.
     pub ranks: Vec<u32>,
-    /// Bytes that each rank contributes.
+    /// Bytes that each rank contributes to the collective.
     pub bytes_in: Vec<u64>,
-    /// Bytes that each rank receives.
+    /// Bytes that each rank receives from the collective.
     pub bytes_out: Vec<u64>,
 }
 
-/// One of [`CollectiveTable`].
+/// One of [`RecordedCollectiveTable`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CollectiveKernelCall {
-    /// The collective, as the framework calls it.
-    pub name: NameId,
+pub struct RecordedCollective {
+    /// The framework's name of the collective, such as `allreduce`.
+    pub name: InternedNameId,
     /// The communicator.
-    pub group: NameId,
-    /// Ranks of the communicator; 0 where it is not recorded.
+    pub group: InternedNameId,
+    /// Number of ranks in the communicator; 0 if the trace does not record it.
     pub ranks: u32,
-    /// Bytes that a rank contributes.
+    /// Bytes that each rank contributes to the collective.
     pub bytes_in: u64,
-    /// Bytes that a rank receives.
+    /// Bytes that each rank receives from the collective.
     pub bytes_out: u64,
 }
 
-impl CollectiveTable {
-    /// Adds the description of a kernel, whose row number is larger than earlier ones.
-    pub fn push(&mut self, kernel: u32, call: CollectiveKernelCall) {
+impl RecordedCollectiveTable {
+    /// Appends a kernel's collective; kernels must be appended in ascending order of their rows in
+    /// the kernel table.
+    pub fn push_collective_of_kernel(&mut self, kernel: u32, call: RecordedCollective) {
         self.kernel.push(kernel);
         self.name.push(call.name);
         self.group.push(call.group);
@@ -45,10 +47,10 @@ impl CollectiveTable {
         self.bytes_out.push(call.bytes_out);
     }
 
-    /// The framework's description of a kernel's collective, if it was recorded.
-    pub fn call_of_kernel(&self, kernel: u32) -> Option<CollectiveKernelCall> {
+    /// Returns the collective that the framework recorded for a kernel, if it recorded one.
+    pub fn recorded_collective_of_kernel(&self, kernel: u32) -> Option<RecordedCollective> {
         let row = self.kernel.binary_search(&kernel).ok()?;
-        Some(CollectiveKernelCall {
+        Some(RecordedCollective {
             name: self.name[row],
             group: self.group[row],
             ranks: self.ranks[row],
@@ -57,12 +59,13 @@ impl CollectiveTable {
         })
     }
 
-    /// The collectives of the kernels at some rows, with the rows that these kernels then have.
-    pub(crate) fn select_kernels(&self, kernels: &[u32]) -> Self {
+    /// Keeps the collectives of the selected kernel rows, and renumbers their rows to the positions
+    /// in `kernels`.
+    pub(crate) fn select_and_renumber_kernels(&self, kernels: &[u32]) -> Self {
         let mut picked = Self::default();
         for (new, &old) in (0u32..).zip(kernels) {
-            if let Some(call) = self.call_of_kernel(old) {
-                picked.push(new, call);
+            if let Some(call) = self.recorded_collective_of_kernel(old) {
+                picked.push_collective_of_kernel(new, call);
             }
         }
         picked

@@ -1,28 +1,29 @@
-//! The GPU's work as columns, one a field, all of the same length.
+//! GPU operations as columns: one column per field, all columns of a table equally long.
 
-use super::interned_names::NameId;
-use super::packed_columns::{PackedColumn, PackedValue};
+use super::interned_names::InternedNameId;
+use super::packed_columns::{BitPackedColumn, PackableInteger};
 
-/// The place of an operation: an index into [`super::Trace::places`].
+/// Identifies the stream of a GPU operation, with its process, device and context: an index into
+/// [`super::Trace::places`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PlaceId(pub u32);
+pub struct OperationPlaceIndex(pub u32);
 
-impl PackedValue for PlaceId {
-    fn number(self) -> i64 {
-        self.0.number()
+impl PackableInteger for OperationPlaceIndex {
+    fn to_packed_integer(self) -> i64 {
+        self.0.to_packed_integer()
     }
 
-    fn from_number(number: i64) -> Self {
-        Self(u32::from_number(number))
+    fn from_packed_integer(number: i64) -> Self {
+        Self(u32::from_packed_integer(number))
     }
 }
 
-/// The place where an operation ran: process, device, context and stream.
+/// The process, device, context and stream in which a GPU operation ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct OperationPlace {
+pub struct ProcessDeviceContextAndStream {
     /// Index into [`super::Trace::processes`].
     pub process: u32,
-    /// Number of the device within its process.
+    /// Ordinal of the device within its process.
     pub device: u32,
     /// The CUDA context.
     pub context: u32,
@@ -30,70 +31,78 @@ pub struct OperationPlace {
     pub stream: u64,
 }
 
-/// Table columns that kernels, copies and other GPU operations have in common. Times are
-/// nanoseconds of the trace's clock.
+/// Columns that the tables of kernels, copies, memsets and graph launches have in common. Start and
+/// end times of GPU operations are in nanoseconds on the trace's clock.
 #[derive(Debug, Clone, Default)]
-pub struct OperationColumns {
+pub struct GpuOperationColumns {
     /// Start, nanoseconds.
-    pub start: PackedColumn<i64>,
+    pub start: BitPackedColumn<i64>,
     /// Length, nanoseconds.
-    length: PackedColumn<i64>,
-    /// Process, device, context and stream of each operation.
-    pub place: PackedColumn<PlaceId>,
-    /// The correlation id that joins an operation with its launch call, within its process; 0: not
-    /// recorded. The column is empty once operations and calls are joined.
-    pub correlation: PackedColumn<u32>,
+    length: BitPackedColumn<i64>,
+    /// Index of each GPU operation's process, device, context and stream.
+    pub place: BitPackedColumn<OperationPlaceIndex>,
+    /// The correlation id that connects a GPU operation with its launch call in the same process; 0
+    /// if the trace does not record it. The correlation column is emptied after GPU operations are
+    /// joined with their launch calls.
+    pub correlation: BitPackedColumn<u32>,
 }
 
-impl OperationColumns {
+impl GpuOperationColumns {
     /// How many there are.
-    pub fn len(&self) -> usize {
-        self.start.len()
+    pub fn operation_count(&self) -> usize {
+        self.start.row_count()
     }
 
-    /// Whether the table has no operation.
-    pub fn is_empty(&self) -> bool {
-        self.start.is_empty()
+    /// Whether the table contains no GPU operation.
+    pub fn has_no_operation(&self) -> bool {
+        self.start.has_no_row()
     }
 
     /// Adds one.
-    pub fn push(&mut self, start: i64, end: i64, place: PlaceId, correlation: u32) {
-        self.start.push(start);
-        self.length.push(end.wrapping_sub(start));
-        self.place.push(place);
-        self.correlation.push(correlation);
+    pub fn push_operation(
+        &mut self,
+        start: i64,
+        end: i64,
+        place: OperationPlaceIndex,
+        correlation: u32,
+    ) {
+        self.start.push_row(start);
+        self.length.push_row(end.wrapping_sub(start));
+        self.place.push_row(place);
+        self.correlation.push_row(correlation);
     }
 
-    /// Duration of an operation, nanoseconds.
+    /// Duration of the GPU operation in a row, in nanoseconds.
     #[inline]
-    pub fn length(&self, row: usize) -> i64 {
+    pub fn operation_duration_ns(&self, row: usize) -> i64 {
         self.length.at(row)
     }
 
-    /// End of an operation, in nanoseconds; exclusive.
+    /// Time at which the GPU operation in a row ended, in nanoseconds of the trace's clock.
     #[inline]
-    pub fn end(&self, row: usize) -> i64 {
+    pub fn operation_end_ns(&self, row: usize) -> i64 {
         self.start.at(row).wrapping_add(self.length.at(row))
     }
 
     /// Nanoseconds of all.
-    pub fn total_duration_ns(&self) -> i64 {
-        self.length.iter().sum()
+    pub fn sum_of_operation_durations_ns(&self) -> i64 {
+        self.length.iter_decoded_rows().sum()
     }
 
-    /// Returns a table of the operations with these indices.
-    pub(crate) fn select_rows(&self, rows: &[u32]) -> Self {
+    /// Copies the GPU operations in the given rows into a new table.
+    pub(crate) fn select_operations(&self, rows: &[u32]) -> Self {
         Self {
-            start: self.start.select_rows(rows),
-            length: self.length.select_rows(rows),
-            place: self.place.select_rows(rows),
-            correlation: self.correlation.select_rows(rows),
+            start: self.start.select_packed_rows(rows),
+            length: self.length.select_packed_rows(rows),
+            place: self.place.select_packed_rows(rows),
+            correlation: self.correlation.select_packed_rows(rows),
         }
     }
 }
 
-/// The elements at some indices; nothing of a column that was not recorded.
-pub(crate) fn select_elements<T: Copy>(column: &[T], rows: &[u32]) -> Vec<T> {
+/// Copies the elements at the given rows; returns an empty vector if the trace did not record the
+/// column.
+pub(crate) fn select_column_elements<T: Copy>(column: &[T], rows: &[u32]) -> Vec<T> {
     if column.is_empty() {
         return Vec::new();
     }
@@ -102,32 +111,32 @@ pub(crate) fn select_elements<T: Copy>(column: &[T], rows: &[u32]) -> Vec<T> {
 
 /// A compiled kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct KernelFunction {
-    /// Name of the function with its namespaces and template arguments.
-    pub demangled: NameId,
-    /// Name of the function without its namespaces and arguments.
-    pub short: NameId,
+pub struct KernelFunctionName {
+    /// Demangled name of the kernel function, with namespaces and template arguments.
+    pub demangled: InternedNameId,
+    /// Name of the kernel function without namespaces and template arguments.
+    pub short: InternedNameId,
 }
 
-/// How a kernel was launched, and what it needs.
+/// Grid, block, registers, shared memory and local memory of a kernel launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct LaunchShape {
-    /// Number of blocks in x, y and z.
+pub struct KernelLaunchShape {
+    /// Number of thread blocks in x, y and z.
     pub grid: [u32; 3],
-    /// Threads of a block in x, y and z.
+    /// Number of threads per block in x, y and z.
     pub block: [u32; 3],
     /// Registers of a thread.
     pub registers: u32,
-    /// Bytes of shared memory that the kernel declares.
+    /// Bytes of shared memory per block that the kernel declares statically.
     pub static_shared: u32,
-    /// Bytes of shared memory that the launch adds.
+    /// Bytes of dynamic shared memory per block that the launch requests.
     pub dynamic_shared: u32,
-    /// Bytes of local memory of a thread: spilled registers and arrays.
+    /// Bytes of local memory per thread, for spilled registers and local arrays.
     pub local: u32,
 }
 
-impl LaunchShape {
-    pub fn block_count(&self) -> u64 {
+impl KernelLaunchShape {
+    pub fn blocks_in_grid(&self) -> u64 {
         self.grid.iter().map(|&n| u64::from(n)).product()
     }
 
@@ -138,50 +147,53 @@ impl LaunchShape {
 
 /// Executions of kernels.
 #[derive(Debug, Clone, Default)]
-pub struct KernelTable {
-    /// Times of the operation, and the stream on which it ran.
-    pub on_gpu: OperationColumns,
+pub struct KernelLaunchTable {
+    /// Start, end and stream of each kernel.
+    pub on_gpu: GpuOperationColumns,
     /// Index into [`super::Trace::functions`].
-    pub function: PackedColumn<u32>,
-    /// Index into [`super::Trace::shapes`]; empty when shapes were not read.
-    pub shape: PackedColumn<u32>,
-    /// The node of a CUDA graph that launched it, 0: none; empty when none is known.
-    pub graph_node: PackedColumn<u64>,
+    pub function: BitPackedColumn<u32>,
+    /// For each kernel, the index of its grid and block sizes in [`super::Trace::shapes`]; empty if
+    /// the shapes were not read.
+    pub shape: BitPackedColumn<u32>,
+    /// For each kernel, the id of the CUDA graph node that launched the kernel; 0: no graph; the
+    /// column is empty if no kernel has a node.
+    pub graph_node: BitPackedColumn<u64>,
 }
 
-impl KernelTable {
-    /// Adds the node that launched the last kernel; 0: none.
-    pub(crate) fn push_graph_node(&mut self, node: u64) {
-        if node != 0 && self.graph_node.is_empty() {
-            self.graph_node = PackedColumn::column_filled_with(self.on_gpu.len() - 1, 0);
+impl KernelLaunchTable {
+    /// Sets the CUDA graph node that launched the last kernel of the table; 0: no graph.
+    pub(crate) fn push_graph_node_of_last_kernel(&mut self, node: u64) {
+        if node != 0 && self.graph_node.has_no_row() {
+            self.graph_node =
+                BitPackedColumn::column_filled_with(self.on_gpu.operation_count() - 1, 0);
         }
-        if node != 0 || !self.graph_node.is_empty() {
-            self.graph_node.push(node);
+        if node != 0 || !self.graph_node.has_no_row() {
+            self.graph_node.push_row(node);
         }
     }
 }
 
 /// Copies between memories.
 #[derive(Debug, Clone, Default)]
-pub struct CopyTable {
-    /// Times of the operation, and the stream on which it ran.
-    pub on_gpu: OperationColumns,
+pub struct MemoryCopyTable {
+    /// Start, end and stream of each memory copy.
+    pub on_gpu: GpuOperationColumns,
     pub bytes: Vec<u64>,
-    /// Direction, as a label such as `Host-to-Device`.
-    pub kind: Vec<NameId>,
+    /// Copy direction, as a label such as `Host-to-Device`.
+    pub kind: Vec<InternedNameId>,
     /// Memory that is read.
-    pub source: Vec<MemoryKind>,
+    pub source: Vec<CopiedMemoryKind>,
     /// Memory that is written.
-    pub target: Vec<MemoryKind>,
+    pub target: Vec<CopiedMemoryKind>,
 }
 
-/// Kind of memory that findings distinguish: pageable, pinned, device or managed.
+/// Kind of memory that a copy reads or writes: pageable, pinned, device, array or managed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub enum MemoryKind {
-    /// The memory kind was not recorded, or is not one of these.
+pub enum CopiedMemoryKind {
+    /// The memory kind was not recorded, or is not one of the kinds of this enum.
     #[default]
     Unknown,
-    /// Host memory that may be swapped out: a copy goes through a staging buffer.
+    /// Pageable host memory; the driver copies it through a pinned staging buffer.
     Pageable,
     /// Host memory, page-locked.
     Pinned,
@@ -192,9 +204,9 @@ pub enum MemoryKind {
     Managed,
 }
 
-impl MemoryKind {
+impl CopiedMemoryKind {
     /// Label in printed output.
-    pub fn label(self) -> &'static str {
+    pub fn memory_kind_label(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
             Self::Pageable => "pageable",
@@ -206,124 +218,136 @@ impl MemoryKind {
     }
 }
 
-/// Table of memsets, which fill memory with one value.
+/// Table of memset operations, which fill GPU memory with one value.
 #[derive(Debug, Clone, Default)]
 pub struct MemsetTable {
-    /// Times of the operation, and the stream on which it ran.
-    pub on_gpu: OperationColumns,
+    /// Start, end and stream of each memset.
+    pub on_gpu: GpuOperationColumns,
     pub bytes: Vec<u64>,
 }
 
-/// Executions of whole CUDA graphs, where the profiler did not record their nodes.
+/// Executions of whole CUDA graphs, for traces in which the profiler did not record single graph
+/// nodes.
 #[derive(Debug, Clone, Default)]
-pub struct GraphLaunchTable {
-    /// Times of the operation, and the stream on which it ran.
-    pub on_gpu: OperationColumns,
+pub struct WholeGraphLaunchTable {
+    /// Start, end and stream of each CUDA graph execution.
+    pub on_gpu: GpuOperationColumns,
     /// The instantiated graph.
     pub executable: Vec<u32>,
 }
 
-/// A node of a CUDA graph, with the ranges in which it was created. Filled by recorders that see
-/// the capture.
+/// A node of a CUDA graph, with the ranges that were open when the node was created. Only recorders
+/// that observe CUDA graph capture fill this table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CudaGraphNode {
-    /// Index into [`super::Trace::processes`]: ids are unique in one only.
+pub struct CudaGraphNodeWithRanges {
+    /// Index of the node's process in [`super::Trace::processes`], because node ids are unique only
+    /// within a process.
     pub process: u32,
-    /// Id of the graph node, which [`KernelTable::graph_node`] refers to.
+    /// Id of the CUDA graph node, as in [`KernelLaunchTable::graph_node`].
     pub id: u64,
-    /// The ranges that were open when it, or the node that it was cloned from, was created; the
-    /// outermost first.
-    pub ranges: Vec<NameId>,
+    /// Ranges that were open when the CUDA graph node, or the node from which it was cloned, was
+    /// created; outermost first.
+    pub ranges: Vec<InternedNameId>,
 }
 
-/// Nodes of graphs as they were created, where that was recorded in place of their ranges.
+/// Creation times of CUDA graph nodes, for recorders that do not record the ranges of the nodes
+/// themselves.
 #[derive(Debug, Clone, Default)]
-pub struct GraphNodeEvents {
+pub struct GraphNodeCreationTable {
     /// When.
     pub time: Vec<i64>,
-    /// Index into [`super::Trace::threads`]: the thread that captured or built the graph.
+    /// Index into [`super::Trace::threads`] of the thread that captured or built the CUDA graph.
     pub thread: Vec<u32>,
     /// Id of the node.
     pub node: Vec<u64>,
-    /// The node from which this node was cloned; 0 if it was not cloned.
+    /// Id of the node from which this CUDA graph node was cloned; 0 if the node was not cloned.
     pub original: Vec<u64>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct DeclaredWorkCount {
-    /// Operations by unit and type, such as `matmul bf16`.
+pub struct DeclaredOperationsAndBytes {
+    /// Declared number of arithmetic operations by execution unit and data type, such as `matmul
+    /// bf16`.
     pub flops: Vec<(String, f64)>,
-    /// The fewest bytes that memory must move for the declared work.
+    /// Minimum number of bytes that the declared work must move to and from device memory.
     pub bytes: f64,
 }
 
-/// A part of a problem with its declared work in one launch.
+/// A named part of a benchmark problem, with its declared operations and bytes per launch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeclaredProblemPart {
     /// Name of the part.
     pub label: String,
-    /// End of the paths of the part's ranges.
+    /// The path of each range of this part ends with this text.
     pub range: String,
-    pub work: DeclaredWorkCount,
+    pub work: DeclaredOperationsAndBytes,
 }
 
-/// The work of each range of a path, and its least times: declared work over measured ceilings.
+/// Declared operations and bytes of each range on a path, and their minimum time: declared work
+/// divided by measured device rates.
 #[derive(Debug, Clone, PartialEq)]
-pub struct DeclaredRangeWork {
-    /// Path of the range: names with `/` between them.
+pub struct DeclaredWorkOfRange {
+    /// Path of the range: range names from outermost to innermost, separated by `/`.
     pub path: String,
-    /// Time limits in nanoseconds, each with the ceiling that sets it: [`Self::MEMORY_LIMIT_NAME`]
-    /// or a unit.
+    /// Minimum times in nanoseconds, each with its limiting resource: [`Self::MEMORY_BANDWIDTH_LIMIT_NAME`]
+    /// or an execution unit.
     pub limits: Vec<(String, f64)>,
-    pub work: DeclaredWorkCount,
+    pub work: DeclaredOperationsAndBytes,
 }
 
-impl DeclaredRangeWork {
-    /// Name of the time limit that memory sets.
-    pub const MEMORY_LIMIT_NAME: &str = "memory";
+impl DeclaredWorkOfRange {
+    /// Name of the minimum time that memory bandwidth sets.
+    pub const MEMORY_BANDWIDTH_LIMIT_NAME: &str = "memory";
 }
 
-/// Waits of the host for the GPU.
+/// Waits of the host, or of a stream, for GPU work.
 #[derive(Debug, Clone, Default)]
-pub struct SynchronisationTable {
-    /// Time of each wait, and the context or stream that is waited for.
-    pub on_gpu: OperationColumns,
+pub struct SynchronisationWaitTable {
+    /// Start and end of each wait, and the context or stream on which it waits.
+    pub on_gpu: GpuOperationColumns,
     /// Object of the wait.
-    pub kind: Vec<SynchronisationKind>,
+    pub kind: Vec<SynchronisationTarget>,
 }
 
-/// The object that a synchronisation waits for.
+/// The object for which a synchronisation call waits: an event, a stream or a context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub enum SynchronisationKind {
-    /// The object that the synchronisation waits for was not recorded.
+pub enum SynchronisationTarget {
+    /// The trace does not record the object of the wait.
     #[default]
     Unknown,
-    /// The host waits for an event.
+    /// The host waits for a CUDA event.
     Event,
-    /// An event, by a stream: the host does not wait.
+    /// A stream waits for a CUDA event; the host does not wait.
     StreamWaitsEvent,
     Stream,
     /// All of a context.
     Context,
 }
 
-/// Allocations and frees of device memory in a trace, as columns with one row for each.
+/// Allocations and frees of device memory in a trace; one row per allocation or free.
 #[derive(Debug, Clone, Default)]
-pub struct AllocationTable {
+pub struct DeviceAllocationAndFreeTable {
     /// When.
     pub time: Vec<i64>,
-    /// Process, device, context and stream.
-    pub place: Vec<PlaceId>,
+    /// Process, device, context and stream of each allocation or free.
+    pub place: Vec<OperationPlaceIndex>,
     pub address: Vec<u64>,
-    /// Bytes; 0 of freed memory whose size was not recorded.
+    /// Allocated or freed bytes; 0 for a free whose size was not recorded.
     pub bytes: Vec<u64>,
-    /// Whether the row is a free instead of an allocation.
+    /// Whether the row is a free (true) or an allocation (false).
     pub given_back: Vec<bool>,
 }
 
-impl AllocationTable {
+impl DeviceAllocationAndFreeTable {
     /// Adds one.
-    pub fn push(&mut self, time: i64, place: PlaceId, address: u64, bytes: u64, given_back: bool) {
+    pub fn push_allocation_or_free(
+        &mut self,
+        time: i64,
+        place: OperationPlaceIndex,
+        address: u64,
+        bytes: u64,
+        given_back: bool,
+    ) {
         self.time.push(time);
         self.place.push(place);
         self.address.push(address);
@@ -332,52 +356,57 @@ impl AllocationTable {
     }
 }
 
-/// Streams, by process and number, that differ from others in what they wait for.
+/// Streams, by process and stream number, whose implicit synchronisation differs from ordinary
+/// blocking streams.
 #[derive(Debug, Clone, Default)]
-pub struct StreamKindTable {
-    /// Legacy default streams: their work waits for work in all other streams, and vice versa.
+pub struct SpecialStreamTable {
+    /// Legacy default streams: work on a legacy default stream waits for work on all blocking
+    /// streams, and vice versa.
     pub null: Vec<(u32, u64)>,
-    /// Streams that do not wait for the default stream.
+    /// Non-blocking streams, which do not synchronise with the legacy default stream.
     pub non_blocking: Vec<(u32, u64)>,
 }
 
-impl StreamKindTable {
-    /// Whether the work of two streams of a process waits for each other.
-    pub fn wait_for_each_other(&self, process: u32, a: u64, b: u64) -> bool {
+impl SpecialStreamTable {
+    /// Whether the default-stream rule makes the work of two streams in one process wait for each
+    /// other.
+    pub fn synchronise_through_default_stream(&self, process: u32, a: u64, b: u64) -> bool {
         let is = |of: &[(u32, u64)], stream: u64| of.contains(&(process, stream));
         let blocking = ![a, b].iter().any(|&stream| is(&self.non_blocking, stream));
         a != b && blocking && [a, b].iter().any(|&stream| is(&self.null, stream))
     }
 }
 
-/// Table of page faults of managed memory.
+/// Page faults of managed memory, one row per recorded group of faults.
 #[derive(Debug, Clone, Default)]
-pub struct PageFaultTable {
+pub struct ManagedPageFaultTable {
     /// When.
     pub start: Vec<i64>,
-    /// Time at which the last fault of the group was served; equal to the start for faults of the
-    /// host.
+    /// Time at which the last page fault of the group was served; equal to the start for page
+    /// faults of the host.
     pub end: Vec<i64>,
     /// Index into [`super::Trace::processes`].
     pub process: Vec<u32>,
-    /// The device that had the page fault, or [`Self::HOST_PLACE`].
+    /// The device whose access caused the page faults, or [`Self::HOST_INSTEAD_OF_DEVICE`] if the host's access
+    /// did.
     pub device: Vec<u32>,
     /// How many.
     pub count: Vec<u64>,
 }
 
-impl PageFaultTable {
-    /// Number that stands for the host in place of a device.
-    pub const HOST_PLACE: u32 = u32::MAX;
+impl ManagedPageFaultTable {
+    /// Device number that marks page faults of the host instead of a GPU.
+    pub const HOST_INSTEAD_OF_DEVICE: u32 = u32::MAX;
 }
 
 /// Sampled hardware counters.
 #[derive(Debug, Clone, Default)]
-pub struct CounterSamples {
+pub struct HardwareCounterSampleTable {
     /// When.
     pub time: Vec<i64>,
     pub gpu: Vec<u32>,
-    /// The counter. Metric names are used instead of ids, because ids differ between versions.
-    pub metric: Vec<NameId>,
+    /// The counter. The counter's metric name is stored instead of its id, because metric ids
+    /// differ between versions of Nsight Systems.
+    pub metric: Vec<InternedNameId>,
     pub value: Vec<f64>,
 }

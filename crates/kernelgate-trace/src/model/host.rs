@@ -1,48 +1,57 @@
-//! The host's work as tables with columns.
+//! Host threads, API calls, NVTX ranges and marks, operating-system calls and thread switches of a
+//! trace, as columns.
 
-use super::gpu::select_elements;
-use super::interned_names::NameId;
+use super::gpu::select_column_elements;
+use super::interned_names::InternedNameId;
 
-/// A thread of a host process.
+/// A thread of a traced host process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct HostThread {
     /// Index into [`super::Trace::processes`].
     pub process: u32,
-    /// Thread id in the operating system.
+    /// The operating system's thread id.
     pub tid: i64,
-    /// Name of the thread, if it was recorded.
-    pub name: Option<NameId>,
+    /// Name of the host thread, if the trace records it.
+    pub name: Option<InternedNameId>,
 }
 
-/// Calls of the CUDA runtime and driver. Times are nanoseconds of the trace's clock.
+/// Host calls of functions of the CUDA runtime or driver API. Times of API calls are nanoseconds on
+/// the trace's clock.
 #[derive(Debug, Clone, Default)]
 pub struct ApiCallTable {
-    /// Time at which each call was entered, nanoseconds.
+    /// Time at which the host entered each API call, in nanoseconds.
     pub start: Vec<i64>,
-    /// Time at which the call returned, nanoseconds.
+    /// Time at which each API call returned, in nanoseconds.
     pub end: Vec<i64>,
     /// Index into [`super::Trace::threads`].
     pub thread: Vec<u32>,
-    /// Name of the called function, with its version suffix if it has one.
-    pub name: Vec<NameId>,
-    /// The correlation id that joins the call with its operations, within its process; 0: it
-    /// launched nothing.
+    /// Name of the called CUDA API function, with its version suffix if it has one.
+    pub name: Vec<InternedNameId>,
+    /// The correlation id that connects the API call with its GPU operations in the same process;
+    /// 0: the call launched nothing.
     pub correlation: Vec<u32>,
 }
 
 impl ApiCallTable {
     /// How many there are.
-    pub fn len(&self) -> usize {
+    pub fn call_count(&self) -> usize {
         self.start.len()
     }
 
-    /// Whether the table has no call.
-    pub fn is_empty(&self) -> bool {
+    /// Whether the table contains no API call.
+    pub fn has_no_call(&self) -> bool {
         self.start.is_empty()
     }
 
     /// Adds one.
-    pub fn push(&mut self, start: i64, end: i64, thread: u32, name: NameId, correlation: u32) {
+    pub fn push_api_call(
+        &mut self,
+        start: i64,
+        end: i64,
+        thread: u32,
+        name: InternedNameId,
+        correlation: u32,
+    ) {
         self.start.push(start);
         self.end.push(end);
         self.thread.push(thread);
@@ -50,7 +59,7 @@ impl ApiCallTable {
         self.correlation.push(correlation);
     }
 
-    pub(crate) fn reserve_rows(&mut self, rows: usize) {
+    pub(crate) fn reserve_api_calls(&mut self, rows: usize) {
         self.start.reserve_exact(rows);
         self.end.reserve_exact(rows);
         self.thread.reserve_exact(rows);
@@ -58,29 +67,30 @@ impl ApiCallTable {
         self.correlation.reserve_exact(rows);
     }
 
-    pub(crate) fn select_rows(&self, rows: &[u32]) -> Self {
+    pub(crate) fn select_api_calls(&self, rows: &[u32]) -> Self {
         Self {
-            start: select_elements(&self.start, rows),
-            end: select_elements(&self.end, rows),
-            thread: select_elements(&self.thread, rows),
-            name: select_elements(&self.name, rows),
-            correlation: select_elements(&self.correlation, rows),
+            start: select_column_elements(&self.start, rows),
+            end: select_column_elements(&self.end, rows),
+            thread: select_column_elements(&self.thread, rows),
+            name: select_column_elements(&self.name, rows),
+            correlation: select_column_elements(&self.correlation, rows),
         }
     }
 }
 
-/// The way in which a range was opened.
+/// Whether a range was opened by push/pop or by start/end calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum RangeStyle {
-    /// The range is on the stack of its thread, so ranges of a thread nest.
+pub enum HostRangeStyle {
+    /// A push/pop range of NVTX: the ranges of one thread form a stack and nest.
     PushPop,
-    /// The range has an id; such ranges may overlap, and may end on another thread.
+    /// A start/end range of NVTX: such ranges have ids, may overlap, and may end on another thread
+    /// than they started.
     StartEnd,
 }
 
-impl RangeStyle {
-    /// Name of the style in Nsight Systems.
-    pub fn label(self) -> &'static str {
+impl HostRangeStyle {
+    /// Nsight Systems' name of the range style: "PushPop" or "StartEnd".
+    pub fn nsys_style_label(self) -> &'static str {
         match self {
             Self::PushPop => "PushPop",
             Self::StartEnd => "StartEnd",
@@ -88,48 +98,57 @@ impl RangeStyle {
     }
 }
 
-/// Table of named spans of host time: NVTX ranges and annotations of PyTorch.
+/// Table of named time spans on the host: NVTX ranges, and operators and annotations of PyTorch.
 #[derive(Debug, Clone, Default)]
 pub struct HostRangeTable {
-    /// Time at which each range was opened, nanoseconds.
+    /// Time at which each range was opened, in nanoseconds.
     pub start: Vec<i64>,
-    /// Time at which the range was closed; for a range never closed, the last time of the trace.
+    /// Time at which each range was closed, in nanoseconds; for a range that was never closed, the
+    /// last time in the trace.
     pub end: Vec<i64>,
-    /// The thread that opened each range: an index into [`super::Trace::threads`].
+    /// Index into [`super::Trace::threads`] of the thread that opened each range.
     pub thread: Vec<u32>,
-    /// Text of the range, behind `domain:` where it is in a named domain.
-    pub name: Vec<NameId>,
-    /// The way in which each range was opened.
-    pub style: Vec<RangeStyle>,
-    /// The inputs of the operator that it is: 1 + index into [`super::Trace::inputs`], 0 where they
-    /// are not known; empty where none are.
+    /// Text of each range, after `domain:` if the range is in a named NVTX domain.
+    pub name: Vec<InternedNameId>,
+    /// Whether each range was opened by push/pop or by start/end calls.
+    pub style: Vec<HostRangeStyle>,
+    /// For a range that is an operator call, 1 + the index of its inputs in
+    /// [`super::Trace::inputs`]; 0: unknown; the column is empty if no inputs are known.
     pub inputs: Vec<u32>,
 }
 
-/// Inputs of an operator, as the recorder wrote them: JSON lists with an element an argument.
+/// Shapes, data types and values of an operator's inputs, as the recorder wrote them: each field is
+/// a JSON list with one element per argument of the operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct OperatorInputs {
-    /// Sizes of the operator's tensors along each axis.
-    pub dims: NameId,
-    /// Data types of the operator's inputs.
-    pub types: NameId,
-    /// Values of arguments that are not tensors.
-    pub values: NameId,
+pub struct RecordedOperatorInputs {
+    /// JSON list of the sizes of each input tensor along each axis.
+    pub dims: InternedNameId,
+    /// JSON list of the data types of the operator's inputs.
+    pub types: InternedNameId,
+    /// JSON list of the values of arguments that are not tensors.
+    pub values: InternedNameId,
 }
 
 impl HostRangeTable {
     /// How many there are.
-    pub fn len(&self) -> usize {
+    pub fn range_count(&self) -> usize {
         self.start.len()
     }
 
-    /// Whether the table has no range.
-    pub fn is_empty(&self) -> bool {
+    /// Whether the table contains no range.
+    pub fn has_no_range(&self) -> bool {
         self.start.is_empty()
     }
 
     /// Adds one.
-    pub fn push(&mut self, start: i64, end: i64, thread: u32, name: NameId, style: RangeStyle) {
+    pub fn push_host_range(
+        &mut self,
+        start: i64,
+        end: i64,
+        thread: u32,
+        name: InternedNameId,
+        style: HostRangeStyle,
+    ) {
         self.start.push(start);
         self.end.push(end);
         self.thread.push(thread);
@@ -140,13 +159,14 @@ impl HostRangeTable {
         }
     }
 
-    /// The inputs of the operator that a range is, as in [`Self::inputs`].
-    pub(crate) fn operator_inputs_of_range(&self, row: usize) -> u32 {
+    /// For a range that is an operator call, 1 + the index of its inputs, as in [`Self::inputs`];
+    /// 0: unknown.
+    pub(crate) fn operator_inputs_number_of_range(&self, row: usize) -> u32 {
         self.inputs.get(row).copied().unwrap_or(0)
     }
 
-    /// Gives inputs, as in [`Self::inputs`], to the range that was added last.
-    pub(crate) fn set_operator_inputs(&mut self, inputs: u32) {
+    /// Sets the operator inputs of the last range of the table, numbered as in [`Self::inputs`].
+    pub(crate) fn set_operator_inputs_of_last_range(&mut self, inputs: u32) {
         if inputs == 0 {
             return;
         }
@@ -156,7 +176,7 @@ impl HostRangeTable {
         }
     }
 
-    pub(crate) fn reserve_rows(&mut self, rows: usize) {
+    pub(crate) fn reserve_ranges(&mut self, rows: usize) {
         self.start.reserve_exact(rows);
         self.end.reserve_exact(rows);
         self.thread.reserve_exact(rows);
@@ -164,49 +184,49 @@ impl HostRangeTable {
         self.style.reserve_exact(rows);
     }
 
-    pub(crate) fn select_rows(&self, rows: &[u32]) -> Self {
+    pub(crate) fn select_ranges(&self, rows: &[u32]) -> Self {
         Self {
-            start: select_elements(&self.start, rows),
-            end: select_elements(&self.end, rows),
-            thread: select_elements(&self.thread, rows),
-            name: select_elements(&self.name, rows),
-            style: select_elements(&self.style, rows),
-            inputs: select_elements(&self.inputs, rows),
+            start: select_column_elements(&self.start, rows),
+            end: select_column_elements(&self.end, rows),
+            thread: select_column_elements(&self.thread, rows),
+            name: select_column_elements(&self.name, rows),
+            style: select_column_elements(&self.style, rows),
+            inputs: select_column_elements(&self.inputs, rows),
         }
     }
 }
 
-/// Table of named moments of host time: NVTX marks.
+/// Table of named instants on the host: NVTX marks.
 #[derive(Debug, Clone, Default)]
-pub struct HostMarkTable {
+pub struct HostMarkerTable {
     /// When.
     pub time: Vec<i64>,
     /// Index into [`super::Trace::threads`].
     pub thread: Vec<u32>,
-    /// Text of the mark, behind `domain:` where it is in a named domain.
-    pub name: Vec<NameId>,
+    /// Text of each mark, after `domain:` if the mark is in a named NVTX domain.
+    pub name: Vec<InternedNameId>,
 }
 
-/// Calls of the operating system that took long.
+/// Calls of operating-system functions that took longer than the recorder's threshold.
 #[derive(Debug, Clone, Default)]
-pub struct OsCallTable {
-    /// Time at which the call was entered, nanoseconds.
+pub struct SlowOsCallTable {
+    /// Time at which the thread entered the operating-system call, in nanoseconds.
     pub start: Vec<i64>,
-    /// Time at which the call returned, nanoseconds.
+    /// Time at which the operating-system call returned, in nanoseconds.
     pub end: Vec<i64>,
     /// Index into [`super::Trace::threads`].
     pub thread: Vec<u32>,
     /// The function.
-    pub name: Vec<NameId>,
+    pub name: Vec<InternedNameId>,
 }
 
-/// Table of the times at which the scheduler put threads on a CPU or took them off.
+/// Times at which the operating system's scheduler put host threads on a CPU or took them off.
 #[derive(Debug, Clone, Default)]
-pub struct ThreadSwitchTable {
+pub struct ThreadContextSwitchTable {
     /// When.
     pub time: Vec<i64>,
     /// Index into [`super::Trace::threads`].
     pub thread: Vec<u32>,
-    /// Whether the thread was put on the CPU.
+    /// Whether the scheduler put the thread on a CPU (true) or took the thread off (false).
     pub on_cpu: Vec<bool>,
 }

@@ -4,79 +4,81 @@ use std::hash::BuildHasher;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-/// A text in [`TraceNames`].
+/// A text in [`InternedTraceNames`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct NameId(pub(crate) u32);
+pub struct InternedNameId(pub(crate) u32);
 
-/// All texts of a trace, stored one after the other in one buffer.
+/// All interned texts of a trace, concatenated in one buffer.
 #[derive(Debug, Clone, Default)]
-pub struct TraceNames {
+pub struct InternedTraceNames {
     text: String,
-    /// End position of each text in the buffer.
+    /// End offset of each interned text in the buffer, in bytes.
     ends: Vec<usize>,
     index: HashTable<u32>,
     hasher: DefaultHashBuilder,
 }
 
-impl TraceNames {
-    /// The name of a text, the same for the same text.
-    pub fn intern_text(&mut self, text: &str) -> NameId {
+impl InternedTraceNames {
+    /// Stores the text if it is new, and returns its id; equal texts have equal ids.
+    pub fn intern_text(&mut self, text: &str) -> InternedNameId {
         let hash = self.hasher.hash_one(text);
         let (all, ends) = (&self.text, &self.ends);
         if let Some(&known) =
-            self.index.find(hash, |&known| slice_by_ends(all, ends, known) == text)
+            self.index.find(hash, |&known| concatenated_text_at_index(all, ends, known) == text)
         {
-            return NameId(known);
+            return InternedNameId(known);
         }
         let new = u32::try_from(self.ends.len()).expect("a trace has fewer than 2^32 texts");
         self.text.push_str(text);
         self.ends.push(self.text.len());
         let (all, ends, hasher) = (&self.text, &self.ends, &self.hasher);
-        self.index
-            .insert_unique(hash, new, |&known| hasher.hash_one(slice_by_ends(all, ends, known)));
-        NameId(new)
+        self.index.insert_unique(hash, new, |&known| {
+            hasher.hash_one(concatenated_text_at_index(all, ends, known))
+        });
+        InternedNameId(new)
     }
 
-    /// The name of bytes that should be UTF-8; other bytes become U+FFFD.
-    pub fn intern_bytes(&mut self, bytes: &[u8]) -> NameId {
+    /// Stores bytes as text and returns the id of the text; invalid UTF-8 is replaced by U+FFFD.
+    pub fn intern_bytes_as_text(&mut self, bytes: &[u8]) -> InternedNameId {
         match std::str::from_utf8(bytes) {
             Ok(text) => self.intern_text(text),
             Err(_) => self.intern_text(&String::from_utf8_lossy(bytes)),
         }
     }
 
-    /// The name of a text that was interned before.
-    pub fn find(&self, text: &str) -> Option<NameId> {
+    /// Returns the id of a text, or `None` if the text was never interned.
+    pub fn find_interned_text(&self, text: &str) -> Option<InternedNameId> {
         let hash = self.hasher.hash_one(text);
         self.index
-            .find(hash, |&known| slice_by_ends(&self.text, &self.ends, known) == text)
-            .map(|&known| NameId(known))
+            .find(hash, |&known| concatenated_text_at_index(&self.text, &self.ends, known) == text)
+            .map(|&known| InternedNameId(known))
     }
 
-    /// The text that a name refers to.
-    pub fn text(&self, name: NameId) -> &str {
-        slice_by_ends(&self.text, &self.ends, name.0)
+    /// The text with this id.
+    pub fn text_of_name(&self, name: InternedNameId) -> &str {
+        concatenated_text_at_index(&self.text, &self.ends, name.0)
     }
 
     /// Number of interned texts.
-    pub fn len(&self) -> usize {
+    pub fn interned_text_count(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether no text is stored.
-    pub fn is_empty(&self) -> bool {
+    /// Whether no text is interned.
+    pub fn has_no_text(&self) -> bool {
         self.ends.is_empty()
     }
 }
 
-fn slice_by_ends<'a>(all: &'a str, ends: &[usize], index: u32) -> &'a str {
+fn concatenated_text_at_index<'a>(all: &'a str, ends: &[usize], index: u32) -> &'a str {
     let index = index as usize;
     let start = if index == 0 { 0 } else { ends[index - 1] };
     &all[start..ends[index]]
 }
 
-/// `step_12/layer_3` as `step_#/layer_#`: ranges that repeat with other numbers in their names.
-pub fn without_numbers_in_name(path: &str) -> String {
+/// Replaces each run of digits by `#`: `step_12/layer_3` becomes `step_#/layer_#`, so that repeated
+/// ranges share one name.
+pub fn replace_digits_by_number_sign(path: &str) -> String {
     let mut text = String::new();
     for c in path.chars() {
         match c {
@@ -94,26 +96,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_texts_of_a_trace_share_one_name() {
-        let mut names = TraceNames::default();
-        let all: Vec<NameId> =
+    fn equal_texts_are_interned_under_one_id() {
+        let mut names = InternedTraceNames::default();
+        let all: Vec<InternedNameId> =
             (0..5000).map(|i| names.intern_text(&format!("kernel {i}"))).collect();
         let empty = names.intern_text("");
-        assert_eq!(names.len(), 5001);
+        assert_eq!(names.interned_text_count(), 5001);
         for (i, &name) in all.iter().enumerate() {
-            assert_eq!(names.text(name), format!("kernel {i}"));
+            assert_eq!(names.text_of_name(name), format!("kernel {i}"));
             assert_eq!(names.intern_text(&format!("kernel {i}")), name);
         }
-        assert_eq!(names.text(empty), "");
-        assert_eq!(names.find("kernel 17"), Some(all[17]));
-        assert_eq!(names.find("kernel"), None);
-        let broken = names.intern_bytes(b"half \xc3");
-        assert_eq!(names.text(broken), "half \u{fffd}");
+        assert_eq!(names.text_of_name(empty), "");
+        assert_eq!(names.find_interned_text("kernel 17"), Some(all[17]));
+        assert_eq!(names.find_interned_text("kernel"), None);
+        let broken = names.intern_bytes_as_text(b"half \xc3");
+        assert_eq!(names.text_of_name(broken), "half \u{fffd}");
     }
 
     #[test]
-    fn names_that_differ_only_in_numbers_share_a_pattern() {
-        assert_eq!(without_numbers_in_name("step_12/layer_3/mlp"), "step_#/layer_#/mlp");
-        assert_eq!(without_numbers_in_name("Forward"), "Forward");
+    fn names_that_differ_only_in_digits_become_equal() {
+        assert_eq!(replace_digits_by_number_sign("step_12/layer_3/mlp"), "step_#/layer_#/mlp");
+        assert_eq!(replace_digits_by_number_sign("Forward"), "Forward");
     }
 }

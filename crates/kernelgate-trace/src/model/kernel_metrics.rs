@@ -1,46 +1,47 @@
-//! Metrics that Nsight Compute measured for single launches.
+//! Kernel launches and their metrics as Nsight Compute measured them, one launch at a time.
 
 use std::collections::BTreeMap;
 
-use super::gpu::LaunchShape;
-use super::interned_names::NameId;
+use super::gpu::KernelLaunchShape;
+use super::interned_names::InternedNameId;
 
 /// One kernel launch that Nsight Compute profiled.
 #[derive(Debug, Clone)]
-pub struct ProfiledLaunch {
-    /// Id of the launch in the report.
+pub struct NcuProfiledLaunch {
+    /// Id of the kernel launch in the Nsight Compute report.
     pub id: String,
-    pub kernel: NameId,
-    /// Grid and block of the launch, as far as the report contains them.
-    pub shape: LaunchShape,
-    /// Device and compute capability, as written in the report.
+    pub kernel: InternedNameId,
+    /// Grid, block and resources of the launch, as far as the Nsight Compute report contains them.
+    pub shape: KernelLaunchShape,
+    /// Device name and compute capability, as written in the Nsight Compute report.
     pub device: String,
-    /// Metrics of the launch by name, with units. A metric without a number is skipped.
-    pub metrics: BTreeMap<NameId, KernelMetric>,
-    /// Results of the tool's own rules: name and text.
-    pub rules: Vec<(NameId, NameId)>,
-    /// Source lines at which warps waited, the most sampled first; empty if the report has no
-    /// samples or the kernel no line table.
-    pub lines: Vec<SourceStalls>,
+    /// Metrics of the kernel launch by metric name. A metric whose value is not a number is
+    /// omitted.
+    pub metrics: BTreeMap<InternedNameId, NcuMetricValue>,
+    /// Findings of Nsight Compute's own rules: rule name and message.
+    pub rules: Vec<(InternedNameId, InternedNameId)>,
+    /// Source lines at which warps stalled, most samples first; empty if the report has no samples
+    /// or the kernel has no line table.
+    pub lines: Vec<WarpStallsOfSourceLine>,
 }
 
-/// Samples of warps that waited at a source line.
+/// Warp-stall samples at one source line of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SourceStalls {
-    pub file: NameId,
-    /// Number of the source line, counted from 1.
+pub struct WarpStallsOfSourceLine {
+    pub file: InternedNameId,
+    /// Number of the source line, starting at 1.
     pub line: u32,
-    /// Number of samples in which a warp waited at this line.
+    /// Number of samples in which a warp was stalled at the source line.
     pub samples: u64,
-    /// The most frequent stall reason of these samples.
-    pub reason: NameId,
+    /// The most frequent stall reason among the samples of the source line.
+    pub reason: InternedNameId,
 }
 
-/// Value of a metric with its unit.
+/// Value and unit of a metric of one kernel launch.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct KernelMetric {
+pub struct NcuMetricValue {
     /// The number.
     pub value: f64,
-    /// Unit of the metric as written, such as `%` or `byte/second`.
-    pub unit: NameId,
+    /// Unit of the metric as written in the report, such as `%` or `byte/second`.
+    pub unit: InternedNameId,
 }

@@ -1,8 +1,9 @@
-//! The activity model: data types for what a GPU and its host did, for all recorders.
+//! The trace data model: types for GPU operations and host activity that all trace readers fill.
 //!
-//! Columns, one vector a field, because a trace has millions of rows and most questions need few of
-//! their fields. Texts, places, functions and launch shapes are tables of their own that rows refer
-//! to. A column that was not recorded is empty. The model does not interpret its numbers.
+//! Tables store one vector per field, because a trace has millions of rows and most analyses read
+//! few of their fields. Texts, streams, kernel functions and launch shapes are stored once in
+//! tables, and rows refer to them by index. A column is empty if the trace does not record its
+//! field. The data model stores recorded numbers and does not interpret them.
 
 pub mod collective;
 pub mod collectives;
@@ -16,34 +17,36 @@ pub mod quality;
 use std::collections::BTreeMap;
 use std::hash::Hash;
 
-use collectives::CollectiveTable;
+use collectives::RecordedCollectiveTable;
 use gpu::{
-    AllocationTable, CopyTable, CounterSamples, CudaGraphNode, DeclaredProblemPart,
-    DeclaredRangeWork, GraphLaunchTable, GraphNodeEvents, KernelFunction, KernelTable, LaunchShape,
-    MemsetTable, OperationPlace, PageFaultTable, PlaceId, StreamKindTable, SynchronisationTable,
+    CudaGraphNodeWithRanges, DeclaredProblemPart, DeclaredWorkOfRange,
+    DeviceAllocationAndFreeTable, GraphNodeCreationTable, HardwareCounterSampleTable,
+    KernelFunctionName, KernelLaunchShape, KernelLaunchTable, ManagedPageFaultTable,
+    MemoryCopyTable, MemsetTable, OperationPlaceIndex, ProcessDeviceContextAndStream,
+    SpecialStreamTable, SynchronisationWaitTable, WholeGraphLaunchTable,
 };
 use hashbrown::HashMap;
 use host::{
-    ApiCallTable, HostMarkTable, HostRangeTable, HostThread, OperatorInputs, OsCallTable,
-    ThreadSwitchTable,
+    ApiCallTable, HostMarkerTable, HostRangeTable, HostThread, RecordedOperatorInputs,
+    SlowOsCallTable, ThreadContextSwitchTable,
 };
-use interned_names::{NameId, TraceNames};
-use kernel_metrics::ProfiledLaunch;
-use packed_columns::PackedColumn;
-use quality::TraceQuality;
+use interned_names::{InternedNameId, InternedTraceNames};
+use kernel_metrics::NcuProfiledLaunch;
+use packed_columns::BitPackedColumn;
+use quality::MissingAndImplausibleTraceData;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct TracedProcess {
-    /// The recorder's key of the process, unique among machines; `pid` where the recorder has no
-    /// key.
+pub struct TracedHostProcess {
+    /// The recorder's unique key of the process, also across machines; equal to `pid` if the
+    /// recorder has no key.
     pub key: u64,
     /// The system's id.
     pub pid: i64,
-    /// Name of the process, if it was recorded.
-    pub name: Option<NameId>,
+    /// Name of the traced process, if the trace records it.
+    pub name: Option<InternedNameId>,
 }
 
-/// A GPU with the properties that the trace states.
+/// Properties of a GPU, as far as the trace records them.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TracedDevice {
     /// Number of the device.
@@ -51,39 +54,40 @@ pub struct TracedDevice {
     pub name: String,
     /// Streaming multiprocessors.
     pub multiprocessors: Option<u32>,
-    /// Compute capability of the device: major and minor number.
+    /// Major and minor number of the GPU's compute capability.
     pub compute: Option<(u32, u32)>,
-    /// Threads, registers and bytes of shared memory of a multiprocessor.
+    /// Maximum number of resident threads per multiprocessor, and number of registers per
+    /// multiprocessor.
     pub threads_per_sm: Option<u32>,
     /// Registers of a multiprocessor.
     pub registers_per_sm: Option<u32>,
-    /// Bytes of shared memory of a multiprocessor.
+    /// Bytes of shared memory per multiprocessor.
     pub shared_per_sm: Option<u32>,
-    /// Maximum number of blocks that a multiprocessor holds.
+    /// Maximum number of resident blocks per multiprocessor.
     pub blocks_per_sm: Option<u32>,
-    /// Threads that run in lockstep: 32 in a warp, 64 in a wavefront.
+    /// Threads that run in lockstep: 32 in a warp of NVIDIA, 64 or 32 in a wavefront of AMD.
     pub warp: Option<u32>,
 }
 
-/// The program that recorded a trace.
+/// The profiler that recorded a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TraceRecorder {
     #[default]
     NsightSystems,
     NsightCompute,
-    /// PyTorch's profiler, or another that writes Chrome's format.
+    /// PyTorch's profiler, or another program that writes Chrome trace JSON, recorded the trace.
     Chrome,
     /// The profiler of JAX and XLA recorded the trace.
     Xla,
     /// AMD's `rocprofv3`.
     Rocprof,
-    /// CUPTI in the process that was measured.
+    /// kernelgate recorded the trace through CUPTI in the measured process itself.
     Cupti,
 }
 
 impl TraceRecorder {
     /// Label in printed output.
-    pub fn label(self) -> &'static str {
+    pub fn recorder_label(self) -> &'static str {
         match self {
             Self::NsightSystems => "Nsight Systems",
             Self::NsightCompute => "Nsight Compute",
@@ -95,132 +99,138 @@ impl TraceRecorder {
     }
 }
 
-/// Everything that one file, or one recording, holds.
+/// All activity, tables of names and metrics from one trace file or one recording.
 #[derive(Debug, Clone, Default)]
 pub struct Trace {
     pub recorder: TraceRecorder,
     /// All texts.
-    pub names: TraceNames,
-    pub processes: Vec<TracedProcess>,
+    pub names: InternedTraceNames,
+    pub processes: Vec<TracedHostProcess>,
     pub threads: Vec<HostThread>,
-    /// Table of places: process, device, context and stream.
-    pub places: Vec<OperationPlace>,
+    /// Table of processes, devices, contexts and streams that GPU operations refer to.
+    pub places: Vec<ProcessDeviceContextAndStream>,
     /// GPUs.
     pub devices: Vec<TracedDevice>,
     /// Compiled kernels.
-    pub functions: Vec<KernelFunction>,
-    pub shapes: Vec<LaunchShape>,
+    pub functions: Vec<KernelFunctionName>,
+    pub shapes: Vec<KernelLaunchShape>,
     /// Executions of kernels.
-    pub kernels: KernelTable,
-    /// Descriptions of the kernels that communicate.
-    pub collectives: CollectiveTable,
-    pub copies: CopyTable,
+    pub kernels: KernelLaunchTable,
+    /// Sizes and ranks of collective kernels, as the framework recorded them.
+    pub collectives: RecordedCollectiveTable,
+    pub copies: MemoryCopyTable,
     pub sets: MemsetTable,
     /// Executions of whole graphs.
-    pub graphs: GraphLaunchTable,
-    pub graph_nodes: Vec<CudaGraphNode>,
-    /// When and where nodes were created, where that was recorded in place of their ranges.
-    pub node_events: GraphNodeEvents,
+    pub graphs: WholeGraphLaunchTable,
+    pub graph_nodes: Vec<CudaGraphNodeWithRanges>,
+    /// Creation times of CUDA graph nodes, if they were recorded instead of the ranges of the
+    /// nodes.
+    pub node_events: GraphNodeCreationTable,
     /// Work that ranges declare.
-    pub work: Vec<DeclaredRangeWork>,
-    /// Work that parts of a problem declare.
+    pub work: Vec<DeclaredWorkOfRange>,
+    /// Operations and bytes that each named part of a benchmark problem declares.
     pub parts: Vec<DeclaredProblemPart>,
     /// How streams were created.
-    pub streams: StreamKindTable,
+    pub streams: SpecialStreamTable,
     /// Waits of the host.
-    pub syncs: SynchronisationTable,
+    pub syncs: SynchronisationWaitTable,
     /// Calls of CUDA.
     pub calls: ApiCallTable,
-    /// Named spans of host time, such as NVTX ranges.
+    /// Named time spans on the host, such as NVTX ranges.
     pub ranges: HostRangeTable,
-    /// Inputs of operators, which [`HostRangeTable::inputs`] refers to.
-    pub inputs: Vec<OperatorInputs>,
-    /// Named moments of host time, such as NVTX marks.
-    pub marks: HostMarkTable,
-    /// Calls of the operating system that took long.
-    pub os_calls: OsCallTable,
+    /// Inputs of operator calls, to which [`HostRangeTable::inputs`] refers.
+    pub inputs: Vec<RecordedOperatorInputs>,
+    /// Named instants on the host, such as NVTX marks.
+    pub marks: HostMarkerTable,
+    /// Calls of operating-system functions that took longer than the recorder's threshold.
+    pub os_calls: SlowOsCallTable,
     /// The scheduler's decisions.
-    pub switches: ThreadSwitchTable,
+    pub switches: ThreadContextSwitchTable,
     /// Device memory over time.
-    pub allocations: AllocationTable,
+    pub allocations: DeviceAllocationAndFreeTable,
     /// Page faults of managed memory.
-    pub page_faults: PageFaultTable,
+    pub page_faults: ManagedPageFaultTable,
     /// Hardware counters over time.
-    pub counters: CounterSamples,
-    /// Kernel launches that Nsight Compute profiled one by one.
-    pub profiled: Vec<ProfiledLaunch>,
-    /// The file's description of itself: versions, options, host.
+    pub counters: HardwareCounterSampleTable,
+    /// Kernel launches that Nsight Compute profiled, with their metrics.
+    pub profiled: Vec<NcuProfiledLaunch>,
+    /// Facts that the trace file records about itself, such as versions, options and host.
     pub metadata: BTreeMap<String, String>,
-    /// Missing and implausible parts of the trace.
-    pub quality: TraceQuality,
+    /// Data that is missing from the trace, and implausible data.
+    pub quality: MissingAndImplausibleTraceData,
 }
 
 impl Trace {
-    /// Frees the correlation ids of operations that were joined with their calls.
-    pub(crate) fn forget_correlations(&mut self) {
+    /// Frees the correlation-id columns after GPU operations were joined with their launch calls.
+    pub(crate) fn free_correlation_columns(&mut self) {
         let parts = [
             &mut self.kernels.on_gpu,
             &mut self.copies.on_gpu,
             &mut self.sets.on_gpu,
             &mut self.graphs.on_gpu,
         ];
-        parts.into_iter().for_each(|part| part.correlation = PackedColumn::default());
+        parts.into_iter().for_each(|part| part.correlation = BitPackedColumn::default());
     }
 
-    /// The process to which a place (process, device, context, stream) belongs.
-    pub fn process_of_place(&self, place: PlaceId) -> u32 {
+    /// The process that owns a stream: an index into the table of processes.
+    pub fn process_index_of_place(&self, place: OperationPlaceIndex) -> u32 {
         self.places[place.0 as usize].process
     }
 
-    /// The kernel's name with namespaces and template arguments.
-    pub fn kernel_name(&self, kernel: usize) -> &str {
-        self.names.text(self.functions[self.kernels.function.at(kernel) as usize].demangled)
+    /// The kernel's demangled name, with namespaces and template arguments.
+    pub fn demangled_kernel_name(&self, kernel: usize) -> &str {
+        self.names.text_of_name(self.functions[self.kernels.function.at(kernel) as usize].demangled)
     }
 
-    /// How often the GPU was used: kernels, copies, sets and graph launches.
-    pub fn operation_count(&self) -> usize {
-        self.kernels.on_gpu.len()
-            + self.copies.on_gpu.len()
-            + self.sets.on_gpu.len()
-            + self.graphs.on_gpu.len()
+    /// Number of GPU operations in the trace: kernels, copies, memsets and graph launches.
+    pub fn gpu_operation_count(&self) -> usize {
+        self.kernels.on_gpu.operation_count()
+            + self.copies.on_gpu.operation_count()
+            + self.sets.on_gpu.operation_count()
+            + self.graphs.on_gpu.operation_count()
     }
 
-    /// The first and the last time of any activity, or `None` if the trace is empty.
-    pub fn first_and_last_ns(&self) -> Option<(i64, i64)> {
+    /// Start of the first and end of the last activity in the trace, in nanoseconds; `None` if the
+    /// trace is empty.
+    pub fn first_and_last_activity_ns(&self) -> Option<(i64, i64)> {
         let operations =
             [&self.kernels.on_gpu, &self.copies.on_gpu, &self.sets.on_gpu, &self.graphs.on_gpu];
         let rows = [(&self.calls.start, &self.calls.end), (&self.ranges.start, &self.ranges.end)];
-        let starts = operations.iter().filter_map(|of| of.start.iter().min());
+        let starts = operations.iter().filter_map(|of| of.start.iter_decoded_rows().min());
         let first = starts.chain(rows.iter().filter_map(|of| of.0.iter().min().copied())).min()?;
-        let ends = operations.iter().filter_map(|of| (0..of.len()).map(|row| of.end(row)).max());
+        let ends = operations
+            .iter()
+            .filter_map(|of| (0..of.operation_count()).map(|row| of.operation_end_ns(row)).max());
         let last = ends.chain(rows.iter().filter_map(|of| of.1.iter().max().copied())).max()?;
         Some((first, last))
     }
 }
 
-/// The key that joins operations and calls: correlation ids are unique in a process only.
-pub(crate) fn launch_correlation_key(process: u32, correlation: u32) -> u64 {
+/// Combines process and correlation id to a unique key, because correlation ids are unique only
+/// within a process.
+pub(crate) fn process_and_correlation_key(process: u32, correlation: u32) -> u64 {
     u64::from(process) << 32 | u64::from(correlation)
 }
 
-/// Distinct values, to which rows refer by index.
+/// Stores each distinct value once and gives it an index, to which rows refer.
 #[derive(Debug, Clone)]
-pub(crate) struct InternedValues<T> {
+pub(crate) struct DistinctValues<T> {
     pub values: Vec<T>,
     index: HashMap<T, u32>,
     last: Option<(T, u32)>,
 }
 
-impl<T> Default for InternedValues<T> {
+impl<T> Default for DistinctValues<T> {
     fn default() -> Self {
         Self { values: Vec::new(), index: HashMap::default(), last: None }
     }
 }
 
-impl<T: Copy + Eq + Hash> InternedValues<T> {
-    /// Returns the index of a value, which is added if it is new.
-    pub fn intern(&mut self, value: T) -> u32 {
-        // Rows of the same thread, place or kernel follow each other.
+impl<T: Copy + Eq + Hash> DistinctValues<T> {
+    /// Returns the index of an equal stored value, or stores the value and returns its new index.
+    pub fn index_of_value(&mut self, value: T) -> u32 {
+        // Consecutive rows mostly have the same thread, stream or kernel, so the last value is
+        // compared first.
         if let Some((known, index)) = self.last
             && known == value
         {

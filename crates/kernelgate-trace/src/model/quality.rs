@@ -1,50 +1,52 @@
-//! Missing and implausible parts of a trace.
+//! Counts and lists data that is missing from a trace, and implausible data.
 
-/// Longest plausible span of a range or operation: 26 days.
-const MAX_SPAN_NS: i64 = 1 << 51;
+/// Longest plausible duration of a range or GPU operation, in nanoseconds: 26 days.
+const MAX_PLAUSIBLE_DURATION_NS: i64 = 1 << 51;
 
-/// Times must be nearer to zero than this (146 years), so that the difference of any two is a valid
-/// number.
-pub(crate) const TIME_LIMIT_NS: i64 = 1 << 62;
+/// Largest plausible absolute time in nanoseconds (146 years), so that the difference of two times
+/// does not overflow 64 bits.
+pub(crate) const MAX_PLAUSIBLE_TIME_NS: i64 = 1 << 62;
 
-/// Whether a number is a plausible time, in nanoseconds.
-pub(crate) fn is_plausible_time(ns: &i64) -> bool {
-    ns.unsigned_abs() < TIME_LIMIT_NS.unsigned_abs()
+/// Whether a time in nanoseconds is small enough that differences of times do not overflow.
+pub(crate) fn is_plausible_time_ns(ns: &i64) -> bool {
+    ns.unsigned_abs() < MAX_PLAUSIBLE_TIME_NS.unsigned_abs()
 }
 
-/// Missing and odd parts of a trace. Counts are of records.
+/// Data that is missing from a trace, and implausible data. Counts are of records.
 #[derive(Debug, Clone, Default)]
-pub struct TraceQuality {
-    /// Tables or fields that the file lacks, by the name of the format.
+pub struct MissingAndImplausibleTraceData {
+    /// Tables or fields that the trace file lacks, by their names in the file format.
     pub missing: Vec<String>,
-    /// Parts of the file that could not be read completely, with the reason.
+    /// Parts of the trace file that kernelgate could not read completely, with the reason.
     pub unreadable: Vec<String>,
-    /// The profiler's own reports: dropped records, counters that were not available.
+    /// Messages of the profiler in the trace, such as dropped records or unavailable counters.
     pub messages: Vec<String>,
-    /// How the reader interpreted the file, if several interpretations were possible.
+    /// How kernelgate interpreted the trace file, if several interpretations were possible.
     pub notes: Vec<String>,
-    /// Records that the recorder says it lost.
+    /// Number of records that the profiler reports as dropped.
     pub dropped: u64,
-    /// Ranges that were never closed; they end at the last time of the trace.
+    /// Number of ranges that were never closed; kernelgate ends these ranges at the last time of
+    /// the trace.
     pub unclosed_ranges: u64,
-    /// Records whose end is before their start; their end is taken as their start.
+    /// Number of records whose end is before their start; kernelgate sets their end to their start.
     pub backwards: u64,
-    /// Operations of the GPU without times (start and end 0); skipped.
+    /// Number of GPU operations whose start and end are 0; kernelgate skips these operations.
     pub without_times: u64,
-    /// Events that are not valid JSON; skipped.
+    /// Number of trace events that are not valid JSON; kernelgate skips these events.
     pub broken_events: u64,
-    /// Number of texts that were not valid UTF-8.
+    /// Number of texts in the trace that are not valid UTF-8.
     pub invalid_texts: u64,
-    /// Values that do not fit the format, such as a correlation id beyond 32 bits or a time beyond
-    /// 146 years; the end of a span of more than 26 days, which is taken as its start.
+    /// Number of implausible values: correlation ids beyond 32 bits, times beyond 146 years, and
+    /// durations above 26 days, which kernelgate sets to zero.
     pub odd_values: u64,
-    /// Spans in which the profiler says that it worked itself, in nanoseconds of the trace.
+    /// Start and end of each span in which the profiler itself was working, in nanoseconds on the
+    /// trace's clock.
     pub overhead: Vec<(i64, i64)>,
 }
 
-impl TraceQuality {
-    /// Adds the findings of another part of the trace.
-    pub(crate) fn add_quality_of(&mut self, other: Self) {
+impl MissingAndImplausibleTraceData {
+    /// Adds the counts and messages from another part of the same trace.
+    pub(crate) fn add_counts_and_messages(&mut self, other: Self) {
         self.missing.extend(other.missing);
         self.unreadable.extend(other.unreadable);
         self.messages.extend(other.messages);
@@ -59,30 +61,32 @@ impl TraceQuality {
         self.overhead.extend(other.overhead);
     }
 
-    /// A time in nanoseconds; an impossible one is counted, and `None`.
-    pub(crate) fn time(&mut self, ns: Option<i64>) -> Option<i64> {
-        let time = ns.filter(is_plausible_time);
+    /// Returns a time in nanoseconds if it is plausible; counts an implausible time and returns
+    /// `None`.
+    pub(crate) fn plausible_time_or_count_as_odd(&mut self, ns: Option<i64>) -> Option<i64> {
+        let time = ns.filter(is_plausible_time_ns);
         self.odd_values += u64::from(time != ns);
         time
     }
 
-    /// Corrects the end of a span: not before its start, and not later than any profile can have
-    /// recorded.
-    pub(crate) fn plausible_span_end(&mut self, start: i64, end: i64) -> i64 {
+    /// Replaces the end of a span by its start, and counts the span, if the end is before the start
+    /// or the span exceeds 26 days.
+    pub(crate) fn plausible_span_end_or_start(&mut self, start: i64, end: i64) -> i64 {
         if end < start {
             self.backwards += 1;
             return start;
         }
-        if end.checked_sub(start).is_none_or(|length| length > MAX_SPAN_NS) {
+        if end.checked_sub(start).is_none_or(|length| length > MAX_PLAUSIBLE_DURATION_NS) {
             self.odd_values += 1;
             return start;
         }
         end
     }
 
-    /// A correlation id; what does not fit is counted and joins with nothing.
-    pub(crate) fn correlation(&mut self, id: Option<i64>) -> u32 {
-        // Recorders write -1, as 32 or 64 bits, for "none".
+    /// Returns a correlation id of 32 bits; a larger id is counted and replaced by 0, which matches
+    /// no launch call.
+    pub(crate) fn correlation_id_or_zero(&mut self, id: Option<i64>) -> u32 {
+        // Profilers write -1, as 32 or 64 bits, if an operation has no correlation id.
         let Some(id) = id.filter(|&id| id != -1) else { return 0 };
         u32::try_from(id).unwrap_or_else(|_| {
             self.odd_values += 1;
@@ -90,8 +94,8 @@ impl TraceQuality {
         })
     }
 
-    /// A text that may not be UTF-8.
-    pub(crate) fn text(&mut self, bytes: &[u8]) {
+    /// Counts a text that is not valid UTF-8.
+    pub(crate) fn count_invalid_utf8(&mut self, bytes: &[u8]) {
         self.invalid_texts += u64::from(std::str::from_utf8(bytes).is_err());
     }
 }
@@ -101,28 +105,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn differences_of_times_are_stored_and_missing_times_are_counted() {
-        let mut quality = TraceQuality::default();
-        for time in [0, -5, TIME_LIMIT_NS - 1, 1 - TIME_LIMIT_NS] {
-            assert_eq!(quality.time(Some(time)), Some(time));
+    fn plausible_times_are_kept_and_odd_times_are_counted() {
+        let mut quality = MissingAndImplausibleTraceData::default();
+        for time in [0, -5, MAX_PLAUSIBLE_TIME_NS - 1, 1 - MAX_PLAUSIBLE_TIME_NS] {
+            assert_eq!(quality.plausible_time_or_count_as_odd(Some(time)), Some(time));
         }
-        assert_eq!((quality.time(None), quality.odd_values), (None, 0));
-        for odd in [TIME_LIMIT_NS, -TIME_LIMIT_NS, i64::MIN, i64::MAX] {
-            assert_eq!(quality.time(Some(odd)), None);
+        assert_eq!((quality.plausible_time_or_count_as_odd(None), quality.odd_values), (None, 0));
+        for odd in [MAX_PLAUSIBLE_TIME_NS, -MAX_PLAUSIBLE_TIME_NS, i64::MIN, i64::MAX] {
+            assert_eq!(quality.plausible_time_or_count_as_odd(Some(odd)), None);
         }
         assert_eq!(quality.odd_values, 4);
     }
 
     #[test]
-    fn a_span_end_is_accepted_only_within_the_length_of_a_profile() {
-        let mut quality = TraceQuality::default();
-        let month = MAX_SPAN_NS;
-        assert_eq!(quality.plausible_span_end(5, 9), 9);
-        assert_eq!(quality.plausible_span_end(-month, 0), 0);
+    fn spans_of_more_than_26_days_end_at_their_start() {
+        let mut quality = MissingAndImplausibleTraceData::default();
+        let month = MAX_PLAUSIBLE_DURATION_NS;
+        assert_eq!(quality.plausible_span_end_or_start(5, 9), 9);
+        assert_eq!(quality.plausible_span_end_or_start(-month, 0), 0);
         assert_eq!((quality.backwards, quality.odd_values), (0, 0));
-        assert_eq!(quality.plausible_span_end(9, 5), 9);
-        assert_eq!(quality.plausible_span_end(0, month + 1), 0);
-        assert_eq!(quality.plausible_span_end(i64::MIN, i64::MAX), i64::MIN);
+        assert_eq!(quality.plausible_span_end_or_start(9, 5), 9);
+        assert_eq!(quality.plausible_span_end_or_start(0, month + 1), 0);
+        assert_eq!(quality.plausible_span_end_or_start(i64::MIN, i64::MAX), i64::MIN);
         assert_eq!((quality.backwards, quality.odd_values), (1, 2));
     }
 }

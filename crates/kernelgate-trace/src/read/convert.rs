@@ -1,4 +1,4 @@
-//! Converts reports of Nsight Systems by running `nsys export`.
+//! Converts Nsight Systems reports (`.nsys-rep`) to SQLite by running `nsys export`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -7,8 +7,9 @@ use tempfile::TempDir;
 
 use crate::error::TraceError;
 
-/// An Nsight Systems report as an SQLite export, in a folder that is deleted with the first value.
-pub(super) fn convert_nsys_report(path: &Path) -> Result<(TempDir, PathBuf), TraceError> {
+/// Runs `nsys export` and returns the path of the SQLite export, with the temporary folder that is
+/// deleted when the first value drops.
+pub(super) fn export_nsys_report_to_sqlite(path: &Path) -> Result<(TempDir, PathBuf), TraceError> {
     let folder = tempfile::tempdir().map_err(TraceError::io(path))?;
     let export = folder.path().join("trace.sqlite");
     let mut command = Command::new("nsys");
@@ -19,27 +20,31 @@ pub(super) fn convert_nsys_report(path: &Path) -> Result<(TempDir, PathBuf), Tra
         path.with_extension("sqlite").display(),
         path.display()
     );
-    run_converter(path, command, &by_hand)?;
+    run_nsys_export(path, command, &by_hand)?;
     Ok((folder, export))
 }
 
-fn run_converter(path: &Path, mut command: Command, by_hand: &str) -> Result<(), TraceError> {
+fn run_nsys_export(path: &Path, mut command: Command, by_hand: &str) -> Result<(), TraceError> {
     let name = command.get_program().to_string_lossy().into_owned();
     match command.stdin(Stdio::null()).stderr(Stdio::piped()).output() {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => {
             let words = String::from_utf8_lossy(&output.stderr);
             let last = words.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
-            Err(TraceError::conversion_error(path, format!("`{by_hand}` failed: {last}")))
+            Err(TraceError::trace_must_be_converted_error(
+                path,
+                format!("`{by_hand}` failed: {last}"),
+            ))
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            Err(TraceError::conversion_error(
+            Err(TraceError::trace_must_be_converted_error(
                 path,
                 format!("`{name}` is not installed here; where it is, run: {by_hand}"),
             ))
         }
-        Err(error) => {
-            Err(TraceError::conversion_error(path, format!("{name} did not start: {error}")))
-        }
+        Err(error) => Err(TraceError::trace_must_be_converted_error(
+            path,
+            format!("{name} did not start: {error}"),
+        )),
     }
 }

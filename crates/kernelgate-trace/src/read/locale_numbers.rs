@@ -1,17 +1,18 @@
-//! Numbers as a program prints them in the locale of its user: `1,234.5`, `1.234,5`, `1 234,5`.
+//! Parses numbers that `ncu` printed in the user's locale: `1,234.5`, `1.234,5`, `1 234,5`.
 
-/// Format in which the numbers of a file are written.
+/// Decimal and thousands separators of the numbers in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum DecimalFormat {
+pub(super) enum DecimalSeparatorFormat {
     /// `1,234.5`.
     #[default]
     Point,
-    /// `1.234,5`, also with spaces or apostrophes between thousands.
+    /// Decimal comma, as in `1.234,5`; thousands may also be separated by spaces or apostrophes.
     Comma,
 }
 
-/// Units of what is counted in whole numbers.
-const WHOLE_NUMBER_UNITS: &[&str] = &[
+/// Units whose quantities are whole numbers, so that a separator before three digits separates
+/// thousands.
+const UNITS_OF_WHOLE_NUMBERS: &[&str] = &[
     "ns",
     "nsecond",
     "cycle",
@@ -29,13 +30,15 @@ const WHOLE_NUMBER_UNITS: &[&str] = &[
     "Kbyte",
 ];
 
-impl DecimalFormat {
-    /// Detects the number format of values with units: the format that most unambiguous values
-    /// have.
-    pub fn detect_format<'a>(values: impl Iterator<Item = (&'a str, &'a str)>) -> DecimalFormat {
+impl DecimalSeparatorFormat {
+    /// Detects whether a file uses decimal points or commas, by majority of the values that are
+    /// valid in only one format.
+    pub fn detect_from_values_and_units<'a>(
+        values: impl Iterator<Item = (&'a str, &'a str)>,
+    ) -> DecimalSeparatorFormat {
         let (mut point, mut comma) = (0usize, 0usize);
         for (value, unit) in values {
-            match Self::from_value(value, unit) {
+            match Self::from_unambiguous_value(value, unit) {
                 Some(Self::Point) => point += 1,
                 Some(Self::Comma) => comma += 1,
                 None => {}
@@ -44,19 +47,24 @@ impl DecimalFormat {
         if comma > point { Self::Comma } else { Self::Point }
     }
 
-    /// The only format in which a value is a number; `None` where it is one in both, or in neither.
-    fn from_value(value: &str, unit: &str) -> Option<DecimalFormat> {
-        let value = without_separators(value);
-        let [point, comma] = [Self::Point, Self::Comma].map(|format| format.parse(&value));
+    /// Returns the only format in which the value is a valid number; `None` if both formats fit, or
+    /// neither.
+    fn from_unambiguous_value(value: &str, unit: &str) -> Option<DecimalSeparatorFormat> {
+        let value = without_space_and_apostrophe_separators(value);
+        let [point, comma] =
+            [Self::Point, Self::Comma].map(|format| format.parse_without_spaces(&value));
         match (point, comma) {
             (Some(_), None) => Some(Self::Point),
             (None, Some(_)) => Some(Self::Comma),
-            // For example, `152.192` nanoseconds is a whole number with a separator, because no
-            // nanosecond has thousandths.
-            (Some(point), Some(comma)) if point != comma && WHOLE_NUMBER_UNITS.contains(&unit) => {
+            // For example, `152.192` nanoseconds means 152 192 nanoseconds, because no profiler
+            // prints thousandths of a nanosecond.
+            (Some(point), Some(comma))
+                if point != comma && UNITS_OF_WHOLE_NUMBERS.contains(&unit) =>
+            {
                 Some(if point.fract() == 0.0 { Self::Point } else { Self::Comma })
             }
-            // For example, `0,123` is a fraction, because nobody groups a thousand of zero.
+            // For example, `0,123` is a fraction, because no number with thousands separators
+            // starts with a zero.
             (Some(point), Some(comma)) if point != comma => {
                 let leading = value.trim_start_matches('-').strip_prefix('0')?;
                 let format = if leading.starts_with('.') { Self::Point } else { Self::Comma };
@@ -66,11 +74,11 @@ impl DecimalFormat {
         }
     }
 
-    pub fn parse_number(self, text: &str) -> Option<f64> {
-        self.parse(&without_separators(text))
+    pub fn parse_number_with_separators(self, text: &str) -> Option<f64> {
+        self.parse_without_spaces(&without_space_and_apostrophe_separators(text))
     }
 
-    fn parse(self, text: &str) -> Option<f64> {
+    fn parse_without_spaces(self, text: &str) -> Option<f64> {
         let (thousands, decimal) = match self {
             Self::Point => (',', '.'),
             Self::Comma => ('.', ','),
@@ -82,7 +90,7 @@ impl DecimalFormat {
         if whole.contains(thousands) {
             let groups: Vec<&str> = whole.trim_start_matches('-').split(thousands).collect();
             let [first, between @ .., last] = &groups[..] else { return None };
-            // Locales of India group by two above a thousand.
+            // In Indian locales, groups above the thousands have two digits.
             let equal = |length: usize| between.iter().all(|group| group.len() == length);
             let fits = (1..=3).contains(&first.len()) && last.len() == 3;
             if !fits || !(equal(3) || equal(2) && first.len() < 3) {
@@ -94,15 +102,15 @@ impl DecimalFormat {
     }
 }
 
-/// Returns whether a text looks like a number in some format.
-pub(super) fn looks_numeric(text: &str) -> bool {
-    let text = without_separators(text);
+/// Whether a text consists of digits, signs, separators and exponents, in any locale.
+pub(super) fn looks_like_number_in_any_format(text: &str) -> bool {
+    let text = without_space_and_apostrophe_separators(text);
     text.contains(|c: char| c.is_ascii_digit())
         && text.chars().all(|c| c.is_ascii_digit() || "+-.,eE".contains(c))
 }
 
-/// Removes spaces and apostrophes inside and around a number.
-fn without_separators(text: &str) -> String {
+/// Removes spaces and apostrophes between digits, which separate thousands.
+fn without_space_and_apostrophe_separators(text: &str) -> String {
     let text = text.trim();
     let digit = |c: Option<char>| c.is_some_and(|c| c.is_ascii_digit());
     let mut plain = String::with_capacity(text.len());
@@ -122,20 +130,20 @@ fn without_separators(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn detected_format(values: &[(&str, &str)]) -> DecimalFormat {
-        DecimalFormat::detect_format(values.iter().copied())
+    fn detected_separator_format(values: &[(&str, &str)]) -> DecimalSeparatorFormat {
+        DecimalSeparatorFormat::detect_from_values_and_units(values.iter().copied())
     }
 
     #[test]
     fn a_number_is_parsed_with_the_separators_of_its_format() {
-        let (point, comma) = (DecimalFormat::Point, DecimalFormat::Comma);
-        assert_eq!(point.parse_number("1,234,567.5"), Some(1_234_567.5));
-        assert_eq!(comma.parse_number("1.234.567,5"), Some(1_234_567.5));
-        assert_eq!(comma.parse_number("1\u{202f}234,5"), Some(1234.5));
-        assert_eq!(point.parse_number("1'234.5"), Some(1234.5));
-        assert_eq!(point.parse_number("11,52,192.5"), Some(1_152_192.5));
-        assert_eq!(point.parse_number("-0.25"), Some(-0.25));
-        assert_eq!(point.parse_number("1e3"), Some(1000.0));
+        let (point, comma) = (DecimalSeparatorFormat::Point, DecimalSeparatorFormat::Comma);
+        assert_eq!(point.parse_number_with_separators("1,234,567.5"), Some(1_234_567.5));
+        assert_eq!(comma.parse_number_with_separators("1.234.567,5"), Some(1_234_567.5));
+        assert_eq!(comma.parse_number_with_separators("1\u{202f}234,5"), Some(1234.5));
+        assert_eq!(point.parse_number_with_separators("1'234.5"), Some(1234.5));
+        assert_eq!(point.parse_number_with_separators("11,52,192.5"), Some(1_152_192.5));
+        assert_eq!(point.parse_number_with_separators("-0.25"), Some(-0.25));
+        assert_eq!(point.parse_number_with_separators("1e3"), Some(1000.0));
         for (format, text) in [
             (point, "1,5"),
             (point, "1,52,19"),
@@ -145,24 +153,48 @@ mod tests {
             (point, ""),
             (point, "PolicySpread"),
         ] {
-            assert_eq!(format.parse_number(text), None, "{text}");
+            assert_eq!(format.parse_number_with_separators(text), None, "{text}");
         }
     }
 
     #[test]
-    fn an_ambiguous_separator_is_decided_by_other_rows_and_units() {
-        assert_eq!(detected_format(&[("117.344", "us"), ("97,94", "%")]), DecimalFormat::Comma);
-        assert_eq!(detected_format(&[("117.344", "us"), ("97.94", "%")]), DecimalFormat::Point);
-        assert_eq!(detected_format(&[("152.192", "ns")]), DecimalFormat::Comma);
-        assert_eq!(detected_format(&[("152,192", "nsecond")]), DecimalFormat::Point);
-        assert_eq!(detected_format(&[("0,123", "")]), DecimalFormat::Comma);
-        assert_eq!(detected_format(&[("0.123", ""), ("Spread", "")]), DecimalFormat::Point);
-        assert_eq!(detected_format(&[("152.192", "us")]), DecimalFormat::Point, "nothing decides");
+    fn other_rows_and_units_decide_an_ambiguous_separator() {
+        assert_eq!(
+            detected_separator_format(&[("117.344", "us"), ("97,94", "%")]),
+            DecimalSeparatorFormat::Comma
+        );
+        assert_eq!(
+            detected_separator_format(&[("117.344", "us"), ("97.94", "%")]),
+            DecimalSeparatorFormat::Point
+        );
+        assert_eq!(detected_separator_format(&[("152.192", "ns")]), DecimalSeparatorFormat::Comma);
+        assert_eq!(
+            detected_separator_format(&[("152,192", "nsecond")]),
+            DecimalSeparatorFormat::Point
+        );
+        assert_eq!(detected_separator_format(&[("0,123", "")]), DecimalSeparatorFormat::Comma);
+        assert_eq!(
+            detected_separator_format(&[("0.123", ""), ("Spread", "")]),
+            DecimalSeparatorFormat::Point
+        );
+        assert_eq!(
+            detected_separator_format(&[("152.192", "us")]),
+            DecimalSeparatorFormat::Point,
+            "nothing decides"
+        );
     }
 
     #[test]
-    fn a_text_without_digits_is_not_parsed_as_a_number() {
-        assert!(looks_numeric("1.2,3") && looks_numeric("12") && looks_numeric("1 234"));
-        assert!(!looks_numeric("n/a") && !looks_numeric("") && !looks_numeric("12 warps"));
+    fn text_without_digits_does_not_look_like_a_number() {
+        assert!(
+            looks_like_number_in_any_format("1.2,3")
+                && looks_like_number_in_any_format("12")
+                && looks_like_number_in_any_format("1 234")
+        );
+        assert!(
+            !looks_like_number_in_any_format("n/a")
+                && !looks_like_number_in_any_format("")
+                && !looks_like_number_in_any_format("12 warps")
+        );
     }
 }

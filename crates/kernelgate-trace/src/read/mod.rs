@@ -1,4 +1,5 @@
-//! Files into the activity model: recognised by their content, not by their name.
+//! Reads trace files of several profilers into the trace data model; formats are recognised by
+//! content, not by file name.
 
 mod chrome;
 mod convert;
@@ -15,7 +16,10 @@ mod trace_builder;
 mod unsupported_files;
 mod wanted_parts;
 
-pub use rows::{CallRow, RangeOrCall, RangeRow, StreamedRows, for_each_row};
+pub use rows::{
+    StreamedCallRow, StreamedExportRest, StreamedRangeOrCall, StreamedRangeRow,
+    for_each_range_and_call_by_time,
+};
 pub use wanted_parts::WantedTraceParts;
 
 use std::io::Read;
@@ -24,58 +28,59 @@ use std::path::Path;
 use crate::error::TraceError;
 use crate::model::Trace;
 
-/// Reads a trace: an SQLite export or report of Nsight Systems, CSV or a report of Nsight Compute,
-/// Chrome's JSON (as PyTorch writes it), also compressed by gzip, a recording of
-/// `kernelgate profile`.
+/// Reads a trace file: Nsight Systems export or report, Nsight Compute CSV or report, rocprofv3
+/// JSON, Chrome trace JSON (also compressed with gzip), or a recording of `kernelgate profile`.
 ///
-/// A damaged file is read as far as it goes; [`Trace::quality`] lists the missing parts.
+/// If a file is damaged, kernelgate reads the intact beginning; [`Trace::quality`] lists the
+/// missing parts.
 ///
 /// # Errors
-/// The file cannot be read, is of no known format, or holds nothing that can be used.
+/// The file cannot be read, has an unknown format, or contains nothing that kernelgate can use.
 pub fn open_trace_file(path: &Path, wanted: &WantedTraceParts) -> Result<Trace, TraceError> {
-    match recognise_format(path)? {
-        TraceFormat::SystemsExport => nsys::read_nsys_export(path, wanted),
-        TraceFormat::Chrome => chrome::read_chrome_trace(path),
-        TraceFormat::ComputeCsv => ncu::read_ncu_csv(path),
-        TraceFormat::Recording => recording::read_recording(path),
-        TraceFormat::Rocprof => rocprof::read_rocprof_json(path),
-        TraceFormat::SystemsReport => {
-            let (_folder, export) = convert::convert_nsys_report(path)?;
+    match recognise_trace_file_format(path)? {
+        TraceFileFormat::SystemsExport => nsys::read_nsys_export(path, wanted),
+        TraceFileFormat::Chrome => chrome::read_chrome_trace(path),
+        TraceFileFormat::ComputeCsv => ncu::read_ncu_csv(path),
+        TraceFileFormat::Recording => recording::read_kernelgate_recording(path),
+        TraceFileFormat::Rocprof => rocprof::read_rocprofv3_json(path),
+        TraceFileFormat::SystemsReport => {
+            let (_folder, export) = convert::export_nsys_report_to_sqlite(path)?;
             nsys::read_nsys_export(&export, wanted)
         }
-        TraceFormat::ComputeReport => ncu_report::read_ncu_report(path),
+        TraceFileFormat::ComputeReport => ncu_report::read_ncu_report(path),
     }
 }
 
-/// Reads what is wanted of a trace but its ranges and calls, and hands these out in order of time;
-/// `None` for a file of another format than Nsight Systems. Rows are not kept in memory, so that an
-/// export of any length takes no more memory than its kernels. Calls without a correlation id are
-/// passed on only if other columns are requested.
-pub fn stream_trace_rows(
+/// Reads the wanted parts of an Nsight Systems trace, and passes ranges and API calls one by one to
+/// `each` in order of time; `None` for other file formats. Ranges and API calls are not kept in
+/// memory, so memory grows only with the number of kernels, not with the length of the export. API
+/// calls without a correlation id are passed on only if the caller wants further columns of calls.
+pub fn stream_ranges_and_calls(
     path: &Path,
     wanted: &WantedTraceParts,
-    each: impl FnMut(&Trace, RangeOrCall),
-) -> Result<Option<StreamedRows>, TraceError> {
-    match recognise_format(path)? {
-        TraceFormat::SystemsExport => {
-            nsys::stream::read_and_stream_rows(path, wanted, each).map(Some)
+    each: impl FnMut(&Trace, StreamedRangeOrCall),
+) -> Result<Option<StreamedExportRest>, TraceError> {
+    match recognise_trace_file_format(path)? {
+        TraceFileFormat::SystemsExport => {
+            nsys::stream::stream_ranges_and_calls_of_export(path, wanted, each).map(Some)
         }
-        TraceFormat::SystemsReport => {
-            let (_folder, export) = convert::convert_nsys_report(path)?;
-            nsys::stream::read_and_stream_rows(&export, wanted, each).map(Some)
+        TraceFileFormat::SystemsReport => {
+            let (_folder, export) = convert::export_nsys_report_to_sqlite(path)?;
+            nsys::stream::stream_ranges_and_calls_of_export(&export, wanted, each).map(Some)
         }
         _ => Ok(None),
     }
 }
 
-/// Recognises a folder that has a parquet file for each table.
-fn recognise_folder(path: &Path) -> Result<TraceFormat, TraceError> {
+/// Recognises a folder of an Nsight Systems parquet export, which contains one parquet file per
+/// table.
+fn recognise_parquet_export_folder(path: &Path) -> Result<TraceFileFormat, TraceError> {
     let mut files = std::fs::read_dir(path).map_err(TraceError::io(path))?.flatten();
     let is_table = |file: std::fs::DirEntry| {
         file.path().extension().is_some_and(|extension| extension == "parquet")
     };
     if files.any(is_table) {
-        return Ok(TraceFormat::SystemsExport);
+        return Ok(TraceFileFormat::SystemsExport);
     }
     Err(TraceError::Unknown {
         path: path.to_owned(),
@@ -85,7 +90,7 @@ fn recognise_folder(path: &Path) -> Result<TraceFormat, TraceError> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum TraceFormat {
+enum TraceFileFormat {
     SystemsExport,
     Chrome,
     Recording,
@@ -95,50 +100,50 @@ enum TraceFormat {
     ComputeReport,
 }
 
-/// Bytes of a file by which its format is recognised.
-const RECOGNISED_HEAD_BYTES: u64 = 1 << 16;
+/// Number of bytes at the start of a file from which kernelgate recognises the format.
+const FORMAT_RECOGNITION_BYTES: u64 = 1 << 16;
 
-fn recognise_format(path: &Path) -> Result<TraceFormat, TraceError> {
+fn recognise_trace_file_format(path: &Path) -> Result<TraceFileFormat, TraceError> {
     if path.is_dir() {
-        return recognise_folder(path);
+        return recognise_parquet_export_folder(path);
     }
     let mut head = Vec::new();
-    // A pipe has its content once, and a trace is opened twice; a named one without a writer would
-    // be waited for without end.
+    // Pipes are rejected, because kernelgate opens a trace twice, and because opening a named pipe
+    // without a writer blocks forever.
     let kind = std::fs::metadata(path).map_err(TraceError::io(path))?.file_type();
     if !kind.is_file() && !kind.is_dir() {
         let why = std::io::Error::other("it is no file but a device, a pipe or a socket");
         return Err(TraceError::io(path)(why));
     }
     let file = std::fs::File::open(path).map_err(TraceError::io(path))?;
-    file.take(RECOGNISED_HEAD_BYTES).read_to_end(&mut head).map_err(TraceError::io(path))?;
+    file.take(FORMAT_RECOGNITION_BYTES).read_to_end(&mut head).map_err(TraceError::io(path))?;
     let extension = path.extension().and_then(|name| name.to_str()).unwrap_or_default();
     let unknown = |reason: &str| {
         Err(TraceError::Unknown { path: path.to_owned(), reason: reason.to_owned() })
     };
-    if let Some(reason) = unsupported_files::recognise_unsupported(path, &head) {
+    if let Some(reason) = unsupported_files::reason_if_unsupported_file(path, &head) {
         return unknown(&reason);
     }
     if head.starts_with(b"SQLite format 3\0") {
-        return Ok(TraceFormat::SystemsExport);
+        return Ok(TraceFileFormat::SystemsExport);
     }
-    if head.starts_with(ncu_report::REPORT_MAGIC) {
-        return Ok(TraceFormat::ComputeReport);
+    if head.starts_with(ncu_report::NCU_REPORT_MAGIC) {
+        return Ok(TraceFileFormat::ComputeReport);
     }
     if head.starts_with(&[0x1f, 0x8b]) {
-        let head = json_source::first_unpacked_bytes(path, RECOGNISED_HEAD_BYTES)
+        let head = json_source::first_decompressed_bytes(path, FORMAT_RECOGNITION_BYTES)
             .map_err(TraceError::io(path))?;
-        return match unsupported_files::recognise_unsupported(path, &head) {
+        return match unsupported_files::reason_if_unsupported_file(path, &head) {
             Some(reason) => unknown(&reason),
-            None if rocprof::looks_like_rocprof(&head) => Ok(TraceFormat::Rocprof),
-            None => Ok(TraceFormat::Chrome),
+            None if rocprof::looks_like_rocprof(&head) => Ok(TraceFileFormat::Rocprof),
+            None => Ok(TraceFileFormat::Chrome),
         };
     }
     match extension {
-        "nsys-rep" | "qdrep" => return Ok(TraceFormat::SystemsReport),
-        "ncu-rep" => return Ok(TraceFormat::ComputeReport),
+        "nsys-rep" | "qdrep" => return Ok(TraceFileFormat::SystemsReport),
+        "ncu-rep" => return Ok(TraceFileFormat::ComputeReport),
         "qdstrm" => {
-            return Err(TraceError::conversion_error(
+            return Err(TraceError::trace_must_be_converted_error(
                 path,
                 format!(
                     "`nsys profile` left it because it could not make its report; where Nsight \
@@ -154,17 +159,19 @@ fn recognise_format(path: &Path) -> Result<TraceFormat, TraceError> {
     let start = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&head);
     let mut bytes = start.iter().filter(|byte| !byte.is_ascii_whitespace());
     match bytes.next() {
-        // The file is TOML, INI or code, not JSON.
+        // A bracket before a letter is TOML, INI or source code, not JSON.
         Some(b'{' | b'[') if bytes.next().is_some_and(u8::is_ascii_alphabetic) => {}
-        Some(b'{') if recording::looks_like_recording(start) => return Ok(TraceFormat::Recording),
-        Some(b'{') if rocprof::looks_like_rocprof(start) => return Ok(TraceFormat::Rocprof),
-        Some(b'{' | b'[') => return Ok(TraceFormat::Chrome),
-        _ if ncu::looks_like_ncu_csv(path).map_err(TraceError::io(path))? => {
-            return Ok(TraceFormat::ComputeCsv);
+        Some(b'{') if recording::looks_like_kernelgate_recording(start) => {
+            return Ok(TraceFileFormat::Recording);
+        }
+        Some(b'{') if rocprof::looks_like_rocprof(start) => return Ok(TraceFileFormat::Rocprof),
+        Some(b'{' | b'[') => return Ok(TraceFileFormat::Chrome),
+        _ if ncu::contains_ncu_csv_header(path).map_err(TraceError::io(path))? => {
+            return Ok(TraceFileFormat::ComputeCsv);
         }
         _ => {}
     }
-    if let Some(reason) = unsupported_files::recognise_text(&head) {
+    if let Some(reason) = unsupported_files::reason_if_unsupported_text(&head) {
         return unknown(&reason);
     }
     unknown(

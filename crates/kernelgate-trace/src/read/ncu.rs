@@ -1,30 +1,32 @@
-//! CSV of Nsight Compute (`ncu --csv`), the details page or the raw page.
+//! Reads CSV output of Nsight Compute (`ncu --csv`), from the details page or the raw page.
 //!
-//! Program output and `==PROF==` lines may stand before, behind and between the records. Columns
-//! are found by their header: versions of `ncu` write 12, 15 or 20 columns. This reader has no
-//! timeline, which Nsight Compute does not record.
+//! Output of the profiled program and `==PROF==` lines may appear before, between and after the CSV
+//! records. The reader finds columns by their header, because versions of `ncu` write 12, 15 or 20
+//! columns. The resulting trace contains profiled launches but no timeline, because Nsight Compute
+//! records none.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::demangle::readable_kernel_name;
-use super::locale_numbers::{DecimalFormat, looks_numeric};
+use super::demangle::demangle_kernel_name;
+use super::locale_numbers::{DecimalSeparatorFormat, looks_like_number_in_any_format};
 use super::trace_builder::TraceBuilder;
 use crate::error::TraceError;
-use crate::model::gpu::LaunchShape;
-use crate::model::interned_names::TraceNames;
-use crate::model::kernel_metrics::{KernelMetric, ProfiledLaunch};
+use crate::model::gpu::KernelLaunchShape;
+use crate::model::interned_names::InternedTraceNames;
+use crate::model::kernel_metrics::{NcuMetricValue, NcuProfiledLaunch};
 use crate::model::{Trace, TraceRecorder};
 
-/// Bytes of CSV that are read at most.
-const MAX_CSV_BYTES: u64 = 1 << 30;
-/// Lines of other output in front of the header that are looked through at most.
-const MAX_LINES_BEFORE_HEADER: usize = 1_000_000;
+/// Maximum size of a CSV file of Nsight Compute, in bytes.
+const MAX_NCU_CSV_BYTES: u64 = 1 << 30;
+/// Maximum number of lines of other output that are searched for the CSV header.
+const MAX_LINES_BEFORE_CSV_HEADER: usize = 1_000_000;
 
-/// Metric names of old versions of Nsight Compute, with their present names.
-const RENAMED_METRICS: &[(&str, &str)] = &[
+/// Metric names of older Nsight Compute versions and of the raw page, each with the name on the
+/// current details page.
+const NCU_METRIC_OLD_AND_CURRENT_NAMES: &[(&str, &str)] = &[
     ("SM [%]", "Compute (SM) Throughput"),
     ("SOL SM", "Compute (SM) Throughput"),
     ("SM Throughput", "Compute (SM) Throughput"),
@@ -50,64 +52,68 @@ const RENAMED_METRICS: &[(&str, &str)] = &[
     ("smsp__issue_active.avg.per_cycle_active", "Issued Warp Per Scheduler"),
 ];
 
-/// Separators of columns: of `ncu`, and of spreadsheets that stored its file again.
-const CSV_SEPARATORS: &[u8] = b",;\t";
+/// Column separators that `ncu` writes, or that spreadsheet programs write when they save the CSV
+/// again.
+const CSV_COLUMN_SEPARATORS: &[u8] = b",;\t";
 
-/// The separator of columns, if a line is the header of Nsight Compute's CSV.
-fn csv_separator(line: &str) -> Option<u8> {
+/// Returns the column separator if the line is the header of Nsight Compute's CSV; `None` for other
+/// lines.
+fn column_separator_of_ncu_header(line: &str) -> Option<u8> {
     let first = *line.strip_prefix("\"ID\"")?.as_bytes().first()?;
-    (CSV_SEPARATORS.contains(&first) && line.contains("\"Kernel Name\"")).then_some(first)
+    (CSV_COLUMN_SEPARATORS.contains(&first) && line.contains("\"Kernel Name\"")).then_some(first)
 }
 
-/// Returns whether a file contains the header of Nsight Compute's CSV.
-pub(super) fn looks_like_ncu_csv(path: &Path) -> std::io::Result<bool> {
-    let mut lines = BufReader::new(std::fs::File::open(path)?.take(MAX_CSV_BYTES));
+/// Whether a file contains the header line of Nsight Compute's CSV.
+pub(super) fn contains_ncu_csv_header(path: &Path) -> std::io::Result<bool> {
+    let mut lines = BufReader::new(std::fs::File::open(path)?.take(MAX_NCU_CSV_BYTES));
     let mut line = Vec::new();
-    for _ in 0..MAX_LINES_BEFORE_HEADER {
+    for _ in 0..MAX_LINES_BEFORE_CSV_HEADER {
         line.clear();
-        // A line without an end is cut, so that it cannot fill the memory.
+        // Reading a line stops at 64 KiB, so that a file without line breaks cannot fill the
+        // memory.
         if (&mut lines).take(1 << 16).read_until(b'\n', &mut line)? == 0 {
             break;
         }
-        if csv_separator(&String::from_utf8_lossy(&line)).is_some() {
+        if column_separator_of_ncu_header(&String::from_utf8_lossy(&line)).is_some() {
             return Ok(true);
         }
     }
     Ok(false)
 }
 
-/// Reads the profiled launches of a CSV file.
+/// Reads kernel launches and their metrics from CSV of Nsight Compute.
 ///
 /// # Errors
-/// The file cannot be read, is too large, or holds no launch.
+/// The file cannot be read, is too large, or contains no profiled launch.
 pub(super) fn read_ncu_csv(path: &Path) -> Result<Trace, TraceError> {
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path).map_err(TraceError::io(path))?;
-    file.take(MAX_CSV_BYTES + 1).read_to_end(&mut bytes).map_err(TraceError::io(path))?;
-    if bytes.len() as u64 > MAX_CSV_BYTES {
+    file.take(MAX_NCU_CSV_BYTES + 1).read_to_end(&mut bytes).map_err(TraceError::io(path))?;
+    if bytes.len() as u64 > MAX_NCU_CSV_BYTES {
         return Err(TraceError::TooLarge {
             path: path.to_owned(),
-            reason: format!("more than {} MiB of CSV", MAX_CSV_BYTES >> 20),
+            reason: format!("more than {} MiB of CSV", MAX_NCU_CSV_BYTES >> 20),
         });
     }
     let text = String::from_utf8_lossy(&bytes);
     let mut builder = TraceBuilder::default();
     builder.trace.recorder = TraceRecorder::NsightCompute;
-    for section in split_csv_sections(&text) {
-        add_section(&section, &mut builder);
+    for section in split_ncu_csv_at_headers(&text) {
+        add_launches_of_ncu_csv_section(&section, &mut builder);
     }
     if builder.trace.profiled.is_empty() {
-        return Err(TraceError::broken_file(path, "it holds no profiled launch"));
+        return Err(TraceError::broken_trace_file_error(path, "it holds no profiled launch"));
     }
     Ok(builder.finish_trace())
 }
 
-/// Splits the text into CSV headers with their records, without the output of other programs.
-fn split_csv_sections(text: &str) -> Vec<String> {
+/// Splits the text into sections of a CSV header and its records, and drops the output of other
+/// programs.
+fn split_ncu_csv_at_headers(text: &str) -> Vec<String> {
     let mut sections: Vec<String> = Vec::new();
     let mut open = false;
     for line in text.lines() {
-        if !open && csv_separator(line).is_some() {
+        if !open && column_separator_of_ncu_header(line).is_some() {
             sections.push(String::new());
         }
         let Some(section) = sections.last_mut() else { continue };
@@ -121,21 +127,21 @@ fn split_csv_sections(text: &str) -> Vec<String> {
     sections
 }
 
-/// The records of a section with its columns.
-struct NcuCsvSection {
+/// One header line of Nsight Compute's CSV with the records that follow.
+struct NcuCsvHeaderAndRecords {
     header: csv::StringRecord,
     records: Vec<csv::StringRecord>,
-    /// The units of the raw page, which stand in a record without an id.
+    /// The units of the raw page, which are in a record without a launch id.
     units: csv::StringRecord,
-    /// Number of records that cannot be read.
+    /// Number of CSV records that could not be parsed.
     broken: u64,
 }
 
-impl NcuCsvSection {
-    fn parse(text: &str) -> Option<NcuCsvSection> {
+impl NcuCsvHeaderAndRecords {
+    fn parse_ncu_csv_section(text: &str) -> Option<NcuCsvHeaderAndRecords> {
         let mut reader = csv::ReaderBuilder::new()
             .flexible(true)
-            .delimiter(csv_separator(text)?)
+            .delimiter(column_separator_of_ncu_header(text)?)
             .from_reader(text.as_bytes());
         let header = reader.headers().ok()?.clone();
         let id = header.iter().position(|name| name == "ID")?;
@@ -155,18 +161,18 @@ impl NcuCsvSection {
         Some(Self { header, records, units: units.unwrap_or_default(), broken })
     }
 
-    fn column_index(&self, name: &str) -> Option<usize> {
+    fn index_of_column(&self, name: &str) -> Option<usize> {
         self.header.iter().position(|title| title == name)
     }
 
-    /// Metrics with units and values, as written.
-    fn metrics_of_record<'a>(
+    /// The metrics of a CSV record, each with name, unit and value as text.
+    fn names_units_and_values_of_record<'a>(
         &'a self,
         record: &'a csv::StringRecord,
     ) -> impl Iterator<Item = [&'a str; 3]> + 'a {
         let field = |index: Option<usize>| index.and_then(|i| record.get(i)).unwrap_or("");
         let columns =
-            ["Metric Name", "Metric Unit", "Metric Value"].map(|name| self.column_index(name));
+            ["Metric Name", "Metric Unit", "Metric Value"].map(|name| self.index_of_column(name));
         let details = columns[0].map(|_| columns.map(field));
         let raw = self
             .header
@@ -179,13 +185,16 @@ impl NcuCsvSection {
     }
 }
 
-fn add_section(text: &str, builder: &mut TraceBuilder) {
-    let Some(section) = NcuCsvSection::parse(text) else { return };
+fn add_launches_of_ncu_csv_section(text: &str, builder: &mut TraceBuilder) {
+    let Some(section) = NcuCsvHeaderAndRecords::parse_ncu_csv_section(text) else { return };
     let trace = &mut builder.trace;
     trace.quality.odd_values += section.broken;
-    let all = section.records.iter().flat_map(|record| section.metrics_of_record(record));
-    let format = DecimalFormat::detect_format(all.map(|[_, unit, value]| (value, unit)));
-    if format == DecimalFormat::Comma {
+    let all =
+        section.records.iter().flat_map(|record| section.names_units_and_values_of_record(record));
+    let format = DecimalSeparatorFormat::detect_from_values_and_units(
+        all.map(|[_, unit, value]| (value, unit)),
+    );
+    if format == DecimalSeparatorFormat::Comma {
         trace.quality.notes.push(
             "numbers are written as 1.234,5 (the locale of the machine that ran ncu), and are read \
              so"
@@ -195,29 +204,33 @@ fn add_section(text: &str, builder: &mut TraceBuilder) {
     let numbers: HashSet<&str> = section
         .records
         .iter()
-        .flat_map(|record| section.metrics_of_record(record))
-        .filter(|[_, _, value]| format.parse_number(value).is_some())
+        .flat_map(|record| section.names_units_and_values_of_record(record))
+        .filter(|[_, _, value]| format.parse_number_with_separators(value).is_some())
         .map(|[name, ..]| name)
         .collect();
-    // Names of modes and devices are right without digits, and so is what ncu could not measure.
+    // Texts without digits are valid for modes and device names, and for metrics that `ncu` could
+    // not measure; they are not counted as odd.
     let odd = |[name, unit, value]: [&str; 3]| {
         let measured = !matches!(value.trim(), "" | "n/a" | "nan" | "inf" | "-nan" | "(!) n/a");
-        measured && (looks_numeric(value) || !unit.is_empty() || numbers.contains(name))
+        measured
+            && (looks_like_number_in_any_format(value)
+                || !unit.is_empty()
+                || numbers.contains(name))
     };
     let mut launches: HashMap<(String, String), usize> = HashMap::new();
     for record in &section.records {
         let field = |name: &str| {
-            section.column_index(name).and_then(|i| record.get(i)).unwrap_or("").to_owned()
+            section.index_of_column(name).and_then(|i| record.get(i)).unwrap_or("").to_owned()
         };
         let key = (field("Process ID"), field("ID"));
         let index = *launches.entry(key).or_insert_with(|| {
-            trace.profiled.push(ProfiledLaunch {
+            trace.profiled.push(NcuProfiledLaunch {
                 id: field("ID"),
-                kernel: trace.names.intern_text(&readable_kernel_name(&field("Kernel Name"))),
-                shape: LaunchShape {
-                    grid: parse_dimensions(&field("Grid Size")),
-                    block: parse_dimensions(&field("Block Size")),
-                    ..LaunchShape::default()
+                kernel: trace.names.intern_text(&demangle_kernel_name(&field("Kernel Name"))),
+                shape: KernelLaunchShape {
+                    grid: parse_grid_or_block_size(&field("Grid Size")),
+                    block: parse_grid_or_block_size(&field("Block Size")),
+                    ..KernelLaunchShape::default()
                 },
                 device: format!("device {}, compute capability {}", field("Device"), field("CC")),
                 metrics: Default::default(),
@@ -227,9 +240,11 @@ fn add_section(text: &str, builder: &mut TraceBuilder) {
             trace.profiled.len() - 1
         });
         let launch = &mut trace.profiled[index];
-        for [name, unit, value] in section.metrics_of_record(record) {
-            match format.parse_number(value) {
-                Some(value) => add_launch_metric(&mut trace.names, launch, name, unit, value),
+        for [name, unit, value] in section.names_units_and_values_of_record(record) {
+            match format.parse_number_with_separators(value) {
+                Some(value) => {
+                    add_metric_under_current_name(&mut trace.names, launch, name, unit, value)
+                }
                 None => trace.quality.odd_values += u64::from(odd([name, unit, value])),
             }
         }
@@ -241,10 +256,10 @@ fn add_section(text: &str, builder: &mut TraceBuilder) {
     }
 }
 
-/// Adds a metric under its present name.
-pub(super) fn add_launch_metric(
-    names: &mut TraceNames,
-    launch: &mut ProfiledLaunch,
+/// Adds a metric to a launch under the name of current Nsight Compute versions.
+pub(super) fn add_metric_under_current_name(
+    names: &mut InternedTraceNames,
+    launch: &mut NcuProfiledLaunch,
     name: &str,
     unit: &str,
     value: f64,
@@ -252,19 +267,23 @@ pub(super) fn add_launch_metric(
     if name.is_empty() {
         return;
     }
-    let name = RENAMED_METRICS.iter().find(|(old, _)| *old == name).map_or(name, |(_, new)| *new);
-    // The name "Throughput" stands both for a share of the peak and for a rate.
+    let name = NCU_METRIC_OLD_AND_CURRENT_NAMES
+        .iter()
+        .find(|(old, _)| *old == name)
+        .map_or(name, |(_, new)| *new);
+    // Nsight Compute uses the name "Throughput" both for a percentage of the peak and for a rate,
+    // so the unit is added to the name of a rate.
     let key = if name.ends_with("Throughput") && unit != "%" {
         names.intern_text(&format!("{name} [{unit}]"))
     } else {
         names.intern_text(name)
     };
     let unit = names.intern_text(unit);
-    launch.metrics.entry(key).or_insert(KernelMetric { value, unit });
+    launch.metrics.entry(key).or_insert(NcuMetricValue { value, unit });
 }
 
-/// Parses dimensions such as `(9, 32, 1)` or `9x32x1`.
-fn parse_dimensions(text: &str) -> [u32; 3] {
+/// Parses a grid or block size such as `(9, 32, 1)` or `9x32x1`; missing dimensions are 0.
+fn parse_grid_or_block_size(text: &str) -> [u32; 3] {
     let mut numbers = text
         .split(|c: char| !c.is_ascii_digit())
         .filter(|part| !part.is_empty())
@@ -277,8 +296,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn launch_dimensions_are_parsed_in_both_notations() {
-        assert_eq!(parse_dimensions("(9, 32, 1)"), [9, 32, 1]);
-        assert_eq!(parse_dimensions("128x2"), [128, 2, 0]);
+    fn grid_sizes_are_parsed_in_both_notations() {
+        assert_eq!(parse_grid_or_block_size("(9, 32, 1)"), [9, 32, 1]);
+        assert_eq!(parse_grid_or_block_size("128x2"), [128, 2, 0]);
     }
 }

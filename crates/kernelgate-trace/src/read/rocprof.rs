@@ -1,6 +1,7 @@
-//! JSON of AMD's `rocprofv3 --output-format json`: kernels, copies, HIP and HSA calls, markers.
+//! Reads JSON of AMD's `rocprofv3 --output-format json`: kernels, copies, HIP, HSA and RCCL calls,
+//! and markers.
 //!
-//! Counters and instruction samples of rocprof are not read.
+//! The reader ignores counters and instruction samples in rocprofv3's JSON.
 
 use std::io::BufReader;
 use std::path::Path;
@@ -11,15 +12,18 @@ use serde::Deserialize;
 use super::json_source;
 use super::trace_builder::TraceBuilder;
 use crate::error::TraceError;
-use crate::model::gpu::{LaunchShape, MemoryKind, OperationColumns, OperationPlace};
-use crate::model::host::RangeStyle;
+use crate::model::gpu::{
+    CopiedMemoryKind, GpuOperationColumns, KernelLaunchShape, ProcessDeviceContextAndStream,
+};
+use crate::model::host::HostRangeStyle;
 use crate::model::{Trace, TraceRecorder, TracedDevice};
 
-const ROCPROF_ROOT_KEY: &str = "rocprofiler-sdk-tool";
+const ROCPROFV3_JSON_ROOT_KEY: &str = "rocprofiler-sdk-tool";
 
-/// Returns whether a text begins like a file of rocprofv3.
+/// Whether the first bytes of a file contain the root key of rocprofv3's JSON.
 pub(super) fn looks_like_rocprof(head: &[u8]) -> bool {
-    head.windows(ROCPROF_ROOT_KEY.len()).any(|part| part == ROCPROF_ROOT_KEY.as_bytes())
+    head.windows(ROCPROFV3_JSON_ROOT_KEY.len())
+        .any(|part| part == ROCPROFV3_JSON_ROOT_KEY.as_bytes())
 }
 
 #[derive(Deserialize)]
@@ -32,10 +36,10 @@ struct RocprofFile {
 #[serde(default)]
 struct RocprofProcess {
     metadata: RocprofMetadata,
-    agents: Vec<RocprofAgent>,
+    agents: Vec<RocprofCpuOrGpuAgent>,
     strings: RocprofStrings,
     kernel_symbols: Vec<RocprofKernelSymbol>,
-    buffer_records: RocprofBufferRecords,
+    buffer_records: RocprofRecordsByKind,
 }
 
 #[derive(Deserialize, Default)]
@@ -52,13 +56,13 @@ struct RocprofHandle {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct RocprofAgent {
+struct RocprofCpuOrGpuAgent {
     id: RocprofHandle,
-    /// Kind of the agent: 1 is a CPU, 2 a GPU.
+    /// Agent type: 1 is a CPU, 2 is a GPU.
     r#type: u32,
     name: String,
     product_name: String,
-    /// Number of the agent among agents of its type.
+    /// Number of the agent among all agents of its type.
     logical_node_type_id: Option<u32>,
     cu_count: Option<u32>,
     max_waves_per_cu: Option<u32>,
@@ -68,20 +72,20 @@ struct RocprofAgent {
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct RocprofStrings {
-    /// Names of operations by kind of record.
-    buffer_records: Vec<RocprofKindNames>,
-    /// Texts of markers by their correlation id.
-    marker_api: Vec<RocprofMarkerText>,
+    /// Names of API functions and operations, by kind of record.
+    buffer_records: Vec<RocprofOperationNamesOfKind>,
+    /// Texts of markers, each with the correlation id of its record.
+    marker_api: Vec<RocprofMarkerCorrelationAndText>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct RocprofKindNames {
+struct RocprofOperationNamesOfKind {
     operations: Vec<String>,
 }
 
 #[derive(Deserialize)]
-struct RocprofMarkerText {
+struct RocprofMarkerCorrelationAndText {
     key: u64,
     value: String,
 }
@@ -97,25 +101,25 @@ struct RocprofKernelSymbol {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct RocprofBufferRecords {
-    kernel_dispatch: Vec<RocprofRecord>,
-    memory_copy: Vec<RocprofRecord>,
-    hip_api: Vec<RocprofRecord>,
-    hsa_api: Vec<RocprofRecord>,
-    rccl_api: Vec<RocprofRecord>,
-    marker_api: Vec<RocprofRecord>,
+struct RocprofRecordsByKind {
+    kernel_dispatch: Vec<RocprofOperationOrCallRecord>,
+    memory_copy: Vec<RocprofOperationOrCallRecord>,
+    hip_api: Vec<RocprofOperationOrCallRecord>,
+    hsa_api: Vec<RocprofOperationOrCallRecord>,
+    rccl_api: Vec<RocprofOperationOrCallRecord>,
+    marker_api: Vec<RocprofOperationOrCallRecord>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct RocprofRecord {
+struct RocprofOperationOrCallRecord {
     kind: usize,
     operation: usize,
     thread_id: i64,
     correlation_id: RocprofCorrelation,
     start_timestamp: u64,
     end_timestamp: u64,
-    dispatch_info: RocprofDispatch,
+    dispatch_info: RocprofKernelDispatchInfo,
     stream_id: RocprofHandle,
     dst_agent_id: RocprofHandle,
     src_agent_id: RocprofHandle,
@@ -130,68 +134,71 @@ struct RocprofCorrelation {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct RocprofDispatch {
+struct RocprofKernelDispatchInfo {
     agent_id: RocprofHandle,
     queue_id: RocprofHandle,
     kernel_id: u64,
     group_segment_size: u32,
     private_segment_size: u32,
-    workgroup_size: RocprofSize,
-    /// Size of the grid in work items, not in work groups.
-    grid_size: RocprofSize,
+    workgroup_size: RocprofThreeDimensionalSize,
+    /// Size of the grid in work items (threads), not in work groups.
+    grid_size: RocprofThreeDimensionalSize,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct RocprofSize {
+struct RocprofThreeDimensionalSize {
     x: u32,
     y: u32,
     z: u32,
 }
 
-impl RocprofSize {
-    fn to_array(&self) -> [u32; 3] {
+impl RocprofThreeDimensionalSize {
+    fn to_xyz_array(&self) -> [u32; 3] {
         [self.x, self.y, self.z]
     }
 }
 
-/// Reads a file.
+/// Reads a trace from rocprofv3's JSON.
 ///
 /// # Errors
-/// The file cannot be read, is broken, or holds no record.
-pub(super) fn read_rocprof_json(path: &Path) -> Result<Trace, TraceError> {
-    let source = json_source::open_json(path).map_err(TraceError::io(path))?;
+/// The file cannot be read, is invalid, or contains no kernel, copy or call.
+pub(super) fn read_rocprofv3_json(path: &Path) -> Result<Trace, TraceError> {
+    let source = json_source::open_plain_or_gzip_json(path).map_err(TraceError::io(path))?;
     let file: RocprofFile = serde_json::from_reader(BufReader::with_capacity(1 << 18, source))
-        .map_err(|error| TraceError::broken_file(path, format!("JSON of rocprofv3: {error}")))?;
+        .map_err(|error| {
+            TraceError::broken_trace_file_error(path, format!("JSON of rocprofv3: {error}"))
+        })?;
     let mut builder = TraceBuilder::default();
     builder.trace.recorder = TraceRecorder::Rocprof;
     for process in &file.processes {
-        RocprofReader::new(process, &mut builder).read_all_records();
+        RocprofProcessReader::for_process_records(process, &mut builder)
+            .add_all_records_of_process();
     }
     let trace = builder.finish_trace();
-    if trace.operation_count() == 0 && trace.calls.is_empty() {
+    if trace.gpu_operation_count() == 0 && trace.calls.has_no_call() {
         let reason = "it holds no kernel, copy or call; record with: rocprofv3 --sys-trace \
                       --output-format json -- PROGRAM";
-        return Err(TraceError::broken_file(path, reason));
+        return Err(TraceError::broken_trace_file_error(path, reason));
     }
     Ok(trace)
 }
 
-/// The records of a process while they are read.
-struct RocprofReader<'a> {
+/// Adds the records of one process to the trace.
+struct RocprofProcessReader<'a> {
     records: &'a RocprofProcess,
     builder: &'a mut TraceBuilder,
     process: u32,
-    /// Numbers of GPUs by the handle of their agent.
+    /// Device number of each GPU, by the handle of its agent.
     devices: HashMap<u64, u32>,
     kernels: HashMap<u64, &'a str>,
     markers: HashMap<u64, &'a str>,
 }
 
-impl<'a> RocprofReader<'a> {
-    fn new(records: &'a RocprofProcess, builder: &'a mut TraceBuilder) -> Self {
+impl<'a> RocprofProcessReader<'a> {
+    fn for_process_records(records: &'a RocprofProcess, builder: &'a mut TraceBuilder) -> Self {
         let pid = records.metadata.pid;
-        let process = builder.process_of_key(pid.cast_unsigned(), pid);
+        let process = builder.index_of_process(pid.cast_unsigned(), pid);
         let name = |symbol: &'a RocprofKernelSymbol| {
             let names =
                 [&symbol.formatted_kernel_name, &symbol.demangled_kernel_name, &symbol.kernel_name];
@@ -211,11 +218,11 @@ impl<'a> RocprofReader<'a> {
                 .map(|it| (it.key, it.value.as_str()))
                 .collect(),
         };
-        reader.add_gpu_agents();
+        reader.add_gpu_agents_as_devices();
         reader
     }
 
-    fn add_gpu_agents(&mut self) {
+    fn add_gpu_agents_as_devices(&mut self) {
         let gpus = self.records.agents.iter().filter(|agent| agent.r#type == 2);
         for (index, agent) in (0u32..).zip(gpus) {
             let id = agent.logical_node_type_id.unwrap_or(index);
@@ -240,82 +247,88 @@ impl<'a> RocprofReader<'a> {
         }
     }
 
-    fn read_all_records(mut self) {
+    fn add_all_records_of_process(mut self) {
         let records = &self.records.buffer_records;
-        self.add_dispatches(&records.kernel_dispatch);
-        self.add_copies(&records.memory_copy);
+        self.add_kernel_dispatches(&records.kernel_dispatch);
+        self.add_memory_copies(&records.memory_copy);
         for calls in [&records.hip_api, &records.hsa_api, &records.rccl_api] {
-            self.add_host_calls(calls);
+            self.add_host_api_calls(calls);
         }
-        self.add_ranges(&records.marker_api);
+        self.add_markers_as_ranges_or_marks(&records.marker_api);
     }
 
-    /// The times of a record; `None` if the record has no times.
-    fn record_times(&mut self, record: &RocprofRecord) -> Option<(i64, i64)> {
+    /// Returns start and end of a record in nanoseconds; `None` if both are 0.
+    fn start_and_end_of_record(
+        &mut self,
+        record: &RocprofOperationOrCallRecord,
+    ) -> Option<(i64, i64)> {
         let quality = &mut self.builder.trace.quality;
         if record.start_timestamp == 0 && record.end_timestamp == 0 {
             quality.without_times += 1;
             return None;
         }
-        let [start, end] = [record.start_timestamp, record.end_timestamp]
-            .map(|ns| quality.time(Some(i64::try_from(ns).unwrap_or(i64::MAX))));
+        let [start, end] = [record.start_timestamp, record.end_timestamp].map(|ns| {
+            quality.plausible_time_or_count_as_odd(Some(i64::try_from(ns).unwrap_or(i64::MAX)))
+        });
         let start = start?;
-        Some((start, quality.plausible_span_end(start, end.unwrap_or(start))))
+        Some((start, quality.plausible_span_end_or_start(start, end.unwrap_or(start))))
     }
 
-    fn push(
+    fn push_gpu_operation(
         &mut self,
-        operations: &mut OperationColumns,
-        record: &RocprofRecord,
+        operations: &mut GpuOperationColumns,
+        record: &RocprofOperationOrCallRecord,
         agent: RocprofHandle,
     ) -> bool {
-        let Some((start, end)) = self.record_times(record) else { return false };
+        let Some((start, end)) = self.start_and_end_of_record(record) else { return false };
         let stream = match record.stream_id.handle {
             0 => record.dispatch_info.queue_id.handle,
             stream => stream,
         };
         let device = self.devices.get(&agent.handle).copied().unwrap_or(0);
-        let place = OperationPlace { process: self.process, device, context: 0, stream };
-        let place = self.builder.place(place);
-        let correlation = self.correlation_of_record(record);
-        operations.push(start, end, place, correlation);
+        let place =
+            ProcessDeviceContextAndStream { process: self.process, device, context: 0, stream };
+        let place = self.builder.index_of_operation_place(place);
+        let correlation = self.correlation_id_of_record(record);
+        operations.push_operation(start, end, place, correlation);
         true
     }
 
-    fn correlation_of_record(&mut self, record: &RocprofRecord) -> u32 {
+    fn correlation_id_of_record(&mut self, record: &RocprofOperationOrCallRecord) -> u32 {
         let id = i64::try_from(record.correlation_id.internal).ok();
-        self.builder.trace.quality.correlation(id)
+        self.builder.trace.quality.correlation_id_or_zero(id)
     }
 
-    fn add_dispatches(&mut self, rows: &[RocprofRecord]) {
+    fn add_kernel_dispatches(&mut self, rows: &[RocprofOperationOrCallRecord]) {
         let mut kernels = std::mem::take(&mut self.builder.trace.kernels);
         for row in rows {
             let info = &row.dispatch_info;
-            if !self.push(&mut kernels.on_gpu, row, info.agent_id) {
+            if !self.push_gpu_operation(&mut kernels.on_gpu, row, info.agent_id) {
                 continue;
             }
             let name = self.kernels.get(&info.kernel_id).copied().unwrap_or("unknown kernel");
             let name = self.builder.trace.names.intern_text(name);
-            kernels.function.push(self.builder.function(name, name));
-            let (block, items) = (info.workgroup_size.to_array(), info.grid_size.to_array());
-            kernels.shape.push(self.builder.shape(LaunchShape {
+            kernels.function.push_row(self.builder.index_of_kernel_function(name, name));
+            let (block, items) =
+                (info.workgroup_size.to_xyz_array(), info.grid_size.to_xyz_array());
+            kernels.shape.push_row(self.builder.index_of_launch_shape(KernelLaunchShape {
                 grid: std::array::from_fn(|axis| items[axis].div_ceil(block[axis].max(1))),
                 block,
                 static_shared: info.group_segment_size,
                 local: info.private_segment_size,
-                ..LaunchShape::default()
+                ..KernelLaunchShape::default()
             }));
         }
         self.builder.trace.kernels = kernels;
     }
 
-    fn add_copies(&mut self, rows: &[RocprofRecord]) {
+    fn add_memory_copies(&mut self, rows: &[RocprofOperationOrCallRecord]) {
         let mut copies = std::mem::take(&mut self.builder.trace.copies);
         for row in rows {
             let gpu = |handle: &RocprofHandle| self.devices.contains_key(&handle.handle);
             let (from, to) = (gpu(&row.src_agent_id), gpu(&row.dst_agent_id));
             let agent = if to { row.dst_agent_id } else { row.src_agent_id };
-            if !self.push(&mut copies.on_gpu, row, agent) {
+            if !self.push_gpu_operation(&mut copies.on_gpu, row, agent) {
                 continue;
             }
             let label = match (from, to) {
@@ -326,35 +339,36 @@ impl<'a> RocprofReader<'a> {
             };
             copies.bytes.push(row.bytes);
             copies.kind.push(self.builder.trace.names.intern_text(label));
-            let memory = |gpu| if gpu { MemoryKind::Device } else { MemoryKind::Unknown };
+            let memory =
+                |gpu| if gpu { CopiedMemoryKind::Device } else { CopiedMemoryKind::Unknown };
             copies.source.push(memory(from));
             copies.target.push(memory(to));
         }
         self.builder.trace.copies = copies;
     }
 
-    fn name_of_operation(&self, record: &RocprofRecord) -> &'a str {
+    fn operation_name_of_record(&self, record: &RocprofOperationOrCallRecord) -> &'a str {
         let kind = self.records.strings.buffer_records.get(record.kind);
         let name = kind.and_then(|kind| kind.operations.get(record.operation));
         name.map_or("unknown call", String::as_str)
     }
 
-    fn add_host_calls(&mut self, rows: &[RocprofRecord]) {
+    fn add_host_api_calls(&mut self, rows: &[RocprofOperationOrCallRecord]) {
         for row in rows {
-            let Some((start, end)) = self.record_times(row) else { continue };
-            let thread = self.builder.thread_of_tid(self.process, row.thread_id);
-            let name = self.builder.trace.names.intern_text(self.name_of_operation(row));
-            let correlation = self.correlation_of_record(row);
-            self.builder.trace.calls.push(start, end, thread, name, correlation);
+            let Some((start, end)) = self.start_and_end_of_record(row) else { continue };
+            let thread = self.builder.index_of_host_thread(self.process, row.thread_id);
+            let name = self.builder.trace.names.intern_text(self.operation_name_of_record(row));
+            let correlation = self.correlation_id_of_record(row);
+            self.builder.trace.calls.push_api_call(start, end, thread, name, correlation);
         }
     }
 
-    fn add_ranges(&mut self, rows: &[RocprofRecord]) {
+    fn add_markers_as_ranges_or_marks(&mut self, rows: &[RocprofOperationOrCallRecord]) {
         for row in rows {
-            let Some((start, end)) = self.record_times(row) else { continue };
+            let Some((start, end)) = self.start_and_end_of_record(row) else { continue };
             let text = self.markers.get(&row.correlation_id.internal).copied();
-            let thread = self.builder.thread_of_tid(self.process, row.thread_id);
-            let name = text.unwrap_or_else(|| self.name_of_operation(row));
+            let thread = self.builder.index_of_host_thread(self.process, row.thread_id);
+            let name = text.unwrap_or_else(|| self.operation_name_of_record(row));
             let trace = &mut self.builder.trace;
             let name = trace.names.intern_text(name);
             if start == end {
@@ -362,7 +376,7 @@ impl<'a> RocprofReader<'a> {
                 trace.marks.thread.push(thread);
                 trace.marks.name.push(name);
             } else {
-                trace.ranges.push(start, end, thread, name, RangeStyle::PushPop);
+                trace.ranges.push_host_range(start, end, thread, name, HostRangeStyle::PushPop);
             }
         }
     }

@@ -1,114 +1,116 @@
-//! Ranges and calls as rows that are handed out in order of time, for exports too large to hold.
+//! Ranges and API calls as single rows in order of time, for exports that do not fit into memory.
 
 use std::cmp::Reverse;
 
 use crate::model::Trace;
-use crate::model::host::RangeStyle;
-use crate::model::interned_names::NameId;
+use crate::model::host::HostRangeStyle;
+use crate::model::interned_names::InternedNameId;
 
 /// A named range.
 #[derive(Debug, Clone, Copy)]
-pub struct RangeRow {
-    /// Time at which the range was opened, nanoseconds.
+pub struct StreamedRangeRow {
+    /// Time at which the range was opened, in nanoseconds.
     pub start: i64,
-    /// Time at which the range was closed, or [`Self::UNCLOSED_RANGE_END`].
+    /// Time at which the range was closed, in nanoseconds, or [`Self::UNCLOSED_RANGE_END`].
     pub end: i64,
     /// Index into [`Trace::threads`].
     pub thread: u32,
-    /// Index into [`StreamedRows::names`]; of a trace in memory the number of its name.
+    /// Index of the range's name in [`StreamedExportRest::names`]; for a trace in memory, the name id
+    /// itself.
     pub label: u32,
-    /// The way in which the range was opened.
-    pub style: RangeStyle,
-    /// Inputs of the operator that the range stands for, as in
+    /// Whether the range was opened by push/pop or by start/end calls.
+    pub style: HostRangeStyle,
+    /// For a range that is an operator call, the number of its inputs, as in
     /// [`crate::model::host::HostRangeTable::inputs`].
     pub inputs: u32,
 }
 
-impl RangeRow {
-    /// The end of a range that was never closed.
+impl StreamedRangeRow {
+    /// Placeholder for the end time of a range that was never closed.
     pub const UNCLOSED_RANGE_END: i64 = i64::MAX;
 }
 
 /// A call of CUDA.
 #[derive(Debug, Clone, Copy)]
-pub struct CallRow {
-    /// Time at which the call was entered, nanoseconds.
+pub struct StreamedCallRow {
+    /// Time at which the host entered the API call, in nanoseconds.
     pub start: i64,
-    /// Time at which the call returned, nanoseconds.
+    /// Time at which the API call returned, in nanoseconds.
     pub end: i64,
     /// Index into [`Trace::threads`].
     pub thread: u32,
     /// Index into [`Trace::processes`].
     pub process: u32,
     /// The function.
-    pub name: NameId,
-    /// The correlation id that joins the call with its operations, within its process; 0: it
-    /// launched nothing.
+    pub name: InternedNameId,
+    /// The correlation id that connects the API call with its GPU operations in the same process;
+    /// 0: the call launched nothing.
     pub correlation: u32,
 }
 
-/// A row of a streamed export: a range or a call.
+/// A row of an export that is streamed in order of time: a range or an API call.
 #[derive(Debug, Clone, Copy)]
-pub enum RangeOrCall {
-    /// The stream begins, maybe anew: earlier rows are discarded.
+pub enum StreamedRangeOrCall {
+    /// A pass begins; if an earlier pass was not sorted, its rows must be discarded.
     Begin,
-    Range(RangeRow),
-    Call(CallRow),
+    Range(StreamedRangeRow),
+    Call(StreamedCallRow),
 }
 
-/// Returns the results after all rows were passed on.
+/// The remaining trace and the names of ranges, after all rows of an export were streamed.
 #[derive(Debug)]
-pub struct StreamedRows {
-    /// The trace without its ranges and calls.
+pub struct StreamedExportRest {
+    /// The trace without its ranges and API calls.
     pub trace: Trace,
-    /// The names that [`RangeRow::label`] refers to. Several labels may refer to one name.
-    pub names: Vec<NameId>,
-    /// End time that is assumed for ranges that were never closed.
+    /// The name id for each value of [`StreamedRangeRow::label`]. Several range labels may have the same
+    /// name id.
+    pub names: Vec<InternedNameId>,
+    /// End time in nanoseconds for ranges that were never closed.
     pub last: i64,
 }
 
-/// A row with an order in time: by its start, the outer one of two first.
-pub(super) trait OrderedByTime {
-    fn time_key(&self) -> (i64, Reverse<i64>);
+/// A row that is sorted by start time; if starts are equal, the row with the later end comes first.
+pub(super) trait SortedByStartThenLongest {
+    fn start_and_reversed_end(&self) -> (i64, Reverse<i64>);
 }
 
-impl OrderedByTime for RangeRow {
-    fn time_key(&self) -> (i64, Reverse<i64>) {
+impl SortedByStartThenLongest for StreamedRangeRow {
+    fn start_and_reversed_end(&self) -> (i64, Reverse<i64>) {
         (self.start, Reverse(self.end))
     }
 }
 
-/// A row with the global id of its thread.
-impl<T: OrderedByTime> OrderedByTime for (i64, T) {
-    fn time_key(&self) -> (i64, Reverse<i64>) {
-        self.1.time_key()
+/// A row with the global id of its host thread.
+impl<T: SortedByStartThenLongest> SortedByStartThenLongest for (i64, T) {
+    fn start_and_reversed_end(&self) -> (i64, Reverse<i64>) {
+        self.1.start_and_reversed_end()
     }
 }
 
-impl OrderedByTime for CallRow {
-    fn time_key(&self) -> (i64, Reverse<i64>) {
+impl SortedByStartThenLongest for StreamedCallRow {
+    fn start_and_reversed_end(&self) -> (i64, Reverse<i64>) {
         (self.start, Reverse(self.end))
     }
 }
 
-/// Visits the ranges and calls of a trace in time order; a range comes before a call with the same
-/// start. The labels of the ranges are names of the trace.
-pub fn for_each_row(trace: &Trace, mut each: impl FnMut(RangeOrCall)) {
+/// Passes ranges and API calls of a trace in memory to `each` in order of start time; at equal
+/// starts, ranges come first. The range labels are name ids of the trace.
+pub fn for_each_range_and_call_by_time(trace: &Trace, mut each: impl FnMut(StreamedRangeOrCall)) {
     let (ranges, calls) = (&trace.ranges, &trace.calls);
     let range = |row: u32| {
         let at = row as usize;
-        RangeRow {
+        StreamedRangeRow {
             start: ranges.start[at],
             end: ranges.end[at],
             thread: ranges.thread[at],
             label: ranges.name[at].0,
             style: ranges.style[at],
-            inputs: ranges.operator_inputs_of_range(at),
+            inputs: ranges.operator_inputs_number_of_range(at),
         }
     };
     let call = |row: u32| {
         let at = row as usize;
-        CallRow {
+        StreamedCallRow {
             start: calls.start[at],
             end: calls.end[at],
             thread: calls.thread[at],
@@ -124,34 +126,40 @@ pub fn for_each_row(trace: &Trace, mut each: impl FnMut(RangeOrCall)) {
         }
         order
     };
-    let range_order = ordered(ranges.len(), &|row| range(row).time_key());
-    let call_order = ordered(calls.len(), &|row| call(row).time_key());
-    each(RangeOrCall::Begin);
-    for row in merge_by_time(range_order.into_iter().map(range), call_order.into_iter().map(call)) {
+    let range_order = ordered(ranges.range_count(), &|row| range(row).start_and_reversed_end());
+    let call_order = ordered(calls.call_count(), &|row| call(row).start_and_reversed_end());
+    each(StreamedRangeOrCall::Begin);
+    for row in merge_ranges_and_calls_by_time(
+        range_order.into_iter().map(range),
+        call_order.into_iter().map(call),
+    ) {
         each(match row {
-            RowOfEitherOrder::Range(range) => RangeOrCall::Range(range),
-            RowOfEitherOrder::Call(call) => RangeOrCall::Call(call),
+            MergedRangeOrCall::Range(range) => StreamedRangeOrCall::Range(range),
+            MergedRangeOrCall::Call(call) => StreamedRangeOrCall::Call(call),
         });
     }
 }
 
-/// A row of one of two orders.
-pub(super) enum RowOfEitherOrder<R, C> {
+/// A row of one of two merged series.
+pub(super) enum MergedRangeOrCall<R, C> {
     Range(R),
     Call(C),
 }
 
-/// Merges two series that are sorted by time.
-pub(super) fn merge_by_time<R: OrderedByTime, C: OrderedByTime>(
+/// Merges ranges and API calls, each sorted by start time, into one series.
+pub(super) fn merge_ranges_and_calls_by_time<
+    R: SortedByStartThenLongest,
+    C: SortedByStartThenLongest,
+>(
     ranges: impl Iterator<Item = R>,
     calls: impl Iterator<Item = C>,
-) -> impl Iterator<Item = RowOfEitherOrder<R, C>> {
+) -> impl Iterator<Item = MergedRangeOrCall<R, C>> {
     let (mut ranges, mut calls) = (ranges.peekable(), calls.peekable());
     std::iter::from_fn(move || {
-        let start = calls.peek().map_or(i64::MAX, |call| call.time_key().0);
-        match ranges.next_if(|range| range.time_key().0 <= start) {
-            Some(range) => Some(RowOfEitherOrder::Range(range)),
-            None => calls.next().map(RowOfEitherOrder::Call),
+        let start = calls.peek().map_or(i64::MAX, |call| call.start_and_reversed_end().0);
+        match ranges.next_if(|range| range.start_and_reversed_end().0 <= start) {
+            Some(range) => Some(MergedRangeOrCall::Range(range)),
+            None => calls.next().map(MergedRangeOrCall::Call),
         }
     })
 }

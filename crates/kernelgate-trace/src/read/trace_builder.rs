@@ -1,14 +1,16 @@
-//! Builds a trace while a reader reads its file.
+//! Builds a trace step by step while a reader reads the trace file.
 
 use std::borrow::Cow;
 
-use super::demangle::readable_kernel_name;
-use crate::model::gpu::{KernelFunction, LaunchShape, OperationPlace, PlaceId};
-use crate::model::host::{HostThread, OperatorInputs};
-use crate::model::interned_names::NameId;
-use crate::model::{InternedValues, Trace, TracedProcess};
+use super::demangle::demangle_kernel_name;
+use crate::model::gpu::{
+    KernelFunctionName, KernelLaunchShape, OperationPlaceIndex, ProcessDeviceContextAndStream,
+};
+use crate::model::host::{HostThread, RecordedOperatorInputs};
+use crate::model::interned_names::InternedNameId;
+use crate::model::{DistinctValues, Trace, TracedHostProcess};
 
-/// Names of copy directions, by the number that CUPTI and Nsight Systems use.
+/// Labels of copy directions, by the number that CUPTI and Nsight Systems use.
 pub(super) const COPY_DIRECTIONS: &[&str] = &[
     "Unknown",
     "Host-to-Device",
@@ -26,60 +28,68 @@ pub(super) const COPY_DIRECTIONS: &[&str] = &[
     "Unified Device-to-Device",
 ];
 
-/// A trace and the tables that give its rows their indices.
+/// A trace under construction, with tables of distinct values to which its rows refer by index.
 #[derive(Debug, Default)]
 pub(super) struct TraceBuilder {
     pub trace: Trace,
-    processes: InternedValues<u64>,
-    threads: InternedValues<(u32, i64)>,
-    places: InternedValues<OperationPlace>,
-    functions: InternedValues<KernelFunction>,
-    shapes: InternedValues<LaunchShape>,
-    inputs: InternedValues<OperatorInputs>,
+    processes: DistinctValues<u64>,
+    threads: DistinctValues<(u32, i64)>,
+    places: DistinctValues<ProcessDeviceContextAndStream>,
+    functions: DistinctValues<KernelFunctionName>,
+    shapes: DistinctValues<KernelLaunchShape>,
+    inputs: DistinctValues<RecordedOperatorInputs>,
 }
 
 impl TraceBuilder {
-    /// The process of a key; the first mention of a key gives it its id.
-    pub fn process_of_key(&mut self, key: u64, pid: i64) -> u32 {
-        let index = self.processes.intern(key);
+    /// Returns the index of the process with this key, and adds the process if the key is new.
+    pub fn index_of_process(&mut self, key: u64, pid: i64) -> u32 {
+        let index = self.processes.index_of_value(key);
         if index as usize == self.trace.processes.len() {
-            self.trace.processes.push(TracedProcess { key, pid, name: None });
+            self.trace.processes.push(TracedHostProcess { key, pid, name: None });
         }
         index
     }
 
-    pub fn thread_of_tid(&mut self, process: u32, tid: i64) -> u32 {
-        let index = self.threads.intern((process, tid));
+    pub fn index_of_host_thread(&mut self, process: u32, tid: i64) -> u32 {
+        let index = self.threads.index_of_value((process, tid));
         if index as usize == self.trace.threads.len() {
             self.trace.threads.push(HostThread { process, tid, name: None });
         }
         index
     }
 
-    pub fn place(&mut self, place: OperationPlace) -> PlaceId {
-        PlaceId(self.places.intern(place))
+    pub fn index_of_operation_place(
+        &mut self,
+        place: ProcessDeviceContextAndStream,
+    ) -> OperationPlaceIndex {
+        OperationPlaceIndex(self.places.index_of_value(place))
     }
 
-    pub fn function(&mut self, demangled: NameId, short: NameId) -> u32 {
-        self.functions.intern(KernelFunction { demangled, short })
+    pub fn index_of_kernel_function(
+        &mut self,
+        demangled: InternedNameId,
+        short: InternedNameId,
+    ) -> u32 {
+        self.functions.index_of_value(KernelFunctionName { demangled, short })
     }
 
-    pub fn shape(&mut self, shape: LaunchShape) -> u32 {
-        self.shapes.intern(shape)
+    pub fn index_of_launch_shape(&mut self, shape: KernelLaunchShape) -> u32 {
+        self.shapes.index_of_value(shape)
     }
 
-    /// Stores the inputs of an operator and returns the index that
-    /// [`crate::model::host::HostRangeTable::inputs`] holds.
-    pub fn inputs(&mut self, inputs: OperatorInputs) -> u32 {
-        self.inputs.intern(inputs) + 1
+    /// Stores operator inputs if they are new, and returns their number for
+    /// [`crate::model::host::HostRangeTable::inputs`].
+    pub fn number_of_operator_inputs(&mut self, inputs: RecordedOperatorInputs) -> u32 {
+        self.inputs.index_of_value(inputs) + 1
     }
 
-    /// Puts the tables as they are by now into the trace; mangled names become readable.
-    pub fn copy_tables_to_trace(&mut self) {
+    /// Copies the tables of distinct values as they are now into the trace, and demangles kernel
+    /// names.
+    pub fn copy_tables_and_demangle_kernel_names(&mut self) {
         let names = &mut self.trace.names;
         for function in &mut self.functions.values {
             for name in [&mut function.demangled, &mut function.short] {
-                if let Cow::Owned(readable) = readable_kernel_name(names.text(*name)) {
+                if let Cow::Owned(readable) = demangle_kernel_name(names.text_of_name(*name)) {
                     *name = names.intern_text(&readable);
                 }
             }
@@ -90,9 +100,9 @@ impl TraceBuilder {
         self.trace.inputs.clone_from(&self.inputs.values);
     }
 
-    /// Returns the finished trace with its tables.
+    /// Copies the final tables of distinct values into the trace, and returns the trace.
     pub fn finish_trace(mut self) -> Trace {
-        self.copy_tables_to_trace();
+        self.copy_tables_and_demangle_kernel_names();
         self.trace
     }
 }

@@ -1,29 +1,36 @@
-//! Well-known files that are not read, each with the command that produces one that is.
+//! Recognises well-known files that kernelgate cannot read, and names a command that produces a
+//! readable file.
 
 use std::path::Path;
 
-/// Reason why a file is not supported, by its name and first bytes, and what to do.
-pub(super) fn recognise_unsupported(path: &Path, head: &[u8]) -> Option<String> {
+/// Returns why a file is unsupported and what to do, judging by its name and first bytes; `None`
+/// for unknown files.
+pub(super) fn reason_if_unsupported_file(path: &Path, head: &[u8]) -> Option<String> {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let json = || {
         let text = String::from_utf8_lossy(head);
         let start = text.trim_start_matches('\u{feff}').trim_start();
-        start.starts_with(['{', '[']).then(|| describe_json(start)).flatten()
+        start.starts_with(['{', '[']).then(|| reason_by_json_content(start)).flatten()
     };
-    recognise_by_name(name).or_else(|| recognise_by_magic(head)).or_else(json).map(str::to_owned)
+    reason_by_file_name(name)
+        .or_else(|| reason_by_magic_bytes(head))
+        .or_else(json)
+        .map(str::to_owned)
 }
 
-/// Returns the reason why a file without records is not read.
-pub(super) fn recognise_text(head: &[u8]) -> Option<String> {
-    describe_text(String::from_utf8_lossy(head).trim_start_matches('\u{feff}').trim_start())
+/// Returns why a text file, such as profiler output without records, cannot be read as a trace.
+pub(super) fn reason_if_unsupported_text(head: &[u8]) -> Option<String> {
+    reason_by_text_content(
+        String::from_utf8_lossy(head).trim_start_matches('\u{feff}').trim_start(),
+    )
 }
 
 const OTHER_NSYS_EXPORT_ADVICE: &str = "it is an export of Nsight Systems in another format; export the report with: nsys export \
      --type sqlite --output trace.sqlite REPORT.nsys-rep";
-const ROCPROF_JSON_ADVICE: &str =
+const ADVICE_TO_RECORD_ROCPROF_JSON: &str =
     "record with: rocprofv3 --sys-trace --output-format json -- PROGRAM";
 
-fn recognise_by_name(name: &str) -> Option<&'static str> {
+fn reason_by_file_name(name: &str) -> Option<&'static str> {
     let ends = |end: &str| name.ends_with(end);
     if ends(".xplane.pb") {
         return Some(
@@ -46,13 +53,13 @@ fn recognise_by_name(name: &str) -> Option<&'static str> {
     None
 }
 
-fn recognise_by_magic(head: &[u8]) -> Option<&'static str> {
+fn reason_by_magic_bytes(head: &[u8]) -> Option<&'static str> {
     let hdf = head.starts_with(b"\x89HDF\r\n");
     let arrow = head.starts_with(b"ARROW1") || head.starts_with(b"PAR1");
     (hdf || arrow).then_some(OTHER_NSYS_EXPORT_ADVICE)
 }
 
-fn describe_json(text: &str) -> Option<&'static str> {
+fn reason_by_json_content(text: &str) -> Option<&'static str> {
     let has = |word: &str| text.contains(word);
     if has("\"ph\"") || has("\"traceEvents\"") {
         return None;
@@ -77,7 +84,7 @@ fn describe_json(text: &str) -> Option<&'static str> {
     nsys.then_some(OTHER_NSYS_EXPORT_ADVICE)
 }
 
-fn describe_text(text: &str) -> Option<String> {
+fn reason_by_text_content(text: &str) -> Option<String> {
     let has = |word: &str| text.contains(word);
     if has("ERR_NVGPUCTRPERM") {
         return Some(
@@ -120,7 +127,7 @@ fn describe_text(text: &str) -> Option<String> {
         );
     }
     if has("NVPROF is profiling process") {
-        return recognise_by_name(".nvvp").map(str::to_owned);
+        return reason_by_file_name(".nvvp").map(str::to_owned);
     }
     if has("_sum):") && has(" ** ") {
         return Some("it is the text that nsys stats prints; pass the report itself".to_owned());
@@ -131,20 +138,25 @@ fn describe_text(text: &str) -> Option<String> {
         || column("KernelName") && column("gpu-id")
     {
         return Some(format!(
-            "it is CSV of rocprof, one kind of record a file; {ROCPROF_JSON_ADVICE}"
+            "it is CSV of rocprof, one kind of record a file; {ADVICE_TO_RECORD_ROCPROF_JSON}"
         ));
     }
     None
 }
 
-/// The program that wrote a database, recognised by the names of its tables, and what to do.
-pub(super) fn recognise_database<'a>(mut tables: impl Iterator<Item = &'a str>) -> Option<String> {
+/// Recognises a database of another profiler by its table names; returns why it is unsupported and
+/// what to do.
+pub(super) fn reason_if_database_of_other_profiler<'a>(
+    mut tables: impl Iterator<Item = &'a str>,
+) -> Option<String> {
     tables.find_map(|table| {
         if table.starts_with("rocpd_") {
-            return Some(format!("it is a database of rocprofv3 (rocpd); {ROCPROF_JSON_ADVICE}"));
+            return Some(format!(
+                "it is a database of rocprofv3 (rocpd); {ADVICE_TO_RECORD_ROCPROF_JSON}"
+            ));
         }
         let nvprof = table == "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL";
-        nvprof.then(|| recognise_by_name(".nvvp").unwrap_or_default().to_owned())
+        nvprof.then(|| reason_by_file_name(".nvvp").unwrap_or_default().to_owned())
     })
 }
 
@@ -152,15 +164,15 @@ pub(super) fn recognise_database<'a>(mut tables: impl Iterator<Item = &'a str>) 
 mod tests {
     use super::*;
 
-    fn unsupported_file_reason(name: &str, head: &str) -> String {
+    fn unsupported_reason_for_test_file(name: &str, head: &str) -> String {
         let head = head.as_bytes();
-        recognise_unsupported(Path::new(name), head)
-            .or_else(|| recognise_text(head))
+        reason_if_unsupported_file(Path::new(name), head)
+            .or_else(|| reason_if_unsupported_text(head))
             .unwrap_or_default()
     }
 
     #[test]
-    fn a_known_file_that_is_no_trace_is_named_with_a_conversion_command() {
+    fn known_unsupported_files_get_a_conversion_command() {
         for (name, head, what) in [
             ("host.xplane.pb", "\u{a}x", "trace.json.gz"),
             ("a.pftrace", "x", "traceconv json"),
@@ -177,7 +189,7 @@ mod tests {
             ("notes.txt", "hello", ""),
             ("t.json", r#"{"traceEvents": [{"ph": "X", "name": "\"timeMs\" \"averageMs\""}]}"#, ""),
         ] {
-            let reason = unsupported_file_reason(name, head);
+            let reason = unsupported_reason_for_test_file(name, head);
             assert!(reason.contains(what), "{name}: {reason}");
             assert_eq!(reason.is_empty(), what.is_empty(), "{name}: {reason}");
         }
@@ -185,7 +197,9 @@ mod tests {
 
     #[test]
     fn a_database_without_a_trace_is_described_by_its_tables() {
-        let name = |tables: &[&str]| recognise_database(tables.iter().copied()).unwrap_or_default();
+        let name = |tables: &[&str]| {
+            reason_if_database_of_other_profiler(tables.iter().copied()).unwrap_or_default()
+        };
         assert!(name(&["x", "rocpd_kernel_dispatch_1"]).contains("rocprofv3"));
         assert!(name(&["CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL"]).contains("nvprof"));
         assert_eq!(name(&["StringIds", "CUPTI_ACTIVITY_KIND_KERNEL"]), "");

@@ -1,20 +1,21 @@
-//! The parts of a trace file that are read.
+//! Selects which parts of a trace file are read.
 
-/// The parts of a trace that a question needs. Parts that are not requested are skipped, if the
-/// format allows skipping.
+/// The parts of a trace that an analysis needs. Readers skip parts that are not selected, if the
+/// file format allows skipping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WantedTraceParts {
     /// Whether to read kernels, copies, memsets and graph launches.
     pub operations: bool,
-    /// Grids, blocks, registers and shared memory of launches.
+    /// Whether to read grids, blocks, registers and shared memory of kernel launches.
     pub shapes: bool,
     /// Calls of CUDA.
     pub calls: bool,
     /// Named ranges.
     pub ranges: bool,
-    /// Everything else: waits, the operating system, allocations, counters, messages.
+    /// Whether to read everything else: waits, operating-system calls, allocations, counters and
+    /// messages.
     pub rest: bool,
-    /// Whether ranges that differ in numbers only may share a name once there are very many names.
+    /// Whether digits may be removed from range names once there are very many distinct names.
     pub few_names: bool,
 }
 
@@ -29,9 +30,9 @@ impl WantedTraceParts {
         few_names: false,
     };
 
-    /// The parts that either of two questions needs.
+    /// Selects the parts that at least one of two analyses needs.
     #[must_use]
-    pub fn wanted_by_either(self, other: Self) -> Self {
+    pub fn union_of_parts(self, other: Self) -> Self {
         Self {
             operations: self.operations || other.operations,
             shapes: self.shapes || other.shapes,

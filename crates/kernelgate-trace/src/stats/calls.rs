@@ -1,14 +1,14 @@
-//! Makes tables of CUDA API calls.
+//! Makes the `nsys stats` tables of CUDA API calls.
 
-use super::shared_cells::{count_cell, groups_by_total, summary_table};
-use super::summary::{GroupedSamples, ValueSummary};
+use super::shared_cells::{count_cell, sort_groups_by_descending_total, table_of_group_summaries};
+use super::summary::{ValueSummary, ValuesByGroup};
 use super::table::{StatsTable, TableCell};
-use crate::analyze::launches::{NO_CALL, TraceLaunches};
-use crate::model::{InternedValues as Interner, Trace};
+use crate::analyze::launches::{LaunchCallOfOperations, NO_LAUNCH_CALL};
+use crate::model::{DistinctValues as Interner, Trace};
 
-/// A function's name without the version of its interface, `_v` and four digits. Longer version
-/// suffixes are kept, as in `nsys stats`.
-pub fn without_interface_version(name: &str) -> &str {
+/// Returns an API function's name without a suffix of `_v` and four digits. A version suffix of
+/// more than four digits is kept, as in `nsys stats`.
+pub fn without_four_digit_version_suffix(name: &str) -> &str {
     let digits = |text: &str| text.len() == 4 && text.bytes().all(|digit| digit.is_ascii_digit());
     match name.rsplit_once("_v") {
         Some((function, version)) if digits(version) => function,
@@ -16,28 +16,34 @@ pub fn without_interface_version(name: &str) -> &str {
     }
 }
 
-pub(super) fn host_call_table(trace: &Trace) -> StatsTable {
+pub(super) fn cuda_api_call_table(trace: &Trace) -> StatsTable {
     let mut names = Interner::default();
-    let mut samples = GroupedSamples::with_value_capacity(trace.calls.len());
-    // The number of distinct names is small: each is shortened once.
+    let mut samples = ValuesByGroup::with_capacity_for_values(trace.calls.call_count());
+    // The suffix is removed once per distinct name, because a trace has few distinct function
+    // names.
     let mut functions: Interner<&str> = Interner::default();
     let mut function_of: Vec<u32> = Vec::new();
     for (row, &name) in trace.calls.name.iter().enumerate() {
-        let index = names.intern(name) as usize;
+        let index = names.index_of_value(name) as usize;
         if index == function_of.len() {
-            function_of.push(functions.intern(without_interface_version(trace.names.text(name))));
+            function_of.push(
+                functions.index_of_value(without_four_digit_version_suffix(
+                    trace.names.text_of_name(name),
+                )),
+            );
         }
-        samples.push(function_of[index], trace.calls.end[row] - trace.calls.start[row]);
+        samples
+            .push_value_of_group(function_of[index], trace.calls.end[row] - trace.calls.start[row]);
     }
-    let summaries = samples.group_summaries(functions.values.len());
-    let rows = groups_by_total(functions.values, summaries);
-    summary_table("cuda_api_sum", "Num Calls", &["Name"], rows, |name| {
+    let summaries = samples.summaries_of_groups(functions.values.len());
+    let rows = sort_groups_by_descending_total(functions.values, summaries);
+    table_of_group_summaries("cuda_api_sum", "Num Calls", &["Name"], rows, |name| {
         vec![TableCell::Text(name.to_owned())]
     })
 }
 
-/// Columns of the table of kernel launches.
-const KERNEL_EXECUTION_COLUMNS: [&str; 27] = [
+/// Column titles of the table of kernel launches and executions.
+const KERNEL_LAUNCH_AND_EXECUTION_COLUMNS: [&str; 27] = [
     "PID",
     "TID",
     "DevId",
@@ -67,34 +73,35 @@ const KERNEL_EXECUTION_COLUMNS: [&str; 27] = [
     "Kernel Name",
 ];
 
-/// Launches by thread, device, call and kernel. A launch's times: total, from the entry of the call
-/// to the end of kernel and call; the call; the queue, from the return of the call to the start of
-/// the kernel where that did not start before; the kernel.
-pub(super) fn kernel_execution_table(trace: &Trace) -> StatsTable {
-    let launches = TraceLaunches::join_operations_with_calls(trace);
+/// Makes a table of kernel launches, grouped by thread, device, API call and kernel. Times per
+/// launch: total from call entry to the end of call and kernel, API call, queue from call return to
+/// kernel start if positive, and kernel.
+pub(super) fn kernel_launch_and_execution_table(trace: &Trace) -> StatsTable {
+    let launches = LaunchCallOfOperations::join_operations_with_host_calls(trace);
     let (calls, kernels) = (&trace.calls, &trace.kernels.on_gpu);
     let mut groups = Interner::default();
-    let mut times: [GroupedSamples; 4] = Default::default();
-    for row in 0..kernels.len() {
+    let mut times: [ValuesByGroup; 4] = Default::default();
+    for row in 0..kernels.operation_count() {
         let call = launches.call_of[row];
-        if call == NO_CALL {
+        if call == NO_LAUNCH_CALL {
             continue;
         }
         let call = call as usize;
         let function = trace.functions[trace.kernels.function.at(row) as usize].demangled;
         let device = trace.places[kernels.place.at(row).0 as usize].device;
-        let group = groups.intern((calls.thread[call], device, calls.name[call], function));
-        let (start, end) = (kernels.start.at(row), kernels.end(row));
+        let group = groups.index_of_value((calls.thread[call], device, calls.name[call], function));
+        let (start, end) = (kernels.start.at(row), kernels.operation_end_ns(row));
         let [total, api, queue, kernel] = &mut times;
-        total.push(group, end.max(calls.end[call]) - calls.start[call]);
-        api.push(group, calls.end[call] - calls.start[call]);
-        kernel.push(group, end - start);
+        total.push_value_of_group(group, end.max(calls.end[call]) - calls.start[call]);
+        api.push_value_of_group(group, calls.end[call] - calls.start[call]);
+        kernel.push_value_of_group(group, end - start);
         if start >= calls.end[call] {
-            queue.push(group, start - calls.end[call]);
+            queue.push_value_of_group(group, start - calls.end[call]);
         }
     }
     let groups = groups.values;
-    let [total, api, queue, kernel] = times.map(|samples| samples.group_summaries(groups.len()));
+    let [total, api, queue, kernel] =
+        times.map(|samples| samples.summaries_of_groups(groups.len()));
     let mut order: Vec<usize> = (0..groups.len()).collect();
     order.sort_by(|&a, &b| total[b].mean.total_cmp(&total[a].mean));
     let five = |summary: &ValueSummary| {
@@ -122,13 +129,15 @@ pub(super) fn kernel_execution_table(trace: &Trace) -> StatsTable {
         for summary in [&total[index], &api[index], &queue[index], &kernel[index]] {
             cells.extend(five(summary));
         }
-        cells.push(TableCell::Text(without_interface_version(trace.names.text(call)).to_owned()));
-        cells.push(TableCell::Text(trace.names.text(function).to_owned()));
+        cells.push(TableCell::Text(
+            without_four_digit_version_suffix(trace.names.text_of_name(call)).to_owned(),
+        ));
+        cells.push(TableCell::Text(trace.names.text_of_name(function).to_owned()));
         cells
     };
     StatsTable {
         report: "cuda_kern_exec_sum",
-        columns: KERNEL_EXECUTION_COLUMNS.to_vec(),
+        columns: KERNEL_LAUNCH_AND_EXECUTION_COLUMNS.to_vec(),
         rows: order.into_iter().map(row).collect(),
         named_by: 26,
     }
@@ -136,16 +145,19 @@ pub(super) fn kernel_execution_table(trace: &Trace) -> StatsTable {
 
 #[cfg(test)]
 mod tests {
-    use super::without_interface_version;
+    use super::without_four_digit_version_suffix;
 
     #[test]
-    fn a_version_number_of_four_digits_is_parsed() {
-        assert_eq!(without_interface_version("cudaLaunchKernel_v7000"), "cudaLaunchKernel");
-        assert_eq!(without_interface_version("cudaGraphLaunch_v10000"), "cudaGraphLaunch_v10000");
+    fn only_four_digit_version_suffixes_are_removed() {
+        assert_eq!(without_four_digit_version_suffix("cudaLaunchKernel_v7000"), "cudaLaunchKernel");
         assert_eq!(
-            without_interface_version("cudaStreamGetCaptureInfo_v2"),
+            without_four_digit_version_suffix("cudaGraphLaunch_v10000"),
+            "cudaGraphLaunch_v10000"
+        );
+        assert_eq!(
+            without_four_digit_version_suffix("cudaStreamGetCaptureInfo_v2"),
             "cudaStreamGetCaptureInfo_v2"
         );
-        assert_eq!(without_interface_version("cuLaunchKernel"), "cuLaunchKernel");
+        assert_eq!(without_four_digit_version_suffix("cuLaunchKernel"), "cuLaunchKernel");
     }
 }

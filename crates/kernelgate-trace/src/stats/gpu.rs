@@ -1,93 +1,111 @@
-//! Makes tables of GPU operations.
+//! Makes the `nsys stats` tables of GPU operations.
 
-use super::shared_cells::{count_cell, groups_by_total, summary_table};
-use super::summary::{GroupedSamples, ValueSummary};
+use super::shared_cells::{count_cell, sort_groups_by_descending_total, table_of_group_summaries};
+use super::summary::{ValueSummary, ValuesByGroup};
 use super::table::{StatsTable, TableCell};
-use crate::analyze::operations::{MEMSET_NAME, memcpy_name};
-use crate::model::{InternedValues as Interner, Trace};
+use crate::analyze::operations::{MEMSET_NAME, printed_memcpy_name};
+use crate::model::{DistinctValues as Interner, Trace};
 
-/// Number of bytes in a megabyte, as `nsys stats` counts them.
+/// Number of bytes in a megabyte, as in `nsys stats`.
 const BYTES_PER_MEGABYTE: f64 = 1e6;
 
 /// Kernels by name.
-fn kernel_summary_rows(trace: &Trace) -> Vec<(String, ValueSummary)> {
+fn duration_summary_by_kernel_name(trace: &Trace) -> Vec<(String, ValueSummary)> {
     let mut names = Interner::default();
     let kernels = &trace.kernels;
-    let mut samples = GroupedSamples::with_value_capacity(kernels.on_gpu.len());
-    for (row, function) in kernels.function.iter().enumerate() {
+    let mut samples = ValuesByGroup::with_capacity_for_values(kernels.on_gpu.operation_count());
+    for (row, function) in kernels.function.iter_decoded_rows().enumerate() {
         let name = trace.functions[function as usize].demangled;
-        samples.push(names.intern(name), kernels.on_gpu.length(row));
+        samples.push_value_of_group(
+            names.index_of_value(name),
+            kernels.on_gpu.operation_duration_ns(row),
+        );
     }
-    let summaries = samples.group_summaries(names.values.len());
-    let text = |name| trace.names.text(name).to_owned();
-    groups_by_total(names.values.into_iter().map(text).collect(), summaries)
+    let summaries = samples.summaries_of_groups(names.values.len());
+    let text = |name| trace.names.text_of_name(name).to_owned();
+    sort_groups_by_descending_total(names.values.into_iter().map(text).collect(), summaries)
 }
 
-pub(super) fn kernels(trace: &Trace) -> StatsTable {
-    let rows = kernel_summary_rows(trace);
-    summary_table("cuda_gpu_kern_sum", "Instances", &["Name"], rows, |name| {
+pub(super) fn kernel_duration_table(trace: &Trace) -> StatsTable {
+    let rows = duration_summary_by_kernel_name(trace);
+    table_of_group_summaries("cuda_gpu_kern_sum", "Instances", &["Name"], rows, |name| {
         vec![TableCell::Text(name)]
     })
 }
 
-pub(super) fn kernel_shape_table(trace: &Trace) -> StatsTable {
+pub(super) fn kernel_duration_table_by_launch_shape(trace: &Trace) -> StatsTable {
     let mut groups = Interner::default();
     let kernels = &trace.kernels;
-    let mut samples = GroupedSamples::with_value_capacity(kernels.on_gpu.len());
-    for (row, function) in kernels.function.iter().enumerate() {
+    let mut samples = ValuesByGroup::with_capacity_for_values(kernels.on_gpu.operation_count());
+    for (row, function) in kernels.function.iter_decoded_rows().enumerate() {
         let name = trace.functions[function as usize].demangled;
-        let shape = kernels.shape.get(row).map(|shape| trace.shapes[shape as usize]);
+        let shape = kernels.shape.decoded_row(row).map(|shape| trace.shapes[shape as usize]);
         let shape = shape.unwrap_or_default();
-        samples.push(groups.intern((name, shape.grid, shape.block)), kernels.on_gpu.length(row));
+        samples.push_value_of_group(
+            groups.index_of_value((name, shape.grid, shape.block)),
+            kernels.on_gpu.operation_duration_ns(row),
+        );
     }
-    let summaries = samples.group_summaries(groups.values.len());
-    let rows = groups_by_total(groups.values, summaries);
+    let summaries = samples.summaries_of_groups(groups.values.len());
+    let rows = sort_groups_by_descending_total(groups.values, summaries);
     let triple = |[x, y, z]: [u32; 3]| TableCell::Text(format!("{x:>4} {y:>4} {z:>4}"));
     let labelled = ["GridXYZ", "BlockXYZ", "Name"];
-    summary_table("cuda_gpu_kern_gb_sum", "Instances", &labelled, rows, |(name, grid, block)| {
-        vec![triple(grid), triple(block), TableCell::Text(trace.names.text(name).to_owned())]
-    })
+    table_of_group_summaries(
+        "cuda_gpu_kern_gb_sum",
+        "Instances",
+        &labelled,
+        rows,
+        |(name, grid, block)| {
+            vec![
+                triple(grid),
+                triple(block),
+                TableCell::Text(trace.names.text_of_name(name).to_owned()),
+            ]
+        },
+    )
 }
 
-/// Copies by direction and sets, of one value each.
-fn memory_operation_rows(
+/// Summarises one value per memory copy, by copy direction, and one value per memset.
+fn summary_by_copy_direction_and_memset(
     trace: &Trace,
     copy: impl Fn(usize) -> i64,
     set: impl Fn(usize) -> i64,
 ) -> Vec<(String, ValueSummary)> {
     let mut kinds = Interner::default();
-    let mut samples = GroupedSamples::default();
+    let mut samples = ValuesByGroup::default();
     for (row, &kind) in trace.copies.kind.iter().enumerate() {
-        samples.push(kinds.intern(Some(kind)), copy(row));
+        samples.push_value_of_group(kinds.index_of_value(Some(kind)), copy(row));
     }
-    for row in 0..trace.sets.on_gpu.len() {
-        samples.push(kinds.intern(None), set(row));
+    for row in 0..trace.sets.on_gpu.operation_count() {
+        samples.push_value_of_group(kinds.index_of_value(None), set(row));
     }
-    let summaries = samples.group_summaries(kinds.values.len());
+    let summaries = samples.summaries_of_groups(kinds.values.len());
     let label = |kind: Option<_>| {
-        kind.map_or(MEMSET_NAME.to_owned(), |kind| memcpy_name(trace.names.text(kind)))
+        kind.map_or(MEMSET_NAME.to_owned(), |kind| {
+            printed_memcpy_name(trace.names.text_of_name(kind))
+        })
     };
-    groups_by_total(kinds.values.into_iter().map(label).collect(), summaries)
+    sort_groups_by_descending_total(kinds.values.into_iter().map(label).collect(), summaries)
 }
 
-fn memory_time_rows(trace: &Trace) -> Vec<(String, ValueSummary)> {
-    memory_operation_rows(
+fn duration_summary_of_memory_operations(trace: &Trace) -> Vec<(String, ValueSummary)> {
+    summary_by_copy_direction_and_memset(
         trace,
-        |row| trace.copies.on_gpu.length(row),
-        |row| trace.sets.on_gpu.length(row),
+        |row| trace.copies.on_gpu.operation_duration_ns(row),
+        |row| trace.sets.on_gpu.operation_duration_ns(row),
     )
 }
 
-pub(super) fn memory_time_table(trace: &Trace) -> StatsTable {
-    let rows = memory_time_rows(trace);
-    summary_table("cuda_gpu_mem_time_sum", "Count", &["Operation"], rows, |name| {
+pub(super) fn memory_operation_duration_table(trace: &Trace) -> StatsTable {
+    let rows = duration_summary_of_memory_operations(trace);
+    table_of_group_summaries("cuda_gpu_mem_time_sum", "Count", &["Operation"], rows, |name| {
         vec![TableCell::Text(name)]
     })
 }
 
-pub(super) fn memory_size_table(trace: &Trace) -> StatsTable {
+pub(super) fn memory_operation_size_table(trace: &Trace) -> StatsTable {
     let bytes = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
-    let rows = memory_operation_rows(
+    let rows = summary_by_copy_direction_and_memset(
         trace,
         |row| bytes(trace.copies.bytes[row]),
         |row| bytes(trace.sets.bytes[row]),
@@ -123,17 +141,17 @@ pub(super) fn memory_size_table(trace: &Trace) -> StatsTable {
     }
 }
 
-pub(super) fn gpu_operation_table(trace: &Trace) -> StatsTable {
+pub(super) fn gpu_operation_duration_table(trace: &Trace) -> StatsTable {
     let categorized = |rows: Vec<(String, ValueSummary)>, category: &'static str| {
         rows.into_iter().map(move |(name, summary)| ((name, category), summary))
     };
     let mut rows: Vec<((String, &str), ValueSummary)> =
-        categorized(kernel_summary_rows(trace), "CUDA_KERNEL")
-            .chain(categorized(memory_time_rows(trace), "MEMORY_OPER"))
+        categorized(duration_summary_by_kernel_name(trace), "CUDA_KERNEL")
+            .chain(categorized(duration_summary_of_memory_operations(trace), "MEMORY_OPER"))
             .collect();
     rows.sort_by(|(a, x), (b, y)| y.total.cmp(&x.total).then_with(|| a.cmp(b)));
     let labelled = ["Category", "Operation"];
-    summary_table("cuda_gpu_sum", "Instances", &labelled, rows, |(name, category)| {
+    table_of_group_summaries("cuda_gpu_sum", "Instances", &labelled, rows, |(name, category)| {
         vec![TableCell::Text(category.to_owned()), TableCell::Text(name)]
     })
 }

@@ -1,7 +1,7 @@
-//! The tables of `nsys stats`, with its columns and values.
+//! The tables of `nsys stats`, with the columns and values of Nsight Systems.
 //!
-//! Percentages are shares of the table's own total. Tables of single events (`_trace`) are not
-//! supported.
+//! Percentages are shares of the total of the same table. kernelgate does not make tables that list
+//! single events (`_trace`).
 
 mod calls;
 mod gpu;
@@ -12,19 +12,19 @@ mod shared_cells;
 mod summary;
 mod table;
 
-pub use calls::without_interface_version;
-pub use summary::{GroupedSamples, ValueCountsByGroup, ValueSummary};
-pub use table::{StatsTable, TableCell, shorten, with_thousands_separators};
+pub use calls::without_four_digit_version_suffix;
+pub use summary::{SortedValuesByGroup, ValueSummary, ValuesByGroup};
+pub use table::{StatsTable, TableCell, shorten_in_the_middle, with_thousands_separators};
 
 use std::path::Path;
 
-use range_kernels::KernelSumsByRange;
-use range_projections::ProjectionSums;
-use ranges::{EndOfRows, RangeSumsByName, StreamedSums};
+use range_kernels::KernelDurationsByRange;
+use range_projections::GpuSpansOfRangesByName;
+use ranges::{HostDurationsOfRangesByName, NamesAndEndAfterLastRow, TableBuiltFromStreamedRows};
 
 use crate::error::TraceError;
 use crate::model::Trace;
-use crate::model::interned_names::NameId;
+use crate::model::interned_names::InternedNameId;
 use crate::read::{self, WantedTraceParts};
 
 /// A table.
@@ -32,25 +32,26 @@ use crate::read::{self, WantedTraceParts};
 pub enum StatsReport {
     /// Kernels by name.
     GpuKernels,
-    /// Table of kernels by name, grid and block.
+    /// Table of kernels by name, grid size and block size.
     GpuKernelShapes,
-    /// Table of CUDA API calls by name.
+    /// Table of CUDA API calls by function name.
     ApiCalls,
-    /// Table of ranges by name and style.
+    /// Table of ranges by range name and style (push/pop or start/end).
     Ranges,
     /// Push/pop ranges by name.
     PushPopRanges,
-    /// Kernels by the ranges that they were launched in.
+    /// Table of kernels by the NVTX range in which each kernel was launched.
     RangeKernels,
-    /// Ranges by the GPU time between the first and the last operation launched in them.
+    /// Table of ranges by projected GPU time: from the first start to the last end of the
+    /// operations launched in the range.
     RangeProjections,
-    /// Table of launches: call, time in the queue, kernel.
+    /// Table of kernel launches with the times of API call, queue and kernel.
     KernelExecution,
-    /// Table of copies and memsets by time.
+    /// Table of copies and memsets by their durations.
     MemoryTimes,
-    /// Table of copies and memsets by bytes.
+    /// Table of copies and memsets by their bytes.
     MemorySizes,
-    /// Table of kernels, copies and memsets by time.
+    /// Table of kernels, copies and memsets by their durations.
     GpuOperations,
 }
 
@@ -70,8 +71,8 @@ impl StatsReport {
         Self::GpuOperations,
     ];
 
-    /// Name of the report in `nsys stats`.
-    pub fn name(self) -> &'static str {
+    /// Name of the report in `nsys stats`, such as `cuda_gpu_kern_sum`.
+    pub fn nsys_report_name(self) -> &'static str {
         match self {
             Self::GpuKernels => "cuda_gpu_kern_sum",
             Self::GpuKernelShapes => "cuda_gpu_kern_gb_sum",
@@ -87,7 +88,7 @@ impl StatsReport {
         }
     }
 
-    /// The rows of the report, in words.
+    /// Describes the rows of the report's table in a few words.
     pub fn row_description(self) -> &'static str {
         match self {
             Self::GpuKernels => "kernels by name",
@@ -106,13 +107,13 @@ impl StatsReport {
         }
     }
 
-    /// The report whose table has this name.
-    pub fn from_name(name: &str) -> Option<StatsReport> {
-        Self::ALL_REPORTS.into_iter().find(|report| report.name() == name)
+    /// Finds the report that has this name in `nsys stats`; `None` for unknown names.
+    pub fn from_nsys_report_name(name: &str) -> Option<StatsReport> {
+        Self::ALL_REPORTS.into_iter().find(|report| report.nsys_report_name() == name)
     }
 
-    /// The parts of a file that the table needs.
-    pub fn wanted_parts(self) -> WantedTraceParts {
+    /// The parts of a trace file that must be read to make the report's table.
+    pub fn trace_parts_for_report(self) -> WantedTraceParts {
         let nothing = WantedTraceParts::default();
         match self {
             Self::GpuKernels | Self::MemoryTimes | Self::MemorySizes | Self::GpuOperations => {
@@ -131,58 +132,91 @@ impl StatsReport {
 
 pub fn make_table(trace: &Trace, report: StatsReport) -> StatsTable {
     match report {
-        StatsReport::GpuKernels => gpu::kernels(trace),
-        StatsReport::GpuKernelShapes => gpu::kernel_shape_table(trace),
-        StatsReport::ApiCalls => calls::host_call_table(trace),
-        StatsReport::Ranges => table_from_rows(trace, RangeSumsByName::new(false)),
-        StatsReport::PushPopRanges => table_from_rows(trace, RangeSumsByName::new(true)),
-        StatsReport::RangeKernels => table_from_rows(trace, KernelSumsByRange::default()),
-        StatsReport::RangeProjections => table_from_rows(trace, ProjectionSums::default()),
-        StatsReport::KernelExecution => calls::kernel_execution_table(trace),
-        StatsReport::MemoryTimes => gpu::memory_time_table(trace),
-        StatsReport::MemorySizes => gpu::memory_size_table(trace),
-        StatsReport::GpuOperations => gpu::gpu_operation_table(trace),
+        StatsReport::GpuKernels => gpu::kernel_duration_table(trace),
+        StatsReport::GpuKernelShapes => gpu::kernel_duration_table_by_launch_shape(trace),
+        StatsReport::ApiCalls => calls::cuda_api_call_table(trace),
+        StatsReport::Ranges => table_from_trace_in_memory(
+            trace,
+            HostDurationsOfRangesByName::for_all_or_push_pop_ranges(false),
+        ),
+        StatsReport::PushPopRanges => table_from_trace_in_memory(
+            trace,
+            HostDurationsOfRangesByName::for_all_or_push_pop_ranges(true),
+        ),
+        StatsReport::RangeKernels => {
+            table_from_trace_in_memory(trace, KernelDurationsByRange::default())
+        }
+        StatsReport::RangeProjections => {
+            table_from_trace_in_memory(trace, GpuSpansOfRangesByName::default())
+        }
+        StatsReport::KernelExecution => calls::kernel_launch_and_execution_table(trace),
+        StatsReport::MemoryTimes => gpu::memory_operation_duration_table(trace),
+        StatsReport::MemorySizes => gpu::memory_operation_size_table(trace),
+        StatsReport::GpuOperations => gpu::gpu_operation_duration_table(trace),
     }
 }
 
-fn table_from_rows(trace: &Trace, mut sums: impl StreamedSums) -> StatsTable {
-    read::for_each_row(trace, |row| sums.add(trace, row));
-    sums.projection_table(&EndOfRows { trace, name_of: NameId, last: i64::MAX })
+fn table_from_trace_in_memory(
+    trace: &Trace,
+    mut sums: impl TableBuiltFromStreamedRows,
+) -> StatsTable {
+    read::for_each_range_and_call_by_time(trace, |row| sums.add_range_or_call_row(trace, row));
+    sums.into_stats_table(&NamesAndEndAfterLastRow {
+        trace,
+        name_of: InternedNameId,
+        last: i64::MAX,
+    })
 }
 
-/// Makes a table from an export of any length: ranges and calls are summed while they are read, and
-/// not stored. `None` for a table of neither, and for a file of another format.
-pub fn table_of_streamed_export(
+/// Makes a report's table from an export of any length: ranges and calls are summed while they are
+/// read and are not kept in memory. `Ok(None)` if the report's table contains no ranges, or if the
+/// file is not an export of Nsight Systems.
+pub fn table_from_streamed_export(
     path: &Path,
     report: StatsReport,
-) -> Result<Option<StreamedTable>, TraceError> {
+) -> Result<Option<TableOfStreamedExport>, TraceError> {
     match report {
-        StatsReport::Ranges => table_from_stream(path, report, RangeSumsByName::new(false)),
-        StatsReport::PushPopRanges => table_from_stream(path, report, RangeSumsByName::new(true)),
-        StatsReport::RangeKernels => table_from_stream(path, report, KernelSumsByRange::default()),
-        StatsReport::RangeProjections => table_from_stream(path, report, ProjectionSums::default()),
+        StatsReport::Ranges => sum_streamed_rows_into_table(
+            path,
+            report,
+            HostDurationsOfRangesByName::for_all_or_push_pop_ranges(false),
+        ),
+        StatsReport::PushPopRanges => sum_streamed_rows_into_table(
+            path,
+            report,
+            HostDurationsOfRangesByName::for_all_or_push_pop_ranges(true),
+        ),
+        StatsReport::RangeKernels => {
+            sum_streamed_rows_into_table(path, report, KernelDurationsByRange::default())
+        }
+        StatsReport::RangeProjections => {
+            sum_streamed_rows_into_table(path, report, GpuSpansOfRangesByName::default())
+        }
         _ => Ok(None),
     }
 }
 
-/// Makes a table from an export that is not kept in memory.
+/// A table that was made without keeping the export's ranges and calls in memory.
 #[derive(Debug)]
-pub struct StreamedTable {
+pub struct TableOfStreamedExport {
     pub table: StatsTable,
-    /// The trace without its ranges and calls.
+    /// The trace without its ranges and API calls.
     pub trace: Trace,
 }
 
-fn table_from_stream(
+fn sum_streamed_rows_into_table(
     path: &Path,
     report: StatsReport,
-    mut sums: impl StreamedSums,
-) -> Result<Option<StreamedTable>, TraceError> {
+    mut sums: impl TableBuiltFromStreamedRows,
+) -> Result<Option<TableOfStreamedExport>, TraceError> {
     let streamed =
-        read::stream_trace_rows(path, &report.wanted_parts(), |trace, row| sums.add(trace, row))?;
-    Ok(streamed.map(|read::StreamedRows { trace, names, last }| {
+        read::stream_ranges_and_calls(path, &report.trace_parts_for_report(), |trace, row| {
+            sums.add_range_or_call_row(trace, row)
+        })?;
+    Ok(streamed.map(|read::StreamedExportRest { trace, names, last }| {
         let name_of = |label: u32| names[label as usize];
-        let table = sums.projection_table(&EndOfRows { trace: &trace, name_of, last });
-        StreamedTable { table, trace }
+        let table =
+            sums.into_stats_table(&NamesAndEndAfterLastRow { trace: &trace, name_of, last });
+        TableOfStreamedExport { table, trace }
     }))
 }

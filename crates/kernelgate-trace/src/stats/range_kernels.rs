@@ -1,46 +1,49 @@
-//! Kernels by the ranges that they were launched in.
+//! Table of kernels by the NVTX range in which each kernel was launched.
 
-use super::ranges::{EndOfRows, StreamedSums, regroup_by_meaning};
-use super::shared_cells::{count_cell, total_cells_without_share};
-use super::summary::GroupedSamples;
+use super::ranges::{
+    NamesAndEndAfterLastRow, TableBuiltFromStreamedRows, merge_groups_with_equal_meaning,
+};
+use super::shared_cells::{count_cell, summary_cells_without_share};
+use super::summary::ValuesByGroup;
 use super::table::{StatsTable, TableCell};
-use crate::analyze::launches::passing_calls::{LaunchedOperations, OpenRangesByThread};
-use crate::analyze::operations::{AllOperations, OperationKind};
-use crate::model::host::RangeStyle;
-use crate::model::interned_names::NameId;
-use crate::model::{InternedValues as Interner, Trace};
-use crate::read::{CallRow, RangeOrCall};
+use crate::analyze::launches::passing_calls::{OpenRangesByThread, OperationsByLaunchKey};
+use crate::analyze::operations::{AllGpuOperations, GpuOperationKind};
+use crate::model::host::HostRangeStyle;
+use crate::model::interned_names::InternedNameId;
+use crate::model::{DistinctValues as Interner, Trace};
+use crate::read::{StreamedCallRow, StreamedRangeOrCall};
 
-/// Kernels that are summed together: name (or label) and style of the range, thread, name of the
-/// kernel. No range: none is around the launch; no thread either: the launch is not in the trace.
-type KernelGroupKey = (Option<(u32, RangeStyle)>, Option<u32>, u32);
+/// Kernels with equal keys are summed: label and style of the range, host thread, and name of the
+/// kernel. The range is `None` if no range encloses the launch; the thread is `None` if the trace
+/// lacks the launch call.
+type RangeThreadAndKernelKey = (Option<(u32, HostRangeStyle)>, Option<u32>, u32);
 
-/// Kernels by the range that their launch is in, thread and name. A kernel counts for every range
-/// around its launch; one without a range stands under an empty name.
+/// Sums kernel durations by enclosing range, host thread and kernel name. A kernel counts for every
+/// range that encloses its launch; a kernel outside all ranges is listed under an empty range name.
 #[derive(Default)]
-pub(super) struct KernelSumsByRange {
-    launched: LaunchedOperations,
-    /// For each open range, the groups in which it counts, in order.
+pub(super) struct KernelDurationsByRange {
+    launched: OperationsByLaunchKey,
+    /// For each open range, the sorted groups of kernels that were already counted for this range.
     open: OpenRangesByThread<Vec<u32>>,
-    groups: Interner<KernelGroupKey>,
-    samples: GroupedSamples,
-    /// For each group, the number of ranges that contain kernels.
+    groups: Interner<RangeThreadAndKernelKey>,
+    samples: ValuesByGroup,
+    /// For each group, the number of ranges that launched kernels of the group.
     instances: Vec<usize>,
 }
 
-impl KernelSumsByRange {
-    fn call(&mut self, trace: &Trace, call: &CallRow) {
-        let all = AllOperations::new(trace);
+impl KernelDurationsByRange {
+    fn add_kernels_of_launch_call(&mut self, trace: &Trace, call: &StreamedCallRow) {
+        let all = AllGpuOperations::number_operations_of_trace(trace);
         let ranges = self.open.at(call.thread, call.start, |_| ());
         for &id in self.launched.by(trace, call) {
-            let (OperationKind::Kernel, kernel) = all.kind_and_row(id) else { continue };
+            let (GpuOperationKind::Kernel, kernel) = all.kind_and_table_row(id) else { continue };
             let (function, length) = kernel_name_and_duration(trace, kernel);
             let mut alone = true;
             for range in ranges.iter_mut().filter(|range| range.row.end >= call.end) {
                 alone = false;
                 let scope = (range.row.label, range.row.style);
-                let group = self.groups.intern((Some(scope), Some(call.thread), function));
-                self.samples.push(group, length);
+                let group = self.groups.index_of_value((Some(scope), Some(call.thread), function));
+                self.samples.push_value_of_group(group, length);
                 if let Err(place) = range.state.binary_search(&group) {
                     range.state.insert(place, group);
                     self.instances.resize(self.groups.values.len(), 0);
@@ -48,48 +51,61 @@ impl KernelSumsByRange {
                 }
             }
             if alone {
-                self.samples.push(self.groups.intern((None, Some(call.thread), function)), length);
+                self.samples.push_value_of_group(
+                    self.groups.index_of_value((None, Some(call.thread), function)),
+                    length,
+                );
             }
         }
     }
 }
 
-/// The name of a kernel and how long it ran.
+/// Name id of a kernel, and its duration in nanoseconds.
 fn kernel_name_and_duration(trace: &Trace, kernel: usize) -> (u32, i64) {
     let name = trace.functions[trace.kernels.function.at(kernel) as usize].demangled.0;
-    (name, trace.kernels.on_gpu.length(kernel))
+    (name, trace.kernels.on_gpu.operation_duration_ns(kernel))
 }
 
-impl StreamedSums for KernelSumsByRange {
-    fn add(&mut self, trace: &Trace, row: RangeOrCall) {
+impl TableBuiltFromStreamedRows for KernelDurationsByRange {
+    fn add_range_or_call_row(&mut self, trace: &Trace, row: StreamedRangeOrCall) {
         match row {
-            RangeOrCall::Begin => {
-                *self = Self { launched: LaunchedOperations::new(trace), ..Self::default() }
+            StreamedRangeOrCall::Begin => {
+                *self = Self {
+                    launched: OperationsByLaunchKey::operations_without_read_calls(trace),
+                    ..Self::default()
+                }
             }
-            RangeOrCall::Range(range) => self.open.add(range, Vec::new(), |_| ()),
-            RangeOrCall::Call(call) => self.call(trace, &call),
+            StreamedRangeOrCall::Range(range) => self.open.open_range(range, Vec::new(), |_| ()),
+            StreamedRangeOrCall::Call(call) => self.add_kernels_of_launch_call(trace, &call),
         }
     }
 
-    fn projection_table(mut self, end: &EndOfRows<'_, impl Fn(u32) -> NameId>) -> StatsTable {
+    fn into_stats_table(
+        mut self,
+        end: &NamesAndEndAfterLastRow<'_, impl Fn(u32) -> InternedNameId>,
+    ) -> StatsTable {
         let trace = end.trace;
-        for kernel in self.launched.operations_without_call().map(|id| id as usize) {
-            if kernel < trace.kernels.on_gpu.len() {
+        for kernel in self.launched.operations_whose_call_was_not_read().map(|id| id as usize) {
+            if kernel < trace.kernels.on_gpu.operation_count() {
                 let (function, length) = kernel_name_and_duration(trace, kernel);
-                self.samples.push(self.groups.intern((None, None, function)), length);
+                self.samples.push_value_of_group(
+                    self.groups.index_of_value((None, None, function)),
+                    length,
+                );
             }
         }
         let mut samples = self.samples;
-        let meaning = |(scope, thread, kernel): KernelGroupKey| {
+        let meaning = |(scope, thread, kernel): RangeThreadAndKernelKey| {
             (scope.map(|(label, style)| ((end.name_of)(label).0, style)), thread, kernel)
         };
-        let (groups, group_of) = regroup_by_meaning(&self.groups.values, &mut samples, meaning);
+        let (groups, group_of) =
+            merge_groups_with_equal_meaning(&self.groups.values, &mut samples, meaning);
         let mut instances_of = vec![0usize; groups.len()];
         for (&group, &instances) in group_of.iter().zip(&self.instances) {
             instances_of[group as usize] += instances;
         }
-        let summaries = samples.group_summaries(groups.len());
-        let text = |name: u32| trace.names.text(NameId(name));
+        let summaries = samples.summaries_of_groups(groups.len());
+        let text = |name: u32| trace.names.text_of_name(InternedNameId(name));
         let id = |thread: u32| {
             let thread = trace.threads[thread as usize];
             (trace.processes[thread.process as usize].pid, thread.tid)
@@ -112,14 +128,15 @@ impl StreamedSums for KernelSumsByRange {
             let ids = thread.map(id);
             let mut cells = vec![
                 TableCell::Text(scope.map_or("", |(name, _)| text(name)).to_owned()),
-                TableCell::Text(scope.map_or("", |(_, style)| style.label()).to_owned()),
+                TableCell::Text(scope.map_or("", |(_, style)| style.nsys_style_label()).to_owned()),
                 ids.map_or(TableCell::Empty, |(pid, _)| TableCell::Integer(pid)),
                 ids.map_or(TableCell::Empty, |(_, tid)| TableCell::Integer(tid)),
                 count_cell(instances_of[index]),
                 count_cell(summaries[index].count),
             ];
-            let mut summary = total_cells_without_share(&summaries[index]);
-            // In this table the count comes before the total.
+            let mut summary = summary_cells_without_share(&summaries[index]);
+            // In the table `nvtx_kern_sum`, the count comes before the total, so the cell of the
+            // count is removed here and inserted earlier.
             summary.remove(1);
             cells.extend(summary);
             cells.push(TableCell::Text(text(kernel).to_owned()));

@@ -1,51 +1,55 @@
-//! Ranges by the time of the GPU between their first and last operation.
+//! Table of ranges by the GPU time from the first start to the last end of the operations launched
+//! in the range.
 
-use super::ranges::{EndOfRows, StreamedSums, regroup_by_meaning};
-use super::shared_cells::{groups_by_total, total_cells_without_share};
-use super::summary::{GroupedSamples, ValueSummary};
+use super::ranges::{
+    NamesAndEndAfterLastRow, TableBuiltFromStreamedRows, merge_groups_with_equal_meaning,
+};
+use super::shared_cells::{sort_groups_by_descending_total, summary_cells_without_share};
+use super::summary::{ValueSummary, ValuesByGroup};
 use super::table::{StatsTable, TableCell};
 use crate::analyze::launches::passing_calls::{
-    LaunchedOperations, OpenHostRange, OpenRangesByThread,
+    OpenRangeWithState, OpenRangesByThread, OperationsByLaunchKey,
 };
-use crate::analyze::operations::{AllOperations, OperationKind};
-use crate::model::host::RangeStyle;
-use crate::model::interned_names::NameId;
-use crate::model::{InternedValues as Interner, Trace};
-use crate::read::{CallRow, RangeOrCall};
+use crate::analyze::operations::{AllGpuOperations, GpuOperationKind};
+use crate::model::host::HostRangeStyle;
+use crate::model::interned_names::InternedNameId;
+use crate::model::{DistinctValues as Interner, Trace};
+use crate::read::{StreamedCallRow, StreamedRangeOrCall};
 
-/// The time span of the GPU operations that were launched in a range.
-struct RangeProjection {
+/// First start and last end of the GPU operations that were launched in a range.
+struct GpuSpanOfRange {
     start: i64,
     end: i64,
     operations: u32,
-    /// Number of ranges that enclose the range.
+    /// Number of open ranges that enclose this range.
     level: u32,
-    /// Number of ranges directly inside that have a projection.
+    /// Number of ranges directly inside this range that launched GPU operations.
     children: u32,
 }
 
-/// Projections of the ranges in which something was launched, by name and style.
+/// Sums the GPU spans of ranges that launched operations, by range name and style.
 #[derive(Default)]
-pub(super) struct ProjectionSums {
-    launched: LaunchedOperations,
-    open: OpenRangesByThread<Option<RangeProjection>>,
-    closed: EndedProjections,
+pub(super) struct GpuSpansOfRangesByName {
+    launched: OperationsByLaunchKey,
+    open: OpenRangesByThread<Option<GpuSpanOfRange>>,
+    closed: GpuSpansOfEndedRanges,
 }
 
-/// Projections of ranges that have ended.
+/// Sums of the GPU spans of ranges that have ended, by range name and style.
 #[derive(Default)]
-struct EndedProjections {
-    groups: Interner<(u32, RangeStyle)>,
-    samples: GroupedSamples,
-    /// Sums of each group: host time, operations, levels, children.
+struct GpuSpansOfEndedRanges {
+    groups: Interner<(u32, HostRangeStyle)>,
+    samples: ValuesByGroup,
+    /// For each group, the sums of host time, operation count, nesting level and number of child
+    /// ranges.
     sums: Vec<[i64; 4]>,
 }
 
-impl EndedProjections {
-    fn add(&mut self, range: &OpenHostRange<Option<RangeProjection>>, last: i64) {
+impl GpuSpansOfEndedRanges {
+    fn add_ended_range(&mut self, range: &OpenRangeWithState<Option<GpuSpanOfRange>>, last: i64) {
         let (row, Some(projection)) = (&range.row, &range.state) else { return };
-        let group = self.groups.intern((row.label, row.style));
-        self.samples.push(group, projection.end - projection.start);
+        let group = self.groups.index_of_value((row.label, row.style));
+        self.samples.push_value_of_group(group, projection.end - projection.start);
         self.sums.resize(self.groups.values.len(), [0; 4]);
         let [host, operations, levels, children] = &mut self.sums[group as usize];
         *host += row.end.min(last.max(row.start)) - row.start;
@@ -55,22 +59,24 @@ impl EndedProjections {
     }
 }
 
-impl ProjectionSums {
-    fn call(&mut self, trace: &Trace, call: &CallRow) {
-        let all = AllOperations::new(trace);
+impl GpuSpansOfRangesByName {
+    fn add_operations_of_launch_call(&mut self, trace: &Trace, call: &StreamedCallRow) {
+        let all = AllGpuOperations::number_operations_of_trace(trace);
         let (mut start, mut end, mut number) = (i64::MAX, i64::MIN, 0);
-        // Graphs are recorded whole; tables of `nsys stats` are of kernels, copies and sets.
+        // Executions of whole CUDA graphs are skipped, because `nsys stats` counts only kernels,
+        // copies and memsets.
         let launched = self.launched.by(trace, call).iter();
-        for &id in launched.filter(|&&id| all.kind_and_row(id).0 != OperationKind::Graph) {
-            start = start.min(all.start(id));
-            end = end.max(all.end(id));
+        for &id in launched.filter(|&&id| all.kind_and_table_row(id).0 != GpuOperationKind::Graph) {
+            start = start.min(all.operation_start_ns(id));
+            end = end.max(all.operation_end_exclusive_ns(id));
             number += 1;
         }
         if number == 0 {
             return;
         }
-        let ranges =
-            self.open.at(call.thread, call.start, |range| self.closed.add(&range, i64::MAX));
+        let ranges = self
+            .open
+            .at(call.thread, call.start, |range| self.closed.add_ended_range(&range, i64::MAX));
         for depth in 0..ranges.len() {
             let (outer, rest) = ranges.split_at_mut(depth);
             let range = &mut rest[0];
@@ -79,7 +85,8 @@ impl ProjectionSums {
                 continue;
             }
             if range.state.is_none() {
-                // A range that encloses this range also encloses the call.
+                // An enclosing range of this range also encloses the API call, so its counters
+                // exist already.
                 let mut level = 0;
                 let mut around = None;
                 for outer in outer.iter_mut().filter(|outer| outer.row.end >= last) {
@@ -90,7 +97,7 @@ impl ProjectionSums {
                     parent.children += 1;
                 }
                 range.state =
-                    Some(RangeProjection { start, end, operations: 0, level, children: 0 });
+                    Some(GpuSpanOfRange { start, end, operations: 0, level, children: 0 });
             }
             if let Some(projection) = &mut range.state {
                 projection.start = projection.start.min(start);
@@ -101,49 +108,60 @@ impl ProjectionSums {
     }
 }
 
-impl StreamedSums for ProjectionSums {
-    fn add(&mut self, trace: &Trace, row: RangeOrCall) {
+impl TableBuiltFromStreamedRows for GpuSpansOfRangesByName {
+    fn add_range_or_call_row(&mut self, trace: &Trace, row: StreamedRangeOrCall) {
         match row {
-            RangeOrCall::Begin => {
-                *self = Self { launched: LaunchedOperations::new(trace), ..Self::default() }
+            StreamedRangeOrCall::Begin => {
+                *self = Self {
+                    launched: OperationsByLaunchKey::operations_without_read_calls(trace),
+                    ..Self::default()
+                }
             }
-            RangeOrCall::Range(range) => {
-                self.open.add(range, None, |range| self.closed.add(&range, i64::MAX));
+            StreamedRangeOrCall::Range(range) => {
+                self.open
+                    .open_range(range, None, |range| self.closed.add_ended_range(&range, i64::MAX));
             }
-            RangeOrCall::Call(call) => self.call(trace, &call),
+            StreamedRangeOrCall::Call(call) => self.add_operations_of_launch_call(trace, &call),
         }
     }
 
-    fn projection_table(mut self, end: &EndOfRows<'_, impl Fn(u32) -> NameId>) -> StatsTable {
-        self.open.close_all(|range| self.closed.add(&range, end.last));
-        let EndedProjections { groups, mut samples, sums: parts } = self.closed;
+    fn into_stats_table(
+        mut self,
+        end: &NamesAndEndAfterLastRow<'_, impl Fn(u32) -> InternedNameId>,
+    ) -> StatsTable {
+        self.open.close_all_ranges(|range| self.closed.add_ended_range(&range, end.last));
+        let GpuSpansOfEndedRanges { groups, mut samples, sums: parts } = self.closed;
         let meaning = |(label, style)| ((end.name_of)(label), style);
-        let (groups, group_of) = regroup_by_meaning(&groups.values, &mut samples, meaning);
+        let (groups, group_of) =
+            merge_groups_with_equal_meaning(&groups.values, &mut samples, meaning);
         let mut sums = vec![[0i64; 4]; groups.len()];
         for (&group, part) in group_of.iter().zip(parts) {
             for (sum, part) in sums[group as usize].iter_mut().zip(part) {
                 *sum += part;
             }
         }
-        let summaries = samples.group_summaries(groups.len());
+        let summaries = samples.summaries_of_groups(groups.len());
         let labels = groups
             .iter()
             .zip(&sums)
-            .map(|(&(name, style), &sums)| (end.trace.names.text(name), style, sums))
+            .map(|(&(name, style), &sums)| (end.trace.names.text_of_name(name), style, sums))
             .collect();
-        let rows = groups_by_total(labels, summaries);
+        let rows = sort_groups_by_descending_total(labels, summaries);
         #[allow(clippy::cast_precision_loss)]
         let mean = |sum: i64, summary: &ValueSummary| {
             TableCell::Decimal(sum as f64 / summary.count as f64, 1)
         };
         let row = |((name, style, [host, operations, levels, children]), summary): (
-            (&str, RangeStyle, [i64; 4]),
+            (&str, HostRangeStyle, [i64; 4]),
             ValueSummary,
         )| {
-            let mut cells =
-                vec![TableCell::Text(name.to_owned()), TableCell::Text(style.label().to_owned())];
-            cells.extend(total_cells_without_share(&summary));
-            // The time on the host stands between the total and the count.
+            let mut cells = vec![
+                TableCell::Text(name.to_owned()),
+                TableCell::Text(style.nsys_style_label().to_owned()),
+            ];
+            cells.extend(summary_cells_without_share(&summary));
+            // In the table `nvtx_gpu_proj_sum`, the host time of ranges is between the total GPU
+            // time and the count.
             cells.insert(3, TableCell::Integer(host));
             cells.push(TableCell::Integer(operations));
             cells.extend([operations, levels, children].map(|sum| mean(sum, &summary)));

@@ -1,95 +1,118 @@
-//! Makes tables of named ranges from rows in order of time: of a trace in memory, or of an export
-//! that is read once and not kept.
+//! Makes tables of named ranges from rows in order of time, either of a trace in memory or of an
+//! export that is streamed.
 
 use std::hash::Hash;
 
-use super::shared_cells::{groups_by_total, summary_table};
-use super::summary::GroupedSamples;
+use super::shared_cells::{sort_groups_by_descending_total, table_of_group_summaries};
+use super::summary::ValuesByGroup;
 use super::table::{StatsTable, TableCell};
-use crate::model::host::RangeStyle;
-use crate::model::interned_names::NameId;
-use crate::model::{InternedValues as Interner, Trace};
-use crate::read::{RangeOrCall, RangeRow};
+use crate::model::host::HostRangeStyle;
+use crate::model::interned_names::InternedNameId;
+use crate::model::{DistinctValues as Interner, Trace};
+use crate::read::{StreamedRangeOrCall, StreamedRangeRow};
 
-/// Results that are known once all rows were read.
-pub(super) struct EndOfRows<'a, N: Fn(u32) -> NameId> {
+/// Facts that are known only after all rows were read, and that finish a table.
+pub(super) struct NamesAndEndAfterLastRow<'a, N: Fn(u32) -> InternedNameId> {
     pub trace: &'a Trace,
-    /// Names of the ranges, by the labels that rows hold.
+    /// Returns the name id for a range label.
     pub name_of: N,
-    /// End time that is assumed for ranges that were never closed.
+    /// End time in nanoseconds for ranges that were never closed.
     pub last: i64,
 }
 
-/// A table that is summed row by row.
-pub(super) trait StreamedSums {
-    /// The next row; the trace is all but ranges and calls.
-    fn add(&mut self, trace: &Trace, row: RangeOrCall);
-    fn projection_table(self, end: &EndOfRows<'_, impl Fn(u32) -> NameId>) -> StatsTable;
+/// A table that is built by adding ranges and API calls one by one in order of time.
+pub(super) trait TableBuiltFromStreamedRows {
+    /// Adds the next range or API call; `trace` contains everything except ranges and API calls.
+    fn add_range_or_call_row(&mut self, trace: &Trace, row: StreamedRangeOrCall);
+    fn into_stats_table(
+        self,
+        end: &NamesAndEndAfterLastRow<'_, impl Fn(u32) -> InternedNameId>,
+    ) -> StatsTable;
 }
 
-/// Merges groups whose labels mean one name; returns the new groups, and the new group of each old
-/// one.
-pub(super) fn regroup_by_meaning<K: Copy, L: Copy + Eq + Hash>(
+/// Merges groups whose labels have the same name; returns the merged groups, and for each old group
+/// the index of its merged group.
+pub(super) fn merge_groups_with_equal_meaning<K: Copy, L: Copy + Eq + Hash>(
     groups: &[K],
-    samples: &mut GroupedSamples,
+    samples: &mut ValuesByGroup,
     meaning: impl Fn(K) -> L,
 ) -> (Vec<L>, Vec<u32>) {
     let mut meanings = Interner::default();
-    let group_of: Vec<u32> = groups.iter().map(|&group| meanings.intern(meaning(group))).collect();
-    samples.merge_value_groups(&group_of);
+    let group_of: Vec<u32> =
+        groups.iter().map(|&group| meanings.index_of_value(meaning(group))).collect();
+    samples.renumber_and_merge_groups(&group_of);
     (meanings.values, group_of)
 }
 
-/// Sums of ranges by name and style.
+/// Sums the host durations of ranges by range name and style.
 #[derive(Default)]
-pub(super) struct RangeSumsByName {
+pub(super) struct HostDurationsOfRangesByName {
     push_pop_only: bool,
-    groups: Interner<(u32, RangeStyle)>,
-    samples: GroupedSamples,
-    /// Group and start of ranges that were never closed.
+    groups: Interner<(u32, HostRangeStyle)>,
+    samples: ValuesByGroup,
+    /// Group and start time of each range that was never closed.
     unclosed: Vec<(u32, i64)>,
 }
 
-impl RangeSumsByName {
-    pub fn new(push_pop_only: bool) -> Self {
+impl HostDurationsOfRangesByName {
+    pub fn for_all_or_push_pop_ranges(push_pop_only: bool) -> Self {
         Self { push_pop_only, ..Self::default() }
     }
 }
 
-impl StreamedSums for RangeSumsByName {
-    fn add(&mut self, _: &Trace, row: RangeOrCall) {
+impl TableBuiltFromStreamedRows for HostDurationsOfRangesByName {
+    fn add_range_or_call_row(&mut self, _: &Trace, row: StreamedRangeOrCall) {
         match row {
-            RangeOrCall::Begin => *self = Self::new(self.push_pop_only),
-            RangeOrCall::Range(range)
-                if !self.push_pop_only || range.style == RangeStyle::PushPop =>
+            StreamedRangeOrCall::Begin => {
+                *self = Self::for_all_or_push_pop_ranges(self.push_pop_only)
+            }
+            StreamedRangeOrCall::Range(range)
+                if !self.push_pop_only || range.style == HostRangeStyle::PushPop =>
             {
-                let group = self.groups.intern((range.label, range.style));
-                if range.end == RangeRow::UNCLOSED_RANGE_END {
+                let group = self.groups.index_of_value((range.label, range.style));
+                if range.end == StreamedRangeRow::UNCLOSED_RANGE_END {
                     self.unclosed.push((group, range.start));
                 } else {
-                    self.samples.push(group, range.end - range.start);
+                    self.samples.push_value_of_group(group, range.end - range.start);
                 }
             }
-            RangeOrCall::Range(_) | RangeOrCall::Call(_) => {}
+            StreamedRangeOrCall::Range(_) | StreamedRangeOrCall::Call(_) => {}
         }
     }
 
-    fn projection_table(mut self, end: &EndOfRows<'_, impl Fn(u32) -> NameId>) -> StatsTable {
+    fn into_stats_table(
+        mut self,
+        end: &NamesAndEndAfterLastRow<'_, impl Fn(u32) -> InternedNameId>,
+    ) -> StatsTable {
         for (group, start) in self.unclosed {
-            self.samples.push(group, end.last.max(start) - start);
+            self.samples.push_value_of_group(group, end.last.max(start) - start);
         }
         let mut samples = self.samples;
         let meaning = |(label, style)| ((end.name_of)(label), style);
-        let (groups, _) = regroup_by_meaning(&self.groups.values, &mut samples, meaning);
-        let summaries = samples.group_summaries(groups.len());
-        let label = |(name, style)| (end.trace.names.text(name).to_owned(), style);
-        let rows = groups_by_total(groups.into_iter().map(label).collect(), summaries);
+        let (groups, _) =
+            merge_groups_with_equal_meaning(&self.groups.values, &mut samples, meaning);
+        let summaries = samples.summaries_of_groups(groups.len());
+        let label = |(name, style)| (end.trace.names.text_of_name(name).to_owned(), style);
+        let rows =
+            sort_groups_by_descending_total(groups.into_iter().map(label).collect(), summaries);
         if self.push_pop_only {
-            let cells = |(name, _): (String, RangeStyle)| vec![TableCell::Text(name)];
-            return summary_table("nvtx_pushpop_sum", "Instances", &["Range"], rows, cells);
+            let cells = |(name, _): (String, HostRangeStyle)| vec![TableCell::Text(name)];
+            return table_of_group_summaries(
+                "nvtx_pushpop_sum",
+                "Instances",
+                &["Range"],
+                rows,
+                cells,
+            );
         }
-        summary_table("nvtx_sum", "Instances", &["Style", "Range"], rows, |(name, style)| {
-            vec![TableCell::Text(style.label().to_owned()), TableCell::Text(name)]
-        })
+        table_of_group_summaries(
+            "nvtx_sum",
+            "Instances",
+            &["Style", "Range"],
+            rows,
+            |(name, style)| {
+                vec![TableCell::Text(style.nsys_style_label().to_owned()), TableCell::Text(name)]
+            },
+        )
     }
 }

@@ -1,22 +1,23 @@
-//! Cells that several tables share.
+//! Table cells that several `nsys stats` tables have in common.
 
 use super::summary::ValueSummary;
 use super::table::{StatsTable, TableCell};
 
-/// Computes a share of a total, per cent.
+/// Cell with the percentage of a part in a total.
 #[allow(clippy::cast_precision_loss)]
 fn percent_cell(part: i64, total: i64) -> TableCell {
     TableCell::Decimal(if total == 0 { 0.0 } else { part as f64 / total as f64 * 100.0 }, 1)
 }
 
-/// Share, total, count, mean, median, smallest, largest, deviation: the columns of most tables.
-fn cells_of_summary(summary: &ValueSummary, total: i64) -> Vec<TableCell> {
+/// Cells for percentage of total, total, count, mean, median, minimum, maximum and standard
+/// deviation, which most tables have.
+fn share_and_summary_cells(summary: &ValueSummary, total: i64) -> Vec<TableCell> {
     let mut cells = vec![percent_cell(summary.total, total)];
-    cells.extend(total_cells_without_share(summary));
+    cells.extend(summary_cells_without_share(summary));
     cells
 }
 
-pub(super) fn total_cells_without_share(summary: &ValueSummary) -> Vec<TableCell> {
+pub(super) fn summary_cells_without_share(summary: &ValueSummary) -> Vec<TableCell> {
     vec![
         TableCell::Integer(summary.total),
         count_cell(summary.count),
@@ -28,10 +29,10 @@ pub(super) fn total_cells_without_share(summary: &ValueSummary) -> Vec<TableCell
     ]
 }
 
-/// Makes a table of groups: the columns of [`cells_of_summary`], of which `counted` names the
-/// third, then columns that identify the group, which `cells` makes from its label. The last cell
-/// holds the name of the row.
-pub(super) fn summary_table<T>(
+/// Makes a table with one row per group: the columns of [`share_and_summary_cells`], with `counted` as
+/// title of the third, and columns that identify the group. The last column contains the name by
+/// which rows are filtered.
+pub(super) fn table_of_group_summaries<T>(
     report: &'static str,
     counted: &'static str,
     labelled: &[&'static str],
@@ -51,7 +52,7 @@ pub(super) fn summary_table<T>(
     ];
     let columns: Vec<_> = columns.iter().chain(labelled).copied().collect();
     let row = |(label, summary): (T, ValueSummary)| {
-        let mut row = cells_of_summary(&summary, total);
+        let mut row = share_and_summary_cells(&summary, total);
         row.extend(cells(label));
         row
     };
@@ -67,8 +68,9 @@ pub(super) fn count_cell(count: usize) -> TableCell {
     TableCell::Integer(i64::try_from(count).unwrap_or(i64::MAX))
 }
 
-/// Groups with their summaries, the largest total first; equal ones in order of their labels.
-pub(super) fn groups_by_total<T: Ord>(
+/// Joins groups with their summaries and sorts them by descending total; equal totals are sorted by
+/// label.
+pub(super) fn sort_groups_by_descending_total<T: Ord>(
     labels: Vec<T>,
     summaries: Vec<ValueSummary>,
 ) -> Vec<(T, ValueSummary)> {

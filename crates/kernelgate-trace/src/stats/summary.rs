@@ -1,11 +1,11 @@
-//! Summaries of groups of durations.
+//! Summarises values, such as durations, by group.
 
-/// Summary of a group of values, in nanoseconds or bytes.
+/// Count, total, mean, median, extremes and standard deviation of values in nanoseconds or bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ValueSummary {
     /// Number of values.
     pub count: usize,
-    /// Sum of the values, saturated at the largest `i64`.
+    /// Sum of the values; limited to the largest `i64` on overflow.
     pub total: i64,
     pub mean: f64,
     /// Median of the values; for an even number of values, the mean of the two middle values.
@@ -19,15 +19,17 @@ pub struct ValueSummary {
 }
 
 impl ValueSummary {
-    /// Summarises values, whose order changes.
-    pub fn new(values: &mut [i64]) -> Self {
+    /// Summarises values; sorts the slice in place.
+    pub fn from_values_sorted_in_place(values: &mut [i64]) -> Self {
         values.sort_unstable();
-        Self::summary_of_sorted(|| values.iter().map(|&value| (value, 1)))
+        Self::from_sorted_values_and_counts(|| values.iter().map(|&value| (value, 1)))
     }
 
-    /// The summary of sorted values, each with its number of occurrences.
+    /// Summarises sorted values, each with the number of its occurrences.
     #[allow(clippy::cast_precision_loss)]
-    fn summary_of_sorted<I: Iterator<Item = (i64, u32)>>(values: impl Fn() -> I) -> Self {
+    fn from_sorted_values_and_counts<I: Iterator<Item = (i64, u32)>>(
+        values: impl Fn() -> I,
+    ) -> Self {
         let (mut count, mut total, mut last) = (0usize, 0i64, None);
         for (value, times) in values() {
             count += times as usize;
@@ -39,7 +41,7 @@ impl ValueSummary {
         let squares: f64 =
             values().map(|(value, times)| (value as f64 - mean).powi(2) * f64::from(times)).sum();
         let deviation = if count > 1 { (squares / (count - 1) as f64).sqrt() } else { 0.0 };
-        // The values at or after the middle, and at or before the middle.
+        // `lower` and `upper` become the two middle values, whose mean is the median.
         let (mut lower, mut upper, mut before) = (min, min, 0usize);
         for (value, times) in values() {
             let end = before + times as usize;
@@ -57,36 +59,40 @@ impl ValueSummary {
     }
 }
 
-/// Values of many groups. Equal values of a group are counted from time to time, so that memory
-/// grows with the number of distinct values.
+/// Values of many groups. Equal values of a group are merged into one entry with a count from time
+/// to time, so that memory grows with the number of distinct values.
 #[derive(Debug, Default)]
-pub struct GroupedSamples {
-    /// Group and value, in the order in which they were added.
+pub struct ValuesByGroup {
+    /// Group and value of each value that was added since the last merge of equal values.
     recent: Vec<(u32, i64)>,
-    /// Entries of group, value and number of occurrences, in order.
+    /// Sorted entries of group, value and number of occurrences.
     counted: Vec<(u32, i64, u32)>,
 }
 
-impl GroupedSamples {
-    /// Least number of values that are counted at a time.
-    const MIN_BUFFERED_VALUES: usize = 1 << 18;
+impl ValuesByGroup {
+    /// Minimum number of added values before equal values are merged.
+    const MIN_VALUES_BEFORE_MERGE: usize = 1 << 18;
 
     /// Room for so many.
-    pub fn with_value_capacity(count: usize) -> Self {
-        Self { recent: Vec::with_capacity(count.min(Self::MIN_BUFFERED_VALUES)), ..Self::default() }
+    pub fn with_capacity_for_values(count: usize) -> Self {
+        Self {
+            recent: Vec::with_capacity(count.min(Self::MIN_VALUES_BEFORE_MERGE)),
+            ..Self::default()
+        }
     }
 
-    /// Adds a value to a group. Groups are numbered from 0.
-    pub fn push(&mut self, group: u32, value: i64) {
-        // The larger of both, so that counting stays linear in the values.
-        if self.recent.len() >= self.counted.len().max(Self::MIN_BUFFERED_VALUES) {
-            self.count_new_values();
+    /// Adds a value to a group. Group numbers start at 0.
+    pub fn push_value_of_group(&mut self, group: u32, value: i64) {
+        // The threshold grows with the number of entries, so that the total work of merging stays
+        // linear.
+        if self.recent.len() >= self.counted.len().max(Self::MIN_VALUES_BEFORE_MERGE) {
+            self.merge_equal_values();
         }
         self.recent.push((group, value));
     }
 
-    /// Counts the values that came since the last count.
-    fn count_new_values(&mut self) {
+    /// Merges the values that were added since the last merge into the sorted entries with counts.
+    fn merge_equal_values(&mut self) {
         self.recent.sort_unstable();
         let mut old = std::mem::take(&mut self.counted).into_iter().peekable();
         let mut add = |(group, value, times): (u32, i64, u32)| match self.counted.last_mut() {
@@ -102,8 +108,9 @@ impl GroupedSamples {
         old.for_each(add);
     }
 
-    /// Makes groups one: what each is from now on.
-    pub fn merge_value_groups(&mut self, group_of: &[u32]) {
+    /// Renumbers the groups: the values of group g become values of group `group_of[g]`, so groups
+    /// can be merged.
+    pub fn renumber_and_merge_groups(&mut self, group_of: &[u32]) {
         self.recent.iter_mut().for_each(|(group, _)| *group = group_of[*group as usize]);
         for (group, ..) in &mut self.counted {
             *group = group_of[*group as usize];
@@ -111,28 +118,28 @@ impl GroupedSamples {
         self.counted.sort_unstable();
     }
 
-    /// Returns the summary of each group.
-    pub fn group_summaries(self, groups: usize) -> Vec<ValueSummary> {
-        let samples = self.into_counted_values();
+    /// Returns the summary of each of the first `groups` groups.
+    pub fn summaries_of_groups(self, groups: usize) -> Vec<ValueSummary> {
+        let samples = self.into_sorted_values_with_counts();
         (0u32..).take(groups).map(|group| samples.summary_of_group(group)).collect()
     }
 
-    /// Sorts and counts all values that were added.
-    pub fn into_counted_values(mut self) -> ValueCountsByGroup {
-        self.count_new_values();
-        ValueCountsByGroup { rows: self.counted }
+    /// Merges all added values and returns the sorted entries with counts.
+    pub fn into_sorted_values_with_counts(mut self) -> SortedValuesByGroup {
+        self.merge_equal_values();
+        SortedValuesByGroup { rows: self.counted }
     }
 }
 
-/// Values of many groups with their numbers of occurrences.
+/// Sorted values of many groups, each with the number of its occurrences.
 #[derive(Debug, Default)]
-pub struct ValueCountsByGroup {
-    /// Group, value and number of occurrences, in order.
+pub struct SortedValuesByGroup {
+    /// Entries of group, value and number of occurrences, sorted by group and value.
     rows: Vec<(u32, i64, u32)>,
 }
 
-impl ValueCountsByGroup {
-    /// Returns the groups that have values, in order.
+impl SortedValuesByGroup {
+    /// Returns the groups that have at least one value, in ascending order.
     pub fn groups_with_values(&self) -> impl Iterator<Item = u32> {
         self.rows.chunk_by(|a, b| a.0 == b.0).map(|rows| rows[0].0)
     }
@@ -141,7 +148,9 @@ impl ValueCountsByGroup {
         let first = self.rows.partition_point(|row| row.0 < group);
         let own = &self.rows[first..];
         let own = &own[..own.partition_point(|row| row.0 == group)];
-        ValueSummary::summary_of_sorted(|| own.iter().map(|&(_, value, times)| (value, times)))
+        ValueSummary::from_sorted_values_and_counts(|| {
+            own.iter().map(|&(_, value, times)| (value, times))
+        })
     }
 }
 
@@ -150,43 +159,44 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_summed_separately_for_each_group() {
-        let mut samples = GroupedSamples::default();
+    fn values_are_summarised_separately_for_each_group() {
+        let mut samples = ValuesByGroup::default();
         for (group, value) in [(1, 4), (0, 10), (1, 2), (1, 9), (1, 3)] {
-            samples.push(group, value);
+            samples.push_value_of_group(group, value);
         }
-        let groups = samples.group_summaries(3);
+        let groups = samples.summaries_of_groups(3);
         assert_eq!(groups[0].count, 1);
         assert_eq!((groups[0].median, groups[0].deviation), (10.0, 0.0));
         assert_eq!((groups[1].count, groups[1].total, groups[1].min, groups[1].max), (4, 18, 2, 9));
         assert_eq!((groups[1].mean, groups[1].median), (4.5, 3.5));
-        // Squared distances 0.25 + 6.25 + 20.25 + 2.25 = 29, by 3.
+        // The squared distances from the mean are 0.25 + 6.25 + 20.25 + 2.25 = 29, divided by n - 1
+        // = 3.
         assert!((groups[1].deviation - (29.0f64 / 3.0).sqrt()).abs() < 1e-12);
         assert_eq!(groups[2], ValueSummary::default());
     }
 
     #[test]
-    fn a_sum_of_durations_that_overflows_is_the_largest_number() {
-        let mut samples = GroupedSamples::default();
-        (0..5).for_each(|_| samples.push(0, i64::MAX / 4));
-        assert_eq!(samples.group_summaries(1)[0].total, i64::MAX);
+    fn a_total_that_overflows_becomes_the_largest_i64() {
+        let mut samples = ValuesByGroup::default();
+        (0..5).for_each(|_| samples.push_value_of_group(0, i64::MAX / 4));
+        assert_eq!(samples.summaries_of_groups(1)[0].total, i64::MAX);
     }
 
     #[test]
-    fn counted_values_are_summed_like_single_values() {
-        let mut samples = GroupedSamples::default();
+    fn values_with_counts_are_summarised_like_single_values() {
+        let mut samples = ValuesByGroup::default();
         let values = [(0, 7), (1, 5), (0, 7), (2, 1), (0, 9), (1, 5), (0, 8), (1, 4), (2, 3)];
         for (group, value) in values {
-            samples.push(group, value);
-            samples.count_new_values();
+            samples.push_value_of_group(group, value);
+            samples.merge_equal_values();
         }
         assert_eq!(samples.counted.len(), 7, "{:?}", samples.counted);
-        // Group 2 becomes group 0 in this test.
-        samples.merge_value_groups(&[0, 1, 0]);
-        let groups = samples.group_summaries(2);
-        assert_eq!(groups[0], ValueSummary::new(&mut [7, 7, 9, 8, 1, 3]));
+        // The test renumbers group 2 to group 0.
+        samples.renumber_and_merge_groups(&[0, 1, 0]);
+        let groups = samples.summaries_of_groups(2);
+        assert_eq!(groups[0], ValueSummary::from_values_sorted_in_place(&mut [7, 7, 9, 8, 1, 3]));
         assert_eq!((groups[0].count, groups[0].total, groups[0].median), (6, 35, 7.0));
-        assert_eq!(groups[1], ValueSummary::new(&mut [5, 5, 4]));
+        assert_eq!(groups[1], ValueSummary::from_values_sorted_in_place(&mut [5, 5, 4]));
         assert_eq!(groups[1].median, 5.0);
     }
 }

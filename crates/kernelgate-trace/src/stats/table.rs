@@ -1,4 +1,4 @@
-//! A table, and how it is written.
+//! A table of `nsys stats`, and its output as CSV, JSON and text.
 
 use std::fmt::Write as _;
 
@@ -8,15 +8,15 @@ pub enum TableCell {
     Text(String),
     /// A whole number.
     Integer(i64),
-    /// A number printed with this many decimals.
+    /// A number that is printed with the given number of decimals.
     Decimal(f64, usize),
-    /// An empty cell, because the value is unknown.
+    /// An empty cell, for an unknown value.
     Empty,
 }
 
 impl TableCell {
-    /// Returns the value as text in CSV format.
-    pub fn csv_text(&self) -> String {
+    /// Returns the value of the cell as unquoted text for CSV.
+    pub fn cell_as_csv_text(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
             Self::Integer(value) => value.to_string(),
@@ -25,13 +25,13 @@ impl TableCell {
         }
     }
 
-    fn cell_to_json(&self) -> serde_json::Value {
+    fn cell_as_json(&self) -> serde_json::Value {
         match self {
             Self::Text(text) => text.as_str().into(),
             Self::Integer(value) => (*value).into(),
-            // The number has as many decimals as in CSV.
+            // A decimal number is rounded to the decimals of the CSV output.
             Self::Decimal(..) => {
-                self.csv_text().parse::<f64>().map_or(serde_json::Value::Null, Into::into)
+                self.cell_as_csv_text().parse::<f64>().map_or(serde_json::Value::Null, Into::into)
             }
             Self::Empty => serde_json::Value::Null,
         }
@@ -43,24 +43,25 @@ impl TableCell {
 pub struct StatsTable {
     /// The report's name.
     pub report: &'static str,
-    /// Titles of the columns, with their units.
+    /// Titles of the columns, including units.
     pub columns: Vec<&'static str>,
-    /// Rows of the table; each has one cell a column.
+    /// Rows of the table; each row has one cell per column.
     pub rows: Vec<Vec<TableCell>>,
-    /// Index of the column that `--filter` searches.
+    /// Index of the column in which `--filter` searches.
     pub named_by: usize,
 }
 
 impl StatsTable {
-    /// Keeps only the rows whose name matches. Shares are not changed, because they refer to the
-    /// whole table.
-    pub fn keep_matching_rows(&mut self, expression: &regex::Regex) {
+    /// Keeps only the rows whose name matches the regular expression. The percentages of the
+    /// remaining rows are unchanged, because they refer to the unfiltered table.
+    pub fn keep_rows_with_matching_name(&mut self, expression: &regex::Regex) {
         let column = self.named_by;
-        self.rows.retain(|row| expression.is_match(&row[column].csv_text()));
+        self.rows.retain(|row| expression.is_match(&row[column].cell_as_csv_text()));
     }
 
-    /// Replaces every text of the table, for example by text that is harmless on a terminal.
-    pub fn map_text_cells(&mut self, shown: impl Fn(&str) -> String) {
+    /// Replaces every text cell of the table, for example to escape control characters for a
+    /// terminal.
+    pub fn replace_text_cells(&mut self, shown: impl Fn(&str) -> String) {
         for cell in self.rows.iter_mut().flatten() {
             if let TableCell::Text(text) = cell {
                 *text = shown(text);
@@ -68,20 +69,20 @@ impl StatsTable {
         }
     }
 
-    /// Formats the table as CSV, with a line of titles.
+    /// Formats the table as CSV, with the column titles in the first line.
     pub fn to_csv(&self) -> String {
         let mut writer = csv::Writer::from_writer(Vec::new());
         let written = writer.write_record(&self.columns).and_then(|()| {
-            self.rows
-                .iter()
-                .try_for_each(|row| writer.write_record(row.iter().map(TableCell::csv_text)))
+            self.rows.iter().try_for_each(|row| {
+                writer.write_record(row.iter().map(TableCell::cell_as_csv_text))
+            })
         });
         let bytes = written.ok().and_then(|()| writer.into_inner().ok());
         String::from_utf8(bytes.expect("writing to memory does not fail")).expect("cells are UTF-8")
     }
 
-    /// Converts to JSON: Formats the table as JSON: `{"report": …, "rows": [{title: value}]}`.
-    pub fn cell_to_json(&self) -> serde_json::Value {
+    /// Formats the table as JSON: `{"report": …, "rows": [{title: value}]}`.
+    pub fn table_as_json(&self) -> serde_json::Value {
         let rows: Vec<serde_json::Value> = self
             .rows
             .iter()
@@ -90,19 +91,19 @@ impl StatsTable {
                     .columns
                     .iter()
                     .zip(row)
-                    .map(|(&title, cell)| (title.to_owned(), cell.cell_to_json()));
+                    .map(|(&title, cell)| (title.to_owned(), cell.cell_as_json()));
                 serde_json::Value::Object(fields.collect())
             })
             .collect();
         serde_json::json!({ "report": self.report, "rows": rows })
     }
 
-    /// The table as text for a terminal of 100 columns: aligned, thousands separated, long names
-    /// cut in their middle.
-    pub fn to_text(&self) -> String {
-        const TABLE_WIDTH: usize = 100;
+    /// Formats the table for a terminal of 100 columns: aligned, with thousands separators, and
+    /// with `…` in the middle of long names.
+    pub fn to_terminal_text(&self) -> String {
+        const TERMINAL_COLUMNS: usize = 100;
         let cells: Vec<Vec<String>> =
-            self.rows.iter().map(|row| row.iter().map(cell_text).collect()).collect();
+            self.rows.iter().map(|row| row.iter().map(cell_as_terminal_text).collect()).collect();
         let last = self.columns.len() - 1;
         let width = |column: usize| {
             let rows = cells.iter().map(|row| row[column].chars().count());
@@ -110,7 +111,7 @@ impl StatsTable {
         };
         let mut widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
         let before: usize = widths[..last].iter().map(|width| width + 2).sum();
-        widths[last] = widths[last].min(TABLE_WIDTH.saturating_sub(before).max(40));
+        widths[last] = widths[last].min(TERMINAL_COLUMNS.saturating_sub(before).max(40));
         let right: Vec<bool> = (0..self.columns.len())
             .map(|column| !self.rows.iter().any(|row| matches!(row[column], TableCell::Text(_))))
             .collect();
@@ -119,7 +120,7 @@ impl StatsTable {
         for row in std::iter::once(&titles).chain(&cells) {
             let mut line = String::new();
             for (column, cell) in row.iter().enumerate() {
-                let cell = shorten(cell, widths[column]);
+                let cell = shorten_in_the_middle(cell, widths[column]);
                 let width = widths[column];
                 let _ = if right[column] {
                     write!(line, "{cell:>width$}  ")
@@ -133,11 +134,11 @@ impl StatsTable {
     }
 }
 
-fn cell_text(cell: &TableCell) -> String {
+fn cell_as_terminal_text(cell: &TableCell) -> String {
     match cell {
         TableCell::Integer(value) => with_thousands_separators(value),
-        TableCell::Decimal(..) => with_thousands_separators(cell.csv_text()),
-        _ => cell.csv_text(),
+        TableCell::Decimal(..) => with_thousands_separators(cell.cell_as_csv_text()),
+        _ => cell.cell_as_csv_text(),
     }
 }
 
@@ -161,8 +162,9 @@ pub fn with_thousands_separators(number: impl ToString) -> String {
     text
 }
 
-/// Shortens a text to at most `width` characters by removing its middle.
-pub fn shorten(text: &str, width: usize) -> String {
+/// Shortens a text to at most `width` characters by replacing its middle with `…`; control
+/// characters become spaces.
+pub fn shorten_in_the_middle(text: &str, width: usize) -> String {
     let clean: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let length = clean.chars().count();
     if length <= width || width < 3 {

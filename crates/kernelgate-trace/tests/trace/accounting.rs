@@ -3,35 +3,36 @@
 use std::path::PathBuf;
 
 use crate::fixture::{Export, lines_with};
-use kernelgate_trace::analyze::timeline::BusyTimeLine;
-use kernelgate_trace::analyze::timeline::iterations::IterationEvidence;
+use kernelgate_trace::analyze::timeline::BusyTimeLineOfGpu;
+use kernelgate_trace::analyze::timeline::iterations::EvidenceOfIterations;
 use kernelgate_trace::diagnose::{
-    DiagnosisFinding, FindingSeverity, IdleCauseKind, ProcessDeviceUse, TraceDiagnosis, diagnose,
+    DiagnosisFinding, FindingSeverity, GpuUseOfProcess, IdleCauseKind, TraceDiagnosis,
+    diagnose_trace_in_memory,
 };
 use kernelgate_trace::read::{self, WantedTraceParts};
 
 const ALL_REDUCE: &str = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096>)";
 
 fn diagnosed(export: &Export) -> TraceDiagnosis {
-    let diagnosis = diagnose(&export.read().unwrap());
+    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
     for device in &diagnosis.devices {
         assert_adds_up(device);
     }
     diagnosis
 }
 
-fn assert_adds_up(device: &ProcessDeviceUse) {
+fn assert_adds_up(device: &GpuUseOfProcess) {
     let account = &device.account;
-    assert_eq!(account.total.total_ns(), device.span.1 - device.span.0);
-    assert_eq!(account.total.busy_ns(), device.busy_ns);
-    assert_eq!(account.total.total_idle_ns(), device.gaps.total_ns());
+    assert_eq!(account.total.span_length_ns(), device.span.1 - device.span.0);
+    assert_eq!(account.total.busy_time_ns(), device.busy_ns);
+    assert_eq!(account.total.idle_time_of_all_causes_ns(), device.gaps.total_length_of_gaps_ns());
     let Some(iterations) = &account.iterations else { return };
-    let parts = iterations.each.iter().map(|of| of.account.total_ns()).sum::<i64>()
-        + iterations.before.total_ns()
-        + iterations.after.total_ns();
-    assert_eq!(parts, account.total.total_ns());
+    let parts = iterations.each.iter().map(|of| of.account.span_length_ns()).sum::<i64>()
+        + iterations.before.span_length_ns()
+        + iterations.after.span_length_ns();
+    assert_eq!(parts, account.total.span_length_ns());
     for of in &iterations.each {
-        assert_eq!(of.account.total_ns(), of.span.1 - of.span.0);
+        assert_eq!(of.account.span_length_ns(), of.span.1 - of.span.0);
     }
 }
 
@@ -50,8 +51,8 @@ fn an_exposed_all_reduce_is_named_with_its_time() {
     }
     let diagnosis = diagnosed(&export);
     let total = &diagnosis.devices[0].account.total;
-    assert_eq!(total.busy_ns_of_line(BusyTimeLine::Compute), 5 * 400_000);
-    assert_eq!(total.busy_ns_of_line(BusyTimeLine::Communication), 5 * 500_000);
+    assert_eq!(total.busy_ns_of_line(BusyTimeLineOfGpu::Compute), 5 * 400_000);
+    assert_eq!(total.busy_ns_of_line(BusyTimeLineOfGpu::Communication), 5 * 500_000);
     let found = finding(&diagnosis, "exposed-communication").unwrap();
     assert_eq!(found.severity, FindingSeverity::Severe);
     assert_eq!(found.recoverable_ns, Some(5 * 500_000));
@@ -70,8 +71,8 @@ fn communication_beside_compute_is_hidden() {
     export.kernel(7, (2_000, 5_000), 2, ALL_REDUCE);
     let diagnosis = diagnosed(&export);
     let total = &diagnosis.devices[0].account.total;
-    assert_eq!(total.busy_ns_of_line(BusyTimeLine::ComputeAndCommunication), 3_000);
-    assert_eq!(total.busy_ns_of_line(BusyTimeLine::Compute), 5_000);
+    assert_eq!(total.busy_ns_of_line(BusyTimeLineOfGpu::ComputeAndCommunication), 3_000);
+    assert_eq!(total.busy_ns_of_line(BusyTimeLineOfGpu::Compute), 5_000);
     assert!(finding(&diagnosis, "exposed-communication").is_none());
 }
 
@@ -87,7 +88,7 @@ fn copies_that_nothing_hides_come_first() {
     }
     let diagnosis = diagnosed(&export);
     assert_eq!(
-        diagnosis.devices[0].account.total.busy_ns_of_line(BusyTimeLine::Copy),
+        diagnosis.devices[0].account.total.busy_ns_of_line(BusyTimeLineOfGpu::Copy),
         10 * 9_000_000
     );
     let found = finding(&diagnosis, "exposed-copy").unwrap();
@@ -105,7 +106,7 @@ fn page_migrations_are_no_lost_launches() {
     }
     let diagnosis = diagnosed(&export);
     let total = &diagnosis.devices[0].account.total;
-    assert_eq!(total.busy_ns_of_line(BusyTimeLine::ComputeAndMigration), 50 * 5_000);
+    assert_eq!(total.busy_ns_of_line(BusyTimeLineOfGpu::ComputeAndMigration), 50 * 5_000);
     let found = finding(&diagnosis, "page-migration").unwrap();
     assert!(found.advice.contains("cudaMemPrefetchAsync"));
     // The kernel is shorter by the time from its first page to its last one.
@@ -139,11 +140,11 @@ fn iterations_are_found_by_ranges_and_start_up_stands_apart() {
     });
     let diagnosis = diagnosed(&export);
     let iterations = diagnosis.devices[0].account.iterations.as_ref().unwrap();
-    assert_eq!(iterations.sign, IterationEvidence::Range("step_#".to_owned()));
+    assert_eq!(iterations.sign, EvidenceOfIterations::Range("step_#".to_owned()));
     assert_eq!(iterations.each.len(), 6);
-    assert_eq!(iterations.before.busy_ns_of_line(BusyTimeLine::Compute), 495_000);
-    assert_eq!(iterations.each[0].account.busy_ns_of_line(BusyTimeLine::Compute), 3 * 190_000);
-    let steady = iterations.sorted_steady_lengths();
+    assert_eq!(iterations.before.busy_ns_of_line(BusyTimeLineOfGpu::Compute), 495_000);
+    assert_eq!(iterations.each[0].account.busy_ns_of_line(BusyTimeLineOfGpu::Compute), 3 * 190_000);
+    let steady = iterations.sorted_lengths_without_first();
     assert_eq!((steady.len(), steady[2]), (5, 1_000_000));
 }
 
@@ -151,7 +152,11 @@ fn iterations_are_found_by_ranges_and_start_up_stands_apart() {
 fn iterations_are_found_by_kernels_that_repeat() {
     let diagnosis = diagnosed(&stepped(|_, _, _, _| {}));
     let iterations = diagnosis.devices[0].account.iterations.as_ref().unwrap();
-    assert!(matches!(iterations.sign, IterationEvidence::Repetition(_)), "{:?}", iterations.sign);
+    assert!(
+        matches!(iterations.sign, EvidenceOfIterations::Repetition(_)),
+        "{:?}",
+        iterations.sign
+    );
     assert_eq!(iterations.each.len(), 6);
 }
 
@@ -167,8 +172,8 @@ fn iterations_of_unequal_length_are_named() {
     }
     let diagnosis = diagnosed(&export);
     let iterations = diagnosis.devices[0].account.iterations.as_ref().unwrap();
-    assert_eq!(iterations.unusually_long_iterations(), [6]);
-    let text = diagnosis.to_text();
+    assert_eq!(iterations.numbers_of_unusually_long_iterations(), [6]);
+    let text = diagnosis.diagnosis_to_text();
     insta::assert_snapshot!(lines_with(&text, "median"), @r"
     iterations: 8 by range step_#; first 1.000 ms, then median 1.000 ms (100.0 µs to 3.000 ms); twice
     the median or longer: 6
@@ -189,13 +194,14 @@ fn the_time_of_real_traces_adds_up_and_is_classified() {
         let is_trace =
             |path: &PathBuf| path.extension().is_some_and(|of| of == "sqlite" || of == "gz");
         for path in files.filter(is_trace) {
-            let diagnosis =
-                diagnose(&read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap());
+            let diagnosis = diagnose_trace_in_memory(
+                &read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap(),
+            );
             for device in &diagnosis.devices {
                 assert_adds_up(device);
                 let total = &device.account.total;
-                let unclassified = total.unclassified_idle_ns();
-                assert!(unclassified * 50 <= total.total_ns(), "{}", path.display());
+                let unclassified = total.idle_time_without_known_cause_ns();
+                assert!(unclassified * 50 <= total.span_length_ns(), "{}", path.display());
                 devices += 1;
             }
         }
@@ -228,7 +234,7 @@ fn a_replay_gains_what_is_on_the_critical_path_only() {
     assert_eq!(path.total_ns, 1_400_000);
     assert_eq!(path.segments.iter().map(|(_, ns)| ns).sum::<i64>(), path.total_ns);
     let gain = |label: &str| {
-        let found = path.gains.iter().find(|of| of.change.label() == label);
+        let found = path.gains.iter().find(|of| of.change.printed_speedup_label() == label);
         found.map(|of| of.gain_ns)
     };
     assert_eq!(gain("half the time of long"), Some(500_000));
@@ -251,8 +257,9 @@ fn a_copy_from_pageable_memory_holds_its_host_up() {
     let path = &diagnosed(&export).critical_path;
     // From 10,000 to 5,210,000.
     assert_eq!(path.total_ns, 5_200_000);
-    let gain =
-        |label: &str| path.gains.iter().find(|of| of.change.label() == label).map(|of| of.gain_ns);
+    let gain = |label: &str| {
+        path.gains.iter().find(|of| of.change.printed_speedup_label() == label).map(|of| of.gain_ns)
+    };
     // Without the copies each kernel starts 990 µs earlier, and so does what follows.
     assert_eq!(gain("copies that take no time"), Some(3 * 990_000));
     // 10 µs up to each copy and 5 µs of each launch behind one, but for the first and the last.

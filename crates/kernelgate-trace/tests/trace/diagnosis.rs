@@ -1,9 +1,11 @@
 //! Planted faults are found and named; runs without them are not blamed.
 
 use crate::fixture::{Export, lines_with};
-use kernelgate_trace::diagnose::checklist::{ChecklistMark, checklist, to_json, to_text};
+use kernelgate_trace::diagnose::checklist::{
+    ChecklistLineState, checklist_to_json, checklist_to_text, fill_in_checklist,
+};
 use kernelgate_trace::diagnose::{
-    DiagnosisFinding, FindingSeverity, IdleCauseKind, TraceDiagnosis, diagnose,
+    DiagnosisFinding, FindingSeverity, IdleCauseKind, TraceDiagnosis, diagnose_trace_in_memory,
 };
 
 fn finding<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a DiagnosisFinding> {
@@ -12,7 +14,7 @@ fn finding<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a DiagnosisF
 
 /// Why a question cannot be answered.
 fn not_measured(diagnosis: &TraceDiagnosis, id: &str) -> String {
-    diagnosis.question(id).unwrap().missing_data_reason().unwrap()
+    diagnosis.question_of_rule(id).unwrap().reason_without_answer().unwrap()
 }
 
 /// Steps of ten kernels of 30 µs each, launched ahead of time by calls of 5 µs.
@@ -36,7 +38,7 @@ fn a_wait_in_a_loop_is_found_with_its_range() {
     steps(&mut export, 5, |export, start, _| {
         export.call(7, (start + 200_000, start + 400_000), 0, "cudaStreamSynchronize_v3020");
     });
-    let diagnosis = diagnose(&export.read().unwrap());
+    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
     let finding = finding(&diagnosis, "sync-in-loop").unwrap();
     assert_eq!(finding.measured.value, 5.0);
     assert_eq!(finding.evidence[0].what, "cudaStreamSynchronize");
@@ -64,9 +66,9 @@ fn a_single_wait_at_the_end_is_no_loop() {
     let mut export = Export::new();
     steps(&mut export, 5, |_, _, _| {});
     export.call(7, (9_000_000, 9_100_000), 0, "cudaDeviceSynchronize_v3020");
-    let diagnosis = diagnose(&export.read().unwrap());
+    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
     assert!(finding(&diagnosis, "sync-in-loop").is_none());
-    assert!(diagnosis.has_rule_passed("sync-in-loop"));
+    assert!(diagnosis.has_rule_found_nothing("sync-in-loop"));
 }
 
 #[test]
@@ -80,7 +82,7 @@ fn waits_without_ranges_are_a_loop_if_the_launches_between_them_repeat() {
         }
         export.call(7, (start + 40_000, start + 50_000), 0, "cuStreamSynchronize");
     }
-    let diagnosis = diagnose(&export.read().unwrap());
+    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
     let finding = finding(&diagnosis, "sync-in-loop").unwrap();
     assert_eq!(finding.evidence[0].count, 8);
 }
@@ -95,7 +97,7 @@ fn pageable_and_synchronous_copies_are_found() {
     export.copy((3000, 4000), 2, (1, 1, 2));
     export.call(7, (500, 600), 3, "cudaMemcpy_v3020");
     export.copy((5000, 7000), 3, (2, 2, 1));
-    let diagnosis = diagnose(&export.read().unwrap());
+    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
     let pageable = finding(&diagnosis, "pageable-copy").unwrap();
     assert_eq!(pageable.evidence.len(), 1);
     assert_eq!(pageable.evidence[0].count, 1, "the pinned one is not blamed");
@@ -117,7 +119,7 @@ fn launch_bound() -> Export {
 
 #[test]
 fn short_kernels_behind_long_launches_are_launch_bound() {
-    let diagnosis = diagnose(&launch_bound().read().unwrap());
+    let diagnosis = diagnose_trace_in_memory(&launch_bound().read().unwrap());
     let finding = finding(&diagnosis, "launch-bound").unwrap();
     assert_eq!(finding.severity, FindingSeverity::Severe);
     // 200 kernels of 3 µs in 199 × 12 + 3 µs.
@@ -143,7 +145,7 @@ fn the_same_kernels_in_one_graph_are_not() {
         let start = 1_000_000 + i * 12_000;
         export.kernel(7, (start, start + 3_000), 1, "tiny");
     }
-    let diagnosis = diagnose(&export.read().unwrap());
+    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
     assert!(finding(&diagnosis, "launch-bound").is_none());
     let causes = &diagnosis.devices[0].gaps.causes;
     assert_eq!((causes.len(), causes[0].kind), (1, IdleCauseKind::BackToBack));
@@ -157,10 +159,10 @@ fn gaps_are_classed_at_20_and_50_microseconds() {
         export.launch((i * 100, i * 100 + 10), (start, start + 1_000), i, "k");
         start += 1_000 + gap;
     }
-    let gaps = &diagnose(&export.read().unwrap()).devices[0].gaps;
+    let gaps = &diagnose_trace_in_memory(&export.read().unwrap()).devices[0].gaps;
     assert_eq!((gaps.normal.count, gaps.warning.count, gaps.severe.count), (1, 2, 1));
     assert_eq!((gaps.normal.total_ns, gaps.severe.total_ns), (19_999, 50_001));
-    assert_eq!((gaps.longest_ns, gaps.mean_gap_ns()), (50_001, 35_000.0));
+    assert_eq!((gaps.longest_ns, gaps.mean_length_of_gaps_ns()), (50_001, 35_000.0));
 }
 
 #[test]
@@ -174,7 +176,7 @@ fn a_clock_that_jumps_is_reported() {
         3,
         "k",
     );
-    let diagnosis = diagnose(&export.read().unwrap());
+    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
     insta::assert_snapshot!(diagnosis.quality[0].title, @"one idle time on device 0 is more than 100 times as long as everything else: the clock jumped, or the program paused");
 }
 
@@ -184,13 +186,13 @@ fn small_grids_are_found_where_the_gpu_is_known() {
     export.launch((10, 20), (1_000, 9_000), 1, "narrow");
     export.launch((30, 40), (10_000, 12_000), 2, "wide");
     export.sql("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET gridX = 25 WHERE start = 1000;");
-    let diagnosis = diagnose(&export.read().unwrap());
+    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
     let finding = finding(&diagnosis, "small-grid").unwrap();
     assert_eq!(finding.measured.value, 80.0);
     assert_eq!(finding.recoverable_ns, Some(6_000), "three quarters of it idle");
     insta::assert_snapshot!(finding.evidence[0].what, @"25 blocks for 100 multiprocessors: grid 25×1×1 of 128 threads, narrow");
     export.sql("DROP TABLE TARGET_INFO_GPU;");
-    let diagnosis = diagnose(&export.read().unwrap());
+    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
     let why = not_measured(&diagnosis, "small-grid");
     insta::assert_snapshot!(why, @"device 0, on which the kernels ran, is not described in the trace; record with nsys profile --trace=cuda, and export with --type sqlite");
 }
@@ -216,11 +218,11 @@ fn issue_and_dram_give_the_bound_not_activity() {
         ));
     };
     sample(50);
-    let diagnosis = diagnose(&export.read().unwrap());
+    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
     let why = not_measured(&diagnosis, "sampled-bound");
     insta::assert_snapshot!(why, @"fewer than 100 samples of SM issue and DRAM bandwidth: too few to conclude; sample for longer, or more often");
     sample(50);
-    let diagnosis = diagnose(&export.read().unwrap());
+    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
     let bound = finding(&diagnosis, "sampled-bound").unwrap();
     insta::assert_snapshot!(bound.title, @"GPU 0 is memory-bound on average: SM issue 16 %, DRAM read 54 % and write 27 %");
 }
@@ -240,7 +242,7 @@ fn short_kernels_that_always_follow_each_other_could_be_fused() {
             launch(1, run + 40_000, 3_000, "bias");
             launch(2, run + 44_000, 2_000, third);
         }
-        diagnose(&export.read().unwrap())
+        diagnose_trace_in_memory(&export.read().unwrap())
     };
     let diagnosis = chain("gelu");
     let fusion = finding(&diagnosis, "fusion").unwrap();
@@ -258,9 +260,9 @@ fn block_sizes_that_are_no_multiple_of_a_warp_are_found() {
     let mut export = Export::new();
     export.launch((10, 20), (1_000, 9_000), 1, "odd");
     export.launch((30, 40), (10_000, 12_000), 2, "even");
-    assert!(diagnose(&export.read().unwrap()).has_rule_passed("block-size"));
+    assert!(diagnose_trace_in_memory(&export.read().unwrap()).has_rule_found_nothing("block-size"));
     export.sql("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET blockX = 40 WHERE start = 1000;");
-    let diagnosis = diagnose(&export.read().unwrap());
+    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
     let finding = finding(&diagnosis, "block-size").unwrap();
     assert_eq!(finding.measured.value, 80.0);
     assert_eq!(finding.recoverable_ns, Some(3_000), "24 of 64 threads idle");
@@ -271,21 +273,21 @@ fn the_checklist_is_ticked_crossed_or_says_what_would_measure_it() {
     let mut export = launch_bound();
     export.call(7, (100, 200), 1000, "cudaMemcpyAsync_v3020");
     export.copy((500_000, 900_000), 1000, (1, 0, 2));
-    let lines = checklist(&diagnose(&export.read().unwrap()));
+    let lines = fill_in_checklist(&diagnose_trace_in_memory(&export.read().unwrap()));
     let line = |text: &str| lines.iter().find(|line| line.text.starts_with(text)).unwrap();
-    assert_eq!(line("Minimal synchronization").tick, ChecklistMark::Holds);
+    assert_eq!(line("Minimal synchronization").tick, ChecklistLineState::Holds);
     let transactions = line("Memory transactions");
-    assert_eq!(transactions.tick, ChecklistMark::Fails);
+    assert_eq!(transactions.tick, ChecklistLineState::Fails);
     insta::assert_snapshot!(transactions.why, @"asynchronous copies with pageable memory: 1, 1.0 MB at 2.5 GB/s; the host waits for each");
     let conflicts = line("No bank conflicts");
-    assert_eq!(conflicts.tick, ChecklistMark::NotMeasured);
+    assert_eq!(conflicts.tick, ChecklistLineState::NotMeasured);
     assert!(conflicts.why.contains("ncu --csv"), "{}", conflicts.why);
-    assert_eq!(line("Unrolled").tick, ChecklistMark::NotMeasured);
+    assert_eq!(line("Unrolled").tick, ChecklistLineState::NotMeasured);
     assert_eq!(lines.len(), 16);
-    let text = to_text(&lines);
+    let text = checklist_to_text(&lines);
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
     insta::assert_snapshot!(lines_with(&text, "saturates"), @"[x] Grid size saturates GPU");
-    assert_eq!(to_json(&lines)[0]["group"], "Memory");
+    assert_eq!(checklist_to_json(&lines)[0]["group"], "Memory");
 }
 
 #[test]
@@ -293,9 +295,9 @@ fn softmax_is_set_against_matmul() {
     let mut export = Export::new();
     export.launch((10, 20), (1_000, 9_000), 1, "ampere_sgemm_128x64_tn");
     export.launch((30, 40), (10_000, 12_000), 2, "softmax_warp_forward");
-    let diagnosis = diagnose(&export.read().unwrap());
-    assert_eq!(diagnosis.answers.softmax_over_matmul_time(), Some(0.25));
-    let text = diagnosis.to_text();
+    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
+    assert_eq!(diagnosis.answers.softmax_time_by_matmul_time(), Some(0.25));
+    let text = diagnosis.diagnosis_to_text();
     // 5 FLOPs a score over 4 x 64: 0.25 / 0.0195 = 12.8.
     insta::assert_snapshot!(lines_with(&text, "softmax"), @r"
     18.2 %      2.0 µs  softmax_warp_forward
@@ -310,9 +312,12 @@ fn softmax_is_set_against_matmul() {
     0.020 for heads of 64 (a FLOP takes 13 times as long)
     0.010 for heads of 128 (a FLOP takes 26 times as long)
     ");
-    assert_eq!(diagnosis.to_json()["softmax_to_matmul_flops"]["128"], 5.0 / 512.0);
+    assert_eq!(diagnosis.diagnosis_to_json()["softmax_to_matmul_flops"]["128"], 5.0 / 512.0);
     export.sql("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE start = 1000;");
-    assert_eq!(diagnose(&export.read().unwrap()).answers.softmax_over_matmul_time(), None);
+    assert_eq!(
+        diagnose_trace_in_memory(&export.read().unwrap()).answers.softmax_time_by_matmul_time(),
+        None
+    );
 }
 
 #[test]
@@ -322,11 +327,11 @@ fn the_report_reads_well() {
     export.range(2_200_000, Some(3_500_000), 59, "benchmark");
     export.call(7, (100, 200), 1000, "cudaMemcpyAsync_v3020");
     export.copy((500_000, 900_000), 1000, (1, 0, 2));
-    let diagnosis = diagnose(&export.read().unwrap());
-    let text = diagnosis.to_text();
+    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
+    let text = diagnosis.diagnosis_to_text();
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
     insta::assert_snapshot!(text);
-    let json = diagnosis.to_json();
+    let json = diagnosis.diagnosis_to_json();
     assert_eq!(json["schema_version"], 2);
     assert_eq!(json["devices"][0]["gaps"]["severe"]["count"], 1);
     let ids: Vec<&str> = json["findings"]

@@ -2,7 +2,8 @@
 
 use crate::fixture::{Export, lines_with};
 use kernelgate_trace::diagnose::difference::{
-    AmountChange, TraceDifference, TracePartChange, TracePartKind, TraceSums, compare_sums,
+    DifferenceOfTwoTraces, PartChangeKind, PartInBothTraces, SummedTrace, TracePartKind,
+    compare_summed_traces,
 };
 
 /// Five steps of ten kernels of 30 µs, launched ahead of time by calls of 5 µs, each step waited
@@ -65,43 +66,57 @@ impl Steps {
 }
 
 /// From [`PLAIN`] to these steps; the parts of the difference always add up.
-fn to(steps: &Steps) -> TraceDifference {
+fn to(steps: &Steps) -> DifferenceOfTwoTraces {
     between(&PLAIN.export(), &steps.export())
 }
 
-fn between(base: &Export, head: &Export) -> TraceDifference {
-    let [base, head] = [base, head].map(|export| TraceSums::new(&export.read().unwrap()));
-    let difference = compare_sums(base, head);
+fn between(base: &Export, head: &Export) -> DifferenceOfTwoTraces {
+    let [base, head] =
+        [base, head].map(|export| SummedTrace::sum_trace_in_memory(&export.read().unwrap()));
+    let difference = compare_summed_traces(base, head);
     adds_up(&difference);
     difference
 }
 
-fn adds_up(difference: &TraceDifference) {
-    let parts: i64 = difference.parts.iter().map(TracePartChange::total_change_ns).sum();
-    let places: i64 = difference.places.iter().map(|place| place.total_change_ns()).sum();
-    assert_eq!((parts, places), (difference.total_change_ns(), difference.total_change_ns()));
+fn adds_up(difference: &DifferenceOfTwoTraces) {
+    let parts: i64 = difference.parts.iter().map(PartInBothTraces::own_time_change_ns).sum();
+    let places: i64 = difference.places.iter().map(|place| place.launched_time_change_ns()).sum();
+    assert_eq!(
+        (parts, places),
+        (difference.whole_time_change_ns(), difference.whole_time_change_ns())
+    );
 }
 
 #[test]
 fn nothing_changed_between_a_trace_and_itself() {
     let same = to(&PLAIN);
-    assert_eq!((same.total_change_ns(), same.unexplained_idle_ns()), (0, 0));
-    assert!(same.parts.iter().all(|part| part.change() == AmountChange::Same), "{:?}", same.parts);
+    assert_eq!((same.whole_time_change_ns(), same.change_of_unexplained_idle_ns()), (0, 0));
+    assert!(
+        same.parts.iter().all(|part| part.kind_of_part_change() == PartChangeKind::Same),
+        "{:?}",
+        same.parts
+    );
     assert!(same.findings.iter().all(Vec::is_empty) && same.notes.is_empty());
-    insta::assert_snapshot!(lines_with(&same.to_text(["a", "b"]), "takes"), @"B takes as long as A, from the first operation to the last");
+    insta::assert_snapshot!(lines_with(&same.difference_to_text(["a", "b"]), "takes"), @"B takes as long as A, from the first operation to the last");
 }
 
 #[test]
 fn a_slower_kernel_explains_all_of_it() {
     let slower = to(&Steps { third_ns: 50_000, registers: 128, ..PLAIN });
-    assert_eq!(slower.total_change_ns(), 5 * 20_000);
+    assert_eq!(slower.whole_time_change_ns(), 5 * 20_000);
     let first = &slower.parts[0];
-    assert_eq!((first.part.name.as_str(), first.change()), ("k3", AmountChange::Longer));
-    assert_eq!((first.change_by_count_ns(), first.change_by_length_ns()), (0, 100_000));
-    assert_eq!(first.describe_launch_changes(), ["registers 96 -> 128"]);
-    assert_eq!(slower.parts[1].total_change_ns(), 0, "nothing else changed");
+    assert_eq!(
+        (first.part.name.as_str(), first.kind_of_part_change()),
+        ("k3", PartChangeKind::Longer)
+    );
+    assert_eq!(
+        (first.change_by_operation_count_ns(), first.change_by_operation_length_ns()),
+        (0, 100_000)
+    );
+    assert_eq!(first.describe_launch_shape_and_metric_changes(), ["registers 96 -> 128"]);
+    assert_eq!(slower.parts[1].own_time_change_ns(), 0, "nothing else changed");
     assert_eq!(slower.places[0].path, "step_#");
-    assert_eq!(slower.places[0].total_change_ns(), 100_000);
+    assert_eq!(slower.places[0].launched_time_change_ns(), 100_000);
 }
 
 #[test]
@@ -110,8 +125,11 @@ fn local_memory_that_a_kernel_had_not_is_called_a_spill() {
     let words = |base: &Steps, head: &Steps| {
         let difference = between(&base.export(), &head.export());
         let kernel = difference.parts.iter().find(|part| part.part.name == "k3").unwrap();
-        let text = difference.to_text(["a", "b"]);
-        (kernel.describe_launch_changes(), text.split_whitespace().collect::<Vec<_>>().join(" "))
+        let text = difference.difference_to_text(["a", "b"]);
+        (
+            kernel.describe_launch_shape_and_metric_changes(),
+            text.split_whitespace().collect::<Vec<_>>().join(" "),
+        )
     };
     let spills = Steps { registers: 128, ..with_local(184) };
     let (evidence, text) = words(&PLAIN, &spills);
@@ -131,9 +149,12 @@ fn local_memory_that_a_kernel_had_not_is_called_a_spill() {
 #[test]
 fn an_extra_launch_and_longer_launches_are_two_causes() {
     let more = to(&Steps { kernels: 11, ..PLAIN });
-    assert_eq!(more.total_change_ns(), 5 * 30_000);
+    assert_eq!(more.whole_time_change_ns(), 5 * 30_000);
     let first = &more.parts[0];
-    assert_eq!((first.part.name.as_str(), first.change()), ("k10", AmountChange::Appeared));
+    assert_eq!(
+        (first.part.name.as_str(), first.kind_of_part_change()),
+        ("k10", PartChangeKind::Appeared)
+    );
     assert_eq!(first.amounts.each_ref().map(|amount| amount.count), [0, 5]);
     // The same kernel, launched once more: its number explains that, not its length.
     let again = PLAIN.export();
@@ -144,25 +165,25 @@ fn an_extra_launch_and_longer_launches_are_two_causes() {
     );
     let more = between(&PLAIN.export(), &again);
     let part = |name: &str| more.parts.iter().find(|part| part.part.name == name).unwrap();
-    assert_eq!(part("k0").change(), AmountChange::More);
+    assert_eq!(part("k0").kind_of_part_change(), PartChangeKind::More);
     assert_eq!(
-        (part("k0").change_by_count_ns(), part("k0").change_by_length_ns()),
+        (part("k0").change_by_operation_count_ns(), part("k0").change_by_operation_length_ns()),
         (5 * 30_000, 0)
     );
-    assert_eq!(part("k1").change(), AmountChange::Vanished);
+    assert_eq!(part("k1").kind_of_part_change(), PartChangeKind::Vanished);
 }
 
 #[test]
 fn a_copy_from_pageable_memory_is_another_than_one_from_pinned_memory() {
     let copies = to(&Steps { memory: 0, ..PLAIN });
-    assert_eq!(copies.total_change_ns(), 5 * 30_000);
+    assert_eq!(copies.whole_time_change_ns(), 5 * 30_000);
     let part = |name: &str| copies.parts.iter().find(|part| part.part.name.contains(name)).unwrap();
     let pageable = part("(pageable to device)");
     assert_eq!(
-        (pageable.part.kind, pageable.change()),
-        (TracePartKind::Copy, AmountChange::Appeared)
+        (pageable.part.kind, pageable.kind_of_part_change()),
+        (TracePartKind::Copy, PartChangeKind::Appeared)
     );
-    assert_eq!(part("(pinned to device)").change(), AmountChange::Vanished);
+    assert_eq!(part("(pinned to device)").kind_of_part_change(), PartChangeKind::Vanished);
     assert_eq!(copies.findings[1][0].0, "pageable-copy");
     assert!(copies.findings[0].is_empty());
 }
@@ -174,8 +195,8 @@ fn a_wait_in_a_loop_is_found_with_the_idle_time_behind_it() {
     // Each wait ends 1 us after the last kernel; 38 us of host code and a call of 3 us follow.
     let in_waits = part("in a wait for the GPU: cudaStreamSynchronize");
     assert_eq!(
-        (in_waits.change(), in_waits.total_change_ns()),
-        (AmountChange::Appeared, 4 * 1_000)
+        (in_waits.kind_of_part_change(), in_waits.own_time_change_ns()),
+        (PartChangeKind::Appeared, 4 * 1_000)
     );
     assert_eq!(part("host code between launches").amounts[1].count, 4);
     let call = waits.calls.iter().find(|call| call.site.function == "cudaStreamSynchronize");
@@ -184,7 +205,7 @@ fn a_wait_in_a_loop_is_found_with_the_idle_time_behind_it() {
     assert_eq!(call.calls.map(|calls| calls.count), [0, 5]);
     let found: Vec<&str> = waits.findings[1].iter().map(|(id, _)| *id).collect();
     assert!(found.contains(&"sync-in-loop"), "{found:?}");
-    let text = waits.to_text(["before.sqlite", "after.sqlite"]);
+    let text = waits.difference_to_text(["before.sqlite", "after.sqlite"]);
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
     insta::assert_snapshot!(text);
 }
@@ -197,9 +218,9 @@ fn idle_time_without_a_launch_is_unexplained() {
     };
     let steps = Steps { waits: true, ..PLAIN };
     let difference = between(&cut(PLAIN.export()), &cut(steps.export()));
-    assert_eq!(difference.unexplained_idle_ns(), 4 * 40_000);
-    assert_eq!(difference.unexplained_idle_ns(), difference.total_change_ns());
-    let text = difference.to_text(["a", "b"]);
+    assert_eq!(difference.change_of_unexplained_idle_ns(), 4 * 40_000);
+    assert_eq!(difference.change_of_unexplained_idle_ns(), difference.whole_time_change_ns());
+    let text = difference.difference_to_text(["a", "b"]);
     let line = text.lines().find(|line| line.contains("unexplained:")).unwrap();
     assert!(line.contains("+160.0 µs") && line.contains("100.0 %"), "{line}");
 }
@@ -212,9 +233,9 @@ fn traces_of_unlike_content_are_compared_with_a_note() {
     let difference = between(&PLAIN.export(), &short);
     insta::assert_snapshot!(difference.notes[0], @"the range step_# is there 5 and 1 times: the traces hold different amounts of work");
     let empty = between(&Export::new(), &Export::new());
-    assert_eq!((empty.total_change_ns(), empty.parts.len()), (0, 0));
-    let json = difference.to_json();
+    assert_eq!((empty.whole_time_change_ns(), empty.parts.len()), (0, 0));
+    let json = difference.difference_to_json();
     assert_eq!(json["schema_version"], 2);
-    assert_eq!(json["change_ns"], difference.total_change_ns());
+    assert_eq!(json["change_ns"], difference.whole_time_change_ns());
     assert_eq!(json["kernels"], serde_json::json!([50, 1]));
 }

@@ -5,11 +5,13 @@ use std::path::PathBuf;
 
 use crate::fixture::kineto::{At, FULL, Kineto};
 use crate::fixture::{Export, lines_with, process, titles};
-use kernelgate_trace::diagnose::checklist::{ChecklistMark, checklist};
-use kernelgate_trace::diagnose::difference::{SetupProperty, TraceSums, compare_sums};
+use kernelgate_trace::diagnose::checklist::{ChecklistLineState, fill_in_checklist};
+use kernelgate_trace::diagnose::difference::{
+    SummedTrace, TraceSetupProperty, compare_summed_traces,
+};
 use kernelgate_trace::diagnose::{
-    DiagnosisFinding, FindingConfidence, FindingSeverity, IdleCauseKind, QuestionAnswer,
-    TraceDiagnosis, diagnose,
+    DiagnosisFinding, FindingConfidence, FindingSeverity, IdleCauseKind, RuleAnswer,
+    TraceDiagnosis, diagnose_trace_in_memory,
 };
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, WantedTraceParts};
@@ -43,12 +45,12 @@ fn main_cause(diagnosis: &TraceDiagnosis, device: u32) -> (IdleCauseKind, Option
 }
 
 fn not_measured(diagnosis: &TraceDiagnosis, id: &str) -> String {
-    let question = diagnosis.question(id).unwrap();
-    question.missing_data_reason().unwrap_or_else(|| panic!("{question:?}"))
+    let question = diagnosis.question_of_rule(id).unwrap();
+    question.reason_without_answer().unwrap_or_else(|| panic!("{question:?}"))
 }
 
-fn tick(diagnosis: &TraceDiagnosis, line: &str) -> ChecklistMark {
-    let lines = checklist(diagnosis);
+fn tick(diagnosis: &TraceDiagnosis, line: &str) -> ChecklistLineState {
+    let lines = fill_in_checklist(diagnosis);
     lines.iter().find(|of| of.text.starts_with(line)).unwrap().tick
 }
 
@@ -69,7 +71,7 @@ fn work_launched_long_before_it_starts_is_not_host_code() {
     };
     let launched_then_late = reported("gap-launched-then-late/launched_then_late_cuda.json");
     for trace in [Some(written()), launched_then_late].into_iter().flatten() {
-        let diagnosis = diagnose(&trace);
+        let diagnosis = diagnose_trace_in_memory(&trace);
         assert_eq!(idle(&diagnosis, IdleCauseKind::HostCode), 26_000);
         assert_eq!(idle(&diagnosis, IdleCauseKind::LaunchCall), 5_000);
         assert_eq!(idle(&diagnosis, IdleCauseKind::NotStarted), 399_955_000);
@@ -91,7 +93,7 @@ fn idle_time_that_no_replay_mends_stays_a_warning() {
         trace.call((start, 2.0), "cudaStreamWaitEvent");
         trace.launch(start + 5.0, (start + 9_000.0, 100.0), "waits", FULL);
     }
-    let diagnosis = diagnose(&trace.read());
+    let diagnosis = diagnose_trace_in_memory(&trace.read());
     assert_eq!(main_cause(&diagnosis, 0).0, IdleCauseKind::EventWait);
     let gaps = finding(&diagnosis, "gaps").unwrap();
     assert_eq!(gaps.severity, FindingSeverity::Warning, "{}", gaps.title);
@@ -105,7 +107,7 @@ fn the_driver_of_windows_submits_work_later() {
     export.launch((40_000, 45_000), (700_000, 710_000), 2, "b");
     let cause = |export: &Export| {
         let trace = export.read().unwrap();
-        diagnose(&trace).devices[0].gaps.causes[0].kind
+        diagnose_trace_in_memory(&trace).devices[0].gaps.causes[0].kind
     };
     assert_eq!(cause(&export), IdleCauseKind::NotStarted);
     export.sql("CREATE TABLE TARGET_INFO_SYSTEM_ENV (name TEXT, value TEXT)");
@@ -130,7 +132,7 @@ fn launched_work_that_does_not_start_has_a_reason_where_the_trace_holds_one() {
         let mut trace = late();
         before(&mut trace);
         trace.launch(40.0, (400_000.0, 4.0), "second", FULL);
-        let diagnosis = diagnose(&trace.read());
+        let diagnosis = diagnose_trace_in_memory(&trace.read());
         let (kind, function) = main_cause(&diagnosis, 0);
         (kind, function.map(str::to_owned))
     };
@@ -173,7 +175,7 @@ fn nodes_of_a_graph_that_start_late_are_queued() {
     trace.kernel(graph, (10.0, 5.0), "a", FULL);
     trace.kernel(graph, (16.0, 5.0), "b", FULL);
     trace.kernel(graph, (500.0, 5.0), "c", FULL);
-    let diagnosis = diagnose(&trace.read());
+    let diagnosis = diagnose_trace_in_memory(&trace.read());
     assert_eq!(idle(&diagnosis, IdleCauseKind::InGraph), 479_000);
     assert_eq!(idle(&diagnosis, IdleCauseKind::BackToBack), 1_000);
 }
@@ -195,7 +197,7 @@ fn a_short_wait_does_not_get_the_time_behind_it() {
     let written = short_waits(|_, _| ());
     let report = reported("gap-blames-short-wait/short_wait_long_host.json");
     for trace in [Some(written), report].into_iter().flatten() {
-        let diagnosis = diagnose(&trace);
+        let diagnosis = diagnose_trace_in_memory(&trace);
         assert_eq!(main_cause(&diagnosis, 0).0, IdleCauseKind::HostCode);
         assert_eq!(idle(&diagnosis, IdleCauseKind::Wait), 19 * 3_000);
         let waits = finding(&diagnosis, "sync-in-loop").unwrap();
@@ -205,7 +207,7 @@ fn a_short_wait_does_not_get_the_time_behind_it() {
     let allocating = short_waits(|trace, at| {
         trace.call((at, 6_500.0), "cudaMalloc");
     });
-    let diagnosis = diagnose(&allocating);
+    let diagnosis = diagnose_trace_in_memory(&allocating);
     assert_eq!(main_cause(&diagnosis, 0), (IdleCauseKind::Call, Some("cudaMalloc")));
     assert_eq!(idle(&diagnosis, IdleCauseKind::Call), 19 * 6_500_000);
     insta::assert_snapshot!(finding(&diagnosis, "gaps").unwrap().advice, @"move this call out of the loop: allocate once, copy asynchronously");
@@ -220,7 +222,7 @@ fn a_wait_saves_no_time_in_which_something_else_holds_up_the_launch() {
         // The wait ends as the kernel does; the next one starts 3 ms after its launch.
         trace.call((start + 10.0, 8_000.0), "cudaDeviceSynchronize");
     }
-    let diagnosis = diagnose(&trace.read());
+    let diagnosis = diagnose_trace_in_memory(&trace.read());
     let waits = finding(&diagnosis, "sync-in-loop").unwrap();
     // From the end of a kernel to that of the next launch call.
     assert_eq!(waits.recoverable_ns, Some(19 * 2_005_000), "{}", waits.title);
@@ -244,7 +246,7 @@ fn waits_in_a_loop_get_no_idle_time_of_other_waits() {
     trace.launch(1_000_000.0, (1_000_010.0, 100.0), "first_kernel", FULL);
     let report = reported("sync-loop-idle-of-others/other_idle.json");
     for trace in [Some(trace.read()), report].into_iter().flatten() {
-        let diagnosis = diagnose(&trace);
+        let diagnosis = diagnose_trace_in_memory(&trace);
         let waits = finding(&diagnosis, "sync-in-loop").unwrap();
         assert_eq!((waits.recoverable_ns, waits.severity), (Some(0), FindingSeverity::Information));
         assert_eq!(
@@ -264,7 +266,7 @@ fn waits_that_cost_little_are_information() {
     }
     let report = reported("cheap-waits-severe/cheap_waits.json");
     for trace in [Some(trace.read()), report].into_iter().flatten() {
-        let waits = diagnose(&trace);
+        let waits = diagnose_trace_in_memory(&trace);
         let waits = finding(&waits, "sync-in-loop").unwrap();
         assert_eq!(waits.recoverable_ns, Some(49 * 9_000), "49 gaps of 10 us, 1 us stays");
         assert_eq!(waits.severity, FindingSeverity::Information, "0.2 % of the span");
@@ -295,7 +297,7 @@ fn a_call_that_happened_once_is_start_up() {
     let report = reported("one-time-call-in-loop/one_slow_call.json");
     let written = [with("cudaFree"), with("cudaMalloc"), first_launch.read()];
     for trace in written.into_iter().chain(report) {
-        let diagnosis = diagnose(&trace);
+        let diagnosis = diagnose_trace_in_memory(&trace);
         let gaps = finding(&diagnosis, "gaps").unwrap();
         assert_eq!(
             gaps.advice,
@@ -322,7 +324,7 @@ fn launch_shapes_that_are_not_in_the_trace_pass_nothing() {
     let no_shape_reported = reported("shapes-unknown-passes/no_shape.json");
     let other_device_reported = reported("shapes-unknown-passes/device_offset.json");
     let reasons_of = |trace: &Trace| {
-        let diagnosis = diagnose(trace);
+        let diagnosis = diagnose_trace_in_memory(trace);
         let rules = ["block-size", "small-grid", "tail", "occupancy"];
         let reasons = rules.map(|rule| format!("{rule}: {}\n", not_measured(&diagnosis, rule)));
         reasons.concat()
@@ -343,9 +345,9 @@ fn launch_shapes_that_are_not_in_the_trace_pass_nothing() {
         let traces = [Some(own), reported].into_iter().flatten().collect::<Vec<_>>();
         let expected = reasons_of(&traces[0]);
         assert!(traces.iter().all(|trace| reasons_of(trace) == expected));
-        for diagnosis in traces.iter().map(diagnose) {
+        for diagnosis in traces.iter().map(diagnose_trace_in_memory) {
             for line in ["Good occupancy", "Block size is multiple", "Grid size saturates"] {
-                assert_eq!(tick(&diagnosis, line), ChecklistMark::NotMeasured, "{line}");
+                assert_eq!(tick(&diagnosis, line), ChecklistLineState::NotMeasured, "{line}");
             }
         }
     }
@@ -360,19 +362,19 @@ fn a_rule_that_saw_a_part_says_which() {
             let grid = if step < known { FULL.grid } else { 0 };
             trace.launch(start, (start + 10.0, 50.0), "k", At { grid, ..FULL });
         }
-        diagnose(&trace.read())
+        diagnose_trace_in_memory(&trace.read())
     };
     let half = with_shapes(50);
     let reason = not_measured(&half, "small-grid");
     insta::assert_snapshot!(reason, @"nothing found in 50.0 % of 5.000 ms of kernel time; launch shapes are not in the trace; record with a version of PyTorch whose profiler writes grid, block and deviceProperties, or with nsys profile --trace=cuda");
-    let json = half.to_json();
+    let json = half.diagnosis_to_json();
     let mut questions = json["questions"].as_array().unwrap().iter();
     let question = questions.find(|question| question["id"] == "small-grid").unwrap();
     assert_eq!(question["answer"], "cannot answer");
     assert_eq!(question["inspected"]["share"], 0.5);
     let most = with_shapes(95);
-    let QuestionAnswer::No { inspected } = &most.question("small-grid").unwrap().answer else {
-        panic!("{:?}", most.question("small-grid"));
+    let RuleAnswer::No { inspected } = &most.question_of_rule("small-grid").unwrap().answer else {
+        panic!("{:?}", most.question_of_rule("small-grid"));
     };
     assert_eq!((inspected.seen, inspected.whole), (4_750_000, 5_000_000));
 }
@@ -393,7 +395,7 @@ fn pages_that_migrate_are_found_and_are_no_lost_launches() {
     let written = during.read().unwrap();
     let report = reported("unified-memory/um_during.sqlite");
     for trace in [Some(written), report].into_iter().flatten() {
-        let diagnosis = diagnose(&trace);
+        let diagnosis = diagnose_trace_in_memory(&trace);
         let only_tables = diagnosis.quality.iter().all(|of| of.measured.unit == "tables");
         assert!(only_tables, "no launch is lost: {:?}", diagnosis.quality);
         let pages = finding(&diagnosis, "page-migration").unwrap();
@@ -404,13 +406,13 @@ fn pages_that_migrate_are_found_and_are_no_lost_launches() {
              them"
         );
         assert!(pages.advice.contains("cudaMemPrefetchAsync"), "{}", pages.advice);
-        assert_eq!(tick(&diagnosis, "Memory transactions"), ChecklistMark::Fails);
+        assert_eq!(tick(&diagnosis, "Memory transactions"), ChecklistLineState::Fails);
     }
     // As the host touches pages; the gaps between have no launch that could be recorded.
     let mut between = Export::new();
     between.launch((900_000, 920_000), (1_000_000, 2_000_000), 2, "add");
     migrations(&mut between, 3_000_000, 100, 12);
-    let diagnosis = diagnose(&between.read().unwrap());
+    let diagnosis = diagnose_trace_in_memory(&between.read().unwrap());
     let pages = finding(&diagnosis, "page-migration").unwrap();
     insta::assert_snapshot!(pages.title, @"6.6 MB of managed memory migrated in 100 pieces: 0 while kernels ran, 100 between them");
     assert_eq!(main_cause(&diagnosis, 0).0, IdleCauseKind::Migration);
@@ -423,16 +425,16 @@ fn a_line_of_several_rules_holds_where_none_lacks_data() {
     let id = trace.call((0.0, 5.0), "cudaMemcpyAsync");
     trace.copy(id, (10.0, 2.0), "HtoD (Pinned -> Device)", 1024);
     trace.launch(20.0, (30.0, 500.0), "k", FULL);
-    let diagnosis = diagnose(&trace.read());
-    assert!(diagnosis.has_rule_passed("pageable-copy"));
-    let lines = checklist(&diagnosis);
+    let diagnosis = diagnose_trace_in_memory(&trace.read());
+    assert!(diagnosis.has_rule_found_nothing("pageable-copy"));
+    let lines = fill_in_checklist(&diagnosis);
     let line = lines.iter().find(|line| line.text.contains("transactions")).unwrap();
-    assert_eq!(line.tick, ChecklistMark::NotMeasured, "nobody counted sectors");
+    assert_eq!(line.tick, ChecklistLineState::NotMeasured, "nobody counted sectors");
     insta::assert_snapshot!(line.why, @"nothing found by pageable-copy in 1 of 1 copies, synchronous-copy in 1 of 1 copies; not measured: coalescing: no launch was measured by ncu; measure with: ncu --csv --page details --clock-control none --set full -k regex:KERNEL PROGRAM > ncu.csv");
     // PyTorch's profiler does not record them, so that none in the trace says nothing.
-    assert!(!diagnosis.has_rule_passed("page-migration"));
+    assert!(!diagnosis.has_rule_found_nothing("page-migration"));
     insta::assert_snapshot!(line.why, @"nothing found by pageable-copy in 1 of 1 copies, synchronous-copy in 1 of 1 copies; not measured: coalescing: no launch was measured by ncu; measure with: ncu --csv --page details --clock-control none --set full -k regex:KERNEL PROGRAM > ncu.csv");
-    assert_eq!(tick(&diagnosis, "Optimal work distribution"), ChecklistMark::Holds);
+    assert_eq!(tick(&diagnosis, "Optimal work distribution"), ChecklistLineState::Holds);
 }
 
 #[test]
@@ -447,7 +449,7 @@ fn communication_kernels_get_no_advice_about_their_shape() {
     }
     let report = reported("nccl-advice/nccl_grid.json");
     for trace in [Some(trace.read()), report].into_iter().flatten() {
-        let diagnosis = diagnose(&trace);
+        let diagnosis = diagnose_trace_in_memory(&trace);
         for id in ["small-grid", "block-size", "occupancy", "tail"] {
             let found = finding(&diagnosis, id);
             let named =
@@ -476,7 +478,7 @@ fn communication_without_compute_beside_it_is_found() {
     let report = reported("nccl-advice/nccl_exposed.json").map(|trace| (trace, 12_095_000));
     let steps = Some((steps_with_collectives(400.0, 7), 23_600_000));
     for (trace, saved) in [steps, report].into_iter().flatten() {
-        let diagnosis = diagnose(&trace);
+        let diagnosis = diagnose_trace_in_memory(&trace);
         let exposed = finding(&diagnosis, "exposed-communication").unwrap();
         assert_eq!(
             (exposed.recoverable_ns, exposed.severity),
@@ -490,7 +492,7 @@ fn communication_without_compute_beside_it_is_found() {
         assert!(exposed.evidence[0].what.contains("ncclDevKernel_AllReduce"), "{exposed:?}");
     }
     // 200 of 590 µs are hidden behind the kernel.
-    let half = diagnose(&steps_with_collectives(200.0, 20));
+    let half = diagnose_trace_in_memory(&steps_with_collectives(200.0, 20));
     let exposed = finding(&half, "exposed-communication").unwrap();
     assert_eq!(exposed.measured.value.round(), 39.0, "{}", exposed.title);
     insta::assert_snapshot!(exposed.title, @"device 0 communicates for 23.600 ms, 15.600 ms of it with no compute beside it: 39.2 % of the time");
@@ -515,7 +517,7 @@ fn a_trace_of_copies_says_so() {
     };
     let report = reported("copy-bound-not-said/copy_bound.json");
     for trace in [Some(copies(false)), report].into_iter().flatten() {
-        let diagnosis = diagnose(&trace);
+        let diagnosis = diagnose_trace_in_memory(&trace);
         let first = &diagnosis.findings[0];
         assert_eq!((first.id, first.severity), ("exposed-copy", FindingSeverity::Severe));
         assert_eq!(first.recoverable_ns, Some(200_000_000));
@@ -529,7 +531,7 @@ fn a_trace_of_copies_says_so() {
         );
     }
     // All but 500 µs of each step is beside the kernel: 4.5 % of the time.
-    let diagnosis = diagnose(&copies(true));
+    let diagnosis = diagnose_trace_in_memory(&copies(true));
     assert!(finding(&diagnosis, "exposed-copy").is_none(), "{:?}", diagnosis.findings);
 }
 
@@ -552,22 +554,25 @@ fn operations_that_overlap_their_successors_are_doubted_first() {
     });
     let report = reported("impossible-times/impossible_duration.json");
     for trace in [Some(long), report].into_iter().flatten() {
-        let diagnosis = diagnose(&trace);
+        let diagnosis = diagnose_trace_in_memory(&trace);
         let first = &diagnosis.quality[0];
         assert_eq!(first.severity, FindingSeverity::Severe);
         assert_eq!(
             first.title,
             "1 operations overlap 599 that follow them on one stream, by up to 2.000 s: their times are wrong"
         );
-        assert!(diagnosis.to_text().find(&first.title[..30]) < diagnosis.to_text().find("Gaps"));
+        assert!(
+            diagnosis.diagnosis_to_text().find(&first.title[..30])
+                < diagnosis.diagnosis_to_text().find("Gaps")
+        );
     }
     // Every kernel ends 40 µs behind the start of the next.
     let all = impossible(|_, start| ((start + 20.0, 100.0), start));
-    let diagnosis = diagnose(&all);
+    let diagnosis = diagnose_trace_in_memory(&all);
     insta::assert_snapshot!(diagnosis.quality[0].title, @"999 operations overlap 999 that follow them on one stream, by up to 40.0 µs: their times are wrong");
     // Programmatic dependent launch overlaps by a few microseconds.
     let dependent = impossible(|_, start| ((start + 20.0, 62.0), start));
-    assert!(diagnose(&dependent).quality.is_empty());
+    assert!(diagnose_trace_in_memory(&dependent).quality.is_empty());
 }
 
 #[test]
@@ -576,12 +581,15 @@ fn operations_that_start_before_their_launch_are_doubted() {
         let call = if step % 25 == 1 { start + 55.0 } else { start };
         ((start + 20.0, 30.0), call)
     });
-    let diagnosis = diagnose(&early);
+    let diagnosis = diagnose_trace_in_memory(&early);
     let title = &diagnosis.quality[0].title;
     insta::assert_snapshot!(title, @"40 of 1000 operations start before the call that launched them, by up to 35.0 µs: the clocks of host and device disagree");
     assert!(idle(&diagnosis, IdleCauseKind::Clocks) > 0);
     let rounded = impossible(|_, start| ((start + 20.0, 30.0), start + 20.5));
-    assert!(diagnose(&rounded).quality.is_empty(), "half a microsecond is rounding");
+    assert!(
+        diagnose_trace_in_memory(&rounded).quality.is_empty(),
+        "half a microsecond is rounding"
+    );
 }
 
 #[test]
@@ -594,8 +602,8 @@ fn operations_without_times_do_not_count() {
     }
     let report = reported("impossible-times/zero_times.json");
     for trace in [Some(trace.read()), report].into_iter().flatten() {
-        assert_eq!((trace.kernels.on_gpu.len(), trace.quality.without_times), (97, 3));
-        let diagnosis = diagnose(&trace);
+        assert_eq!((trace.kernels.on_gpu.operation_count(), trace.quality.without_times), (97, 3));
+        let diagnosis = diagnose_trace_in_memory(&trace);
         let (start, end) = diagnosis.devices[0].span;
         assert!(end - start < 10_000_000, "{:?}", diagnosis.devices[0].span);
         assert_eq!(
@@ -615,7 +623,7 @@ fn the_speed_of_pageable_copies_is_of_their_own_bytes() {
     trace.launch(260_000.0, (260_010.0, 50.0), "k", FULL);
     let report = reported("pageable-speed/pageable_speed.json");
     for trace in [Some(trace.read()), report].into_iter().flatten() {
-        let diagnosis = diagnose(&trace);
+        let diagnosis = diagnose_trace_in_memory(&trace);
         let pageable = finding(&diagnosis, "pageable-copy").unwrap();
         assert_eq!(
             pageable.title,
@@ -631,24 +639,30 @@ fn advice_without_gpu_work_is_in_the_words_of_the_recorder() {
     pytorch.event(json!({
         "ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 10, "tid": 100, "ts": 1, "dur": 9,
     }));
-    let diagnosis = diagnose(&pytorch.read());
+    let diagnosis = diagnose_trace_in_memory(&pytorch.read());
     let first = &diagnosis.quality[0];
     assert!(first.advice.contains("ProfilerActivity.CUDA"), "{}", first.advice);
-    assert!(!diagnosis.to_text().contains("--trace=cuda"), "{}", diagnosis.to_text());
+    assert!(
+        !diagnosis.diagnosis_to_text().contains("--trace=cuda"),
+        "{}",
+        diagnosis.diagnosis_to_text()
+    );
     assert!(!diagnosis.answers_any_gpu_question());
     for question in &diagnosis.questions {
-        assert!(
-            !matches!(question.answer, QuestionAnswer::No { .. }) || question.id == "data-quality"
-        );
+        assert!(!matches!(question.answer, RuleAnswer::No { .. }) || question.id == "data-quality");
     }
-    assert!(checklist(&diagnosis).iter().all(|line| line.tick == ChecklistMark::NotMeasured));
+    assert!(
+        fill_in_checklist(&diagnosis)
+            .iter()
+            .all(|line| line.tick == ChecklistLineState::NotMeasured)
+    );
     // Rows of a GPU in a form that nobody here reads.
     let mut foreign = Kineto::nvidia();
     foreign.event(json!({
         "ph": "M", "pid": 1, "name": "process_name", "args": { "name": "CUDA functions" },
     }));
     foreign.event(json!({ "ph": "X", "pid": 1, "tid": 1, "ts": 60, "dur": 20, "name": "add" }));
-    let diagnosis = diagnose(&foreign.read());
+    let diagnosis = diagnose_trace_in_memory(&foreign.read());
     insta::assert_snapshot!(diagnosis.quality[0].title, @r#"the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded; the rows of "CUDA functions" are not in a form that this program knows, such as that of JAX or of PyTorch's old profiler"#);
 }
 
@@ -664,7 +678,7 @@ fn the_recorders_reason_is_part_of_the_finding_that_work_is_missing() {
     );
     let report = reported("profiler-said-why/driver_too_new.sqlite");
     for trace in [Some(export.read().unwrap()), report].into_iter().flatten() {
-        let diagnosis = diagnose(&trace);
+        let diagnosis = diagnose_trace_in_memory(&trace);
         let first = &diagnosis.quality[0];
         assert_eq!(
             first.title,
@@ -680,18 +694,19 @@ fn the_recorders_reason_is_part_of_the_finding_that_work_is_missing() {
             "Installed CUDA driver version (13.3) is not supported by this build of Nsight Systems. \
              CUDA trace will be collected using libraries for driver version 12.9"
         );
-        let text: String = diagnosis.to_text().split_whitespace().collect::<Vec<_>>().join(" ");
+        let text: String =
+            diagnosis.diagnosis_to_text().split_whitespace().collect::<Vec<_>>().join(" ");
         for evidence in &first.evidence {
             assert!(text.contains(&evidence.what), "in full: {text}");
         }
-        assert_eq!(tick(&diagnosis, "Minimal synchronization"), ChecklistMark::NotMeasured);
+        assert_eq!(tick(&diagnosis, "Minimal synchronization"), ChecklistLineState::NotMeasured);
     }
     let export = Export::new();
     export.sql(
         "CREATE TABLE DIAGNOSTIC_EVENT (timestamp INTEGER, severity INTEGER, text TEXT);
          INSERT INTO DIAGNOSTIC_EVENT VALUES (1, 3, 'CUPTI_ERROR_INSUFFICIENT_PRIVILEGES');",
     );
-    let diagnosis = diagnose(&export.read().unwrap());
+    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
     insta::assert_snapshot!(diagnosis.quality[0].title, @"the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded: the recorder was not allowed to");
 }
 
@@ -709,9 +724,9 @@ fn two_machines_are_named_before_their_difference() {
         trace.read()
     };
     let world = |size: u32, driver: u32| json!({ "distributedInfo": { "world_size": size }, "cuda_driver_version": driver });
-    use SetupProperty::{Capability, Device, Driver, Ranks};
+    use TraceSetupProperty::{Capability, Device, Driver, Ranks};
     let same = || machine("NVIDIA A100", 8, world(8, 12080));
-    let base = TraceSums::new(&same());
+    let base = SummedTrace::sum_trace_in_memory(&same());
     let reported = ["a100", "v100"].map(|name| reported(&format!("two-gpus-not-told/{name}.json")));
     let mut pairs = vec![(same(), machine("Tesla V100", 7, world(16, 13000)))];
     if let [Some(a), Some(b)] = reported {
@@ -722,10 +737,13 @@ fn two_machines_are_named_before_their_difference() {
         "  device: A NVIDIA A100-SXM4-80GB, B Tesla V100-SXM2-16GB",
     ];
     for ((a, b), device) in pairs.iter().zip(devices) {
-        let difference = compare_sums(TraceSums::new(a), TraceSums::new(b));
+        let difference = compare_summed_traces(
+            SummedTrace::sum_trace_in_memory(a),
+            SummedTrace::sum_trace_in_memory(b),
+        );
         assert_eq!(difference.setup[0].property, Device);
-        assert!(difference.is_other_machine());
-        let text = difference.to_text(["a", "b"]);
+        assert!(difference.are_machines_different());
+        let text = difference.difference_to_text(["a", "b"]);
         let first: Vec<&str> = text.lines().take(2).collect();
         assert_eq!(
             first,
@@ -733,7 +751,8 @@ fn two_machines_are_named_before_their_difference() {
         );
     }
     let properties = |other: &Trace| {
-        let difference = compare_sums(base.clone(), TraceSums::new(other));
+        let difference =
+            compare_summed_traces(base.clone(), SummedTrace::sum_trace_in_memory(other));
         difference.setup.iter().map(|change| change.property).collect::<Vec<_>>()
     };
     assert_eq!(properties(&pairs[0].1), [Device, Capability, Ranks, Driver]);
@@ -751,12 +770,12 @@ fn a_trace_of_rocm_gets_the_words_of_rocm() {
     }
     let report = reported("amd-told-nvidia-tools/amd_launch_bound.json");
     for trace in [Some(trace.read()), report].into_iter().flatten() {
-        let diagnosis = diagnose(&trace);
+        let diagnosis = diagnose_trace_in_memory(&trace);
         assert_eq!(
             finding(&diagnosis, "launch-bound").unwrap().advice,
             "launch less often: capture the step in a HIP graph, fuse short kernels, or keep a persistent kernel; look for host code between launches"
         );
-        let text = diagnosis.to_text();
+        let text = diagnosis.diagnosis_to_text();
         for word in ["CUDA graph", "ncu", "nsys", "--gpu-metrics-devices", "cudaHostAlloc"] {
             assert!(!text.contains(word), "{word}: {text}");
         }
@@ -775,7 +794,7 @@ fn a_wavefront_has_64_threads() {
     }
     let report = reported("wave-of-64/wave64.json");
     for trace in [Some(trace.read()), report].into_iter().flatten() {
-        let diagnosis = diagnose(&trace);
+        let diagnosis = diagnose_trace_in_memory(&trace);
         let block = finding(&diagnosis, "block-size").unwrap();
         let what = &block.evidence[0].what;
         assert_eq!(
@@ -783,11 +802,11 @@ fn a_wavefront_has_64_threads() {
             "32 of 128 lanes idle, wavefront of 64: grid 3040×1×1 of 96 threads, wave"
         );
         assert_eq!(block.advice, "make the block size a multiple of 64");
-        assert_eq!(tick(&diagnosis, "Block size is multiple"), ChecklistMark::Fails);
+        assert_eq!(tick(&diagnosis, "Block size is multiple"), ChecklistLineState::Fails);
     }
     let mut nvidia = Kineto::nvidia();
     nvidia.launch(0.0, (10.0, 50.0), "k", At { block: 96, ..FULL });
-    assert!(diagnose(&nvidia.read()).has_rule_passed("block-size"));
+    assert!(diagnose_trace_in_memory(&nvidia.read()).has_rule_found_nothing("block-size"));
 }
 
 #[test]
@@ -802,7 +821,10 @@ fn a_softmax_of_a_loss_is_not_set_against_matmul() {
     }
     let report = reported("softmax-line/softmax_of_loss.json");
     for trace in [Some(trace.read()), report].into_iter().flatten() {
-        assert_eq!(lines_with(&diagnose(&trace).to_text(), "softmax takes"), "");
+        assert_eq!(
+            lines_with(&diagnose_trace_in_memory(&trace).diagnosis_to_text(), "softmax takes"),
+            ""
+        );
     }
 }
 
@@ -822,10 +844,14 @@ fn a_broken_string_costs_its_own_event() {
         let text = whole.replace("lib 49", broken);
         let (_folder, path) = crate::fixture::file("broken.json", text.as_bytes());
         let read = read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap();
-        assert_eq!((read.kernels.on_gpu.len(), read.ranges.len()), (100, 99), "{broken}");
+        assert_eq!(
+            (read.kernels.on_gpu.operation_count(), read.ranges.range_count()),
+            (100, 99),
+            "{broken}"
+        );
         assert_eq!(read.quality.broken_events, 1, "{broken}");
         assert_eq!(read.devices.len(), 1, "{broken}");
-        let read = diagnose(&read);
+        let read = diagnose_trace_in_memory(&read);
         assert_eq!(
             titles(&read.quality),
             ["1 events are no valid JSON and do not count"],
@@ -837,6 +863,6 @@ fn a_broken_string_costs_its_own_event() {
         assert_eq!(read.quality.broken_events, 1, "{name}");
         assert!(read.quality.unreadable.is_empty(), "{name}");
         let expected = if name == "control_middle" { 100 } else { 2 };
-        assert_eq!(read.kernels.on_gpu.len(), expected, "{name}");
+        assert_eq!(read.kernels.on_gpu.operation_count(), expected, "{name}");
     }
 }

@@ -4,8 +4,10 @@
 
 use std::path::Path;
 
-use kernelgate_trace::diagnose::network::{NetworkPhases, TrainingPhase, time_share_by_class};
-use kernelgate_trace::diagnose::{KernelClass, TraceDiagnosis, diagnose};
+use kernelgate_trace::diagnose::network::{
+    PhasesOfNetwork, TrainingPhase, kernel_time_share_by_work_class,
+};
+use kernelgate_trace::diagnose::{KernelWorkClass, TraceDiagnosis, diagnose_trace_in_memory};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, WantedTraceParts};
 
@@ -16,17 +18,17 @@ pub fn trace(name: &str) -> Trace {
 }
 
 fn diagnosis(name: &str) -> TraceDiagnosis {
-    diagnose(&trace(name))
+    diagnose_trace_in_memory(&trace(name))
 }
 
-fn network(of: &TraceDiagnosis) -> &NetworkPhases {
+fn network(of: &TraceDiagnosis) -> &PhasesOfNetwork {
     of.network.as_ref().unwrap()
 }
 
 #[test]
 fn a_training_step_answers_the_questions_of_the_guide() {
     let found = diagnosis("transformer_training_h100.json.gz");
-    let text = found.to_text();
+    let text = found.diagnosis_to_text();
     let section = text.split("\n\n").find(|part| part.starts_with("Network")).unwrap();
     assert!(section.lines().all(|line| line.chars().count() <= 100), "{section}");
     insta::assert_snapshot!(section);
@@ -37,9 +39,9 @@ fn softmax_is_compared_with_the_products_of_attention() {
     let found = diagnosis("transformer_inference_h100.json.gz");
     let attention = network(&found).attention.as_ref().unwrap();
     // Heads of 64 values: 2 · 2 · 64 operations of the products, 5 of softmax for each score.
-    assert!((attention.matmul_over_softmax_flops().unwrap() - 51.2).abs() < 1e-9);
-    assert!(attention.softmax_over_products_time().unwrap() > 1.0, "softmax is not fused");
-    assert!(!network(&found).trains());
+    assert!((attention.products_flops_by_softmax_flops().unwrap() - 51.2).abs() < 1e-9);
+    assert!(attention.softmax_time_by_products_time().unwrap() > 1.0, "softmax is not fused");
+    assert!(!network(&found).has_backward_phase());
 }
 
 #[test]
@@ -48,9 +50,11 @@ fn phases_of_a_step_have_all_its_kernels() {
     let network = network(&found);
     // Gradients are set to 0 before the forward pass.
     assert!((0.0..0.05).contains(&network.outside), "{}", network.outside);
-    let optimizer = network.use_in_phase(TrainingPhase::Optimizer).unwrap();
-    assert_eq!(optimizer.kernels[0].class, KernelClass::Optimizer);
-    let share: f64 =
-        time_share_by_class(&network.step_kernels()).iter().map(|(_, share)| share).sum();
+    let optimizer = network.times_of_phase(TrainingPhase::Optimizer).unwrap();
+    assert_eq!(optimizer.kernels[0].class, KernelWorkClass::Optimizer);
+    let share: f64 = kernel_time_share_by_work_class(&network.kernels_of_training_step())
+        .iter()
+        .map(|(_, share)| share)
+        .sum();
     assert!((share - 1.0).abs() < 1e-9);
 }

@@ -1,7 +1,8 @@
 //! Faults that public traces showed, each on a small trace of the same kind.
 
 use kernelgate_trace::diagnose::{
-    DiagnosisFinding, FasterPart, FindingSeverity, IdleCauseKind, TraceDiagnosis, diagnose,
+    DiagnosisFinding, FindingSeverity, HypotheticalSpeedup, IdleCauseKind, TraceDiagnosis,
+    diagnose_trace_in_memory,
 };
 use kernelgate_trace::model::Trace;
 use serde_json::json;
@@ -34,8 +35,8 @@ fn loading(load: f64) -> Trace {
 
 #[test]
 fn loading_data_is_not_launch_bound() {
-    let diagnosis = diagnose(&loading(40_000.0));
-    assert!(finding(&diagnosis, "launch-bound").is_none(), "{}", diagnosis.to_text());
+    let diagnosis = diagnose_trace_in_memory(&loading(40_000.0));
+    assert!(finding(&diagnosis, "launch-bound").is_none(), "{}", diagnosis.diagnosis_to_text());
     let gaps = finding(&diagnosis, "gaps").unwrap();
     insta::assert_snapshot!(gaps.title, @"device 0 is idle for 91.2 % of the time in 3 gaps above 50 µs; most of the idle time: host code between launches: enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__");
     insta::assert_snapshot!(gaps.advice, @"load the next batch while the GPU works: more workers of the data loader, pinned memory, batches prepared ahead");
@@ -53,7 +54,7 @@ fn first_launches_that_load_kernels_are_start_up() {
         let id = trace.call((at, long), "cudaLaunchKernel");
         trace.kernel(id, (at + long + 5.0, 900.0), &format!("kernel_{function}"), FULL);
     }
-    let diagnosis = diagnose(&trace.read());
+    let diagnosis = diagnose_trace_in_memory(&trace.read());
     let total = &diagnosis.devices[0].account.total;
     let idle = |kind| total.idle.get(&kind).copied().unwrap_or(0);
     // The first call is before the first operation; 900 µs of each gap are host code.
@@ -65,7 +66,7 @@ fn first_launches_that_load_kernels_are_start_up() {
         let id = trace.call((at, 11_000.0), "cudaLaunchKernel");
         trace.kernel(id, (at + 11_005.0, 900.0), &format!("kernel_{launch}"), FULL);
     }
-    let diagnosis = diagnose(&trace.read());
+    let diagnosis = diagnose_trace_in_memory(&trace.read());
     let gaps = finding(&diagnosis, "gaps").unwrap();
     insta::assert_snapshot!(gaps.title, @"device 0 is idle for 91.5 % of the time in 7 gaps above 50 µs; most of the idle time: in the first launch of a kernel, which loads it: cudaLaunchKernel");
     insta::assert_snapshot!(gaps.advice, @"it happened once for each kernel, whose first launch loads its code, as start-up does: warm up before recording, or leave it out with --range");
@@ -93,7 +94,7 @@ fn products_in_fp32_on_cuda_cores_are_found() {
             let at = f64::from(step) * 1_000.0;
             trace.launch(at, (at + 10.0, 980.0), name, FULL);
         }
-        let diagnosis = diagnose(&trace.read());
+        let diagnosis = diagnose_trace_in_memory(&trace.read());
         let products = finding(&diagnosis, "fp32-matmul");
         assert_eq!(products.is_some(), found, "{name} {major}");
         if let Some(products) = products {
@@ -113,9 +114,9 @@ fn a_long_launch_of_a_short_kernel_is_no_wait() {
         trace.kernel(id, (at + 10_980.0, 5.0), &format!("kernel_{launch}"), FULL);
         trace.call((at + 11_010.0, 2.0), "cudaStreamSynchronize");
     }
-    let diagnosis = diagnose(&trace.read());
+    let diagnosis = diagnose_trace_in_memory(&trace.read());
     let gains = &diagnosis.critical_path.gains;
-    let waits = gains.iter().find(|of| of.change == FasterPart::Waits).unwrap();
+    let waits = gains.iter().find(|of| of.change == HypotheticalSpeedup::Waits).unwrap();
     assert!(waits.gain_ns <= 8 * 2_000, "{waits:?}");
 }
 
@@ -126,10 +127,10 @@ fn work_launched_before_the_recording_was_queued() {
         trace.kernel(10_000 + kernel, (f64::from(kernel) * 52.0, 50.0), "queued", FULL);
     }
     trace.launch(5_200.0, (5_215.0, 50.0), "launched", FULL);
-    let diagnosis = diagnose(&trace.read());
+    let diagnosis = diagnose_trace_in_memory(&trace.read());
     let total = &diagnosis.devices[0].account.total;
     assert_eq!(total.idle.get(&IdleCauseKind::BackToBack), Some(&(99 * 2_000)));
-    assert_eq!(total.unclassified_idle_ns(), 0);
+    assert_eq!(total.idle_time_without_known_cause_ns(), 0);
 }
 
 #[test]
@@ -143,11 +144,16 @@ fn very_many_names_of_ranges_are_held_without_their_numbers() {
     ));
     export.launch((5_000, 5_010), (6_000, 7_000), 1, "k");
     export.launch((9_999_900, 9_999_910), (10_000_000, 10_001_000), 2, "k");
-    let kept = diagnose(&export.read().unwrap());
-    let streamed = kernelgate_trace::diagnose::diagnose_streamed(&export.path()).unwrap().unwrap();
+    let kept = diagnose_trace_in_memory(&export.read().unwrap());
+    let streamed =
+        kernelgate_trace::diagnose::diagnose_export_while_reading(&export.path()).unwrap().unwrap();
     let ranges = |diagnosis: &TraceDiagnosis| {
         let account = &diagnosis.devices[0].account;
-        account.ranges.iter().map(|of| (of.path.clone(), of.account.total_ns())).collect::<Vec<_>>()
+        account
+            .ranges
+            .iter()
+            .map(|of| (of.path.clone(), of.account.span_length_ns()))
+            .collect::<Vec<_>>()
     };
     assert_eq!(ranges(&streamed), ranges(&kept));
     assert_eq!(streamed.records, kept.records);
@@ -162,7 +168,7 @@ fn gaps_have_the_causes_of_their_own_class() {
         let at = f64::from(kernel) * 50.0 + step * 100.0;
         trace.launch(at, (at + 10.0, 40.0), "k", FULL);
     }
-    let diagnosis = diagnose(&trace.read());
+    let diagnosis = diagnose_trace_in_memory(&trace.read());
     let main = &diagnosis.devices[0].gaps.causes[0];
     assert_ne!(main.kind, IdleCauseKind::HostCode, "of all gaps: {main:?}");
     let gaps = finding(&diagnosis, "gaps");
@@ -173,7 +179,7 @@ fn gaps_have_the_causes_of_their_own_class() {
         let at = f64::from(kernel) * 50.0 + step * 250.0;
         trace.launch(at, (at + 10.0, 40.0), "k", FULL);
     }
-    let diagnosis = diagnose(&trace.read());
+    let diagnosis = diagnose_trace_in_memory(&trace.read());
     let gaps = finding(&diagnosis, "gaps").unwrap();
     insta::assert_snapshot!(gaps.title, @"device 0 is idle for 7.3 % of the time in 9 gaps above 50 µs; most of the idle time: host code between launches");
     assert_eq!(gaps.evidence[0].total_ns, Some(9 * 250_000));
@@ -189,7 +195,7 @@ fn waits_of_several_functions_are_all_named() {
         trace.launch(at + 1_500.0, (at + 1_508.0, 1_000.0), "k", FULL);
         trace.call((at + 1_506.0, 1_004.0), "cudaEventSynchronize");
     }
-    let diagnosis = diagnose(&trace.read());
+    let diagnosis = diagnose_trace_in_memory(&trace.read());
     let waits = finding(&diagnosis, "sync-in-loop").unwrap();
     assert_eq!(waits.evidence[0].what, "cudaEventSynchronize, cudaStreamSynchronize");
     assert_eq!(waits.evidence[0].count, 20);
@@ -205,14 +211,15 @@ fn long_host_code_has_the_range_around_it_in_an_export_too() {
         let call = start + 7_500_000;
         export.launch((call, call + 5_000), (call + 9_000, call + 900_000), step + 1, "kernel");
     }
-    let diagnosis = diagnose(&export.read().unwrap());
+    let diagnosis = diagnose_trace_in_memory(&export.read().unwrap());
     let cause = &diagnosis.devices[0].gaps.causes[0];
     assert_eq!(
         (cause.kind, cause.function.as_deref()),
         (IdleCauseKind::HostCode, Some("tokenize #"))
     );
-    let streamed = kernelgate_trace::diagnose::diagnose_streamed(&export.path()).unwrap().unwrap();
-    assert_eq!(streamed.to_json(), diagnosis.to_json());
+    let streamed =
+        kernelgate_trace::diagnose::diagnose_export_while_reading(&export.path()).unwrap().unwrap();
+    assert_eq!(streamed.diagnosis_to_json(), diagnosis.diagnosis_to_json());
 }
 
 #[test]
@@ -224,10 +231,10 @@ fn ranges_with_sizes_in_their_names_have_work_in_an_export_too() {
         export.range(start, Some(start + 400_000), 59, "gemm_m4096_n4096_k4096_bf16");
         export.launch((start + 10, start + 20), (start + 50, start + 250_050), step + 1, "nvjet");
     }
-    let found = diagnose(&export.read().unwrap()).utilization;
+    let found = diagnose_trace_in_memory(&export.read().unwrap()).utilization;
     assert_eq!((found.operators[0].sum.count, found.operators.len()), (3, 1));
     let expected = 2.0 * 4096f64.powi(3) / 250_000.0 / 989.4e3;
-    let share = found.all.share_of_tensor_peak().unwrap();
+    let share = found.all.matrix_peak_share_of_kernel_time().unwrap();
     assert!((share - expected).abs() < 1e-6, "{share} {expected}");
 }
 
@@ -244,7 +251,7 @@ fn kernels_that_leave_room_for_communication_are_not_small() {
                 trace.launch(start + 6.0, (start + 15.0, 910.0), name, at(9, 20));
             }
         }
-        diagnose(&trace.read())
+        diagnose_trace_in_memory(&trace.read())
     };
     assert!(finding(&with(false), "small-grid").is_some());
     assert!(finding(&with(true), "small-grid").is_none());
@@ -271,7 +278,7 @@ fn ranks_merged_into_one_file_keep_their_launches() {
             }));
         }
     }
-    let diagnosis = diagnose(&trace.read());
+    let diagnosis = diagnose_trace_in_memory(&trace.read());
     let devices: Vec<(i64, usize)> =
         diagnosis.devices.iter().map(|of| (of.pid, of.operations)).collect();
     assert_eq!(devices, [(1000, 20), (1001, 20)]);

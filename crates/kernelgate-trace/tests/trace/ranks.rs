@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use crate::fixture::lines_with;
 use kernelgate_trace::diagnose::ranks::{
-    JobProblem, JoinedJob, RankTrace, join_ranks, ranks_of_trace, read_rank_traces,
+    JobOfJoinedRanks, ProblemOfJobTraces, TraceOfRank, join_gpus_of_one_trace, join_ranks_to_job,
+    read_traces_of_ranks,
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -75,11 +76,11 @@ fn write(folder: &TempDir, ranks: &[Rank]) -> Vec<(String, PathBuf)> {
     ranks.iter().enumerate().map(each).collect()
 }
 
-fn job(ranks: &[Rank]) -> JoinedJob {
+fn job(ranks: &[Rank]) -> JobOfJoinedRanks {
     let folder = tempfile::tempdir().unwrap();
-    let parts: Vec<RankTrace> = read_rank_traces(&write(&folder, ranks)).unwrap();
-    let job = join_ranks(parts);
-    let text = job.to_text();
+    let parts: Vec<TraceOfRank> = read_traces_of_ranks(&write(&folder, ranks)).unwrap();
+    let job = join_ranks_to_job(parts);
+    let text = job.job_to_text();
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
     job
 }
@@ -91,7 +92,7 @@ fn a_straggler_is_named_and_waiting_stands_apart_from_transfer() {
     let job = job(&ranks);
     assert_eq!(job.problems, []);
     assert_eq!(job.joined, STEPS);
-    let stragglers = job.straggler_ranks();
+    let stragglers = job.straggler_ranks_slowest_first();
     assert_eq!(stragglers.len(), 1);
     assert_eq!(stragglers[0].name, "rank 2");
     assert_eq!((stragglers[0].last, stragglers[0].waited_ns), (STEPS, 0));
@@ -105,7 +106,7 @@ fn a_straggler_is_named_and_waiting_stands_apart_from_transfer() {
     assert_eq!((sum.transfer_ns, sum.bytes), (STEPS as i64 * 50_000, 4 << 20));
     let bus = sum.bus.unwrap();
     assert!((bus - f64::from(4 << 20) * 1.5 / 50_000.0).abs() < 0.01, "{bus}");
-    assert!(job.to_text().contains("computes"), "{}", job.to_text());
+    assert!(job.job_to_text().contains("computes"), "{}", job.job_to_text());
 }
 
 #[test]
@@ -119,12 +120,12 @@ fn clocks_that_differ_by_seconds_are_aligned() {
         .problems
         .iter()
         .filter_map(|of| match of {
-            JobProblem::Clock { ahead_ns, .. } => Some(*ahead_ns),
+            ProblemOfJobTraces::Clock { ahead_ns, .. } => Some(*ahead_ns),
             _ => None,
         })
         .collect();
     assert_eq!(ahead, [7_300_000_000, -2_000_000_000]);
-    assert_eq!(job.straggler_ranks()[0].name, "rank 2");
+    assert_eq!(job.straggler_ranks_slowest_first()[0].name, "rank 2");
     assert_eq!(job.waits[1][2], STEPS as i64 * 50_000);
 }
 
@@ -134,9 +135,9 @@ fn a_rank_of_another_job_is_reported_and_the_rest_is_joined() {
     ranks[1].elements = 77;
     let job = job(&ranks);
     assert!(
-        job.problems
-            .iter()
-            .any(|of| matches!(of, JobProblem::OtherJob { trace, .. } if trace == "rank1.json")),
+        job.problems.iter().any(
+            |of| matches!(of, ProblemOfJobTraces::OtherJob { trace, .. } if trace == "rank1.json")
+        ),
         "{:?}",
         job.problems
     );
@@ -145,9 +146,9 @@ fn a_rank_of_another_job_is_reported_and_the_rest_is_joined() {
     ranks[3].world = 8;
     let problems = self::job(&ranks).problems;
     assert!(
-        problems
-            .iter()
-            .any(|of| matches!(of, JobProblem::OtherJob { why, .. } if why.starts_with('8')))
+        problems.iter().any(
+            |of| matches!(of, ProblemOfJobTraces::OtherJob { why, .. } if why.starts_with('8'))
+        )
     );
 }
 
@@ -155,10 +156,13 @@ fn a_rank_of_another_job_is_reported_and_the_rest_is_joined() {
 fn missing_and_duplicate_ranks_are_reported() {
     let mut ranks = [0, 1, 3].map(Rank::new);
     let job = job(&ranks);
-    assert_eq!(job.problems, [JobProblem::Missing { ranks: vec![2], count: 1 }]);
+    assert_eq!(job.problems, [ProblemOfJobTraces::Missing { ranks: vec![2], count: 1 }]);
     ranks[2].number = 1;
     let problems = self::job(&ranks).problems;
-    assert!(problems.iter().any(|of| matches!(of, JobProblem::Duplicate { .. })), "{problems:?}");
+    assert!(
+        problems.iter().any(|of| matches!(of, ProblemOfJobTraces::Duplicate { .. })),
+        "{problems:?}"
+    );
 }
 
 #[test]
@@ -167,8 +171,8 @@ fn a_rank_that_was_cut_is_reported_and_joined() {
     let traces = write(&folder, &[0, 1].map(|number| Rank { world: 2, ..Rank::new(number) }));
     let whole = std::fs::read(&traces[1].1).unwrap();
     std::fs::write(&traces[1].1, &whole[..whole.len() * 3 / 4]).unwrap();
-    let job = join_ranks(read_rank_traces(&traces).unwrap());
-    insta::assert_snapshot!(job.problems[0].problem_text(), @"rank1.json: read in part only: JSON after 59 events: EOF while parsing an object at line 1 column 254");
+    let job = join_ranks_to_job(read_traces_of_ranks(&traces).unwrap());
+    insta::assert_snapshot!(job.problems[0].problem_as_sentence(), @"rank1.json: read in part only: JSON after 59 events: EOF while parsing an object at line 1 column 254");
     assert!((STEPS / 2..STEPS).contains(&job.joined), "{}", job.joined);
 }
 
@@ -179,7 +183,7 @@ fn recordings_of_unequal_iterations_are_joined_where_they_meet() {
     ranks[2].compute_us = 250.0;
     let job = job(&ranks);
     assert_eq!(job.joined, STEPS - 5);
-    let unequal = job.problems.iter().filter(|of| matches!(of, JobProblem::Unequal { .. }));
+    let unequal = job.problems.iter().filter(|of| matches!(of, ProblemOfJobTraces::Unequal { .. }));
     assert_eq!(unequal.count(), 3, "{:?}", job.problems);
 }
 
@@ -187,7 +191,7 @@ fn recordings_of_unequal_iterations_are_joined_where_they_meet() {
 fn one_rank_alone_is_no_job() {
     let job = job(&[Rank { world: 1, ..Rank::new(0) }]);
     assert_eq!(job.joined, 0);
-    insta::assert_snapshot!(lines_with(&job.to_text(), "joined"), @r"
+    insta::assert_snapshot!(lines_with(&job.job_to_text(), "joined"), @r"
     1 ranks, 0 collectives joined over 0 ns; clocks aligned to ± 0 ns
     no collective could be joined: waiting cannot be separated from transfer; give the traces of
     ");
@@ -197,7 +201,7 @@ fn one_rank_alone_is_no_job() {
 type Event<'a> = (&'a str, &'a str, u32, f64, f64, u32);
 
 /// Joins two ranks with these events.
-fn two_ranks(ranks: [&[Event<'_>]; 2]) -> JoinedJob {
+fn two_ranks(ranks: [&[Event<'_>]; 2]) -> JobOfJoinedRanks {
     let folder = tempfile::tempdir().unwrap();
     let write = |(rank, events): (usize, &&[Event<'_>])| {
         let event = |&(name, category, thread, start, end, correlation): &Event<'_>| {
@@ -216,8 +220,8 @@ fn two_ranks(ranks: [&[Event<'_>]; 2]) -> JoinedJob {
         std::fs::write(&path, trace.to_string()).unwrap();
         (format!("rank{rank}.json"), path)
     };
-    let job = join_ranks(
-        read_rank_traces(&ranks.iter().enumerate().map(write).collect::<Vec<_>>()).unwrap(),
+    let job = join_ranks_to_job(
+        read_traces_of_ranks(&ranks.iter().enumerate().map(write).collect::<Vec<_>>()).unwrap(),
     );
     assert_eq!((job.joined, &job.problems[..]), (1, &[][..]));
     let sum: i64 = job.path.segments.iter().map(|of| of.2).sum();
@@ -225,7 +229,7 @@ fn two_ranks(ranks: [&[Event<'_>]; 2]) -> JoinedJob {
     job
 }
 
-fn gain(job: &JoinedJob, change: &str) -> Option<i64> {
+fn gain(job: &JobOfJoinedRanks, change: &str) -> Option<i64> {
     job.path.gains.iter().find(|of| of.change == change).map(|of| of.gain_ns)
 }
 
@@ -258,8 +262,8 @@ fn an_all_reduce_that_compute_partly_hides_gains_what_it_does_not_hide() {
     assert_eq!(gain(&job, "rank 0 as fast as the median rank"), None);
     let a = job.path.segments.first().map(|(rank, what, ns)| (*rank, what.as_str(), *ns));
     assert_eq!(a, Some((1, "a", 340_000)));
-    assert_eq!(job.straggler_ranks()[0].gain_ns, 170_000);
-    insta::assert_snapshot!(lines_with(&job.to_text(), "computes"), @"time); it computes 400.0 µs, the median rank 200.0 µs. As fast as the median rank, the job gains");
+    assert_eq!(job.straggler_ranks_slowest_first()[0].gain_ns, 170_000);
+    insta::assert_snapshot!(lines_with(&job.job_to_text(), "computes"), @"time); it computes 400.0 µs, the median rank 200.0 µs. As fast as the median rank, the job gains");
 }
 
 #[test]
@@ -296,7 +300,10 @@ fn work_before_a_recording_is_not_a_delay() {
     assert_eq!((job.waits[0][1], job.ranks[1].delayed_ns), (300_000, 300_000));
     assert_eq!((job.span_ns, job.path.total_ns), (330_000, 430_000));
     let times = job.ranks[0].times;
-    assert_eq!((times.exposed_ns, times.compute_ns, times.total_ns()), (330_000, 100_000, 430_000));
+    assert_eq!(
+        (times.exposed_ns, times.compute_ns, times.sum_of_all_parts_ns()),
+        (330_000, 100_000, 430_000)
+    );
 }
 
 #[test]
@@ -319,11 +326,14 @@ fn a_late_rank_that_compute_hides_is_no_straggler() {
     };
     let hidden = late(295.0);
     assert_eq!(hidden.ranks[1].delayed_ns, 290_000);
-    assert!(hidden.straggler_ranks().is_empty() && hidden.worst_severity().is_none());
-    insta::assert_snapshot!(lines_with(&hidden.to_text(), "straggler"), @"no straggler: no rank delays the others by 5 % of the time where no compute hides it, and by more");
+    assert!(
+        hidden.straggler_ranks_slowest_first().is_empty()
+            && hidden.severity_of_worst_straggler().is_none()
+    );
+    insta::assert_snapshot!(lines_with(&hidden.job_to_text(), "straggler"), @"no straggler: no rank delays the others by 5 % of the time where no compute hides it, and by more");
     let felt = late(100.0);
-    assert_eq!(felt.straggler_ranks()[0].name, "rank 1");
-    assert_eq!(felt.exposed_share_range(), Some((0.02, 0.4)));
+    assert_eq!(felt.straggler_ranks_slowest_first()[0].name, "rank 1");
+    assert_eq!(felt.exposed_communication_share_range(), Some((0.02, 0.4)));
 }
 
 #[test]
@@ -353,7 +363,7 @@ fn a_rank_that_its_host_holds_up_gains_the_time_of_the_host() {
     // the transfer takes 30 µs.
     assert_eq!(gain(&job, "rank 1 as fast as the median rank"), Some(94_000));
     assert_eq!(gain(&job, "transfers that take no time"), Some(30_000));
-    insta::assert_snapshot!(lines_with(&job.to_text(), "idle"), @r"
+    insta::assert_snapshot!(lines_with(&job.job_to_text(), "idle"), @r"
     time); it is idle for 95.0 µs, the median rank 0 ns. As fast as the median rank, the job gains
     rank                           compute exposed comm       idle       waits      delays    last
     ");
@@ -367,7 +377,7 @@ fn two_processes_of_one_real_trace_are_two_ranks() {
     };
     let name = "GindaChen_tests_fixtures_mfu_2gpu_before";
     let path = PathBuf::from(folder).join(name).join("trace.sqlite");
-    let job = join_ranks(read_rank_traces(&[(name.to_owned(), path)]).unwrap());
+    let job = join_ranks_to_job(read_traces_of_ranks(&[(name.to_owned(), path)]).unwrap());
     // 33 exchanges each, on two devices with one clock.
     assert_eq!((job.ranks.len(), job.joined), (2, 33), "{:?}", job.problems);
     assert_eq!(job.problems, []);
@@ -381,13 +391,13 @@ fn two_processes_of_one_real_trace_are_two_ranks() {
 #[test]
 fn gpus_of_one_recording_are_ranks_whose_copies_compute_hides() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/trace/fixture/ring_on_two_gpus.json");
-    let job = ranks_of_trace("ring.json", path.as_ref()).unwrap().unwrap();
+    let job = join_gpus_of_one_trace("ring.json", path.as_ref()).unwrap().unwrap();
     assert_eq!(job.problems, []);
     let names: Vec<&str> = job.ranks.iter().map(|of| of.name.as_str()).collect();
     assert_eq!(names, ["device 0", "device 1"]);
     // Two barriers a launch.
     assert_eq!((job.joined, job.collectives.len()), (6, 1));
-    assert_eq!(job.collectives[0].collective.label(), "barrier");
+    assert_eq!(job.collectives[0].collective.collective_label(), "barrier");
     for rank in &job.ranks {
         let times = rank.times;
         assert_eq!(times.copies_ns, 0, "copies from the other GPU communicate");
@@ -396,12 +406,12 @@ fn gpus_of_one_recording_are_ranks_whose_copies_compute_hides() {
     }
     // The host enqueues the first launch of the second GPU later.
     assert!(job.waits[0][1] > 60_000 && job.waits[1][0] < 1_000, "{:?}", job.waits);
-    assert!(job.straggler_ranks().is_empty());
+    assert!(job.straggler_ranks_slowest_first().is_empty());
 }
 
 #[test]
 fn a_recording_of_one_gpu_is_no_job() {
     let folder = tempfile::tempdir().unwrap();
     let (name, path) = write(&folder, &[Rank::new(0)]).remove(0);
-    assert!(ranks_of_trace(&name, &path).unwrap().is_none());
+    assert!(join_gpus_of_one_trace(&name, &path).unwrap().is_none());
 }

@@ -4,11 +4,11 @@
 
 use std::path::{Path, PathBuf};
 
-use kernelgate_trace::analyze::launches::TraceLaunches;
-use kernelgate_trace::analyze::operations::AllOperations;
+use kernelgate_trace::analyze::launches::LaunchCallOfOperations;
+use kernelgate_trace::analyze::operations::AllGpuOperations;
 use kernelgate_trace::analyze::timeline::idle_time;
-use kernelgate_trace::diagnose::difference::{AmountChange, TraceSums, compare_sums};
-use kernelgate_trace::diagnose::{TraceDiagnosis, diagnose};
+use kernelgate_trace::diagnose::difference::{PartChangeKind, SummedTrace, compare_summed_traces};
+use kernelgate_trace::diagnose::{TraceDiagnosis, diagnose_trace_in_memory};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, WantedTraceParts};
 use kernelgate_trace::stats::{self, StatsReport};
@@ -60,13 +60,13 @@ fn every_table_is_that_of_nsys_stats() {
         let trace =
             read::open_trace_file(&export.join("trace.sqlite"), &WantedTraceParts::ALL).unwrap();
         for report in StatsReport::ALL_REPORTS {
-            let truth = export.join(format!("gt/gt_{}.csv", report.name()));
+            let truth = export.join(format!("gt/gt_{}.csv", report.nsys_report_name()));
             let Ok(truth) = std::fs::read_to_string(&truth) else { continue };
             let (mut theirs, mut ours) =
                 (rows(&truth), rows(&stats::make_table(&trace, report).to_csv()));
-            let name = format!("{} of {}", report.name(), export.display());
+            let name = format!("{} of {}", report.nsys_report_name(), export.display());
             let streamed =
-                stats::table_of_streamed_export(&export.join("trace.sqlite"), report).unwrap();
+                stats::table_from_streamed_export(&export.join("trace.sqlite"), report).unwrap();
             let streamed = streamed.map(|streamed| rows(&streamed.table.to_csv()));
             assert!(streamed.is_none_or(|streamed| streamed == ours), "{name}, not kept");
             assert_eq!(ours[0], theirs[0], "{name}");
@@ -142,15 +142,15 @@ fn gaps_are_those_of_an_independent_count() {
     for (name, kernels, all, busy) in expected {
         let path = folder.join(name).join("trace.sqlite");
         let trace = read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap();
-        let count = trace.kernels.on_gpu.len() as u32;
+        let count = trace.kernels.on_gpu.operation_count() as u32;
         assert_eq!(
-            gaps(&trace, &idle_time::activity_of_devices(&trace, |id| id < count)),
+            gaps(&trace, &idle_time::activities_by_process_and_gpu(&trace, |id| id < count)),
             *kernels,
             "{name}: kernels"
         );
-        let activities = idle_time::activity_of_devices(&trace, |_| true);
+        let activities = idle_time::activities_by_process_and_gpu(&trace, |_| true);
         assert_eq!(gaps(&trace, &activities), *all, "{name}: all operations");
-        let span: i64 = activities.iter().map(|of| of.span_of_gaps_ns()).sum();
+        let span: i64 = activities.iter().map(|of| of.first_start_to_last_end_ns()).sum();
         let worked: i64 = activities.iter().map(|of| of.busy_ns).sum();
         let share = (worked as f64 / span as f64 * 1000.0).round() / 10.0;
         assert_eq!(share, *busy, "{name}");
@@ -158,12 +158,12 @@ fn gaps_are_those_of_an_independent_count() {
 }
 
 /// In the digits that the README prints: idle in µs, the longest in tenths of a µs.
-fn gaps(trace: &Trace, activities: &[idle_time::DeviceActivity]) -> Gaps {
-    let all = AllOperations::new(trace);
+fn gaps(trace: &Trace, activities: &[idle_time::ProcessActivityOnGpu]) -> Gaps {
+    let all = AllGpuOperations::number_operations_of_trace(trace);
     let mut classes = [0; 3];
     let (mut idle, mut longest) = (0, 0);
     for gap in activities.iter().flat_map(|of| of.gaps.iter(&all)) {
-        let length = gap.gap_ns();
+        let length = gap.idle_gap_length_ns();
         classes[usize::from(length >= 20_000) + usize::from(length > 50_000)] += 1;
         idle += length;
         longest = longest.max(length);
@@ -176,7 +176,7 @@ fn rules_judge_real_traces_rightly() {
     let Some(folder) = folder() else { return };
     let diagnosis = |name: &str| {
         let path = folder.join(name).join("trace.sqlite");
-        diagnose(&read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap())
+        diagnose_trace_in_memory(&read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap())
     };
     let has =
         |diagnosis: &TraceDiagnosis, id: &str| diagnosis.findings.iter().any(|of| of.id == id);
@@ -199,7 +199,7 @@ fn rules_judge_real_traces_rightly() {
     assert_eq!(annotated.devices[0].gaps.longest_ns, 190_172_452);
     for export in exports(&folder) {
         let name = export.file_name().unwrap().to_str().unwrap();
-        let text = diagnosis(name).to_text();
+        let text = diagnosis(name).diagnosis_to_text();
         assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
     }
 }
@@ -209,26 +209,32 @@ fn pytorch_and_ncu_files_are_read() {
     let Some(folder) = folder() else { return };
     let path = folder.join("kineto/rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz");
     let trace = read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap();
-    let counts = (trace.kernels.on_gpu.len(), trace.copies.on_gpu.len(), trace.sets.on_gpu.len());
+    let counts = (
+        trace.kernels.on_gpu.operation_count(),
+        trace.copies.on_gpu.operation_count(),
+        trace.sets.on_gpu.operation_count(),
+    );
     assert_eq!(counts, (4350, 1600, 145));
-    assert_eq!((trace.calls.len(), trace.quality.odd_values), (15329, 0));
+    assert_eq!((trace.calls.call_count(), trace.quality.odd_values), (15329, 0));
     assert!(trace.quality.unreadable.is_empty());
-    let launches = TraceLaunches::join_operations_with_calls(&trace);
+    let launches = LaunchCallOfOperations::join_operations_with_host_calls(&trace);
     assert!(
-        launches.operations_without_call() * 100 < launches.call_of.len(),
+        launches.count_operations_without_call() * 100 < launches.call_of.len(),
         "{}",
-        launches.operations_without_call()
+        launches.count_operations_without_call()
     );
     let path = folder.join("kineto/event_sync_trace.json.gz");
     let trace = read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap();
-    assert_eq!((trace.kernels.on_gpu.len(), trace.syncs.kind.len()), (4, 4));
+    assert_eq!((trace.kernels.on_gpu.operation_count(), trace.syncs.kind.len()), (4, 4));
 
     let trace = read::open_trace_file(&folder.join("ncu/cublaslt_ncu.log"), &WantedTraceParts::ALL)
         .unwrap();
-    let value = |name: &str| trace.profiled[0].metrics[&trace.names.find(name).unwrap()].value;
+    let value = |name: &str| {
+        trace.profiled[0].metrics[&trace.names.find_interned_text(name).unwrap()].value
+    };
     assert_eq!(value("Compute (SM) Throughput"), 23.59);
     assert_eq!(value("Memory Throughput"), 21.68);
-    let diagnosis = diagnose(&trace);
+    let diagnosis = diagnose_trace_in_memory(&trace);
     let bound = diagnosis.findings.iter().find(|of| of.id == "kernel-bound").unwrap();
     insta::assert_snapshot!(bound.title, @"cutlass3x_sm100_tensorop_s64x256x32gemm…16_relu_aux_scalemax is latency-bound");
     let low = diagnosis.findings.iter().find(|of| of.id == "achieved-occupancy").unwrap();
@@ -258,7 +264,7 @@ fn a_finding_saves_at_most_what_its_replay_gains() {
     let mut savings = 0;
     for path in traces {
         let Ok(trace) = read::open_trace_file(&path, &WantedTraceParts::ALL) else { continue };
-        for finding in diagnose(&trace).findings {
+        for finding in diagnose_trace_in_memory(&trace).findings {
             let gain = finding.replayed.map_or(0, |replayed| replayed.alone_ns.max(0));
             let saved = finding.recoverable_ns.unwrap_or(0);
             assert!(saved <= gain, "{}: {}: {saved} > {gain}", path.display(), finding.title);
@@ -276,7 +282,7 @@ fn a_timeline_that_is_read_again_has_the_same_tables() {
             read::open_trace_file(&export.join("trace.sqlite"), &WantedTraceParts::ALL).unwrap();
         let timeline = tempfile::NamedTempFile::with_suffix(".json").unwrap();
         let mut file = std::io::BufWriter::new(timeline.as_file());
-        kernelgate_trace::export::write_perfetto(&trace, &mut file).unwrap();
+        kernelgate_trace::export::write_perfetto_json(&trace, &mut file).unwrap();
         drop(file);
         let again = read::open_trace_file(timeline.path(), &WantedTraceParts::ALL).unwrap();
         assert_eq!((again.quality.odd_values, again.quality.unreadable.len()), (0, 0));
@@ -286,10 +292,10 @@ fn a_timeline_that_is_read_again_has_the_same_tables() {
                 rows.sort();
                 rows
             };
-            let name = format!("{} of {}", report.name(), export.display());
+            let name = format!("{} of {}", report.nsys_report_name(), export.display());
             assert_eq!(sorted(&again), sorted(&trace), "{name}");
         }
-        assert_eq!(again.graphs.on_gpu.len(), trace.graphs.on_gpu.len());
+        assert_eq!(again.graphs.on_gpu.operation_count(), trace.graphs.on_gpu.operation_count());
     }
 }
 
@@ -297,26 +303,28 @@ fn a_timeline_that_is_read_again_has_the_same_tables() {
 fn the_parts_of_a_difference_add_up() {
     let Some(folder) = folder() else { return };
     let read = |export: &PathBuf| {
-        TraceSums::new(
+        SummedTrace::sum_trace_in_memory(
             &read::open_trace_file(&export.join("trace.sqlite"), &WantedTraceParts::ALL).unwrap(),
         )
     };
     let exports = exports(&folder);
-    let sums: Vec<TraceSums> = exports.iter().map(read).collect();
+    let sums: Vec<SummedTrace> = exports.iter().map(read).collect();
     for (a, base) in sums.iter().enumerate() {
         for (b, head) in sums.iter().enumerate() {
-            let change = compare_sums(base.clone(), head.clone());
-            let parts: i64 = change.parts.iter().map(|part| part.total_change_ns()).sum();
-            let places: i64 = change.places.iter().map(|place| place.total_change_ns()).sum();
+            let change = compare_summed_traces(base.clone(), head.clone());
+            let parts: i64 = change.parts.iter().map(|part| part.own_time_change_ns()).sum();
+            let places: i64 =
+                change.places.iter().map(|place| place.launched_time_change_ns()).sum();
             let name = format!("{} and {}", exports[a].display(), exports[b].display());
             assert_eq!(
                 (parts, places),
-                (change.total_change_ns(), change.total_change_ns()),
+                (change.whole_time_change_ns(), change.whole_time_change_ns()),
                 "{name}"
             );
-            let same = change.parts.iter().all(|part| part.change() == AmountChange::Same);
+            let same =
+                change.parts.iter().all(|part| part.kind_of_part_change() == PartChangeKind::Same);
             assert_eq!(same, a == b, "{name}");
-            let text = change.to_text([&name, "B"]);
+            let text = change.difference_to_text([&name, "B"]);
             let long = text.lines().skip(1).find(|line| line.chars().count() > 100);
             assert_eq!(long, None, "{name}");
         }

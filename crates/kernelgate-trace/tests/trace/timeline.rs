@@ -15,7 +15,7 @@ fn operations_of_one_stream_that_overlap_are_on_tracks_of_their_own() {
     }
     let trace = trace.read();
     let mut file = Vec::new();
-    kernelgate_trace::export::write_perfetto(&trace, &mut file).unwrap();
+    kernelgate_trace::export::write_perfetto_json(&trace, &mut file).unwrap();
     let written: Value = serde_json::from_slice(&file).unwrap();
     let events = written["traceEvents"].as_array().unwrap();
     let mut tracks: BTreeMap<(i64, i64), Vec<(f64, f64)>> = BTreeMap::new();

@@ -2,8 +2,8 @@
 
 use crate::fixture::{file, lines_with};
 use kernelgate_trace::analyze::work::device_peaks::MatrixPrecision;
-use kernelgate_trace::analyze::work::utilization::RooflineLimit;
-use kernelgate_trace::diagnose::{TraceDiagnosis, diagnose};
+use kernelgate_trace::analyze::work::utilization::RooflineLimitOfWork;
+use kernelgate_trace::diagnose::{TraceDiagnosis, diagnose_trace_in_memory};
 use kernelgate_trace::read::{self, WantedTraceParts};
 
 /// An operator that launches a kernel, 1 ms behind the one before.
@@ -50,7 +50,7 @@ fn diagnosis(device: &str, operators: &[Operator]) -> TraceDiagnosis {
         events.join(",")
     );
     let (_folder, path) = file("t.json", text.as_bytes());
-    diagnose(&read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap())
+    diagnose_trace_in_memory(&read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap())
 }
 
 fn near(value: Option<f64>, expected: f64) {
@@ -70,17 +70,17 @@ fn a_product_has_its_share_of_the_tensor_peak() {
         ("aten::mm", Some(MatrixPrecision::Fp16))
     );
     // 137.4 GFLOP in 278 µs are half of 989 TFLOP/s.
-    near(product.sum.share_of_tensor_peak(), 0.5);
-    near(product.sum.achieved_teraflops(), 494.4);
-    near(product.sum.flops_per_byte(), 4096.0 / 3.0);
-    assert_eq!(product.sum.limiting_peak(), Some(RooflineLimit::Compute));
+    near(product.sum.matrix_peak_share_of_kernel_time(), 0.5);
+    near(product.sum.achieved_tera_flops_per_second(), 494.4);
+    near(product.sum.flops_per_byte_moved(), 4096.0 / 3.0);
+    assert_eq!(product.sum.roofline_limit_of_work(), Some(RooflineLimitOfWork::Compute));
     let step = utilization.ranges.iter().find(|range| range.path == "step").unwrap();
-    near(step.sum.share_of_tensor_peak_over(step.host_ns), 0.5 * 278.0 / 900.0);
-    assert_eq!(utilization.known_work_share(), 1.0);
-    let text = found.to_text();
+    near(step.sum.matrix_peak_share_of_span(step.host_ns), 0.5 * 278.0 / 900.0);
+    assert_eq!(utilization.kernel_time_share_with_known_work(), 1.0);
+    let text = found.diagnosis_to_text();
     insta::assert_snapshot!(lines_with(&text, "Utilization"), @"Utilization of NVIDIA H100 80GB HBM3 (work by shapes, names or declarations)");
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
-    let json = found.to_json();
+    let json = found.diagnosis_to_json();
     near(json["utilization"]["all"]["share_of_tensor_peak"].as_f64(), 0.5);
 }
 
@@ -135,18 +135,22 @@ fn a_product_inside_a_product_counts_once() {
     );
     let (_folder, path) = file("t.json", text.as_bytes());
     let found =
-        diagnose(&read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap()).utilization;
+        diagnose_trace_in_memory(&read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap())
+            .utilization;
     assert_eq!((found.all.count, found.operators.len()), (1, 1), "{:?}", found.operators);
     assert_eq!(found.operators[0].name, "aten::mm");
-    near(found.all.achieved_teraflops(), 494.4);
-    near(Some(found.known_work_share()), 278.0 / 288.0);
+    near(found.all.achieved_tera_flops_per_second(), 494.4);
+    near(Some(found.kernel_time_share_with_known_work()), 278.0 / 288.0);
 }
 
 #[test]
 fn an_unknown_device_has_rates_and_no_shares() {
     let found = diagnosis("Test GPU", &[PRODUCT]).utilization;
-    near(found.all.achieved_teraflops(), 494.4);
-    assert_eq!((found.all.share_of_tensor_peak(), found.all.limiting_peak()), (None, None));
+    near(found.all.achieved_tera_flops_per_second(), 494.4);
+    assert_eq!(
+        (found.all.matrix_peak_share_of_kernel_time(), found.all.roofline_limit_of_work()),
+        (None, None)
+    );
     insta::assert_snapshot!(found.unknown.join("\n"), @"shares of the peak: the peaks of Test GPU are not in the table");
 }
 
@@ -156,10 +160,10 @@ fn operators_without_shapes_are_not_answered() {
     let found = diagnosis("NVIDIA H100", &[without]);
     assert!(found.utilization.operators.is_empty());
     insta::assert_snapshot!(found.utilization.unknown.join("\n"), @"FLOPs and bytes: the trace has no shapes of operators; record with PyTorch's profiler and record_shapes=True, or put m, n and k into the names of matrix products (gemm_m4096_n512_k1024_bf16)");
-    assert_eq!(lines_with(&found.to_text(), "Utilization"), "");
+    assert_eq!(lines_with(&found.diagnosis_to_text(), "Utilization"), "");
     let half =
         diagnosis("NVIDIA H100", &[Operator { arguments: r#""Ev Idx": 5"#, ..PRODUCT }, PRODUCT]);
-    assert_eq!(half.utilization.known_work_share(), 0.5);
+    assert_eq!(half.utilization.kernel_time_share_with_known_work(), 0.5);
 }
 
 #[test]
@@ -173,9 +177,9 @@ fn moving_operators_are_limited_by_memory() {
     };
     let found = diagnosis("NVIDIA H100 80GB HBM3", &[add]).utilization;
     // 402 MB at 3350 GB/s take 120 µs.
-    near(found.operators[0].sum.share_of_roofline(), 0.5);
-    assert_eq!(found.operators[0].sum.limiting_peak(), Some(RooflineLimit::Memory));
-    assert_eq!(found.operators[0].sum.share_of_tensor_peak(), None);
+    near(found.operators[0].sum.roofline_share_of_kernel_time(), 0.5);
+    assert_eq!(found.operators[0].sum.roofline_limit_of_work(), Some(RooflineLimitOfWork::Memory));
+    assert_eq!(found.operators[0].sum.matrix_peak_share_of_kernel_time(), None);
 }
 
 #[test]
@@ -183,7 +187,7 @@ fn a_kernel_with_sizes_in_its_name_needs_no_shapes() {
     let named =
         Operator { arguments: r#""Ev Idx": 5"#, kernel: "gemm_m4096_n4096_k4096_bf16", ..PRODUCT };
     let found = diagnosis("NVIDIA H100 80GB HBM3", &[named]).utilization;
-    near(found.operators[0].sum.share_of_tensor_peak(), 0.5);
+    near(found.operators[0].sum.matrix_peak_share_of_kernel_time(), 0.5);
 }
 
 #[test]
@@ -195,6 +199,6 @@ fn shapes_that_need_more_than_the_peak_are_not_believed() {
     };
     let found = diagnosis("NVIDIA H100 80GB HBM3", &[wrong, PRODUCT]).utilization;
     insta::assert_snapshot!(found.unknown.join("\n"), @"the work of 1 operators, such as aten::mm: their recorded shapes need more than 3 times the tensor peak");
-    near(found.all.share_of_tensor_peak(), 0.5);
+    near(found.all.matrix_peak_share_of_kernel_time(), 0.5);
     assert_eq!(found.all.count, 1);
 }

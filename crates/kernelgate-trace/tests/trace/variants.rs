@@ -1,8 +1,8 @@
 //! Inputs of the kinds in `faults.rs` from other vendors, libraries and calls, one a row of a table.
 
-use kernelgate_trace::analyze::timeline::BusyTimeLine;
+use kernelgate_trace::analyze::timeline::BusyTimeLineOfGpu;
 use kernelgate_trace::diagnose::{
-    FindingSeverity, IdleCauseKind, QuestionAnswer, TraceDiagnosis, diagnose,
+    FindingSeverity, IdleCauseKind, RuleAnswer, TraceDiagnosis, diagnose_trace_in_memory,
 };
 
 use crate::fixture::kineto::{At, FULL, Kineto};
@@ -32,7 +32,7 @@ fn late_starts_are_split_at_their_launch_whatever_launched_them() {
         trace.launch(0.0, (10.0, 4.0), "first", FULL);
         let id = trace.call(call, launch);
         trace.kernel(id, (start, 4.0), "second", FULL);
-        let diagnosis = diagnose(&trace.read());
+        let diagnosis = diagnose_trace_in_memory(&trace.read());
         let expected = [call.0 - 14.0, call.1, start - call.0 - call.1];
         let long = call.1 > 1_000.0;
         let called = if long { IdleCauseKind::FirstLaunch } else { IdleCauseKind::LaunchCall };
@@ -68,10 +68,10 @@ fn communication_of_every_library_is_exposed_by_what_no_compute_hides() {
                 trace.launch(call, (start, 400.0), "gemm", FULL);
                 trace.launch(call + 6.0, (start + 400.0 - hidden, 500.0), name, beside);
             }
-            let diagnosis = diagnose(&trace.read());
+            let diagnosis = diagnose_trace_in_memory(&trace.read());
             let expected = 20 * (500_000 - hidden as i64 * 1_000);
             let total = &diagnosis.devices[0].account.total;
-            assert_eq!(total.busy_ns_of_line(BusyTimeLine::Communication), expected, "{name}");
+            assert_eq!(total.busy_ns_of_line(BusyTimeLineOfGpu::Communication), expected, "{name}");
             let mut findings = diagnosis.findings.iter();
             let exposed = findings.find(|finding| finding.id == "exposed-communication");
             assert_eq!(exposed.and_then(|it| it.recoverable_ns), Some(expected), "{name}");
@@ -91,7 +91,7 @@ fn transfers_that_hold_up_nothing_save_nothing() {
         let id = trace.call((start + 6.0, 5.0), "cudaMemcpyAsync");
         trace.copy(id, (start + 120.0, 300.0), "HtoD (Pinned -> Device)", 10_000_000);
     }
-    let diagnosis = diagnose(&trace.read());
+    let diagnosis = diagnose_trace_in_memory(&trace.read());
     let exposed = diagnosis.findings.iter().find(|of| of.id == "exposed-copy").unwrap();
     assert_eq!(exposed.measured.value.round(), 30.0, "{}", exposed.title);
     let gain = exposed.replayed.unwrap().alone_ns;
@@ -115,7 +115,7 @@ fn copies_that_bound_a_trace_come_first_whatever_their_kind() {
             trace.copy(id, (start + 10.0, 900.0), name, 10_000_000);
             trace.launch(start + 6.0, (start + 910.0, 50.0), "solve", At { stream: 9, ..FULL });
         }
-        let diagnosis = diagnose(&trace.read());
+        let diagnosis = diagnose_trace_in_memory(&trace.read());
         let first = &diagnosis.findings[0];
         let id = match name {
             _ if name.contains("Pageable") => "pageable-copy",
@@ -141,7 +141,7 @@ fn cheap_and_dear_waits_differ_in_severity() {
             trace.launch(start, (start + 6.0, kernel), "solve", FULL);
             trace.call((start + 7.0, kernel), "cudaStreamSynchronize");
         }
-        let diagnosis = diagnose(&trace.read());
+        let diagnosis = diagnose_trace_in_memory(&trace.read());
         let waits = diagnosis.findings.iter().find(|of| of.id == "sync-in-loop").unwrap();
         assert_eq!(waits.severity, severity, "{}", waits.title);
     }
@@ -162,9 +162,9 @@ fn lanes_of_a_block_are_counted_in_the_warp_of_its_device() {
             let start = f64::from(step) * 60.0;
             trace.launch(start, (start + 10.0, 50.0), "k", At { block, ..FULL });
         }
-        let diagnosis = diagnose(&trace.read());
-        let answer = &diagnosis.question("block-size").unwrap().answer;
-        assert_eq!(matches!(answer, QuestionAnswer::No { .. }), fits, "{block}: {answer:?}");
+        let diagnosis = diagnose_trace_in_memory(&trace.read());
+        let answer = &diagnosis.question_of_rule("block-size").unwrap().answer;
+        assert_eq!(matches!(answer, RuleAnswer::No { .. }), fits, "{block}: {answer:?}");
     }
 }
 
@@ -178,7 +178,7 @@ fn copies_that_kernels_hide_save_nothing() {
             let id = trace.call((start + 30.0, 310.0), call);
             trace.copy(id, (start + 35.0, 300.0), "DtoH (Device -> Pageable)", 30_000_000);
         }
-        let diagnosis = diagnose(&trace.read());
+        let diagnosis = diagnose_trace_in_memory(&trace.read());
         let found = diagnosis.findings.iter().find(|of| of.id == kind).unwrap();
         assert_eq!(
             (found.recoverable_ns, found.severity),
@@ -198,12 +198,15 @@ fn copies_that_nothing_hides_save_their_time() {
         let id = trace.call((start + 30.0, 790.0), "cudaMemcpy");
         trace.copy(id, (start + 521.0, 298.0), "DtoH (Device -> Pageable)", 30_000_000);
     }
-    let diagnosis = diagnose(&trace.read());
+    let diagnosis = diagnose_trace_in_memory(&trace.read());
     let found = diagnosis.findings.iter().find(|of| of.id == "synchronous-copy").unwrap();
     assert_eq!(found.recoverable_ns, Some(20 * 298_000));
     // Half the kernels' time goes as well, though the host waits for them in the call of a copy.
-    let halved =
-        diagnosis.critical_path.gains.iter().find(|of| of.change.label().ends_with("of k"));
+    let halved = diagnosis
+        .critical_path
+        .gains
+        .iter()
+        .find(|of| of.change.printed_speedup_label().ends_with("of k"));
     assert_eq!(halved.map(|of| of.gain_ns), Some(20 * 250_000));
 }
 
@@ -215,15 +218,15 @@ fn a_block_size_needs_no_description_of_the_device() {
             let start = f64::from(step) * 60.0;
             trace.launch(start, (start + 20.0, 30.0), "t", At { block: 33, ..FULL });
         }
-        let diagnosis = diagnose(&trace.read());
-        let answer = |id: &str| &diagnosis.question(id).unwrap().answer;
+        let diagnosis = diagnose_trace_in_memory(&trace.read());
+        let answer = |id: &str| &diagnosis.question_of_rule(id).unwrap().answer;
         assert!(
-            matches!(answer("block-size"), QuestionAnswer::Yes { .. }),
+            matches!(answer("block-size"), RuleAnswer::Yes { .. }),
             "{:?}",
             answer("block-size")
         );
         for rule in ["small-grid", "tail", "occupancy"] {
-            assert!(matches!(answer(rule), QuestionAnswer::CannotAnswer { .. }), "{rule}");
+            assert!(matches!(answer(rule), RuleAnswer::CannotAnswer { .. }), "{rule}");
         }
     }
 }
@@ -242,7 +245,7 @@ fn an_operation_waits_for_its_own_device_first() {
             trace.launch(call + 1.0, (ns + 400.0, 590.0), name, At { stream: 13, ..at });
         }
     }
-    let diagnosis = diagnose(&trace.read());
+    let diagnosis = diagnose_trace_in_memory(&trace.read());
     let exposed = diagnosis.findings.iter().find(|of| of.id == "exposed-communication").unwrap();
     assert_eq!(exposed.severity, FindingSeverity::Severe, "{exposed:?}");
     assert!(exposed.recoverable_ns > Some(19 * 580_000), "{:?}", exposed.recoverable_ns);

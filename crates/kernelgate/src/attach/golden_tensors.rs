@@ -1,4 +1,4 @@
-//! Golden tensors: outputs, and perhaps inputs, in a safetensors file.
+//! Reads golden tensors (expected outputs, and optionally inputs) from a safetensors file.
 
 use std::path::Path;
 
@@ -6,19 +6,20 @@ use super::definition::TensorSpec;
 use super::safetensors::SafeTensorsFile;
 use crate::workload::{Dtype, Tensors};
 
-/// The tensors of a file that a definition names: all of its outputs, and the inputs that the file
-/// has. Outputs may be of a wider float than the row's; inputs must have the declared dtype.
+/// Reads the tensors that a problem definition declares: all of its outputs, and those inputs that
+/// the file contains. Outputs may have another float dtype than declared; inputs must have the
+/// declared dtype.
 ///
 /// # Errors
 /// The error is a fragment of a message that names the file, and the tensor that is missing or of
 /// another shape or dtype.
-pub(super) fn read_golden(
+pub(super) fn read_golden_inputs_and_outputs(
     path: &Path,
     inputs: &[TensorSpec],
     outputs: &[TensorSpec],
 ) -> Result<(Tensors, Tensors), String> {
     let of_file = |what: String| format!("golden tensors {}: {what}", path.display());
-    let file = SafeTensorsFile::read(path).map_err(of_file)?;
+    let file = SafeTensorsFile::read_and_check(path).map_err(of_file)?;
     let (mut found_inputs, mut found_outputs) = (Tensors::new(), Tensors::new());
     for (declared, is_input) in
         inputs.iter().map(|it| (it, true)).chain(outputs.iter().map(|it| (it, false)))
@@ -28,7 +29,7 @@ pub(super) fn read_golden(
             Some(entry) => entry,
             None if is_input => continue,
             None => {
-                let names = file.names().collect::<Vec<_>>().join("`, `");
+                let names = file.tensor_names().collect::<Vec<_>>().join("`, `");
                 return Err(of_file(format!("no output `{name}`; it has `{names}`")));
             }
         };
@@ -39,7 +40,7 @@ pub(super) fn read_golden(
             )));
         }
         let of_tensor = |why: String| of_file(format!("`{name}` {why}"));
-        let tensor = file.decode(entry).map_err(of_tensor)?;
+        let tensor = file.decode_entry(entry).map_err(of_tensor)?;
         let integer = |dtype| dtype == Dtype::I8;
         let (given, wanted) = (tensor.dtype(), declared.dtype);
         let fits = if is_input { given == wanted } else { integer(given) == integer(wanted) };
@@ -58,12 +59,12 @@ mod tests {
     use super::*;
     use safetensors::tensor::TensorView;
 
-    fn declared_tensor(name: &'static str, shape: &[usize], dtype: Dtype) -> TensorSpec {
+    fn tensor_spec_without_values(name: &'static str, shape: &[usize], dtype: Dtype) -> TensorSpec {
         TensorSpec { name, shape: shape.to_vec(), dtype }
     }
 
     #[test]
-    fn tensors_are_read_by_name_and_others_are_refused_by_name() {
+    fn golden_tensors_with_wrong_shape_or_dtype_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("golden.safetensors");
         let x: Vec<u8> = [1.0f32, 2.0].into_iter().flat_map(f32::to_le_bytes).collect();
@@ -75,39 +76,60 @@ mod tests {
             ("n", TensorView::new(safetensors::Dtype::U8, vec![2], &[1, 2]).unwrap()),
         ];
         safetensors::serialize_to_file(tensors, None, &path).unwrap();
-        let input =
-            [declared_tensor("x", &[2], Dtype::F32), declared_tensor("w", &[9], Dtype::F32)];
-        let output = [declared_tensor("y", &[2], Dtype::F32)];
-        let (inputs, outputs) = read_golden(&path, &input, &output).unwrap();
+        let input = [
+            tensor_spec_without_values("x", &[2], Dtype::F32),
+            tensor_spec_without_values("w", &[9], Dtype::F32),
+        ];
+        let output = [tensor_spec_without_values("y", &[2], Dtype::F32)];
+        let (inputs, outputs) = read_golden_inputs_and_outputs(&path, &input, &output).unwrap();
         assert_eq!(inputs.f32("x"), [1.0, 2.0]);
         assert!(inputs.get("w").is_none(), "drawn, because it is not there");
-        assert_eq!(outputs.tensor("y").to_f64(0, 2), [3.0, 6.0]);
+        assert_eq!(outputs.tensor("y").elements_to_f64(0, 2), [3.0, 6.0]);
         for (outputs, words) in [
-            (declared_tensor("y", &[4], Dtype::F32), "`y` has the shape [2], the definition [4]"),
-            (declared_tensor("z", &[2], Dtype::F32), "no output `z`; it has `n`, `x`, `y`"),
-            (declared_tensor("y", &[2], Dtype::I8), "`y` is f64, the definition i8"),
-            (declared_tensor("n", &[2], Dtype::I8), "`n` is U8, which no row computes"),
+            (
+                tensor_spec_without_values("y", &[4], Dtype::F32),
+                "`y` has the shape [2], the definition [4]",
+            ),
+            (
+                tensor_spec_without_values("z", &[2], Dtype::F32),
+                "no output `z`; it has `n`, `x`, `y`",
+            ),
+            (tensor_spec_without_values("y", &[2], Dtype::I8), "`y` is f64, the definition i8"),
+            (tensor_spec_without_values("n", &[2], Dtype::I8), "`n` is U8, which no row computes"),
         ] {
-            let error = read_golden(&path, &[], &[outputs]).unwrap_err();
+            let error = read_golden_inputs_and_outputs(&path, &[], &[outputs]).unwrap_err();
             assert_eq!(error, format!("golden tensors {}: {words}", path.display()));
         }
-        let wrong = read_golden(&path, &[declared_tensor("x", &[2], Dtype::F16)], &[]).unwrap_err();
+        let wrong = read_golden_inputs_and_outputs(
+            &path,
+            &[tensor_spec_without_values("x", &[2], Dtype::F16)],
+            &[],
+        )
+        .unwrap_err();
         let reason = "`x` is f32, the definition f16";
         assert_eq!(wrong, format!("golden tensors {}: {reason}", path.display()));
-        // A file that is cut at any place is an error and no panic.
+        // Reading a file that is truncated at any byte returns an error and does not panic.
         let whole = std::fs::read(&path).unwrap();
         for end in 0..whole.len() {
             std::fs::write(&path, &whole[..end]).unwrap();
-            assert!(read_golden(&path, &input, &output).is_err(), "{end} of {}", whole.len());
+            assert!(
+                read_golden_inputs_and_outputs(&path, &input, &output).is_err(),
+                "{end} of {}",
+                whole.len()
+            );
         }
         let shifted = String::from_utf8_lossy(&whole).replace("\"shape\":[2]", "\"shape\":[1]");
         std::fs::write(&path, shifted.as_bytes()).unwrap();
-        let one = [declared_tensor("y", &[1], Dtype::F32)];
-        assert!(read_golden(&path, &[], &one).is_err());
+        let one = [tensor_spec_without_values("y", &[1], Dtype::F32)];
+        assert!(read_golden_inputs_and_outputs(&path, &[], &one).is_err());
         std::fs::write(&path, "nothing of the kind").unwrap();
-        let other = read_golden(&path, &input, &output).unwrap_err();
+        let other = read_golden_inputs_and_outputs(&path, &input, &output).unwrap_err();
         let reason = "no safetensors file (its header is longer than the file)";
         assert_eq!(other, format!("golden tensors {}: {reason}", path.display()));
-        assert!(read_golden(&folder.path().join("none"), &[], &[]).unwrap_err().contains("none: "));
+        assert!(
+            read_golden_inputs_and_outputs(&folder.path().join("none"), &[], &[])
+                .unwrap_err()
+                .contains("none: ")
+        );
     }
 }

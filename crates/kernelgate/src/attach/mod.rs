@@ -1,5 +1,5 @@
-//! Rows that are closures over the raw stream handle: any binding, library or framework may launch
-//! the kernels, with or without a reference.
+//! Adds implementations that are closures over a raw CUDA stream: any binding, library or framework
+//! may launch the kernels, with or without a reference.
 //!
 //! ```no_run
 //! use kernelgate::attach::*;
@@ -24,19 +24,19 @@
 //! ```
 //!
 //! The harness draws the inputs, copies them to the device, allocates the outputs and passes
-//! addresses, stream and context. A row loads its kernels while it is prepared ([`At::compile`] for
-//! source, [`KernelImage`] for cubin, fatbin and PTX), and its closure enqueues on the stream, or
-//! on one that it joined ([`At::join`]). The closure may not wait, allocate, change the current
-//! context or leave a capture open: each is an error. The audit misses one kind of wait: if CUPTI
-//! is missing, a wait looks like a full queue when the launch has more than 400 commands, or cannot
-//! be captured and returns before the GPU is done. A row that packs or copies inputs while it is
-//! prepared names the inputs that launches still read with [`RowLaunches::reading`]. A row whose
-//! launches carry state on restores it with [`RowLaunches::with_reset`]. The reference is code in
-//! fp64, golden tensors, another row, or nothing; a case without a reference is timed and marked
-//! "unverified".
+//! addresses, stream and context. An attached row loads its kernels while it is prepared
+//! ([`At::compile`] for source, [`KernelImage`] for cubin, fatbin and PTX); its closure enqueues on
+//! the given stream or on a joined stream ([`At::join`]). The closure must not wait, allocate,
+//! change the current context or leave a stream capture open: kernelgate reports each as an error.
+//! Without CUPTI, the audit mistakes a wait for a full queue if the launch has more than 400
+//! commands, or cannot be captured and returns before the GPU finishes. A row that packs or copies
+//! inputs during preparation declares with [`RowLaunches::reading`] which inputs its launches still
+//! read. A row whose launch changes state that the next launch reads, restores the state with
+//! [`RowLaunches::with_reset`]. Expected outputs come from fp64 code, golden tensors, another row,
+//! or nowhere; a case without a reference is timed and marked "unverified".
 //!
-//! A definition that needs more than this is a [`Workload`](crate::workload::Workload) with rows of
-//! its own. Deliberately absent: timing.
+//! For more control, implement [`Workload`](crate::workload::Workload) with rows of its own instead
+//! of attaching closures. The module `attach` contains no timing.
 
 mod definition;
 mod golden_tensors;
@@ -51,7 +51,7 @@ pub use suite::Attached;
 
 pub use crate::backend::BackendError;
 pub use crate::backend::cuda::{
-    Arguments, DeviceBuffer, JoinedStreams, KernelImage, Launch, PreparedLaunch, RawContext,
-    RawStream, Source,
+    DeviceBuffer, ForeignStreamJoinedWithDevice, KernelArgumentList, KernelImage, Launch,
+    PreparedLaunch, RawContextHandle, RawStreamHandle, Source,
 };
 pub use crate::workload::{AxisError, Dtype, Expected, Point, Tensors, Work};

@@ -1,4 +1,4 @@
-//! Adapts the definition of an attached problem to the harness's trait for problems.
+//! Implements the harness's `Problem` trait for the definition of an attached problem.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,63 +11,71 @@ use crate::backend::BackendError;
 use crate::backend::cpu::CpuTask;
 use crate::backend::cuda::{CudaTask, Device};
 use crate::workload::{
-    AxisError, Dtype, Expected, Point, Problem, ReferenceSource, TensorData, Tensors, Tolerance,
-    Work, random,
+    AxisError, Dtype, Expected, Point, Problem, SourceOfExpectedOutputs, TensorData, Tensors,
+    Tolerance, Work, random,
 };
 
-/// An attached row: a closure that computes on the host, or one that enqueues work on a raw stream.
+/// An attached implementation: a closure that computes on the host, or a closure that enqueues work
+/// on a raw CUDA stream.
 pub(super) struct AttachedRow {
     pub name: &'static str,
-    /// Names of the tensors that an attached row takes.
+    /// Names of the tensors whose device addresses the closure receives.
     pub tensors: Vec<&'static str>,
-    pub kind: AttachedRowKind,
+    pub kind: HostOrStreamClosure,
 }
 
-pub(super) enum AttachedRowKind {
-    Host(Arc<HostRowFunction>),
-    Stream(Box<PrepareAttachedRow>),
+pub(super) enum HostOrStreamClosure {
+    Host(Arc<HostOutputClosure>),
+    Stream(Box<PrepareStreamClosure>),
 }
 
-type HostRowFunction = dyn Fn(&Tensors, &mut Tensors) + Send + Sync;
-type PrepareAttachedRow = dyn Fn(&BoundDefinition, &Tensors, &Arc<Device>) -> Result<CudaTask, BackendError>
+type HostOutputClosure = dyn Fn(&Tensors, &mut Tensors) + Send + Sync;
+type PrepareStreamClosure = dyn Fn(&DefinitionAtPoint, &Tensors, &Arc<Device>) -> Result<CudaTask, BackendError>
     + Send
     + Sync;
 
-/// A problem definition at one point of the axes, with the tensors of its golden file.
-pub(super) struct BoundDefinition {
+/// An attached problem definition for one set of axis values, with the tensors of its golden file.
+pub(super) struct DefinitionAtPoint {
     pub point: Point,
     pub rows: Arc<[AttachedRow]>,
     pub definition: ProblemDefinition,
-    /// Inputs and outputs of the golden file; empty if there is no golden file.
+    /// Inputs and expected outputs from the golden file; both empty if the problem has no golden
+    /// file.
     golden: Result<(Tensors, Tensors), String>,
 }
 
-impl BoundDefinition {
-    pub fn new(point: Point, rows: Arc<[AttachedRow]>, definition: ProblemDefinition) -> Self {
+impl DefinitionAtPoint {
+    pub fn from_definition_and_golden_file(
+        point: Point,
+        rows: Arc<[AttachedRow]>,
+        definition: ProblemDefinition,
+    ) -> Self {
         let golden = match &definition.reference {
-            OutputReference::Golden(path) => {
-                golden_tensors::read_golden(path, &definition.inputs, &definition.outputs)
-            }
+            OutputReference::Golden(path) => golden_tensors::read_golden_inputs_and_outputs(
+                path,
+                &definition.inputs,
+                &definition.outputs,
+            ),
             _ => Ok(Default::default()),
         };
         Self { point, rows, definition, golden }
     }
 
-    fn golden_tensors(&self) -> Option<&(Tensors, Tensors)> {
+    fn golden_inputs_and_outputs(&self) -> Option<&(Tensors, Tensors)> {
         self.golden.as_ref().ok()
     }
 
-    /// Device memory of a problem's inputs and outputs, bytes.
-    pub fn device_bytes(&self) -> u64 {
+    /// Bytes of device memory for the problem's inputs and outputs.
+    pub fn input_and_output_device_bytes(&self) -> u64 {
         let ProblemDefinition { inputs, outputs, .. } = &self.definition;
         inputs.iter().chain(outputs).map(TensorSpec::bytes).sum()
     }
 
-    /// Checks that rows name tensors of the definition.
+    /// Checks that all attached rows take only tensors that the definition declares.
     ///
     /// # Errors
-    /// The error names the missing tensor, and the tensors that the file has.
-    pub fn check_names(&self) -> Result<(), AxisError> {
+    /// The error names the unknown tensor and the declared tensors.
+    pub fn check_tensor_names_of_rows(&self) -> Result<(), AxisError> {
         let ProblemDefinition { inputs, outputs, .. } = &self.definition;
         let names: Vec<_> = inputs.iter().chain(outputs).map(|tensor| tensor.name).collect();
         for AttachedRow { name, tensors, .. } in self.rows.iter() {
@@ -81,71 +89,79 @@ impl BoundDefinition {
         Ok(())
     }
 
-    /// Prepares an implementation that runs on the host.
-    pub fn host_task(&self, row: &str, inputs: Arc<Tensors>) -> CpuTask {
+    /// Prepares an attached implementation that computes on the host.
+    pub fn prepare_host_row(&self, row: &str, inputs: Arc<Tensors>) -> CpuTask {
         let add = |outputs: Tensors, spec: &TensorSpec| {
             outputs.with_output(spec.name, spec.shape.clone(), spec.dtype)
         };
         let outputs = self.definition.outputs.iter().fold(Tensors::new(), add);
-        let AttachedRowKind::Host(run) = self.row(row) else {
+        let HostOrStreamClosure::Host(run) = self.closure_of_row(row) else {
             unreachable!("`{row}` runs on a GPU")
         };
         let run = Arc::clone(run);
         CpuTask::new(inputs, outputs, move |inputs, outputs| run(inputs, outputs))
     }
 
-    fn row(&self, name: &str) -> &AttachedRowKind {
+    fn closure_of_row(&self, name: &str) -> &HostOrStreamClosure {
         let row = self.rows.iter().find(|row| row.name == name);
         &row.expect("implementations are rows").kind
     }
 
-    /// Prepares a row over a raw stream.
+    /// Prepares an attached implementation that enqueues work on a raw CUDA stream.
     ///
     /// # Errors
-    /// Fails with the error of the row, or when device memory is short.
-    pub fn prepare_row(
+    /// Fails with the error of the row, or if device memory is insufficient.
+    pub fn prepare_stream_row(
         &self,
         row: &str,
         inputs: &Tensors,
         device: &Arc<Device>,
     ) -> Result<CudaTask, BackendError> {
-        let AttachedRowKind::Stream(prepare) = self.row(row) else {
+        let HostOrStreamClosure::Stream(prepare) = self.closure_of_row(row) else {
             unreachable!("`{row}` runs on the host")
         };
         prepare(self, inputs, device)
     }
 }
 
-fn draw_declared_tensor(declared: &TensorSpec, seed: u64) -> TensorData {
-    let (name, len) = (declared.name, declared.len());
+fn draw_values_of_declared_tensor(declared: &TensorSpec, seed: u64) -> TensorData {
+    let (name, len) = (declared.name, declared.element_count());
     let spread = |x: f32| (32.0 * x).round().clamp(-128.0, 127.0) as i8;
     match declared.dtype {
-        Dtype::F64 => TensorData::F64(random::map_normal_values(seed, name, len, f64::from)),
-        Dtype::F32 => TensorData::F32(random::normal_values(seed, name, len)),
-        Dtype::F16 => TensorData::F16(random::map_normal_values(seed, name, len, f16::from_f32)),
-        Dtype::Bf16 => TensorData::Bf16(random::map_normal_values(seed, name, len, bf16::from_f32)),
-        Dtype::Fp8 => {
-            TensorData::I8(random::map_normal_values(seed, name, len, |x| e4m3_code(x) as i8))
+        Dtype::F64 => {
+            TensorData::F64(random::map_standard_normal_values(seed, name, len, f64::from))
         }
-        Dtype::I8 => TensorData::I8(random::map_normal_values(seed, name, len, spread)),
+        Dtype::F32 => TensorData::F32(random::normal_values(seed, name, len)),
+        Dtype::F16 => {
+            TensorData::F16(random::map_standard_normal_values(seed, name, len, f16::from_f32))
+        }
+        Dtype::Bf16 => {
+            TensorData::Bf16(random::map_standard_normal_values(seed, name, len, bf16::from_f32))
+        }
+        Dtype::Fp8 => TensorData::I8(random::map_standard_normal_values(seed, name, len, |x| {
+            e4m3_code_from_random_bits(x) as i8
+        })),
+        Dtype::I8 => TensorData::I8(random::map_standard_normal_values(seed, name, len, spread)),
     }
 }
 
-/// The e4m3 code for the bits of a number: its sign, and magnitudes from 2^-3 to 2^1 without a NaN.
-const fn e4m3_code(x: f32) -> u8 {
+/// Turns the bits of a random number into an e4m3 code with the number's sign and a magnitude from
+/// 2^-3 to 2^1, never NaN.
+const fn e4m3_code_from_random_bits(x: f32) -> u8 {
     let bits = x.to_bits();
     (bits >> 31 << 7) as u8 | (0x20 + (bits >> 8 & 0x1f)) as u8
 }
 
-impl Problem for BoundDefinition {
+impl Problem for DefinitionAtPoint {
     fn inputs(&self, seed: u64) -> Tensors {
         let mut inputs = Tensors::new();
         for declared in &self.definition.inputs {
-            let kept = self.golden_tensors().and_then(|(inputs, _)| inputs.get(declared.name));
+            let kept =
+                self.golden_inputs_and_outputs().and_then(|(inputs, _)| inputs.get(declared.name));
             match kept {
                 Some(tensor) => inputs.insert(declared.name, tensor.clone()),
                 None => {
-                    let drawn = draw_declared_tensor(declared, seed);
+                    let drawn = draw_values_of_declared_tensor(declared, seed);
                     inputs = inputs.with(declared.name, declared.shape.clone(), drawn);
                 }
             }
@@ -153,7 +169,7 @@ impl Problem for BoundDefinition {
         inputs
     }
 
-    /// Golden outputs belong to the inputs of their file, so other inputs cannot be drawn.
+    /// Golden outputs are valid only for the inputs of their file, so no other inputs can be drawn.
     fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
         match self.definition.reference {
             OutputReference::Golden(_) => Tensors::new(),
@@ -165,11 +181,11 @@ impl Problem for BoundDefinition {
         match &self.definition.reference {
             OutputReference::Code(compute) => compute(inputs),
             OutputReference::Golden(_) => {
-                self.golden_tensors().map_or(Vec::new(), |(_, outputs)| {
+                self.golden_inputs_and_outputs().map_or(Vec::new(), |(_, outputs)| {
                     let each = outputs.iter().map(|(name, tensor)| {
                         let values = match tensor.tensor_data() {
                             TensorData::I8(values) => TensorData::I8(values.clone()),
-                            _ => TensorData::F64(tensor.to_f64(0, tensor.len())),
+                            _ => TensorData::F64(tensor.elements_to_f64(0, tensor.len())),
                         };
                         Expected::all(name, tensor.shape().to_vec(), values)
                     });
@@ -201,11 +217,13 @@ impl Problem for BoundDefinition {
         matches!(self.definition.reference, OutputReference::Golden(_))
     }
 
-    fn reference_from(&self) -> ReferenceSource {
+    fn reference_from(&self) -> SourceOfExpectedOutputs {
         match self.definition.reference {
-            OutputReference::None => ReferenceSource::Nothing,
-            OutputReference::Row(row) => ReferenceSource::Row(row),
-            OutputReference::Code(_) | OutputReference::Golden(_) => ReferenceSource::Definition,
+            OutputReference::None => SourceOfExpectedOutputs::Nothing,
+            OutputReference::Row(row) => SourceOfExpectedOutputs::Row(row),
+            OutputReference::Code(_) | OutputReference::Golden(_) => {
+                SourceOfExpectedOutputs::Definition
+            }
         }
     }
 
@@ -213,7 +231,7 @@ impl Problem for BoundDefinition {
         self.definition.work.clone()
     }
 
-    /// The widest tolerance of all outputs of a problem.
+    /// The maximum of each tolerance over all outputs of the problem.
     fn tolerance(&self) -> Tolerance {
         let none = Tolerance { max_error: 0.0, relative_l2: 0.0 };
         self.tolerances().into_values().fold(none, |most, of| Tolerance {
@@ -229,11 +247,12 @@ impl Problem for BoundDefinition {
             .collect()
     }
 
-    /// Host memory for two copies of the inputs, for the outputs, and for both in fp64.
+    /// Bytes of host memory for two copies of the inputs and outputs, and for inputs and outputs in
+    /// fp64.
     fn host_bytes(&self) -> u64 {
         let ProblemDefinition { inputs, outputs, .. } = &self.definition;
-        let elements: usize = inputs.iter().chain(outputs).map(TensorSpec::len).sum();
-        2 * self.device_bytes() + 8 * elements as u64
+        let elements: usize = inputs.iter().chain(outputs).map(TensorSpec::element_count).sum();
+        2 * self.input_and_output_device_bytes() + 8 * elements as u64
     }
 }
 
@@ -244,36 +263,43 @@ mod tests {
     use crate::verify;
     use crate::workload::{Axis, axis};
 
-    fn bind_definition(
+    fn test_definition_with_reference(
         outputs: &[Dtype],
         reference: OutputReference,
         tolerance: Tolerances,
-    ) -> BoundDefinition {
+    ) -> DefinitionAtPoint {
         let names = ["y", "z"].into_iter().zip(outputs);
         let outputs = names.map(|(name, dtype)| TensorSpec::new(name, [4], *dtype)).collect();
         let inputs = vec![TensorSpec::new("x", [1 << 16], Dtype::Fp8)];
         let work = Work::default();
-        let point = axis::expand_points(&[Axis::number("n", "")], &["n=1"], &[]).unwrap().remove(0);
-        BoundDefinition::new(
+        let point = axis::points_of_selection_lines(&[Axis::number("n", "")], &["n=1"], &[])
+            .unwrap()
+            .remove(0);
+        DefinitionAtPoint::from_definition_and_golden_file(
             point,
             Arc::new([]),
             ProblemDefinition { inputs, outputs, reference, work, tolerance },
         )
     }
 
-    fn bind_unverified(outputs: &[Dtype], tolerance: Tolerances) -> BoundDefinition {
-        bind_definition(outputs, OutputReference::None, tolerance)
+    fn test_definition_without_reference(
+        outputs: &[Dtype],
+        tolerance: Tolerances,
+    ) -> DefinitionAtPoint {
+        test_definition_with_reference(outputs, OutputReference::None, tolerance)
     }
 
     #[test]
-    fn inputs_in_fp8_are_numbers_and_outputs_in_it_are_refused() {
-        let fp8 = bind_unverified(&[], Tolerances::by_dtype());
+    fn fp8_inputs_are_finite_and_fp8_outputs_are_refused() {
+        let fp8 = test_definition_without_reference(&[], Tolerances::by_dtype());
         assert_eq!(fp8.check(), Ok(()));
         let codes: Vec<u8> = fp8.inputs(7).tensor("x").as_bytes().to_vec();
         assert!(codes.iter().all(|code| (0x20..0x40).contains(&(code & 0x7f))));
         let negative = codes.iter().filter(|&&code| code & 0x80 != 0).count();
         assert!((1 << 14..3 << 14).contains(&negative), "{negative} of {}", codes.len());
-        let refused = bind_unverified(&[Dtype::Fp8], Tolerances::by_dtype()).check().unwrap_err();
+        let refused = test_definition_without_reference(&[Dtype::Fp8], Tolerances::by_dtype())
+            .check()
+            .unwrap_err();
         assert_eq!(
             refused,
             "output `y` is in fp8, which nothing here compares: declare it as i8, whose bytes are compared exactly, or a wider float that the row converts it to"
@@ -281,9 +307,10 @@ mod tests {
     }
 
     #[test]
-    fn golden_tensors_are_read_anew() {
+    fn only_a_golden_reference_reads_files() {
         let reads_files = |reference| {
-            let bound = bind_definition(&[Dtype::F32], reference, Tolerances::by_dtype());
+            let bound =
+                test_definition_with_reference(&[Dtype::F32], reference, Tolerances::by_dtype());
             bound.reads_files()
         };
         assert!(reads_files(OutputReference::Golden("nowhere.safetensors".into())));
@@ -297,10 +324,10 @@ mod tests {
     }
 
     #[test]
-    fn an_undeclared_tolerance_follows_from_the_dtype() {
+    fn default_tolerance_depends_on_output_dtype() {
         let allowed = |dtypes: &[Dtype], tolerance| {
             let Tolerance { max_error, relative_l2 } =
-                bind_unverified(dtypes, tolerance).tolerance();
+                test_definition_without_reference(dtypes, tolerance).tolerance();
             (max_error, relative_l2)
         };
         for (dtypes, error) in [
@@ -317,8 +344,9 @@ mod tests {
     }
 
     #[test]
-    fn each_output_has_its_own_tolerance() {
-        let mixed = |tolerance| bind_unverified(&[Dtype::Bf16, Dtype::F32], tolerance);
+    fn outputs_can_have_different_tolerances() {
+        let mixed =
+            |tolerance| test_definition_without_reference(&[Dtype::Bf16, Dtype::F32], tolerance);
         let each = |tolerance| {
             let all = mixed(tolerance).tolerances();
             ["y", "z"].map(|name| all[name].max_error)
@@ -332,17 +360,20 @@ mod tests {
         assert_eq!(unknown, "a tolerance of output `x`, which is not declared");
     }
 
-    /// `kernelgate compare` tolerates one unit in the last place in a row without a reference.
+    /// Without a reference, the default tolerance accepts bf16 outputs of base and head that differ
+    /// by one unit in the last place.
     #[test]
-    fn outputs_one_unit_in_the_last_place_apart_are_alike() {
+    fn default_tolerance_accepts_one_bf16_ulp() {
         let ys = |bits: u16| {
             let y = vec![bf16::from_bits(bits), bf16::from_f32(0.5)];
             Tensors::new().with("y", [2], TensorData::Bf16(y))
         };
-        // The number 1 and its neighbours are 2^-7 apart above 1, where units are widest.
-        let base = verify::outputs_as_reference(&ys(0x3f80));
-        let tolerance = bind_unverified(&[Dtype::Bf16], Tolerances::by_dtype()).tolerance();
-        assert!(verify::compare_outputs(&ys(0x3f81), &base, tolerance).is_ok());
-        assert!(verify::compare_outputs(&ys(0x3f84), &base, tolerance).is_err());
+        // In bf16, 1 and the next larger number differ by 2^-7, the largest relative distance of
+        // neighbours.
+        let base = verify::reference_from_outputs(&ys(0x3f80));
+        let tolerance =
+            test_definition_without_reference(&[Dtype::Bf16], Tolerances::by_dtype()).tolerance();
+        assert!(verify::compare_outputs_with_reference(&ys(0x3f81), &base, tolerance).is_ok());
+        assert!(verify::compare_outputs_with_reference(&ys(0x3f84), &base, tolerance).is_err());
     }
 }

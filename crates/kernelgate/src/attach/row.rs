@@ -1,5 +1,5 @@
-//! Interface of an attached row, whose closure launches kernels of other code: `At`, which it gets
-//! while it is prepared, and `Launches`, which it returns.
+//! Interface of an attached row, whose closure launches kernels of other code: the closure gets
+//! `At` during preparation and returns `RowLaunches`.
 
 use std::any::Any;
 use std::fmt;
@@ -7,74 +7,79 @@ use std::sync::Arc;
 
 use crate::backend::BackendError;
 use crate::backend::cuda::{
-    Arguments, Device, JoinedStreams, Kernel, KernelImage, Launch, PreparedLaunch, RawContext,
-    RawStream, Source,
+    Device, ForeignStreamJoinedWithDevice, Kernel, KernelArgumentList, KernelImage, Launch,
+    PreparedLaunch, RawContextHandle, RawStreamHandle, Source,
 };
 use crate::workload::Point;
 
-/// The problem's point, and the stream, context and device on which a row is prepared.
+/// Axis values, device, context and stream for which an attached row is prepared.
 pub struct At<'a> {
     pub(super) point: &'a Point,
     pub(super) device: &'a Arc<Device>,
 }
 
-pub(super) fn missing_input(name: &str) -> BackendError {
+pub(super) fn input_missing_in_definition_error(name: &str) -> BackendError {
     BackendError::Launch(format!("the definition has no input `{name}`"))
 }
 
 impl At<'_> {
-    /// The value of a number axis at this point.
+    /// Returns the value of a numeric axis for this problem.
     ///
     /// # Errors
-    /// Fails if there is no such axis, or its values are not numbers.
+    /// Fails if the axis does not exist or its values are not numbers.
     pub fn number(&self, axis: &'static str) -> Result<usize, BackendError> {
         self.point.number(axis).map_err(|error| BackendError::Launch(error.to_string()))
     }
 
-    /// The CUDA stream on which a row enqueues everything: a `CUstream` that is not the default
+    /// The CUDA stream on which the row must enqueue all work: a `CUstream` other than the default
     /// stream.
-    pub fn stream(&self) -> RawStream {
-        self.device.raw_stream()
+    pub fn stream(&self) -> RawStreamHandle {
+        self.device.raw_stream_handle()
     }
 
-    /// Primary context of the GPU, which is current now and whenever the row launches.
-    pub fn context(&self) -> RawContext {
-        self.device.raw_context()
+    /// The GPU's primary CUDA context, which is current during preparation and during every launch
+    /// of the row.
+    pub fn context(&self) -> RawContextHandle {
+        self.device.raw_context_handle()
     }
 
-    /// Number of the GPU, counted from 0.
+    /// CUDA ordinal of the GPU, starting at 0.
     pub fn gpu_ordinal(&self) -> usize {
         self.device.facts().ordinal
     }
 
-    /// Joins a stream of the row's own code, made in this context: work that is enqueued inside
-    /// [`JoinedStreams::enqueue_between`] counts as if it were enqueued on [`Self::stream`].
+    /// Joins a stream that the row's own code created: work enqueued on it inside
+    /// [`ForeignStreamJoinedWithDevice::enqueue_in_order_of_device_stream`] is ordered and timed as if enqueued on [`Self::stream`].
     ///
     /// # Errors
-    /// Fails if the handle is null or no stream, or of another context or GPU.
-    pub fn join(&self, stream: impl Into<RawStream>) -> Result<JoinedStreams, BackendError> {
-        JoinedStreams::new(self.device, stream)
+    /// Fails if the handle is null or no stream, or belongs to another context or GPU.
+    pub fn join(
+        &self,
+        stream: impl Into<RawStreamHandle>,
+    ) -> Result<ForeignStreamJoinedWithDevice, BackendError> {
+        ForeignStreamJoinedWithDevice::join_with_device_stream(self.device, stream)
     }
 
-    /// Loads a kernel of a compiled image by its symbol.
+    /// Loads a kernel by its symbol from a compiled image (cubin, fatbin or PTX).
     ///
     /// # Errors
-    /// Fails if the image does not fit the GPU (the case is skipped) or is invalid, or lacks the
-    /// kernel.
+    /// Fails if the image is for another GPU architecture (the case is skipped), is invalid, or
+    /// lacks the kernel.
     pub fn kernel(&self, image: &KernelImage, symbol: &str) -> Result<Kernel, BackendError> {
-        self.device.load_module(image)?.kernel_of_symbol(symbol)
+        self.device.load_kernel_image(image)?.kernel_by_symbol(symbol)
     }
 
-    /// Compiles a kernel from CUDA source with NVRTC.
+    /// Compiles CUDA source with NVRTC and loads the kernel with this symbol.
     pub fn compile(
         &self,
         source: &'static str,
         symbol: &'static str,
     ) -> Result<Kernel, BackendError> {
-        self.device.kernel(&Source::new(symbol, source).build(&[]), symbol)
+        self.device.load_kernel(&Source::new(symbol, source).build(&[]), symbol)
     }
 
-    /// Makes a row's launches from one kernel of CUDA source.
+    /// Compiles one kernel from CUDA source, and returns launches of this kernel with fixed
+    /// arguments.
     ///
     /// # Errors
     /// Fails if the kernel does not compile or load, or cannot be launched with these arguments.
@@ -83,33 +88,35 @@ impl At<'_> {
         source: &'static str,
         symbol: &'static str,
         dims: Launch,
-        parameters: Arguments,
+        parameters: KernelArgumentList,
     ) -> Result<RowLaunches, BackendError> {
         let kernel = self.compile(source, symbol)?;
-        let launch = PreparedLaunch::new(self.device, kernel, dims, parameters)?;
-        Ok(RowLaunches::new(move || launch.launch()))
+        let launch = PreparedLaunch::check_and_prepare(self.device, kernel, dims, parameters)?;
+        Ok(RowLaunches::new(move || launch.enqueue()))
     }
 
-    /// The device, for what else a row needs: scratch memory, kernels with headers and macros.
+    /// The device, for scratch memory and for kernels with headers and macros.
     pub const fn device(&self) -> &Arc<Device> {
         self.device
     }
 }
 
-/// Closures that enqueue one launch and its reset.
+/// The closure that enqueues one launch of a row, and optionally a closure that resets the row's
+/// state.
 pub struct RowLaunches {
-    pub(super) launch: EnqueueLaunch,
-    pub(super) reset: Option<EnqueueLaunch>,
-    /// Inputs that every launch reads; `None` means all.
+    pub(super) launch: EnqueueClosure,
+    pub(super) reset: Option<EnqueueClosure>,
+    /// Names of the inputs that every launch reads; `None` means all inputs.
     pub(super) reads: Option<Vec<String>>,
 }
 
-pub(super) type EnqueueLaunch = Box<dyn FnMut() -> Result<(), BackendError>>;
+pub(super) type EnqueueClosure = Box<dyn FnMut() -> Result<(), BackendError>>;
 
-/// Wraps a closure: a `BackendError` stays as it is, an error of the row's own code keeps its text.
-fn box_enqueue_closure<E: fmt::Display + 'static>(
+/// Boxes an enqueuing closure: a `BackendError` is kept, and any other error becomes a launch error
+/// with its text.
+fn boxed_enqueue_closure<E: fmt::Display + 'static>(
     mut enqueue: impl FnMut() -> Result<(), E> + 'static,
-) -> EnqueueLaunch {
+) -> EnqueueClosure {
     let backend_error = |error: E| match (&error as &dyn Any).downcast_ref::<BackendError>() {
         Some(error) => error.clone(),
         None => BackendError::Launch(error.to_string()),
@@ -118,28 +125,29 @@ fn box_enqueue_closure<E: fmt::Display + 'static>(
 }
 
 impl RowLaunches {
-    /// `launch` enqueues everything that overwrites the outputs, and returns without waiting.
+    /// The closure `launch` enqueues all work that overwrites the outputs, and returns without
+    /// waiting for the GPU.
     pub fn new<E: fmt::Display + 'static>(launch: impl FnMut() -> Result<(), E> + 'static) -> Self {
-        Self { launch: box_enqueue_closure(launch), reset: None, reads: None }
+        Self { launch: boxed_enqueue_closure(launch), reset: None, reads: None }
     }
 
-    /// Names the only inputs that launches read from the harness's memory, because the row packed,
-    /// quantised or copied the others while it was prepared. After timing, the named inputs are
-    /// replaced and all other inputs stay; the record marks a row that names no input. By default
-    /// every launch reads all inputs.
+    /// Declares that launches read only these inputs, because the row packed, quantised or copied
+    /// the other inputs during preparation. After timing, the harness replaces the declared inputs
+    /// only; the record marks a row that declares no input. Without this call, every launch is
+    /// assumed to read all inputs.
     pub fn reading(self, inputs: &[&str]) -> Self {
         Self { reads: Some(inputs.iter().map(|&name| name.to_owned()).collect()), ..self }
     }
 
-    /// Sets the closure that restores the state which one launch leaves for the next launch. The
-    /// reset is called before each launch, outside of the measured time. The reset must not read an
-    /// input that launches read ([`Self::reading`]): after timing these inputs are replaced between
-    /// the reset and the launch.
+    /// Sets the closure that resets the state that one launch leaves for the next launch. The
+    /// harness calls the reset before each launch, outside the measured time. The reset must not
+    /// read inputs that launches read ([`Self::reading`]): after timing, the harness replaces these
+    /// inputs between reset and launch.
     pub fn with_reset<E: fmt::Display + 'static>(
         self,
         reset: impl FnMut() -> Result<(), E> + 'static,
     ) -> RowLaunches {
-        Self { reset: Some(box_enqueue_closure(reset)), ..self }
+        Self { reset: Some(boxed_enqueue_closure(reset)), ..self }
     }
 }
 
@@ -148,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_of_a_row_are_named_once_and_keep_their_kind() {
+    fn errors_of_a_row_keep_their_text_and_kind() {
         let error = |mut row: RowLaunches| (row.launch)().unwrap_err();
         let own = error(RowLaunches::new(|| Err("no such stream")));
         assert_eq!(own.to_string(), "launch failed: no such stream");

@@ -1,9 +1,9 @@
 //! Reads tensors from a safetensors file.
 //!
-//! The format is read here, because its crate would bring four others to every outside package: the
-//! length of a header in eight bytes, the header as JSON with dtype, shape and offsets of each
-//! tensor, then the elements. This module deliberately writes no safetensors files, and reads none
-//! that are larger than memory.
+//! kernelgate parses the format itself, because the crate `safetensors` would add four
+//! dependencies; a file contains an eight-byte header length, a JSON header (dtype, shape and
+//! offsets), and the elements. The module neither writes safetensors files nor reads files that are
+//! larger than memory.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,17 +16,17 @@ use serde_json::Value;
 use crate::workload::{Tensor, TensorData};
 use kernelgate_cuda::regular_file;
 
-/// Position, shape and dtype of a tensor in a safetensors file.
+/// Offsets, shape and dtype of one tensor in a safetensors file.
 #[derive(Deserialize)]
-pub(super) struct TensorEntry {
+pub(super) struct SafetensorsEntry {
     dtype: String,
     pub(super) shape: Vec<usize>,
     data_offsets: [usize; 2],
 }
 
-impl TensorEntry {
-    /// Bits of an element; `None` if this module does not know the dtype.
-    fn element_bits(&self) -> Option<usize> {
+impl SafetensorsEntry {
+    /// Number of bits per element; `None` if kernelgate does not know the dtype.
+    fn bits_per_element(&self) -> Option<usize> {
         Some(match &*self.dtype {
             "F4" => 4,
             "F6_E2M3" | "F6_E3M2" => 6,
@@ -38,21 +38,24 @@ impl TensorEntry {
         })
     }
 
-    /// Bytes of the tensor's elements; `None` if the number overflows.
-    fn bytes(&self, bits: usize) -> Option<usize> {
+    /// Number of bytes of the tensor's elements; `None` on overflow.
+    fn byte_count_for_element_bits(&self, bits: usize) -> Option<usize> {
         let all = self.shape.iter().try_fold(bits, |all, &of| all.checked_mul(of))?;
         Some(all.div_ceil(8))
     }
 }
 
-/// Cuts a tensor name to the length that an error message quotes.
-fn shorten_name(name: &str) -> String {
+/// Shortens a tensor name to 100 characters for an error message.
+fn shorten_tensor_name(name: &str) -> String {
     name.chars().take(100).collect()
 }
 
-/// Checks the layout that the safetensors format demands: tensors lie one behind the other, from
-/// the first byte to the last, and each has the bytes of its shape.
-fn check_tensor_layout(entries: &BTreeMap<String, TensorEntry>, end: usize) -> Result<(), String> {
+/// Checks that the tensors follow each other without gaps from the first to the last byte of the
+/// data, and that each has the bytes of its shape.
+fn check_tensors_fill_data_without_gaps(
+    entries: &BTreeMap<String, SafetensorsEntry>,
+    end: usize,
+) -> Result<(), String> {
     let mut by_place: Vec<_> = entries.iter().collect();
     by_place.sort_by_key(|(_, entry)| entry.data_offsets);
     let mut at = 0;
@@ -61,21 +64,21 @@ fn check_tensor_layout(entries: &BTreeMap<String, TensorEntry>, end: usize) -> R
         if from != at || to < from {
             return Err(format!(
                 "its tensor `{}` lies at {from} to {to}, where the one before ends at {at}",
-                shorten_name(name)
+                shorten_tensor_name(name)
             ));
         }
         if to > end {
             return Err(format!(
                 "its elements are {end} bytes, and its tensor `{}` ends at {to}",
-                shorten_name(name)
+                shorten_tensor_name(name)
             ));
         }
-        if let Some(bits) = entry.element_bits()
-            && entry.bytes(bits) != Some(to - from)
+        if let Some(bits) = entry.bits_per_element()
+            && entry.byte_count_for_element_bits(bits) != Some(to - from)
         {
             return Err(format!(
                 "its tensor `{}` has {} bytes, which is not the shape {:?} of {}",
-                shorten_name(name),
+                shorten_tensor_name(name),
                 to - from,
                 entry.shape,
                 entry.dtype
@@ -89,14 +92,14 @@ fn check_tensor_layout(entries: &BTreeMap<String, TensorEntry>, end: usize) -> R
     Err(format!("its elements are {end} bytes, and its tensors end at {at}"))
 }
 
-/// The header of a safetensors file: one value for each name, and each name once.
-struct SafeTensorsHeader(BTreeMap<String, Value>);
+/// The JSON header of a safetensors file; a duplicate tensor name is an error.
+struct SafetensorsHeaderByName(BTreeMap<String, Value>);
 
-impl<'de> Deserialize<'de> for SafeTensorsHeader {
+impl<'de> Deserialize<'de> for SafetensorsHeaderByName {
     fn deserialize<D: Deserializer<'de>>(header: D) -> Result<Self, D::Error> {
-        struct UniqueNamesVisitor;
-        impl<'de> Visitor<'de> for UniqueNamesVisitor {
-            type Value = SafeTensorsHeader;
+        struct RejectDuplicateNamesVisitor;
+        impl<'de> Visitor<'de> for RejectDuplicateNamesVisitor {
+            type Value = SafetensorsHeaderByName;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str("tensors by name")
@@ -105,88 +108,97 @@ impl<'de> Deserialize<'de> for SafeTensorsHeader {
             fn visit_map<A: MapAccess<'de>>(
                 self,
                 mut fields: A,
-            ) -> Result<SafeTensorsHeader, A::Error> {
+            ) -> Result<SafetensorsHeaderByName, A::Error> {
                 let mut header = BTreeMap::new();
                 while let Some((name, value)) = fields.next_entry::<String, Value>()? {
                     if header.contains_key(&name) {
-                        let twice = format!("it has `{}` twice", shorten_name(&name));
+                        let twice = format!("it has `{}` twice", shorten_tensor_name(&name));
                         return Err(A::Error::custom(twice));
                     }
                     header.insert(name, value);
                 }
-                Ok(SafeTensorsHeader(header))
+                Ok(SafetensorsHeaderByName(header))
             }
         }
-        header.deserialize_map(UniqueNamesVisitor)
+        header.deserialize_map(RejectDuplicateNamesVisitor)
     }
 }
 
-/// The content of a safetensors file.
+/// The parsed header and the bytes of a safetensors file.
 pub struct SafeTensorsFile {
-    pub(super) entries: BTreeMap<String, TensorEntry>,
+    pub(super) entries: BTreeMap<String, SafetensorsEntry>,
     bytes: Vec<u8>,
-    /// Offset of the elements in the file.
+    /// Byte offset in the file at which the tensors' elements begin.
     elements: usize,
 }
 
 impl SafeTensorsFile {
-    /// Reads a file.
+    /// Reads and checks a safetensors file.
     ///
     /// # Errors
-    /// A fragment, without the file's name: the file cannot be read, or has another format.
-    pub fn read(path: &Path) -> Result<SafeTensorsFile, String> {
-        let bytes = regular_file::read_regular_file(path).map_err(|cause| cause.to_string())?;
-        Self::parse(bytes).map_err(|why| format!("no safetensors file ({why})"))
+    /// A message without the file's name: the file cannot be read, or has another format.
+    pub fn read_and_check(path: &Path) -> Result<SafeTensorsFile, String> {
+        let bytes = regular_file::read_file_unless_device_or_pipe(path)
+            .map_err(|cause| cause.to_string())?;
+        Self::parse_and_check(bytes).map_err(|why| format!("no safetensors file ({why})"))
     }
 
-    fn parse(bytes: Vec<u8>) -> Result<SafeTensorsFile, String> {
+    fn parse_and_check(bytes: Vec<u8>) -> Result<SafeTensorsFile, String> {
         let (length, rest) = bytes.split_first_chunk().ok_or("it is too short")?;
         let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
         let (header, elements) =
             rest.split_at_checked(length).ok_or("its header is longer than the file")?;
-        let SafeTensorsHeader(mut header) =
+        let SafetensorsHeaderByName(mut header) =
             serde_json::from_slice(header).map_err(|cause| cause.to_string())?;
         header.remove("__metadata__");
         let entry = |(name, value)| Ok((name, serde_json::from_value(value)?));
         let entries: Result<_, serde_json::Error> = header.into_iter().map(entry).collect();
-        let entries: BTreeMap<String, TensorEntry> = entries.map_err(|cause| cause.to_string())?;
-        check_tensor_layout(&entries, elements.len())?;
+        let entries: BTreeMap<String, SafetensorsEntry> =
+            entries.map_err(|cause| cause.to_string())?;
+        check_tensors_fill_data_without_gaps(&entries, elements.len())?;
         let elements = bytes.len() - elements.len();
         Ok(Self { entries, bytes, elements })
     }
 
     /// Names of the tensors in the file, sorted.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
+    pub fn tensor_names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
     }
 
     /// Returns the tensor with this name and shape.
     ///
     /// # Errors
-    /// The error is a fragment of a message that names it: it is missing, or of another shape or a
-    /// dtype that no row computes.
-    pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor, String> {
+    /// The error is a fragment of a message: the tensor is missing, or has another shape or an
+    /// unsupported dtype.
+    pub fn tensor_with_name_and_shape(
+        &self,
+        name: &str,
+        shape: &[usize],
+    ) -> Result<Tensor, String> {
         let entry = self.entries.get(name).ok_or_else(|| format!("no tensor `{name}`"))?;
         if entry.shape != shape {
             return Err(format!("`{name}` has the shape {:?}, not {shape:?}", entry.shape));
         }
-        self.decode(entry).map_err(|why| format!("`{name}` {why}"))
+        self.decode_entry(entry).map_err(|why| format!("`{name}` {why}"))
     }
 
-    /// Decodes a tensor whose dtype this module supports.
-    pub(super) fn decode(&self, entry: &TensorEntry) -> Result<Tensor, String> {
-        fn decode_all<const N: usize, T>(bytes: &[u8], of: fn([u8; N]) -> T) -> Vec<T> {
+    /// Decodes the elements of a tensor; fails for dtypes other than F64, F32, F16, BF16 and I8.
+    pub(super) fn decode_entry(&self, entry: &SafetensorsEntry) -> Result<Tensor, String> {
+        fn decode_little_endian_elements<const N: usize, T>(
+            bytes: &[u8],
+            of: fn([u8; N]) -> T,
+        ) -> Vec<T> {
             bytes.as_chunks::<N>().0.iter().map(|bytes| of(*bytes)).collect()
         }
         let [from, to] = entry.data_offsets;
         let elements = &self.bytes[self.elements..];
         let bytes = elements.get(from..to).ok_or("lies beyond the end of the file")?;
         let data = match &*entry.dtype {
-            "F64" => TensorData::F64(decode_all(bytes, f64::from_le_bytes)),
-            "F32" => TensorData::F32(decode_all(bytes, f32::from_le_bytes)),
-            "F16" => TensorData::F16(decode_all(bytes, f16::from_le_bytes)),
-            "BF16" => TensorData::Bf16(decode_all(bytes, bf16::from_le_bytes)),
-            "I8" => TensorData::I8(decode_all(bytes, i8::from_le_bytes)),
+            "F64" => TensorData::F64(decode_little_endian_elements(bytes, f64::from_le_bytes)),
+            "F32" => TensorData::F32(decode_little_endian_elements(bytes, f32::from_le_bytes)),
+            "F16" => TensorData::F16(decode_little_endian_elements(bytes, f16::from_le_bytes)),
+            "BF16" => TensorData::Bf16(decode_little_endian_elements(bytes, bf16::from_le_bytes)),
+            "I8" => TensorData::I8(decode_little_endian_elements(bytes, i8::from_le_bytes)),
             other => return Err(format!("is {other}, which no row computes")),
         };
         let elements = entry.shape.iter().try_fold(1, |all: usize, &of| all.checked_mul(of));
@@ -201,15 +213,15 @@ impl SafeTensorsFile {
 mod tests {
     use super::*;
 
-    fn parse(header: &str, elements: usize) -> Result<(), String> {
+    fn parse_header_with_zero_elements(header: &str, elements: usize) -> Result<(), String> {
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
         bytes.extend(header.as_bytes());
         bytes.resize(bytes.len() + elements, 0);
-        SafeTensorsFile::parse(bytes).map(drop)
+        SafeTensorsFile::parse_and_check(bytes).map(drop)
     }
 
     #[test]
-    fn tensors_lie_one_behind_the_other_and_fill_the_file() {
+    fn tensors_must_fill_the_file_without_gaps() {
         let header_of = |tensors: &[(&str, &str, &str, [usize; 2])]| {
             let each = tensors.iter().map(|(name, dtype, shape, [from, to])| {
                 format!(
@@ -220,12 +232,12 @@ mod tests {
         };
         let (x, y) = (("x", "F32", "[4]", [0, 16]), ("y", "I8", "[2,1]", [16, 18]));
         let empty = ("e", "F32", "[0,3]", [16, 16]);
-        assert_eq!(parse(&header_of(&[y, empty, x]), 18), Ok(()));
-        assert_eq!(parse("{}", 0), Ok(()));
+        assert_eq!(parse_header_with_zero_elements(&header_of(&[y, empty, x]), 18), Ok(()));
+        assert_eq!(parse_header_with_zero_elements("{}", 0), Ok(()));
         let padded = format!("{}   ", header_of(&[x, ("z", "F4", "[3]", [16, 18])]));
-        assert_eq!(parse(&padded, 18), Ok(()));
+        assert_eq!(parse_header_with_zero_elements(&padded, 18), Ok(()));
         let other = ("z", "UNKNOWN", "[3]", [16, 18]);
-        assert_eq!(parse(&header_of(&[x, other]), 18), Ok(()));
+        assert_eq!(parse_header_with_zero_elements(&header_of(&[x, other]), 18), Ok(()));
         for (tensors, elements, wanted) in [
             (
                 &[("x", "F32", "[4]", [0, 17])][..],
@@ -266,11 +278,11 @@ mod tests {
                 "its tensor `x` has 8 bytes, which is not the shape [4611686018427387904, 4] of F64",
             ),
         ] {
-            let error = parse(&header_of(tensors), elements).unwrap_err();
+            let error = parse_header_with_zero_elements(&header_of(tensors), elements).unwrap_err();
             assert_eq!(error, wanted);
         }
         assert_eq!(
-            parse("[]", 0).unwrap_err(),
+            parse_header_with_zero_elements("[]", 0).unwrap_err(),
             "invalid type: sequence, expected tensors by name at line 1 column 0"
         );
     }

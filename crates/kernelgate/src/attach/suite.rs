@@ -1,18 +1,19 @@
-//! Turns a workload whose rows are closures into a suite of the harness.
+//! Turns a workload whose implementations are closures into a suite of the harness.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::definition::{ProblemDefinition, TensorSpec};
-use super::problem::{AttachedRow, AttachedRowKind, BoundDefinition};
+use super::problem::{AttachedRow, DefinitionAtPoint, HostOrStreamClosure};
 use super::row::{self, At, RowLaunches};
 use crate::backend::cuda::{CudaTask, Device, Input, Output};
 use crate::backend::{BackendError, Implementation, Prepare};
-use crate::suite::{ScanAlongAxes, Suite, WorkloadFacts};
-use crate::workload::{Axis, AxisError, Point, SelectionLines, Tensors};
+use crate::suite::{ProblemsAlongEachAxis, WorkloadNameAxesAndSelections, WorkloadSuite};
+use crate::workload::{Axis, AxisError, Point, SelectionLinesByEffort, Tensors};
 
-/// A workload whose rows are closures, over a raw stream or on the host.
+/// A workload whose implementations are closures, which launch on a raw CUDA stream or compute on
+/// the host.
 ///
 /// ```no_run
 /// use kernelgate::attach::*;
@@ -34,66 +35,67 @@ use crate::workload::{Axis, AxisError, Point, SelectionLines, Tensors};
 /// }
 /// ```
 pub struct Attached {
-    facts: WorkloadFacts,
-    define: Box<DefineProblem>,
+    facts: WorkloadNameAxesAndSelections,
+    define: Box<DefineProblemAtPoint>,
     rows: Vec<AttachedRow>,
 }
 
-type DefineProblem = dyn Fn(&Point) -> Result<ProblemDefinition, AxisError> + Send + Sync;
+type DefineProblemAtPoint = dyn Fn(&Point) -> Result<ProblemDefinition, AxisError> + Send + Sync;
 
 impl Attached {
-    /// Makes a workload with this name (`family/operation`, the start of every case id) and these
-    /// points of its axes: `&["n=1024,4096 layout=row"]`; `define` returns the definition of a
-    /// point. An axis whose values are all numbers accepts any number; another axis accepts only
-    /// the listed words.
+    /// Creates a workload with a name (`family/operation`, the beginning of each case id) and
+    /// default axis values: `&["n=1024,4096 layout=row"]`; `define` returns the problem definition
+    /// for one set of axis values. An axis with only numbers as default values accepts any number;
+    /// another axis accepts only the listed words.
     pub fn new(
         name: &'static str,
         points: &'static [&'static str],
         define: impl Fn(&Point) -> Result<ProblemDefinition, AxisError> + Send + Sync + 'static,
     ) -> Self {
-        let facts = WorkloadFacts {
+        let facts = WorkloadNameAxesAndSelections {
             name,
             about: "attached",
             revision: None,
-            axes: Cow::Owned(Axis::axes_in_lines(points)),
-            lines: SelectionLines { default: points, ..SelectionLines::default() },
-            scan: ScanAlongAxes::default(),
+            axes: Cow::Owned(Axis::axes_that_occur_in_lines(points)),
+            lines: SelectionLinesByEffort { default: points, ..SelectionLinesByEffort::default() },
+            scan: ProblemsAlongEachAxis::default(),
         };
         Self { facts, define: Box::new(define), rows: Vec::new() }
     }
 
-    /// Sets the description that `kernelgate list` prints in one line.
+    /// Sets the one-line description that `kernelgate list` prints.
     pub fn about(mut self, about: &'static str) -> Self {
         self.facts.about = about;
         self
     }
 
-    /// Sets the revision of the workload's definition: results of two revisions are not comparable,
-    /// and references on disk are stored under their revision. Without a revision, stored
-    /// references are kept until the bench executable changes.
+    /// Sets the revision of the definition: results of different revisions are not compared, and
+    /// references stored on disk are kept per revision. Without a revision, stored references are
+    /// discarded when the bench executable changes.
     pub fn revision(mut self, revision: u32) -> Self {
         self.facts.revision = Some(revision);
         self
     }
 
     /// A row, `cuda/…`: `prepare` loads the row's kernels once and returns the closure that
-    /// launches them. The launch gets the addresses of the tensors that it takes, in their order.
+    /// launches the kernels. The closure `prepare` receives the device addresses of the named
+    /// tensors, in the order of the names.
     pub fn row<const N: usize>(
         mut self,
         name: &'static str,
         tensors: [&'static str; N],
         prepare: impl Fn(&At<'_>, [u64; N]) -> Result<RowLaunches, BackendError> + Send + Sync + 'static,
     ) -> Attached {
-        let prepare = move |bound: &BoundDefinition, inputs: &Tensors, device: &Arc<Device>| {
-            copying_task(bound, inputs, device, tensors, &prepare)
+        let prepare = move |bound: &DefinitionAtPoint, inputs: &Tensors, device: &Arc<Device>| {
+            prepare_row_with_device_tensors(bound, inputs, device, tensors, &prepare)
         };
-        let (tensors, kind) = (tensors.to_vec(), AttachedRowKind::Stream(Box::new(prepare)));
+        let (tensors, kind) = (tensors.to_vec(), HostOrStreamClosure::Stream(Box::new(prepare)));
         self.rows.push(AttachedRow { name, tensors, kind });
         self
     }
 
-    /// Adds an implementation that runs on the host, named `cpu` or `cpu/…`: `run` overwrites every
-    /// element of the outputs.
+    /// Adds an implementation that computes on the host, named `cpu` or `cpu/…`: the closure `run`
+    /// overwrites every element of the outputs.
     pub fn host_row(
         mut self,
         name: &'static str,
@@ -102,39 +104,45 @@ impl Attached {
         self.rows.push(AttachedRow {
             name,
             tensors: Vec::new(),
-            kind: AttachedRowKind::Host(Arc::new(run)),
+            kind: HostOrStreamClosure::Host(Arc::new(run)),
         });
         self
     }
 }
 
-impl From<Attached> for Suite {
+impl From<Attached> for WorkloadSuite {
     fn from(attached: Attached) -> Self {
         let Attached { facts, define, rows } = attached;
         let implementation = |row: &AttachedRow| Implementation {
             name: row.name,
             about: "attached",
-            supports: |_: &BoundDefinition| Ok(()),
+            supports: |_: &DefinitionAtPoint| Ok(()),
             prepare: match row.kind {
-                AttachedRowKind::Host(_) => Prepare::CpuByName(BoundDefinition::host_task),
-                AttachedRowKind::Stream(_) => Prepare::CudaByName {
-                    device_bytes: BoundDefinition::device_bytes,
-                    prepare: BoundDefinition::prepare_row,
+                HostOrStreamClosure::Host(_) => {
+                    Prepare::CpuByName(DefinitionAtPoint::prepare_host_row)
+                }
+                HostOrStreamClosure::Stream(_) => Prepare::CudaByName {
+                    device_bytes: DefinitionAtPoint::input_and_output_device_bytes,
+                    prepare: DefinitionAtPoint::prepare_stream_row,
                 },
             },
         };
         let implementations: Vec<_> = rows.iter().map(implementation).collect();
         let rows: Arc<[AttachedRow]> = rows.into();
         Self::new(facts, implementations, move |point| {
-            let bound = BoundDefinition::new(point.clone(), Arc::clone(&rows), define(point)?);
-            bound.check_names().map(|()| bound)
+            let bound = DefinitionAtPoint::from_definition_and_golden_file(
+                point.clone(),
+                Arc::clone(&rows),
+                define(point)?,
+            );
+            bound.check_tensor_names_of_rows().map(|()| bound)
         })
     }
 }
 
-/// Copies the inputs, allocates the outputs and prepares a row.
-fn copying_task<const N: usize>(
-    bound: &BoundDefinition,
+/// Copies the inputs to the device, allocates the outputs and prepares an attached row on them.
+fn prepare_row_with_device_tensors<const N: usize>(
+    bound: &DefinitionAtPoint,
     inputs: &Tensors,
     device: &Arc<Device>,
     tensors: [&str; N],
@@ -148,7 +156,7 @@ fn copying_task<const N: usize>(
     let specs = &bound.definition.outputs;
     let outputs = specs.iter().map(allocate).collect::<Result<Vec<_>, _>>()?;
     let mut addresses: BTreeMap<&str, u64> =
-        buffers.iter().map(|(name, buffer)| (*name, buffer.address())).collect();
+        buffers.iter().map(|(name, buffer)| (*name, buffer.device_address())).collect();
     addresses
         .extend(specs.iter().zip(&outputs).map(|(spec, output)| (spec.name, output.address())));
     let address = |name| addresses.get(name).copied().unwrap_or_default();
@@ -156,16 +164,19 @@ fn copying_task<const N: usize>(
     let RowLaunches { mut launch, reset, reads } = launches;
     let reads = reads.unwrap_or_else(|| buffers.keys().map(|&name| name.to_owned()).collect());
     let input = |name: &String| {
-        let buffer = buffers.get(name.as_str()).ok_or_else(|| row::missing_input(name))?;
+        let buffer = buffers
+            .get(name.as_str())
+            .ok_or_else(|| row::input_missing_in_definition_error(name))?;
         Ok(Input::new(name, buffer))
     };
     let inputs = reads.iter().map(input).collect::<Result<Vec<_>, BackendError>>()?;
-    // The memory of all inputs lives as long as the launches, which may have its addresses.
+    // Device memory of all inputs stays allocated as long as the launch closure, because launches
+    // may contain the addresses.
     let launch = move |_: &[Output]| {
         let _kept = &buffers;
         launch()
     };
-    let task = CudaTask::new(device, inputs, outputs, launch).attached();
+    let task = CudaTask::new(device, inputs, outputs, launch).marked_as_attached_code();
     Ok(match reset {
         Some(reset) => task.with_reset(reset),
         None => task,
@@ -178,9 +189,14 @@ mod tests {
     use super::*;
     use crate::backend::BackendKind::Cpu;
     use crate::backend::BenchTarget;
-    use crate::workload::{AxisOverride, DefaultScale, Dtype, Effort, Work};
+    use crate::workload::{
+        AxisValuesFromCommandLine, BenchEffort, Dtype, SizeOfDefaultProblems, Work,
+    };
 
-    fn copying_suite(points: &'static [&'static str], tensors: [&'static str; 2]) -> Suite {
+    fn test_suite_of_one_stream_row(
+        points: &'static [&'static str],
+        tensors: [&'static str; 2],
+    ) -> WorkloadSuite {
         let define = |_: &Point| {
             Ok(ProblemDefinition {
                 inputs: vec![TensorSpec::new("x", [4], Dtype::F32)],
@@ -195,12 +211,19 @@ mod tests {
     }
 
     #[test]
-    fn axes_are_those_of_the_points() {
-        let suite = copying_suite(&["n=16,32 layout=row", "n=64 layout=column,row"], ["x", "y"]);
-        let names: Vec<&str> = suite.axes().iter().map(|axis| axis.name).collect();
+    fn axes_come_from_the_default_points() {
+        let suite = test_suite_of_one_stream_row(
+            &["n=16,32 layout=row", "n=64 layout=column,row"],
+            ["x", "y"],
+        );
+        let names: Vec<&str> = suite.axes_of_workload().iter().map(|axis| axis.name).collect();
         assert_eq!(names, ["n", "layout"]);
-        let points = |overrides: &[AxisOverride]| {
-            let points = suite.points(Effort::Default, DefaultScale::Host, overrides)?;
+        let points = |overrides: &[AxisValuesFromCommandLine]| {
+            let points = suite.points_selected_by_effort(
+                BenchEffort::Default,
+                SizeOfDefaultProblems::Host,
+                overrides,
+            )?;
             Ok::<_, AxisError>(points.iter().map(Point::to_string).collect::<Vec<_>>())
         };
         assert_eq!(points(&[]).unwrap(), ["n16_row", "n32_row", "n64_column", "n64_row"]);
@@ -209,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_on_the_host_computes_from_its_inputs() {
+    fn a_host_row_computes_outputs_from_inputs() {
         let define = |_: &Point| {
             Ok(ProblemDefinition {
                 inputs: vec![TensorSpec::new("x", [2], Dtype::F32)],
@@ -219,26 +242,36 @@ mod tests {
                 tolerance: Tolerances::by_dtype(),
             })
         };
-        let suite: Suite = Attached::new("mine/double", &["n=2"], define)
+        let suite: WorkloadSuite = Attached::new("mine/double", &["n=2"], define)
             .host_row("cpu", |inputs, outputs| {
                 let pairs = outputs.f32_mut("y").iter_mut().zip(inputs.f32("x"));
                 pairs.for_each(|(y, x)| *y = 2.0 * x);
             })
             .into();
-        let point = &suite.points(Effort::Default, DefaultScale::Host, &[]).unwrap()[0];
+        let point = &suite
+            .points_selected_by_effort(BenchEffort::Default, SizeOfDefaultProblems::Host, &[])
+            .unwrap()[0];
         let inputs = Arc::new(Tensors::new().with("x", [2], vec![1.0_f32, 2.5]));
-        let bound = suite.bind(point).unwrap();
+        let bound = suite.problem_at_point(point).unwrap();
         let mut task = bound.prepare_implementation(0, inputs, &BenchTarget::Cpu).unwrap();
-        task.launch().unwrap();
-        assert_eq!(task.outputs().unwrap().f32("y"), [2.0, 5.0]);
-        assert_eq!((suite.implementations()[0].backend, bound.device_bytes(0)), (Cpu, None));
+        task.launch_once().unwrap();
+        assert_eq!(task.outputs_on_host().unwrap().f32("y"), [2.0, 5.0]);
+        assert_eq!(
+            (
+                suite.implementations_of_workload()[0].backend,
+                bound.device_bytes_declared_by_implementation(0)
+            ),
+            (Cpu, None)
+        );
     }
 
     #[test]
-    fn an_unknown_tensor_is_an_error_without_a_gpu() {
-        let suite = copying_suite(&["n=16"], ["x", "z"]);
-        let point = &suite.points(Effort::Default, DefaultScale::Host, &[]).unwrap()[0];
-        let error = suite.bind(point).map(drop).unwrap_err().to_string();
+    fn a_row_with_an_undeclared_tensor_is_an_error_without_gpu() {
+        let suite = test_suite_of_one_stream_row(&["n=16"], ["x", "z"]);
+        let point = &suite
+            .points_selected_by_effort(BenchEffort::Default, SizeOfDefaultProblems::Host, &[])
+            .unwrap()[0];
+        let error = suite.problem_at_point(point).map(drop).unwrap_err().to_string();
         let message = "the row `cuda/theirs` takes a tensor `z`, the definition has `x`, `y`";
         assert_eq!(error, message);
     }

@@ -1,24 +1,28 @@
-//! Actions, besides enqueueing work on the timed stream and its joined streams, that a row's
-//! launches may take in a timed region. The audit (`measure`) refuses every action that is not
-//! permitted here.
+//! Actions that a row's launches may take in a timed region, besides enqueuing work on the timed
+//! stream and joined streams. The audit (`measure`) reports every other action as an error.
 
-/// Permissions of the code that is timed.
+/// Permissions of timed code: device allocations, waits for the GPU, and changes of the current
+/// context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AllowedActions {
+pub struct AllowedActionsOfTimedCode {
     /// Allocate device memory.
     pub allocations: bool,
-    /// Waits for the GPU. The host's time is then in the samples, and the record states that.
+    /// Waits for the GPU. Permission to wait for the GPU; the samples then include host time, and
+    /// the record says so.
     pub waits: bool,
-    /// Launches may leave another CUDA context current on the thread.
+    /// Permission to leave another CUDA context current on the host thread after a launch.
     pub contexts: bool,
 }
 
-impl AllowedActions {
-    /// Permissions of a row that was written for this harness. A wait or an allocation in it is a
-    /// choice of its author, and part of its time.
-    pub const OWN_ROW: AllowedActions = Self { allocations: true, waits: true, contexts: true };
-    /// A row that launches other code, about which nothing is known.
-    pub const ATTACHED_ROW: Self = Self { allocations: false, waits: false, contexts: false };
-    /// The routine of a Criterion bench: the host's work is part of what such a bench measures.
-    pub const CRITERION_ROUTINE: Self = Self { allocations: true, waits: true, contexts: true };
+impl AllowedActionsOfTimedCode {
+    /// Permissions of a row that was written for kernelgate's harness. Waits and allocations in
+    /// such a row are its author's choice and count as part of the row's time.
+    pub const ALLOWED_IN_OWN_ROW: AllowedActionsOfTimedCode =
+        Self { allocations: true, waits: true, contexts: true };
+    /// Permissions of a row that launches unknown code of another project: none.
+    pub const ALLOWED_IN_ATTACHED_ROW: Self =
+        Self { allocations: false, waits: false, contexts: false };
+    /// Permissions of the routine of a Criterion bench, which measures host work as well.
+    pub const ALLOWED_IN_CRITERION_ROUTINE: Self =
+        Self { allocations: true, waits: true, contexts: true };
 }

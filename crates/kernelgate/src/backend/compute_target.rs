@@ -1,12 +1,12 @@
-//! Compute target of a process: the host or a set of GPUs.
+//! The device on which a process runs its cases: the host's CPU or a set of GPUs.
 
 use kernelgate_cuda::Devices;
-use kernelgate_cuda::driver::launch::used_kernels::LoadedKernels;
-use kernelgate_cuda::observe::telemetry::CardTelemetry;
+use kernelgate_cuda::driver::launch::used_kernels::LoadedKernelsRecord;
+use kernelgate_cuda::observe::telemetry::CardTelemetryByNvml;
 
-use crate::workload::DefaultScale;
+use crate::workload::SizeOfDefaultProblems;
 
-/// Kind of device on which an implementation computes.
+/// Kind of device on which an implementation computes: CPU or CUDA GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum BackendKind {
     /// The host's cores.
@@ -16,19 +16,20 @@ pub enum BackendKind {
 }
 
 impl BackendKind {
-    /// Name of the backend in case ids and file names; implementation names begin with it.
-    pub const fn name(self) -> &'static str {
+    /// Name of the backend in case ids and file names; names of implementations begin with it, as
+    /// in `cuda/naive`.
+    pub const fn backend_name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
             Self::Cuda => "cuda",
         }
     }
 
-    /// Size of the problems that suit this target.
-    pub const fn scale(self) -> DefaultScale {
+    /// Default size of the problems for this backend: small for the host, large for a GPU.
+    pub const fn default_problem_scale(self) -> SizeOfDefaultProblems {
         match self {
-            Self::Cpu => DefaultScale::Host,
-            Self::Cuda => DefaultScale::Accelerator,
+            Self::Cpu => SizeOfDefaultProblems::Host,
+            Self::Cuda => SizeOfDefaultProblems::Accelerator,
         }
     }
 }
@@ -44,38 +45,42 @@ pub enum BenchTarget {
 
 impl BenchTarget {
     /// Kind of the target.
-    pub const fn kind(&self) -> BackendKind {
+    pub const fn backend_kind(&self) -> BackendKind {
         match self {
             Self::Cpu => BackendKind::Cpu,
             Self::Cuda(_) => BackendKind::Cuda,
         }
     }
 
-    /// Returns a view of the target that records the kernels which one row loads, and that record;
-    /// on the host it stays empty.
-    pub fn recording(&self) -> (Self, LoadedKernels) {
+    /// Returns a copy of the target that records the kernels that one row loads, and the record;
+    /// the record stays empty on the host.
+    pub fn with_record_of_loaded_kernels(&self) -> (Self, LoadedKernelsRecord) {
         match self {
-            Self::Cpu => (Self::Cpu, LoadedKernels::default()),
+            Self::Cpu => (Self::Cpu, LoadedKernelsRecord::default()),
             Self::Cuda(devices) => {
-                let (views, loaded) = devices.recording_views();
+                let (views, loaded) = devices.views_recording_kernels();
                 (Self::Cuda(views), loaded)
             }
         }
     }
 
-    /// The readings of the device; `None` on the CPU, or if NVML is missing.
-    pub fn telemetry(&self) -> Option<CardTelemetry> {
+    /// Opens NVML readings of the first GPU; `None` on the CPU, or if NVML is missing.
+    pub fn open_card_telemetry(&self) -> Option<CardTelemetryByNvml> {
         match self {
             Self::Cpu => None,
-            Self::Cuda(devices) => CardTelemetry::open_card(&devices.first_device().facts().uuid),
+            Self::Cuda(devices) => {
+                CardTelemetryByNvml::open_card_by_uuid(&devices.first_device().facts().uuid)
+            }
         }
     }
 
-    /// Ordinals of GPUs on which other processes compute, with the number of these processes, as
-    /// far as NVML reports it.
-    pub fn others_computing(&self) -> Vec<(usize, u32)> {
+    /// Ordinals of the GPUs on which other processes compute, each with the number of these
+    /// processes, as reported by NVML.
+    pub fn gpus_with_other_computing_processes(&self) -> Vec<(usize, u32)> {
         let Self::Cuda(devices) = self else { return Vec::new() };
-        let others = |uuid: &str| CardTelemetry::open_card(uuid)?.other_computing_processes();
+        let others = |uuid: &str| {
+            CardTelemetryByNvml::open_card_by_uuid(uuid)?.other_processes_with_context_count()
+        };
         let facts = devices.iter().map(|device| device.facts());
         let counts = facts.filter_map(|facts| Some((facts.ordinal, others(&facts.uuid)?)));
         counts.filter(|(_, others)| *others > 0).collect()

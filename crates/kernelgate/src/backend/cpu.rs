@@ -1,29 +1,31 @@
-//! The host as a backend: a real one, verified like any other; it is not the reference.
+//! The host's CPU as a backend, whose implementations are verified like those of any other backend;
+//! the reference is separate.
 
 use std::sync::Arc;
 
 use crate::workload::{Tensor, Tensors};
 
-use super::executable::unknown_input_error;
+use super::executable::input_not_read_by_launches_error;
 use super::{BackendError, Executable};
-use kernelgate_cuda::CaseFailure;
+use kernelgate_cuda::CaseFailureReason;
 
-/// A computation on the host: its inputs and outputs, and the closure that fills these from those.
+/// A computation on the host: inputs, outputs, and the closure that computes the outputs from the
+/// inputs.
 pub struct CpuTask {
     inputs: Arc<Tensors>,
-    /// Names of the inputs that every launch reads; `None` means all.
+    /// Names of the inputs that every launch reads; `None` means all inputs.
     read: Option<&'static [&'static str]>,
     outputs: Tensors,
-    run: HostRunFunction,
+    run: ComputeOutputsOnHost,
 }
 
-/// A host computation that overwrites the outputs from the inputs.
-type HostRunFunction = Box<dyn FnMut(&Tensors, &mut Tensors)>;
+/// A closure that overwrites the outputs with values computed from the inputs.
+type ComputeOutputsOnHost = Box<dyn FnMut(&Tensors, &mut Tensors)>;
 
 impl CpuTask {
-    /// `run` overwrites every element of the outputs from its inputs, and returns when done. The
-    /// closure may put another tensor in an output's place if nothing else holds that tensor's
-    /// memory: a view of an input, or of memory that the row keeps, is an error.
+    /// The closure `run` overwrites every element of the outputs and returns when the computation
+    /// is finished. The closure may replace an output tensor, but not by a view of an input or of
+    /// memory that the row keeps: the harness reports such a view as an error.
     pub fn new(
         inputs: Arc<Tensors>,
         outputs: Tensors,
@@ -32,8 +34,8 @@ impl CpuTask {
         Self { inputs, read: None, outputs, run: Box::new(run) }
     }
 
-    /// Names the only inputs that launches read, because the row packed or quantised the others
-    /// while it was prepared.
+    /// Declares that launches read only these inputs, because the row packed or quantised the other
+    /// inputs during preparation.
     pub fn reading(self, names: &'static [&'static str]) -> Self {
         Self { read: Some(names), ..self }
     }
@@ -41,47 +43,51 @@ impl CpuTask {
 
 impl Executable for CpuTask {
     fn poison_outputs(&mut self) -> Result<(), BackendError> {
-        self.outputs.iter_mut().for_each(|(_, tensor)| tensor.poison());
+        self.outputs.iter_mut().for_each(|(_, tensor)| tensor.overwrite_with_poison());
         Ok(())
     }
 
-    fn launch(&mut self) -> Result<(), BackendError> {
+    fn launch_once(&mut self) -> Result<(), BackendError> {
         (self.run)(&self.inputs, &mut self.outputs);
         Ok(())
     }
 
-    fn synchronize(&mut self) -> Result<(), BackendError> {
+    fn wait_for_launches(&mut self) -> Result<(), BackendError> {
         Ok(())
     }
 
-    fn outputs(&mut self) -> Result<&Tensors, BackendError> {
-        if let Some(name) = self.outputs.first_shared_tensor() {
+    fn outputs_on_host(&mut self) -> Result<&Tensors, BackendError> {
+        if let Some(name) = self.outputs.first_tensor_with_shared_memory() {
             let view = "is a view of an input or of what the row keeps: nothing writes it";
-            let why = CaseFailure::new("output_is_a_view", format!("output `{name}` {view}"));
-            return Err(BackendError::NotTimed(why.with_name("output", name)));
+            let why = CaseFailureReason::with_kind_and_sentence(
+                "output_is_a_view",
+                format!("output `{name}` {view}"),
+            );
+            return Err(BackendError::NotTimed(why.with_name_fact("output", name)));
         }
         Ok(&self.outputs)
     }
 
-    fn launch_inputs(&self) -> Vec<&str> {
+    fn names_of_inputs_read_by_launches(&self) -> Vec<&str> {
         let all = self.inputs.iter().map(|(name, _)| name);
         all.filter(|name| self.read.is_none_or(|read| read.contains(name))).collect()
     }
 
     fn replace_input(&mut self, name: &str, values: &Tensor) -> Result<(), BackendError> {
-        if !self.launch_inputs().contains(&name) {
-            return Err(unknown_input_error(name));
+        if !self.names_of_inputs_read_by_launches().contains(&name) {
+            return Err(input_not_read_by_launches_error(name));
         }
         Arc::make_mut(&mut self.inputs).insert(name, values.clone());
         Ok(())
     }
 
-    fn still_poisoned(&mut self) -> Result<Vec<bool>, BackendError> {
+    fn outputs_are_still_poisoned(&mut self) -> Result<Vec<bool>, BackendError> {
         Ok(Vec::new())
     }
 }
 
-/// Threads that the CPU backend computes with: rayon's pool, `RAYON_NUM_THREADS` or every core.
-pub fn available_threads() -> usize {
+/// Number of threads of the CPU backend: the size of rayon's pool, which is `RAYON_NUM_THREADS` or
+/// the number of cores.
+pub fn cpu_backend_thread_count() -> usize {
     rayon::current_num_threads()
 }

@@ -1,42 +1,47 @@
-//! The GPU backend: a computation consists of output tensors in device memory and the launches that
-//! fill them.
+//! The GPU backend, whose tasks consist of output tensors in device memory and a closure that
+//! launches the kernels that fill the outputs.
 
 use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::executable::unknown_input_error;
-use crate::backend::{AllowedActions, BackendError, Executable, OutputContent};
+use super::executable::input_not_read_by_launches_error;
+use crate::backend::{
+    AllowedActionsOfTimedCode, BackendError, Executable, OutputContentBeforeLaunch,
+};
 use crate::workload::{Dtype, Tensor, Tensors};
 use kernelgate_cuda::driver::CudaStream;
 use kernelgate_cuda::driver::stream::thread_state;
 pub use kernelgate_cuda::{
-    Arguments, Device, DeviceBuffer, Devices, JoinedStreams, Kernel, KernelArgument, KernelImage,
-    KernelSpec, Launch, LoadedKernel, PreparedLaunch, RawContext, RawStream, RequiredArchitecture,
-    Source,
+    Device, DeviceBuffer, Devices, ForeignStreamJoinedWithDevice, Kernel, KernelArgument,
+    KernelArgumentList, KernelImage, KernelSpec, Launch, LoadedKernelWithLaunch, PreparedLaunch,
+    RawContextHandle, RawStreamHandle, RequiredArchitecture, Source,
 };
 
-/// An input that every launch reads from device memory.
+/// An input tensor in device memory that every launch reads.
 pub struct Input {
     name: String,
     buffer: DeviceBuffer,
 }
 
 impl Input {
-    /// Declares that `buffer` holds the workload's input of that name as the workload has it:
-    /// row-major, of its dtype.
+    /// Declares that `buffer` contains the problem's input of this name in its original layout:
+    /// row-major, with the input's dtype.
     pub fn new(name: impl Into<String>, buffer: &DeviceBuffer) -> Self {
         Self { name: name.into(), buffer: buffer.clone() }
     }
 
-    /// Returns this input buffer under the name that the workload gives the input of GPU number
-    /// `rank`.
-    pub(super) fn named_for_rank(self, name: fn(&str, usize) -> &'static str, rank: usize) -> Self {
+    /// Renames the input to the problem's name for the input of GPU number `rank`.
+    pub(super) fn renamed_for_gpu_rank(
+        self,
+        name: fn(&str, usize) -> &'static str,
+        rank: usize,
+    ) -> Self {
         Self { name: name(&self.name, rank).to_owned(), ..self }
     }
 }
 
-/// Pairs buffers with the names of the workload's inputs that they hold.
+/// Pairs buffers with the names of the problem's inputs that they contain.
 pub fn named_inputs<const N: usize>(named: [(&str, &DeviceBuffer); N]) -> [Input; N] {
     named.map(|(name, buffer)| Input::new(name, buffer))
 }
@@ -47,17 +52,18 @@ pub struct Output {
     shape: Vec<usize>,
     dtype: Dtype,
     buffer: DeviceBuffer,
-    decode: Option<DecodeFunction>,
+    decode: Option<DecodeDeviceBytes>,
 }
 
-/// Turns a device's bytes into the workload's tensor of that shape.
-pub type DecodeFunction = fn(&[u8], &[usize]) -> Tensor;
+/// Decodes the bytes of an output in device memory to a tensor of the problem's shape.
+pub type DecodeDeviceBytes = fn(&[u8], &[usize]) -> Tensor;
 
 impl Output {
-    /// An output that lies on the device as it does in the workload: row-major, of that dtype.
+    /// Allocates an output that has the problem's layout in device memory: row-major, with the
+    /// output's dtype.
     ///
     /// # Errors
-    /// Fails if the device has too little free memory for the output.
+    /// Fails if the device has too little free memory.
     pub fn new(
         device: &Device,
         name: &'static str,
@@ -65,12 +71,13 @@ impl Output {
         dtype: Dtype,
     ) -> Result<Self, BackendError> {
         let shape = shape.into();
-        let buffer = device.allocate(shape.iter().product::<usize>() * dtype.bytes())?;
+        let buffer =
+            device.allocate(shape.iter().product::<usize>() * dtype.bytes_per_element())?;
         Ok(Self { name, shape, dtype, buffer, decode: None })
     }
 
-    /// An output that lies in memory which launches also read.
-    pub(super) fn in_state_buffer(
+    /// Makes an output in existing device memory that launches both read and write.
+    pub(super) fn in_memory_updated_by_launches(
         buffer: &DeviceBuffer,
         name: &'static str,
         shape: Vec<usize>,
@@ -79,16 +86,17 @@ impl Output {
         Self { name, shape, dtype, buffer: buffer.clone(), decode: None }
     }
 
-    /// An i8 output that device memory holds in an encoded form of this many bytes.
+    /// Allocates an i8 output that device memory stores in another encoding of `bytes` bytes;
+    /// `decode` converts it to i8.
     ///
     /// # Errors
-    /// Fails if device memory is short.
-    pub fn new_encoded(
+    /// Fails if the device has too little free memory.
+    pub fn allocate_encoded_i8(
         device: &Device,
         name: &'static str,
         shape: impl Into<Vec<usize>>,
         bytes: usize,
-        decode: DecodeFunction,
+        decode: DecodeDeviceBytes,
     ) -> Result<Output, BackendError> {
         Ok(Self {
             name,
@@ -99,35 +107,38 @@ impl Output {
         })
     }
 
-    /// Returns this output buffer under the name that the workload gives the output of GPU number
-    /// `rank`.
-    pub(super) fn named_for_rank(self, name: fn(&str, usize) -> &'static str, rank: usize) -> Self {
+    /// Renames the output to the problem's name for the output of GPU number `rank`.
+    pub(super) fn renamed_for_gpu_rank(
+        self,
+        name: fn(&str, usize) -> &'static str,
+        rank: usize,
+    ) -> Self {
         Self { name: name(self.name, rank), ..self }
     }
 
     /// Address on the device.
     pub fn address(&self) -> u64 {
-        self.buffer.address()
+        self.buffer.device_address()
     }
 
-    /// Device memory of the output.
-    pub(super) const fn buffer(&self) -> &DeviceBuffer {
+    /// The buffer in device memory that contains the output.
+    pub(super) const fn device_buffer(&self) -> &DeviceBuffer {
         &self.buffer
     }
 
     /// Bytes on the device.
     pub fn bytes(&self) -> usize {
-        self.buffer.bytes()
+        self.buffer.size_in_bytes()
     }
 
-    /// Address that a kernel writes to, as an argument.
+    /// The output's device address as a kernel argument.
     pub fn argument(&self) -> KernelArgument {
         KernelArgument::from(&self.buffer)
     }
 
-    /// NaN in every float format; in integers the byte of [`Tensor::poison`]; in encoded spikes the
-    /// code that no spike has.
-    const fn poison_byte(&self) -> u8 {
+    /// The byte with which poisoning fills the output: NaN in all float formats, -128 in i8, and an
+    /// invalid code in encoded spikes.
+    const fn poison_fill_byte(&self) -> u8 {
         match (self.dtype, self.decode) {
             (_, Some(_)) => 0xaa,
             (Dtype::I8, None) => 0x80,
@@ -135,15 +146,15 @@ impl Output {
         }
     }
 
-    /// Returns whether samples of the output buffer, from beginning to end, hold only poison as
-    /// `stream` sees them.
-    fn still_poisoned(&self, stream: &CudaStream) -> Result<bool, BackendError> {
-        let (bytes, poison) = (self.buffer.bytes(), self.poison_byte());
+    /// Whether samples of the output, spread from its beginning to its end and copied on `stream`,
+    /// contain only the poison byte.
+    fn samples_are_still_poisoned(&self, stream: &CudaStream) -> Result<bool, BackendError> {
+        let (bytes, poison) = (self.buffer.size_in_bytes(), self.poison_fill_byte());
         let length = POISON_SAMPLE_BYTES.min(bytes);
         let mut sample = [0; POISON_SAMPLE_BYTES];
         for i in 0..=POISON_SAMPLE_INTERVALS {
             let offset = (bytes - length) / POISON_SAMPLE_INTERVALS * i;
-            self.buffer.copy_to_host_on_stream(stream, offset, &mut sample[..length])?;
+            self.buffer.copy_to_host_on_other_stream(stream, offset, &mut sample[..length])?;
             if sample[..length].iter().any(|&byte| byte != poison) {
                 return Ok(false);
             }
@@ -152,61 +163,63 @@ impl Output {
     }
 }
 
-/// Number of intervals between the samples of an output that are checked for poison.
+/// Number of intervals between the samples that are checked for poison; there is one more sample
+/// than intervals.
 const POISON_SAMPLE_INTERVALS: usize = 16;
 const POISON_SAMPLE_BYTES: usize = 256;
 
-/// Enqueues a computation that overwrites the outputs.
-type LaunchFunction = Box<dyn FnMut(&[Output]) -> Result<(), BackendError>>;
+/// Closure that enqueues kernels which overwrite the outputs.
+type EnqueueCudaLaunch = Box<dyn FnMut(&[Output]) -> Result<(), BackendError>>;
 
-/// A prepared computation on the GPU: its inputs, its outputs and the closure that launches it.
+/// A problem prepared on one or several GPUs: inputs, outputs and the closure that enqueues one
+/// launch.
 pub struct CudaTask {
     devices: Devices,
-    /// Streams that see the memory of each GPU while its own stream is held.
+    /// One stream per GPU that can read device memory while the GPU's timed stream is blocked.
     observers: Vec<Arc<CudaStream>>,
     inputs: Vec<Input>,
     outputs: Vec<Output>,
-    /// Copies of each output in device memory, from which outputs are rewritten; allocated when
-    /// first used.
-    copies: Vec<OutputCopies>,
-    launch: LaunchFunction,
-    state: CudaTaskState,
-    allowed: AllowedActions,
-    /// Number of launches after which the thread's state was checked so far.
+    /// For each output, device copies of its results and of poison, from which the output is
+    /// rewritten; allocated at first use.
+    copies: Vec<ResultsAndPoisonOfOutput>,
+    launch: EnqueueCudaLaunch,
+    state: StateBetweenLaunches,
+    allowed: AllowedActionsOfTimedCode,
+    /// Number of launches so far after which the host thread's CUDA state was checked.
     checked: u32,
     memory_uses: Vec<(&'static str, u64)>,
     host: Tensors,
 }
 
-/// Device memory for two copies of one output.
-struct OutputCopies {
+/// Two device buffers for one output: a copy of its results, and poison.
+struct ResultsAndPoisonOfOutput {
     results: DeviceBuffer,
     poison: DeviceBuffer,
 }
 
-/// Closure that enqueues the restoring of the state which launches change.
-type ResetFunction = Box<dyn FnMut() -> Result<(), BackendError>>;
+/// Closure that enqueues work which restores the state that launches change.
+type EnqueueReset = Box<dyn FnMut() -> Result<(), BackendError>>;
 
-/// State that a launch leaves for the next launch.
-enum CudaTaskState {
-    /// Launches keep no state, so each repeats the one before.
+/// Whether a launch changes state that the next launch reads, and how the state is restored.
+enum StateBetweenLaunches {
+    /// Launches change no state, so each launch repeats the previous one.
     Absent,
     /// Restored before each launch.
-    BeforeEachLaunch(ResetFunction),
-    /// The state lies in outputs, and a launch continues from the results of the one before. State
-    /// is restored after the outputs were poisoned, so every comparison follows one launch from the
-    /// original state.
-    InOutputs { restore: ResetFunction, poisoned: bool },
+    BeforeEachLaunch(EnqueueReset),
+    /// The state is in the outputs: each launch continues from the outputs of the previous launch.
+    /// `restore` runs only after the outputs were poisoned, so that verified outputs come from one
+    /// launch on the original state.
+    InOutputs { restore: EnqueueReset, poisoned: bool },
 }
 
-/// Number of launches after which the thread's state is checked: those that verify, and the first
-/// timed ones.
-const LAUNCHES_WITH_STATE_CHECK: u32 = 8;
+/// Number of launches after which the host thread's CUDA state is checked, enough for verification
+/// and the first timed launches.
+const LAUNCHES_WITH_THREAD_STATE_CHECK: u32 = 8;
 
 impl CudaTask {
-    /// `launch` enqueues everything that overwrites the outputs on the device's stream, and never
-    /// synchronises. `inputs` are the inputs that every launch reads, without those that were
-    /// packed or passed by value.
+    /// The closure `launch` enqueues all work that overwrites the outputs on the device's stream,
+    /// and never waits for the GPU. `inputs` are the inputs that every launch reads from device
+    /// memory, without inputs that were packed during preparation or are passed by value.
     pub fn new(
         devices: impl Into<Devices>,
         inputs: impl IntoIterator<Item = Input>,
@@ -220,57 +233,58 @@ impl CudaTask {
             outputs,
             copies: Vec::new(),
             launch: Box::new(launch),
-            state: CudaTaskState::Absent,
-            allowed: AllowedActions::OWN_ROW,
+            state: StateBetweenLaunches::Absent,
+            allowed: AllowedActionsOfTimedCode::ALLOWED_IN_OWN_ROW,
             checked: 0,
             memory_uses: Vec::new(),
             host: Tensors::new(),
         }
     }
 
-    /// Sets the closure that restores the state which one launch leaves for the next, so that the
-    /// next launch computes the reference again. The reset is called before each launch, outside of
-    /// the measured time, and launches are not batched. The reset must not read an input that
-    /// launches read: after timing these inputs are replaced between the reset and the launch.
+    /// Sets the closure that restores the state which a launch changes, so that every launch
+    /// computes the reference outputs. The harness calls the reset before each launch outside the
+    /// measured time, and measures launches one by one instead of in batches. The reset must not
+    /// read inputs that launches read: after timing, the harness replaces these inputs between
+    /// reset and launch.
     pub fn with_reset(self, reset: impl FnMut() -> Result<(), BackendError> + 'static) -> Self {
-        Self { state: CudaTaskState::BeforeEachLaunch(Box::new(reset)), ..self }
+        Self { state: StateBetweenLaunches::BeforeEachLaunch(Box::new(reset)), ..self }
     }
 
-    /// A task whose launches update a state that lies in outputs. Any number of launches may follow
-    /// each other; `restore` copies the original state back after the outputs were poisoned.
+    /// Declares that launches update a state that is in the outputs. Launches may follow each other
+    /// without reset; `restore` copies the original state back after the outputs were poisoned.
     pub(super) fn with_state_in_outputs(
         self,
         restore: impl FnMut() -> Result<(), BackendError> + 'static,
     ) -> Self {
         Self {
-            state: CudaTaskState::InOutputs { restore: Box::new(restore), poisoned: false },
+            state: StateBetweenLaunches::InOutputs { restore: Box::new(restore), poisoned: false },
             ..self
         }
     }
 
-    /// Declares the purposes of the row's device memory: uses such as `weights` or `activations`
-    /// with their bytes, each use once.
-    pub fn with_memory_uses(self, memory_uses: Vec<(&'static str, u64)>) -> Self {
+    /// Declares the bytes of device memory for each purpose, such as `weights` or `activations`;
+    /// each purpose occurs once.
+    pub fn with_device_memory_by_purpose(self, memory_uses: Vec<(&'static str, u64)>) -> Self {
         Self { memory_uses, ..self }
     }
 
-    /// Marks a `launch` that calls other code: it is an error if that code waits, allocates,
-    /// changes the current context or leaves a capture open ([`AllowedActions::ATTACHED_ROW`]).
-    pub fn attached(self) -> Self {
-        Self { allowed: AllowedActions::ATTACHED_ROW, ..self }
+    /// Marks a `launch` that calls other code: waits, allocations, context changes and open
+    /// captures become errors ([`AllowedActionsOfTimedCode::ALLOWED_IN_ATTACHED_ROW`]).
+    pub fn marked_as_attached_code(self) -> Self {
+        Self { allowed: AllowedActionsOfTimedCode::ALLOWED_IN_ATTACHED_ROW, ..self }
     }
 
-    /// The GPU that an output lies on.
-    fn device_of_output(&self, output: &Output) -> &Arc<Device> {
-        let ordinal = output.buffer.gpu_ordinal();
+    /// The GPU whose memory contains the output.
+    fn gpu_of_output(&self, output: &Output) -> &Arc<Device> {
+        let ordinal = output.buffer.ordinal_of_gpu();
         let own = self.devices.iter().find(|device| device.facts().ordinal == ordinal);
         own.unwrap_or_else(|| self.devices.first_device())
     }
 
-    /// Makes the first GPU current again, after work on several.
-    fn make_first_gpu_current(&self) -> Result<(), BackendError> {
+    /// Makes the first GPU's context current again after work on several GPUs.
+    fn make_first_gpu_context_current(&self) -> Result<(), BackendError> {
         if self.devices.device_count() > 1 {
-            self.devices.first_device().make_current()
+            self.devices.first_device().make_context_current()
         } else {
             Ok(())
         }
@@ -279,46 +293,57 @@ impl CudaTask {
 
 impl Executable for CudaTask {
     fn poison_outputs(&mut self) -> Result<(), BackendError> {
-        if let CudaTaskState::InOutputs { poisoned, .. } = &mut self.state {
+        if let StateBetweenLaunches::InOutputs { poisoned, .. } = &mut self.state {
             *poisoned = true;
         }
-        self.outputs.iter().try_for_each(|output| output.buffer.fill(output.poison_byte()))?;
-        self.make_first_gpu_current()
+        self.outputs
+            .iter()
+            .try_for_each(|output| output.buffer.fill_all_bytes(output.poison_fill_byte()))?;
+        self.make_first_gpu_context_current()
     }
 
-    fn rewrite_outputs(&mut self, with: OutputContent) -> Result<(), BackendError> {
+    fn overwrite_outputs_before_launch(
+        &mut self,
+        with: OutputContentBeforeLaunch,
+    ) -> Result<(), BackendError> {
         if self.copies.is_empty() {
             let copies_of = |output: &Output| {
-                let allocate = || self.device_of_output(output).allocate(output.bytes());
-                Ok::<_, BackendError>(OutputCopies { results: allocate()?, poison: allocate()? })
+                let allocate = || self.gpu_of_output(output).allocate(output.bytes());
+                Ok::<_, BackendError>(ResultsAndPoisonOfOutput {
+                    results: allocate()?,
+                    poison: allocate()?,
+                })
             };
             self.copies = self.outputs.iter().map(copies_of).collect::<Result<_, _>>()?;
         }
-        if let (CudaTaskState::InOutputs { poisoned, .. }, OutputContent::Poison) =
-            (&mut self.state, with)
+        if let (
+            StateBetweenLaunches::InOutputs { poisoned, .. },
+            OutputContentBeforeLaunch::Poison,
+        ) = (&mut self.state, with)
         {
             *poisoned = true;
         }
         for (copies, output) in self.copies.iter().zip(&self.outputs).filter(|(_, o)| o.bytes() > 0)
         {
-            let (device, all) = (self.device_of_output(output), 0..output.bytes());
-            device.make_current()?;
-            copies.results.copy_range(device.stream(), 0, &output.buffer, all.clone())?;
-            copies.poison.fill(output.poison_byte())?;
+            let (device, all) = (self.gpu_of_output(output), 0..output.bytes());
+            device.make_context_current()?;
+            copies.results.copy_range_from(device.stream(), 0, &output.buffer, all.clone())?;
+            copies.poison.fill_all_bytes(output.poison_fill_byte())?;
             let from = match with {
-                OutputContent::Poison => &copies.poison,
-                OutputContent::Results => &copies.results,
+                OutputContentBeforeLaunch::Poison => &copies.poison,
+                OutputContentBeforeLaunch::Results => &copies.results,
             };
-            output.buffer.copy_range(device.stream(), 0, from, all)?;
+            output.buffer.copy_range_from(device.stream(), 0, from, all)?;
         }
-        self.make_first_gpu_current()
+        self.make_first_gpu_context_current()
     }
 
-    fn reset(&mut self) -> Result<(), BackendError> {
+    fn reset_state(&mut self) -> Result<(), BackendError> {
         match &mut self.state {
-            CudaTaskState::Absent | CudaTaskState::InOutputs { poisoned: false, .. } => Ok(()),
-            CudaTaskState::BeforeEachLaunch(reset) => reset(),
-            CudaTaskState::InOutputs { restore, poisoned } => {
+            StateBetweenLaunches::Absent
+            | StateBetweenLaunches::InOutputs { poisoned: false, .. } => Ok(()),
+            StateBetweenLaunches::BeforeEachLaunch(reset) => reset(),
+            StateBetweenLaunches::InOutputs { restore, poisoned } => {
                 restore()?;
                 *poisoned = false;
                 Ok(())
@@ -326,39 +351,41 @@ impl Executable for CudaTask {
         }
     }
 
-    fn carries_state(&self) -> bool {
-        !matches!(self.state, CudaTaskState::Absent)
+    fn launches_carry_state(&self) -> bool {
+        !matches!(self.state, StateBetweenLaunches::Absent)
     }
 
-    fn gpus(&self) -> usize {
+    fn gpus_used_by_launch(&self) -> usize {
         self.devices.device_count()
     }
 
-    fn allowed(&self) -> AllowedActions {
+    fn actions_allowed_to_launches(&self) -> AllowedActionsOfTimedCode {
         self.allowed
     }
 
-    fn launch(&mut self) -> Result<(), BackendError> {
-        let launched = if !self.allowed.contexts && self.checked < LAUNCHES_WITH_STATE_CHECK {
+    fn launch_once(&mut self) -> Result<(), BackendError> {
+        let launched = if !self.allowed.contexts && self.checked < LAUNCHES_WITH_THREAD_STATE_CHECK
+        {
             self.checked += 1;
-            thread_state::restore_after_launch(self.devices.first_device(), || {
+            thread_state::launch_and_restore_thread_state(self.devices.first_device(), || {
                 (self.launch)(&self.outputs)
             })
         } else {
             (self.launch)(&self.outputs)
         };
-        // The errors of other code are its own texts and do not report whether the device is lost.
-        launched.map_err(|error| match self.synchronize() {
+        // Errors of attached code are plain texts, so synchronizing shows whether the device was
+        // lost.
+        launched.map_err(|error| match self.wait_for_launches() {
             Err(lost @ BackendError::Lost(_)) => lost,
             _ => error,
         })
     }
 
-    fn synchronize(&mut self) -> Result<(), BackendError> {
+    fn wait_for_launches(&mut self) -> Result<(), BackendError> {
         if self.devices.device_count() == 1 {
             return self.devices.first_device().synchronize();
         }
-        self.devices.for_each_device(|rank, device| {
+        self.devices.for_each_with_context_current(|rank, device| {
             device.synchronize().map_err(|error| match error {
                 BackendError::Lost(why) => {
                     let ordinal = device.facts().ordinal;
@@ -369,61 +396,67 @@ impl Executable for CudaTask {
         })
     }
 
-    fn outputs(&mut self) -> Result<&Tensors, BackendError> {
+    fn outputs_on_host(&mut self) -> Result<&Tensors, BackendError> {
         for output in &self.outputs {
             let tensor = match output.decode {
                 Some(decode) => {
-                    let mut bytes = vec![0; output.buffer.bytes()];
-                    output.buffer.download(&mut bytes)?;
+                    let mut bytes = vec![0; output.buffer.size_in_bytes()];
+                    output.buffer.download_first_bytes(&mut bytes)?;
                     decode(&bytes, &output.shape)
                 }
                 None => {
                     let mut tensor = self.host.take(output.name).unwrap_or_else(|| {
-                        let mut tensor = Tensor::zeroed(output.shape.clone(), output.dtype);
-                        // The system hands out pages when they are first touched: by all cores
-                        // here, by one in the copy.
+                        let mut tensor =
+                            Tensor::filled_with_zeros(output.shape.clone(), output.dtype);
+                        // Memory pages are allocated at the first write; writing zeros from all
+                        // cores is faster than the single-threaded copy.
                         tensor.as_bytes_mut().par_chunks_mut(1 << 20).for_each(|part| part.fill(0));
                         tensor
                     });
-                    output.buffer.download(tensor.as_bytes_mut())?;
+                    output.buffer.download_first_bytes(tensor.as_bytes_mut())?;
                     tensor
                 }
             };
             self.host.insert(output.name, tensor);
         }
-        self.make_first_gpu_current()?;
+        self.make_first_gpu_context_current()?;
         Ok(&self.host)
     }
 
-    fn launch_inputs(&self) -> Vec<&str> {
+    fn names_of_inputs_read_by_launches(&self) -> Vec<&str> {
         self.inputs.iter().map(|input| input.name.as_str()).collect()
     }
 
-    fn memory_uses(&self) -> &[(&'static str, u64)] {
+    fn device_memory_by_purpose(&self) -> &[(&'static str, u64)] {
         &self.memory_uses
     }
 
     fn replace_input(&mut self, name: &str, values: &Tensor) -> Result<(), BackendError> {
-        // Several GPUs may have an input of this name.
+        // Several GPUs may have an input of this name, and all of them are overwritten.
         let mut copies = self.inputs.iter().filter(|input| input.name == name).peekable();
-        copies.peek().ok_or_else(|| unknown_input_error(name))?;
-        copies.try_for_each(|input| input.buffer.overwrite_from_host(values.as_bytes()))?;
-        self.make_first_gpu_current()
+        copies.peek().ok_or_else(|| input_not_read_by_launches_error(name))?;
+        copies.try_for_each(|input| {
+            input.buffer.overwrite_first_bytes_from_host(values.as_bytes())
+        })?;
+        self.make_first_gpu_context_current()
     }
 
-    fn still_poisoned(&mut self) -> Result<Vec<bool>, BackendError> {
+    fn outputs_are_still_poisoned(&mut self) -> Result<Vec<bool>, BackendError> {
         if self.observers.is_empty() {
-            let streams = self.devices.iter().map(|device| device.create_stream());
+            let streams = self.devices.iter().map(|device| device.create_another_stream());
             self.observers = streams.collect::<Result<_, _>>()?;
         }
         let observer_of = |output: &Output| {
-            let ordinal = output.buffer.gpu_ordinal();
+            let ordinal = output.buffer.ordinal_of_gpu();
             let rank = self.devices.iter().position(|device| device.facts().ordinal == ordinal);
             &self.observers[rank.unwrap_or(0)]
         };
-        let poisoned =
-            self.outputs.iter().map(|output| output.still_poisoned(observer_of(output))).collect();
-        self.make_first_gpu_current()?;
+        let poisoned = self
+            .outputs
+            .iter()
+            .map(|output| output.samples_are_still_poisoned(observer_of(output)))
+            .collect();
+        self.make_first_gpu_context_current()?;
         poisoned
     }
 }

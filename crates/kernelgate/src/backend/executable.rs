@@ -1,100 +1,104 @@
-//! A problem prepared on a backend, ready to be launched: the trait that every backend implements.
+//! The trait of a problem that is prepared on a backend and ready to be launched.
 
 use kernelgate_cuda::BackendError;
 
-use super::allowed_actions::AllowedActions;
+use super::allowed_actions::AllowedActionsOfTimedCode;
 use crate::workload::{Tensor, Tensors};
 
-/// Content of the outputs before a launch.
+/// Content that the outputs get before a launch: poison or the previous results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OutputContent {
+pub enum OutputContentBeforeLaunch {
     /// The pattern of [`Executable::poison_outputs`].
     Poison,
-    /// The outputs hold the results of the previous launch.
+    /// The outputs contain the results of the previous launch.
     Results,
 }
 
-/// A problem made ready on a backend: inputs placed, outputs allocated, nothing left to compile or
-/// allocate.
+/// A problem that is prepared on a backend: inputs copied, outputs allocated, kernels compiled.
 pub trait Executable {
-    /// Overwrites every output with NaN (-128 for integers).
+    /// Overwrites every output with poison: NaN, or -128 for integers.
     fn poison_outputs(&mut self) -> Result<(), BackendError>;
 
-    /// Writes every output from a copy, of poison or of its own results. The commands are the same
-    /// for both, so that a launch finds caches and memory in the same state.
+    /// Overwrites every output, either with poison or with a copy of its own results. Both contents
+    /// are written by equal commands, so that a launch finds caches and memory in equal state.
     ///
     /// # Errors
     /// Fails if device memory is too small, or if the device fails.
-    fn rewrite_outputs(&mut self, with: OutputContent) -> Result<(), BackendError> {
+    fn overwrite_outputs_before_launch(
+        &mut self,
+        with: OutputContentBeforeLaunch,
+    ) -> Result<(), BackendError> {
         match with {
-            OutputContent::Poison => self.poison_outputs(),
-            OutputContent::Results => Ok(()),
+            OutputContentBeforeLaunch::Poison => self.poison_outputs(),
+            OutputContentBeforeLaunch::Results => Ok(()),
         }
     }
 
-    /// Restores the state that one launch leaves for the next, if the computation has state: the
-    /// next launch computes the reference again.
-    fn reset(&mut self) -> Result<(), BackendError> {
+    /// Restores the state that a launch changes, if any, so that the next launch computes the
+    /// reference outputs.
+    fn reset_state(&mut self) -> Result<(), BackendError> {
         Ok(())
     }
 
-    /// Returns whether one launch leaves state for the next, so that a launch does not repeat the
-    /// previous one.
-    fn carries_state(&self) -> bool {
+    /// Whether a launch changes state that the next launch reads, so that launches are not
+    /// repetitions.
+    fn launches_carry_state(&self) -> bool {
         false
     }
 
-    /// Number of GPUs whose streams a launch enqueues work on: the first ones of the set.
-    fn gpus(&self) -> usize {
+    /// Number of GPUs on which a launch enqueues work: the first GPUs of the set.
+    fn gpus_used_by_launch(&self) -> usize {
         1
     }
 
-    /// Actions that launches may take in a timed region besides enqueueing work.
-    fn allowed(&self) -> AllowedActions {
-        AllowedActions::OWN_ROW
+    /// Actions besides enqueuing work that a launch may take in a timed region.
+    fn actions_allowed_to_launches(&self) -> AllowedActionsOfTimedCode {
+        AllowedActionsOfTimedCode::ALLOWED_IN_OWN_ROW
     }
 
-    /// Enqueues the computation once; the call may return before the computation has finished.
+    /// Enqueues or runs the computation once; on a GPU the call returns before the computation
+    /// finishes.
     ///
     /// # Errors
     /// Fails if the computation cannot be launched.
-    fn launch(&mut self) -> Result<(), BackendError>;
+    fn launch_once(&mut self) -> Result<(), BackendError>;
 
-    /// Waits until every launch of this computation has finished.
-    fn synchronize(&mut self) -> Result<(), BackendError>;
+    /// Waits until all launches of this problem have finished.
+    fn wait_for_launches(&mut self) -> Result<(), BackendError>;
 
-    /// Restores the state and waits: afterwards nothing runs, and the next launch computes the
-    /// reference.
-    fn reset_and_wait(&mut self) -> Result<(), BackendError> {
-        self.reset()?;
-        self.synchronize()
+    /// Restores the state and waits, so that no work is running and the next launch computes the
+    /// reference outputs.
+    fn reset_state_and_wait(&mut self) -> Result<(), BackendError> {
+        self.reset_state()?;
+        self.wait_for_launches()
     }
 
-    /// The outputs in host memory, in the workload's own form.
-    fn outputs(&mut self) -> Result<&Tensors, BackendError>;
+    /// Copies the outputs to host memory and returns them in the problem's layout.
+    fn outputs_on_host(&mut self) -> Result<&Tensors, BackendError>;
 
-    /// Names of the inputs that every launch reads. Inputs that are not listed were read during
-    /// preparation: packed, quantised or passed by value.
-    fn launch_inputs(&self) -> Vec<&str>;
+    /// Names of the inputs that every launch reads. Other inputs were read only during preparation:
+    /// packed, quantised or passed by value.
+    fn names_of_inputs_read_by_launches(&self) -> Vec<&str>;
 
-    /// The row's device memory by purpose, with bytes, if the row declares it.
-    fn memory_uses(&self) -> &[(&'static str, u64)] {
+    /// Bytes of device memory by purpose, such as `weights`; empty if the implementation declares
+    /// none.
+    fn device_memory_by_purpose(&self) -> &[(&'static str, u64)] {
         &[]
     }
 
-    /// Replaces the values of an input that every launch reads by others of the same shape and
-    /// dtype: the next launch computes from them.
+    /// Overwrites an input that every launch reads with values of the same shape and dtype, so that
+    /// the next launch computes from them.
     ///
     /// # Errors
-    /// Fails if no launch reads an input of that name, or the device fails.
+    /// Fails if no launch reads an input of this name, or the device fails.
     fn replace_input(&mut self, name: &str, values: &Tensor) -> Result<(), BackendError>;
 
-    /// Whether each output still holds the pattern of [`Self::poison_outputs`], read without
-    /// waiting for queued work; empty if launches are never queued.
-    fn still_poisoned(&mut self) -> Result<Vec<bool>, BackendError>;
+    /// For each output, whether it still contains only poison, read without waiting for queued
+    /// work; empty if the backend never queues launches.
+    fn outputs_are_still_poisoned(&mut self) -> Result<Vec<bool>, BackendError>;
 }
 
-/// The error for an input that no launch reads.
-pub(super) fn unknown_input_error(name: &str) -> BackendError {
+/// The error for replacing an input that no launch reads.
+pub(super) fn input_not_read_by_launches_error(name: &str) -> BackendError {
     BackendError::Launch(format!("no launch reads an input `{name}`"))
 }

@@ -1,16 +1,16 @@
-//! Failures of cases with the facts of typed errors: the fields of the error, by name.
+//! Converts a typed error into the failure of a case, with the error's fields as named facts.
 
 use std::fmt::Display;
 
-use kernelgate_cuda::CaseFailure;
+use kernelgate_cuda::CaseFailureReason;
 use serde::Serialize;
 use serde_json::Value;
 
-/// Makes the record of a failed case from an error: its message as a sentence, and its fields as
-/// facts. The error is serialized with a tag `kind`; its other fields are numbers and names. A
-/// number that is not finite stays in the sentence alone.
-pub fn failure_with_facts(error: &(impl Serialize + Display)) -> CaseFailure {
-    let mut failure = CaseFailure::from(error.to_string());
+/// Makes a case failure from an error: its text becomes the message, and its fields become named
+/// facts. The error type serializes with the tag `kind`; its other fields are numbers or texts. A
+/// number that is NaN or infinite appears only in the message, because JSON cannot represent it.
+pub fn case_failure_with_error_fields(error: &(impl Serialize + Display)) -> CaseFailureReason {
+    let mut failure = CaseFailureReason::from(error.to_string());
     let Ok(Value::Object(fields)) = serde_json::to_value(error) else { return failure };
     for (name, value) in fields {
         match value {

@@ -1,88 +1,90 @@
-//! Timeout of launches on the host: a thread cannot be ended from outside, so the whole process is
-//! ended. Deliberately absent: the record that is written before (`harness`).
+//! Ends the whole process if a launch on the host exceeds its timeout, because a thread cannot be
+//! stopped from outside. The module `harness` writes the record before the process ends.
 
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-static LAUNCH_WATCHDOG: OnceLock<LaunchWatchdog> = OnceLock::new();
+static LAUNCH_WATCHDOG: OnceLock<HostLaunchWatchdog> = OnceLock::new();
 
-/// Starts the watch: once launches that are [`watch_host_launches`] take longer than the limit,
-/// another thread calls `ended` with the name of the case, which has to end the process. Only the
-/// first call in a process counts; without a call nothing is watched.
-pub fn start_watchdog(limit: Duration, ended: impl FnOnce(&str) + Send + 'static) {
-    if LAUNCH_WATCHDOG.set(LaunchWatchdog::new(limit)).is_ok()
+/// Starts the watchdog thread: if launches exceed the limit (see
+/// [`start_timeout_of_host_launches`]), the thread calls `ended` with the case name, and `ended`
+/// must end the process. Only the first call in a process takes effect; without a call, launches
+/// have no timeout.
+pub fn start_host_launch_watchdog(limit: Duration, ended: impl FnOnce(&str) + Send + 'static) {
+    if LAUNCH_WATCHDOG.set(HostLaunchWatchdog::with_time_limit(limit)).is_ok()
         && let Some(watch) = LAUNCH_WATCHDOG.get()
     {
-        std::thread::spawn(move || watch.wait_for_timeout(ended));
+        std::thread::spawn(move || watch.block_until_timeout(ended));
     }
 }
 
-/// Sets the name of the case whose launches follow, for the timeout's message.
-pub fn set_case_name(case: &str) {
+/// Sets the case name that the watchdog passes on if the following launches exceed the timeout.
+pub fn set_case_name_for_watchdog(case: &str) {
     if let Some(watch) = LAUNCH_WATCHDOG.get() {
-        case.clone_into(&mut watch.lock().case);
+        case.clone_into(&mut watch.lock_state().case);
     }
 }
 
-/// Watches launches until the result is dropped. The watch must be created and dropped outside of
-/// the measured time.
-pub fn watch_host_launches() -> WatchedLaunchGuard {
-    let begun = LAUNCH_WATCHDOG.get().filter(|watch| watch.begin_if_unwatched());
-    WatchedLaunchGuard { watch: begun }
+/// Starts the timeout of host launches; the timeout is cancelled when the returned guard drops.
+/// Create and drop the guard outside the measured time.
+pub fn start_timeout_of_host_launches() -> HostLaunchTimeoutGuard {
+    let begun = LAUNCH_WATCHDOG.get().filter(|watch| watch.start_timeout_if_not_running());
+    HostLaunchTimeoutGuard { watch: begun }
 }
 
 /// Launches that are watched.
 #[must_use]
-pub struct WatchedLaunchGuard {
-    /// `None` if nothing is watched, or if the surrounding code is watched already.
-    watch: Option<&'static LaunchWatchdog>,
+pub struct HostLaunchTimeoutGuard {
+    /// `None` if the watchdog was not started, or if an enclosing guard already runs the timeout.
+    watch: Option<&'static HostLaunchWatchdog>,
 }
 
-impl Drop for WatchedLaunchGuard {
+impl Drop for HostLaunchTimeoutGuard {
     fn drop(&mut self) {
         if let Some(watch) = self.watch {
-            watch.lock().ends_at = None;
+            watch.lock_state().ends_at = None;
         }
     }
 }
 
-struct LaunchWatchdog {
+struct HostLaunchWatchdog {
     limit: Duration,
-    state: Mutex<WatchdogState>,
+    state: Mutex<WatchedCaseAndDeadline>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct WatchdogState {
+struct WatchedCaseAndDeadline {
     case: String,
-    /// Time by which running launches must have ended; `None` if no launch runs.
+    /// Time at which the watchdog ends the process; `None` while no launch is watched.
     ends_at: Option<Instant>,
 }
 
-impl LaunchWatchdog {
-    fn new(limit: Duration) -> Self {
+impl HostLaunchWatchdog {
+    fn with_time_limit(limit: Duration) -> Self {
         Self { limit, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, WatchdogState> {
+    fn lock_state(&self) -> MutexGuard<'_, WatchedCaseAndDeadline> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether this call began to watch the launches.
-    fn begin_if_unwatched(&self) -> bool {
-        let mut state = self.lock();
+    /// Starts the timeout unless it is running; returns whether this call started it.
+    fn start_timeout_if_not_running(&self) -> bool {
+        let mut state = self.lock_state();
         let begins = state.ends_at.is_none();
         if begins {
-            // A limit beyond the range of the clock means that there is no limit.
+            // A limit beyond the range of the clock means no timeout.
             state.ends_at = Instant::now().checked_add(self.limit);
             self.changed.notify_one();
         }
         begins
     }
 
-    /// Blocks until launches exceed the timeout, then calls `ended` while it holds the lock.
-    fn wait_for_timeout(&self, ended: impl FnOnce(&str)) {
-        let mut state = self.lock();
+    /// Blocks until watched launches exceed the timeout, then calls `ended` with the case name
+    /// while holding the lock.
+    fn block_until_timeout(&self, ended: impl FnOnce(&str)) {
+        let mut state = self.lock_state();
         loop {
             let left = state.ends_at.map(|at| at.saturating_duration_since(Instant::now()));
             state = match left {
@@ -104,23 +106,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reports_the_launch_that_exceeds_the_timeout() {
+    fn watchdog_names_the_case_that_exceeds_the_timeout() {
         let limit = Duration::from_millis(200);
-        let watch: &'static LaunchWatchdog = Box::leak(Box::new(LaunchWatchdog::new(limit)));
+        let watch: &'static HostLaunchWatchdog =
+            Box::leak(Box::new(HostLaunchWatchdog::with_time_limit(limit)));
         let (ended, named) = mpsc::channel();
         std::thread::spawn(move || {
-            watch.wait_for_timeout(|case| ended.send((case.to_owned(), Instant::now())).unwrap());
+            watch
+                .block_until_timeout(|case| ended.send((case.to_owned(), Instant::now())).unwrap());
         });
         for _ in 0..3 {
-            assert!(watch.begin_if_unwatched());
-            assert!(!watch.begin_if_unwatched(), "one inside the other");
-            watch.lock().ends_at = None;
-            // None of these threads runs on after the timeout.
+            assert!(watch.start_timeout_if_not_running());
+            assert!(!watch.start_timeout_if_not_running(), "one inside the other");
+            watch.lock_state().ends_at = None;
+            // Launches of half the limit never exceed the timeout, because every start sets a new
+            // deadline.
             std::thread::sleep(limit / 2);
         }
-        "family/operation/n1/cpu/hot".clone_into(&mut watch.lock().case);
+        "family/operation/n1/cpu/hot".clone_into(&mut watch.lock_state().case);
         let begun = Instant::now();
-        assert!(watch.begin_if_unwatched() && named.try_recv().is_err());
+        assert!(watch.start_timeout_if_not_running() && named.try_recv().is_err());
         let (case, at) = named.recv_timeout(Duration::from_secs(60)).unwrap();
         assert_eq!(case, "family/operation/n1/cpu/hot");
         assert!(at - begun >= limit, "{:?}", at - begun);

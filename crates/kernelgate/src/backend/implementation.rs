@@ -1,4 +1,4 @@
-//! Rows: one way to compute a problem on one backend.
+//! Implementations: each is one way to compute a problem on one backend.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::program::{Capture, Program};
 use super::{cpu, cuda};
 use crate::workload::Tensors;
 
-/// One way to compute a problem on one backend, with its name and its preparation.
+/// One way to compute a problem on one backend: its name, a support check and its preparation.
 ///
 /// ```
 /// # use kernelgate::prelude::*;
@@ -44,65 +44,69 @@ use crate::workload::Tensors;
 pub struct Implementation<P> {
     /// Name of the implementation, `cpu` or `<backend>/<technique>`: part of the case id.
     pub name: &'static str,
-    /// Description of the implementation that `kernelgate list` prints in one line.
+    /// Description in one line, which `kernelgate list` prints.
     pub about: &'static str,
-    /// Whether the implementation computes this problem; otherwise the reason, a fragment such as
-    /// "computes f32 only".
+    /// Whether the implementation can compute this problem; otherwise the reason, such as "computes
+    /// f32 only".
     pub supports: fn(&P) -> Result<(), String>,
-    /// Function that makes the implementation ready to launch.
+    /// How the implementation is prepared for launches.
     pub prepare: Prepare<P>,
 }
 
-/// Places inputs, allocates outputs and scratch, and returns the task that launches.
+/// Function that copies inputs, allocates outputs and scratch memory, and returns the task that is
+/// launched.
 pub enum Prepare<P> {
     /// Prepares a task that runs on the host.
     Cpu(fn(&P, Arc<Tensors>) -> cpu::CpuTask),
-    /// A task on the host, by a closure that the problem holds under the row's name.
+    /// Prepares a task on the host; the function gets the implementation's name, under which the
+    /// problem holds the closure.
     CpuByName(fn(&P, &str, Arc<Tensors>) -> cpu::CpuTask),
     /// Prepares a task that runs on one NVIDIA GPU.
-    Cuda(PrepareOnCuda<P>),
-    /// A task on an NVIDIA GPU that declares its memory: a case that is too large is skipped before
-    /// anything is allocated.
+    Cuda(PrepareOnOneGpu<P>),
+    /// Prepares a task on one GPU that declares its device memory, so that a case that is too large
+    /// is skipped before anything is allocated.
     CudaWithin {
-        /// Device memory of inputs, outputs and scratch, bytes.
+        /// Bytes of device memory for inputs, outputs and scratch.
         device_bytes: fn(&P) -> u64,
         /// Makes the implementation ready.
-        prepare: PrepareOnCuda<P>,
+        prepare: PrepareOnOneGpu<P>,
     },
-    /// A task on an NVIDIA GPU, by a closure that the problem holds under the row's name.
+    /// Prepares a task on one GPU; the function gets the implementation's name, under which the
+    /// problem holds the closure.
     CudaByName {
-        /// Device memory of inputs, outputs and scratch, bytes.
+        /// Bytes of device memory for inputs, outputs and scratch.
         device_bytes: fn(&P) -> u64,
-        /// Makes the implementation with the given name ready to launch.
+        /// Prepares the implementation with the given name for launches.
         prepare: fn(&P, &str, &Tensors, &Arc<Device>) -> Result<cuda::CudaTask, BackendError>,
     },
-    /// Prepares a task that runs on all GPUs of a set, and declares its memory on each GPU.
+    /// Prepares a task on all GPUs of a set, which declares its device memory per GPU.
     CudaSet {
-        /// Device memory of inputs, outputs and scratch on one GPU, bytes.
+        /// Bytes of device memory per GPU for inputs, outputs and scratch.
         device_bytes: fn(&P) -> u64,
-        /// Prepares the implementation for a problem and its inputs.
+        /// Prepares the implementation for a problem and its inputs on the GPUs of a set.
         prepare: fn(&P, &Tensors, &Devices) -> Result<cuda::CudaTask, BackendError>,
     },
-    /// A task on an NVIDIA GPU, as a list of launches that the function writes; the list declares
-    /// its memory.
+    /// Prepares a task on one GPU from a list of launches ([`Program`]) that the function writes;
+    /// the list determines the device memory.
     Program(fn(&P) -> Program, Capture),
 }
 
-/// Makes a problem ready on an NVIDIA GPU.
-pub type PrepareOnCuda<P> = fn(&P, &Tensors, &Arc<Device>) -> Result<cuda::CudaTask, BackendError>;
+/// Function that prepares a problem for launches on one NVIDIA GPU.
+pub type PrepareOnOneGpu<P> =
+    fn(&P, &Tensors, &Arc<Device>) -> Result<cuda::CudaTask, BackendError>;
 
 impl<P> Implementation<P> {
     /// The backend on which the implementation runs.
-    pub fn backend(&self) -> BackendKind {
+    pub fn backend_of_implementation(&self) -> BackendKind {
         match self.prepare {
             Prepare::Cpu(_) | Prepare::CpuByName(_) => BackendKind::Cpu,
             _ => BackendKind::Cuda,
         }
     }
 
-    /// Device memory that the implementation declares for a problem, bytes; `None` on the host and
-    /// if it declares none.
-    pub fn device_bytes(&self, problem: &P) -> Option<u64> {
+    /// Bytes of device memory that the implementation declares for a problem; `None` on the host,
+    /// or if it declares none.
+    pub fn declared_device_bytes(&self, problem: &P) -> Option<u64> {
         match self.prepare {
             Prepare::CudaWithin { device_bytes, .. }
             | Prepare::CudaByName { device_bytes, .. }
@@ -112,28 +116,29 @@ impl<P> Implementation<P> {
         }
     }
 
-    /// Prepares a problem on the GPUs of a set: on all GPUs, or on the first GPU only.
-    pub fn prepare_on(
+    /// Checks the free device memory and prepares a problem on all GPUs of a set, or on the first
+    /// GPU if the implementation uses one GPU.
+    pub fn prepare_on_gpus(
         &self,
         problem: &P,
         inputs: &Tensors,
         devices: &Devices,
     ) -> Result<cuda::CudaTask, BackendError> {
         let Prepare::CudaSet { device_bytes, prepare } = self.prepare else {
-            return self.prepare_cuda(problem, inputs, devices.first_device());
+            return self.prepare_on_one_gpu(problem, inputs, devices.first_device());
         };
-        devices.for_each_device(|_, device| {
-            memory::require_free_memory(device, device_bytes(problem))
+        devices.for_each_with_context_current(|_, device| {
+            memory::require_free_device_memory(device, device_bytes(problem))
         })?;
         prepare(problem, inputs, devices)
     }
 
-    /// Makes a problem ready on an NVIDIA GPU.
+    /// Checks the free device memory and prepares a problem on one NVIDIA GPU.
     ///
     /// # Errors
-    /// Fails if the device has less memory than it declares, or the device, a library or a kernel
-    /// fails, or if it runs on the host.
-    pub fn prepare_cuda(
+    /// Fails if free device memory is insufficient, if the device, a library or a kernel fails, or
+    /// if the implementation runs on the host.
+    pub fn prepare_on_one_gpu(
         &self,
         problem: &P,
         inputs: &Tensors,
@@ -142,17 +147,19 @@ impl<P> Implementation<P> {
         match self.prepare {
             Prepare::Cuda(prepare) => prepare(problem, inputs, device),
             Prepare::CudaWithin { device_bytes, prepare } => {
-                memory::require_free_memory(device, device_bytes(problem))?;
+                memory::require_free_device_memory(device, device_bytes(problem))?;
                 prepare(problem, inputs, device)
             }
             Prepare::CudaByName { device_bytes, prepare } => {
-                memory::require_free_memory(device, device_bytes(problem))?;
+                memory::require_free_device_memory(device, device_bytes(problem))?;
                 prepare(problem, self.name, inputs, device)
             }
-            Prepare::CudaSet { .. } => self.prepare_on(problem, inputs, &Devices::from(device)),
+            Prepare::CudaSet { .. } => {
+                self.prepare_on_gpus(problem, inputs, &Devices::from(device))
+            }
             Prepare::Program(write, capture) => {
                 let program = write(problem);
-                memory::require_free_memory(device, program.device_bytes())?;
+                memory::require_free_device_memory(device, program.device_bytes())?;
                 program.into_task(device, inputs, capture)
             }
             Prepare::Cpu(_) | Prepare::CpuByName(_) => {

@@ -1,6 +1,7 @@
-//! How problems are computed: one implementation a row, on one backend.
+//! Backends (CPU and CUDA) that prepare and launch implementations of problems.
 //!
-//! Deliberately absent: clocks. A backend launches and synchronises; `measure` times.
+//! Backends read no clocks. A backend launches and synchronizes; the module `measure` does the
+//! timing.
 
 mod allowed_actions;
 mod compute_target;
@@ -12,8 +13,8 @@ pub mod host_timeout;
 mod implementation;
 pub mod program;
 
-pub use allowed_actions::AllowedActions;
+pub use allowed_actions::AllowedActionsOfTimedCode;
 pub use compute_target::{BackendKind, BenchTarget};
-pub use executable::{Executable, OutputContent};
-pub use implementation::{Implementation, Prepare, PrepareOnCuda};
+pub use executable::{Executable, OutputContentBeforeLaunch};
+pub use implementation::{Implementation, Prepare, PrepareOnOneGpu};
 pub use kernelgate_cuda::BackendError;

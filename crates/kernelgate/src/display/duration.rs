@@ -1,8 +1,8 @@
-//! Durations as a person writes and reads them, such as `90s` or `1.5 min`.
+//! Formats and parses durations for people, such as `90s` or `1 h 5 min`.
 
 use std::time::Duration;
 
-/// A duration as text: "1 h 5 min", "3 min", "40 s".
+/// Formats a duration as "1 h 5 min", "3 min" or "40 s".
 pub fn duration_text(duration: Duration) -> String {
     match duration.as_secs() {
         seconds if seconds < 100 => format!("{seconds} s"),
@@ -11,12 +11,12 @@ pub fn duration_text(duration: Duration) -> String {
     }
 }
 
-/// "500ms", "90s", "5m", "1h", or plain seconds.
+/// Parses a duration such as "500ms", "90s", "5m", "1h", or a number of seconds.
 ///
 /// # Errors
-/// Fails if the text has another form.
+/// Fails if the text has another form, or the duration is below 10 ms.
 pub fn parse(text: &str) -> Result<Duration, String> {
-    // Longer units come before the unit that they end with, so that `ms` is found before `s`.
+    // `ms` is tried before `s`, because a text in milliseconds also ends with `s`.
     let units = [("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
     let with_unit =
         units.into_iter().find_map(|(unit, scale)| Some((text.strip_suffix(unit)?, scale)));
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_read_and_shown() {
+    fn durations_are_parsed_and_formatted() {
         for (text, seconds) in
             [("90s", 90.0), ("5m", 300.0), ("1.5h", 5400.0), ("20", 20.0), ("50ms", 0.05)]
         {

@@ -1,60 +1,62 @@
-//! Text that others wrote, harmless in the medium that shows it: one type a medium.
+//! Escapes text from untrusted sources for the medium that displays the text; each medium has its
+//! own type.
 //!
-//! Ids, names of kernels, ranges and files, and messages may hold anything that a medium acts on.
-//! Every output wraps such text in the type of its medium. Deliberately absent: HTML's own escapes,
-//! which `maud` writes, and XML's, which `quick_junit` writes.
+//! Ids, names of kernels, ranges and files, and messages may contain characters that a terminal,
+//! Markdown, HTML or a spreadsheet interprets. Every output wraps untrusted text in the type of its
+//! medium. The crates `maud` and `quick_junit` write the escapes of HTML and XML markup.
 
 use std::fmt::{self, Write as _};
 
-use crate::record::text::{on_one_line, printable_on_terminal};
+use crate::record::text::{clean_message_for_terminal, join_lines_with_spaces};
 
-/// Text for a terminal: control sequences and characters that reorder text are removed or escaped;
-/// lines stay.
+/// Untrusted text for a terminal: control characters and characters that reorder text are escaped;
+/// line breaks are kept.
 #[derive(Debug, Clone, Copy)]
-pub struct TerminalText<'a>(pub &'a str);
+pub struct EscapedForTerminal<'a>(pub &'a str);
 
-/// Text for Markdown, on one line: it cannot end a cell, or contain HTML, a link, an image, a
-/// mention, a reference to an issue or a bare URL.
+/// Untrusted text for Markdown, on one line: escaped so that it cannot end a table cell or become
+/// HTML, a link, an image, a mention or an issue reference.
 #[derive(Debug, Clone, Copy)]
-pub struct MarkdownText<'a>(pub &'a str);
+pub struct EscapedForMarkdown<'a>(pub &'a str);
 
-/// Text for HTML and SVG: characters that a browser would not show, or would reorder, are escaped.
+/// Untrusted text for HTML and SVG: characters that a browser would hide or reorder are escaped.
 #[derive(Debug, Clone, Copy)]
-pub struct HtmlText<'a>(pub &'a str);
+pub struct EscapedForHtml<'a>(pub &'a str);
 
-/// Text for a field of CSV, on one line and without quotes: a text that a spreadsheet would
-/// interpret as a formula begins with an apostrophe.
+/// Untrusted text for a CSV field, on one line and without quotes; an apostrophe is prepended if a
+/// spreadsheet would interpret the text as a formula.
 #[derive(Debug, Clone, Copy)]
-pub struct CsvText<'a>(pub &'a str);
+pub struct EscapedForCsv<'a>(pub &'a str);
 
-/// Text for JUnit XML, without characters that XML does not allow.
+/// Untrusted text for JUnit XML, with characters that XML forbids escaped.
 #[derive(Debug, Clone, Copy)]
-pub struct JunitText<'a>(pub &'a str);
+pub struct EscapedForJunit<'a>(pub &'a str);
 
-/// Invisible character that separates characters which a renderer would join.
-const ZERO_WIDTH_SPACE: &str = "&#8203;";
+/// HTML entity of the zero-width space, which separates characters that Markdown renderers would
+/// join to a mention or link.
+const ZERO_WIDTH_SPACE_ENTITY: &str = "&#8203;";
 
-impl fmt::Display for TerminalText<'_> {
+impl fmt::Display for EscapedForTerminal<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&printable_on_terminal(self.0))
+        f.write_str(&clean_message_for_terminal(self.0))
     }
 }
 
-impl fmt::Display for HtmlText<'_> {
+impl fmt::Display for EscapedForHtml<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&printable_on_terminal(self.0))
+        f.write_str(&clean_message_for_terminal(self.0))
     }
 }
 
-impl fmt::Display for JunitText<'_> {
+impl fmt::Display for EscapedForJunit<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&printable_on_terminal(self.0))
+        f.write_str(&clean_message_for_terminal(self.0))
     }
 }
 
-impl fmt::Display for MarkdownText<'_> {
+impl fmt::Display for EscapedForMarkdown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = on_one_line(self.0);
+        let text = join_lines_with_spaces(self.0);
         let mut before = ' ';
         for (at, c) in text.char_indices() {
             let after = &text[at + c.len_utf8()..];
@@ -64,14 +66,17 @@ impl fmt::Display for MarkdownText<'_> {
                 '&' if after.starts_with(['#', '&']) || after.contains(';') => {
                     f.write_str("&amp;")?;
                 }
-                // The zero-width space keeps GitHub from mentioning people and linking issues.
-                '@' => write!(f, "@{ZERO_WIDTH_SPACE}")?,
+                // A zero-width space after `@` prevents GitHub from mentioning users, and after `#`
+                // from linking issues.
+                '@' => write!(f, "@{ZERO_WIDTH_SPACE_ENTITY}")?,
                 '#' if after.starts_with(|c: char| c.is_ascii_digit()) => {
-                    write!(f, "#{ZERO_WIDTH_SPACE}")?
+                    write!(f, "#{ZERO_WIDTH_SPACE_ENTITY}")?
                 }
                 // A bare URL.
-                ':' if after.starts_with("//") => write!(f, ":{ZERO_WIDTH_SPACE}")?,
-                '.' if before.eq_ignore_ascii_case(&'w') => write!(f, "{ZERO_WIDTH_SPACE}.")?,
+                ':' if after.starts_with("//") => write!(f, ":{ZERO_WIDTH_SPACE_ENTITY}")?,
+                '.' if before.eq_ignore_ascii_case(&'w') => {
+                    write!(f, "{ZERO_WIDTH_SPACE_ENTITY}.")?
+                }
                 _ => f.write_char(c)?,
             }
             before = c;
@@ -80,10 +85,10 @@ impl fmt::Display for MarkdownText<'_> {
     }
 }
 
-impl fmt::Display for CsvText<'_> {
+impl fmt::Display for EscapedForCsv<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = on_one_line(self.0);
-        // A number may begin with a sign.
+        let text = join_lines_with_spaces(self.0);
+        // A signed number starts like a formula, but a spreadsheet reads it as a number.
         if text.starts_with(['=', '+', '-', '@']) && text.parse::<f64>().is_err() {
             f.write_char('\'')?;
         }
@@ -91,7 +96,7 @@ impl fmt::Display for CsvText<'_> {
     }
 }
 
-impl serde::Serialize for CsvText<'_> {
+impl serde::Serialize for EscapedForCsv<'_> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
@@ -102,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn markdown_markup_in_foreign_text_is_escaped() {
+    fn markdown_markup_in_untrusted_text_is_escaped() {
         for (text, shown) in [
             ("a|b\\c", "a\\|b\\\\c"),
             ("<b>x</b>", "&lt;b>x&lt;/b>"),
@@ -114,12 +119,12 @@ mod tests {
             ("two\nlines\u{1b}[31m\u{202e}", "two lines\\\\u{202e}"),
             ("größe 3.5 µs", "größe 3.5 µs"),
         ] {
-            assert_eq!(MarkdownText(text).to_string(), shown);
+            assert_eq!(EscapedForMarkdown(text).to_string(), shown);
         }
     }
 
     #[test]
-    fn csv_formulas_in_foreign_text_are_disabled() {
+    fn csv_formulas_in_untrusted_text_get_an_apostrophe() {
         for (text, shown) in [
             ("=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"),
             ("@SUM(1)", "'@SUM(1)"),
@@ -128,16 +133,16 @@ mod tests {
             ("a\tb\nc\u{1b}[2J", "a b c"),
             ("w/f=1", "w/f=1"),
         ] {
-            assert_eq!(CsvText(text).to_string(), shown);
+            assert_eq!(EscapedForCsv(text).to_string(), shown);
         }
     }
 
     #[test]
-    fn terminal_html_and_junit_show_control_characters_as_escapes() {
+    fn control_characters_are_escaped_on_terminals_html_and_junit() {
         let text = "a\u{1b}]0;t\u{7}\u{202e}\u{ffff}\nb";
         let shown = "a\\u{1b}]0;t\\u{7}\\u{202e}\\u{ffff}\nb";
-        assert_eq!(TerminalText(text).to_string(), shown);
-        assert_eq!(HtmlText(text).to_string(), shown);
-        assert_eq!(JunitText(text).to_string(), shown);
+        assert_eq!(EscapedForTerminal(text).to_string(), shown);
+        assert_eq!(EscapedForHtml(text).to_string(), shown);
+        assert_eq!(EscapedForJunit(text).to_string(), shown);
     }
 }

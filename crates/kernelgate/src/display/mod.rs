@@ -1,4 +1,4 @@
-//! Formats numbers and tables for people. No decisions here.
+//! Formats numbers, names and tables for people. No decisions here.
 
 pub mod duration;
 pub mod harmless_text;
@@ -7,7 +7,7 @@ pub mod table;
 pub mod terminal;
 
 /// "134 MB": decimal units.
-pub fn byte_text(bytes: u64) -> String {
+pub fn decimal_byte_size_text(bytes: u64) -> String {
     let (scale, unit) = match bytes {
         0..1_000 => return format!("{bytes} B"),
         1_000..1_000_000 => (1e3, "kB"),
@@ -17,12 +17,12 @@ pub fn byte_text(bytes: u64) -> String {
     format!("{:.3} {unit}", SignificantDigits(bytes as f64 / scale))
 }
 
-/// "1 case", "2 cases": a count with its noun, which takes an "s" in the plural.
+/// Formats a count with its noun, such as "1 case" or "2 cases"; the plural gets an "s".
 pub fn counted_noun(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
-/// A time as text with four significant digits: "1.234 ms".
+/// Formats a time with four significant digits and its unit, such as "1.234 ms".
 pub fn time_text(elapsed_ns: f64) -> String {
     let (scale, unit) = match elapsed_ns.abs() {
         ns if ns < 1e3 => (1.0, "ns"),
@@ -33,8 +33,8 @@ pub fn time_text(elapsed_ns: f64) -> String {
     format!("{:.4} {unit}", SignificantDigits(elapsed_ns / scale))
 }
 
-/// An energy as text with four significant digits: "1.234 mJ".
-pub fn joules_text(joules: f64) -> String {
+/// Formats an energy with four significant digits and its unit, such as "1.234 mJ".
+pub fn energy_text(joules: f64) -> String {
     let (scale, unit) = match joules.abs() {
         joules if joules < 1e-3 => (1e-6, "µJ"),
         joules if joules < 1.0 => (1e-3, "mJ"),
@@ -43,7 +43,7 @@ pub fn joules_text(joules: f64) -> String {
     format!("{:.4} {unit}", SignificantDigits(joules / scale))
 }
 
-/// "151.2 GFLOP/s" or "22.1 GB/s", for an amount done in that time.
+/// Formats an amount per time as a rate, such as "151.2 GFLOP/s" or "22.1 GB/s".
 pub fn amount_rate_text(amount: u64, unit: &str, elapsed_ns: f64) -> String {
     let per_second = amount as f64 / elapsed_ns * 1e9;
     let (scale, prefix) = match per_second {
@@ -54,7 +54,7 @@ pub fn amount_rate_text(amount: u64, unit: &str, elapsed_ns: f64) -> String {
     format!("{:.4} {prefix}{unit}/s", SignificantDigits(per_second / scale))
 }
 
-/// A sort key for case ids that orders the numbers inside of them by value: `s512` before `s1024`.
+/// Sort key for case ids that compares the numbers inside ids by value: `s512` before `s1024`.
 pub fn natural_sort_key(id: &str) -> Vec<(String, u64)> {
     let mut parts = Vec::new();
     let mut rest = id;
@@ -69,7 +69,7 @@ pub fn natural_sort_key(id: &str) -> Vec<(String, u64)> {
     parts
 }
 
-/// Value of a flag among the words of a command line, after "=" or as the next word.
+/// Finds the value of a flag in the words of a command line, after "=" or as the next word.
 pub fn value_of_flag<'a>(words: &'a [String], flag: &str) -> Option<&'a str> {
     words.iter().enumerate().find_map(|(place, word)| match word.strip_prefix(flag)? {
         "" => words.get(place + 1).map(String::as_str),
@@ -77,7 +77,7 @@ pub fn value_of_flag<'a>(words: &'a [String], flag: &str) -> Option<&'a str> {
     })
 }
 
-/// Removes some flags from the words of a command line; flags of the first list have a value, after
+/// Removes the given flags from the words of a command line; flags in `valued` have a value after
 /// "=" or as the next word.
 pub fn words_without_flags(
     mut words: impl Iterator<Item = String>,
@@ -99,7 +99,7 @@ pub fn words_without_flags(
     kept
 }
 
-/// Formats with the precision as the number of significant digits, without an exponent.
+/// Formats a number without an exponent; the format precision is the number of significant digits.
 struct SignificantDigits(f64);
 
 impl std::fmt::Display for SignificantDigits {
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flag_has_its_value_after_an_equals_sign_or_a_space() {
+    fn a_flag_value_follows_an_equals_sign_or_a_space() {
         let words =
             ["--base-directory=x", "--base=a=b", "--head", "c", "--last"].map(str::to_owned);
         let value = |flag| value_of_flag(&words, flag);
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_ordered_by_their_numbers() {
+    fn ids_are_sorted_by_the_values_of_their_numbers() {
         let mut ids = ["s1024_d8", "s512_d64", "s512_d8", "x", "s99999999999999999999", ""];
         ids.sort_by_key(|id| natural_sort_key(id));
         assert_eq!(ids, ["", "s512_d8", "s512_d64", "s1024_d8", "s99999999999999999999", "x"]);

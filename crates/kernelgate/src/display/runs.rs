@@ -1,72 +1,76 @@
-//! Runs as a table: time, spread, rate and share of the limit of each case; then the unmeasured
-//! cases with their reasons.
+//! Formats bench results as a table of time, spread, rate and share of the limit per case, followed
+//! by the unmeasured cases with reasons.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::table::TextTable;
-use super::{amount_rate_text, joules_text, natural_sort_key, time_text};
+use super::table::AlignedTextTable;
+use super::{amount_rate_text, energy_text, natural_sort_key, time_text};
 use crate::measure::audit::reused_results;
-use crate::measure::energy::LaunchEnergy;
-use crate::measure::power::PowerState;
-use crate::record::run::InputChange;
-use crate::record::text::{indent_lines, printable_on_terminal};
-use crate::record::{CaseRecord, ProcessRun, VerificationExtent};
-use crate::stats::{self, QuartileSpread};
+use crate::measure::energy::LaunchEnergyOrReason;
+use crate::measure::power::PowerStateOfSamples;
+use crate::record::run::InputChangeAfterTiming;
+use crate::record::text::{clean_message_for_terminal, indent_every_line};
+use crate::record::{BenchProcessRun, CaseRecordWithSamples, OutputVerificationExtent};
+use crate::stats::{self, MedianAndQuartiles};
 
-/// Share of the host's CPU time from which on contention is mentioned.
-const MIN_MENTIONED_CONTENTION: f64 = 0.10;
+/// Share of host CPU time used by other processes from which on the results mention contention.
+const MIN_MENTIONED_CPU_CONTENTION: f64 = 0.10;
 
-/// A remark below the table and the test for the cases that it applies to.
-type TableRemark = (&'static str, fn(&ProcessRun, &CaseRecord) -> bool);
+/// A remark below the results table, and the condition that selects the cases to which it applies.
+type RemarkAndCondition = (&'static str, fn(&BenchProcessRun, &CaseRecordWithSamples) -> bool);
 
-/// A ceiling is marked if its SM clock was below this share of the case's SM clock, because the
-/// case then looks closer to its limit than it is.
-const MIN_CEILING_CLOCK_SHARE: f64 = 0.9;
+/// A ceiling (measured device rate) is marked if its SM clock was below this share of the case's SM
+/// clock, because the case then seems closer to its limit.
+const MIN_CEILING_TO_CASE_CLOCK_RATIO: f64 = 0.9;
 
-/// The host time of a launch is reported if it exceeds the GPU time by this factor, and by this
-/// many nanoseconds: launching a short kernel normally takes longer than the kernel itself.
-const SLOW_HOST_FACTOR: f64 = 2.0;
-const SLOW_HOST_EXCESS_NS: f64 = 100_000.0;
+/// The host time of a launch is mentioned if it exceeds the GPU time by this factor and by 100 µs;
+/// short kernels always take longer to launch than to run.
+const SLOW_HOST_LAUNCH_FACTOR: f64 = 2.0;
+const SLOW_HOST_LAUNCH_EXCESS_NS: f64 = 100_000.0;
 
-/// Whether the host needs longer to start a launch than the GPU needs to run it, although the
-/// samples hide that.
-fn host_is_slower(case: &CaseRecord) -> bool {
-    let launches_ns = case.samples.per_launch_ns();
+/// Whether the host needs much longer to enqueue a launch than the GPU needs to run it, while the
+/// samples contain only GPU time.
+fn host_launch_is_slower_than_gpu(case: &CaseRecordWithSamples) -> bool {
+    let launches_ns = case.samples.launch_times_by_sample_ns();
     case.samples.costs.host_launch_ns.filter(|_| !launches_ns.is_empty()).is_some_and(|host_ns| {
         let gpu_ns = stats::median(&launches_ns);
         !case.samples.conditions.host_bound
-            && host_ns >= SLOW_HOST_FACTOR * gpu_ns
-            && host_ns >= gpu_ns + SLOW_HOST_EXCESS_NS
+            && host_ns >= SLOW_HOST_LAUNCH_FACTOR * gpu_ns
+            && host_ns >= gpu_ns + SLOW_HOST_LAUNCH_EXCESS_NS
     })
 }
 
-const TABLE_REMARKS: [TableRemark; 11] = [
+const RESULTS_TABLE_REMARKS: [RemarkAndCondition; 11] = [
     ("unverified, nothing says whether the outputs are right", |_, case| {
-        case.verification.value() == VerificationExtent::Unverified
+        case.verification.verification_extent() == OutputVerificationExtent::Unverified
     }),
     ("host-bound, the host's launches are in the time", |_, case| {
         case.samples.conditions.host_bound
     }),
     (
         "the host needs longer to launch than the GPU to run it, and its time is not in this",
-        |_, case| host_is_slower(case),
+        |_, case| host_launch_is_slower_than_gpu(case),
     ),
     ("warning: throttled GPU, the times are too long", |_, case| {
         case.samples.conditions.throttled > 0
     }),
     ("warning: another process computed on the GPU, the times may be too long", |_, case| {
-        case.samples.conditions.shared_gpu()
+        case.samples.conditions.was_gpu_shared_with_other_processes()
     }),
     ("of limit is too high, the ceiling was measured at a lower SM clock", |run, case| {
         let ceiling = case.limit.as_ref().and_then(|limit| run.limits.clock_mhz.get(&limit.by));
         let clocks = &case.samples.clock_mhz;
         !clocks.is_empty()
-            && ceiling
-                .is_some_and(|&ceiling| ceiling < MIN_CEILING_CLOCK_SHARE * stats::median(clocks))
+            && ceiling.is_some_and(|&ceiling| {
+                ceiling < MIN_CEILING_TO_CASE_CLOCK_RATIO * stats::median(clocks)
+            })
     }),
     ("unsettled, the time still changed under a steady load", |_, case| {
-        case.samples.power.as_ref().is_some_and(|power| power.state == PowerState::Unsettled)
+        case.samples
+            .power
+            .as_ref()
+            .is_some_and(|power| power.state == PowerStateOfSamples::Unsettled)
     }),
     ("timed again, the SM clock was low at first", |_, case| {
         case.samples.conditions.discarded > 0 && case.samples.conditions.throttled == 0
@@ -75,7 +79,7 @@ const TABLE_REMARKS: [TableRemark; 11] = [
         "computed from inputs that were read before timing: a remembered result would pass",
         |_, case| {
             case.verification.after.is_some_and(|after| {
-                after.inputs == InputChange::Same && case.verification.by.is_none()
+                after.inputs == InputChangeAfterTiming::Same && case.verification.by.is_none()
             })
         },
     ),
@@ -83,26 +87,29 @@ const TABLE_REMARKS: [TableRemark; 11] = [
         case.samples.unrecorded.is_some()
     }),
     ("too short: a result that saves more than a quarter of a launch may pass", |run, case| {
-        let launches_ns = case.samples.per_launch_ns();
-        !run.environment.is_on_host()
+        let launches_ns = case.samples.launch_times_by_sample_ns();
+        !run.environment.is_cpu_run()
             && case.verification.after.is_some()
             && !launches_ns.is_empty()
-            && !reused_results::is_reuse_detectable(stats::median(&launches_ns))
+            && !reused_results::is_reuse_of_results_detectable(stats::median(&launches_ns))
     }),
 ];
 
-/// Cases of the runs for a terminal, within its columns if it has a width.
-pub fn results_text(runs: &[ProcessRun], columns: Option<usize>) -> String {
-    let table = results_table(runs);
-    let mut out =
-        if table.is_empty() { "no case was timed".to_owned() } else { table.text_within(columns) };
+/// Formats the cases of runs as a table for a terminal with `columns` columns, or of any width.
+pub fn results_table_and_remarks_text(runs: &[BenchProcessRun], columns: Option<usize>) -> String {
+    let table = results_table_of_runs(runs);
+    let mut out = if table.has_no_rows() {
+        "no case was timed".to_owned()
+    } else {
+        table.aligned_text_for_terminal(columns)
+    };
     if table.rows().iter().any(|row| row[0].starts_with("* ")) {
         out.push_str("\n*: the fastest of its problem with that state of the caches");
     }
-    // If no case ran, every reason of a skip is printed.
-    let every = table.is_empty();
+    // If no case ran, the reasons of all skipped cases are printed.
+    let every = table.has_no_rows();
     for (reason, ids) in skipped_ids_by_reason(runs, every) {
-        let _ = write!(out, "\nskipped {}: {}", ids.len(), indent_lines(reason));
+        let _ = write!(out, "\nskipped {}: {}", ids.len(), indent_every_line(reason));
         if ids.len() <= MAX_IDS_PER_LINE {
             let _ = write!(out, ": {}", ids.join(", "));
         }
@@ -119,40 +126,45 @@ pub fn results_text(runs: &[ProcessRun], columns: Option<usize>) -> String {
         .flat_map(|run| run.cases.values())
         .filter_map(|case| case.samples.conditions.contention);
     let most = shares.fold(0.0, f64::max);
-    if most > MIN_MENTIONED_CONTENTION {
+    if most > MIN_MENTIONED_CPU_CONTENTION {
         let _ = write!(
             out,
             "\nwarning: co-running processes took up to {:.0}% of the CPU time while a case was measured",
             100.0 * most
         );
     }
-    for (what, applies) in TABLE_REMARKS {
-        let of_run = |run: &'_ ProcessRun| -> Vec<_> {
+    for (what, applies) in RESULTS_TABLE_REMARKS {
+        let of_run = |run: &'_ BenchProcessRun| -> Vec<_> {
             let cases = run.cases.iter();
             cases.filter(|(_, case)| applies(run, case)).map(|(id, _)| id.clone()).collect()
         };
         let ids: Vec<String> = runs.iter().flat_map(of_run).collect();
         let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
         if !ids.is_empty() {
-            let _ = write!(out, "\n{what}: {}", shorten_case_ids(&ids));
+            let _ = write!(out, "\n{what}: {}", first_case_ids_and_count_text(&ids));
         }
     }
     for run in runs.iter().filter(|run| !run.delays.is_empty()) {
-        let _ = write!(out, "\nDELAYED on purpose, nanoseconds a launch: {}", run.delays_text());
+        let _ = write!(
+            out,
+            "\nDELAYED on purpose, nanoseconds a launch: {}",
+            run.injected_delays_as_text()
+        );
     }
     for run in runs {
         for (id, error) in &run.failed {
-            let _ = write!(out, "\nFAILED {id}: {}", indent_lines(&error.text));
+            let _ = write!(out, "\nFAILED {id}: {}", indent_every_line(&error.text));
         }
     }
-    printable_on_terminal(&out).into_owned()
+    clean_message_for_terminal(&out).into_owned()
 }
 
-/// A heading a problem, problems by size; below it its implementations, the fastest first, hot
-/// caches before cold ones.
-fn results_table(runs: &[ProcessRun]) -> TextTable {
-    let low_clocks =
-        runs.iter().any(|run| run.cases.values().any(|case| clock_cell(run, case).is_some()));
+/// Makes a table with a heading per problem, problems sorted by size, and the implementations
+/// below: hot caches before cold caches, fastest first.
+fn results_table_of_runs(runs: &[BenchProcessRun]) -> AlignedTextTable {
+    let low_clocks = runs
+        .iter()
+        .any(|run| run.cases.values().any(|case| low_sm_clock_cell(run, case).is_some()));
     let mut header = vec!["case", "time", "spread", "rate", "limit", "of limit", "limited by", ""];
     header.extend(low_clocks.then_some("SM clock"));
     let skews = runs.iter().any(|run| run.cases.values().any(|it| !it.samples.skew_ns.is_empty()));
@@ -163,19 +175,22 @@ fn results_table(runs: &[ProcessRun]) -> TextTable {
     if networks {
         header.extend(["throughput", "of matmul peak"]);
     }
-    let mut table = TextTable::new(&header);
-    let mut problems: BTreeMap<Vec<(String, u64)>, Vec<TimedTableRow<'_>>> = BTreeMap::new();
+    let mut table = AlignedTextTable::new(&header);
+    let mut problems: BTreeMap<Vec<(String, u64)>, Vec<TimedCaseRow<'_>>> = BTreeMap::new();
     for (run, of) in runs.iter().flat_map(|run| run.cases.iter().map(move |of| (run, of))) {
-        let clock = low_clocks.then(|| clock_cell(run, of.1).unwrap_or_default());
-        let energy = energies.then(|| energy_cell(of.1));
-        let network = networks.then(|| link_cells(run, of.1));
-        let skew = skews.then(|| of.1.samples.typical_skew_ns().map_or("-".to_owned(), time_text));
-        let timed = TimedTableRow { clock, skew, energy, network, ..TimedTableRow::new(of) };
+        let clock = low_clocks.then(|| low_sm_clock_cell(run, of.1).unwrap_or_default());
+        let energy = energies.then(|| launch_energy_cell(of.1));
+        let network = networks.then(|| throughput_and_matmul_peak_share_cells(run, of.1));
+        let skew = skews.then(|| {
+            of.1.samples.median_gpu_skew_per_launch_ns().map_or("-".to_owned(), time_text)
+        });
+        let timed =
+            TimedCaseRow { clock, skew, energy, network, ..TimedCaseRow::from_id_and_record(of) };
         problems.entry(natural_sort_key(timed.problem)).or_default().push(timed);
     }
     for mut cases in problems.into_values() {
         cases.sort_by(|a, b| {
-            let order = |timed: &TimedTableRow<'_>| timed.case.cache == "cold";
+            let order = |timed: &TimedCaseRow<'_>| timed.case.cache == "cold";
             order(a).cmp(&order(b)).then(a.spread.median.total_cmp(&b.spread.median))
         });
         if !cases[0].problem.is_empty() {
@@ -183,63 +198,70 @@ fn results_table(runs: &[ProcessRun]) -> TextTable {
         }
         for same in cases.chunk_by(|a, b| a.case.cache == b.case.cache) {
             let best = |at: usize| at == 0 && same.len() > 1 && !same[0].problem.is_empty();
-            same.iter().enumerate().for_each(|(at, timed)| table.row(timed.row_cells(best(at))));
+            same.iter()
+                .enumerate()
+                .for_each(|(at, timed)| table.add_row(timed.cells_with_mark_of_fastest(best(at))));
         }
     }
     table
 }
 
 /// One row of the results table: a timed case.
-struct TimedTableRow<'a> {
-    /// Case id without the parts that distinguish cases of a problem; empty if the id has another
-    /// form.
+struct TimedCaseRow<'a> {
+    /// The problem's part of the case id, used as heading; empty if the id has another form.
     problem: &'a str,
-    /// The case's id without its problem, such as `cpu/hot`.
+    /// The rest of the case id: implementation and cache, such as `cpu/hot`.
     name: &'a str,
-    case: &'a CaseRecord,
-    spread: QuartileSpread,
-    /// Cell of the clock, if the table has that column.
+    case: &'a CaseRecordWithSamples,
+    spread: MedianAndQuartiles,
+    /// Text of the SM clock column, if the table has this column.
     clock: Option<String>,
-    /// Cell of the skew between GPUs, if the table has that column.
+    /// Text of the column of start-time skew between GPUs, if the table has this column.
     skew: Option<String>,
-    /// Cell of the energy, if the table has that column.
+    /// Text of the energy column, if the table has this column.
     energy: Option<String>,
-    /// Cells of networks, if the table has those columns.
+    /// Texts of the columns of throughput and share of the matmul peak, if the table has these
+    /// columns.
     network: Option<[String; 2]>,
 }
 
-/// Whether launches compute samples by matrix products.
-fn is_network_case(case: &CaseRecord) -> bool {
-    case.computed_samples.is_some() && case.work.matmul_flops() > 0
+/// Whether the case is a network: its launches compute samples by matrix products.
+fn is_network_case(case: &CaseRecordWithSamples) -> bool {
+    case.computed_samples.is_some() && case.work.matmul_flops_of_all_dtypes() > 0
 }
 
-/// Throughput, and the share of the measured peak of matrix products.
-fn link_cells(run: &ProcessRun, case: &CaseRecord) -> [String; 2] {
+/// Texts of throughput in samples per second, and of the share of the measured peak rate of matrix
+/// products.
+fn throughput_and_matmul_peak_share_cells(
+    run: &BenchProcessRun,
+    case: &CaseRecordWithSamples,
+) -> [String; 2] {
     let dash = || "-".to_owned();
     if !is_network_case(case) {
         return [dash(), dash()];
     }
-    let launch_ns = stats::median(&case.samples.per_launch_ns());
+    let launch_ns = stats::median(&case.samples.launch_times_by_sample_ns());
     let products = case.work.flops.iter().filter(|(unit, _)| unit.starts_with("matmul "));
     let least_ns: Option<f64> = products
         .map(|(unit, count)| Some(*count as f64 / run.limits.flops_per_s.get(unit)? * 1e9))
         .sum();
     let rate = case.computed_samples.map(|samples| samples as f64 * 1e9 / launch_ns);
     [
-        rate.map_or_else(dash, |rate| case.sample_unit.per_second(rate)),
+        rate.map_or_else(dash, |rate| case.sample_unit.throughput_as_text(rate)),
         least_ns.map_or_else(dash, |least_ns| limit_share_cell(least_ns / launch_ns)),
     ]
 }
 
-/// Energy of a launch, with how exact it is, and operations per joule: "1.234 J ±9.1% 512 GFLOP/J".
-fn energy_cell(case: &CaseRecord) -> String {
+/// Formats the energy of a launch with its uncertainty, and the operations per joule: "1.234 J
+/// ±9.1% 512 GFLOP/J".
+fn launch_energy_cell(case: &CaseRecordWithSamples) -> String {
     match &case.samples.energy {
         None => "-".to_owned(),
-        Some(LaunchEnergy::NotResolved(_)) => "not resolved".to_owned(),
-        Some(LaunchEnergy::Measured(energy)) => {
+        Some(LaunchEnergyOrReason::NotResolved(_)) => "not resolved".to_owned(),
+        Some(LaunchEnergyOrReason::Measured(energy)) => {
             let exact =
-                format!("{} ±{:.1}%", joules_text(energy.launch_j), 100.0 * energy.relative);
-            match case.work.matmul_flops() {
+                format!("{} ±{:.1}%", energy_text(energy.launch_j), 100.0 * energy.relative);
+            match case.work.matmul_flops_of_all_dtypes() {
                 0 => exact,
                 flops => format!("{exact} {:.0} GFLOP/J", flops as f64 * 1e-9 / energy.launch_j),
             }
@@ -247,37 +269,39 @@ fn energy_cell(case: &CaseRecord) -> String {
     }
 }
 
-/// A clock below this share of the highest one is shown.
-const FULL_CLOCK_SHARE: f64 = 0.98;
+/// The SM clock column shows only clocks below this share of the card's highest clock.
+const MIN_SHARE_OF_CLOCK_NOT_SHOWN: f64 = 0.98;
 
-/// Median SM clock of a case that ran clearly below the card's highest clock, with the reason: the
-/// power cap ("1430 MHz cap"), or heat or the hardware ("1290 MHz slowed").
-fn clock_cell(run: &ProcessRun, case: &CaseRecord) -> Option<String> {
-    let highest_mhz = f64::from(run.environment.gpus.one()?.max_clock_mhz);
+/// Formats the median SM clock of a case clearly below the card's highest clock, with the reason:
+/// power cap ("1430 MHz cap"), or heat or hardware ("1290 MHz slowed").
+fn low_sm_clock_cell(run: &BenchProcessRun, case: &CaseRecordWithSamples) -> Option<String> {
+    let highest_mhz = f64::from(run.environment.gpus.only_gpu()?.max_clock_mhz);
     let clocks = &case.samples.clock_mhz;
     let median_mhz = (!clocks.is_empty()).then(|| stats::median(clocks))?;
     let mark = match &case.samples.power {
-        Some(power) if power.was_slowed() => " slowed",
+        Some(power) if power.was_slowed_by_heat_or_hardware() => " slowed",
         Some(power) if power.at_cap => " cap",
         _ => "",
     };
-    let low = !mark.is_empty() || median_mhz < FULL_CLOCK_SHARE * highest_mhz;
+    let low = !mark.is_empty() || median_mhz < MIN_SHARE_OF_CLOCK_NOT_SHOWN * highest_mhz;
     low.then(|| format!("{median_mhz:.0} MHz{mark}"))
 }
 
-impl<'a> TimedTableRow<'a> {
-    fn new((id, case): (&'a String, &'a CaseRecord)) -> Self {
+impl<'a> TimedCaseRow<'a> {
+    fn from_id_and_record((id, case): (&'a String, &'a CaseRecordWithSamples)) -> Self {
         let end = format!("/{}/{}", case.implementation, case.cache);
         let problem = id.strip_suffix(&end).unwrap_or_default();
         let name = id[problem.len()..].trim_start_matches('/');
-        let spread = QuartileSpread::from_values(&case.samples.per_launch_ns());
+        let spread = MedianAndQuartiles::median_and_quartiles_from_values(
+            &case.samples.launch_times_by_sample_ns(),
+        );
         Self { problem, name, case, spread, clock: None, skew: None, energy: None, network: None }
     }
 
-    fn row_cells(&self, best: bool) -> Vec<String> {
+    fn cells_with_mark_of_fastest(&self, best: bool) -> Vec<String> {
         let Self { name, case, spread, clock, skew, energy, network, .. } = self;
         let limit = case.limit.as_ref();
-        let fraction = limit.map(|limit| limit.fraction(spread.median));
+        let fraction = limit.map(|limit| limit.share_of_limit_reached(spread.median));
         let dash = || "-".to_owned();
         let mut cells = vec![
             match (self.problem.is_empty(), best) {
@@ -285,8 +309,8 @@ impl<'a> TimedTableRow<'a> {
                 (_, best) => format!("{} {name}", if best { '*' } else { '-' }),
             },
             time_text(spread.median),
-            format!("±{:.1}%", 100.0 * spread.relative_half_iqr()),
-            case_rate(case, spread.median),
+            format!("±{:.1}%", 100.0 * spread.half_interquartile_range_by_median()),
+            case_rate_text(case, spread.median),
             limit.map_or_else(dash, |limit| time_text(limit.time_ns)),
             fraction.map_or_else(dash, limit_share_cell),
             limit.map_or_else(dash, |limit| limit.by.clone()),
@@ -300,23 +324,24 @@ impl<'a> TimedTableRow<'a> {
     }
 }
 
-/// Above 100 % is a finding, not an error: marked, not hidden.
+/// Formats a share of the limit as a percentage; a share above 100 % is marked with "!" instead of
+/// rejected.
 fn limit_share_cell(fraction: f64) -> String {
     format!("{:.1}%{}", 100.0 * fraction, if fraction > 1.0 { "!" } else { "" })
 }
 
-/// A share drawn as a bar of eight characters, to an eighth of a character.
+/// Draws a share as a bar of eight block characters, with a resolution of an eighth of a character.
 fn bar_of_share(fraction: f64) -> String {
     const BAR_WIDTH: usize = 8;
     const EIGHTH_BLOCKS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     let eighths = (fraction.clamp(0.0, 1.0) * (8 * BAR_WIDTH) as f64).round() as usize;
     let bar = "█".repeat(eighths / 8) + EIGHTH_BLOCKS[eighths % 8];
-    // Blanks at the end of a cell would go.
+    // The bar is filled up with `░`, because trailing blanks of a cell would be removed.
     format!("{bar:░<BAR_WIDTH$}")
 }
 
-fn case_rate(case: &CaseRecord, elapsed_ns: f64) -> String {
-    match (case.work.matmul_flops(), case.work.total_bytes()) {
+fn case_rate_text(case: &CaseRecordWithSamples, elapsed_ns: f64) -> String {
+    match (case.work.matmul_flops_of_all_dtypes(), case.work.bytes_read_and_written()) {
         (0, _) if case.work.link_bytes > 0 => {
             amount_rate_text(case.work.link_bytes, "B", elapsed_ns)
         }
@@ -326,9 +351,8 @@ fn case_rate(case: &CaseRecord, elapsed_ns: f64) -> String {
     }
 }
 
-/// Ids of skipped cases by the reason of the skip; with `every`, also cases that no machine can
-/// run.
-fn skipped_ids_by_reason(runs: &[ProcessRun], every: bool) -> BTreeMap<&str, Vec<&str>> {
+/// Groups ids of skipped cases by reason; `every` includes cases that no machine can run.
+fn skipped_ids_by_reason(runs: &[BenchProcessRun], every: bool) -> BTreeMap<&str, Vec<&str>> {
     let mut grouped: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for run in runs {
         let here = run.skipped.iter().filter(|(id, _)| every || !run.unsupported.contains(*id));
@@ -339,10 +363,10 @@ fn skipped_ids_by_reason(runs: &[ProcessRun], every: bool) -> BTreeMap<&str, Vec
     grouped
 }
 
-/// Largest number of ids on one line.
+/// Maximum number of case ids that are listed in one line.
 const MAX_IDS_PER_LINE: usize = 3;
 
-fn shorten_case_ids(ids: &[&str]) -> String {
+fn first_case_ids_and_count_text(ids: &[&str]) -> String {
     let mut text = ids[..ids.len().min(MAX_IDS_PER_LINE)].join(", ");
     if ids.len() > MAX_IDS_PER_LINE {
         let _ = write!(text, " and {} more", ids.len() - MAX_IDS_PER_LINE);
@@ -353,27 +377,39 @@ fn shorten_case_ids(ids: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::limits::TimeLimit;
-    use crate::record::run::AfterTiming;
-    use crate::record::{Environment, Provenance, SampleUnit};
+    use crate::measure::limits::ShortestLaunchTime;
+    use crate::record::run::VerificationAfterTiming;
+    use crate::record::{CommitAndChanges, RunEnvironment, ThroughputItemUnit};
 
-    fn timed_case(implementation: &str, cache: &str, elapsed_ns: f64) -> CaseRecord {
-        CaseRecord {
+    fn case_record_with_one_time(
+        implementation: &str,
+        cache: &str,
+        elapsed_ns: f64,
+    ) -> CaseRecordWithSamples {
+        CaseRecordWithSamples {
             implementation: implementation.to_owned(),
             cache: cache.to_owned(),
-            limit: Some(TimeLimit { time_ns: 50.0, by: "memory".to_owned() }),
-            ..CaseRecord::untimed_samples(vec![elapsed_ns])
+            limit: Some(ShortestLaunchTime { time_ns: 50.0, by: "memory".to_owned() }),
+            ..CaseRecordWithSamples::example_with_sample_times(vec![elapsed_ns])
         }
     }
 
     #[test]
-    fn a_case_whose_launches_cupti_did_not_record_is_named_below_the_table() {
-        let mut run = ProcessRun::start_now("b", "s", Environment::cpu(), Provenance::default());
-        run.cases.insert("w/f/n1/cuda/seen/hot".to_owned(), timed_case("cuda/seen", "hot", 100.0));
-        let mut unseen = timed_case("cuda/unseen", "hot", 100.0);
+    fn cases_without_cupti_record_are_listed_below_the_table() {
+        let mut run = BenchProcessRun::empty_run_starting_now(
+            "b",
+            "s",
+            RunEnvironment::environment_of_process_on_cpu(),
+            CommitAndChanges::default(),
+        );
+        run.cases.insert(
+            "w/f/n1/cuda/seen/hot".to_owned(),
+            case_record_with_one_time("cuda/seen", "hot", 100.0),
+        );
+        let mut unseen = case_record_with_one_time("cuda/unseen", "hot", 100.0);
         unseen.samples.unrecorded = Some("CUPTI is missing".to_owned());
         run.cases.insert("w/f/n1/cuda/unseen/hot".to_owned(), unseen);
-        let text = results_text(&[run], None);
+        let text = results_table_and_remarks_text(&[run], None);
         let line = text.lines().find(|line| line.starts_with("without a record")).unwrap();
         assert_eq!(
             line,
@@ -382,15 +418,23 @@ mod tests {
     }
 
     #[test]
-    fn a_launch_that_is_too_short_to_show_reuse_is_marked() {
-        let environment = Environment { device_kind: "cuda".to_owned(), ..Environment::cpu() };
-        let mut run = ProcessRun::start_now("b", "s", environment, Provenance::default());
+    fn a_launch_too_short_to_detect_reused_results_is_marked() {
+        let environment = RunEnvironment {
+            device_kind: "cuda".to_owned(),
+            ..RunEnvironment::environment_of_process_on_cpu()
+        };
+        let mut run = BenchProcessRun::empty_run_starting_now(
+            "b",
+            "s",
+            environment,
+            CommitAndChanges::default(),
+        );
         for (name, elapsed_ns) in [("tiny", 1_500.0), ("long", 2_500.0)] {
-            let mut of = timed_case(name, "hot", elapsed_ns);
-            of.verification.after = Some(AfterTiming::SAME_BITS_VERIFICATION);
+            let mut of = case_record_with_one_time(name, "hot", elapsed_ns);
+            of.verification.after = Some(VerificationAfterTiming::EQUAL_BITS_FOR_UNCHANGED_INPUTS);
             run.cases.insert(format!("w/f/n1/{name}/hot"), of);
         }
-        let text = results_text(&[run], None);
+        let text = results_table_and_remarks_text(&[run], None);
         let line = text.lines().find(|line| line.starts_with("too short")).unwrap();
         assert_eq!(
             line,
@@ -399,33 +443,43 @@ mod tests {
     }
 
     #[test]
-    fn continued_lines_of_a_failure_message_are_indented() {
-        let mut run = ProcessRun::start_now("b", "s", Environment::cpu(), Provenance::default());
+    fn continuation_lines_of_failure_messages_are_indented() {
+        let mut run = BenchProcessRun::empty_run_starting_now(
+            "b",
+            "s",
+            RunEnvironment::environment_of_process_on_cpu(),
+            CommitAndChanges::default(),
+        );
         let message = "boom\n\n0 regressed, 3 unchanged";
         run.failed.insert("w/f/a".to_owned(), message.into());
         run.skipped.insert("w/f/b".to_owned(), message.to_owned());
         let expected = "no case was timed\nskipped 1: boom\n    0 regressed, 3 unchanged: w/f/b\n\
                       FAILED w/f/a: boom\n    0 regressed, 3 unchanged";
-        assert_eq!(results_text(&[run], None), expected);
+        assert_eq!(results_table_and_remarks_text(&[run], None), expected);
     }
 
     #[test]
-    fn a_host_that_needs_longer_than_the_gpu_is_mentioned() {
-        let mut run = ProcessRun::start_now("b", "s", Environment::cpu(), Provenance::default());
+    fn a_host_launch_slower_than_the_gpu_is_mentioned() {
+        let mut run = BenchProcessRun::empty_run_starting_now(
+            "b",
+            "s",
+            RunEnvironment::environment_of_process_on_cpu(),
+            CommitAndChanges::default(),
+        );
         for (name, gpu_ns, host_ns, host_bound) in [
-            // Two milliseconds of computing on the host, and a copy.
+            // The case computes for two milliseconds on the host, and then enqueues a copy.
             ("computes", 200e3, Some(2e6), false),
             ("tiny", 2e3, Some(4e3), false),
             ("many", 300e3, Some(500e3), false),
             ("shows", 2e6, Some(8e6), true),
             ("unknown", 1e3, None, false),
         ] {
-            let mut of = timed_case(name, "hot", gpu_ns);
+            let mut of = case_record_with_one_time(name, "hot", gpu_ns);
             (of.samples.costs.host_launch_ns, of.samples.conditions.host_bound) =
                 (host_ns, host_bound);
             run.cases.insert(format!("w/f/n1/{name}/hot"), of);
         }
-        let text = results_text(&[run], None);
+        let text = results_table_and_remarks_text(&[run], None);
         let line = text.lines().find(|line| line.ends_with("w/f/n1/computes/hot")).unwrap();
         assert_eq!(
             line,
@@ -434,16 +488,24 @@ mod tests {
     }
 
     #[test]
-    fn a_network_has_its_rate_and_its_share_of_the_matmul_peak() {
-        let mut run = ProcessRun::start_now("b", "s", Environment::cpu(), Provenance::default());
+    fn a_network_shows_throughput_and_share_of_matmul_peak() {
+        let mut run = BenchProcessRun::empty_run_starting_now(
+            "b",
+            "s",
+            RunEnvironment::environment_of_process_on_cpu(),
+            CommitAndChanges::default(),
+        );
         run.limits.flops_per_s.insert("matmul bf16".to_owned(), 500e12);
-        let mut network = timed_case("cuda/fused", "hot", 1e6);
+        let mut network = case_record_with_one_time("cuda/fused", "hot", 1e6);
         network.work.flops.insert("matmul bf16".to_owned(), 250_000_000_000);
         network.computed_samples = Some(2048);
-        network.sample_unit = SampleUnit::Tokens;
+        network.sample_unit = ThroughputItemUnit::Tokens;
         run.cases.insert("w/f/n1/cuda/fused/hot".to_owned(), network);
-        run.cases.insert("w/g/n1/cuda/fused/hot".to_owned(), timed_case("cuda/fused", "hot", 1e6));
-        let text = results_text(&[run], None);
+        run.cases.insert(
+            "w/g/n1/cuda/fused/hot".to_owned(),
+            case_record_with_one_time("cuda/fused", "hot", 1e6),
+        );
+        let text = results_table_and_remarks_text(&[run], None);
         let row = |problem: &str| {
             let mut lines = text.lines().skip_while(|line| !line.contains(problem)).skip(1);
             lines.next().unwrap().split_whitespace().rev().collect::<Vec<_>>()
@@ -453,18 +515,23 @@ mod tests {
     }
 
     #[test]
-    fn problems_are_in_order_of_size_and_their_fastest_case_is_marked() {
-        let mut run = ProcessRun::start_now("b", "s", Environment::cpu(), Provenance::default());
+    fn problems_are_sorted_by_size_and_the_fastest_case_marked() {
+        let mut run = BenchProcessRun::empty_run_starting_now(
+            "b",
+            "s",
+            RunEnvironment::environment_of_process_on_cpu(),
+            CommitAndChanges::default(),
+        );
         for (id, cached) in [
-            ("w/f/n1024/cpu/hot", timed_case("cpu", "hot", 100.0)),
-            ("w/f/n512/cuda/slow/hot", timed_case("cuda/slow", "hot", 200.0)),
-            ("w/f/n512/cuda/fast/cold", timed_case("cuda/fast", "cold", 60.0)),
-            ("w/f/n512/cuda/fast/hot", timed_case("cuda/fast", "hot", 40.0)),
-            ("another bench's case", timed_case("", "", 80.0)),
+            ("w/f/n1024/cpu/hot", case_record_with_one_time("cpu", "hot", 100.0)),
+            ("w/f/n512/cuda/slow/hot", case_record_with_one_time("cuda/slow", "hot", 200.0)),
+            ("w/f/n512/cuda/fast/cold", case_record_with_one_time("cuda/fast", "cold", 60.0)),
+            ("w/f/n512/cuda/fast/hot", case_record_with_one_time("cuda/fast", "hot", 40.0)),
+            ("another bench's case", case_record_with_one_time("", "", 80.0)),
         ] {
             run.cases.insert(id.to_owned(), cached);
         }
-        let text = results_text(&[run], None);
+        let text = results_table_and_remarks_text(&[run], None);
         let first =
             |line: &str| line.split("  ").find(|word| !word.trim().is_empty()).map(str::to_owned);
         let firsts: Vec<String> =

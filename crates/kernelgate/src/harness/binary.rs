@@ -1,34 +1,41 @@
-//! The main function of a bench binary: it reads flags, selects cases and does what the mode asks.
+//! The main function of a bench executable: it parses flags, selects cases, and does what the mode
+//! requires.
 
 use std::process::ExitCode;
 
 use super::error::{HarnessError, shorten_for_message};
-use super::peers::PeerProgramSource;
+use super::peers::EmbeddedPeerProgram;
 use super::recording::criterion_results;
-use super::running::sampling::{criterion_with_measurement, open_criterion_group};
+use super::running::sampling::{
+    criterion_with_kernelgate_measurement, open_criterion_group_of_problem,
+};
 use super::running::{bench_run, estimate, test_run, trial, trial_run};
-use super::selection::backend_choice::BenchPlace;
-use super::selection::cases::{CaseSelectionResult, ProblemGroup, SelectionChoice};
-use super::selection::filter::CaseFilter;
+use super::selection::backend_choice::ChosenBackend;
+use super::selection::cases::{CaseSelectionCriteria, SelectedAndSkippedCases, SelectedProblem};
+use super::selection::filter::CaseIdFilter;
 use super::selection::{cases, names};
-use super::settings::args::ProcessMode;
+use super::settings::args::BenchProcessTask;
 use super::settings::{BenchSettings, process};
 use super::{answer, panic_guard};
 use crate::backend::BenchTarget;
-use crate::exit::ExitReason;
-use crate::measure::criterion::ElapsedTimeMethod;
+use crate::exit::ProcessExitReason;
+use crate::measure::criterion::CriterionElapsedTime;
 use crate::protocol::{
-    self, BenchRequest, BenchResponse, BenchResponseBody, RequestedAction, TimingReportPart,
+    self, BenchRequestFile, BenchResponseFile, RequestedBenchAction, ResponseToBenchAction,
+    TimingAccuracyReportPart,
 };
-use crate::record::text::printable_on_terminal;
-use crate::record::{BaselineStore, Environment, ProcessRun, ShardPartition, TrialRequest, file};
-use crate::suite::Suite;
-use crate::workload::Effort;
-use kernelgate_cuda::compiler::source::KernelFile;
-use kernelgate_cuda::observe::range::RangeGuard;
-use kernelgate_cuda::spec::ListedKernel;
+use crate::record::text::clean_message_for_terminal;
+use crate::record::{
+    BenchProcessRun, ProblemsDividedAmongShards, RecordFoldersOfPackage, RunEnvironment,
+    TrialRequestToBench, file,
+};
+use crate::suite::WorkloadSuite;
+use crate::workload::BenchEffort;
+use kernelgate_cuda::compiler::source::NamedKernelFile;
+use kernelgate_cuda::observe::range::NamedRangeGuard;
+use kernelgate_cuda::spec::ListedKernelBuild;
 
-/// A bench binary's workloads, with their implementations.
+/// The workloads and implementations of a bench executable.
 ///
 /// ```no_run
 /// # use kernelgate::prelude::*;
@@ -73,16 +80,17 @@ use kernelgate_cuda::spec::ListedKernel;
 /// ```
 pub struct Harness {
     name: &'static str,
-    suites: Vec<Suite>,
-    siblings: Vec<Suite>,
-    peers: Vec<PeerProgramSource>,
-    kernels: Vec<ListedKernel>,
-    kernel_files: &'static [KernelFile],
+    suites: Vec<WorkloadSuite>,
+    siblings: Vec<WorkloadSuite>,
+    peers: Vec<EmbeddedPeerProgram>,
+    kernels: Vec<ListedKernelBuild>,
+    kernel_files: &'static [NamedKernelFile],
 }
 
 impl Harness {
-    /// A bench binary called `name` (as in `[[bench]]`), with the workloads it times.
-    pub fn new(name: &'static str, suites: impl IntoIterator<Item: Into<Suite>>) -> Self {
+    /// Creates a bench executable with the name of its `[[bench]]` target and the workloads that it
+    /// times.
+    pub fn new(name: &'static str, suites: impl IntoIterator<Item: Into<WorkloadSuite>>) -> Self {
         let suites = suites.into_iter().map(Into::into).collect();
         Self {
             name,
@@ -94,299 +102,352 @@ impl Harness {
         }
     }
 
-    /// Workloads of the package's other bench binaries, so that a filter which matches nothing in
-    /// any of them is an error. Without the siblings, a filter without a match is an error only in
-    /// a package with one bench.
-    pub fn siblings(mut self, siblings: Vec<Suite>) -> Self {
+    /// Sets the workloads of the package's other bench executables, so that a filter that matches
+    /// no case in any of them is an error. Without siblings, a filter that matches no case is an
+    /// error only in a package with a single bench.
+    pub fn siblings(mut self, siblings: Vec<WorkloadSuite>) -> Self {
         self.siblings = siblings;
         self
     }
 
-    /// Programs that time other people's kernels for the same problems, for `kernelgate peers`.
-    pub fn peers(mut self, peers: Vec<PeerProgramSource>) -> Self {
+    /// Sets the peer programs, which time kernels of other projects for the same problems, for
+    /// `kernelgate peers`.
+    pub fn peers(mut self, peers: Vec<EmbeddedPeerProgram>) -> Self {
         self.peers = peers;
         self
     }
 
-    /// CUDA kernels of the bench binary, as [`kernelgate_cuda::spec::list_kernel_rows`] lists rows:
-    /// `kernelgate resources` compiles them.
-    pub fn kernels(mut self, kernels: Vec<ListedKernel>) -> Self {
+    /// Sets the CUDA kernels of the bench executable, as listed by
+    /// [`kernelgate_cuda::spec::list_kernel_rows`]: `kernelgate resources` compiles them.
+    pub fn kernels(mut self, kernels: Vec<ListedKernelBuild>) -> Self {
         self.kernels = kernels;
         self
     }
 
-    /// Files of its CUDA kernels, from [`kernelgate_cuda::embedded_files!`], for sources made by
-    /// [`Source::in_files`](kernelgate_cuda::Source::in_files). If the executable embeds the kernel
-    /// files, and not the library with the rows, an edited kernel does not compile that library
-    /// anew.
-    pub fn kernel_files(mut self, files: &'static [KernelFile]) -> Self {
+    /// Sets the embedded source files of the CUDA kernels, from
+    /// [`kernelgate_cuda::embedded_files!`], for sources made by
+    /// [`Source::from_package_files`](kernelgate_cuda::Source::from_package_files). If the bench executable embeds the
+    /// kernel files instead of the library with the rows, editing a kernel does not recompile the
+    /// library.
+    pub fn kernel_files(mut self, files: &'static [NamedKernelFile]) -> Self {
         self.kernel_files = files;
         self
     }
 
-    /// Runs the binary on the process' arguments.
+    /// Runs the bench executable with the arguments of the process, and returns the exit code.
     pub fn main(self) -> ExitCode {
-        protocol::keep_executable_mark();
-        let mut settings = match process::process_settings() {
+        protocol::keep_bench_mark_in_executable();
+        let mut settings = match process::settings_of_this_process_or_restart() {
             Ok(settings) => settings,
             Err(exit) => return exit,
         };
         settings.device.options.files = self.kernel_files;
-        let outcome = panic_guard::catch_panic(|| self.run(&settings))
+        let outcome = panic_guard::catch_panic(|| self.run_requested_mode(&settings))
             .unwrap_or_else(|panic| Err(HarnessError::Panic(panic)));
-        outcome.map_or_else(|error| process::print_failure(&error), Into::into)
+        outcome.map_or_else(|error| process::print_error_and_return_exit_code(&error), Into::into)
     }
 
-    /// Workloads of the package's other bench binaries; they exclude this binary's workloads, which
-    /// the list of siblings may contain.
-    fn suites_of_other_benches(&self) -> impl Iterator<Item = &Suite> {
-        let own = |name| self.suites.iter().any(|suite| suite.name() == name);
-        self.siblings.iter().filter(move |suite| !own(suite.name()))
+    /// Workloads of the package's other bench executables, without this executable's workloads,
+    /// which the siblings may include.
+    fn suites_of_other_benches(&self) -> impl Iterator<Item = &WorkloadSuite> {
+        let own = |name| self.suites.iter().any(|suite| suite.workload_name() == name);
+        self.siblings.iter().filter(move |suite| !own(suite.workload_name()))
     }
 
-    fn all_suites(&self) -> impl Iterator<Item = &Suite> {
+    fn suites_of_all_benches(&self) -> impl Iterator<Item = &WorkloadSuite> {
         self.suites.iter().chain(self.suites_of_other_benches())
     }
 
-    fn own_suites(&self) -> impl Iterator<Item = &Suite> {
+    fn suites_of_this_bench(&self) -> impl Iterator<Item = &WorkloadSuite> {
         self.suites.iter()
     }
 
-    fn run(&self, settings: &BenchSettings) -> Result<ExitReason, HarnessError> {
-        names::check_declared_names(self.name, self.all_suites())?;
-        let _session = RangeGuard::new(self.name);
-        kernelgate_cuda::layout::pad_heap_for_layout(settings.device.options.variant.layout);
-        if let ProcessMode::Respond(path) = &settings.mode {
-            return self.respond_to_request(settings, file::read(path)?);
+    fn run_requested_mode(
+        &self,
+        settings: &BenchSettings,
+    ) -> Result<ProcessExitReason, HarnessError> {
+        names::check_names_of_bench_and_workloads(self.name, self.suites_of_all_benches())?;
+        let _session = NamedRangeGuard::open_named_range(self.name);
+        kernelgate_cuda::layout::pad_host_heap_for_layout(settings.device.options.variant.layout);
+        if let BenchProcessTask::Respond(path) = &settings.mode {
+            return self.carry_out_request_and_write_response(settings, file::read_record(path)?);
         }
-        cases::check_axis_overrides(self.all_suites(), &settings.axes)?;
-        let place = settings.device.choose_place(self.own_suites())?;
-        let divide = |all: &CaseSelectionResult<'_>| partition_by_recorded_times(settings, all);
-        let selected = match self.select_in_shard(settings, &place, &settings.filter, divide) {
-            // `cargo bench -- FILTER` runs every bench of the package.
+        cases::check_overrides_are_accepted_by_a_workload(
+            self.suites_of_all_benches(),
+            &settings.axes,
+        )?;
+        let place = settings.device.choose_backend(self.suites_of_this_bench())?;
+        let divide =
+            |all: &SelectedAndSkippedCases<'_>| divide_into_shards_by_recorded_times(settings, all);
+        let selected = match self.select_cases_in_shard(settings, &place, &settings.filter, divide)
+        {
+            // `cargo bench -- FILTER` runs every bench of the package, so a bench without a
+            // matching case ends without an error.
             Err(error @ HarnessError::NoMatch { .. })
                 if self.siblings.is_empty() && settings.process.has_other_benches =>
             {
-                eprintln!("{}: {}", self.name, printable_on_terminal(&error.to_string()));
+                eprintln!("{}: {}", self.name, clean_message_for_terminal(&error.to_string()));
                 None
             }
             selected => selected?,
         };
-        let Some(selection) = selected else { return Ok(ExitReason::Fine) };
-        let store = BaselineStore::discover();
+        let Some(selection) = selected else { return Ok(ProcessExitReason::Fine) };
+        let store = RecordFoldersOfPackage::record_folders_of_running_package();
         let baselines = &settings.baselines;
-        if !matches!(settings.mode, ProcessMode::Test | ProcessMode::Profile) {
+        if !matches!(settings.mode, BenchProcessTask::Test | BenchProcessTask::Profile) {
             for (name, required) in [
                 (&baselines.load, true),
                 (&baselines.compare, true),
                 (&baselines.compare_if_stored, false),
             ] {
                 let name = name.as_deref();
-                criterion_results::check_stored_baseline(&store, &selection, name, required)?;
+                criterion_results::check_stored_criterion_baseline(
+                    &store, &selection, name, required,
+                )?;
             }
         }
         match settings.mode {
-            ProcessMode::Test | ProcessMode::Profile => {
-                test_run::run_test_mode(settings, &place, &selection, &store)
+            BenchProcessTask::Test | BenchProcessTask::Profile => {
+                test_run::run_test_or_profile_mode(settings, &place, &selection, &store)
             }
-            ProcessMode::List | ProcessMode::Load => {
-                let mut criterion = criterion_with_measurement(
+            BenchProcessTask::List | BenchProcessTask::Load => {
+                let mut criterion = criterion_with_kernelgate_measurement(
                     &store,
                     settings.effort,
-                    ElapsedTimeMethod::default(),
+                    CriterionElapsedTime::default(),
                 );
                 for group in &selection.groups {
-                    let mut criterion_group = open_criterion_group(&mut criterion, group);
+                    let mut criterion_group =
+                        open_criterion_group_of_problem(&mut criterion, group);
                     for case in &group.cases {
                         criterion_group.bench_function(case.criterion_function_name(), |_| {});
                     }
                 }
-                Ok(ExitReason::Fine)
+                Ok(ProcessExitReason::Fine)
             }
             _ => {
-                let (exit, run) =
-                    bench_run::run_bench_cases(self.name, settings, &place, &selection, &store)?;
-                self.check_any_case_ran(settings, &place, &run).map(|()| exit)
+                let (exit, run) = bench_run::verify_time_and_record_selected_cases(
+                    self.name, settings, &place, &selection, &store,
+                )?;
+                self.check_that_a_named_case_ran(settings, &place, &run).map(|()| exit)
             }
         }
     }
 
-    /// Carries out the request of the program, and writes the response.
-    fn respond_to_request(
+    /// Carries out the request of the program `kernelgate`, and writes the response to a file.
+    fn carry_out_request_and_write_response(
         &self,
         settings: &BenchSettings,
-        request: BenchRequest,
-    ) -> Result<ExitReason, HarnessError> {
-        let mut exit = ExitReason::Fine;
+        request: BenchRequestFile,
+    ) -> Result<ProcessExitReason, HarnessError> {
+        let mut exit = ProcessExitReason::Fine;
         let answer = match request.action {
-            RequestedAction::Trial(request) => {
-                exit = self.run_trial(settings, *request)?;
-                BenchResponseBody::Trial
+            RequestedBenchAction::Trial(request) => {
+                exit = self.run_requested_trial(settings, *request)?;
+                ResponseToBenchAction::Trial
             }
             action => self
-                .answer_request(settings, &action)
-                .unwrap_or_else(|error| BenchResponseBody::Refused(error.to_string())),
+                .answer_for_action(settings, &action)
+                .unwrap_or_else(|error| ResponseToBenchAction::Refused(error.to_string())),
         };
-        let response = BenchResponse { bench: self.name.to_owned(), answer };
-        file::write_unsynced(&request.response, &response)?;
+        let response = BenchResponseFile { bench: self.name.to_owned(), answer };
+        file::write_record_without_sync(&request.response, &response)?;
         Ok(exit)
     }
 
-    /// Runs the trial that a request describes; does nothing if this binary has none of the
+    /// Runs the trial that a request describes; does nothing if this bench has none of the
     /// requested cases.
-    fn run_trial(
+    fn run_requested_trial(
         &self,
         settings: &BenchSettings,
-        request: TrialRequest,
-    ) -> Result<ExitReason, HarnessError> {
-        cases::check_axis_overrides(self.all_suites(), &settings.axes)?;
-        let place = settings.device.choose_place(self.own_suites())?;
-        let filter = trial::trial_case_filter(&request, settings);
-        // Both builds of a comparison divide their cases into equal shards, even if their baselines
-        // hold different times. Cases that the request names already belong to one shard.
+        request: TrialRequestToBench,
+    ) -> Result<ProcessExitReason, HarnessError> {
+        cases::check_overrides_are_accepted_by_a_workload(
+            self.suites_of_all_benches(),
+            &settings.axes,
+        )?;
+        let place = settings.device.choose_backend(self.suites_of_this_bench())?;
+        let filter = trial::case_filter_of_trial_request(&request, settings);
+        // Base and head of a comparison divide their cases into equal shards by hash, even if their
+        // baselines contain different times. If the request names cases, they already belong to one
+        // shard.
         let shard = settings.shard.filter(|_| request.cases.is_none());
-        let divide = |_: &CaseSelectionResult<'_>| shard.map(ShardPartition::divide_by_hash);
-        let Some(mut selection) = self.select_in_shard(settings, &place, &filter, divide)? else {
-            return Ok(ExitReason::Fine);
+        let divide = |_: &SelectedAndSkippedCases<'_>| {
+            shard.map(ProblemsDividedAmongShards::by_hash_of_problem_ids)
         };
-        selection.move_to_front(&request.first);
-        let store = BaselineStore::discover();
-        trial_run::carry_out_trial(self.name, settings, request, &place, &selection, &store)
+        let Some(mut selection) = self.select_cases_in_shard(settings, &place, &filter, divide)?
+        else {
+            return Ok(ProcessExitReason::Fine);
+        };
+        selection.move_cases_to_front(&request.first);
+        let store = RecordFoldersOfPackage::record_folders_of_running_package();
+        trial_run::run_trial_and_write_record(
+            self.name, settings, request, &place, &selection, &store,
+        )
     }
 
-    fn answer_request(
+    fn answer_for_action(
         &self,
         settings: &BenchSettings,
-        action: &RequestedAction,
-    ) -> Result<BenchResponseBody, HarnessError> {
-        if let RequestedAction::Resources { arch, filter } = action {
-            let filter = CaseFilter::parse(filter.as_deref(), false)?;
-            let with_files = |kernel: &ListedKernel| kernel.clone().with_files(self.kernel_files);
+        action: &RequestedBenchAction,
+    ) -> Result<ResponseToBenchAction, HarnessError> {
+        if let RequestedBenchAction::Resources { arch, filter } = action {
+            let filter = CaseIdFilter::parse_exact_or_regex(filter.as_deref(), false)?;
+            let with_files =
+                |kernel: &ListedKernelBuild| kernel.clone().with_embedded_files(self.kernel_files);
             let kernels: Vec<_> = self.kernels.iter().map(with_files).collect();
-            return Ok(answer::resources::answer_resources(&kernels, arch, &filter));
+            return Ok(answer::resources::compile_and_report_resources(&kernels, arch, &filter));
         }
-        let place = settings.device.choose_place(self.own_suites())?;
-        let no_gpu = || BenchResponseBody::Refused(format!("no GPU to time: {}", place.otherwise));
+        let place = settings.device.choose_backend(self.suites_of_this_bench())?;
+        let no_gpu =
+            || ResponseToBenchAction::Refused(format!("no GPU to time: {}", place.otherwise));
         match action {
-            RequestedAction::Peers => {
-                return Ok(BenchResponseBody::Peers(
-                    self.peers.iter().map(PeerProgramSource::program).collect(),
+            RequestedBenchAction::Peers => {
+                return Ok(ResponseToBenchAction::Peers(
+                    self.peers.iter().map(EmbeddedPeerProgram::peer_program_response).collect(),
                 ));
             }
-            RequestedAction::Environment => {
-                let target = settings.device.open(&place)?;
-                return Ok(BenchResponseBody::Environment(Box::new(Environment::on(&target))));
+            RequestedBenchAction::Environment => {
+                let target = settings.device.open_target(&place)?;
+                return Ok(ResponseToBenchAction::Environment(Box::new(RunEnvironment::on(
+                    &target,
+                ))));
             }
-            RequestedAction::Timing { part } if *part != Some(TimingReportPart::Cases) => {
-                let BenchTarget::Cuda(devices) = settings.device.open(&place)? else {
+            RequestedBenchAction::Timing { part }
+                if *part != Some(TimingAccuracyReportPart::Cases) =>
+            {
+                let BenchTarget::Cuda(devices) = settings.device.open_target(&place)? else {
                     return Ok(no_gpu());
                 };
-                let report = answer::timing::timing_report(&devices, *part)?;
-                return Ok(BenchResponseBody::Timing(Box::new(report)));
+                let report = answer::timing::measure_timing_accuracy_report(&devices, *part)?;
+                return Ok(ResponseToBenchAction::Timing(Box::new(report)));
             }
             _ => {}
         }
-        let selection = match self.select_for_request(settings, &place) {
+        let selection = match self.select_cases_for_request(settings, &place) {
             Ok(selection) => selection,
             Err(none) => return Ok(*none),
         };
         let seed = settings.seed;
         Ok(match action {
-            RequestedAction::Verify { dump } => {
-                let target = settings.device.open(&place)?;
-                let verified =
-                    answer::verify::verify_cases(&selection, seed, target, dump.as_deref());
-                BenchResponseBody::Verify(verified)
+            RequestedBenchAction::Verify { dump } => {
+                let target = settings.device.open_target(&place)?;
+                let verified = answer::verify::verify_one_case_per_implementation(
+                    &selection,
+                    seed,
+                    target,
+                    dump.as_deref(),
+                );
+                ResponseToBenchAction::Verify(verified)
             }
-            RequestedAction::Timing { .. } => match settings.device.open(&place)? {
+            RequestedBenchAction::Timing { .. } => match settings.device.open_target(&place)? {
                 BenchTarget::Cuda(devices) => {
                     let report =
                         answer::timing::time_cases_by_events_and_cupti(&selection, seed, &devices)?;
-                    BenchResponseBody::Timing(Box::new(report))
+                    ResponseToBenchAction::Timing(Box::new(report))
                 }
                 BenchTarget::Cpu => no_gpu(),
             },
-            RequestedAction::Profile | RequestedAction::Record(_) => {
-                let target = settings.device.open(&place)?;
-                answer::profile::profile_cases(&selection, seed, &target, action.recorded())?
+            RequestedBenchAction::Profile | RequestedBenchAction::Record(_) => {
+                let target = settings.device.open_target(&place)?;
+                answer::profile::profile_one_case_per_implementation(
+                    &selection,
+                    seed,
+                    &target,
+                    action.launches_to_record(),
+                )?
             }
-            _ => BenchResponseBody::List(answer::list_cases::list_cases(
-                self.own_suites(),
-                &selection,
-                &place,
-            )),
+            _ => {
+                ResponseToBenchAction::List(answer::list_cases::list_workloads_and_selected_cases(
+                    self.suites_of_this_bench(),
+                    &selection,
+                    &place,
+                ))
+            }
         })
     }
 
-    /// The selected cases of a request, or the response if nothing matches.
-    fn select_for_request(
+    /// Selects the cases of a request, or returns the response that nothing matches.
+    fn select_cases_for_request(
         &self,
         settings: &BenchSettings,
-        place: &BenchPlace,
-    ) -> Result<CaseSelectionResult<'_>, Box<BenchResponseBody>> {
+        place: &ChosenBackend,
+    ) -> Result<SelectedAndSkippedCases<'_>, Box<ResponseToBenchAction>> {
         let nothing =
-            |reason: String, close| Box::new(BenchResponseBody::NoMatch { reason, close });
+            |reason: String, close| Box::new(ResponseToBenchAction::NoMatch { reason, close });
         let refused = |error: HarnessError| nothing(error.to_string(), Vec::new());
-        cases::check_axis_overrides(self.all_suites(), &settings.axes).map_err(refused)?;
+        cases::check_overrides_are_accepted_by_a_workload(
+            self.suites_of_all_benches(),
+            &settings.axes,
+        )
+        .map_err(refused)?;
         let filter = &settings.filter;
-        let divide = |all: &CaseSelectionResult<'_>| partition_by_recorded_times(settings, all);
-        match (self.select_in_shard(settings, place, filter, divide), filter.text()) {
+        let divide =
+            |all: &SelectedAndSkippedCases<'_>| divide_into_shards_by_recorded_times(settings, all);
+        match (
+            self.select_cases_in_shard(settings, place, filter, divide),
+            filter.user_filter_text(),
+        ) {
             (Ok(Some(selection)), _) => Ok(selection),
             (Ok(None), _) => {
                 Err(nothing("another bench has what was asked for".to_owned(), Vec::new()))
             }
-            (Err(_), Some(text)) => Err(match self.unmatched_axes_error(settings, place) {
+            (Err(_), Some(text)) => Err(match self.unmatched_axis_values_error(settings, place) {
                 Some(error) => refused(error),
-                // The `kernelgate` program merges similar ids of all benches for its suggestion.
+                // The program `kernelgate` merges similar ids from all benches and suggests them.
                 None => nothing(
                     format!("no case matches `{}`", shorten_for_message(text)),
-                    cases::closest_ids(filter, &cases::all_case_ids(self.own_suites())),
+                    cases::case_ids_similar_to_filter(
+                        filter,
+                        &cases::case_ids_of_all_efforts(self.suites_of_this_bench()),
+                    ),
                 ),
             }),
             (Err(error), None) => Err(refused(error)),
         }
     }
 
-    /// The selected cases; `None` if the filter matches only another bench.
+    /// Selects the cases of this process's shard; `None` if the filter matches only cases of
+    /// another bench.
     ///
-    /// If a filter matches no case of the effort, the whole sweep is tried, because a user who
-    /// names a case expects it to run.
-    fn select_in_shard(
+    /// If the filter matches no case of the chosen effort, the thorough sweep is searched, because
+    /// a user who names a case expects it to run.
+    fn select_cases_in_shard(
         &self,
         settings: &BenchSettings,
-        place: &BenchPlace,
-        filter: &CaseFilter,
-        divide: impl FnOnce(&CaseSelectionResult<'_>) -> Option<ShardPartition>,
-    ) -> Result<Option<CaseSelectionResult<'_>>, HarnessError> {
-        let mut choice = SelectionChoice {
+        place: &ChosenBackend,
+        filter: &CaseIdFilter,
+        divide: impl FnOnce(&SelectedAndSkippedCases<'_>) -> Option<ProblemsDividedAmongShards>,
+    ) -> Result<Option<SelectedAndSkippedCases<'_>>, HarnessError> {
+        let mut choice = CaseSelectionCriteria {
             effort: settings.effort,
             place,
             axes: &settings.axes,
             filter,
             part: None,
         };
-        let mut selection = choice.select_suites(self.own_suites())?;
-        if selection.matched_nothing() && choice.effort < Effort::Thorough {
-            choice.effort = Effort::Thorough;
-            selection = choice.select_suites(self.own_suites())?;
-            if !selection.matched_nothing() && settings.mode != ProcessMode::List {
+        let mut selection = choice.select_cases_of_suites(self.suites_of_this_bench())?;
+        if selection.is_without_any_case() && choice.effort < BenchEffort::Thorough {
+            choice.effort = BenchEffort::Thorough;
+            selection = choice.select_cases_of_suites(self.suites_of_this_bench())?;
+            if !selection.is_without_any_case() && settings.mode != BenchProcessTask::List {
                 eprintln!(
                     "{}: not among the default cases; {} of the whole sweep match",
                     self.name,
-                    selection.case_count()
+                    selection.runnable_case_count()
                 );
             }
         }
-        if !selection.matched_nothing() {
+        if !selection.is_without_any_case() {
             if let Some(partition) = divide(&selection) {
-                let plan = selection.plan(self.name, &partition);
+                let plan = selection.shard_plan(self.name, &partition);
                 let shard = partition.shard;
-                selection = SelectionChoice { part: Some(&partition), ..choice }
-                    .select_suites(self.own_suites())?;
+                selection = CaseSelectionCriteria { part: Some(&partition), ..choice }
+                    .select_cases_of_suites(self.suites_of_this_bench())?;
                 // A bench run prints its shard in the first line of its output, and its record
-                // holds the shard.
-                if settings.mode != ProcessMode::Bench {
-                    let (part, all) = (selection.case_count(), plan.cases);
+                // contains the shard.
+                if settings.mode != BenchProcessTask::Bench {
+                    let (part, all) = (selection.runnable_case_count(), plan.cases);
                     eprintln!("{}: shard {shard}: {part} of {all} cases", self.name);
                 }
                 if shard.count as usize > plan.problems {
@@ -402,57 +463,71 @@ impl Harness {
             }
             return Ok(Some(selection));
         }
-        let elsewhere = self.select_in_other_benches(settings, place, filter);
-        if elsewhere.is_ok_and(|elsewhere| !elsewhere.matched_nothing()) {
+        let elsewhere = self.select_cases_in_other_benches(settings, place, filter);
+        if elsewhere.is_ok_and(|elsewhere| !elsewhere.is_without_any_case()) {
             return Ok(None);
         }
-        match filter.text() {
-            Some(_) => Err(self
-                .unmatched_axes_error(settings, place)
-                .unwrap_or_else(|| cases::unmatched_filter_error(filter, self.all_suites()))),
-            None if !settings.axes.is_empty() && !matches!(filter, CaseFilter::None) => {
-                Err(cases::unmatched_axis_error(self.own_suites(), &settings.axes))
+        match filter.user_filter_text() {
+            Some(_) => {
+                Err(self.unmatched_axis_values_error(settings, place).unwrap_or_else(|| {
+                    cases::filter_matches_nothing_error(filter, self.suites_of_all_benches())
+                }))
+            }
+            None if !settings.axes.is_empty() && !matches!(filter, CaseIdFilter::None) => {
+                Err(cases::overridden_axis_values_match_nothing_error(
+                    self.suites_of_this_bench(),
+                    &settings.axes,
+                ))
             }
             None => Ok(None),
         }
     }
 
-    /// Reason why no case of any filter has the requested axis values; `None` if a case has them.
-    fn unmatched_axes_error(
+    /// The error that no case has the requested axis values; `None` if a case has them.
+    fn unmatched_axis_values_error(
         &self,
         settings: &BenchSettings,
-        place: &BenchPlace,
+        place: &ChosenBackend,
     ) -> Option<HarnessError> {
         let axes = &settings.axes;
         if axes.is_empty() {
             return None;
         }
-        let filter = &CaseFilter::All;
-        let choice = SelectionChoice { effort: Effort::Thorough, place, axes, filter, part: None };
-        match choice.select_suites(self.own_suites()) {
+        let filter = &CaseIdFilter::All;
+        let choice = CaseSelectionCriteria {
+            effort: BenchEffort::Thorough,
+            place,
+            axes,
+            filter,
+            part: None,
+        };
+        match choice.select_cases_of_suites(self.suites_of_this_bench()) {
             Err(error) => Some(error),
-            Ok(selection) => selection
-                .matched_nothing()
-                .then(|| cases::unmatched_axis_error(self.own_suites(), axes)),
+            Ok(selection) => selection.is_without_any_case().then(|| {
+                cases::overridden_axis_values_match_nothing_error(self.suites_of_this_bench(), axes)
+            }),
         }
     }
 
-    /// Refuses a run without any result if the user named cases that only this binary has.
-    fn check_any_case_ran(
+    /// Fails if no case ran although the user named cases that only this bench has.
+    fn check_that_a_named_case_ran(
         &self,
         settings: &BenchSettings,
-        place: &BenchPlace,
-        run: &ProcessRun,
+        place: &ChosenBackend,
+        run: &BenchProcessRun,
     ) -> Result<(), HarnessError> {
-        let named = settings.filter.text().is_some() || !settings.axes.is_empty();
-        // A shard does not fail if it has no case, because another shard may have it; nor does a
-        // run with a budget, which may end before its first case.
+        let named = settings.filter.user_filter_text().is_some() || !settings.axes.is_empty();
+        // A shard without cases does not fail, because another shard may have them; nor does a run
+        // with a time budget, which may end before the first case.
         let in_part = settings.shard.is_some() || settings.budget.is_some();
         if !named
             || in_part
             || !run.cases.is_empty()
             || !run.failed.is_empty()
-            || self.select_in_other_benches(settings, place, &settings.filter)?.case_count() > 0
+            || self
+                .select_cases_in_other_benches(settings, place, &settings.filter)?
+                .runnable_case_count()
+                > 0
         {
             return Ok(());
         }
@@ -462,51 +537,68 @@ impl Harness {
         Err(HarnessError::NothingRuns { case, reason })
     }
 
-    /// Returns the cases of the package's other bench binaries that match.
-    fn select_in_other_benches(
+    /// Selects the matching cases of the package's other bench executables.
+    fn select_cases_in_other_benches(
         &self,
         settings: &BenchSettings,
-        place: &BenchPlace,
-        filter: &CaseFilter,
-    ) -> Result<CaseSelectionResult<'_>, HarnessError> {
+        place: &ChosenBackend,
+        filter: &CaseIdFilter,
+    ) -> Result<SelectedAndSkippedCases<'_>, HarnessError> {
         let axes = &settings.axes;
-        let choice = SelectionChoice { effort: Effort::Thorough, place, axes, filter, part: None };
-        choice.select_suites(self.suites_of_other_benches())
+        let choice = CaseSelectionCriteria {
+            effort: BenchEffort::Thorough,
+            place,
+            axes,
+            filter,
+            part: None,
+        };
+        choice.select_cases_of_suites(self.suites_of_other_benches())
     }
 }
 
-/// The partition of a process that is to measure a shard.
-fn partition_by_recorded_times(
+/// Divides the selected cases into shards, if this process must run one shard.
+fn divide_into_shards_by_recorded_times(
     settings: &BenchSettings,
-    all: &CaseSelectionResult<'_>,
-) -> Option<ShardPartition> {
+    all: &SelectedAndSkippedCases<'_>,
+) -> Option<ProblemsDividedAmongShards> {
     let shard = settings.shard?;
-    let problems: Vec<String> = all.groups.iter().map(ProblemGroup::id).collect();
-    let times = estimate::recorded_problem_times(&BaselineStore::discover());
-    Some(ShardPartition::divide_by_time(shard, problems.iter().map(String::as_str), &times))
+    let problems: Vec<String> = all.groups.iter().map(SelectedProblem::id).collect();
+    let times = estimate::median_seconds_per_problem_from_baselines(
+        &RecordFoldersOfPackage::record_folders_of_running_package(),
+    );
+    Some(ProblemsDividedAmongShards::by_recorded_times(
+        shard,
+        problems.iter().map(String::as_str),
+        &times,
+    ))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::selection::sample::{own_suites, suites_of_all_binaries};
+    use super::super::selection::sample::{
+        suites_of_both_test_benches, suites_of_first_test_bench,
+    };
     use super::*;
     use crate::backend::BackendKind;
 
     #[test]
-    fn suggestions_for_a_mistyped_filter_name_each_workload_once() {
-        let harness = Harness::new("spike", own_suites()).siblings(suites_of_all_binaries());
-        assert_eq!(harness.all_suites().count(), suites_of_all_binaries().len());
-        let filter = CaseFilter::parse(Some("atention/sofmax"), false).unwrap();
-        let error = cases::unmatched_filter_error(&filter, harness.all_suites());
+    fn a_mistyped_filter_suggests_each_workload_once() {
+        let harness = Harness::new("spike", suites_of_first_test_bench())
+            .siblings(suites_of_both_test_benches());
+        assert_eq!(harness.suites_of_all_benches().count(), suites_of_both_test_benches().len());
+        let filter = CaseIdFilter::parse_exact_or_regex(Some("atention/sofmax"), false).unwrap();
+        let error = cases::filter_matches_nothing_error(&filter, harness.suites_of_all_benches());
         let HarnessError::NoMatch { suggestions, .. } = error else { panic!("{error:?}") };
         assert_eq!(suggestions[0], "attention/softmax");
     }
 
     #[test]
-    fn an_invalid_declared_name_is_refused_before_any_other_error() {
+    fn invalid_declared_names_are_reported_first() {
         let refused = |name, line: &str| {
-            let settings = BenchSettings::parse(line).unwrap();
-            let error = Harness::new(name, own_suites()).run(&settings).unwrap_err();
+            let settings = BenchSettings::parse_command_line(line).unwrap();
+            let error = Harness::new(name, suites_of_first_test_bench())
+                .run_requested_mode(&settings)
+                .unwrap_err();
             assert!(matches!(error, HarnessError::Name { .. }), "{error:?}");
         };
         for line in ["--list", "--bench", "--test no_such_case"] {
@@ -516,19 +608,20 @@ mod tests {
     }
 
     #[test]
-    fn accepts_filters_for_sibling_binaries_and_rejects_unknown_ones() {
-        let harness = Harness::new("spike", own_suites()).siblings(suites_of_all_binaries());
-        let place = BenchPlace {
+    fn a_filter_may_match_a_sibling_bench_but_not_nothing() {
+        let harness = Harness::new("spike", suites_of_first_test_bench())
+            .siblings(suites_of_both_test_benches());
+        let place = ChosenBackend {
             kind: BackendKind::Cpu,
             otherwise: "elsewhere".to_owned(),
             l2_bytes: 0,
             gpus: 1,
         };
         let select = |arguments: &[&str]| {
-            let settings = BenchSettings::parse(&arguments.join(" "))?;
+            let settings = BenchSettings::parse_command_line(&arguments.join(" "))?;
             let selected =
-                harness.select_in_shard(&settings, &place, &settings.filter, |_| None)?;
-            Ok::<_, HarnessError>(selected.map(|selection| selection.case_count()))
+                harness.select_cases_in_shard(&settings, &place, &settings.filter, |_| None)?;
+            Ok::<_, HarnessError>(selected.map(|selection| selection.runnable_case_count()))
         };
         assert_eq!(select(&["attention/softmax"]).unwrap(), None);
         assert_eq!(select(&["--axis", "d=64"]).unwrap(), None);
@@ -539,7 +632,7 @@ mod tests {
         };
         no_combination(select(&["--axis", "n=7", "--axis", "d=64"]).unwrap_err());
         assert!(select(&["spike/sideways"]).is_err());
-        // The error names the unmatched axes and not the filter.
+        // The error names the unmatched axes instead of the filter.
         for filter in ["forward", "spike/sideways"] {
             no_combination(select(&["--axis", "n=7", "--axis", "d=64", filter]).unwrap_err());
         }

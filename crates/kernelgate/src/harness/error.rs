@@ -1,19 +1,19 @@
-//! The reason why a bench binary stopped.
+//! The error with which a bench executable stops.
 
 use std::path::PathBuf;
 
 use crate::backend::BackendError;
-use crate::harness::panic_guard::CaughtPanic;
+use crate::harness::panic_guard::CaughtPanicMessage;
 use crate::record::RecordFileError;
-use crate::record::provenance::InvalidCommit;
-use crate::record::store::StoreError;
+use crate::record::provenance::InvalidCommitVariable;
+use crate::record::store::RecordLookupError;
 use crate::workload::AxisError;
-use kernelgate_cuda::driver::device::DeviceError;
+use kernelgate_cuda::driver::device::GpuUnusableError;
 
-/// The reason why a bench binary stopped.
+/// The error with which a bench executable stops.
 #[derive(Debug, thiserror::Error)]
 pub enum HarnessError {
-    /// The value of a flag is out of its range.
+    /// The value of a flag is outside its range.
     #[error("{flag} takes {range}")]
     FlagValue {
         /// The flag.
@@ -21,25 +21,26 @@ pub enum HarnessError {
         /// Values that it takes.
         range: &'static str,
     },
-    /// A baseline is to be saved by a run that adds delays.
+    /// A run with artificial delays must not save a baseline.
     #[error("--save-baseline takes no run with {flag}")]
     DelayedBaseline {
-        /// The flag that adds the missing cases, with its environment variable.
+        /// The flag that adds the delays, with its environment variable.
         flag: &'static str,
     },
-    /// The process has a request of the program, but is not a bench.
+    /// The environment contains a request of the program `kernelgate`, but the process is not a
+    /// bench run.
     #[error("KERNELGATE_REQUEST is for processes that `kernelgate` runs: unset it")]
     RequestOutsideBench,
-    /// Charts are to be drawn by gnuplot, which is missing.
+    /// Gnuplot was requested for charts, but it is not installed.
     #[error("--plotting-backend gnuplot: gnuplot is not installed")]
     NoGnuplot,
-    /// The session's name is not a plain file name.
+    /// The session name is not a plain file name.
     #[error("KERNELGATE_SESSION=`{session}` is no plain file name")]
     SessionName {
         /// The name.
         session: String,
     },
-    /// An earlier invocation has a session of the same name.
+    /// An earlier invocation has used the same session name.
     #[error(
         "KERNELGATE_SESSION={session}: an earlier run of that name is in {}: choose another name, \
          or remove it", .path.display()
@@ -47,12 +48,12 @@ pub enum HarnessError {
     SessionTaken {
         /// The name.
         session: String,
-        /// Path of the record of the earlier run with that session name.
+        /// Path of the record that the earlier invocation wrote.
         path: PathBuf,
     },
-    /// The variable `KERNELGATE_COMMIT` is not a commit id.
+    /// The environment variable `KERNELGATE_COMMIT` is not a commit id.
     #[error(transparent)]
-    Commit(#[from] InvalidCommit),
+    Commit(#[from] InvalidCommitVariable),
     /// The filter is not a regular expression.
     #[error("filter `{filter}` is not a regular expression: {problem}")]
     Filter {
@@ -61,15 +62,15 @@ pub enum HarnessError {
         /// Its fault.
         problem: String,
     },
-    /// The filter of the command line matches no case.
-    #[error("no case matches `{}`; {}", shorten_for_message(.filter), filter_suggestion(.suggestions))]
+    /// The filter on the command line matches no case.
+    #[error("no case matches `{}`; {}", shorten_for_message(.filter), suggestion_after_unmatched_filter(.suggestions))]
     NoMatch {
         /// The filter.
         filter: String,
         /// Case ids that are similar to the filter.
         suggestions: Vec<String>,
     },
-    /// The command line names an axis that no workload has.
+    /// The command line sets an axis that no workload has.
     #[error("no workload has an axis `{axis}`; axes are {}", .axes.join(", "))]
     UnknownAxis {
         /// The axis.
@@ -77,10 +78,10 @@ pub enum HarnessError {
         /// Names of the axes of all workloads.
         axes: Vec<&'static str>,
     },
-    /// Error: the command line gives an axis a value that the axis does not take.
+    /// The command line gives an axis a value that the axis does not accept.
     #[error(transparent)]
     Axis(#[from] AxisError),
-    /// Error: no case has the combination of axis values that the command line gives.
+    /// No case has the combination of axis values that the command line gives.
     #[error(
         "no case has the axes {} together; `kernelgate list` shows the axes of each workload",
         .axes.join(" ")
@@ -89,12 +90,13 @@ pub enum HarnessError {
         /// `axis=value,value` each.
         axes: Vec<String>,
     },
-    /// A name of a bench, workload, axis or implementation cannot stand in an id.
+    /// The name of a bench, workload, axis or implementation contains characters that a case id
+    /// must not contain.
     #[error("{of} {problem}")]
     Name {
-        /// The thing that has the name: "the bench's name", "gemm/f32: the axis".
+        /// The named thing: "the bench's name", "gemm/f32: the axis".
         of: String,
-        /// The invalid name and what is wrong with it.
+        /// The invalid name, and why it is invalid.
         problem: String,
     },
     /// Two cases of the bench have the same id.
@@ -103,7 +105,7 @@ pub enum HarnessError {
         /// The id.
         case: String,
     },
-    /// A workload declares work that cannot be.
+    /// A workload declares impossible work, such as a number of operations that overflows.
     #[error("{case}: declared work: {problem}")]
     Work {
         /// Id of the problem.
@@ -111,7 +113,7 @@ pub enum HarnessError {
         /// Its fault.
         problem: String,
     },
-    /// A workload refuses a point that its own selection names.
+    /// A workload rejects axis values that its own default selection contains.
     #[error("{case}: {problem}")]
     Problem {
         /// Id of the problem.
@@ -119,7 +121,7 @@ pub enum HarnessError {
         /// The workload's reason.
         problem: AxisError,
     },
-    /// Error: none of the cases that the user named can run here.
+    /// None of the cases that the user named can run on this machine.
     #[error("nothing of what was asked for can run here: {case}: {reason}")]
     NothingRuns {
         /// The first of them.
@@ -127,10 +129,10 @@ pub enum HarnessError {
         /// Why it is skipped.
         reason: String,
     },
-    /// No GPU of this machine can be used.
+    /// No GPU of this machine is usable.
     #[error("no GPU to run on: {0}")]
-    NoGpu(DeviceError),
-    /// Criterion has no baseline of this name.
+    NoGpu(GpuUnusableError),
+    /// Criterion's store has no baseline of this name for a case.
     #[error(
         "Criterion has no baseline `{name}` of {case}: save one with --save-baseline {name}, or \
          narrow the filter"
@@ -141,7 +143,7 @@ pub enum HarnessError {
         /// The case.
         case: String,
     },
-    /// A file of Criterion's baseline is broken.
+    /// A file of Criterion's baseline is invalid.
     #[error(
         "Criterion's baseline `{name}` of {case} is broken ({}: {problem}): remove it, or save it \
          again", .path.display()
@@ -161,14 +163,14 @@ pub enum HarnessError {
     Interrupts(Box<dyn std::error::Error + Send + Sync>),
     /// The harness panicked.
     #[error("internal error, please report it: {0}")]
-    Panic(CaughtPanic),
-    /// The device failed before the first case.
+    Panic(CaughtPanicMessage),
+    /// The GPU failed before the first case.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// A record or baseline that cannot be read or written.
+    /// A record or baseline file could not be read or written.
     #[error(transparent)]
     File(#[from] RecordFileError),
-    /// The run is recorded, but not in the baseline that was asked for.
+    /// The run was recorded, but could not be saved as the requested baseline.
     #[error(
         "{cause}: the run is kept, and `kernelgate baseline add {name} --session \
          {session}` adds it"
@@ -178,28 +180,28 @@ pub enum HarnessError {
         cause: Box<RecordFileError>,
         /// The baseline.
         name: String,
-        /// Name of the session folder that holds the run's record.
+        /// Name of the session folder that contains the run's record.
         session: String,
     },
-    /// A baseline file cannot be used, or a baseline name is invalid.
+    /// A baseline file is unusable, or a baseline name is invalid.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(#[from] RecordLookupError),
 }
 
-/// Longest text that is compared with ids, and shown: comparing costs the product of both lengths,
-/// and no mistyped id is longer.
-pub const MAX_COMPARED_TEXT_CHARACTERS: usize = 200;
+/// Maximum length of a filter that is compared with case ids and shown in messages; comparing costs
+/// the product of both lengths.
+pub const MAX_COMPARED_FILTER_CHARACTERS: usize = 200;
 
-/// Returns a text, cut if it is too long for a message.
+/// Shortens a text to 200 characters for an error message, and adds its length in bytes.
 pub fn shorten_for_message(text: &str) -> String {
-    match text.char_indices().nth(MAX_COMPARED_TEXT_CHARACTERS) {
+    match text.char_indices().nth(MAX_COMPARED_FILTER_CHARACTERS) {
         Some((end, _)) => format!("{}… ({} bytes)", &text[..end], text.len()),
         None => text.to_owned(),
     }
 }
 
-/// Suggests what to try after a filter that matches no case.
-fn filter_suggestion(suggestions: &[String]) -> String {
+/// Suggests similar case ids, or `--list`, after a filter that matches no case.
+fn suggestion_after_unmatched_filter(suggestions: &[String]) -> String {
     match suggestions {
         [] => "`--list` shows the cases".to_owned(),
         close => format!("did you mean {}?", close.join(" or ")),
@@ -211,10 +213,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_filter_is_cut_between_its_characters() {
+    fn a_long_filter_is_cut_between_characters() {
         let (filter, suggestions) = ("é".repeat(1000), Vec::new());
         let message = HarnessError::NoMatch { filter, suggestions }.to_string();
-        let cut = format!("`{}… (2000 bytes)`", "é".repeat(MAX_COMPARED_TEXT_CHARACTERS));
+        let cut = format!("`{}… (2000 bytes)`", "é".repeat(MAX_COMPARED_FILTER_CHARACTERS));
         assert_eq!(message, format!("no case matches {cut}; `--list` shows the cases"));
     }
 }

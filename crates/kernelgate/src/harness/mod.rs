@@ -1,8 +1,9 @@
-//! A bench binary: selects cases, verifies them, has Criterion time them, and records the run.
+//! A bench executable: selects cases, verifies them, times them with Criterion, and records the
+//! run.
 //!
-//! Besides `measure::criterion`, this module is the only one that uses Criterion. The order of a
-//! case is inputs, reference, verification, timing; a wrong case gets no time. The harness
-//! deliberately judges no results: the program `kernelgate` does.
+//! Besides `measure::criterion`, only this module uses Criterion. Each case is processed in the
+//! order inputs, reference, verification, timing; a case with wrong outputs is not timed. The
+//! harness does not judge results; the program `kernelgate` does.
 
 mod answer;
 mod auditing;
@@ -21,6 +22,6 @@ pub mod testing;
 
 pub use binary::Harness;
 pub use error::HarnessError;
-pub use peers::PeerProgramSource;
+pub use peers::EmbeddedPeerProgram;
 pub use selection::{backend_choice, cases, filter};
 pub use settings::{args, scheduler, variables};

@@ -1,27 +1,27 @@
-//! Programs in other languages that a bench binary brings along, for `kernelgate peers`.
+//! Peer programs in other languages that a bench executable embeds for `kernelgate peers`.
 
-use crate::protocol::PeerProgram;
+use crate::protocol::PythonPeerProgram;
 
-/// A Python program that times other people's kernels for the problems of a family. A peer program
-/// reads a JSON list of problems and prints a line of JSON for each result.
+/// A Python program that times kernels of other projects for the problems of one workload family.
+/// The peer program reads a JSON list of problems and prints one line of JSON per result.
 #[derive(Debug, Clone, Copy)]
-pub struct PeerProgramSource {
-    /// Family of the workloads: the first part of their names.
+pub struct EmbeddedPeerProgram {
+    /// Workload family of the peer program: the first part of workload names.
     pub family: &'static str,
-    /// Name of the Python file in the peer program that is run.
+    /// Name of the Python file to run.
     pub main: &'static str,
-    /// Source files of the peer program, each with name and text.
+    /// Names and texts of the peer program's source files.
     pub files: &'static [(&'static str, &'static str)],
 }
 
-impl PeerProgramSource {
-    /// The peer program in the form that `kernelgate peers` receives.
-    pub(super) fn program(&self) -> PeerProgram {
+impl EmbeddedPeerProgram {
+    /// Converts the embedded peer program to the form in which `kernelgate peers` receives it.
+    pub(super) fn peer_program_response(&self) -> PythonPeerProgram {
         let files = self
             .files
             .iter()
             .map(|(name, text)| ((*name).to_owned(), (*text).to_owned()))
             .collect();
-        PeerProgram { family: self.family.to_owned(), main: self.main.to_owned(), files }
+        PythonPeerProgram { family: self.family.to_owned(), main: self.main.to_owned(), files }
     }
 }

@@ -1,30 +1,31 @@
-//! Wall time of a process by activity: drawing inputs, computing references, verifying, timing.
+//! Measures the process's wall time by activity, such as drawing inputs, computing references,
+//! verifying and timing.
 //!
-//! Activities nest, and each gets only its own time: reading a reference during a verification
-//! counts as reading. The timer is thread-local because the harness works on one thread.
+//! Activities nest, and each is charged only its own time: reading a reference during verification
+//! counts as reading. The timer is thread-local, because the harness works on a single thread.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 thread_local! {
-    static PHASE_PROFILE: RefCell<PhaseProfile> = RefCell::default();
+    static PHASE_PROFILE: RefCell<TimeByActivity> = RefCell::default();
 }
 
 #[derive(Default)]
-struct PhaseProfile {
+struct TimeByActivity {
     spent: BTreeMap<&'static str, Duration>,
-    /// Time of each activity, including time in activities nested inside it.
+    /// Time of each activity including the activities nested inside it.
     whole: BTreeMap<&'static str, Duration>,
-    /// Activities that are running, the innermost last. `since` is the time up to which the
-    /// activities in `open` have been charged.
+    /// The running activities, innermost last. `since` is the time until which running activities
+    /// have been charged.
     open: Vec<&'static str>,
     since: Option<Instant>,
 }
 
-impl PhaseProfile {
-    /// Charges the time since the last call to the innermost activity.
-    fn charge_innermost(&mut self) {
+impl TimeByActivity {
+    /// Charges the time since the last charge to the innermost running activity.
+    fn charge_time_to_innermost_activity(&mut self) {
         let now = Instant::now();
         if let Some((activity, since)) = self.open.last().zip(self.since.replace(now)) {
             *self.spent.entry(activity).or_default() += now - since;
@@ -32,14 +33,14 @@ impl PhaseProfile {
     }
 }
 
-/// A running activity of the phase timer; it ends when this value is dropped.
+/// A running activity of the phase timer; dropping this guard ends the activity.
 #[must_use = "an activity ends where it is dropped"]
-pub struct TimedActivity(Instant);
+pub struct RunningActivityGuard(Instant);
 
-impl Drop for TimedActivity {
+impl Drop for RunningActivityGuard {
     fn drop(&mut self) {
         PHASE_PROFILE.with_borrow_mut(|profile| {
-            profile.charge_innermost();
+            profile.charge_time_to_innermost_activity();
             if let Some(activity) = profile.open.pop() {
                 *profile.whole.entry(activity).or_default() += self.0.elapsed();
             }
@@ -48,21 +49,22 @@ impl Drop for TimedActivity {
 }
 
 /// Begins an activity.
-pub fn start_activity(activity: &'static str) -> TimedActivity {
+pub fn start_timed_activity(activity: &'static str) -> RunningActivityGuard {
     PHASE_PROFILE.with_borrow_mut(|profile| {
-        profile.charge_innermost();
+        profile.charge_time_to_innermost_activity();
         profile.open.push(activity);
     });
-    TimedActivity(Instant::now())
+    RunningActivityGuard(Instant::now())
 }
 
-/// Time that this thread has spent in an activity so far, with the activities nested inside it.
-pub fn activity_time(activity: &'static str) -> Duration {
+/// Time that this thread has spent in an activity so far, including activities nested inside it.
+pub fn time_in_activity_with_nested(activity: &'static str) -> Duration {
     PHASE_PROFILE.with_borrow(|profile| profile.whole.get(activity).copied().unwrap_or_default())
 }
 
-/// Returns the seconds that this thread spent in each finished activity, and resets the timer.
-pub fn take_phase_times() -> BTreeMap<&'static str, f64> {
+/// Returns the seconds that this thread spent in each activity, without nested activities, and
+/// resets the timer.
+pub fn take_seconds_by_activity() -> BTreeMap<&'static str, f64> {
     let spent = PHASE_PROFILE.with_borrow_mut(|profile| {
         profile.whole.clear();
         std::mem::take(&mut profile.spent)
@@ -77,24 +79,28 @@ mod tests {
     #[test]
     fn phase_time_is_charged_to_the_innermost_activity() {
         let pause = Duration::from_millis(20);
-        take_phase_times();
+        take_seconds_by_activity();
         {
-            let _outer = start_activity("outer");
+            let _outer = start_timed_activity("outer");
             {
-                let _inner = start_activity("inner");
+                let _inner = start_timed_activity("inner");
                 std::thread::sleep(pause);
             }
-            let _inner = start_activity("inner");
+            let _inner = start_timed_activity("inner");
             std::thread::sleep(pause);
         }
         std::thread::sleep(pause);
         assert!(
-            activity_time("outer") >= 2 * pause && activity_time("outer") >= activity_time("inner")
+            time_in_activity_with_nested("outer") >= 2 * pause
+                && time_in_activity_with_nested("outer") >= time_in_activity_with_nested("inner")
         );
-        let spent = take_phase_times();
+        let spent = take_seconds_by_activity();
         assert_eq!(spent.keys().copied().collect::<Vec<_>>(), ["inner", "outer"]);
         assert!(spent["inner"] >= 2.0 * pause.as_secs_f64(), "{spent:?}");
         assert!(spent["outer"] < spent["inner"], "{spent:?}");
-        assert!(take_phase_times().is_empty() && activity_time("outer").is_zero());
+        assert!(
+            take_seconds_by_activity().is_empty()
+                && time_in_activity_with_nested("outer").is_zero()
+        );
     }
 }

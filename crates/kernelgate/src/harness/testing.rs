@@ -1,223 +1,261 @@
-//! Runs one case at a time for tests of the checks that a case passes, with the steps of `cargo
-//! bench`.
+//! Lets tests verify and time one case at a time, with the same steps as `cargo bench`.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use super::auditing::after_timing::ExecutableFindings;
-use super::recording::recorder::RecordedCaseEvent;
-pub use super::running::case_error::CaseError;
-pub use super::running::execution::check_samples_within_limit;
-use super::running::execution::{CaseExecution, CaseToTime, SampleTimer};
-use super::running::problem::{PreparedProblem, VerifiedExecutable};
-use super::running::progress::BenchProgress;
-use super::running::sampling::ProcessSampler;
-use super::running::session::CaseSession;
-use super::selection::backend_choice::BenchPlace;
-use super::selection::cases::{CaseSelectionResult, ProblemGroup, SelectedCase, select_cases};
-use super::selection::filter::CaseFilter;
+use super::auditing::after_timing::FindingsForCasesOfImplementation;
+use super::recording::recorder::CaseOutcomeToRecord;
+pub use super::running::case_error::WhyCaseHasNoResult;
+pub use super::running::execution::reject_gpu_samples_faster_than_limit;
+use super::running::execution::{CaseTimer, SelectedCasesRunner, VerifiedCaseToTime};
+use super::running::problem::{PreparedProblem, VerifiedImplementation};
+use super::running::progress::BenchProgressPrinter;
+use super::running::sampling::CriterionOrTrialPlan;
+use super::running::session::CaseRunningProcess;
+use super::selection::backend_choice::ChosenBackend;
+use super::selection::cases::{
+    SelectedAndSkippedCases, SelectedCase, SelectedProblem, select_cases,
+};
+use super::selection::filter::CaseIdFilter;
 use super::settings::BenchSettings;
 use crate::backend::BenchTarget;
 use crate::measure::CacheState;
-use crate::measure::power::PowerMode;
-use crate::record::run::{AfterTiming, VerificationRecord};
-use crate::record::{CaseSamples, RecordFileError, TrialSampling};
-use crate::suite::Suite;
-use crate::verify::{self, OutputComparison};
-use crate::workload::{Effort, Tensors};
-use kernelgate_cuda::CaseFailure;
+use crate::measure::power::TimingPowerMode;
+use crate::record::run::{OutputVerificationRecord, VerificationAfterTiming};
+use crate::record::{RecordFileError, SamplesOfCase, TrialSamplingPlan};
+use crate::suite::WorkloadSuite;
+use crate::verify::{self, ComparisonWithReference};
+use crate::workload::{BenchEffort, Tensors};
+use kernelgate_cuda::CaseFailureReason;
 
-const INPUT_SEED: u64 = 1;
+const TEST_INPUT_SEED: u64 = 1;
 
-/// A sampling plan with few samples after a load, for tests.
-pub const SHORT_SAMPLING: TrialSampling =
-    TrialSampling { warm_up_s: 0.0, measurement_s: 0.02, fewest: 2, most: 5 };
+/// Sampling plan for tests: no warm-up, 20 ms of measurement, 2 to 5 samples.
+pub const SHORT_TEST_SAMPLING: TrialSamplingPlan =
+    TrialSamplingPlan { warm_up_s: 0.0, measurement_s: 0.02, fewest: 2, most: 5 };
 
-/// Samples of a case, and its check after timing; or the reason why it has none.
-pub type TimedOutcome = Result<(CaseSamples, AfterTiming), CaseError>;
+/// Result of timing a case: its samples and the check of its outputs after timing, or the reason
+/// why it was not timed.
+pub type CaseTimingOutcome = Result<(SamplesOfCase, VerificationAfterTiming), WhyCaseHasNoResult>;
 
-/// Settings by which a test chooses and times a case.
+/// Target, cache state, axis values and sampling plan with which a test runs a case.
 #[derive(Clone, Copy)]
-pub struct TestBench<'a> {
+pub struct CaseTestBench<'a> {
     /// Device of the test.
     pub target: &'a BenchTarget,
     /// State of the caches.
     pub cache: CacheState,
-    /// Overridden axis values, separated by spaces.
+    /// Axis values with which the test selects a case, such as `n=8 dtype=f32`, separated by
+    /// spaces.
     pub axes: &'a str,
     /// Number of samples.
-    pub sampling: TrialSampling,
+    pub sampling: TrialSamplingPlan,
 }
 
-impl TestBench<'_> {
-    fn select<'s>(&self, suite: &'s Suite) -> Result<CaseSelectionResult<'s>, CaseError> {
+impl CaseTestBench<'_> {
+    fn select_cases_by_axes<'s>(
+        &self,
+        suite: &'s WorkloadSuite,
+    ) -> Result<SelectedAndSkippedCases<'s>, WhyCaseHasNoResult> {
         let gpus = match self.target {
             BenchTarget::Cpu => 0,
             BenchTarget::Cuda(devices) => devices.device_count(),
         };
-        let place =
-            BenchPlace { kind: self.target.kind(), otherwise: String::new(), l2_bytes: 0, gpus };
+        let place = ChosenBackend {
+            kind: self.target.backend_kind(),
+            otherwise: String::new(),
+            l2_bytes: 0,
+            gpus,
+        };
         let axes = self.axes.split_whitespace().map(|axis| axis.parse());
         let axes: Vec<_> = axes.collect::<Result<_, _>>().expect("tests name axes");
-        select_cases([suite], Effort::Default, &place, &axes, &CaseFilter::All)
-            .map_err(|error| CaseError::failed(error.to_string()))
+        select_cases([suite], BenchEffort::Default, &place, &axes, &CaseIdFilter::All)
+            .map_err(|error| WhyCaseHasNoResult::failed_with(error.to_string()))
     }
 
-    /// Verifies and times the first row of a suite.
+    /// Verifies and times the first row (implementation) of a suite that has the requested axes.
     ///
     /// # Errors
     /// The error is the reason why the row has no time.
     ///
     /// # Panics
     /// Panics if no case of the suite has these axes.
-    pub fn time(&self, suite: &Suite) -> TimedOutcome {
-        self.time_with_earlier_verification(suite, None)
+    pub fn verify_and_time_first_row(&self, suite: &WorkloadSuite) -> CaseTimingOutcome {
+        self.time_first_row_with_optional_earlier_verification(suite, None)
     }
 
-    /// Times the first row of a suite as if an earlier process had verified its bits: the closure
-    /// `verified` computes the outputs for the digest.
+    /// Times the first row of a suite as if an earlier process had verified it: the closure
+    /// `verified` computes that process's outputs from the inputs.
     ///
     /// # Errors
     /// The reason why it has no time.
     ///
     /// # Panics
     /// Panics if no case of the suite has these axes, or its first launch has other bits.
-    pub fn time_verified_before(
+    pub fn time_first_row_verified_earlier(
         &self,
-        suite: &Suite,
+        suite: &WorkloadSuite,
         verified: fn(&Tensors) -> Tensors,
-    ) -> TimedOutcome {
-        self.time_with_earlier_verification(suite, Some(verified))
+    ) -> CaseTimingOutcome {
+        self.time_first_row_with_optional_earlier_verification(suite, Some(verified))
     }
 
-    fn time_with_earlier_verification(
+    fn time_first_row_with_optional_earlier_verification(
         &self,
-        suite: &Suite,
+        suite: &WorkloadSuite,
         verified: Option<fn(&Tensors) -> Tensors>,
-    ) -> TimedOutcome {
-        let selection = self.select(suite)?;
+    ) -> CaseTimingOutcome {
+        let selection = self.select_cases_by_axes(suite)?;
         let group = &selection.groups[0];
         let case = group.cases.iter().find(|case| case.cache == self.cache);
         let case = case.expect("tests name caches that cases have");
         let session =
-            OneCaseSession { sampling: self.sampling, verified, errors: RefCell::default() };
+            OneCaseTestSession { sampling: self.sampling, verified, errors: RefCell::default() };
         let mut ready = session.prepare_problem(group, self.target)?;
         let mut verified = session.verify_case(&mut ready, group, case, self.target)?;
-        let (settings, timer) = (BenchSettings::default_settings(), SampleTimer::new(self.target)?);
-        let progress = BenchProgress::new(settings.quiet, 1);
-        let (ready, checked) = (&mut ready, &mut ExecutableFindings::default());
-        let timed = CaseToTime { group, case, ready, verified: &mut verified, checked };
-        CaseExecution::new(&session, &settings, self.target.clone(), timer, progress).time_case(
+        let (settings, timer) =
+            (BenchSettings::settings_of_plain_bench_run(), CaseTimer::for_target(self.target)?);
+        let progress = BenchProgressPrinter::new(settings.quiet, 1);
+        let (ready, checked) = (&mut ready, &mut FindingsForCasesOfImplementation::default());
+        let timed = VerifiedCaseToTime { group, case, ready, verified: &mut verified, checked };
+        SelectedCasesRunner::for_session_and_target(
+            &session,
+            &settings,
+            self.target.clone(),
+            timer,
+            progress,
+        )
+        .time_and_check_verified_case(
             timed,
             None,
-            &mut session.trial_sampler().begin_problem(group),
+            &mut session.sampler_of_process().begin_sampling_of_problem(group),
         )
     }
 
-    /// Verifies and times the first problem of a suite in each cache state. Returns the error of
-    /// each case by id; `None` for a case with a time.
+    /// Verifies and times the rows of the first problem of a suite, once for each cache state.
+    /// Returns the error of each case by case id, or `None` for a case that was timed.
     ///
     /// # Panics
     /// Fails if no case of the suite has these axes.
-    pub fn errors_by_case(
+    pub fn verify_and_time_each_case(
         &self,
-        suite: &Suite,
-    ) -> Result<BTreeMap<String, Option<CaseFailure>>, CaseError> {
-        let session =
-            OneCaseSession { sampling: self.sampling, verified: None, errors: RefCell::default() };
-        let (settings, timer) = (BenchSettings::default_settings(), SampleTimer::new(self.target)?);
-        let progress = BenchProgress::new(settings.quiet, 1);
-        let execution =
-            CaseExecution::new(&session, &settings, self.target.clone(), timer, progress);
-        let selection = self.select(suite)?;
-        execution.run(&selection).expect("nothing is written");
+        suite: &WorkloadSuite,
+    ) -> Result<BTreeMap<String, Option<CaseFailureReason>>, WhyCaseHasNoResult> {
+        let session = OneCaseTestSession {
+            sampling: self.sampling,
+            verified: None,
+            errors: RefCell::default(),
+        };
+        let (settings, timer) =
+            (BenchSettings::settings_of_plain_bench_run(), CaseTimer::for_target(self.target)?);
+        let progress = BenchProgressPrinter::new(settings.quiet, 1);
+        let execution = SelectedCasesRunner::for_session_and_target(
+            &session,
+            &settings,
+            self.target.clone(),
+            timer,
+            progress,
+        );
+        let selection = self.select_cases_by_axes(suite)?;
+        execution.run_selected_cases(&selection).expect("nothing is written");
         Ok(session.errors.into_inner())
     }
 
-    /// Verifies each row of a suite on inputs drawn for it, as `kernelgate verify` does.
+    /// Verifies the outputs of each row of a suite on random inputs, as `kernelgate verify` does.
     ///
     /// # Panics
     /// Panics if no case of the suite has these axes.
-    pub fn verify(&self, suite: &Suite) -> Vec<Result<OutputComparison, CaseError>> {
-        let selection = match self.select(suite) {
+    pub fn verify_each_row_of_suite(
+        &self,
+        suite: &WorkloadSuite,
+    ) -> Vec<Result<ComparisonWithReference, WhyCaseHasNoResult>> {
+        let selection = match self.select_cases_by_axes(suite) {
             Ok(selection) => selection,
             Err(error) => return vec![Err(error)],
         };
         let group = &selection.groups[0];
         let each = |case| {
-            let mut ready = PreparedProblem::new(group, INPUT_SEED, self.target)?;
-            ready.prepare_and_verify(group, case, self.target).map(|(_, comparison)| comparison)
+            let mut ready =
+                PreparedProblem::with_inputs_and_reference(group, TEST_INPUT_SEED, self.target)?;
+            ready
+                .prepare_and_verify_case(group, case, self.target)
+                .map(|(_, comparison)| comparison)
         };
         group.cases.iter().map(each).collect()
     }
 }
 
-/// Makes the record of an earlier process that verified these outputs.
-fn record_of_earlier_verification(outputs: &Tensors) -> VerificationRecord {
+/// Returns the verification record that an earlier process would have written after accepting these
+/// outputs.
+fn verification_record_of_earlier_process(outputs: &Tensors) -> OutputVerificationRecord {
     let total = outputs.iter().map(|(_, tensor)| tensor.len() as u64).sum();
-    VerificationRecord {
-        digest: Some(verify::digest_of_outputs(outputs)),
+    OutputVerificationRecord {
+        digest: Some(verify::output_bits_hash_hex(outputs)),
         by: Some("a process before".to_owned()),
-        ..OutputComparison { total, ..OutputComparison::default() }.into()
+        ..ComparisonWithReference { total, ..ComparisonWithReference::default() }.into()
     }
 }
 
-/// A test session with one case and without a run record.
-struct OneCaseSession {
-    sampling: TrialSampling,
-    /// Makes from the case's outputs those that an earlier process verified.
+/// A session of a test: it verifies and samples one case, and keeps errors in memory instead of
+/// writing a run record.
+struct OneCaseTestSession {
+    sampling: TrialSamplingPlan,
+    /// Computes, from the case's inputs, the outputs whose digest an earlier process would have
+    /// verified.
     verified: Option<fn(&Tensors) -> Tensors>,
-    /// Error of each case; `None` for a case with a time.
-    errors: RefCell<BTreeMap<String, Option<CaseFailure>>>,
+    /// Error of each case by case id; `None` for a case that was timed.
+    errors: RefCell<BTreeMap<String, Option<CaseFailureReason>>>,
 }
 
-impl CaseSession for OneCaseSession {
+impl CaseRunningProcess for OneCaseTestSession {
     fn prepare_problem(
         &self,
-        group: &ProblemGroup<'_>,
+        group: &SelectedProblem<'_>,
         target: &BenchTarget,
-    ) -> Result<PreparedProblem, CaseError> {
-        PreparedProblem::new(group, INPUT_SEED, target)
+    ) -> Result<PreparedProblem, WhyCaseHasNoResult> {
+        PreparedProblem::with_inputs_and_reference(group, TEST_INPUT_SEED, target)
     }
 
     fn verify_case(
         &self,
         ready: &mut PreparedProblem,
-        group: &ProblemGroup<'_>,
+        group: &SelectedProblem<'_>,
         case: &SelectedCase,
         target: &BenchTarget,
-    ) -> Result<VerifiedExecutable, CaseError> {
+    ) -> Result<VerifiedImplementation, WhyCaseHasNoResult> {
         let Some(verified) = self.verified else {
-            return ready.verify_case_once(group, case, target);
+            return ready.verify_by_reference(group, case, target);
         };
-        let earlier = record_of_earlier_verification(&verified(&ready.inputs));
-        // Another row of the problem has set these expected outputs.
+        let earlier = verification_record_of_earlier_process(&verified(&ready.inputs));
+        // Wrong expected outputs, so that only the output digest of the earlier verification can
+        // accept the case.
         ready.expected =
-            verify::outputs_as_reference(&Tensors::new().with("y", [1], vec![1.0_f32]));
-        let verified = ready.verify_by_output_bits(group, case, target, Some(earlier))?;
+            verify::reference_from_outputs(&Tensors::new().with("y", [1], vec![1.0_f32]));
+        let verified =
+            ready.verify_by_known_digest_or_reference(group, case, target, Some(earlier))?;
         assert!(verified.record.by.is_some(), "other bits than before");
         Ok(verified)
     }
 
-    fn trial_sampler(&self) -> ProcessSampler<'_> {
-        ProcessSampler::Plan(self.sampling, PowerMode::Steady)
+    fn sampler_of_process(&self) -> CriterionOrTrialPlan<'_> {
+        CriterionOrTrialPlan::Plan(self.sampling, TimingPowerMode::Steady)
     }
 
-    fn record(&self, event: RecordedCaseEvent<'_>) -> Result<(), RecordFileError> {
+    fn record_outcome(&self, event: CaseOutcomeToRecord<'_>) -> Result<(), RecordFileError> {
         let mut errors = self.errors.borrow_mut();
         match event {
-            RecordedCaseEvent::Timed(id, _) => drop(errors.insert(id.to_owned(), None)),
-            RecordedCaseEvent::Failed(id, why) => {
+            CaseOutcomeToRecord::Timed(id, _) => drop(errors.insert(id.to_owned(), None)),
+            CaseOutcomeToRecord::Failed(id, why) => {
                 drop(errors.insert(id.to_owned(), Some(why.clone())))
             }
-            RecordedCaseEvent::DeviceMemory(..)
-            | RecordedCaseEvent::Problem(..)
-            | RecordedCaseEvent::Skipped(..) => {}
+            CaseOutcomeToRecord::DeviceMemory(..)
+            | CaseOutcomeToRecord::Problem(..)
+            | CaseOutcomeToRecord::Skipped(..) => {}
         }
         Ok(())
     }
 
-    fn measures_costs(&self) -> bool {
-        self.sampling == TrialSampling::VERIFICATION_SAMPLING
+    fn measures_memory_and_host_launch_time(&self) -> bool {
+        self.sampling == TrialSamplingPlan::ONE_SAMPLE_FOR_VERIFICATION
     }
 }

@@ -1,109 +1,131 @@
-//! Anchors: two rates that every shard measures alike, whatever its cases, so that a slower card is
-//! noticed before its times are merged with times of other cards.
+//! Anchors are the memory rate and matmul rate of a device, measured equally in every shard, to
+//! notice a slower card before shards are merged.
 //!
-//! Anchors are ceilings of fixed work, so that shards with other problems have comparable ones.
-//! This module does not decide how far two anchor rates may differ.
+//! Anchors are measured with work of fixed size, so shards that ran different problems can be
+//! compared. This module measures anchor rates; it does not decide how far the anchor rates of two
+//! cards may differ.
 
 use serde::{Deserialize, Serialize};
 
 use super::CacheState;
-use super::limits::{CaseWork, DeviceLimits};
+use super::limits::{DeclaredWorkAndCacheState, MeasuredDeviceLimits};
 use super::plausibility;
-use super::power::PowerMode;
+use super::power::TimingPowerMode;
 use crate::backend::BackendError;
-use crate::measure::events::EventTimer;
+use crate::measure::events::CudaEventTimer;
 use crate::stats::median;
 use crate::workload::{Dtype, FlopUnit, Work};
 
-/// Bytes read on a GPU, and bytes written: far beyond its L2 cache.
-const GPU_ANCHOR_BYTES: u64 = 512 << 20;
-/// Measurements of the matmul ceiling of a GPU: one alone varied by 0.7 to 1.0 % on two H100.
-const ANCHOR_MATMUL_REPEATS: usize = 3;
-/// Bytes read on the host, and bytes written: beyond the caches of a core.
-const HOST_ANCHOR_BYTES: u64 = 16 << 20;
+/// Bytes that the anchor memory pass on a GPU reads, and bytes that it writes: far more than the L2
+/// cache holds.
+const GPU_ANCHOR_BYTES_READ_AND_WRITTEN: u64 = 512 << 20;
+/// How often the matmul rate of a GPU is measured for the median; single measurements varied by 0.7
+/// to 1.0 % on two H100.
+const ANCHOR_MATMUL_MEASUREMENTS: usize = 3;
+/// Bytes that the anchor memory pass on the host reads, and bytes that it writes: more than a
+/// core's caches hold.
+const HOST_ANCHOR_BYTES_READ_AND_WRITTEN: u64 = 16 << 20;
 
 /// Rates of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct AnchorRates {
-    /// Power state in which the anchors were measured, which is that of the cases.
-    pub power: PowerMode,
-    /// Rate of the fastest memory pass, which reads as many bytes as it writes, bytes a second.
+pub struct AnchorRatesOfDevice {
+    /// Power state of the GPU during the anchor measurement, which is the power state in which the
+    /// cases are timed.
+    pub power: TimingPowerMode,
+    /// Rate of the fastest memory pass that reads as many bytes as it writes, in bytes read plus
+    /// written a second.
     pub memory_bytes_per_s: f64,
-    /// Rate of the matmul ceiling, operations a second: bf16 on a GPU, f32 on the host; absent if
-    /// the device has no such instructions.
+    /// Measured matmul rate, operations a second: bf16 on a GPU, f32 on the host; absent if the
+    /// device lacks these instructions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub matmul_flops_per_s: Option<f64>,
 }
 
-/// Anchors of a shard, or the reason why it has none.
+/// Anchor rates of the device that ran a shard, or the reason why they were not measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum AnchorRecord {
+pub enum ShardAnchorRecord {
     /// Both anchors were measured.
-    Measured(AnchorRates),
-    /// Measuring the anchor rates failed: times of this process cannot be merged with times of
-    /// other cards.
+    Measured(AnchorRatesOfDevice),
+    /// The anchor rates could not be measured, so times of this process cannot be merged with times
+    /// from other cards.
     Failed(String),
 }
 
-impl AnchorRecord {
-    /// Measures the anchor rates of the host.
-    pub fn measure_cpu(power: PowerMode) -> AnchorRecord {
-        let limits = DeviceLimits::measure_cpu(&[anchor_work(HOST_ANCHOR_BYTES, Dtype::F32)]);
-        Self::anchors_from_limits(&limits, power)
+impl ShardAnchorRecord {
+    /// Measures the anchor memory rate and matmul rate of the host CPU.
+    pub fn measure_cpu_anchors(power: TimingPowerMode) -> ShardAnchorRecord {
+        let limits = MeasuredDeviceLimits::measure_host_limits(&[work_for_anchor_measurement(
+            HOST_ANCHOR_BYTES_READ_AND_WRITTEN,
+            Dtype::F32,
+        )]);
+        Self::anchors_from_measured_limits(&limits, power)
     }
 
-    /// Measures the anchors of a GPU in a power state.
-    pub fn measure_cuda(events: &mut EventTimer, power: PowerMode) -> AnchorRecord {
-        match gpu_anchor_limits(events, power) {
-            Ok(limits) => Self::anchors_from_limits(&limits, power),
+    /// Measures the anchor memory rate and matmul rate of a GPU in the given power state.
+    pub fn measure_gpu_anchors(
+        events: &mut CudaEventTimer,
+        power: TimingPowerMode,
+    ) -> ShardAnchorRecord {
+        match measure_gpu_limits_for_anchors(events, power) {
+            Ok(limits) => Self::anchors_from_measured_limits(&limits, power),
             Err(error) => Self::Failed(error.to_string()),
         }
     }
 
-    fn anchors_from_limits(limits: &DeviceLimits, power: PowerMode) -> Self {
-        let Some(memory) = limits.largest_memory() else {
+    fn anchors_from_measured_limits(limits: &MeasuredDeviceLimits, power: TimingPowerMode) -> Self {
+        let Some(memory) = limits.memory_limit_with_most_bytes() else {
             return Self::Failed("no memory pass was timed".to_owned());
         };
-        Self::Measured(AnchorRates {
+        Self::Measured(AnchorRatesOfDevice {
             power,
-            memory_bytes_per_s: memory.bytes_per_s(),
+            memory_bytes_per_s: memory.bytes_read_and_written_per_s(),
             matmul_flops_per_s: limits.flops_per_s.values().next().copied(),
         })
     }
 
     /// Checks the rates.
-    pub fn validate(&self) -> Result<(), String> {
+    pub fn check_anchor_rates_plausible(&self) -> Result<(), String> {
         let Self::Measured(anchors) = self else { return Ok(()) };
-        plausibility::check_rate("anchors: memory_bytes_per_s", anchors.memory_bytes_per_s)?;
+        plausibility::check_rate_per_s_plausible(
+            "anchors: memory_bytes_per_s",
+            anchors.memory_bytes_per_s,
+        )?;
         let matmul = anchors.matmul_flops_per_s;
-        matmul.map_or(Ok(()), |rate| plausibility::check_rate("anchors: matmul_flops_per_s", rate))
+        matmul.map_or(Ok(()), |rate| {
+            plausibility::check_rate_per_s_plausible("anchors: matmul_flops_per_s", rate)
+        })
     }
 }
 
-/// Ceilings of a GPU; of the matmul ceiling, which the power cap varies, the median of several.
-fn gpu_anchor_limits(
-    events: &mut EventTimer,
-    power: PowerMode,
-) -> Result<DeviceLimits, BackendError> {
-    let mut limits = DeviceLimits::measure_cuda_in(
+/// Measures the memory and matmul rates of a GPU for its anchors; the matmul rate is the median of
+/// several measurements.
+fn measure_gpu_limits_for_anchors(
+    events: &mut CudaEventTimer,
+    power: TimingPowerMode,
+) -> Result<MeasuredDeviceLimits, BackendError> {
+    let mut limits = MeasuredDeviceLimits::measure_gpu_limits_in_power_mode(
         events,
-        &[anchor_work(GPU_ANCHOR_BYTES, Dtype::Bf16)],
+        &[work_for_anchor_measurement(GPU_ANCHOR_BYTES_READ_AND_WRITTEN, Dtype::Bf16)],
         power,
     )?;
     let mut rates: Vec<f64> = limits.flops_per_s.values().copied().collect();
-    for _ in rates.len()..ANCHOR_MATMUL_REPEATS {
-        let again = DeviceLimits::measure_cuda_in(events, &[anchor_work(0, Dtype::Bf16)], power)?;
+    for _ in rates.len()..ANCHOR_MATMUL_MEASUREMENTS {
+        let again = MeasuredDeviceLimits::measure_gpu_limits_in_power_mode(
+            events,
+            &[work_for_anchor_measurement(0, Dtype::Bf16)],
+            power,
+        )?;
         rates.extend(again.flops_per_s.values());
     }
     limits.flops_per_s.values_mut().for_each(|rate| *rate = median(&rates));
     Ok(limits)
 }
 
-/// Declared work whose measured ceilings are the anchor rates.
-fn anchor_work(bytes: u64, dtype: Dtype) -> CaseWork {
+/// Returns declared work that makes the limit measurement measure the two anchor rates.
+fn work_for_anchor_measurement(bytes: u64, dtype: Dtype) -> DeclaredWorkAndCacheState {
     let work = Work::bytes(bytes, bytes).with_flops(FlopUnit::Matmul, dtype, 1);
-    CaseWork { work, cache: CacheState::Hot }
+    DeclaredWorkAndCacheState { work, cache: CacheState::Hot }
 }
 
 #[cfg(test)]
@@ -111,15 +133,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_host_has_a_memory_and_a_compute_anchor_rate() {
-        let AnchorRecord::Measured(anchors) = AnchorRecord::measure_cpu(PowerMode::Steady) else {
+    fn the_host_has_memory_and_matmul_anchor_rates() {
+        let ShardAnchorRecord::Measured(anchors) =
+            ShardAnchorRecord::measure_cpu_anchors(TimingPowerMode::Steady)
+        else {
             panic!("the host's ceilings cannot fail");
         };
         assert!(anchors.memory_bytes_per_s > 1e8, "{anchors:?}");
         assert!(anchors.matmul_flops_per_s.unwrap() > 1e8, "{anchors:?}");
-        assert_eq!(AnchorRecord::Measured(anchors).validate(), Ok(()));
-        let broken = AnchorRates { memory_bytes_per_s: f64::NAN, ..anchors };
-        let why = AnchorRecord::Measured(broken).validate().unwrap_err();
+        assert_eq!(ShardAnchorRecord::Measured(anchors).check_anchor_rates_plausible(), Ok(()));
+        let broken = AnchorRatesOfDevice { memory_bytes_per_s: f64::NAN, ..anchors };
+        let why = ShardAnchorRecord::Measured(broken).check_anchor_rates_plausible().unwrap_err();
         assert!(why.starts_with("anchors: memory_bytes_per_s"), "{why}");
     }
 }

@@ -1,44 +1,53 @@
-//! How much of the host's CPU time co-running work took while something was measured: other
-//! processes, and other guests of a virtual machine.
+//! The share of the host's CPU time that other processes, and other guests of a virtual machine,
+//! used during a measurement.
 
-/// CPU time since the system (or, for `own`, a process) started, in clock ticks.
+/// CPU times of the system since it booted, and of a process (the field `own`) since it started, in
+/// clock ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CpuTimeTicks {
-    /// Time of all cores, idle or busy, in clock ticks.
+pub struct HostCpuTimeTicks {
+    /// CPU time of all cores, idle and busy, in clock ticks.
     total: u64,
-    /// Time in which cores worked, also for other virtual machines, in clock ticks.
+    /// CPU time during which cores were busy, including time stolen by other virtual machines, in
+    /// clock ticks.
     busy: u64,
-    /// CPU time of the processes that are measured: this process, or its child processes.
+    /// CPU time of the measured processes, in clock ticks: this process, or its finished child
+    /// processes.
     own: u64,
 }
 
-/// Processes whose CPU time does not count as contention.
+/// The processes that are measured, so that their CPU time does not count as contention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum OwnProcesses {
+enum ProcessesNotCountedAsContention {
     This,
     Children,
 }
 
-impl CpuTimeTicks {
-    /// Current CPU times, if the system reports them (Linux).
-    pub fn now() -> Option<CpuTimeTicks> {
-        Self::read(OwnProcesses::This)
+impl HostCpuTimeTicks {
+    /// Reads the present CPU times of the system and of this process; `None` if the system does not
+    /// report them (not Linux).
+    pub fn read_for_this_process() -> Option<HostCpuTimeTicks> {
+        Self::read_from_proc(ProcessesNotCountedAsContention::This)
     }
 
-    /// Current CPU times of the system and of this process' finished children. CPU times of child
-    /// processes; the time of this process itself counts as other load.
-    pub fn for_children() -> Option<CpuTimeTicks> {
-        Self::read(OwnProcesses::Children)
+    /// Reads the present CPU times of the system and of the finished child processes of this
+    /// process. CPU time of this process itself then counts as contention.
+    pub fn read_for_finished_children() -> Option<HostCpuTimeTicks> {
+        Self::read_from_proc(ProcessesNotCountedAsContention::Children)
     }
 
     #[expect(clippy::disallowed_methods, reason = "files of the system")]
-    fn read(own: OwnProcesses) -> Option<CpuTimeTicks> {
+    fn read_from_proc(own: ProcessesNotCountedAsContention) -> Option<HostCpuTimeTicks> {
         let read = |path| std::fs::read_to_string(path).ok();
-        Self::parse(&read("/proc/stat")?, &read("/proc/self/stat")?, own)
+        Self::parse_proc_stat_files(&read("/proc/stat")?, &read("/proc/self/stat")?, own)
     }
 
-    fn parse(system: &str, process: &str, own: OwnProcesses) -> Option<CpuTimeTicks> {
-        // user nice system idle iowait irq softirq steal; the later columns are part of user.
+    fn parse_proc_stat_files(
+        system: &str,
+        process: &str,
+        own: ProcessesNotCountedAsContention,
+    ) -> Option<HostCpuTimeTicks> {
+        // Columns of the line `cpu` in `/proc/stat`: user nice system idle iowait irq softirq
+        // steal; later columns are already part of user.
         let line = system.lines().next()?.strip_prefix("cpu ")?;
         let ticks = line
             .split_whitespace()
@@ -47,17 +56,17 @@ impl CpuTimeTicks {
             .collect::<Option<Vec<u64>>>()?;
         let [user, nice, kernel, idle, wait, irq, soft_irq, steal] = ticks[..] else { return None };
         let busy = user + nice + kernel + irq + soft_irq + steal;
-        // Fields 14 and 15 are user and kernel time, fields 16 and 17 those of the children that
-        // were waited for; field 2, the name, ends with the last parenthesis.
-        let first = if own == OwnProcesses::This { 11 } else { 13 };
+        // Fields 14 and 15 of `/proc/self/stat` are user and kernel time, fields 16 and 17 those of
+        // finished children; the name in field 2 ends with the last parenthesis.
+        let first = if own == ProcessesNotCountedAsContention::This { 11 } else { 13 };
         let mut after_name = process.rsplit_once(')')?.1.split_whitespace().skip(first);
         let mut field = || after_name.next()?.parse::<u64>().ok();
         Some(Self { total: busy + idle + wait, busy, own: field()? + field()? })
     }
 
-    /// Share of the CPU time since `earlier` that co-running processes took, 0 to 1; none while
-    /// fewer than ten ticks have passed.
-    pub fn taken_by_others_since(&self, earlier: &Self) -> Option<f64> {
+    /// Returns the share of all CPU time since `earlier` that other processes used, 0 to 1; `None`
+    /// if fewer than ten ticks have passed.
+    pub fn cpu_share_of_other_processes_since(&self, earlier: &Self) -> Option<f64> {
         let total = self.total.checked_sub(earlier.total).filter(|&ticks| ticks >= 10)?;
         let others = self
             .busy
@@ -72,29 +81,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpu_contention_is_what_is_busy_beyond_this_process() {
+    fn cpu_contention_is_busy_time_of_other_processes() {
         let process =
             |user: u64| format!("7 (a) name) S 1 1 1 0 -1 0 0 0 0 0 {user} 10 3 4 20 0 1 0 5 0 0");
-        let own = OwnProcesses::This;
-        let earlier =
-            CpuTimeTicks::parse("cpu  100 0 50 800 10 5 5 30 99 0\ncpu0 1", &process(100), own)
-                .unwrap();
-        assert_eq!(earlier, CpuTimeTicks { total: 1000, busy: 190, own: 110 });
-        let later =
-            CpuTimeTicks::parse("cpu  150 0 60 850 10 5 5 120 99 0\ncpu0 1", &process(150), own)
-                .unwrap();
-        // In this example 150 of 200 ticks were busy, 50 of them by this process.
-        assert_eq!(later.taken_by_others_since(&earlier), Some(0.5));
-        assert_eq!(earlier.taken_by_others_since(&earlier), None);
+        let own = ProcessesNotCountedAsContention::This;
+        let earlier = HostCpuTimeTicks::parse_proc_stat_files(
+            "cpu  100 0 50 800 10 5 5 30 99 0\ncpu0 1",
+            &process(100),
+            own,
+        )
+        .unwrap();
+        assert_eq!(earlier, HostCpuTimeTicks { total: 1000, busy: 190, own: 110 });
+        let later = HostCpuTimeTicks::parse_proc_stat_files(
+            "cpu  150 0 60 850 10 5 5 120 99 0\ncpu0 1",
+            &process(150),
+            own,
+        )
+        .unwrap();
+        // In this example 150 of 200 clock ticks were busy, 50 of them by this process.
+        assert_eq!(later.cpu_share_of_other_processes_since(&earlier), Some(0.5));
+        assert_eq!(earlier.cpu_share_of_other_processes_since(&earlier), None);
         let system = "cpu  100 0 50 800 10 5 5 30";
-        let children = CpuTimeTicks::parse(system, &process(100), OwnProcesses::Children);
+        let children = HostCpuTimeTicks::parse_proc_stat_files(
+            system,
+            &process(100),
+            ProcessesNotCountedAsContention::Children,
+        );
         assert_eq!(children.map(|time| time.own), Some(7));
-        assert_eq!(CpuTimeTicks::parse("nonsense", &process(1), own), None);
+        assert_eq!(HostCpuTimeTicks::parse_proc_stat_files("nonsense", &process(1), own), None);
     }
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn cpu_times_are_parsed_from_proc_files() {
-        assert!(CpuTimeTicks::now().is_some() && CpuTimeTicks::for_children().is_some());
+    fn cpu_times_are_parsed_from_proc_stat_files() {
+        assert!(
+            HostCpuTimeTicks::read_for_this_process().is_some()
+                && HostCpuTimeTicks::read_for_finished_children().is_some()
+        );
     }
 }

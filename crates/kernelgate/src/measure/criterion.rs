@@ -1,5 +1,5 @@
-//! Criterion's `Measurement` over our samples: nanoseconds, shown with the work done and the share
-//! of the limit.
+//! Implements Criterion's `Measurement` for kernelgate's samples in nanoseconds; Criterion then
+//! shows the throughput with its share of the limit.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -8,30 +8,31 @@ use std::time::Instant;
 use criterion::Throughput;
 use criterion::measurement::{Measurement, ValueFormatter};
 
-use super::limits::TimeLimit;
+use super::limits::ShortestLaunchTime;
 
-/// The timed case, with the numbers that Criterion's formatter displays.
+/// Data about the timed case that Criterion's value formatter displays.
 #[derive(Debug, Clone, Default)]
-pub struct CriterionDisplayedCase {
-    /// The least time that the ceilings allow for the case.
-    pub limit: Option<TimeLimit>,
+pub struct CaseShownByCriterion {
+    /// Shortest possible time of the case by the device's measured limits.
+    pub limit: Option<ShortestLaunchTime>,
 }
 
-/// Elapsed nanoseconds. Values come from `iter_custom`; `start` and `end` serve Criterion's own
-/// loops.
+/// Elapsed nanoseconds. kernelgate's samples come through Criterion's `iter_custom`; `start` and
+/// `end` only serve Criterion's own timing loops.
 #[derive(Debug, Clone, Default)]
-pub struct ElapsedTimeMethod {
-    formatter: ElapsedFormatter,
+pub struct CriterionElapsedTime {
+    formatter: ElapsedTimeFormatter,
 }
 
-impl ElapsedTimeMethod {
-    /// The case that is about to be timed; shared with the formatter.
-    pub fn displayed_case(&self) -> Rc<RefCell<CriterionDisplayedCase>> {
+impl CriterionElapsedTime {
+    /// Returns the shared data of the timed case, which the caller sets before each case and the
+    /// formatter reads.
+    pub fn case_shown_by_formatter(&self) -> Rc<RefCell<CaseShownByCriterion>> {
         Rc::clone(&self.formatter.case)
     }
 }
 
-impl Measurement for ElapsedTimeMethod {
+impl Measurement for CriterionElapsedTime {
     type Intermediate = Instant;
     type Value = f64;
 
@@ -60,19 +61,23 @@ impl Measurement for ElapsedTimeMethod {
     }
 }
 
-/// In Criterion's throughput, elements mean floating-point operations and bytes mean bytes, both in
-/// decimal units.
+/// In Criterion's throughput, elements mean floating-point operations and bytes mean bytes;
+/// prefixes such as M are decimal.
 #[derive(Debug, Clone, Default)]
-struct ElapsedFormatter {
-    case: Rc<RefCell<CriterionDisplayedCase>>,
+struct ElapsedTimeFormatter {
+    case: Rc<RefCell<CaseShownByCriterion>>,
 }
 
-impl ValueFormatter for ElapsedFormatter {
+impl ValueFormatter for ElapsedTimeFormatter {
     fn format_throughput(&self, throughput: &Throughput, elapsed_ns: f64) -> String {
         let mut rate = [elapsed_ns];
         let unit = self.scale_throughputs(elapsed_ns, throughput, &mut rate);
-        let share =
-            self.case.borrow().limit.as_ref().map(|limit| 100.0 * limit.fraction(elapsed_ns));
+        let share = self
+            .case
+            .borrow()
+            .limit
+            .as_ref()
+            .map(|limit| 100.0 * limit.share_of_limit_reached(elapsed_ns));
         match share {
             Some(share) => format!("{:.2} {unit} ({share:.1}%)", rate[0]),
             None => format!("{:.2} {unit}", rate[0]),
@@ -125,19 +130,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn throughput_is_shown_with_its_share_of_the_limit() {
-        let elapsed = ElapsedTimeMethod::default();
+    fn criterion_shows_throughput_with_share_of_limit() {
+        let elapsed = CriterionElapsedTime::default();
         let format = |throughput| elapsed.formatter().format_throughput(&throughput, 2e6);
         assert_eq!(format(Throughput::Elements(3_000_000_000)), "1.50 TFLOP/s");
-        elapsed.displayed_case().borrow_mut().limit =
-            Some(TimeLimit { time_ns: 1e6, by: "memory".to_owned() });
+        elapsed.case_shown_by_formatter().borrow_mut().limit =
+            Some(ShortestLaunchTime { time_ns: 1e6, by: "memory".to_owned() });
         assert_eq!(format(Throughput::Bytes(4_000_000)), "2.00 GB/s (50.0%)");
         assert_eq!(format(Throughput::Bytes(4)), "2.00 kB/s (50.0%)");
     }
 
     #[test]
-    fn times_are_scaled_to_the_unit_of_the_typical_value() {
-        let elapsed = ElapsedTimeMethod::default();
+    fn times_are_shown_in_the_unit_of_the_typical_time() {
+        let elapsed = CriterionElapsedTime::default();
         let mut values = [1.5e6, 2.5e6];
         assert_eq!(elapsed.formatter().scale_values(2e6, &mut values), "ms");
         assert_eq!(values, [1.5, 2.5]);

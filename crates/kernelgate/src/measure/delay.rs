@@ -1,76 +1,84 @@
-//! Delays of known length added to launches on purpose, to test which delays a gate finds.
+//! Adds delays of known length to launches on purpose, to test which slow-downs `kernelgate`'s
+//! comparison finds.
 //!
-//! An injected wait does not affect caches and memory. Work in the form of passes over memory
-//! affects the next launch as additional work of a kernel would. On a GPU both are fitted to the
-//! case before it is timed: by the added time of a launch, which is more than the delay takes
-//! alone. A calibration fits once per comparison and passes the size to its processes.
+//! A delay by waiting does not change caches or memory traffic. A delay by work, which reads
+//! memory, affects the next launch as additional work of the kernel itself would. Before a case on
+//! a GPU is timed, the delay is fitted to the time that it adds to a launch, which exceeds the
+//! delay kernel's own time. A calibration fits the size of the delay kernel once per comparison,
+//! and passes the size to the bench processes that it starts.
 
 use std::hint::black_box;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use super::CacheState;
-use super::events::{CasePlan, EventTimer};
-use crate::backend::{AllowedActions, BackendError, Executable, OutputContent};
+use super::events::{CaseTimingPlan, CudaEventTimer};
+use crate::backend::{
+    AllowedActionsOfTimedCode, BackendError, Executable, OutputContentBeforeLaunch,
+};
 use crate::stats;
 use crate::workload::{Tensor, Tensors};
-use kernelgate_cuda::instruments::bandwidth::BandwidthPasses;
+use kernelgate_cuda::instruments::bandwidth::BandwidthKernelsAndBuffer;
 use kernelgate_cuda::instruments::spin_kernel::SpinKernel;
 
-/// Longest delay that may be asked for: a second.
-const MAX_DELAY_NS: u64 = 1_000_000_000;
-/// Maximum bytes that a delay reads: more than any memory gives in that time.
-const MAX_TOUCHED_BYTES: u64 = 100_000 * MAX_DELAY_NS;
-/// Maximum bytes that a delaying pass on a GPU reads: more than its L2.
-const MAX_DELAY_PASS_BYTES: u64 = 256 << 20;
-/// Maximum words that a delaying pass on the host reads: more than a core's own caches.
-const MAX_DELAY_PASS_WORDS: usize = 1 << 19;
-/// The least work: what one load of a thread takes, bytes.
-const MIN_DELAY_READ_BYTES: u64 = 16;
-/// About how much a GPU reads in a nanosecond: the first try.
-const ASSUMED_BYTES_PER_NS: f64 = 2000.0;
-/// How often the size of work on the host is corrected.
-const MAX_HOST_CORRECTIONS: usize = 6;
-/// Maximum number of measurements of a size on a GPU, and the share of the delay within which the
-/// fit ends.
-const MAX_SIZE_MEASUREMENTS: usize = 6;
-const CLOSE_DELAY_ERROR: f64 = 0.05;
-/// Maximum relative error of a fitted delay.
-const MAX_DELAY_ERROR: f64 = 0.25;
-/// Approximate time of the launches of a turn, nanoseconds, and their largest number. A turn is a
-/// series of launches, with the injected delay or without it.
-const TARGET_TURN_NS: f64 = 2e6;
-const MAX_LAUNCHES_PER_TURN: f64 = 50.0;
-/// Turns come in groups of four: without, with, with, without. Target time of all turns together,
-/// nanoseconds, and the largest number of groups. One turn of each kind would be too few: a launch
-/// after an idle moment takes a few µs more or less than the next launch, and the clock drifts by 1
-/// % within ten milliseconds.
-const TARGET_TURNS_NS: f64 = 1e8;
-const MAX_TURN_GROUPS: f64 = 8.0;
+/// Longest delay of a launch that a user may request, nanoseconds: one second.
+const MAX_REQUESTED_DELAY_NS: u64 = 1_000_000_000;
+/// Largest number of bytes that a delay by work may read, more than any memory delivers in
+/// `MAX_REQUESTED_DELAY_NS`.
+const MAX_BYTES_READ_BY_DELAY: u64 = 100_000 * MAX_REQUESTED_DELAY_NS;
+/// Largest number of bytes that one delaying kernel on a GPU reads: more than the L2 cache holds.
+const MAX_GPU_DELAY_PASS_BYTES: u64 = 256 << 20;
+/// Largest number of 8-byte words that one delaying loop on the host reads: more than a core's own
+/// caches hold.
+const MAX_HOST_DELAY_PASS_WORDS: usize = 1 << 19;
+/// Smallest delay by work on a GPU: one 16-byte load of one thread.
+const MIN_GPU_DELAY_READ_BYTES: u64 = 16;
+/// Assumed read rate of a GPU, bytes a nanosecond, from which the fit of the delay begins.
+const ASSUMED_GPU_READ_BYTES_PER_NS: f64 = 2000.0;
+/// How often the number of words that a delay by work on the host reads is corrected.
+const HOST_DELAY_CORRECTIONS: usize = 6;
+/// Largest number of measurements while the size of a GPU delay is fitted; the next constant is the
+/// relative error at which the fit ends.
+const MAX_DELAY_FIT_MEASUREMENTS: usize = 6;
+const RELATIVE_ERROR_THAT_ENDS_DELAY_FIT: f64 = 0.05;
+/// Largest accepted relative error of the fitted delay; beyond it the delay is refused.
+const MAX_RELATIVE_DELAY_ERROR: f64 = 0.25;
+/// Approximate time of the launches of one turn, nanoseconds; the next constant is the largest
+/// number of these launches. A turn is a series of launches that all have, or all lack, the
+/// injected delay.
+const TARGET_TIME_OF_ONE_TURN_NS: f64 = 2e6;
+const MAX_LAUNCHES_PER_DELAY_TURN: f64 = 50.0;
+/// Turns come in groups of four: without delay, with delay, with delay, without delay. Target time
+/// of all turns together, nanoseconds; the next constant is the largest number of groups of four
+/// turns. One turn with delay and one without would be too few. A launch after an idle moment
+/// differs by a few µs, and the SM clock drifts by 1 % within ten milliseconds.
+const TARGET_TIME_OF_ALL_TURNS_NS: f64 = 1e8;
+const MAX_GROUPS_OF_FOUR_TURNS: f64 = 8.0;
 
-/// A delay for the cases whose id contains a text.
+/// A delay that a user injects into the launches of those cases whose id contains a given text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InjectedDelay {
-    /// The delayed cases: a part of the case id, or the whole id.
+pub struct InjectedLaunchDelay {
+    /// Text that selects the delayed cases: a part of the case id, or the whole case id.
     pub case: String,
-    /// Delay that is added to each launch of a case, nanoseconds.
+    /// Time that is added to each launch of a selected case, nanoseconds.
     pub delay_ns: u64,
-    /// Whether extra work, instead of a wait, delays the launches.
+    /// Whether each launch is delayed by additional memory reads instead of a wait.
     pub by_work: bool,
-    /// Fitted size that adds the delay on a GPU: nanoseconds of a spin, or bytes that are read. The
-    /// size is `None` before it is fitted, and on the host.
+    /// Fitted size of the GPU delay kernel that adds the requested delay: nanoseconds of spinning,
+    /// or bytes that are read. The size is `None` before it is fitted, and for delays on the host.
     pub size: Option<u64>,
 }
 
-/// The format is `CASE=NS` or `CASE=NS:work`, optionally followed by `@SIZE`.
-impl FromStr for InjectedDelay {
+/// Parses a delay of the form `CASE=NS` or `CASE=NS:work`, optionally followed by `@SIZE`, the size
+/// fitted earlier.
+impl FromStr for InjectedLaunchDelay {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let usage = || {
             format!(
                 "`{text}`: a delay is CASE=NANOSECONDS or CASE=NANOSECONDS:work, with 1 to \
-                 {MAX_DELAY_NS} of them, and @SIZE behind it where it was fitted before"
+                 {MAX_REQUESTED_DELAY_NS} of them, and @SIZE behind it where it was fitted before"
             )
         };
         let (case, delay) = text.rsplit_once('=').ok_or_else(usage)?;
@@ -79,8 +87,8 @@ impl FromStr for InjectedDelay {
             None => (delay, None),
         };
         let (delay_ns, by_work, most) = match delay.strip_suffix(":work") {
-            Some(delay_ns) => (delay_ns, true, MAX_TOUCHED_BYTES),
-            None => (delay, false, MAX_DELAY_NS),
+            Some(delay_ns) => (delay_ns, true, MAX_BYTES_READ_BY_DELAY),
+            None => (delay, false, MAX_REQUESTED_DELAY_NS),
         };
         if size.is_some_and(|size: u64| size > most) {
             return Err(usage());
@@ -88,7 +96,7 @@ impl FromStr for InjectedDelay {
         let delay_ns = delay_ns
             .parse()
             .ok()
-            .filter(|delay_ns| (1..=MAX_DELAY_NS).contains(delay_ns))
+            .filter(|delay_ns| (1..=MAX_REQUESTED_DELAY_NS).contains(delay_ns))
             .ok_or_else(usage)?;
         if case.is_empty() {
             return Err(usage());
@@ -97,84 +105,99 @@ impl FromStr for InjectedDelay {
     }
 }
 
-impl InjectedDelay {
-    /// Returns the delay of a case: the one for exactly this id, else the last one whose filter
-    /// text the id contains.
-    pub fn find_for_case<'a>(delays: &'a [Self], id: &str) -> Option<&'a InjectedDelay> {
+impl InjectedLaunchDelay {
+    /// Returns the delay for a case id: the last delay given for exactly this id, otherwise the
+    /// last whose text the id contains.
+    pub fn find_delay_for_case<'a>(
+        delays: &'a [Self],
+        id: &str,
+    ) -> Option<&'a InjectedLaunchDelay> {
         let exact = delays.iter().rfind(|delay| delay.case == id);
         exact.or_else(|| delays.iter().rfind(|delay| id.contains(&delay.case)))
     }
 }
 
-/// Executable that waits after each launch at the place of the computation: on the host, or on the
-/// device's stream (in graphs too).
-pub struct DelayedExecutable<'a> {
+/// An executable each of whose launches is followed by the injected delay: on the host for CPU
+/// cases, on the GPU's stream (also in graphs) for GPU cases.
+pub struct ExecutableWithDelayedLaunches<'a> {
     inner: &'a mut dyn Executable,
-    wait: DelayMethod,
+    wait: LaunchDelayMethod,
 }
 
-enum DelayMethod {
+enum LaunchDelayMethod {
     Host(Duration),
     HostWork { words: Vec<u64>, count: usize },
     Device { spin: SpinKernel, spin_ns: u64 },
-    DeviceWork { passes: Box<BandwidthPasses>, count: u64, bytes: u64 },
+    DeviceWork { passes: Box<BandwidthKernelsAndBuffer>, count: u64, bytes: u64 },
 }
 
-impl<'a> DelayedExecutable<'a> {
-    /// Delays launches that run on the host.
-    pub fn with_host_delay(
+impl<'a> ExecutableWithDelayedLaunches<'a> {
+    /// Wraps an executable so that the host waits or works after each launch.
+    pub fn delay_launches_on_host(
         inner: &'a mut dyn Executable,
-        delay: &InjectedDelay,
-    ) -> DelayedExecutable<'a> {
+        delay: &InjectedLaunchDelay,
+    ) -> ExecutableWithDelayedLaunches<'a> {
         if !delay.by_work {
-            return Self { inner, wait: DelayMethod::Host(Duration::from_nanos(delay.delay_ns)) };
+            return Self {
+                inner,
+                wait: LaunchDelayMethod::Host(Duration::from_nanos(delay.delay_ns)),
+            };
         }
-        let mut words = vec![1; MAX_DELAY_PASS_WORDS];
-        let mut count = MAX_DELAY_PASS_WORDS;
-        for _ in 0..MAX_HOST_CORRECTIONS {
+        let mut words = vec![1; MAX_HOST_DELAY_PASS_WORDS];
+        let mut count = MAX_HOST_DELAY_PASS_WORDS;
+        for _ in 0..HOST_DELAY_CORRECTIONS {
             let started = Instant::now();
-            touch_words(&mut words, count);
+            read_and_write_words_on_host(&mut words, count);
             let took_ns = started.elapsed().as_nanos().max(1) as f64;
             count = (count as f64 * delay.delay_ns as f64 / took_ns).ceil() as usize;
         }
-        Self { inner, wait: DelayMethod::HostWork { words, count } }
+        Self { inner, wait: LaunchDelayMethod::HostWork { words, count } }
     }
 
-    /// Delays launches on a GPU by one more kernel, which spins, or by work: kernels that read
-    /// memory. The size of delay kernels is fitted so that a launch, timed as samples are, becomes
-    /// longer by the delay, including the cost of a further kernel and its effect on the next
-    /// launch. A delay size that is given is used unchanged.
+    /// Wraps an executable so that further kernels follow each launch on the GPU's stream: one that
+    /// spins, or kernels that read memory. The size of the delay kernels is fitted so that a
+    /// launch, timed like a sample, takes longer by the requested delay, including all side
+    /// effects. A fitted size that the user passes is used unchanged.
     ///
     /// # Errors
     /// Fails if the smallest such kernel exceeds the delay, when no size adds approximately the
     /// delay, or when the kernel cannot be prepared.
-    pub fn delay_on_device(
+    pub fn delay_launches_on_gpu(
         inner: &'a mut dyn Executable,
-        delay: &InjectedDelay,
-        events: &mut EventTimer,
+        delay: &InjectedLaunchDelay,
+        events: &mut CudaEventTimer,
         cache: CacheState,
     ) -> Result<Self, BackendError> {
-        let device = events.device();
+        let device = events.first_gpu();
         let (wait, per_ns) = if delay.by_work {
             let pattern: Vec<u8> =
                 (0..1 << 12).map(|index: u32| (index * 167 % 251) as u8).collect();
-            let passes =
-                Box::new(BandwidthPasses::new(device, MAX_DELAY_PASS_BYTES as usize, &pattern)?);
+            let passes = Box::new(BandwidthKernelsAndBuffer::with_filled_buffer(
+                device,
+                MAX_GPU_DELAY_PASS_BYTES as usize,
+                &pattern,
+            )?);
             (
-                DelayMethod::DeviceWork { passes, count: 1, bytes: MIN_DELAY_READ_BYTES },
-                ASSUMED_BYTES_PER_NS,
+                LaunchDelayMethod::DeviceWork { passes, count: 1, bytes: MIN_GPU_DELAY_READ_BYTES },
+                ASSUMED_GPU_READ_BYTES_PER_NS,
             )
         } else {
-            (DelayMethod::Device { spin: SpinKernel::new(device)?, spin_ns: 0 }, 1.0)
+            (
+                LaunchDelayMethod::Device {
+                    spin: SpinKernel::compile_and_allocate_report(device)?,
+                    spin_ns: 0,
+                },
+                1.0,
+            )
         };
         let mut delayed = Self { inner, wait };
         if let Some(size) = delay.size {
-            delayed.wait.set_delay_size(size);
+            delayed.wait.set_gpu_delay_size(size);
             return Ok(delayed);
         }
         let delay_ns = delay.delay_ns as f64;
-        let mut without = events.plan_case(delayed.inner, cache)?;
-        let least_ns = delayed.measured_delay_ns(&mut without, events, cache)?;
+        let mut without = events.audit_and_plan_case_timing(delayed.inner, cache)?;
+        let least_ns = delayed.measure_time_added_to_launch_ns(&mut without, events, cache)?;
         if least_ns > delay_ns {
             let by_work = if delay.by_work { " by work" } else { "" };
             let why = format!(
@@ -184,53 +207,56 @@ impl<'a> DelayedExecutable<'a> {
             );
             return Err(BackendError::Unsupported(why));
         }
-        let (size, added_ns) = fit_delay_size(delay_ns, least_ns, per_ns, |size| {
-            delayed.wait.set_delay_size(size as u64);
-            delayed.measured_delay_ns(&mut without, events, cache)
+        let (size, added_ns) = fit_gpu_delay_size(delay_ns, least_ns, per_ns, |size| {
+            delayed.wait.set_gpu_delay_size(size as u64);
+            delayed.measure_time_added_to_launch_ns(&mut without, events, cache)
         })?;
-        if (added_ns - delay_ns).abs() > MAX_DELAY_ERROR * delay_ns {
+        if (added_ns - delay_ns).abs() > MAX_RELATIVE_DELAY_ERROR * delay_ns {
             let why = format!(
                 "a delay of {delay_ns:.0} ns cannot be made: the closest makes a launch \
                  {added_ns:.0} ns longer"
             );
             return Err(BackendError::Unsupported(why));
         }
-        delayed.wait.set_delay_size(size as u64);
+        delayed.wait.set_gpu_delay_size(size as u64);
         Ok(delayed)
     }
 
-    /// The size of what launches are delayed by; none on the host.
-    pub const fn delay_size(&self) -> Option<u64> {
+    /// Returns the size of the GPU delay kernels: nanoseconds of spinning, or bytes that are read;
+    /// `None` for a delay on the host.
+    pub const fn gpu_delay_size(&self) -> Option<u64> {
         match self.wait {
-            DelayMethod::Device { spin_ns, .. } => Some(spin_ns),
-            DelayMethod::DeviceWork { count, bytes, .. } => Some(count * bytes),
-            DelayMethod::Host(_) | DelayMethod::HostWork { .. } => None,
+            LaunchDelayMethod::Device { spin_ns, .. } => Some(spin_ns),
+            LaunchDelayMethod::DeviceWork { count, bytes, .. } => Some(count * bytes),
+            LaunchDelayMethod::Host(_) | LaunchDelayMethod::HostWork { .. } => None,
         }
     }
 
-    /// Added time of a launch, nanoseconds, from launches with and without the delay in
-    /// alternation: the median over groups of four, in each of which a falling clock affects both
-    /// sides alike.
-    fn measured_delay_ns(
+    /// Measures the time that the delay adds to a launch, nanoseconds: the median over groups of
+    /// four turns, in which a steady drift of the clock cancels.
+    fn measure_time_added_to_launch_ns(
         &mut self,
-        without: &mut CasePlan,
-        events: &mut EventTimer,
+        without: &mut CaseTimingPlan,
+        events: &mut CudaEventTimer,
         cache: CacheState,
     ) -> Result<f64, BackendError> {
-        // The captured graph includes the delay that was set at that time.
-        let mut with = events.plan_case(self, cache)?;
+        // A captured graph contains the delay size that was set when the launches were captured.
+        let mut with = events.audit_and_plan_case_timing(self, cache)?;
         let mut turn_ns = |delayed: &mut Self, is_delayed: bool, launches: u64| {
             let sample = match is_delayed {
-                false => events.steady_sample(without, delayed.inner, launches)?,
-                true => events.steady_sample(&mut with, delayed, launches)?,
+                false => events.take_unthrottled_sample(without, delayed.inner, launches)?,
+                true => events.take_unthrottled_sample(&mut with, delayed, launches)?,
             };
             Ok::<_, BackendError>(sample.elapsed_ns / sample.launches as f64)
         };
         let first_ns = turn_ns(self, false, 1)?;
-        let launches = (TARGET_TURN_NS / first_ns).clamp(1.0, MAX_LAUNCHES_PER_TURN) as u64;
+        let launches =
+            (TARGET_TIME_OF_ONE_TURN_NS / first_ns).clamp(1.0, MAX_LAUNCHES_PER_DELAY_TURN) as u64;
         let group_ns = 4.0 * launches as f64 * first_ns;
-        let groups = (TARGET_TURNS_NS / group_ns).clamp(1.0, MAX_TURN_GROUPS) as usize;
-        // The first turn is not counted, because the clock sinks most at first.
+        let groups =
+            (TARGET_TIME_OF_ALL_TURNS_NS / group_ns).clamp(1.0, MAX_GROUPS_OF_FOUR_TURNS) as usize;
+        // The turn before the first group is not counted, because the SM clock falls most at the
+        // beginning.
         turn_ns(self, true, launches)?;
         let mut added_ns = Vec::with_capacity(groups);
         for _ in 0..groups {
@@ -245,10 +271,11 @@ impl<'a> DelayedExecutable<'a> {
     }
 }
 
-/// Size at which `added_ns` equals the delay; the smallest size adds `least_ns`. The search narrows
-/// an interval between a size that is too small and one that is too large. The added time need not
-/// be proportional; the best measured size is returned, with its added time.
-fn fit_delay_size(
+/// Searches the delay size at which the measured time `added_ns(size)` equals the requested delay;
+/// the smallest size adds `least_ns`. The search narrows the interval between a delay size that
+/// adds too little and one that adds too much. The added time need not be proportional to the delay
+/// size; returns the best measured size with its added time.
+fn fit_gpu_delay_size(
     delay_ns: f64,
     least_ns: f64,
     per_ns: f64,
@@ -257,13 +284,13 @@ fn fit_delay_size(
     let (mut below, mut above) = ((0.0, least_ns), None);
     let mut best = below;
     let mut size = (delay_ns - least_ns).max(1.0) * per_ns;
-    for _ in 0..MAX_SIZE_MEASUREMENTS {
+    for _ in 0..MAX_DELAY_FIT_MEASUREMENTS {
         let added = added_ns(size)?;
         let off = (added - delay_ns).abs();
         if off < (best.1 - delay_ns).abs() {
             best = (size, added);
         }
-        if off <= CLOSE_DELAY_ERROR * delay_ns {
+        if off <= RELATIVE_ERROR_THAT_ENDS_DELAY_FIT * delay_ns {
             break;
         }
         if added < delay_ns {
@@ -282,97 +309,101 @@ fn fit_delay_size(
     Ok(best)
 }
 
-impl DelayMethod {
-    /// Sets the size of the delay: a spin in nanoseconds, passes in bytes.
-    fn set_delay_size(&mut self, size: u64) {
+impl LaunchDelayMethod {
+    /// Sets the size of the GPU delay kernels: nanoseconds for a spin, bytes for memory reads.
+    fn set_gpu_delay_size(&mut self, size: u64) {
         match self {
             Self::Device { spin_ns, .. } => *spin_ns = size,
             Self::DeviceWork { count, bytes, .. } => {
-                let all = size.max(MIN_DELAY_READ_BYTES);
-                *count = all.div_ceil(MAX_DELAY_PASS_BYTES);
-                *bytes = (all / *count).clamp(MIN_DELAY_READ_BYTES, MAX_DELAY_PASS_BYTES)
-                    / MIN_DELAY_READ_BYTES
-                    * MIN_DELAY_READ_BYTES;
+                let all = size.max(MIN_GPU_DELAY_READ_BYTES);
+                *count = all.div_ceil(MAX_GPU_DELAY_PASS_BYTES);
+                *bytes = (all / *count).clamp(MIN_GPU_DELAY_READ_BYTES, MAX_GPU_DELAY_PASS_BYTES)
+                    / MIN_GPU_DELAY_READ_BYTES
+                    * MIN_GPU_DELAY_READ_BYTES;
             }
             Self::Host(_) | Self::HostWork { .. } => {}
         }
     }
 }
 
-impl Executable for DelayedExecutable<'_> {
+impl Executable for ExecutableWithDelayedLaunches<'_> {
     fn poison_outputs(&mut self) -> Result<(), BackendError> {
         self.inner.poison_outputs()
     }
 
-    fn rewrite_outputs(&mut self, with: OutputContent) -> Result<(), BackendError> {
-        self.inner.rewrite_outputs(with)
+    fn overwrite_outputs_before_launch(
+        &mut self,
+        with: OutputContentBeforeLaunch,
+    ) -> Result<(), BackendError> {
+        self.inner.overwrite_outputs_before_launch(with)
     }
 
-    fn reset(&mut self) -> Result<(), BackendError> {
-        self.inner.reset()
+    fn reset_state(&mut self) -> Result<(), BackendError> {
+        self.inner.reset_state()
     }
 
-    fn carries_state(&self) -> bool {
-        self.inner.carries_state()
+    fn launches_carry_state(&self) -> bool {
+        self.inner.launches_carry_state()
     }
 
-    fn gpus(&self) -> usize {
-        self.inner.gpus()
+    fn gpus_used_by_launch(&self) -> usize {
+        self.inner.gpus_used_by_launch()
     }
 
-    fn allowed(&self) -> AllowedActions {
-        self.inner.allowed()
+    fn actions_allowed_to_launches(&self) -> AllowedActionsOfTimedCode {
+        self.inner.actions_allowed_to_launches()
     }
 
-    fn launch(&mut self) -> Result<(), BackendError> {
-        self.inner.launch()?;
+    fn launch_once(&mut self) -> Result<(), BackendError> {
+        self.inner.launch_once()?;
         match &mut self.wait {
-            DelayMethod::Host(delay) => {
-                busy_wait(*delay);
+            LaunchDelayMethod::Host(delay) => {
+                busy_wait_on_host(*delay);
                 Ok(())
             }
-            DelayMethod::HostWork { words, count } => {
-                touch_words(words, *count);
+            LaunchDelayMethod::HostWork { words, count } => {
+                read_and_write_words_on_host(words, *count);
                 Ok(())
             }
-            DelayMethod::Device { spin, spin_ns } => spin.launch(*spin_ns),
-            DelayMethod::DeviceWork { passes, count, bytes } => {
-                (0..*count).try_for_each(|_| passes.enqueue_read(*bytes))
+            LaunchDelayMethod::Device { spin, spin_ns } => spin.enqueue_spin(*spin_ns),
+            LaunchDelayMethod::DeviceWork { passes, count, bytes } => {
+                (0..*count).try_for_each(|_| passes.enqueue_read_kernel(*bytes))
             }
         }
     }
 
-    fn synchronize(&mut self) -> Result<(), BackendError> {
-        self.inner.synchronize()
+    fn wait_for_launches(&mut self) -> Result<(), BackendError> {
+        self.inner.wait_for_launches()
     }
 
-    fn outputs(&mut self) -> Result<&Tensors, BackendError> {
-        self.inner.outputs()
+    fn outputs_on_host(&mut self) -> Result<&Tensors, BackendError> {
+        self.inner.outputs_on_host()
     }
 
-    fn launch_inputs(&self) -> Vec<&str> {
-        self.inner.launch_inputs()
+    fn names_of_inputs_read_by_launches(&self) -> Vec<&str> {
+        self.inner.names_of_inputs_read_by_launches()
     }
 
     fn replace_input(&mut self, name: &str, values: &Tensor) -> Result<(), BackendError> {
         self.inner.replace_input(name, values)
     }
 
-    fn still_poisoned(&mut self) -> Result<Vec<bool>, BackendError> {
-        self.inner.still_poisoned()
+    fn outputs_are_still_poisoned(&mut self) -> Result<Vec<bool>, BackendError> {
+        self.inner.outputs_are_still_poisoned()
     }
 }
 
-/// Keeps the host busy for a duration.
-fn busy_wait(delay: Duration) {
+/// Keeps a host core busy for the given duration.
+fn busy_wait_on_host(delay: Duration) {
     let start = Instant::now();
     while start.elapsed() < delay {
         std::hint::spin_loop();
     }
 }
 
-/// Reads and writes `count` words, from the first on, again and again.
-fn touch_words(words: &mut [u64], mut count: usize) {
+/// Reads and writes `count` 64-bit words on the host, and starts again at the first word after the
+/// last.
+fn read_and_write_words_on_host(words: &mut [u64], mut count: usize) {
     while count > 0 {
         let part = count.min(words.len());
         for word in &mut words[..part] {
@@ -395,75 +426,86 @@ mod tests {
     use crate::backend::cuda::CudaTask;
 
     #[test]
-    fn the_delay_for_the_whole_case_id_takes_precedence() {
-        let delays: Vec<InjectedDelay> =
+    fn a_delay_for_the_whole_case_id_takes_precedence() {
+        let delays: Vec<InjectedLaunchDelay> =
             ["a/b=100", "a/b/cpu/hot=7", "b=3"].map(|text| text.parse().unwrap()).into();
-        let delay_ns =
-            |id: &str| InjectedDelay::find_for_case(&delays, id).map(|delay| delay.delay_ns);
+        let delay_ns = |id: &str| {
+            InjectedLaunchDelay::find_delay_for_case(&delays, id).map(|delay| delay.delay_ns)
+        };
         assert_eq!(delay_ns("a/b/cpu/hot"), Some(7));
         assert_eq!(delay_ns("a/b/cpu/cold"), Some(3));
         assert_eq!(delay_ns("c"), None);
         let by_work =
-            InjectedDelay { case: "a".to_owned(), delay_ns: 5, by_work: true, size: None };
+            InjectedLaunchDelay { case: "a".to_owned(), delay_ns: 5, by_work: true, size: None };
         assert_eq!("a=5:work".parse().as_ref(), Ok(&by_work));
-        let of_size = InjectedDelay { size: Some(4096), ..by_work };
+        let of_size = InjectedLaunchDelay { size: Some(4096), ..by_work };
         assert_eq!("a=5:work@4096".parse().as_ref(), Ok(&of_size));
-        assert_eq!("a=5@4096".parse(), Ok(InjectedDelay { by_work: false, ..of_size }));
+        assert_eq!("a=5@4096".parse(), Ok(InjectedLaunchDelay { by_work: false, ..of_size }));
         let of_no_number = ["a=5:rest", "a=5@", "a=5@x", "a=5@-1", "a=5@1:work", "a=@5"]
             .into_iter()
             .chain(["a=5@1000000001", "a=5:work@100000000000001"]);
         let wrong = ["", "a", "a=", "=5", "a=0", "a=-1", "a=1.5", "a=1000000001"];
         for bad in wrong.into_iter().chain(of_no_number) {
-            assert!(bad.parse::<InjectedDelay>().is_err(), "{bad}");
+            assert!(bad.parse::<InjectedLaunchDelay>().is_err(), "{bad}");
         }
     }
 
     #[test]
     fn a_delayed_host_launch_takes_at_least_the_delay() {
         let mut task = CpuTask::new(Arc::default(), Tensors::new(), |_, _| {});
-        let mut delayed =
-            DelayedExecutable::with_host_delay(&mut task, &"a=2000000".parse().unwrap());
+        let mut delayed = ExecutableWithDelayedLaunches::delay_launches_on_host(
+            &mut task,
+            &"a=2000000".parse().unwrap(),
+        );
         let start = Instant::now();
-        delayed.launch().unwrap();
+        delayed.launch_once().unwrap();
         assert!(start.elapsed() >= Duration::from_millis(2));
     }
 
     #[test]
     fn a_launch_delayed_by_work_reads_extra_memory() {
         let mut task = CpuTask::new(Arc::default(), Tensors::new(), |_, _| {});
-        let mut delayed =
-            DelayedExecutable::with_host_delay(&mut task, &"a=2000000:work".parse().unwrap());
-        let DelayMethod::HostWork { count, .. } = delayed.wait else { panic!("not by work") };
+        let mut delayed = ExecutableWithDelayedLaunches::delay_launches_on_host(
+            &mut task,
+            &"a=2000000:work".parse().unwrap(),
+        );
+        let LaunchDelayMethod::HostWork { count, .. } = delayed.wait else { panic!("not by work") };
         assert!(count > 10_000, "{count} words in two milliseconds");
-        let sum = |delayed: &DelayedExecutable<'_>| match &delayed.wait {
-            DelayMethod::HostWork { words, .. } => {
+        let sum = |delayed: &ExecutableWithDelayedLaunches<'_>| match &delayed.wait {
+            LaunchDelayMethod::HostWork { words, .. } => {
                 words.iter().fold(0u64, |sum, x| sum.wrapping_add(*x))
             }
             _ => 0,
         };
         let before = sum(&delayed);
-        delayed.launch().unwrap();
+        delayed.launch_once().unwrap();
         assert_ne!(sum(&delayed), before);
     }
 
-    /// A task whose launch reads memory for some 100 µs, and whose host code is slow.
-    fn slow_host_task(device: &Arc<Device>) -> CudaTask {
-        let passes =
-            BandwidthPasses::new(device, MAX_DELAY_PASS_BYTES as usize, &[7; 1 << 10]).unwrap();
+    /// A task whose launch reads device memory for about 100 µs, and whose launch call is slow on
+    /// the host.
+    fn gpu_task_with_slow_launch_call(device: &Arc<Device>) -> CudaTask {
+        let passes = BandwidthKernelsAndBuffer::with_filled_buffer(
+            device,
+            MAX_GPU_DELAY_PASS_BYTES as usize,
+            &[7; 1 << 10],
+        )
+        .unwrap();
         CudaTask::new(device, [], Vec::new(), move |_| {
-            busy_wait(Duration::from_micros(50));
-            passes.enqueue_read(MAX_DELAY_PASS_BYTES)
+            busy_wait_on_host(Duration::from_micros(50));
+            passes.enqueue_read_kernel(MAX_GPU_DELAY_PASS_BYTES)
         })
     }
 
     #[test]
-    fn the_delay_size_is_found_for_times_that_are_not_proportional() {
-        // In this simulation the added time has a floor, a step, and a slope that changes.
+    fn the_delay_size_is_fitted_to_nonlinear_added_times() {
+        // In this simulation the time added by the delay kernel has a floor, a step, and a slope
+        // that changes.
         let added = |size: f64| 2_000.0 + size / 4.0 + if size > 6_000.0 { 3_000.0 } else { 0.0 };
         for delay_ns in [2_500.0, 3_400.0, 7_000.0, 90_000.0] {
             for per_ns in [1.0, 4.0, 20.0] {
                 let mut measured = 0;
-                let size = fit_delay_size(delay_ns, 2_000.0, per_ns, |size| {
+                let size = fit_gpu_delay_size(delay_ns, 2_000.0, per_ns, |size| {
                     measured += 1;
                     Ok(added(size))
                 });
@@ -471,42 +513,54 @@ mod tests {
                 assert_eq!(found, added(size));
                 let off = (found - delay_ns).abs() / delay_ns;
                 assert!(
-                    off < 0.15 && measured <= MAX_SIZE_MEASUREMENTS,
+                    off < 0.15 && measured <= MAX_DELAY_FIT_MEASUREMENTS,
                     "{delay_ns}, {per_ns}: {off}"
                 );
             }
         }
-        // If no size makes the launch longer, nothing is added.
-        assert_eq!(fit_delay_size(9.0, 9.0, 1.0, |_| Ok(99.0)).unwrap(), (0.0, 9.0));
-        // If a size step exceeds the requested delay, the result is the added time.
-        assert_eq!(fit_delay_size(50.0, 9.0, 1.0, |_| Ok(99.0)).unwrap().1, 9.0);
-        let fails = fit_delay_size(9.0, 1.0, 1.0, |_| Err(BackendError::Lost("gone".to_owned())));
+        // If no size makes the launch longer, the fit returns the size 0, which adds nothing.
+        assert_eq!(fit_gpu_delay_size(9.0, 9.0, 1.0, |_| Ok(99.0)).unwrap(), (0.0, 9.0));
+        // If a step of the added time skips the requested delay, the fit returns the closest size
+        // with its added time.
+        assert_eq!(fit_gpu_delay_size(50.0, 9.0, 1.0, |_| Ok(99.0)).unwrap().1, 9.0);
+        let fails =
+            fit_gpu_delay_size(9.0, 1.0, 1.0, |_| Err(BackendError::Lost("gone".to_owned())));
         assert!(matches!(fails, Err(BackendError::Lost(_))));
     }
 
     #[test]
-    fn gpu_launches_get_longer_by_the_delay_even_on_a_slow_host() {
+    fn gpu_launches_get_longer_by_the_delay_on_a_slow_host() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
-        let mut events = EventTimer::new(&device).unwrap();
+        let mut events = CudaEventTimer::new(&device).unwrap();
         for cache in [CacheState::Hot, CacheState::Cold] {
             for (delay, wanted_ns) in [("a=8000", 8e3), ("a=8000:work", 8e3), ("a=300000", 3e5)] {
-                let mut slow = slow_host_task(&device);
-                let mut delay: InjectedDelay = delay.parse().unwrap();
-                let mut without = events.plan_case(&mut slow, cache).unwrap();
-                let fitted =
-                    DelayedExecutable::delay_on_device(&mut slow, &delay, &mut events, cache);
-                delay.size = fitted.unwrap().delay_size();
-                let again =
-                    DelayedExecutable::delay_on_device(&mut slow, &delay, &mut events, cache);
+                let mut slow = gpu_task_with_slow_launch_call(&device);
+                let mut delay: InjectedLaunchDelay = delay.parse().unwrap();
+                let mut without = events.audit_and_plan_case_timing(&mut slow, cache).unwrap();
+                let fitted = ExecutableWithDelayedLaunches::delay_launches_on_gpu(
+                    &mut slow,
+                    &delay,
+                    &mut events,
+                    cache,
+                );
+                delay.size = fitted.unwrap().gpu_delay_size();
+                let again = ExecutableWithDelayedLaunches::delay_launches_on_gpu(
+                    &mut slow,
+                    &delay,
+                    &mut events,
+                    cache,
+                );
                 let mut again = again.unwrap();
-                assert_eq!(again.delay_size(), delay.size);
-                let added_ns = again.measured_delay_ns(&mut without, &mut events, cache).unwrap();
+                assert_eq!(again.gpu_delay_size(), delay.size);
+                let added_ns = again
+                    .measure_time_added_to_launch_ns(&mut without, &mut events, cache)
+                    .unwrap();
                 eprintln!("{delay:?}, {cache:?}: {added_ns:.0} ns");
                 assert!((added_ns - wanted_ns).abs() < 0.3 * wanted_ns, "{delay:?}: {added_ns}");
             }
         }
-        let mut slow = slow_host_task(&device);
-        let short = DelayedExecutable::delay_on_device(
+        let mut slow = gpu_task_with_slow_launch_call(&device);
+        let short = ExecutableWithDelayedLaunches::delay_launches_on_gpu(
             &mut slow,
             &"a=1".parse().unwrap(),
             &mut events,

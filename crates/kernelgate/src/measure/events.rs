@@ -1,10 +1,11 @@
-//! CUDA events: the clock of the GPU backend.
+//! Times launches on one or several GPUs by CUDA events.
 //!
-//! Launches of a burst are queued behind a blocking kernel, so that the host's launch time is not
-//! in the samples. Launches over several GPUs are queued behind a blocking kernel on each, which
-//! are released together; the slowest GPU counts. A probe before and one after the burst measure
-//! the SM clock. In the cold state the L2 cache is filled with other data before each launch. The
-//! timer allocates all memory when it is created, and none while timing.
+//! The launches of a burst are queued behind a kernel that blocks the stream, so the samples do not
+//! include the host's launch time. Launches over several GPUs are queued behind a blocking kernel
+//! on each GPU, and all are released together; the time of the slowest GPU counts. A clock-probe
+//! kernel before and one after each burst measure the SM clock. If the case's caches are cold, the
+//! L2 cache is filled with other data before each launch. The event timer allocates all its device
+//! memory when it is created, and none while timing.
 
 mod calibration;
 mod case;
@@ -13,94 +14,98 @@ mod lanes;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use case::CasePlan;
+pub use case::CaseTimingPlan;
 
-use self::lanes::TimedGpus;
+use self::lanes::TimingInstrumentsOfGpus;
 use super::CacheState;
 use super::audit::TimingRefusal;
-use super::clock::SampleClockWatch;
-use super::launch_queue::{self, FoundBursts, MAX_QUEUED_COMMANDS};
-use super::limits::LaunchOverhead;
-use super::power::{self, CapReading, GpuLoad, PowerMeter, TimedLaunches};
+use super::clock::SampleThrottleDetector;
+use super::launch_queue::{self, MAX_COMMANDS_BEHIND_BLOCKER, MaxReplaysOfTriedGraphs};
+use super::limits::LaunchAndTimingOverhead;
+use super::power::{self, ClockAndThrottleReading, LoadOfGpu, LoadSample, NvmlPowerMeter};
 use crate::backend::{BackendError, Executable};
 use crate::stats;
-use kernelgate_cuda::driver::graph_set::GraphSet;
+use kernelgate_cuda::driver::graph_set::ExecutableGraphPerGpu;
 use kernelgate_cuda::{Device, Devices};
 
-/// Time after which the kernel that blocks a stream gives up. A burst whose blocking kernel times
-/// out is discarded.
-const BLOCKER_TIMEOUT: Duration = Duration::from_millis(500);
-/// Hot launches shorter than this, in nanoseconds, are captured several to a graph: an event pair
-/// would take most of the interval.
-const SHORT_LAUNCH_NS: f64 = 20_000.0;
-/// Minimum duration of a graph of short launches. Launches of several commands that take less are
-/// captured, too, hot and cold: the gap between two commands in a stream varies between processes;
-/// in a graph it is shorter and constant.
-const GRAPH_TARGET_NS: f64 = 100_000.0;
-/// Maximum number of short launches in a graph.
-const MAX_GRAPH_LAUNCHES: f64 = 64.0;
-/// Launches of a ceiling that show how long one is.
-const CEILING_TRIAL_LAUNCHES: usize = 3;
-/// Number of attempts at a sample; the last one is kept even if it is throttled.
-const MAX_THROTTLED_ATTEMPTS: u64 = 4;
-/// A burst that takes longer is not enqueued while another one runs: the device idles for less than
-/// a fiftieth of the time between two such bursts.
-const MAX_BURST_AHEAD_NS: f64 = 50e6;
-/// Resolution of event times, nanoseconds: no launch takes less.
-const EVENT_RESOLUTION_NS: f64 = 32.0;
+/// Time after which the kernel that blocks a stream ends even if the host has not released it. A
+/// burst of launches is discarded if the kernel that blocks its stream times out.
+const BLOCKING_KERNEL_TIMEOUT: Duration = Duration::from_millis(500);
+/// Several hot launches, each shorter than this many nanoseconds, are captured in one graph,
+/// because the two events would take most of the measured interval.
+const BATCHED_LAUNCH_LIMIT_NS: f64 = 20_000.0;
+/// Target duration of a graph of several captured launches, nanoseconds. A launch of several
+/// commands below this duration is captured too, hot or cold, because gaps between commands vary in
+/// a stream but are constant in a graph.
+const LAUNCH_GRAPH_TARGET_NS: f64 = 100_000.0;
+/// Largest number of launches that are captured in one graph.
+const MAX_LAUNCHES_PER_GRAPH: f64 = 64.0;
+/// Number of trial launches that show how long one launch of a ceiling measurement takes.
+const TRIAL_LAUNCHES_OF_CEILING: usize = 3;
+/// Number of attempts to take a sample; the last attempt is kept even if the GPU was throttled.
+const MAX_SAMPLE_ATTEMPTS: u64 = 4;
+/// A burst longer than this many nanoseconds is not enqueued while another burst runs, because the
+/// GPU then idles for less than 2 % of the time.
+const MAX_QUEUED_AHEAD_BURST_NS: f64 = 50e6;
+/// Resolution of CUDA event times, nanoseconds; a shorter launch time is raised to this time.
+const CUDA_EVENT_RESOLUTION_NS: f64 = 32.0;
 
-/// Times launches on the GPUs of a set.
-pub struct EventTimer {
+/// Times launches on one GPU or on several GPUs by CUDA events.
+pub struct CudaEventTimer {
     devices: Devices,
-    lanes: TimedGpus,
-    overhead: LaunchOverhead,
+    lanes: TimingInstrumentsOfGpus,
+    overhead: LaunchAndTimingOverhead,
     typical_clock_mhz: Option<f64>,
-    clock: SampleClockWatch,
-    power: Arc<PowerMeter>,
-    bursts: FoundBursts,
-    /// The burst that is queued or running behind the burst that was read last.
-    ahead: Option<QueuedBurst>,
+    clock: SampleThrottleDetector,
+    power: Arc<NvmlPowerMeter>,
+    bursts: MaxReplaysOfTriedGraphs,
+    /// The burst that was enqueued ahead while the previous burst ran, and whose times were not
+    /// read yet.
+    ahead: Option<EnqueuedBurst>,
 }
 
-/// A burst of launches in the device's queue.
+/// A burst of launches between CUDA events that the host has enqueued and whose times it has not
+/// read yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct QueuedBurst {
+struct EnqueuedBurst {
     slot: usize,
     launches: usize,
     cache: CacheState,
-    /// Whether the whole burst was queued before it began, so that its intervals exclude the host's
-    /// launch time.
+    /// Whether the whole burst fits the launch queue behind the blocking kernel, so that its
+    /// intervals exclude the host's launch time.
     hidden: bool,
 }
 
-/// Launches of a burst: their number, state of the caches, entries of the device's queue that one
-/// takes.
+/// A burst to enqueue: the number of launches, the state of the caches, and the number of
+/// launch-queue entries of one launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct BurstPlan {
+struct BurstToEnqueue {
     launches: usize,
     cache: CacheState,
     commands: usize,
 }
 
-/// Times of a burst of launches.
-struct LaunchBurst {
-    /// Nanoseconds between the events around each launch, overhead included; of the slowest GPU.
+/// Measured times and SM clock of a finished burst of launches.
+struct MeasuredLaunchBurst {
+    /// Nanoseconds between the CUDA events around each launch on the slowest GPU, without
+    /// subtraction of the timing overhead.
     intervals_ns: Vec<f64>,
-    /// By how much the slowest GPU took longer than the fastest, over all launches, nanoseconds;
-    /// `None` for one GPU.
+    /// Time by which the slowest GPU exceeds the fastest GPU over all launches of the burst,
+    /// nanoseconds; `None` for one GPU.
     skew_ns: Option<f64>,
-    /// SM clock over the burst, MHz, of the slowest GPU; `None` if the probes do not compare.
+    /// SM clock of the slowest GPU during the burst, MHz; `None` if its two clock probes cannot be
+    /// compared.
     clock_mhz: Option<f64>,
-    /// Whether the host's launch time may be in the intervals.
+    /// Whether the intervals may include the host's launch time.
     host_bound: bool,
-    /// Whether the burst is invalid only because the blocking kernel timed out before the host
-    /// released it.
+    /// Whether the burst is invalid because the blocking kernel timed out before the host released
+    /// it.
     held_up: bool,
 }
 
-impl LaunchBurst {
-    /// Returns the burst if none of its intervals includes host time.
-    fn without_host(self) -> Result<Self, BackendError> {
+impl MeasuredLaunchBurst {
+    /// Returns the burst if its intervals exclude the host's launch time, and fails otherwise.
+    fn refuse_if_host_time_is_included(self) -> Result<Self, BackendError> {
         if self.host_bound {
             return Err(TimingRefusal::HostHeldUp.into());
         }
@@ -108,12 +113,13 @@ impl LaunchBurst {
     }
 }
 
-/// Repeats a burst until the host releases the blocking kernel in time.
-fn unless_held_up(
-    mut burst: impl FnMut() -> Result<LaunchBurst, BackendError>,
-) -> Result<LaunchBurst, BackendError> {
+/// Repeats a burst until the host releases the blocking kernel before its timeout, for a few
+/// attempts.
+fn repeat_burst_until_released_in_time(
+    mut burst: impl FnMut() -> Result<MeasuredLaunchBurst, BackendError>,
+) -> Result<MeasuredLaunchBurst, BackendError> {
     let mut last = burst()?;
-    for _ in 1..MAX_THROTTLED_ATTEMPTS {
+    for _ in 1..MAX_SAMPLE_ATTEMPTS {
         if !last.held_up {
             break;
         }
@@ -122,8 +128,9 @@ fn unless_held_up(
     Ok(last)
 }
 
-impl EventTimer {
-    /// Compiles the timer's kernels, allocates memory, and measures the cost of timing.
+impl CudaEventTimer {
+    /// Creates a timer for these GPUs: compiles its kernels, allocates device memory, and measures
+    /// the overhead of timing.
     ///
     /// # Errors
     /// Fails if the device fails or memory is short; [`BackendError::NotTimed`] if the host is
@@ -131,7 +138,7 @@ impl EventTimer {
     pub fn new(devices: impl Into<Devices>) -> Result<Self, BackendError> {
         let devices: Devices = devices.into();
         let device = devices.first_device();
-        let nothing = LaunchOverhead {
+        let nothing = LaunchAndTimingOverhead {
             event_pair_ns: 0.0,
             launch_ns: 0.0,
             graph_node_ns: 0.0,
@@ -140,112 +147,122 @@ impl EventTimer {
             around_graph_ns: 0.0,
         };
         let mut timer = Self {
-            lanes: TimedGpus::new(&devices)?,
+            lanes: TimingInstrumentsOfGpus::new(&devices)?,
             overhead: nothing,
             typical_clock_mhz: None,
-            clock: SampleClockWatch::new(device.facts()),
-            power: Arc::new(PowerMeter::open_for_devices(
+            clock: SampleThrottleDetector::new(device.facts()),
+            power: Arc::new(NvmlPowerMeter::open_for_gpus(
                 device.facts(),
                 devices.iter().skip(1).map(|other| other.facts()),
             )),
-            bursts: FoundBursts::default(),
+            bursts: MaxReplaysOfTriedGraphs::default(),
             ahead: None,
             devices,
         };
-        timer.overhead = timer.calibrate()?;
+        timer.overhead = timer.measure_launch_overhead()?;
         Ok(timer)
     }
 
-    /// The first GPU, on which all work for one GPU is timed.
-    pub fn device(&self) -> &Arc<Device> {
+    /// Returns the first GPU of the timer, on which all single-GPU work is timed.
+    pub fn first_gpu(&self) -> &Arc<Device> {
         self.devices.first_device()
     }
 
-    /// The GPUs of the set whose launches can be timed.
-    pub const fn devices(&self) -> &Devices {
+    /// Returns the GPUs on which this timer can time launches.
+    pub const fn timed_and_idle_gpus(&self) -> &Devices {
         &self.devices
     }
 
-    /// Cost of launching and timing, measured when this timer was made.
-    pub fn overhead(&self) -> LaunchOverhead {
+    /// Returns the cost of launching and timing on this GPU, measured when the timer was created.
+    pub fn launch_overhead(&self) -> LaunchAndTimingOverhead {
         self.overhead
     }
 
-    /// The time of each of `count` launches of one command (at most 63), nanoseconds, without
-    /// overhead.
+    /// Returns the times of `count` launches (at most 63) of one command each, nanoseconds, with
+    /// the timing overhead subtracted.
     ///
     /// # Errors
     /// Fails if a launch fails; [`BackendError::NotTimed`] if the host's time is in the launches.
-    pub fn launches_ns(
+    pub fn time_single_command_launches_ns(
         &mut self,
         count: usize,
         cache: CacheState,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Vec<f64>, BackendError> {
-        self.lanes.use_first(1);
+        self.lanes.use_first_gpus(1);
         let around_ns = self.overhead.around_launch_ns;
-        let intervals_ns =
-            self.burst_with_retries(count, cache, 1, launch)?.without_host()?.intervals_ns;
+        let intervals_ns = self
+            .run_burst_until_released_in_time(count, cache, 1, launch)?
+            .refuse_if_host_time_is_included()?
+            .intervals_ns;
         Ok(intervals_ns.into_iter().map(|interval| interval - around_ns).collect())
     }
 
-    /// Prepares launches of a ceiling for timing in the same way as a case: short hot launches are
-    /// captured together.
-    pub fn ceiling_launches<'a>(
+    /// Prepares launches that measure a performance ceiling of the GPU; like the launches of a
+    /// case, several short hot launches are captured in one graph.
+    pub fn prepare_ceiling_launches<'a>(
         &'a mut self,
         cache: CacheState,
         launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
-    ) -> Result<CeilingLaunches<'a>, BackendError> {
-        self.lanes.use_first(1);
-        let first = self.burst_with_retries(CEILING_TRIAL_LAUNCHES, cache, 1, launch)?;
-        self.ceiling_of_set(cache, &first, launch)
+    ) -> Result<CeilingMeasurementLaunches<'a>, BackendError> {
+        self.lanes.use_first_gpus(1);
+        let first =
+            self.run_burst_until_released_in_time(TRIAL_LAUNCHES_OF_CEILING, cache, 1, launch)?;
+        self.prepare_ceiling_launches_after_trial(cache, &first, launch)
     }
 
-    /// Prepares a ceiling as [`Self::ceiling_launches`] does, unless the median time of trial
-    /// launches exceeds `most_ns`. Also returns the median time of the trial launches, nanoseconds.
-    pub fn ceiling_within<'a>(
+    /// Prepares ceiling launches as [`Self::prepare_ceiling_launches`] does, or returns `None` if the
+    /// median time of trial launches exceeds `most_ns`. The result also contains the median time of
+    /// the trial launches, nanoseconds.
+    pub fn prepare_ceiling_launches_if_short<'a>(
         &'a mut self,
         cache: CacheState,
         most_ns: f64,
         launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
-    ) -> Result<Option<(f64, CeilingLaunches<'a>)>, BackendError> {
-        self.lanes.use_first(1);
-        let first = self.burst_with_retries(CEILING_TRIAL_LAUNCHES, cache, 1, launch)?;
+    ) -> Result<Option<(f64, CeilingMeasurementLaunches<'a>)>, BackendError> {
+        self.lanes.use_first_gpus(1);
+        let first =
+            self.run_burst_until_released_in_time(TRIAL_LAUNCHES_OF_CEILING, cache, 1, launch)?;
         let first_ns = stats::median(&first.intervals_ns) - self.overhead.around_launch_ns;
         if first_ns > most_ns {
             return Ok(None);
         }
-        let ceiling = self.ceiling_of_set(cache, &first, launch)?;
-        Ok(Some((first_ns.max(EVENT_RESOLUTION_NS), ceiling)))
+        let ceiling = self.prepare_ceiling_launches_after_trial(cache, &first, launch)?;
+        Ok(Some((first_ns.max(CUDA_EVENT_RESOLUTION_NS), ceiling)))
     }
 
-    /// Prepares launches over the first `gpus` GPUs of the set, as [`Self::ceiling_launches`] does
-    /// for one GPU.
-    pub fn ceiling_over<'a>(
+    /// Prepares ceiling launches over the first `gpus` GPUs of the timer, as
+    /// [`Self::prepare_ceiling_launches`] does for one GPU.
+    pub fn prepare_multi_gpu_ceiling_launches<'a>(
         &'a mut self,
         gpus: usize,
         launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
-    ) -> Result<CeilingLaunches<'a>, BackendError> {
-        self.lanes.use_first(gpus);
-        let first = self.burst_with_retries(CEILING_TRIAL_LAUNCHES, CacheState::Hot, 1, launch)?;
-        self.ceiling_of_set(CacheState::Hot, &first, launch)
+    ) -> Result<CeilingMeasurementLaunches<'a>, BackendError> {
+        self.lanes.use_first_gpus(gpus);
+        let first = self.run_burst_until_released_in_time(
+            TRIAL_LAUNCHES_OF_CEILING,
+            CacheState::Hot,
+            1,
+            launch,
+        )?;
+        self.prepare_ceiling_launches_after_trial(CacheState::Hot, &first, launch)
     }
 
-    fn ceiling_of_set<'a>(
+    fn prepare_ceiling_launches_after_trial<'a>(
         &'a mut self,
         cache: CacheState,
-        first: &LaunchBurst,
+        first: &MeasuredLaunchBurst,
         launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
-    ) -> Result<CeilingLaunches<'a>, BackendError> {
+    ) -> Result<CeilingMeasurementLaunches<'a>, BackendError> {
         let first_ns = stats::median(&first.intervals_ns) - self.overhead.around_launch_ns;
         let batch = match cache {
-            CacheState::Hot if first_ns < SHORT_LAUNCH_NS => {
-                Some(self.capture_batch(first_ns, launch)?)
+            CacheState::Hot if first_ns < BATCHED_LAUNCH_LIMIT_NS => {
+                Some(self.capture_launches_filling_graph(first_ns, launch)?)
             }
             _ => None,
         };
-        let launches = if first_ns > GRAPH_TARGET_NS { 5 } else { 15 };
-        Ok(CeilingLaunches {
+        let launches = if first_ns > LAUNCH_GRAPH_TARGET_NS { 5 } else { 15 };
+        Ok(CeilingMeasurementLaunches {
             timer: self,
             cache,
             batch,
@@ -256,174 +273,196 @@ impl EventTimer {
         })
     }
 
-    /// The median time of a hot launch of one command in the steady power state, nanoseconds.
-    pub fn typical_ns(
+    /// Returns the median time of a hot single-command launch in the steady power state,
+    /// nanoseconds.
+    pub fn settled_time_of_single_command_launch_ns(
         &mut self,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<f64, BackendError> {
-        self.ceiling_launches(CacheState::Hot, launch)?.settled_ns()
+        self.prepare_ceiling_launches(CacheState::Hot, launch)?.settled_median_launch_time_ns()
     }
 
-    /// SM clock of the last ceiling that was timed, MHz, if its probes are comparable.
-    pub const fn typical_clock_mhz(&self) -> Option<f64> {
+    /// Returns the SM clock during the last ceiling burst, MHz; `None` if its clock probes cannot
+    /// be compared.
+    pub const fn last_ceiling_sm_clock_mhz(&self) -> Option<f64> {
         self.typical_clock_mhz
     }
 
-    /// Captures short launches together, or one launch if it is to be cold. Returns `None` if a
-    /// launch is long enough to be timed alone.
-    fn capture_batch_if_short(
+    /// Captures several short hot launches in one graph, or a single launch for a case with cold
+    /// caches. Returns `None` if a launch is long enough to be timed without a graph.
+    fn capture_launches_in_graph_if_short(
         &mut self,
         cache: CacheState,
         commands: usize,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
-    ) -> Result<Option<CapturedBatch>, BackendError> {
+    ) -> Result<Option<CapturedLaunchBatch>, BackendError> {
         if cache == CacheState::Cold && commands <= 1 {
             return Ok(None);
         }
         let mut typical_ns = |count: usize| -> Result<f64, BackendError> {
-            let burst = self.burst_with_retries(count, CacheState::Hot, commands, launch)?;
+            let burst =
+                self.run_burst_until_released_in_time(count, CacheState::Hot, commands, launch)?;
             Ok(stats::median(&burst.intervals_ns) - self.overhead.around_launch_ns)
         };
-        let short = if commands > 1 { GRAPH_TARGET_NS } else { SHORT_LAUNCH_NS };
-        // One launch shows reliably that launches are far from short.
+        let short = if commands > 1 { LAUNCH_GRAPH_TARGET_NS } else { BATCHED_LAUNCH_LIMIT_NS };
+        // If launches are far from short, one trial launch shows it reliably.
         let first_ns = typical_ns(1)?;
         let launch_ns = if first_ns > 50.0 * short { first_ns } else { typical_ns(5)? };
         if launch_ns >= short {
             return Ok(None);
         }
         match cache {
-            CacheState::Hot => self.capture_batch(launch_ns, launch).map(Some),
+            CacheState::Hot => self.capture_launches_filling_graph(launch_ns, launch).map(Some),
             CacheState::Cold => {
-                let graph = GraphSet::capture_repeated_launches(&self.timed_devices(), 1, launch)?;
-                Ok(Some(CapturedBatch { graph, launches: 1 }))
+                let graph = ExecutableGraphPerGpu::capture_repeated_on_all_gpus(
+                    &self.gpus_in_use(),
+                    1,
+                    launch,
+                )?;
+                Ok(Some(CapturedLaunchBatch { graph, launches: 1 }))
             }
         }
     }
 
-    /// Captures a graph of as many launches of this duration as fill [`GRAPH_TARGET_NS`].
-    fn capture_batch(
+    /// Captures as many launches of `launch_ns` nanoseconds in one graph as take
+    /// [`LAUNCH_GRAPH_TARGET_NS`] together.
+    fn capture_launches_filling_graph(
         &self,
         launch_ns: f64,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
-    ) -> Result<CapturedBatch, BackendError> {
-        let launches = (GRAPH_TARGET_NS / launch_ns.max(EVENT_RESOLUTION_NS))
+    ) -> Result<CapturedLaunchBatch, BackendError> {
+        let launches = (LAUNCH_GRAPH_TARGET_NS / launch_ns.max(CUDA_EVENT_RESOLUTION_NS))
             .ceil()
-            .min(MAX_GRAPH_LAUNCHES) as u64;
-        let graph = GraphSet::capture_repeated_launches(&self.timed_devices(), launches, launch)?;
-        Ok(CapturedBatch { graph, launches })
+            .min(MAX_LAUNCHES_PER_GRAPH) as u64;
+        let graph = ExecutableGraphPerGpu::capture_repeated_on_all_gpus(
+            &self.gpus_in_use(),
+            launches,
+            launch,
+        )?;
+        Ok(CapturedLaunchBatch { graph, launches })
     }
 
-    /// Counts the commands of a launch that cannot be captured: the largest burst of it that can be
-    /// queued behind the blocker is taken to fill the queue.
-    fn commands_by_trial(
+    /// Estimates the commands of a launch that cannot be captured: the largest burst that can be
+    /// queued behind the blocking kernel is assumed to fill the launch queue.
+    fn commands_per_launch_by_trial(
         &mut self,
         executable: &mut dyn Executable,
     ) -> Result<usize, BackendError> {
-        // A launch that carries state on may have room for one only.
-        let counts: &[usize] = if executable.carries_state() { &[] } else { &[16, 4] };
+        // A launch that carries state cannot be repeated without a reset, so only a burst of one
+        // launch is tried.
+        let counts: &[usize] = if executable.launches_carry_state() { &[] } else { &[16, 4] };
         for &count in counts {
-            // A burst that does not fit the queue takes half a second until it is given up. The
-            // count is too high if another process delays the burst.
-            if !self.burst_once(count, CacheState::Hot, 1, &mut || executable.launch())?.host_bound
+            // Each trial of a burst that does not fit the launch queue takes half a second, the
+            // timeout of the blocking kernel. The estimated number of commands is too high if
+            // another process delays the host during the burst.
+            if !self
+                .run_burst_once(count, CacheState::Hot, 1, &mut || executable.launch_once())?
+                .host_bound
             {
-                return Ok(MAX_QUEUED_COMMANDS / count);
+                return Ok(MAX_COMMANDS_BEHIND_BLOCKER / count);
             }
         }
-        let burst = unless_held_up(|| {
-            executable.reset()?;
-            self.burst_once(1, CacheState::Hot, 1, &mut || executable.launch())
+        let burst = repeat_burst_until_released_in_time(|| {
+            executable.reset_state()?;
+            self.run_burst_once(1, CacheState::Hot, 1, &mut || executable.launch_once())
         })?;
-        Ok(if burst.host_bound { usize::MAX } else { MAX_QUEUED_COMMANDS })
+        Ok(if burst.host_bound { usize::MAX } else { MAX_COMMANDS_BEHIND_BLOCKER })
     }
 
-    /// Runs [`Self::burst_once`], and repeats it until the host releases the blocking kernel in
-    /// time.
-    fn burst_with_retries(
+    /// Runs [`Self::run_burst_once`], and repeats it until the host releases the blocking kernel before
+    /// its timeout.
+    fn run_burst_until_released_in_time(
         &mut self,
         count: usize,
         cache: CacheState,
         commands: usize,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
-    ) -> Result<LaunchBurst, BackendError> {
-        unless_held_up(|| self.burst_once(count, cache, commands, launch))
+    ) -> Result<MeasuredLaunchBurst, BackendError> {
+        repeat_burst_until_released_in_time(|| self.run_burst_once(count, cache, commands, launch))
     }
 
-    /// Enqueues `count` launches (at most 63 hot, 64 cold), each between two events, and waits for
-    /// them. `commands` is how many entries of the device's queue a launch takes; with too many
-    /// of them the host's launch time cannot be hidden.
-    fn burst_once(
+    /// Enqueues `count` launches (at most 63 hot, 64 cold), each between two CUDA events, and waits
+    /// for them. The parameter `commands` is the number of launch-queue entries of one launch; if
+    /// the burst exceeds the queue, the host's launch time is included.
+    fn run_burst_once(
         &mut self,
         count: usize,
         cache: CacheState,
         commands: usize,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
-    ) -> Result<LaunchBurst, BackendError> {
-        self.discard_ahead()?;
-        let plan = BurstPlan { launches: count, cache, commands };
-        let queued = self.enqueue_burst(0, plan, launch)?;
-        self.finish_burst(queued)
+    ) -> Result<MeasuredLaunchBurst, BackendError> {
+        self.discard_burst_enqueued_ahead()?;
+        let plan = BurstToEnqueue { launches: count, cache, commands };
+        let queued = self.enqueue_burst_behind_blocker(0, plan, launch)?;
+        self.wait_and_read_burst(queued)
     }
 
-    /// Takes the next burst of a device that is kept loaded: the burst in the queue, if there is
-    /// one, else one of `count` launches. Before the host waits for it, a burst of `next` launches
-    /// is enqueued behind it, so that the device does not idle until the next call.
-    fn burst_before_next(
+    /// Finishes a burst on a GPU that is kept loaded: the burst that was enqueued ahead, or else a
+    /// new one of `plan`. Before the host waits for this burst, it enqueues a burst of `next`
+    /// launches behind it, so that the GPU does not idle until the next call.
+    fn finish_burst_and_enqueue_next(
         &mut self,
-        plan: BurstPlan,
+        plan: BurstToEnqueue,
         next: usize,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
-    ) -> Result<LaunchBurst, BackendError> {
+    ) -> Result<MeasuredLaunchBurst, BackendError> {
         let queued = match self.ahead.take_if(|ahead| ahead.cache == plan.cache) {
             Some(queued) => queued,
             None => {
-                self.discard_ahead()?;
-                self.enqueue_burst(0, plan, launch)?
+                self.discard_burst_enqueued_ahead()?;
+                self.enqueue_burst_behind_blocker(0, plan, launch)?
             }
         };
-        let following = BurstPlan { launches: next, ..plan };
-        let slot = (queued.slot + 1) % lanes::BURST_SLOTS;
-        self.ahead = Some(self.enqueue_burst(slot, following, launch)?);
-        self.finish_burst(queued)
+        let following = BurstToEnqueue { launches: next, ..plan };
+        let slot = (queued.slot + 1) % lanes::MAX_ENQUEUED_BURSTS;
+        self.ahead = Some(self.enqueue_burst_behind_blocker(slot, following, launch)?);
+        self.wait_and_read_burst(queued)
     }
 
-    /// Waits for a burst in the queue whose times nobody needs.
-    fn discard_ahead(&mut self) -> Result<(), BackendError> {
+    /// Waits for the burst that was enqueued ahead, and drops its times.
+    fn discard_burst_enqueued_ahead(&mut self) -> Result<(), BackendError> {
         let Some(queued) = self.ahead.take() else { return Ok(()) };
-        self.lanes.use_slot(queued.slot);
-        let ended = self.lanes.wait_for_end().map(drop);
-        self.lanes.use_slot(0);
+        self.lanes.use_burst_slot(queued.slot);
+        let ended = self.lanes.wait_for_interval_end_on_each_gpu().map(drop);
+        self.lanes.use_burst_slot(0);
         ended
     }
 
-    /// Enqueues a burst in a slot of the event pool, behind a held stream, and releases the stream.
-    fn enqueue_burst(
+    /// Enqueues a burst, with the events of the given slot of the event pool, behind a blocking
+    /// kernel, and releases the stream.
+    fn enqueue_burst_behind_blocker(
         &mut self,
         slot: usize,
-        plan: BurstPlan,
+        plan: BurstToEnqueue,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
-    ) -> Result<QueuedBurst, BackendError> {
-        let BurstPlan { launches, cache, commands } = plan;
-        let hidden = launch_queue::fits_queue(commands, launches);
-        self.lanes.use_slot(slot);
-        let begun = self.lanes.begin(hidden.then_some(BLOCKER_TIMEOUT));
+    ) -> Result<EnqueuedBurst, BackendError> {
+        let BurstToEnqueue { launches, cache, commands } = plan;
+        let hidden = launch_queue::launches_fit_queue(commands, launches);
+        self.lanes.use_burst_slot(slot);
+        let begun =
+            self.lanes.begin_interval_on_each_gpu(hidden.then_some(BLOCKING_KERNEL_TIMEOUT));
         let enqueued = begun
-            .and_then(|()| self.lanes.enqueue_launches(launches, cache, launch))
-            .and_then(|()| self.lanes.mark_end());
-        self.lanes.release();
-        enqueued.map(|()| QueuedBurst { slot, launches, cache, hidden })
+            .and_then(|()| self.lanes.enqueue_launches_between_events(launches, cache, launch))
+            .and_then(|()| self.lanes.mark_interval_end_on_each_gpu());
+        self.lanes.release_stream_of_each_gpu();
+        enqueued.map(|()| EnqueuedBurst { slot, launches, cache, hidden })
     }
 
-    /// Waits for a burst in the queue and reads its events.
-    fn finish_burst(&mut self, queued: QueuedBurst) -> Result<LaunchBurst, BackendError> {
-        let QueuedBurst { slot, launches, cache, hidden } = queued;
-        self.lanes.use_slot(slot);
-        // The hold times out if the host is delayed for half a second.
-        let held_up = self.lanes.wait_for_end()? == Some(false);
+    /// Waits for an enqueued burst and reads the times between its CUDA events.
+    fn wait_and_read_burst(
+        &mut self,
+        queued: EnqueuedBurst,
+    ) -> Result<MeasuredLaunchBurst, BackendError> {
+        let EnqueuedBurst { slot, launches, cache, hidden } = queued;
+        self.lanes.use_burst_slot(slot);
+        // The blocking kernel times out if the host is delayed for half a second.
+        let held_up = self.lanes.wait_for_interval_end_on_each_gpu()? == Some(false);
         let at = |i: usize| if cache == CacheState::Cold { (2 * i, 2 * i + 1) } else { (i, i + 1) };
-        let (intervals_ns, skew_ns) = self.lanes.slowest_intervals((0..launches).map(at))?;
-        let clock_mhz = self.lanes.clock_mhz();
-        self.lanes.use_slot(0);
-        Ok(LaunchBurst {
+        let (intervals_ns, skew_ns) =
+            self.lanes.event_intervals_of_slowest_gpu((0..launches).map(at))?;
+        let clock_mhz = self.lanes.lowest_sm_clock_mhz();
+        self.lanes.use_burst_slot(0);
+        Ok(MeasuredLaunchBurst {
             intervals_ns,
             skew_ns,
             clock_mhz,
@@ -432,31 +471,32 @@ impl EventTimer {
         })
     }
 
-    /// The GPUs of the set whose streams are being timed.
-    fn timed_devices(&self) -> Devices {
-        self.devices.first(self.lanes.timed_gpu_count())
+    /// Returns the GPUs whose streams the timer uses for the present case.
+    fn gpus_in_use(&self) -> Devices {
+        self.devices.first_devices(self.lanes.number_of_gpus_in_use())
     }
 }
 
-/// Launches of a ceiling, which are timed one burst after the other.
-pub struct CeilingLaunches<'a> {
-    timer: &'a mut EventTimer,
+/// Launches that measure a performance ceiling of the GPU, timed one burst after the other.
+pub struct CeilingMeasurementLaunches<'a> {
+    timer: &'a mut CudaEventTimer,
     cache: CacheState,
-    batch: Option<CapturedBatch>,
+    batch: Option<CapturedLaunchBatch>,
     launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
-    /// Number of launches, or of graphs of launches, in a burst.
+    /// Number of launches, or of graphs that each contain several launches, in a burst.
     launches: usize,
-    last: Option<LaunchBurst>,
-    /// Whether the next burst is enqueued while the current one runs, so that the GPU never idles.
+    last: Option<MeasuredLaunchBurst>,
+    /// Whether the next burst is enqueued while the present burst runs, so that the GPU never
+    /// idles.
     keeps_loaded: bool,
 }
 
-impl CeilingLaunches<'_> {
-    /// Median time of a launch in one burst, nanoseconds.
+impl CeilingMeasurementLaunches<'_> {
+    /// Runs one burst and returns the median time of its launches, nanoseconds.
     ///
     /// # Errors
     /// Fails if a launch fails; [`BackendError::NotTimed`] if the host's time is in the launches.
-    pub fn burst_ns(&mut self) -> Result<f64, BackendError> {
+    pub fn median_launch_time_of_burst_ns(&mut self) -> Result<f64, BackendError> {
         let Self { timer, cache, batch, launch, launches: count, last, keeps_loaded } = self;
         let overhead = timer.overhead;
         let (launches, around_ns) = match batch {
@@ -464,42 +504,45 @@ impl CeilingLaunches<'_> {
             None => (1, overhead.around_launch_ns),
         };
         let launch: &mut dyn FnMut() -> Result<(), BackendError> = match batch {
-            Some(batch) => &mut || batch.graph.launch_all(),
+            Some(batch) => &mut || batch.graph.launch_on_all_gpus(),
             None => launch,
         };
-        let plan = BurstPlan { launches: *count, cache: *cache, commands: 1 };
-        let burst = unless_held_up(|| match keeps_loaded {
-            true => timer.burst_before_next(plan, plan.launches, launch),
-            false => timer.burst_once(plan.launches, plan.cache, plan.commands, launch),
+        let plan = BurstToEnqueue { launches: *count, cache: *cache, commands: 1 };
+        let burst = repeat_burst_until_released_in_time(|| match keeps_loaded {
+            true => timer.finish_burst_and_enqueue_next(plan, plan.launches, launch),
+            false => timer.run_burst_once(plan.launches, plan.cache, plan.commands, launch),
         })?;
-        let burst = last.insert(burst.without_host()?);
+        let burst = last.insert(burst.refuse_if_host_time_is_included()?);
         timer.typical_clock_mhz = burst.clock_mhz;
-        let elapsed_ns = (stats::median(&burst.intervals_ns) - around_ns).max(EVENT_RESOLUTION_NS);
+        let elapsed_ns =
+            (stats::median(&burst.intervals_ns) - around_ns).max(CUDA_EVENT_RESOLUTION_NS);
         Ok(elapsed_ns / launches as f64)
     }
 
-    /// Median time of a launch in the steady power state, nanoseconds, behind a load.
+    /// Loads the GPU until its power state is steady, then returns the median launch time of one
+    /// burst, nanoseconds.
     ///
     /// # Errors
     /// Fails if a launch fails; [`BackendError::NotTimed`] if the host's time is in the launches.
-    pub fn settled_ns(&mut self) -> Result<f64, BackendError> {
-        power::wait_until_steady(self)?;
-        self.burst_ns()
+    pub fn settled_median_launch_time_ns(&mut self) -> Result<f64, BackendError> {
+        power::run_load_until_gpu_is_steady(self)?;
+        self.median_launch_time_of_burst_ns()
     }
 
-    /// Mean time of a launch in the fastest of some windows in the steady power state, nanoseconds:
-    /// at the power cap the clock wanders, and a ceiling is at its highest.
+    /// Returns the mean launch time in the fastest of several windows in the steady power state,
+    /// nanoseconds. The fastest window counts, because the clock wanders at the power cap and a
+    /// ceiling is a best case.
     ///
     /// # Errors
     /// Fails if a launch fails; [`BackendError::NotTimed`] if the host's time is in the launches.
-    pub fn fastest_window_ns(&mut self) -> Result<f64, BackendError> {
-        const BURST_WINDOWS: usize = 4;
-        power::wait_until_steady(self)?;
+    pub fn fastest_window_mean_launch_time_ns(&mut self) -> Result<f64, BackendError> {
+        const MEASURED_WINDOWS: usize = 4;
+        power::run_load_until_gpu_is_steady(self)?;
         let mut fastest_ns = f64::INFINITY;
-        for _ in 0..BURST_WINDOWS {
+        for _ in 0..MEASURED_WINDOWS {
             let (begun, mut total_ns, mut bursts) = (Instant::now(), 0.0, 0.0);
-            while begun.elapsed() < power::SETTLING_WINDOW {
-                total_ns += self.burst_ns()?;
+            while begun.elapsed() < power::LOAD_SETTLING_WINDOW {
+                total_ns += self.median_launch_time_of_burst_ns()?;
                 bursts += 1.0;
             }
             fastest_ns = fastest_ns.min(total_ns / bursts);
@@ -507,49 +550,50 @@ impl CeilingLaunches<'_> {
         Ok(fastest_ns)
     }
 
-    /// Whether the power cap may have held the clock down in the last burst.
-    pub fn may_be_capped(&mut self) -> bool {
+    /// Returns whether the power cap may have lowered the SM clock during the last burst.
+    pub fn may_power_cap_lower_clock(&mut self) -> bool {
         let clock_mhz = self.timer.typical_clock_mhz;
-        self.cap_reading(clock_mhz).may_be_capped()
+        self.read_power_cap_and_heat(clock_mhz).may_power_cap_lower_sm_clock()
     }
 }
 
-impl Drop for CeilingLaunches<'_> {
-    /// Waits until queued launches end, before the memory that they use is freed.
+impl Drop for CeilingMeasurementLaunches<'_> {
+    /// Waits until the enqueued launches have ended, because the memory that they use may be freed
+    /// next.
     fn drop(&mut self) {
-        let _ = self.timer.discard_ahead();
+        let _ = self.timer.discard_burst_enqueued_ahead();
     }
 }
 
-impl GpuLoad for CeilingLaunches<'_> {
-    fn take_load_sample(&mut self) -> Result<TimedLaunches, BackendError> {
-        self.burst_ns()?;
+impl LoadOfGpu for CeilingMeasurementLaunches<'_> {
+    fn run_load_sample(&mut self) -> Result<LoadSample, BackendError> {
+        self.median_launch_time_of_burst_ns()?;
         let intervals_ns = self.last.as_ref().map(|burst| &burst.intervals_ns[..]);
         let intervals_ns = intervals_ns.unwrap_or_default();
-        Ok(TimedLaunches {
+        Ok(LoadSample {
             launches: intervals_ns.len() as u64,
             elapsed_ns: intervals_ns.iter().sum(),
             clock_mhz: self.timer.typical_clock_mhz,
         })
     }
 
-    fn cap_reading(&mut self, clock_mhz: Option<f64>) -> CapReading {
-        self.timer.power.cap_reading(clock_mhz)
+    fn read_power_cap_and_heat(&mut self, clock_mhz: Option<f64>) -> ClockAndThrottleReading {
+        self.timer.power.read_power_cap_and_heat_with_nvml(clock_mhz)
     }
 
-    fn keep_loaded(&mut self) -> Result<(), BackendError> {
+    fn enqueue_samples_ahead(&mut self) -> Result<(), BackendError> {
         self.keeps_loaded = true;
         Ok(())
     }
 
-    fn cool_card(&mut self) {
-        self.timer.power.cool_card();
+    fn wait_for_hot_gpu_to_cool(&mut self) {
+        self.timer.power.wait_until_gpu_is_cooler();
     }
 }
 
 /// Short launches, captured together.
-struct CapturedBatch {
-    graph: GraphSet,
+struct CapturedLaunchBatch {
+    graph: ExecutableGraphPerGpu,
     launches: u64,
 }
 
@@ -557,9 +601,9 @@ struct CapturedBatch {
 mod tests {
     use super::*;
 
-    const fn burst(hidden: bool, released: bool) -> LaunchBurst {
+    const fn burst_with_hidden_launch_time(hidden: bool, released: bool) -> MeasuredLaunchBurst {
         let held_up = hidden && !released;
-        LaunchBurst {
+        MeasuredLaunchBurst {
             intervals_ns: Vec::new(),
             skew_ns: None,
             clock_mhz: None,
@@ -569,31 +613,35 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_repeated_if_the_host_was_held_up() {
+    fn a_burst_is_repeated_if_the_blocking_kernel_timed_out() {
         let bursts = |hidden, held_up: u64| {
             let mut done = 0;
-            let last = unless_held_up(|| {
+            let last = repeat_burst_until_released_in_time(|| {
                 done += 1;
-                Ok(burst(hidden, done > held_up))
+                Ok(burst_with_hidden_launch_time(hidden, done > held_up))
             });
             (done, last.unwrap().host_bound)
         };
         assert_eq!(bursts(true, 0), (1, false));
         assert_eq!(bursts(true, 2), (3, false));
-        assert_eq!(bursts(true, MAX_THROTTLED_ATTEMPTS), (MAX_THROTTLED_ATTEMPTS, true));
-        assert_eq!(bursts(false, MAX_THROTTLED_ATTEMPTS), (1, true));
-        let failed = unless_held_up(|| Err(BackendError::Lost("gone".to_owned())));
+        assert_eq!(bursts(true, MAX_SAMPLE_ATTEMPTS), (MAX_SAMPLE_ATTEMPTS, true));
+        assert_eq!(bursts(false, MAX_SAMPLE_ATTEMPTS), (1, true));
+        let failed =
+            repeat_burst_until_released_in_time(|| Err(BackendError::Lost("gone".to_owned())));
         assert!(matches!(failed, Err(BackendError::Lost(_))));
     }
 
     #[test]
-    fn a_burst_that_includes_host_time_is_an_error() {
-        let burst = |host_bound: bool| LaunchBurst {
+    fn a_burst_that_includes_host_time_is_refused() {
+        let burst = |host_bound: bool| MeasuredLaunchBurst {
             intervals_ns: vec![1.0, 2.0],
-            ..burst(!host_bound, true)
+            ..burst_with_hidden_launch_time(!host_bound, true)
         };
-        assert_eq!(burst(false).without_host().unwrap().intervals_ns, [1.0, 2.0]);
-        let error = burst(true).without_host().err().unwrap();
+        assert_eq!(
+            burst(false).refuse_if_host_time_is_included().unwrap().intervals_ns,
+            [1.0, 2.0]
+        );
+        let error = burst(true).refuse_if_host_time_is_included().err().unwrap();
         assert_eq!(
             error.to_string(),
             "has no time: the host was held up for longer than the GPU can wait for it, in each attempt: its time would be in what is measured"

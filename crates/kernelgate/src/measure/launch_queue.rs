@@ -1,57 +1,60 @@
-//! The device's queue behind the blocker: how many launches fit, and how many commands one is. The
-//! launches themselves are in the module `events`.
+//! Computes how many launches fit the launch queue behind a blocking kernel, from the number of
+//! commands of one launch. The code that enqueues the launches is in the module `events`.
 
 use std::sync::Arc;
 
 use super::audit::TimingRefusal;
 use crate::backend::{BackendError, Executable};
-use kernelgate_cuda::driver::graph_set::GraphSet;
+use kernelgate_cuda::driver::graph_set::ExecutableGraphPerGpu;
 use kernelgate_cuda::{Device, Devices};
 
-/// Maximum number of launches between one release of the blocking kernel and the next.
-pub const MAX_LAUNCHES_PER_BURST: usize = 64;
-/// Maximum number of commands that are queued behind the blocking kernel: the queue holds about a
-/// thousand, and a host that waits for room in the queue cannot release the kernel.
-pub const MAX_QUEUED_COMMANDS: usize = 400;
+/// Largest number of launches that are queued behind one blocking kernel.
+pub const MAX_LAUNCHES_BEHIND_BLOCKER: usize = 64;
+/// Largest number of commands behind a blocking kernel: the launch queue holds about a thousand,
+/// and a host that waits for room in the queue cannot release the kernel.
+pub const MAX_COMMANDS_BEHIND_BLOCKER: usize = 400;
 
-/// Returns whether `launches` launches of `commands` commands each fit into the device's queue,
-/// with their events.
-pub const fn fits_queue(commands: usize, launches: usize) -> bool {
+/// Returns whether `launches` launches of `commands` commands each fit the launch queue together
+/// with their CUDA events.
+pub const fn launches_fit_queue(commands: usize, launches: usize) -> bool {
     commands.saturating_add(3).saturating_mul(launches)
-        <= MAX_QUEUED_COMMANDS + 3 * MAX_LAUNCHES_PER_BURST
+        <= MAX_COMMANDS_BEHIND_BLOCKER + 3 * MAX_LAUNCHES_BEHIND_BLOCKER
 }
 
-/// Describes graphs with nodes that only order other commands. Such nodes take entries of the queue
-/// in a number that CUDA does not state.
+/// Properties of a graph that contains nodes which only order other nodes. Nodes that only order
+/// other nodes take launch-queue entries, in a number that CUDA does not document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OrderedGraphs {
-    /// Number of GPUs on which a graph is replayed.
+pub struct GraphWithOrderingNodes {
+    /// Number of GPUs on which the graph is replayed.
     pub gpus: usize,
-    /// Whether L2 is flushed before each replay.
+    /// Whether the L2 cache is flushed before each replay of the graph.
     pub flushed: bool,
     /// Nodes of a graph.
     pub nodes: usize,
 }
 
-/// Numbers of graph replays that fit the device's queue, as trials have shown, by the graph's
-/// commands. A trial with too many replays takes half a second.
+/// Largest numbers of replays that fit the launch queue, found by trials, for graphs with ordering
+/// nodes. A trial with too many replays takes half a second, the timeout of the blocking kernel, so
+/// results are kept.
 #[derive(Debug, Default)]
-pub struct FoundBursts(Vec<(OrderedGraphs, usize)>);
+pub struct MaxReplaysOfTriedGraphs(Vec<(GraphWithOrderingNodes, usize)>);
 
-impl FoundBursts {
-    /// Finds the longest burst of such graphs that fits the queue: `longest`, halved until `fits`,
-    /// which tries a burst, agrees. A graph with more nodes gets no longer burst.
+impl MaxReplaysOfTriedGraphs {
+    /// Finds the largest number of replays of such a graph that fits the launch queue: `longest` is
+    /// halved until the closure `fits`, which enqueues that many replays, returns true. A graph
+    /// gets no more replays than were found for a graph with fewer nodes.
     ///
     /// # Errors
     /// Those of a trial.
-    pub fn find_longest_burst<E>(
+    pub fn find_max_replays_in_queue<E>(
         &mut self,
-        graphs: OrderedGraphs,
+        graphs: GraphWithOrderingNodes,
         longest: usize,
         mut fits: impl FnMut(usize) -> Result<bool, E>,
     ) -> Result<usize, E> {
-        let alike =
-            |found: &OrderedGraphs| (found.gpus, found.flushed) == (graphs.gpus, graphs.flushed);
+        let alike = |found: &GraphWithOrderingNodes| {
+            (found.gpus, found.flushed) == (graphs.gpus, graphs.flushed)
+        };
         let found = || self.0.iter().filter(|(found, _)| alike(found));
         let with_fewer = found().filter(|(found, _)| found.nodes <= graphs.nodes);
         let with_more = found().filter(|(found, _)| found.nodes >= graphs.nodes);
@@ -66,36 +69,37 @@ impl FoundBursts {
     }
 }
 
-/// A launch as a graph; `None` if it cannot be captured, for example because it replays a graph of
-/// its own.
+/// Captures one launch as a CUDA graph; returns `None` if it cannot be captured, for example
+/// because it replays a graph of its own.
 ///
 /// # Errors
 /// Fails if the GPU stopped responding.
-pub fn capture_launch(
+pub fn capture_launch_as_graph(
     devices: &Devices,
     executable: &mut dyn Executable,
-) -> Result<Option<GraphSet>, BackendError> {
-    match GraphSet::capture_on_devices(devices, || executable.launch()) {
+) -> Result<Option<ExecutableGraphPerGpu>, BackendError> {
+    match ExecutableGraphPerGpu::capture_on_all_gpus(devices, || executable.launch_once()) {
         Ok(graph) => Ok(Some(graph)),
         Err(lost @ BackendError::Lost(_)) => Err(lost),
         Err(_) => Ok(None),
     }
 }
 
-/// Checks that all launches fit the queue, so that no sample contains the host's time. A launch
-/// that cannot be captured counts as one command: it replays a graph of its own.
+/// Fails if the launches do not all fit the launch queue, because a sample would then include the
+/// host's launch time. A launch that cannot be captured counts as one command, because it is
+/// assumed to replay a graph of its own.
 ///
 /// # Errors
 /// Fails with [`BackendError::NotTimed`] if there are too many, or if the device fails.
-pub fn check_launches_fit_queue(
+pub fn refuse_launches_beyond_queue(
     device: &Arc<Device>,
     launches: usize,
     executable: &mut dyn Executable,
 ) -> Result<(), BackendError> {
-    executable.synchronize()?;
-    let commands =
-        capture_launch(&Devices::from(device), executable)?.map_or(1, |graph| graph.max_nodes());
-    if fits_queue(commands, launches) {
+    executable.wait_for_launches()?;
+    let commands = capture_launch_as_graph(&Devices::from(device), executable)?
+        .map_or(1, |graph| graph.max_nodes_per_gpu());
+    if launches_fit_queue(commands, launches) {
         return Ok(());
     }
     Err(TimingRefusal::TooManyCommands { launches, commands }.into())
@@ -106,26 +110,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn accepts_only_batches_that_fit_the_queue() {
-        assert!(fits_queue(1, MAX_LAUNCHES_PER_BURST - 1) && fits_queue(MAX_QUEUED_COMMANDS, 1));
-        // A pass of eight kernels, and a denoising step of some hundred.
-        assert!(fits_queue(8, 15) && !fits_queue(260, 15));
-        assert!(!fits_queue(usize::MAX, 2));
+    fn only_launches_that_fit_the_launch_queue_are_accepted() {
+        assert!(
+            launches_fit_queue(1, MAX_LAUNCHES_BEHIND_BLOCKER - 1)
+                && launches_fit_queue(MAX_COMMANDS_BEHIND_BLOCKER, 1)
+        );
+        // Examples: a forward pass of eight kernels, and a denoising step of some hundred kernels.
+        assert!(launches_fit_queue(8, 15) && !launches_fit_queue(260, 15));
+        assert!(!launches_fit_queue(usize::MAX, 2));
     }
 
     #[test]
-    fn the_longest_burst_of_a_graph_is_searched_once() {
-        let graphs = |flushed, nodes| OrderedGraphs { gpus: 2, flushed, nodes };
-        let mut bursts = FoundBursts::default();
+    fn max_replays_of_a_graph_are_searched_once() {
+        let graphs = |flushed, nodes| GraphWithOrderingNodes { gpus: 2, flushed, nodes };
+        let mut bursts = MaxReplaysOfTriedGraphs::default();
         // 200 nodes fit.
-        let mut find = |graphs: OrderedGraphs| {
+        let mut find = |graphs: GraphWithOrderingNodes| {
             let mut failed = 0;
             let fits = |burst| {
                 let fits = burst * graphs.nodes <= 200;
                 failed += usize::from(!fits);
                 Ok::<_, ()>(fits)
             };
-            (bursts.find_longest_burst(graphs, 63, fits).unwrap(), failed)
+            (bursts.find_max_replays_in_queue(graphs, 63, fits).unwrap(), failed)
         };
         assert_eq!(find(graphs(false, 20)), (7, 3));
         assert_eq!(find(graphs(false, 20)), (7, 0));
@@ -138,10 +145,10 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_search_stores_no_burst() {
-        let graphs = OrderedGraphs { gpus: 1, flushed: false, nodes: 9 };
-        let mut bursts = FoundBursts::default();
-        assert_eq!(bursts.find_longest_burst(graphs, 63, |_| Err("lost")), Err("lost"));
-        assert_eq!(bursts.find_longest_burst(graphs, 63, |_| Ok::<_, ()>(true)), Ok(63));
+    fn a_failed_search_stores_no_max_replays() {
+        let graphs = GraphWithOrderingNodes { gpus: 1, flushed: false, nodes: 9 };
+        let mut bursts = MaxReplaysOfTriedGraphs::default();
+        assert_eq!(bursts.find_max_replays_in_queue(graphs, 63, |_| Err("lost")), Err("lost"));
+        assert_eq!(bursts.find_max_replays_in_queue(graphs, 63, |_| Ok::<_, ()>(true)), Ok(63));
     }
 }

@@ -1,7 +1,7 @@
-//! Samples: how long launches took, and the ceilings of the measured roofline.
+//! Measures how long launches take, and the performance ceilings of the device (its roofline).
 //!
-//! This module decides neither how many samples to take (Criterion plans them) nor what they mean
-//! (`stats`, `gate`).
+//! This module decides neither how many samples to take (Criterion plans them) nor what samples
+//! mean (`stats`, `gate`).
 
 pub mod accuracy;
 pub mod anchors;
@@ -23,23 +23,23 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use self::power::PowerMeter;
+use self::power::NvmlPowerMeter;
 use crate::backend::{BackendError, Executable};
 pub use kernelgate_cuda::observe::range;
 
-/// State of the caches when a launch begins: part of a case's identity.
+/// State of the caches when a launch begins; the state is a part of the case id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CacheState {
-    /// Hot caches hold the data that the previous launch left in them.
+    /// Hot: the caches contain the data that the previous launch of the case left in them.
     Hot,
-    /// Cold caches are filled with other data before each launch: the L2 cache holds no inputs.
+    /// Cold: other data fills the L2 cache before each launch, so L2 contains no inputs.
     Cold,
 }
 
 impl CacheState {
-    /// The name used in ids and files.
-    pub const fn name(self) -> &'static str {
+    /// Returns `hot` or `cold`, the name in case ids and files.
+    pub const fn cache_state_name(self) -> &'static str {
         match self {
             Self::Hot => "hot",
             Self::Cold => "cold",
@@ -49,43 +49,41 @@ impl CacheState {
 
 /// One timing.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct LaunchSample {
-    /// Launches in the sample, at least 1.
+pub struct TimedLaunchSample {
+    /// Number of launches in the sample, at least 1.
     pub launches: u64,
     /// Time of all launches of the sample together, nanoseconds.
     pub elapsed_ns: f64,
-    /// By how much the slowest GPU took longer than the fastest, for all of them together,
-    /// nanoseconds; `None` for one GPU, and on the host.
+    /// Time by which the slowest GPU exceeded the fastest GPU over all launches of the sample,
+    /// nanoseconds; `None` for one GPU or the host.
     pub skew_ns: Option<f64>,
     /// SM clock during the sample's launches, MHz, if the device reports it.
     pub clock_mhz: Option<f64>,
-    /// Number of attempts that were discarded before this sample, because the device was throttled
-    /// or its clock not steady.
+    /// Number of attempts that were discarded before this sample because the GPU was throttled.
     pub discarded: u64,
-    /// Whether the device was throttled in the kept sample as well, which was the last attempt.
+    /// Whether the GPU was throttled in this sample too, which was kept as the last attempt.
     pub throttled: bool,
 }
 
 /// Conditions under which the samples of a case were taken.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct SampleConditions {
-    /// Number of launches that were timed together, as a graph; 1 for one launch of several
-    /// commands; absent if each launch was timed directly.
+pub struct CaseSampleConditions {
+    /// Number of launches timed together as one graph (1: a single launch of several commands);
+    /// absent if launches were timed without a graph.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<u64>,
-    /// Whether the host's launch time is in the samples, because a launch is too many commands to
-    /// queue ahead.
+    /// Whether the samples include the host's launch time, because a launch has too many commands
+    /// to be queued ahead.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub host_bound: bool,
-    /// Attempts thrown away because the device was throttled, or its clock not steady.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    /// Number of sample attempts that were discarded because the GPU was throttled.
+    #[serde(default, skip_serializing_if = "is_zero_for_serde")]
     pub discarded: u64,
-    /// Samples that were kept though the device was throttled, or its clock not steady, in each
-    /// attempt.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    /// Number of samples that were kept although the GPU was throttled in every attempt.
+    #[serde(default, skip_serializing_if = "is_zero_for_serde")]
     pub throttled: u64,
-    /// Share of the host's CPU time that other processes and guests used during the samples, 0 to
-    /// 1; absent if the system does not report it.
+    /// Share of the host's CPU time that other processes, and other guests of the machine, used
+    /// during the samples, 0 to 1; absent if the system does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contention: Option<f64>,
     /// Number of other processes that computed on the GPU during the samples; absent on the host,
@@ -95,52 +93,55 @@ pub struct SampleConditions {
 }
 
 /// Returns whether a number is zero, so that a record can omit it.
-pub(crate) fn is_zero<T: Default + PartialEq>(number: &T) -> bool {
+pub(crate) fn is_zero_for_serde<T: Default + PartialEq>(number: &T) -> bool {
     *number == T::default()
 }
 
-impl SampleConditions {
+impl CaseSampleConditions {
     /// Returns whether another process computed on the GPU during the samples.
-    pub fn shared_gpu(&self) -> bool {
+    pub fn was_gpu_shared_with_other_processes(&self) -> bool {
         self.other_processes.is_some_and(|others| others > 0)
     }
 
-    /// Returns whether all conditions have their default values, so that a record omits them.
+    /// Returns whether all sample conditions have their default values, so that the record omits
+    /// them.
     #[allow(clippy::trivially_copy_pass_by_ref)]
-    pub fn is_empty(&self) -> bool {
+    pub fn are_all_defaults(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Checks the facts that deserialising does not enforce.
+    /// Fails if a share or a count in these sample conditions is implausible.
     ///
     /// # Errors
     /// The error is a fragment of a sentence that names the problem.
-    pub fn validate(&self) -> Result<(), String> {
-        self.contention.map_or(Ok(()), |share| plausibility::check_share("contention", share))?;
-        plausibility::check_count("batch", self.batch.unwrap_or(1))?;
-        plausibility::check_count("discarded", self.discarded)?;
-        plausibility::check_count("throttled", self.throttled)
+    pub fn check_conditions_plausible(&self) -> Result<(), String> {
+        self.contention
+            .map_or(Ok(()), |share| plausibility::check_share_plausible("contention", share))?;
+        plausibility::check_count_plausible("batch", self.batch.unwrap_or(1))?;
+        plausibility::check_count_plausible("discarded", self.discarded)?;
+        plausibility::check_count_plausible("throttled", self.throttled)
     }
 }
 
-/// Result of one more run of the timed graph or launch.
+/// Time of one more run of the timed graph or launch after the samples.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ReplayResult {
-    /// Elapsed nanoseconds of the launches: of the GPU, or of all the host's threads.
+pub struct TimedReplay {
+    /// Nanoseconds that the launches of the replay took: on the GPU, or CPU time of all threads on
+    /// the host.
     pub elapsed_ns: f64,
     /// SM clock during the replayed launch, MHz, if the device reports it.
     pub clock_mhz: Option<f64>,
     /// Launches in the replay.
     pub launches: u64,
-    /// Nanoseconds by which an earlier replay of the same work may have been slower without a
-    /// finding.
+    /// Nanoseconds by which the first replay may exceed the next one, as noise, before it counts as
+    /// doing more work.
     pub allowed_ns: f64,
 }
 
-impl ReplayResult {
-    /// Whether this replay did more than the next one, which ran with the same caches: the clock of
-    /// the next replay counts, because the clock sinks while the host is busy.
-    pub fn did_more_than_next(&self, next: &Self) -> bool {
+impl TimedReplay {
+    /// Returns whether this replay did more work than the next one. Both times are compared at the
+    /// SM clock of the next replay, because the clock sinks while the host is busy.
+    pub fn did_more_work_than_next_replay(&self, next: &Self) -> bool {
         let slower = match (self.clock_mhz, next.clock_mhz) {
             (Some(own), Some(next)) => (own / next).min(1.0),
             _ => 1.0,
@@ -149,78 +150,89 @@ impl ReplayResult {
     }
 }
 
-/// Starts a number of launches one by one, without waiting for them.
-fn launch_one_by_one(executable: &mut dyn Executable, launches: u64) -> Result<u64, BackendError> {
-    (0..launches).try_for_each(|_| executable.launch()).map(|()| launches)
+/// Enqueues `launches` launches one by one, without waiting for the GPU, and returns their number.
+fn enqueue_launches_one_by_one(
+    executable: &mut dyn Executable,
+    launches: u64,
+) -> Result<u64, BackendError> {
+    (0..launches).try_for_each(|_| executable.launch_once()).map(|()| launches)
 }
 
-/// Measures the samples of one case.
-pub trait Stopwatch {
-    /// Times `launches` launches, or somewhat more if they are captured in batches.
-    fn time_launches(
+/// Takes the samples of one case, and repeats single launches of the case for checks.
+pub trait LaunchStopwatch {
+    /// Takes a sample of `launches` launches, or of slightly more if several launches are captured
+    /// in one graph.
+    fn take_sample_of_launches(
         &mut self,
         executable: &mut dyn Executable,
         launches: u64,
-    ) -> Result<LaunchSample, BackendError>;
+    ) -> Result<TimedLaunchSample, BackendError>;
 
-    /// Runs the timed graph once more, or one launch if launches were not captured. Returns its
-    /// time, on a GPU with caches that hold other data; `None` if its time cannot be separated from
-    /// the host's.
-    fn replay_timed(
+    /// Runs the timed graph once more, or one launch if the launches are not captured. Returns the
+    /// time of the replay, on a GPU with cold caches; `None` if it cannot be separated from the
+    /// host's launch time.
+    fn time_one_replay(
         &mut self,
         executable: &mut dyn Executable,
-    ) -> Result<Option<ReplayResult>, BackendError>;
+    ) -> Result<Option<TimedReplay>, BackendError>;
 
-    /// Runs one launch of a case whose launches are short, alone and with caches that hold other
-    /// data. Returns its time, nanoseconds; `None` for long launches, on the host, if launches
-    /// carry state on, and if its time cannot be separated from the host's.
-    fn replay_short(&mut self, _: &mut dyn Executable) -> Result<Option<f64>, BackendError> {
+    /// Runs one launch of a case with short launches, alone and with cold caches. Returns the
+    /// launch's time, nanoseconds; `None` for long launches, on the host, for launches that carry
+    /// state, or if host time is included.
+    fn time_one_short_launch(
+        &mut self,
+        _: &mut dyn Executable,
+    ) -> Result<Option<f64>, BackendError> {
         Ok(None)
     }
 
-    /// Launches once more while a recorder looks for work outside of the timed stream. The recorder
-    /// runs after the samples, because recording changes times. Returns the reason if recording was
-    /// not possible; the host needs no such check.
+    /// Launches once more while CUPTI records, and fails if CUPTI finds work outside of the timed
+    /// stream. CUPTI records only after the samples were taken, because recording changes times.
+    /// Returns the reason if CUPTI could not record; work on the host needs no such check.
     ///
     /// # Errors
     /// Fails with [`BackendError::NotTimed`] if work ran elsewhere, or if a launch fails.
-    fn check_elsewhere(
+    fn check_for_work_on_other_streams(
         &mut self,
         _executable: &mut dyn Executable,
     ) -> Result<Option<String>, BackendError> {
         Ok(None)
     }
 
-    /// Reads the power state of the card that is timed; absent on the host.
-    fn power(&self) -> Option<&Arc<PowerMeter>> {
+    /// Returns the meter for power and throttling of the timed GPU; `None` on the host.
+    fn power_meter(&self) -> Option<&Arc<NvmlPowerMeter>> {
         None
     }
 
-    /// Starts at least `launches` launches back to back, without waiting for them, and returns
+    /// Enqueues at least `launches` launches back to back, without waiting for them, and returns
     /// their number.
-    fn enqueue_launches(
+    fn enqueue_launches_without_waiting(
         &mut self,
         executable: &mut dyn Executable,
         launches: u64,
     ) -> Result<u64, BackendError> {
-        launch_one_by_one(executable, launches)
+        enqueue_launches_one_by_one(executable, launches)
     }
 
-    /// Keeps the device loaded between samples: the launches of the next sample are enqueued while
-    /// the host waits for one. With `false`, only waits until the queued launches have finished.
-    fn keep_loaded(&mut self, _loaded: bool) -> Result<(), BackendError> {
+    /// With `true`, keeps the GPU busy between samples: the launches of the next sample are
+    /// enqueued while the host waits for the present one. With `false`, ends this mode after
+    /// waiting until the enqueued launches have finished.
+    fn keep_gpu_loaded_between_samples(&mut self, _loaded: bool) -> Result<(), BackendError> {
         Ok(())
     }
 
-    /// Sets the SM clock that the following samples are compared with.
-    fn settle_clock(&mut self, _clock_mhz: Option<f64>) {}
+    /// Sets the settled SM clock, MHz, with which the SM clocks of the following samples are
+    /// compared.
+    fn set_settled_sm_clock_of_case(&mut self, _clock_mhz: Option<f64>) {}
 
-    /// Conditions that the timer sets: how launches are timed together, and by what.
-    fn conditions(&self) -> SampleConditions;
+    /// Returns the sample conditions that this stopwatch sets: how many launches are timed
+    /// together, and whether host time is included.
+    fn sample_conditions(&self) -> CaseSampleConditions;
 
-    /// Commands that a launch puts into the device's queue: the nodes of its graph. The number is
-    /// `None` if commands cannot be counted, and on the host.
-    fn command_count(&self) -> Option<u64> {
+    /// Returns the number of commands that one launch enqueues on the GPU, which is the number of
+    /// nodes of its graph. The number of commands is `None` if the launch cannot be captured, and
+    /// on the host.
+    fn commands_per_launch(&self) -> Option<u64> {
         None
     }
 }
@@ -230,17 +242,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_replay_with_more_work_takes_longer_at_the_same_clock() {
-        let replay = |elapsed_ns| ReplayResult {
+    fn a_replay_with_more_work_takes_longer_at_equal_clock() {
+        let replay = |elapsed_ns| TimedReplay {
             elapsed_ns,
             clock_mhz: None,
             launches: 10,
             allowed_ns: 10e3,
         };
-        let at = |elapsed_ns, clock| ReplayResult { clock_mhz: Some(clock), ..replay(elapsed_ns) };
-        assert!(!replay(109.9e3).did_more_than_next(&replay(100e3)));
-        assert!(replay(110.1e3).did_more_than_next(&replay(100e3)));
-        assert!(!at(200e3, 990.0).did_more_than_next(&at(100e3, 1980.0)));
-        assert!(at(200e3, 1980.0).did_more_than_next(&at(100e3, 990.0)));
+        let at = |elapsed_ns, clock| TimedReplay { clock_mhz: Some(clock), ..replay(elapsed_ns) };
+        assert!(!replay(109.9e3).did_more_work_than_next_replay(&replay(100e3)));
+        assert!(replay(110.1e3).did_more_work_than_next_replay(&replay(100e3)));
+        assert!(!at(200e3, 990.0).did_more_work_than_next_replay(&at(100e3, 1980.0)));
+        assert!(at(200e3, 1980.0).did_more_work_than_next_replay(&at(100e3, 990.0)));
     }
 }

@@ -1,114 +1,138 @@
-//! Plausible ranges of measured numbers: a value outside is a mistake, or was written into a file
-//! by hand. The ranges of plausible values are wide; they decide no verdict. The errors are
-//! fragments of a message that name the number.
+//! Plausible ranges of numbers in records: a number outside its range is an error of measurement or
+//! was edited by hand. The ranges are wide, because they only detect errors; they influence no
+//! verdict. The errors of these checks are parts of a message, and name the implausible number.
 
 use std::ops::RangeInclusive;
 
-/// Times of a launch: from a femtosecond to thirty years, in nanoseconds.
+/// Plausible times of one launch, nanoseconds: from a femtosecond to thirty years.
 pub const PLAUSIBLE_LAUNCH_NS: RangeInclusive<f64> = 1e-6..=1e18;
-/// Plausible times of the host to start a launch, nanoseconds; 0 if its clock is too coarse.
-const PLAUSIBLE_HOST_NS: RangeInclusive<f64> = 0.0..=1e18;
+/// Plausible host times of one launch call, nanoseconds; 0 if the host's clock is too coarse.
+const PLAUSIBLE_HOST_LAUNCH_NS: RangeInclusive<f64> = 0.0..=1e18;
 /// Plausible SM clocks, MHz; some devices report 0.
-const PLAUSIBLE_CLOCK_MHZ: RangeInclusive<f64> = 0.0..=1e6;
+const PLAUSIBLE_SM_CLOCK_MHZ: RangeInclusive<f64> = 0.0..=1e6;
 /// Plausible wall times of a process, seconds: up to thirty years.
-const PLAUSIBLE_SECONDS: RangeInclusive<f64> = 0.0..=1e9;
+const PLAUSIBLE_WALL_TIME_SECONDS: RangeInclusive<f64> = 0.0..=1e9;
 /// Shares of a whole.
 const PLAUSIBLE_SHARE: RangeInclusive<f64> = 0.0..=1.0;
-/// Clock cycles of a launch; 0 if a device reports a clock of 0.
-const PLAUSIBLE_CYCLES: RangeInclusive<f64> = 0.0..=1e18;
-/// Plausible sizes of memory and files, bytes: up to an exbibyte, so that sums of sizes do not
+/// Plausible numbers of clock cycles of one launch; 0 if the device reports a clock of 0.
+const PLAUSIBLE_CYCLES_PER_LAUNCH: RangeInclusive<f64> = 0.0..=1e18;
+/// Plausible sizes of memory and files, bytes: at most an exbibyte, so that sums of sizes do not
 /// overflow.
 const PLAUSIBLE_BYTES: RangeInclusive<u64> = 0..=1 << 60;
-/// Things that are counted: launches, commands, cycles of a stage.
+/// Plausible counts of launches, commands or cycles: integers that an f64 represents exactly.
 const PLAUSIBLE_COUNT: RangeInclusive<u64> = 0..=1 << 53;
 /// Ratios of two times.
 const PLAUSIBLE_TIME_RATIO: RangeInclusive<f64> = 1e-12..=1e12;
-/// Plausible spreads of samples, relative to their median.
-const PLAUSIBLE_SPREAD: RangeInclusive<f64> = 0.0..=1e24;
-/// Plausible rates: bytes or operations a second.
-const PLAUSIBLE_RATE: RangeInclusive<f64> = 1.0..=1e21;
-/// Cost of launching, nanoseconds: a difference of times, which noise may make negative.
-const PLAUSIBLE_COST_NS: RangeInclusive<f64> = -1e12..=1e12;
+/// Plausible spreads of samples relative to their median, without unit.
+const PLAUSIBLE_RELATIVE_SPREAD: RangeInclusive<f64> = 0.0..=1e24;
+/// Plausible rates, bytes or operations a second.
+const PLAUSIBLE_RATE_PER_S: RangeInclusive<f64> = 1.0..=1e21;
+/// Plausible overheads of launching, nanoseconds: differences of times, which noise may make
+/// negative.
+const PLAUSIBLE_OVERHEAD_NS: RangeInclusive<f64> = -1e12..=1e12;
 
-/// Accepts the time of a launch; `what` begins the error: "a median".
-pub fn check_launch_ns(what: &str, ns: f64) -> Result<(), String> {
-    check_in_range(&PLAUSIBLE_LAUNCH_NS, ns, || {
-        format!("{what} of {} ns a launch", short_number(ns))
+/// Fails if the time of a launch is implausible; the error message begins with `what`, such as "a
+/// median".
+pub fn check_launch_ns_plausible(what: &str, ns: f64) -> Result<(), String> {
+    refuse_value_outside_range(&PLAUSIBLE_LAUNCH_NS, ns, || {
+        format!("{what} of {} ns a launch", format_without_many_zeros(ns))
     })
 }
 
-/// Accepts the time of the host to start a launch.
-pub fn check_host_ns(ns: f64) -> Result<(), String> {
-    check_in_range(&PLAUSIBLE_HOST_NS, ns, || format!("a host launch of {} ns", short_number(ns)))
+/// Fails if the host time of a launch call, nanoseconds, is implausible.
+pub fn check_host_launch_ns_plausible(ns: f64) -> Result<(), String> {
+    refuse_value_outside_range(&PLAUSIBLE_HOST_LAUNCH_NS, ns, || {
+        format!("a host launch of {} ns", format_without_many_zeros(ns))
+    })
 }
 
 /// Accepts a clock.
-pub fn check_clock_mhz(mhz: f64) -> Result<(), String> {
-    check_in_range(&PLAUSIBLE_CLOCK_MHZ, mhz, || format!("a clock of {} MHz", short_number(mhz)))
+pub fn check_sm_clock_mhz_plausible(mhz: f64) -> Result<(), String> {
+    refuse_value_outside_range(&PLAUSIBLE_SM_CLOCK_MHZ, mhz, || {
+        format!("a clock of {} MHz", format_without_many_zeros(mhz))
+    })
 }
 
-/// Accepts bytes or operations a second; `what` begins the error: "a bandwidth".
-pub fn check_rate(what: &str, rate: f64) -> Result<(), String> {
-    check_in_range(&PLAUSIBLE_RATE, rate, || format!("{what} of {} a second", short_number(rate)))
+/// Fails if a rate in bytes or operations a second is implausible; the error message begins with
+/// `what`, such as "a bandwidth".
+pub fn check_rate_per_s_plausible(what: &str, rate: f64) -> Result<(), String> {
+    refuse_value_outside_range(&PLAUSIBLE_RATE_PER_S, rate, || {
+        format!("{what} of {} a second", format_without_many_zeros(rate))
+    })
 }
 
 /// Accepts what launching costs.
-pub fn check_cost_ns(ns: f64) -> Result<(), String> {
-    check_in_range(&PLAUSIBLE_COST_NS, ns, || format!("an overhead of {} ns", short_number(ns)))
+pub fn check_overhead_ns_plausible(ns: f64) -> Result<(), String> {
+    refuse_value_outside_range(&PLAUSIBLE_OVERHEAD_NS, ns, || {
+        format!("an overhead of {} ns", format_without_many_zeros(ns))
+    })
 }
 
-/// Checks that a wall time is plausible; `what` begins the error message: "wall_s".
-pub fn check_seconds(what: &str, seconds: f64) -> Result<(), String> {
-    check_in_range(&PLAUSIBLE_SECONDS, seconds, || format!("{what} of {} s", short_number(seconds)))
+/// Fails if a wall time in seconds is implausible; the error message begins with `what`, such as
+/// "wall_s".
+pub fn check_wall_seconds_plausible(what: &str, seconds: f64) -> Result<(), String> {
+    refuse_value_outside_range(&PLAUSIBLE_WALL_TIME_SECONDS, seconds, || {
+        format!("{what} of {} s", format_without_many_zeros(seconds))
+    })
 }
 
-/// Accepts a share of a whole, 0 to 1; `what` begins the error: "contention".
-pub fn check_share(what: &str, share: f64) -> Result<(), String> {
-    check_in_range(&PLAUSIBLE_SHARE, share, || format!("{what} of {}", short_number(share)))
+/// Fails if a share is outside of 0 to 1; the error message begins with `what`, such as
+/// "contention".
+pub fn check_share_plausible(what: &str, share: f64) -> Result<(), String> {
+    refuse_value_outside_range(&PLAUSIBLE_SHARE, share, || {
+        format!("{what} of {}", format_without_many_zeros(share))
+    })
 }
 
-/// Accepts a size in bytes; `what` begins the error: "device_bytes".
-pub fn check_bytes(what: &str, bytes: u64) -> Result<(), String> {
-    check_in_range(&PLAUSIBLE_BYTES, bytes, || format!("{what} of {bytes} bytes"))
+/// Fails if a size in bytes is implausible; the error message begins with `what`, such as
+/// "device_bytes".
+pub fn check_bytes_plausible(what: &str, bytes: u64) -> Result<(), String> {
+    refuse_value_outside_range(&PLAUSIBLE_BYTES, bytes, || format!("{what} of {bytes} bytes"))
 }
 
-/// Checks that a count is plausible; `what` begins the error message: "commands".
-pub fn check_count(what: &str, count: u64) -> Result<(), String> {
-    check_in_range(&PLAUSIBLE_COUNT, count, || format!("{what} of {count}"))
+/// Fails if a count is implausible; the error message begins with `what`, such as "commands".
+pub fn check_count_plausible(what: &str, count: u64) -> Result<(), String> {
+    refuse_value_outside_range(&PLAUSIBLE_COUNT, count, || format!("{what} of {count}"))
 }
 
-/// Accepts the ratio of two times; `what` begins the error: "of_limit".
-pub fn check_ratio(what: &str, ratio: f64) -> Result<(), String> {
-    check_in_range(&PLAUSIBLE_TIME_RATIO, ratio, || format!("{what} of {}", short_number(ratio)))
+/// Fails if the ratio of two times is implausible; the error message begins with `what`, such as
+/// "of_limit".
+pub fn check_time_ratio_plausible(what: &str, ratio: f64) -> Result<(), String> {
+    refuse_value_outside_range(&PLAUSIBLE_TIME_RATIO, ratio, || {
+        format!("{what} of {}", format_without_many_zeros(ratio))
+    })
 }
 
-/// Accepts a plausible relative spread of samples.
-pub fn check_spread(spread: f64) -> Result<(), String> {
-    check_in_range(&PLAUSIBLE_SPREAD, spread, || format!("a spread of {}", short_number(spread)))
+/// Fails if the spread of samples, relative to their median, is implausible.
+pub fn check_relative_spread_plausible(spread: f64) -> Result<(), String> {
+    refuse_value_outside_range(&PLAUSIBLE_RELATIVE_SPREAD, spread, || {
+        format!("a spread of {}", format_without_many_zeros(spread))
+    })
 }
 
-/// Accepts the shortest and the longest time of a window, relative to the median sample.
-pub fn check_power_range([low, high]: [f64; 2]) -> Result<(), String> {
+/// Fails if a range from shortest to longest window time, both relative to the median sample, is
+/// implausible.
+pub fn check_power_window_range_plausible([low, high]: [f64; 2]) -> Result<(), String> {
     let possible =
         PLAUSIBLE_TIME_RATIO.contains(&low) && PLAUSIBLE_TIME_RATIO.contains(&high) && low <= high;
     if possible { Ok(()) } else { Err(format!("a power range of {low} to {high}")) }
 }
 
-/// Accepts a plausible number of clock cycles of a launch.
-pub fn check_cycles(cycles: f64) -> Result<(), String> {
-    check_in_range(&PLAUSIBLE_CYCLES, cycles, || {
-        format!("{} cycles a launch", short_number(cycles))
+/// Fails if the number of clock cycles of a launch is implausible.
+pub fn check_cycles_per_launch_plausible(cycles: f64) -> Result<(), String> {
+    refuse_value_outside_range(&PLAUSIBLE_CYCLES_PER_LAUNCH, cycles, || {
+        format!("{} cycles a launch", format_without_many_zeros(cycles))
     })
 }
 
-/// Formats a number so that a huge or tiny one does not show hundreds of zeros.
-fn short_number(value: f64) -> String {
+/// Formats a number in scientific notation if it is huge or tiny, which avoids hundreds of zeros.
+fn format_without_many_zeros(value: f64) -> String {
     let plain = !value.is_normal() || (1e-9..1e21).contains(&value.abs());
     if plain { value.to_string() } else { format!("{value:e}") }
 }
 
-/// NaN lies in no range, so this comparison refuses it.
-fn check_in_range<T: PartialOrd>(
+/// NaN is in no range, so this comparison refuses NaN.
+fn refuse_value_outside_range<T: PartialOrd>(
     range: &RangeInclusive<T>,
     value: T,
     problem: impl FnOnce() -> String,

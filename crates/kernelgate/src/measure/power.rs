@@ -1,10 +1,11 @@
-//! Power state: whether samples ran at the clock that a card sustains under this load, or in the
-//! burst that follows a pause.
+//! Detects whether samples ran at the SM clock that a GPU sustains under this load, or at the
+//! higher clock of a short burst after a pause.
 //!
-//! A card at its power cap lowers its clock some tens of milliseconds after a load begins. A short
-//! sample after a pause therefore runs above the sustained clock. In the steady state a case is
-//! launched, the way it is sampled, until its time no longer changes: [`SettlingWindows`] decides
-//! when. Deliberately absent: how launches are timed, how many samples follow.
+//! A GPU at its power cap lowers its SM clock some tens of milliseconds after a load begins. A
+//! short sample after a pause therefore runs at a higher SM clock than the GPU sustains. In steady
+//! mode a case is launched, as its samples are, until its launch time no longer changes:
+//! [`LoadTimeWindows`] decides when. This module neither times launches nor decides how many
+//! samples follow.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -12,50 +13,54 @@ use serde::{Deserialize, Serialize};
 
 use super::{plausibility, precision};
 use crate::backend::BackendError;
-use kernelgate_cuda::driver::device::DeviceFacts;
-use kernelgate_cuda::observe::telemetry::{CardReading, CardTelemetry, names_slowdown};
+use kernelgate_cuda::driver::device::GpuProperties;
+use kernelgate_cuda::observe::telemetry::{
+    CardTelemetryByNvml, GpuCardReading, throttle_reasons_name_heat_or_hardware,
+};
 
-/// Length of the windows of a load that are compared.
-pub const SETTLING_WINDOW: Duration = Duration::from_millis(100);
-/// Length of the windows into which samples are divided. The clock of a capped card may dip for a
-/// tenth of a second, which longer windows average away.
-const SAMPLE_WINDOW: Duration = Duration::from_millis(50);
-/// Shortest load before the samples of a case at the power cap.
-const LEAST_LOAD_TIME: Duration = Duration::from_millis(150);
-/// Time after which a case is called unsettled.
-pub const MAX_SETTLING_TIME: Duration = Duration::from_secs(1);
-/// Longest time to wait for a hot card to cool.
-const MAX_COOLING_TIME: Duration = Duration::from_secs(10);
-/// Degrees below the slow-down temperature at which the load of a hot card starts again.
-const COOLED_DEGREES: u32 = 10;
-/// Times that a load begins again because heat slowed the card down.
-const MAX_COOLINGS: u32 = 2;
-/// Largest relative difference of two successive windows of a settled load.
-const MAX_SETTLED_WINDOW_DIFFERENCE: f64 = 0.015;
-/// Largest share of its samples' time that the card of a settled case waits for a host that was
-/// held up: its clock rises meanwhile.
-const MAX_IDLE_SHARE: f64 = 0.05;
-/// A clock below this share of the highest clock may be due to the power cap.
-const FULL_CLOCK_RATIO: f64 = 0.98;
-/// Reason why a MIG partition has no power state.
+/// Length of the time windows of a load; the mean launch times of successive windows are compared.
+pub const LOAD_SETTLING_WINDOW: Duration = Duration::from_millis(100);
+/// Length of the time windows into which the samples of a case are divided. The SM clock of a GPU
+/// at its power cap may dip for a tenth of a second, which longer windows would average away.
+const SAMPLES_TIME_WINDOW: Duration = Duration::from_millis(50);
+/// Shortest time that a load runs before the samples of a case at the power cap.
+const MIN_LOAD_TIME_AT_POWER_CAP: Duration = Duration::from_millis(150);
+/// Time of load after which the power state of a case is recorded as unsettled.
+pub const MAX_LOAD_SETTLING_TIME: Duration = Duration::from_secs(1);
+/// Longest time that kernelgate waits for a hot GPU to cool.
+const MAX_GPU_COOLING_TIME: Duration = Duration::from_secs(10);
+/// Number of degrees Celsius by which a hot GPU must cool before the load starts again.
+const COOLING_DEGREES_CELSIUS: u32 = 10;
+/// Largest number of times that a load is interrupted so that a GPU slowed by heat can cool.
+const MAX_COOLING_PAUSES: u32 = 2;
+/// Largest relative difference of the launch times in two successive windows of a settled load.
+const MAX_RELATIVE_DIFFERENCE_OF_SETTLED_WINDOWS: f64 = 0.015;
+/// Largest share of the samples' time for which the GPU of a settled case may idle because the host
+/// was delayed; the SM clock rises meanwhile.
+const MAX_IDLE_SHARE_OF_SETTLED_CASE: f64 = 0.05;
+/// If the SM clock is below this share of the GPU's highest clock, the power cap may have lowered
+/// it.
+const UNCAPPED_CLOCK_RATIO: f64 = 0.98;
+/// Reason in the record why a case on a MIG partition has no power state.
 const MIG_LIMITATION: &str = "a MIG partition shares the card's power with others";
-/// NVML's name of the power cap among the throttle reasons.
-const POWER_CAP: &str = "sw_power_cap";
+/// Name that NVML gives to the power cap among the throttle reasons.
+const NVML_POWER_CAP_REASON: &str = "sw_power_cap";
 
-/// Power state in which a case is timed.
+/// Power mode in which cases are timed: after a load, or in bursts after pauses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum PowerMode {
-    /// Mode of timing: the card runs at the clock that it sustains under this load.
+pub enum TimingPowerMode {
+    /// Steady mode: before the samples the GPU is loaded until its SM clock is the one that it
+    /// sustains.
     #[default]
     Steady,
-    /// Mode of timing: pauses between samples keep the average power below the cap.
+    /// Burst mode: pauses between samples keep the average power below the power cap.
     Burst,
 }
 
-impl PowerMode {
+impl TimingPowerMode {
     /// Name of the power mode in files and messages.
-    pub const fn name(self) -> &'static str {
+    pub const fn name_in_files(self) -> &'static str {
         match self {
             Self::Steady => "steady",
             Self::Burst => "burst",
@@ -63,24 +68,26 @@ impl PowerMode {
     }
 }
 
-/// Power state in which a case's samples were taken.
+/// Power state of the GPU in which the samples of a case were taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum PowerState {
-    /// Steady: the time of launches no longer changed under the load, or the card was below its
-    /// power cap.
+pub enum PowerStateOfSamples {
+    /// Steady: the launch time no longer changed under the load, or the GPU was below its power
+    /// cap.
     Steady,
-    /// The time still changed after [`MAX_SETTLING_TIME`], or the samples do not fix their median.
+    /// Unsettled: the launch time still changed after [`MAX_LOAD_SETTLING_TIME`], or the samples spread
+    /// too much to determine their median.
     Unsettled,
-    /// Burst: pauses between samples kept the average power below the cap.
+    /// Burst: pauses between samples kept the average power of the GPU below its cap.
     Burst,
-    /// The power state has no meaning here, or cannot be read; the record has the reason.
+    /// Not applicable: the power state has no meaning for this device or cannot be read; the record
+    /// contains the reason.
     NotApplicable,
 }
 
-impl PowerState {
+impl PowerStateOfSamples {
     /// Name of the power state in files and tables.
-    pub const fn name(self) -> &'static str {
+    pub const fn name_in_files_and_tables(self) -> &'static str {
         match self {
             Self::Steady => "steady",
             Self::Unsettled => "unsettled",
@@ -89,9 +96,10 @@ impl PowerState {
         }
     }
 
-    /// Returns whether times in these two power states may be compared. An unsettled case ran under
-    /// the same load as a steady one, but its interval is wider.
-    pub const fn comparable(self, other: Self) -> bool {
+    /// Returns whether launch times measured in these two power states may be compared. An
+    /// unsettled case ran under the same load as a steady case, so the two are comparable; its
+    /// median is only less certain.
+    pub const fn are_times_comparable_with(self, other: Self) -> bool {
         matches!(
             (self, other),
             (Self::Steady | Self::Unsettled, Self::Steady | Self::Unsettled)
@@ -101,48 +109,50 @@ impl PowerState {
     }
 }
 
-/// Power state of a case in one process run, with the card's readings behind its samples.
+/// Power state of a case's samples in one process run, with NVML's readings of the card after the
+/// samples.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct PowerRecord {
+pub struct CasePowerRecord {
     /// The state.
-    pub state: PowerState,
-    /// Reason why no power state applies to the case.
+    pub state: PowerStateOfSamples,
+    /// Reason why the power state of this case is not applicable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whether the power cap limited the SM clock.
+    /// Whether the power cap lowered the SM clock during the samples.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub at_cap: bool,
-    /// For an unsettled case only: where another run's median may lie, relative to the median
-    /// sample. The range holds each window after the first and the mean's 99 % interval.
+    /// Only for an unsettled case: range in which the median of another run may lie, as multiples
+    /// of the median sample. The range covers the launch times of all windows after the first, and
+    /// the 99 % confidence interval of their mean.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub range: Option<[f64; 2]>,
-    /// Share of the samples' wall time during which their launches ran: a card at its cap that
-    /// idles between samples has a higher clock. Absent in records of versions that let the card
-    /// idle between samples.
+    /// Share of the samples' wall time during which their launches ran on the GPU: a GPU at its
+    /// power cap that idles between samples has a higher clock. The share is absent in records of
+    /// kernelgate versions that let the GPU idle between samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy: Option<f64>,
-    /// Power drawn at the end of the samples, milliwatts.
+    /// Power that the card drew at the end of the samples, milliwatts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_mw: Option<u32>,
-    /// Power that the card may draw, milliwatts.
+    /// Power limit of the card, milliwatts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_limit_mw: Option<u32>,
     /// Temperature of the GPU at the end of the samples, °C.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub temperature_c: Option<u32>,
-    /// Throttle reasons at the end of the samples, by NVML's names.
+    /// Throttle reasons at the end of the samples, with NVML's names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub throttle: Vec<String>,
-    /// Seconds of load before the first sample.
-    #[serde(default, skip_serializing_if = "crate::measure::is_zero")]
+    /// Seconds for which the load ran before the first sample.
+    #[serde(default, skip_serializing_if = "crate::measure::is_zero_for_serde")]
     pub settling_s: f64,
 }
 
-impl PowerRecord {
-    /// A case whose power state is not applicable, with the reason.
-    pub fn not_applicable(reason: &str) -> PowerRecord {
+impl CasePowerRecord {
+    /// Makes the record of a case whose power state is not applicable, with the reason.
+    pub fn with_power_state_not_applicable(reason: &str) -> CasePowerRecord {
         Self {
-            state: PowerState::NotApplicable,
+            state: PowerStateOfSamples::NotApplicable,
             reason: Some(reason.to_owned()),
             at_cap: false,
             range: None,
@@ -155,102 +165,105 @@ impl PowerRecord {
         }
     }
 
-    /// Returns whether heat or a slow-down of the hardware limited the clock at the end of the
-    /// samples.
-    pub fn was_slowed(&self) -> bool {
-        names_slowdown(&self.throttle)
+    /// Returns whether heat or a hardware slow-down lowered the SM clock at the end of the samples.
+    pub fn was_slowed_by_heat_or_hardware(&self) -> bool {
+        throttle_reasons_name_heat_or_hardware(&self.throttle)
     }
 
-    /// Checks that the numbers of a power record are plausible.
-    pub fn validate(&self) -> Result<(), String> {
-        plausibility::check_seconds("settling_s", self.settling_s)?;
-        self.busy.map_or(Ok(()), |share| plausibility::check_share("busy", share))?;
-        self.range.map_or(Ok(()), plausibility::check_power_range)
+    /// Fails if a duration, share or range in this power record is implausible.
+    pub fn check_power_record_plausible(&self) -> Result<(), String> {
+        plausibility::check_wall_seconds_plausible("settling_s", self.settling_s)?;
+        self.busy.map_or(Ok(()), |share| plausibility::check_share_plausible("busy", share))?;
+        self.range.map_or(Ok(()), plausibility::check_power_window_range_plausible)
     }
 }
 
 /// Why settling ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SettlingEnd {
-    /// The load ended because the average power of the card is below its cap.
+pub enum ReasonThatLoadEnded {
+    /// The GPU is below its power cap, so samples may begin.
     BelowCap,
-    /// The load ended because two successive windows at the power cap agree.
+    /// At the power cap, the launch times of two successive windows agree, so samples may begin.
     AtCap,
-    /// The load ended because no two successive windows agreed within [`MAX_SETTLING_TIME`].
+    /// No two successive windows agreed within [`MAX_LOAD_SETTLING_TIME`]; samples begin although the
+    /// load is unsettled.
     Unsettled,
 }
 
-/// One sample of the load before a case's samples.
+/// Launches of one sample of the load that precedes a case's samples, with their time.
 #[derive(Debug, Clone, Copy)]
-pub struct TimedLaunches {
+pub struct LoadSample {
     /// Launches in the sample.
     pub launches: u64,
-    /// Time of all launches of the load sample together, nanoseconds.
+    /// Time of all launches of this load sample together, nanoseconds.
     pub elapsed_ns: f64,
-    /// SM clock during the load's launches, MHz, if the device reports it.
+    /// SM clock during the launches of this load sample, MHz; `None` if the device does not report
+    /// it.
     pub clock_mhz: Option<f64>,
 }
 
-/// Launches of a case or a ceiling, timed in one sample after the other without a pause.
-pub trait GpuLoad {
+/// A load on the GPU: launches of a case or of a ceiling measurement, timed in one sample after the
+/// other without a pause.
+pub trait LoadOfGpu {
     /// Takes the next sample.
-    fn take_load_sample(&mut self) -> Result<TimedLaunches, BackendError>;
+    fn run_load_sample(&mut self) -> Result<LoadSample, BackendError>;
 
-    /// Reads whether the power cap or heat limits the clock, at the end of a window; `clock_mhz` is
-    /// the SM clock of the window's last sample.
-    fn cap_reading(&mut self, clock_mhz: Option<f64>) -> CapReading;
+    /// Reads whether the power cap or heat lowers the SM clock, at the end of a window; `clock_mhz`
+    /// is the SM clock of the window's last sample.
+    fn read_power_cap_and_heat(&mut self, clock_mhz: Option<f64>) -> ClockAndThrottleReading;
 
-    /// From now on, enqueues the next sample's launches while one runs: the clock of a capped card
-    /// depends on the time that the card idles between samples.
-    fn keep_loaded(&mut self) -> Result<(), BackendError>;
+    /// From now on, the launches of the next sample are enqueued while a sample runs, because a GPU
+    /// at its power cap that idles between samples has a higher clock.
+    fn enqueue_samples_ahead(&mut self) -> Result<(), BackendError>;
 
-    /// Waits for a card that heat slows down to cool.
-    fn cool_card(&mut self);
+    /// Pauses the load until a GPU that heat slows down has cooled.
+    fn wait_for_hot_gpu_to_cool(&mut self);
 }
 
-/// Runs a load until samples may begin; the load still runs when this function returns. If heat
-/// slows the card down, the load pauses and begins again, twice at most.
-pub fn wait_until_steady(
-    load: &mut dyn GpuLoad,
-) -> Result<(SettlingWindows, SettlingEnd), BackendError> {
-    let mut settling = SettlingWindows::default();
+/// Runs a load on the GPU until the samples of a case may begin; the GPU is still busy when this
+/// function returns. If heat slows the GPU down, the load pauses and begins again, at most twice.
+pub fn run_load_until_gpu_is_steady(
+    load: &mut dyn LoadOfGpu,
+) -> Result<(LoadTimeWindows, ReasonThatLoadEnded), BackendError> {
+    let mut settling = LoadTimeWindows::default();
     let mut coolings = 0;
     loop {
         let started = Instant::now();
-        let TimedLaunches { launches, elapsed_ns, clock_mhz } = load.take_load_sample()?;
-        if !settling.add(started.elapsed(), launches, elapsed_ns, clock_mhz) {
+        let LoadSample { launches, elapsed_ns, clock_mhz } = load.run_load_sample()?;
+        if !settling.add_load_sample(started.elapsed(), launches, elapsed_ns, clock_mhz) {
             continue;
         }
-        let reading = load.cap_reading(clock_mhz);
-        if reading.slowed == Some(true) && coolings < MAX_COOLINGS {
+        let reading = load.read_power_cap_and_heat(clock_mhz);
+        if reading.slowed == Some(true) && coolings < MAX_COOLING_PAUSES {
             coolings += 1;
-            load.cool_card();
-            settling = SettlingWindows::default();
-        } else if let Some(settled) = settling.decide(&reading) {
+            load.wait_for_hot_gpu_to_cool();
+            settling = LoadTimeWindows::default();
+        } else if let Some(settled) = settling.decide_whether_load_may_end(&reading) {
             return Ok((settling, settled));
         } else {
-            load.keep_loaded()?;
+            load.enqueue_samples_ahead()?;
         }
     }
 }
 
-/// Reads the power state of one card.
-pub struct PowerMeter {
+/// Reads power, throttling, temperature and energy of a GPU through NVML.
+pub struct NvmlPowerMeter {
     highest_mhz: f64,
-    telemetry: Option<CardTelemetry>,
-    /// Telemetry of the other GPUs of the set.
-    others: Vec<CardTelemetry>,
-    /// Reason why the card's power is not that of one process alone, if the reason is known without
-    /// NVML.
+    telemetry: Option<CardTelemetryByNvml>,
+    /// NVML handles of the case's GPUs after the first.
+    others: Vec<CardTelemetryByNvml>,
+    /// Reason, known without NVML, why the card's power is shared with other processes (MIG or
+    /// MPS).
     shared: Option<&'static str>,
 }
 
-impl PowerMeter {
-    /// Opens NVML for a card; a card without it has a meter that reads clocks only.
-    pub fn open_for_device(facts: &DeviceFacts) -> PowerMeter {
+impl NvmlPowerMeter {
+    /// Opens NVML for a GPU; without NVML the meter has only the highest SM clock, and reads
+    /// nothing.
+    pub fn open_for_gpu(facts: &GpuProperties) -> NvmlPowerMeter {
         Self {
             highest_mhz: f64::from(facts.max_clock_mhz),
-            telemetry: CardTelemetry::open_card(&facts.uuid),
+            telemetry: CardTelemetryByNvml::open_card_by_uuid(&facts.uuid),
             shared: match facts {
                 _ if facts.uuid.starts_with("MIG-") => Some(MIG_LIMITATION),
                 _ if facts.mps => Some("MPS shares the card's power with other processes"),
@@ -260,85 +273,101 @@ impl PowerMeter {
         }
     }
 
-    /// Opens NVML for the cards of a set: power and energy are read from the first card, heat and
-    /// other processes from all cards.
-    pub fn open_for_devices<'a>(
-        first: &DeviceFacts,
-        others: impl Iterator<Item = &'a DeviceFacts>,
-    ) -> PowerMeter {
-        let others = others.filter_map(|facts| CardTelemetry::open_card(&facts.uuid)).collect();
-        Self { others, ..Self::open_for_device(first) }
+    /// Opens NVML for several GPUs: power and energy are read from the first GPU, heat and other
+    /// processes from all GPUs.
+    pub fn open_for_gpus<'a>(
+        first: &GpuProperties,
+        others: impl Iterator<Item = &'a GpuProperties>,
+    ) -> NvmlPowerMeter {
+        let others = others
+            .filter_map(|facts| CardTelemetryByNvml::open_card_by_uuid(&facts.uuid))
+            .collect();
+        Self { others, ..Self::open_for_gpu(first) }
     }
 
-    /// Creates a power meter for a card without NVML, which reads nothing.
+    /// Creates, for tests, a power meter of a card without NVML, which reads nothing.
     #[cfg(test)]
-    pub const fn without_nvml(shared: Option<&'static str>) -> PowerMeter {
+    pub const fn without_nvml_for_tests(shared: Option<&'static str>) -> NvmlPowerMeter {
         Self { highest_mhz: 1980.0, telemetry: None, others: Vec::new(), shared }
     }
 
-    /// Returns whether heat or a slow-down of the hardware limits the clock now; `None` if NVML
-    /// does not report reasons.
-    pub fn is_slowed_by_hardware(&self) -> Option<bool> {
-        let others = self.others.iter().any(|card| card.is_slowed_by_hardware() == Some(true));
-        self.telemetry.as_ref()?.is_slowed_by_hardware().map(|slowed| slowed || others)
+    /// Returns whether heat or a hardware slow-down lowers the SM clock of a GPU now; `None` if
+    /// NVML does not report throttle reasons.
+    pub fn is_gpu_slowed_by_heat_or_hardware(&self) -> Option<bool> {
+        let others =
+            self.others.iter().any(|card| card.is_slowed_by_heat_or_hardware_now() == Some(true));
+        self.telemetry.as_ref()?.is_slowed_by_heat_or_hardware_now().map(|slowed| slowed || others)
     }
 
-    /// Reads whether the power cap or heat holds the card's clock down, at the end of a window.
-    /// Reading whether the cap limits the clock takes two calls of NVML.
-    pub fn cap_reading(&self, clock_mhz: Option<f64>) -> CapReading {
-        let capped = self.telemetry.as_ref().and_then(CardTelemetry::is_power_capped);
-        CapReading {
+    /// Reads whether the power cap or heat lowers the SM clock of the GPU, at the end of a window.
+    /// Reading these throttle reasons takes two calls of NVML.
+    pub fn read_power_cap_and_heat_with_nvml(
+        &self,
+        clock_mhz: Option<f64>,
+    ) -> ClockAndThrottleReading {
+        let capped = self
+            .telemetry
+            .as_ref()
+            .and_then(CardTelemetryByNvml::is_clock_limited_by_power_cap_now);
+        ClockAndThrottleReading {
             clock_mhz,
             highest_mhz: self.highest_mhz,
             capped,
-            slowed: self.is_slowed_by_hardware(),
+            slowed: self.is_gpu_slowed_by_heat_or_hardware(),
         }
     }
 
-    /// Waits until the card is 10 °C cooler, for at most 10 s.
-    pub fn cool_card(&self) {
+    /// Waits until the GPU is 10 °C cooler than now, for at most 10 s.
+    pub fn wait_until_gpu_is_cooler(&self) {
         let Some(telemetry) = &self.telemetry else { return };
-        let Some(hot_c) = telemetry.temperature_c() else { return };
+        let Some(hot_c) = telemetry.gpu_temperature_c() else { return };
         let started = Instant::now();
-        while started.elapsed() < MAX_COOLING_TIME
-            && telemetry.temperature_c().is_some_and(|now_c| now_c + COOLED_DEGREES > hot_c)
+        while started.elapsed() < MAX_GPU_COOLING_TIME
+            && telemetry
+                .gpu_temperature_c()
+                .is_some_and(|now_c| now_c + COOLING_DEGREES_CELSIUS > hot_c)
         {
-            std::thread::sleep(SETTLING_WINDOW);
+            std::thread::sleep(LOAD_SETTLING_WINDOW);
         }
     }
 
-    /// Number of other processes that computed on the card since `then`; `None` if NVML does not
-    /// report it.
-    pub fn others_computing_since(&self, then: SystemTime) -> Option<u32> {
+    /// Returns the number of other processes that computed on the case's GPUs since `then`; `None`
+    /// if NVML does not report it.
+    pub fn other_processes_on_gpus_since(&self, then: SystemTime) -> Option<u32> {
         let cards = self.telemetry.iter().chain(&self.others);
-        let counts: Vec<u32> =
-            cards.map(|card| card.others_computing_since(then)).collect::<Option<_>>()?;
+        let counts: Vec<u32> = cards
+            .map(|card| card.other_processes_that_computed_since(then))
+            .collect::<Option<_>>()?;
         (!counts.is_empty()).then(|| counts.into_iter().sum())
     }
 
-    /// Reads every quantity of the card that NVML reports. Reading NVML takes some milliseconds, so
-    /// it is never done while samples are taken.
-    pub fn reading(&self) -> Option<CardReading> {
-        self.telemetry.as_ref().map(CardTelemetry::read_card)
+    /// Reads power, power limit, temperature and throttle reasons of the first GPU; `None` without
+    /// NVML. These NVML calls take some milliseconds, so they are never made while samples are
+    /// taken.
+    pub fn read_card_with_nvml(&self) -> Option<GpuCardReading> {
+        self.telemetry.as_ref().map(CardTelemetryByNvml::read_card_sensors)
     }
 
-    /// Energy that the card has used, millijoules; `None` if it has no counter, if other GPUs or
-    /// instances share the counter, and for a set of cards.
-    pub fn energy_mj(&self) -> Option<u64> {
+    /// Returns the energy counter of the card, millijoules; `None` if it has none, if other GPUs or
+    /// MIG instances share it, or for several GPUs.
+    pub fn energy_counter_mj(&self) -> Option<u64> {
         let alone = self.shared.is_none() && self.others.is_empty();
-        self.telemetry.as_ref().filter(|_| alone).and_then(CardTelemetry::energy_mj)
+        self.telemetry
+            .as_ref()
+            .filter(|_| alone)
+            .and_then(CardTelemetryByNvml::energy_since_driver_load_mj)
     }
 
-    /// Reason why a power state cannot be stated for this card; `None` if it can.
-    pub fn limitation(&self) -> Option<&'static str> {
+    /// Returns the reason why no power state can be determined for this GPU; `None` if it can.
+    pub fn reason_without_power_state(&self) -> Option<&'static str> {
         if self.shared.is_some() {
             return self.shared;
         }
         let Some(telemetry) = &self.telemetry else {
             return Some("NVML is missing, or does not know this device");
         };
-        match telemetry.is_power_capped() {
-            _ if telemetry.is_virtual() => {
+        match telemetry.is_clock_limited_by_power_cap_now() {
+            _ if telemetry.is_virtual_gpu() => {
                 Some("a hypervisor divides the power of the card of a virtual GPU")
             }
             None => Some("NVML reports no throttle reasons here"),
@@ -347,54 +376,60 @@ impl PowerMeter {
     }
 }
 
-/// Summary of the samples that were taken after a load brought the card to a steady state.
+/// Statistics of the samples that were taken after a load had brought the GPU to a steady power
+/// state.
 #[derive(Debug, Clone, Copy)]
-pub struct SamplesBehindLoad<'a> {
-    /// Time of a launch in each whole window of the samples, nanoseconds.
+pub struct SamplesAfterLoad<'a> {
+    /// Mean launch time in each complete time window of the samples, nanoseconds.
     pub windows_ns: &'a [f64],
-    /// Median time of a launch, nanoseconds.
+    /// Median launch time of the samples, nanoseconds.
     pub median_ns: f64,
-    /// Share of the samples' time that the card waited for a host that was held up.
+    /// Share of the samples' time for which the GPU idled because the host was delayed.
     pub idle: f64,
 }
 
-impl PowerRecord {
-    /// Decides whether samples that were taken behind a load are settled, and records their power
-    /// state.
-    pub fn from_samples_behind_load(
-        (settling, settled): &(SettlingWindows, SettlingEnd),
-        samples: &SamplesBehindLoad<'_>,
-        meter: &PowerMeter,
-    ) -> PowerRecord {
-        let reading = meter.reading().unwrap_or_default();
-        let precise = *settled == SettlingEnd::BelowCap
-            || (samples.idle <= MAX_IDLE_SHARE && settling.median_is_precise(samples.windows_ns));
-        let at_cap = names_power_cap(&reading)
-            || (*settled != SettlingEnd::BelowCap && !reading.is_slowed_by_hardware());
-        let limitation = meter.limitation();
+impl CasePowerRecord {
+    /// Decides whether the samples after a load are steady or unsettled, and makes the power record
+    /// of the case.
+    pub fn from_samples_after_load(
+        (settling, settled): &(LoadTimeWindows, ReasonThatLoadEnded),
+        samples: &SamplesAfterLoad<'_>,
+        meter: &NvmlPowerMeter,
+    ) -> CasePowerRecord {
+        let reading = meter.read_card_with_nvml().unwrap_or_default();
+        let precise = *settled == ReasonThatLoadEnded::BelowCap
+            || (samples.idle <= MAX_IDLE_SHARE_OF_SETTLED_CASE
+                && settling.is_median_precise_with_load_windows(samples.windows_ns));
+        let at_cap = has_power_cap_among_throttle_reasons(&reading)
+            || (*settled != ReasonThatLoadEnded::BelowCap
+                && !reading.was_slowed_by_heat_or_hardware());
+        let limitation = meter.reason_without_power_state();
         let state = match settled {
-            _ if limitation.is_some() => PowerState::NotApplicable,
-            SettlingEnd::Unsettled => PowerState::Unsettled,
-            _ if !precise => PowerState::Unsettled,
-            _ => PowerState::Steady,
+            _ if limitation.is_some() => PowerStateOfSamples::NotApplicable,
+            ReasonThatLoadEnded::Unsettled => PowerStateOfSamples::Unsettled,
+            _ if !precise => PowerStateOfSamples::Unsettled,
+            _ => PowerStateOfSamples::Steady,
         };
-        let unsettled = state == PowerState::Unsettled;
+        let unsettled = state == PowerStateOfSamples::Unsettled;
         Self {
             state,
             reason: limitation.map(str::to_owned),
             at_cap: at_cap && limitation.is_none(),
-            range: if unsettled { settling.relative_window_range(samples) } else { None },
-            settling_s: settling.elapsed().as_secs_f64(),
-            ..Self::from_reading(state, reading)
+            range: if unsettled { settling.range_of_other_runs_median(samples) } else { None },
+            settling_s: settling.load_time().as_secs_f64(),
+            ..Self::from_nvml_reading(state, reading)
         }
     }
 
-    /// Builds the power record of samples from a card reading taken after them.
-    pub fn from_reading(state: PowerState, reading: CardReading) -> PowerRecord {
+    /// Makes the power record of samples from NVML's reading of the card after these samples.
+    pub fn from_nvml_reading(
+        state: PowerStateOfSamples,
+        reading: GpuCardReading,
+    ) -> CasePowerRecord {
         Self {
             state,
             reason: None,
-            at_cap: names_power_cap(&reading),
+            at_cap: has_power_cap_among_throttle_reasons(&reading),
             range: None,
             busy: None,
             power_mw: reading.power_mw,
@@ -406,79 +441,82 @@ impl PowerRecord {
     }
 }
 
-/// Decides from windows of a running load when its samples may begin.
+/// Divides a running load into time windows, and decides from the launch times in the windows when
+/// samples may begin.
 #[derive(Debug)]
-pub struct SettlingWindows {
+pub struct LoadTimeWindows {
     /// Length of a window.
     window: Duration,
-    /// Nanoseconds of a launch in each complete window.
+    /// Mean launch time in each complete window, nanoseconds.
     windows_ns: Vec<f64>,
-    open: LoadWindow,
+    open: IncompleteLoadWindow,
     elapsed: Duration,
 }
 
-/// A time window of the load that has not ended yet.
+/// The time window of a load that is not complete yet.
 #[derive(Debug, Default)]
-struct LoadWindow {
+struct IncompleteLoadWindow {
     wall: Duration,
     launches: u64,
     busy_ns: f64,
     clock_mhz: Option<f64>,
 }
 
-/// State of the card at the end of a window.
+/// SM clock and throttle reasons of the GPU at the end of a time window of the load.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct CapReading {
+pub struct ClockAndThrottleReading {
     /// SM clock during the window, MHz; `None` if the device does not report it.
     pub clock_mhz: Option<f64>,
-    /// Highest SM clock that the card supports, MHz.
+    /// Highest SM clock of the GPU, MHz.
     pub highest_mhz: f64,
-    /// Whether NVML names the power cap as a reason for the clock; `None` if NVML does not report
-    /// reasons.
+    /// Whether NVML reports that the power cap lowers the SM clock; `None` if NVML does not report
+    /// throttle reasons.
     pub capped: Option<bool>,
-    /// Whether NVML names heat or a slow-down of the hardware as a reason for the clock; `None` if
-    /// NVML does not report reasons.
+    /// Whether NVML reports that heat or a hardware slow-down lowers the SM clock; `None` if NVML
+    /// does not report throttle reasons.
     pub slowed: Option<bool>,
 }
 
-impl CapReading {
-    /// Returns whether the power cap may limit the clock: The power cap may hold the clock down if
-    /// NVML names it, if NVML reports nothing, or if the clock is clearly below the highest one.
-    pub fn may_be_capped(&self) -> bool {
-        let low = self.clock_mhz.is_some_and(|clock| clock < FULL_CLOCK_RATIO * self.highest_mhz);
+impl ClockAndThrottleReading {
+    /// Returns whether the power cap may lower the SM clock: This is so if the SM clock is clearly
+    /// below the highest one, if NVML names the power cap, or if neither clock nor throttle reasons
+    /// are known.
+    pub fn may_power_cap_lower_sm_clock(&self) -> bool {
+        let low =
+            self.clock_mhz.is_some_and(|clock| clock < UNCAPPED_CLOCK_RATIO * self.highest_mhz);
         low || self.capped.unwrap_or(self.clock_mhz.is_none())
     }
 }
 
-/// Returns whether NVML's reading names the power cap as a reason for the clock.
-pub fn names_power_cap(reading: &CardReading) -> bool {
-    reading.throttle.iter().any(|reason| reason == POWER_CAP)
+/// Returns whether NVML's reading contains the power cap among the throttle reasons.
+pub fn has_power_cap_among_throttle_reasons(reading: &GpuCardReading) -> bool {
+    reading.throttle.iter().any(|reason| reason == NVML_POWER_CAP_REASON)
 }
 
-impl Default for SettlingWindows {
+impl Default for LoadTimeWindows {
     fn default() -> Self {
-        Self::in_windows(SETTLING_WINDOW)
+        Self::with_window_length(LOAD_SETTLING_WINDOW)
     }
 }
 
-impl SettlingWindows {
-    fn in_windows(window: Duration) -> SettlingWindows {
+impl LoadTimeWindows {
+    fn with_window_length(window: Duration) -> LoadTimeWindows {
         Self {
             window,
             windows_ns: Vec::new(),
-            open: LoadWindow::default(),
+            open: IncompleteLoadWindow::default(),
             elapsed: Duration::ZERO,
         }
     }
 
-    /// Settling during the samples after the load, in shorter windows.
-    pub fn while_sampling() -> SettlingWindows {
-        Self::in_windows(SAMPLE_WINDOW)
+    /// Divides the samples that follow the load into windows, which are shorter than the load's.
+    pub fn with_window_length_for_samples() -> LoadTimeWindows {
+        Self::with_window_length(SAMPLES_TIME_WINDOW)
     }
 
-    /// Adds a sample of the load, which took `wall` in all. Adds a sample; returns whether it
-    /// completed a window.
-    pub fn add(
+    /// Adds a sample of the load: `wall` is its wall time, `elapsed_ns` the GPU time of its
+    /// launches. Returns whether the sample completed a time window.
+    pub fn add_load_sample(
         &mut self,
         wall: Duration,
         launches: u64,
@@ -494,59 +532,64 @@ impl SettlingWindows {
             return false;
         }
         self.windows_ns.push(self.open.busy_ns / self.open.launches.max(1) as f64);
-        self.open = LoadWindow::default();
+        self.open = IncompleteLoadWindow::default();
         true
     }
 
-    /// Decides at the end of a window; absent while the load has to go on.
-    pub fn decide(&self, reading: &CapReading) -> Option<SettlingEnd> {
-        if !reading.may_be_capped() {
-            return Some(SettlingEnd::BelowCap);
+    /// Decides at the end of a window whether the load may end, and why; returns `None` if the load
+    /// must go on.
+    pub fn decide_whether_load_may_end(
+        &self,
+        reading: &ClockAndThrottleReading,
+    ) -> Option<ReasonThatLoadEnded> {
+        if !reading.may_power_cap_lower_sm_clock() {
+            return Some(ReasonThatLoadEnded::BelowCap);
         }
-        if self.elapsed >= LEAST_LOAD_TIME
+        if self.elapsed >= MIN_LOAD_TIME_AT_POWER_CAP
             && let [.., before, last] = self.windows_ns[..]
-            && times_agree(before, last, MAX_SETTLED_WINDOW_DIFFERENCE)
+            && window_times_agree(before, last, MAX_RELATIVE_DIFFERENCE_OF_SETTLED_WINDOWS)
         {
-            return Some(SettlingEnd::AtCap);
+            return Some(ReasonThatLoadEnded::AtCap);
         }
-        (self.elapsed >= MAX_SETTLING_TIME).then_some(SettlingEnd::Unsettled)
+        (self.elapsed >= MAX_LOAD_SETTLING_TIME).then_some(ReasonThatLoadEnded::Unsettled)
     }
 
     /// Load so far.
-    pub const fn elapsed(&self) -> Duration {
+    pub const fn load_time(&self) -> Duration {
         self.elapsed
     }
 
-    /// Time of a launch in each whole window, nanoseconds.
-    pub fn windows_ns(&self) -> &[f64] {
+    /// Returns the mean launch time in each complete window, nanoseconds.
+    pub fn launch_times_by_window_ns(&self) -> &[f64] {
         &self.windows_ns
     }
 
-    /// Range in which another run's median may lie, relative to the samples' median: the windows of
-    /// a load, and the samples' `precision::range_of_medians`. The first window, which is a burst,
-    /// does not count. A card that does not idle is slower, at most by
-    /// the share that it idled.
-    pub fn relative_window_range(&self, samples: &SamplesBehindLoad<'_>) -> Option<[f64; 2]> {
-        let around_ns = precision::range_of_medians(samples.windows_ns).into_iter().flatten();
+    /// Returns the range in which another run's median may lie, relative to the samples' median,
+    /// from the windows of the load and of the samples. The first window of the load is not used,
+    /// because it ran at the burst's higher clock. A GPU without idle times would be slower, at
+    /// most by the share of the time for which it idled; the upper end of the range includes that.
+    pub fn range_of_other_runs_median(&self, samples: &SamplesAfterLoad<'_>) -> Option<[f64; 2]> {
+        let around_ns =
+            precision::range_of_medians_of_other_runs(samples.windows_ns).into_iter().flatten();
         let of_load_ns = self.windows_ns.iter().skip(1).copied();
         let relative: Vec<f64> =
             of_load_ns.chain(around_ns).map(|time_ns| time_ns / samples.median_ns).collect();
-        let [low, high] = precision::smallest_and_largest(&relative)?;
+        let [low, high] = precision::min_and_max(&relative)?;
         Some([low, high * (1.0 + samples.idle)])
     }
 
-    /// Whether the samples behind this load have a median that is precise enough for a settled
-    /// case, by their windows and those of the load: without its first, which is a burst, and its
-    /// last, which holds samples.
-    pub fn median_is_precise(&self, windows_ns: &[f64]) -> bool {
+    /// Returns whether the median of the samples after this load is precise enough for a settled
+    /// case, judged by the windows of samples and load. The load's first and last windows are not
+    /// used.
+    pub fn is_median_precise_with_load_windows(&self, windows_ns: &[f64]) -> bool {
         let [_, of_load_ns @ .., _] = &self.windows_ns[..] else {
-            return precision::median_is_precise(windows_ns);
+            return precision::is_median_of_windows_precise(windows_ns);
         };
-        precision::median_is_precise(&[of_load_ns, windows_ns].concat())
+        precision::is_median_of_windows_precise(&[of_load_ns, windows_ns].concat())
     }
 }
 
-fn times_agree(one_ns: f64, other_ns: f64, tolerance: f64) -> bool {
+fn window_times_agree(one_ns: f64, other_ns: f64, tolerance: f64) -> bool {
     (one_ns - other_ns).abs() <= tolerance * one_ns.min(other_ns)
 }
 
@@ -554,80 +597,96 @@ fn times_agree(one_ns: f64, other_ns: f64, tolerance: f64) -> bool {
 mod tests {
     use super::*;
 
-    const CAPPED_READING: CapReading = CapReading {
+    const READING_AT_POWER_CAP: ClockAndThrottleReading = ClockAndThrottleReading {
         clock_mhz: Some(1430.0),
         highest_mhz: 1980.0,
         capped: Some(true),
         slowed: None,
     };
 
-    /// Windows of one sample each; the time after which settling ended, and why.
-    fn settling_time(windows_ns: &[f64], reading: &CapReading) -> (u128, Option<SettlingEnd>) {
-        let mut settling = SettlingWindows::default();
+    /// Adds load samples that each fill one window; returns the time after which the load ended,
+    /// milliseconds, and why.
+    fn load_end_for_window_times(
+        windows_ns: &[f64],
+        reading: &ClockAndThrottleReading,
+    ) -> (u128, Option<ReasonThatLoadEnded>) {
+        let mut settling = LoadTimeWindows::default();
         for &window_ns in windows_ns {
-            assert!(settling.add(SETTLING_WINDOW, 10, 10.0 * window_ns, None));
-            if let Some(settled) = settling.decide(reading) {
-                return (settling.elapsed().as_millis(), Some(settled));
+            assert!(settling.add_load_sample(LOAD_SETTLING_WINDOW, 10, 10.0 * window_ns, None));
+            if let Some(settled) = settling.decide_whether_load_may_end(reading) {
+                return (settling.load_time().as_millis(), Some(settled));
             }
         }
-        (settling.elapsed().as_millis(), None)
+        (settling.load_time().as_millis(), None)
     }
 
     #[test]
-    fn a_case_below_the_power_cap_needs_one_window_of_load() {
-        let below = CapReading { clock_mhz: Some(1980.0), capped: None, ..CAPPED_READING };
-        assert_eq!(settling_time(&[1.0], &below), (100, Some(SettlingEnd::BelowCap)));
-        let named = CapReading { capped: Some(true), ..below };
-        assert_eq!(settling_time(&[1.0], &named), (100, None));
-        let low = CapReading { clock_mhz: Some(1700.0), capped: Some(false), ..below };
-        assert_eq!(settling_time(&[1.0], &low), (100, None));
-        let blind = CapReading { clock_mhz: None, ..below };
-        assert_eq!(settling_time(&[1.0], &blind), (100, None));
+    fn a_case_below_the_power_cap_needs_one_load_window() {
+        let below = ClockAndThrottleReading {
+            clock_mhz: Some(1980.0),
+            capped: None,
+            ..READING_AT_POWER_CAP
+        };
+        assert_eq!(
+            load_end_for_window_times(&[1.0], &below),
+            (100, Some(ReasonThatLoadEnded::BelowCap))
+        );
+        let named = ClockAndThrottleReading { capped: Some(true), ..below };
+        assert_eq!(load_end_for_window_times(&[1.0], &named), (100, None));
+        let low = ClockAndThrottleReading { clock_mhz: Some(1700.0), capped: Some(false), ..below };
+        assert_eq!(load_end_for_window_times(&[1.0], &low), (100, None));
+        let blind = ClockAndThrottleReading { clock_mhz: None, ..below };
+        assert_eq!(load_end_for_window_times(&[1.0], &blind), (100, None));
     }
 
-    /// A simulated hot card, which is slowed down until it has cooled this many times.
-    struct HotCard {
+    /// A simulated GPU that heat slows down until it has been cooled this many times.
+    struct SimulatedHotGpu {
         needs: u32,
         coolings: u32,
     }
 
-    impl GpuLoad for HotCard {
-        fn take_load_sample(&mut self) -> Result<TimedLaunches, BackendError> {
-            std::thread::sleep(SETTLING_WINDOW / 2);
-            Ok(TimedLaunches { launches: 10, elapsed_ns: 10.0, clock_mhz: Some(1980.0) })
+    impl LoadOfGpu for SimulatedHotGpu {
+        fn run_load_sample(&mut self) -> Result<LoadSample, BackendError> {
+            std::thread::sleep(LOAD_SETTLING_WINDOW / 2);
+            Ok(LoadSample { launches: 10, elapsed_ns: 10.0, clock_mhz: Some(1980.0) })
         }
 
-        fn cap_reading(&mut self, clock_mhz: Option<f64>) -> CapReading {
+        fn read_power_cap_and_heat(&mut self, clock_mhz: Option<f64>) -> ClockAndThrottleReading {
             let slowed = Some(self.coolings < self.needs);
-            CapReading { clock_mhz, capped: Some(false), slowed, ..CAPPED_READING }
+            ClockAndThrottleReading {
+                clock_mhz,
+                capped: Some(false),
+                slowed,
+                ..READING_AT_POWER_CAP
+            }
         }
 
-        fn keep_loaded(&mut self) -> Result<(), BackendError> {
+        fn enqueue_samples_ahead(&mut self) -> Result<(), BackendError> {
             Ok(())
         }
 
-        fn cool_card(&mut self) {
+        fn wait_for_hot_gpu_to_cool(&mut self) {
             self.coolings += 1;
         }
     }
 
     #[test]
-    fn the_load_starts_again_after_a_hot_card_has_cooled() {
-        for (needs, coolings) in [(0, 0), (1, 1), (5, MAX_COOLINGS)] {
-            let mut card = HotCard { needs, coolings: 0 };
-            let (settling, settled) = wait_until_steady(&mut card).unwrap();
-            assert_eq!((card.coolings, settled), (coolings, SettlingEnd::BelowCap));
+    fn the_load_starts_again_after_a_hot_gpu_has_cooled() {
+        for (needs, coolings) in [(0, 0), (1, 1), (5, MAX_COOLING_PAUSES)] {
+            let mut card = SimulatedHotGpu { needs, coolings: 0 };
+            let (settling, settled) = run_load_until_gpu_is_steady(&mut card).unwrap();
+            assert_eq!((card.coolings, settled), (coolings, ReasonThatLoadEnded::BelowCap));
             assert_eq!(settling.windows_ns.len(), 1, "windows before a pause do not count");
         }
     }
 
     #[test]
-    fn a_card_slowed_by_heat_is_not_at_its_power_cap() {
+    fn a_gpu_slowed_by_heat_is_not_at_its_power_cap() {
         let hot = |reasons: &[&str]| {
             let throttle = reasons.iter().map(|reason| (*reason).to_owned()).collect();
-            let reading = CardReading { throttle, ..CardReading::default() };
-            let record = PowerRecord::from_reading(PowerState::Steady, reading);
-            (record.at_cap, record.was_slowed())
+            let reading = GpuCardReading { throttle, ..GpuCardReading::default() };
+            let record = CasePowerRecord::from_nvml_reading(PowerStateOfSamples::Steady, reading);
+            (record.at_cap, record.was_slowed_by_heat_or_hardware())
         };
         assert_eq!(hot(&["sw_thermal_slowdown"]), (false, true));
         assert_eq!(hot(&["sw_power_cap"]), (true, false));
@@ -635,125 +694,163 @@ mod tests {
     }
 
     #[test]
-    fn simulated_attention_settles_after_its_initial_burst() {
-        // An H100 after a pause: the first 100 ms are a burst.
+    fn the_load_of_attention_settles_after_its_initial_burst() {
+        // Window times of an H100 after a pause: the first 100 ms are a burst at a higher clock.
         let attention = [0.92, 0.995, 1.0, 1.0];
-        assert_eq!(settling_time(&attention, &CAPPED_READING), (300, Some(SettlingEnd::AtCap)));
-        assert_eq!(settling_time(&[1.0, 1.0], &CAPPED_READING), (200, Some(SettlingEnd::AtCap)));
+        assert_eq!(
+            load_end_for_window_times(&attention, &READING_AT_POWER_CAP),
+            (300, Some(ReasonThatLoadEnded::AtCap))
+        );
+        assert_eq!(
+            load_end_for_window_times(&[1.0, 1.0], &READING_AT_POWER_CAP),
+            (200, Some(ReasonThatLoadEnded::AtCap))
+        );
     }
 
     #[test]
-    fn a_load_whose_time_wanders_is_unsettled_after_a_second() {
+    fn a_load_with_wandering_time_is_unsettled_after_a_second() {
         let gemm = [0.93, 0.99, 1.02, 1.05, 1.08, 1.11, 1.14, 1.16, 1.13, 1.10, 1.07];
-        assert_eq!(settling_time(&gemm, &CAPPED_READING), (1000, Some(SettlingEnd::Unsettled)));
-        let mut settling = SettlingWindows::default();
+        assert_eq!(
+            load_end_for_window_times(&gemm, &READING_AT_POWER_CAP),
+            (1000, Some(ReasonThatLoadEnded::Unsettled))
+        );
+        let mut settling = LoadTimeWindows::default();
         for window_ns in gemm {
-            settling.add(SETTLING_WINDOW, 1, window_ns, None);
+            settling.add_load_sample(LOAD_SETTLING_WINDOW, 1, window_ns, None);
         }
-        let samples = SamplesBehindLoad { windows_ns: &[1.2], median_ns: 1.0, idle: 0.0 };
-        assert_eq!(settling.relative_window_range(&samples), Some([0.99, 1.2 * 1.0075]));
-        let [low, high] =
-            settling.relative_window_range(&SamplesBehindLoad { idle: 0.1, ..samples }).unwrap();
+        let samples = SamplesAfterLoad { windows_ns: &[1.2], median_ns: 1.0, idle: 0.0 };
+        assert_eq!(settling.range_of_other_runs_median(&samples), Some([0.99, 1.2 * 1.0075]));
+        let [low, high] = settling
+            .range_of_other_runs_median(&SamplesAfterLoad { idle: 0.1, ..samples })
+            .unwrap();
         assert!(low == 0.99 && (high - 1.32 * 1.0075).abs() < 1e-12, "{low} {high}");
     }
 
     #[test]
-    fn a_window_consists_of_whole_samples() {
-        let mut settling = SettlingWindows::default();
-        assert!(!settling.add(Duration::from_millis(60), 3, 30.0, None));
-        assert!(settling.add(Duration::from_millis(60), 1, 14.0, Some(1500.0)));
-        assert_eq!(settling.windows_ns(), [11.0]);
-        assert_eq!(settling.elapsed(), Duration::from_millis(120));
+    fn a_load_window_consists_of_whole_samples() {
+        let mut settling = LoadTimeWindows::default();
+        assert!(!settling.add_load_sample(Duration::from_millis(60), 3, 30.0, None));
+        assert!(settling.add_load_sample(Duration::from_millis(60), 1, 14.0, Some(1500.0)));
+        assert_eq!(settling.launch_times_by_window_ns(), [11.0]);
+        assert_eq!(settling.load_time(), Duration::from_millis(120));
     }
 
-    /// One launch of 400 ms is a sample, and a window.
+    /// One launch of 400 ms is one sample of the load, and one window.
     #[test]
-    fn a_launch_longer_than_a_window_fills_one_window() {
+    fn a_launch_longer_than_a_load_window_fills_one_window() {
         let settling_time = |launches_ns: &[f64]| {
-            let mut settling = SettlingWindows::default();
+            let mut settling = LoadTimeWindows::default();
             for &launch_ns in launches_ns {
-                assert!(settling.add(Duration::from_millis(400), 1, launch_ns, Some(1430.0)));
-                if let Some(settled) = settling.decide(&CAPPED_READING) {
-                    return (settling.elapsed().as_millis(), Some(settled));
+                assert!(settling.add_load_sample(
+                    Duration::from_millis(400),
+                    1,
+                    launch_ns,
+                    Some(1430.0)
+                ));
+                if let Some(settled) = settling.decide_whether_load_may_end(&READING_AT_POWER_CAP) {
+                    return (settling.load_time().as_millis(), Some(settled));
                 }
             }
-            (settling.elapsed().as_millis(), None)
+            (settling.load_time().as_millis(), None)
         };
         assert_eq!(settling_time(&[4e8]), (400, None));
-        assert_eq!(settling_time(&[4e8, 4.01e8]), (800, Some(SettlingEnd::AtCap)));
-        assert_eq!(settling_time(&[4e8, 4.4e8, 4.8e8]), (1200, Some(SettlingEnd::Unsettled)));
+        assert_eq!(settling_time(&[4e8, 4.01e8]), (800, Some(ReasonThatLoadEnded::AtCap)));
+        assert_eq!(
+            settling_time(&[4e8, 4.4e8, 4.8e8]),
+            (1200, Some(ReasonThatLoadEnded::Unsettled))
+        );
     }
 
     #[test]
-    fn a_card_without_readable_power_has_no_power_state() {
-        let record = |meter: &PowerMeter| {
-            let load = (SettlingWindows::default(), SettlingEnd::Unsettled);
-            let samples = SamplesBehindLoad { windows_ns: &[1.0, 2.0], median_ns: 1.5, idle: 0.0 };
-            PowerRecord::from_samples_behind_load(&load, &samples, meter)
+    fn a_gpu_without_readable_power_has_no_power_state() {
+        let record = |meter: &NvmlPowerMeter| {
+            let load = (LoadTimeWindows::default(), ReasonThatLoadEnded::Unsettled);
+            let samples = SamplesAfterLoad { windows_ns: &[1.0, 2.0], median_ns: 1.5, idle: 0.0 };
+            CasePowerRecord::from_samples_after_load(&load, &samples, meter)
         };
         for (shared, reason) in [
             (None, "NVML is missing, or does not know this device"),
             (Some(MIG_LIMITATION), "a MIG partition shares the card's power with others"),
         ] {
-            let PowerRecord { state, reason: found, at_cap, range, .. } =
-                record(&PowerMeter::without_nvml(shared));
-            assert_eq!((state, at_cap, range), (PowerState::NotApplicable, false, None));
+            let CasePowerRecord { state, reason: found, at_cap, range, .. } =
+                record(&NvmlPowerMeter::without_nvml_for_tests(shared));
+            assert_eq!((state, at_cap, range), (PowerStateOfSamples::NotApplicable, false, None));
             assert_eq!(found.as_deref(), Some(reason));
         }
-        assert_eq!(PowerMeter::without_nvml(Some(MIG_LIMITATION)).energy_mj(), None);
+        assert_eq!(
+            NvmlPowerMeter::without_nvml_for_tests(Some(MIG_LIMITATION)).energy_counter_mj(),
+            None
+        );
     }
 
-    /// Launches of 5 ms behind a load that had settled, as an H100 took them: the clock dips for a
-    /// tenth of a second, and both windows of 100 ms have the same time.
+    /// Launches of 5 ms on an H100 after a settled load. The SM clock dips for a tenth of a second,
+    /// but both windows of 100 ms have the same mean time.
     #[test]
-    fn a_drop_of_the_clock_during_samples_makes_the_state_unsettled() {
+    fn a_clock_drop_during_samples_makes_the_case_unsettled() {
         let launches = [4.92, 4.96, 5.15, 5.15, 5.24, 5.15, 5.05, 5.0, 4.98, 4.98];
-        let windows = |mut windows: SettlingWindows| {
+        let windows = |mut windows: LoadTimeWindows| {
             for launch_ms in launches.into_iter().flat_map(|launch_ms| [launch_ms; 4]) {
                 let wall = Duration::from_secs_f64(launch_ms * 1.03e-3);
-                windows.add(wall, 1, launch_ms * 1e6, None);
+                windows.add_load_sample(wall, 1, launch_ms * 1e6, None);
             }
             windows
         };
-        let (long, short) =
-            (windows(SettlingWindows::default()), windows(SettlingWindows::while_sampling()));
-        let settled_load = SettlingWindows::default();
-        assert!(settled_load.median_is_precise(long.windows_ns()));
-        assert!(!settled_load.median_is_precise(short.windows_ns()));
+        let (long, short) = (
+            windows(LoadTimeWindows::default()),
+            windows(LoadTimeWindows::with_window_length_for_samples()),
+        );
+        let settled_load = LoadTimeWindows::default();
+        assert!(settled_load.is_median_precise_with_load_windows(long.launch_times_by_window_ns()));
+        assert!(
+            !settled_load.is_median_precise_with_load_windows(short.launch_times_by_window_ns())
+        );
     }
 
-    /// Two windows of a load agree at the turn of a clock that wandered for half a second.
+    /// Two successive windows of a load happen to agree where a clock that wanders for half a
+    /// second turns.
     #[test]
-    fn a_load_that_wandered_shows_in_its_samples() {
+    fn samples_after_a_wandering_load_are_unsettled() {
         let load = |windows_ns: &[f64]| {
-            let mut load = SettlingWindows::default();
+            let mut load = LoadTimeWindows::default();
             for &window_ns in windows_ns {
-                load.add(SETTLING_WINDOW, 1, window_ns, None);
+                load.add_load_sample(LOAD_SETTLING_WINDOW, 1, window_ns, None);
             }
             load
         };
         let samples = [1.0, 1.002, 1.0, 0.999];
-        assert!(load(&[0.9, 1.0]).median_is_precise(&samples), "the first window is a burst");
-        assert!(load(&[0.9, 1.004, 1.0]).median_is_precise(&samples));
-        assert!(!load(&[0.9, 0.97, 1.0, 1.0]).median_is_precise(&samples));
+        assert!(
+            load(&[0.9, 1.0]).is_median_precise_with_load_windows(&samples),
+            "the first window is a burst"
+        );
+        assert!(load(&[0.9, 1.004, 1.0]).is_median_precise_with_load_windows(&samples));
+        assert!(!load(&[0.9, 0.97, 1.0, 1.0]).is_median_precise_with_load_windows(&samples));
     }
 
     #[test]
-    fn only_equal_kinds_of_power_state_are_comparable() {
-        use PowerState::{Burst, NotApplicable, Steady, Unsettled};
-        assert!(Steady.comparable(Unsettled) && Burst.comparable(Burst));
-        assert!(!Steady.comparable(Burst) && !Unsettled.comparable(NotApplicable));
+    fn only_times_in_equal_kinds_of_power_state_are_comparable() {
+        use PowerStateOfSamples::{Burst, NotApplicable, Steady, Unsettled};
+        assert!(
+            Steady.are_times_comparable_with(Unsettled) && Burst.are_times_comparable_with(Burst)
+        );
+        assert!(
+            !Steady.are_times_comparable_with(Burst)
+                && !Unsettled.are_times_comparable_with(NotApplicable)
+        );
     }
 
     #[test]
-    fn impossible_unsettled_ranges_are_refused() {
-        let record = PowerRecord {
+    fn impossible_ranges_of_unsettled_cases_are_refused() {
+        let record = CasePowerRecord {
             range: Some([0.99, 1.2]),
-            ..PowerRecord::not_applicable("the host computes")
+            ..CasePowerRecord::with_power_state_not_applicable("the host computes")
         };
-        assert_eq!(record.validate(), Ok(()));
+        assert_eq!(record.check_power_record_plausible(), Ok(()));
         for range in [[1.2, 0.9], [-1.0, 1.0], [f64::NAN, 1.0], [1.0, f64::INFINITY]] {
-            assert!(PowerRecord { range: Some(range), ..record.clone() }.validate().is_err());
+            assert!(
+                CasePowerRecord { range: Some(range), ..record.clone() }
+                    .check_power_record_plausible()
+                    .is_err()
+            );
         }
     }
 }

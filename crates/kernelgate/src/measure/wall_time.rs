@@ -1,17 +1,18 @@
-//! Timer of the CPU backend: wall time on the host.
+//! Times launches of the CPU backend by wall time on the host.
 
 use std::time::{Duration, Instant};
 
-use super::{LaunchSample, ReplayResult, SampleConditions, Stopwatch};
+use super::{CaseSampleConditions, LaunchStopwatch, TimedLaunchSample, TimedReplay};
 use crate::backend::{BackendError, Executable, cpu, host_timeout};
 
-/// How much more CPU time a replay may take than the next one: of a launch, as caches differ, and
-/// for each thread, which may have to wake up or look for work, nanoseconds.
-const REPLAY_TOLERANCE_OF_LAUNCH: f64 = 1.0;
-const REPLAY_TOLERANCE_NS: f64 = 200_000.0;
+/// CPU time by which the first replay may exceed the next one: this share of a launch, because
+/// caches differ, plus nanoseconds for each thread that wakes up.
+const REPLAY_TOLERANCE_SHARE_OF_LAUNCH: f64 = 1.0;
+const REPLAY_TOLERANCE_NS_PER_THREAD: f64 = 200_000.0;
 
-/// CPU time of all threads of this process; `None` if the operating system does not report it.
-pub fn process_cpu_time() -> Option<Duration> {
+/// Returns the CPU time that all threads of this process have used so far; `None` if the operating
+/// system does not report it.
+pub fn cpu_time_of_this_process() -> Option<Duration> {
     #[cfg(unix)]
     {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
@@ -21,24 +22,26 @@ pub fn process_cpu_time() -> Option<Duration> {
     None
 }
 
-/// Timer that measures wall time from before the first launch to after the end of the last launch.
-pub struct WallClock;
+/// Times launches by wall time, from before the first launch call until the last launch has
+/// finished.
+pub struct WallTimeStopwatch;
 
-impl Stopwatch for WallClock {
-    fn time_launches(
+impl LaunchStopwatch for WallTimeStopwatch {
+    fn take_sample_of_launches(
         &mut self,
         executable: &mut dyn Executable,
         launches: u64,
-    ) -> Result<LaunchSample, BackendError> {
-        let _watched = host_timeout::watch_host_launches();
+    ) -> Result<TimedLaunchSample, BackendError> {
+        let _watched = host_timeout::start_timeout_of_host_launches();
         let start = Instant::now();
         for _ in 0..launches {
-            executable.launch()?;
+            executable.launch_once()?;
         }
-        executable.synchronize()?;
-        // The clock's resolution: a sample of exactly zero would lose Criterion's whole case.
+        executable.wait_for_launches()?;
+        // A sample takes at least 1 ns, because Criterion would drop the whole case for a sample of
+        // zero.
         let elapsed_ns = (start.elapsed().as_nanos() as f64).max(1.0);
-        Ok(LaunchSample {
+        Ok(TimedLaunchSample {
             launches,
             elapsed_ns,
             skew_ns: None,
@@ -48,27 +51,28 @@ impl Stopwatch for WallClock {
         })
     }
 
-    fn replay_timed(
+    fn time_one_replay(
         &mut self,
         executable: &mut dyn Executable,
-    ) -> Result<Option<ReplayResult>, BackendError> {
-        // CPU time is compared, not wall time: other processes may hold up one replay and not the
-        // next.
-        let _watched = host_timeout::watch_host_launches();
-        let before = process_cpu_time();
-        executable.launch()?;
-        executable.synchronize()?;
-        let spent =
-            process_cpu_time().zip(before).map(|(after, before)| after.saturating_sub(before));
+    ) -> Result<Option<TimedReplay>, BackendError> {
+        // The check compares CPU times, not wall times, because other processes may delay one
+        // replay and not the next.
+        let _watched = host_timeout::start_timeout_of_host_launches();
+        let before = cpu_time_of_this_process();
+        executable.launch_once()?;
+        executable.wait_for_launches()?;
+        let spent = cpu_time_of_this_process()
+            .zip(before)
+            .map(|(after, before)| after.saturating_sub(before));
         Ok(spent.map(|spent| {
             let elapsed_ns = spent.as_nanos() as f64;
-            let allowed_ns = REPLAY_TOLERANCE_OF_LAUNCH * elapsed_ns
-                + REPLAY_TOLERANCE_NS * cpu::available_threads() as f64;
-            ReplayResult { elapsed_ns, clock_mhz: None, launches: 1, allowed_ns }
+            let allowed_ns = REPLAY_TOLERANCE_SHARE_OF_LAUNCH * elapsed_ns
+                + REPLAY_TOLERANCE_NS_PER_THREAD * cpu::cpu_backend_thread_count() as f64;
+            TimedReplay { elapsed_ns, clock_mhz: None, launches: 1, allowed_ns }
         }))
     }
 
-    fn conditions(&self) -> SampleConditions {
-        SampleConditions::default()
+    fn sample_conditions(&self) -> CaseSampleConditions {
+        CaseSampleConditions::default()
     }
 }

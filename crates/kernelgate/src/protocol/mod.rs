@@ -1,67 +1,75 @@
-//! Protocol between the program and a bench executable: one request in a file, one response in a
-//! file.
+//! Defines the files by which the program `kernelgate` and a bench executable communicate: one
+//! request file, one response file.
 //!
-//! The program starts the executable with [`REQUEST_VARIABLE`] naming the request; the same flags
-//! and variables as in `cargo bench` select cases. An executable answers the argument
-//! [`VERSION_QUESTION`] with its protocol versions, so that the two sides of a comparison may use
-//! different releases.
+//! The program starts the executable with the path of the request file in [`REQUEST_PATH_VARIABLE`]; the
+//! flags and variables of `cargo bench` select cases. If the variable contains
+//! [`PROTOCOL_VERSION_QUESTION`], an executable prints its protocol versions, so base and head may use
+//! different kernelgate releases.
 //!
-//! A release that adds an optional field keeps the version. A release that changes a meaning, or
-//! adds a field that must survive, raises it: readers reject a file of a newer version, and so
-//! never write one back without its unknown fields.
+//! A kernelgate release that only adds an optional field to these files keeps the protocol version.
+//! A release that changes a meaning, or adds a field that readers must not drop, raises the
+//! version; readers refuse files of newer versions.
 
 mod recording;
 mod request;
 mod response;
 
-pub use recording::{CaseRecording, RecordedPart, RecordedStages};
-pub use request::{BenchRequest, RecordedLaunches, RequestedAction, TimingReportPart};
+pub use recording::{CuptiCaseRecording, KernelStageCycles, RecordedNetworkPart};
+pub use request::{
+    BenchRequestFile, LaunchesToRecord, RequestedBenchAction, TimingAccuracyReportPart,
+};
 pub use response::{
-    BenchListing, BenchResponse, BenchResponseBody, CaseStatus, ListedCase, ListedProblem,
-    ListedRow, PeerProgram, ProfiledCase, ResourcesReport, TimingMethodReport, VerifiedCase,
+    BenchCaseListing, BenchCaseStatus, BenchResponseFile, CaseProfileResponse,
+    CaseVerificationResponse, KernelResourcesReport, ListedBenchCase, ListedImplementation,
+    ListedWorkload, PythonPeerProgram, ResponseToBenchAction, TimingAccuracyReport,
 };
 
-/// Environment variable with the path of the request's file, or with [`VERSION_QUESTION`].
-pub const REQUEST_VARIABLE: &str = "KERNELGATE_REQUEST";
+/// Environment variable that contains the path of the request file, or the text
+/// [`PROTOCOL_VERSION_QUESTION`].
+pub const REQUEST_PATH_VARIABLE: &str = "KERNELGATE_REQUEST";
 
-/// Value of [`REQUEST_VARIABLE`] that asks only which versions an executable speaks.
-pub const VERSION_QUESTION: &str = "protocol";
+/// Value of [`REQUEST_PATH_VARIABLE`] that asks a bench executable to print only its protocol versions.
+pub const PROTOCOL_VERSION_QUESTION: &str = "protocol";
 
-/// Oldest and newest version of the protocol that this library supports.
-pub const SUPPORTED_VERSIONS: (u64, u64) = (1, 1);
+/// Oldest and newest version of kernelgate's bench protocol that this library supports.
+pub const SUPPORTED_PROTOCOL_VERSIONS: (u64, u64) = (1, 1);
 
-/// Text at the beginning of the line that states the protocol versions.
-const VERSION_LINE_PREFIX: &str = "kernelgate-protocol ";
+/// Beginning of the output line in which a bench executable states its protocol versions.
+const PROTOCOL_VERSION_LINE_PREFIX: &str = "kernelgate-protocol ";
 
-/// A text in the file of every bench executable, by which the program `kernelgate` recognises it
-/// without running it. The NUL bytes ensure that scripts and other text files do not contain this
-/// mark.
-pub const BENCH_MARK: &str = "\0kernelgate bench executable\0";
+/// Bytes in every bench executable, by which the program `kernelgate` recognises the executable
+/// without running it. The NUL bytes ensure that scripts and other text files do not contain these
+/// bytes.
+pub const BENCH_EXECUTABLE_MARK: &str = "\0kernelgate bench executable\0";
 
-/// Makes sure that the compiler and the linker leave [`BENCH_MARK`] in the executable.
-pub fn keep_executable_mark() {
-    // Reading the mark through its pointer keeps the compiler from removing it.
-    std::hint::black_box(BENCH_MARK.as_ptr());
+/// Uses [`BENCH_EXECUTABLE_MARK`], so that compiler and linker do not remove it from the executable.
+pub fn keep_bench_mark_in_executable() {
+    // Passing the mark's pointer through `black_box` prevents the compiler from removing the mark.
+    std::hint::black_box(BENCH_EXECUTABLE_MARK.as_ptr());
 }
 
-/// Returns the newest protocol version that this library and an executable with these versions both
-/// support.
-pub fn newest_common_version((oldest, newest): (u64, u64)) -> Option<u64> {
-    let version = newest.min(SUPPORTED_VERSIONS.1);
-    (version >= oldest.max(SUPPORTED_VERSIONS.0)).then_some(version)
+/// Returns the newest protocol version that both this library and an executable with these versions
+/// support; `None` if no version is common.
+pub fn newest_common_protocol_version((oldest, newest): (u64, u64)) -> Option<u64> {
+    let version = newest.min(SUPPORTED_PROTOCOL_VERSIONS.1);
+    (version >= oldest.max(SUPPORTED_PROTOCOL_VERSIONS.0)).then_some(version)
 }
 
-/// Response to [`VERSION_QUESTION`]: the oldest and the newest supported version, on a line of its
-/// own.
-pub fn version_answer() -> String {
-    format!("{VERSION_LINE_PREFIX}{}-{}", SUPPORTED_VERSIONS.0, SUPPORTED_VERSIONS.1)
+/// Returns the answer to [`PROTOCOL_VERSION_QUESTION`]: a line with the oldest and the newest supported
+/// protocol version.
+pub fn protocol_version_answer_line() -> String {
+    format!(
+        "{PROTOCOL_VERSION_LINE_PREFIX}{}-{}",
+        SUPPORTED_PROTOCOL_VERSIONS.0, SUPPORTED_PROTOCOL_VERSIONS.1
+    )
 }
 
-/// Versions in an answer, oldest and newest; `None` if the text is not an answer.
-pub fn parse_version_answer(text: &str) -> Option<(u64, u64)> {
+/// Returns the oldest and the newest protocol version in an executable's answer; `None` for any
+/// other text.
+pub fn parse_protocol_version_answer(text: &str) -> Option<(u64, u64)> {
     let (oldest, newest) = text
         .lines()
-        .find_map(|line| line.strip_prefix(VERSION_LINE_PREFIX))?
+        .find_map(|line| line.strip_prefix(PROTOCOL_VERSION_LINE_PREFIX))?
         .trim()
         .split_once('-')?;
     let versions = (oldest.parse().ok()?, newest.parse().ok()?);
@@ -73,12 +81,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_version_answer_is_parsed_and_other_text_is_rejected() {
+    fn a_protocol_version_answer_is_parsed_and_other_text_refused() {
         assert_eq!(
-            parse_version_answer(&format!("noise\n{}\nmore noise\n", version_answer())),
-            Some(SUPPORTED_VERSIONS)
+            parse_protocol_version_answer(&format!(
+                "noise\n{}\nmore noise\n",
+                protocol_version_answer_line()
+            )),
+            Some(SUPPORTED_PROTOCOL_VERSIONS)
         );
-        assert_eq!(parse_version_answer("kernelgate-protocol 2-7"), Some((2, 7)));
+        assert_eq!(parse_protocol_version_answer("kernelgate-protocol 2-7"), Some((2, 7)));
         for other in [
             "",
             "kernelgate protocol 1-3",
@@ -87,39 +98,39 @@ mod tests {
             "kernelgate-protocol 4-2",
             "kernelgate-protocol a-b",
         ] {
-            assert_eq!(parse_version_answer(other), None, "{other}");
+            assert_eq!(parse_protocol_version_answer(other), None, "{other}");
         }
     }
 
     #[test]
     fn the_newest_common_protocol_version_is_used() {
-        let newest = SUPPORTED_VERSIONS.1;
-        assert_eq!(newest_common_version((1, newest)), Some(newest));
-        assert_eq!(newest_common_version((1, newest + 5)), Some(newest));
-        assert_eq!(newest_common_version((newest + 1, newest + 5)), None);
+        let newest = SUPPORTED_PROTOCOL_VERSIONS.1;
+        assert_eq!(newest_common_protocol_version((1, newest)), Some(newest));
+        assert_eq!(newest_common_protocol_version((1, newest + 5)), Some(newest));
+        assert_eq!(newest_common_protocol_version((newest + 1, newest + 5)), None);
     }
 
-    /// Defines version 2 of the protocol files, as a later release may write them.
-    mod next {
+    /// Defines request files of protocol version 2, as a later kernelgate release might write them.
+    mod protocol_version_2 {
         use serde::{Deserialize, Serialize};
 
-        use crate::record::file::RecordType;
+        use crate::record::file::RecordFileType;
 
         #[derive(Debug, PartialEq, Serialize, Deserialize)]
-        pub struct RequestFile {
+        pub struct RequestFileOfVersion2 {
             pub response: std::path::PathBuf,
             pub action: serde_json::Value,
-            /// A field that version 1 of the protocol lacks.
+            /// A field of the request that version 1 of kernelgate's bench protocol lacks.
             #[serde(default)]
             pub priority: u32,
         }
 
-        impl RecordType for RequestFile {
+        impl RecordFileType for RequestFileOfVersion2 {
             const SCHEMA: &'static str = "kernelgate-request";
             const SCHEMA_VERSION: u64 = 2;
             const FILE_KIND: &'static str = "request";
 
-            fn validate(&self) -> Result<(), String> {
+            fn check_record_plausible(&self) -> Result<(), String> {
                 Ok(())
             }
         }
@@ -130,24 +141,40 @@ mod tests {
         use crate::record::file;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("request.json");
-        let request = BenchRequest { response: "/r".into(), action: RequestedAction::List };
-        file::write(&path, &request).unwrap();
-        // The later program and the bench of version 1, and the other way round: both write
-        // version 1, which the later one reads with its defaults.
-        let later: next::RequestFile = file::read(&path).unwrap();
+        let request =
+            BenchRequestFile { response: "/r".into(), action: RequestedBenchAction::List };
+        file::write_record_atomically(&path, &request).unwrap();
+        // A later program with a version-1 bench, and the reverse: both sides write version 1,
+        // which the later side reads with default values.
+        let later: protocol_version_2::RequestFileOfVersion2 = file::read_record(&path).unwrap();
         assert_eq!((later.priority, later.action.clone()), (0, "list".into()));
-        // A newer executable writes version 1 with a field that version 1 ignores.
+        // A newer bench executable writes a version-1 response with a field that version-1 readers
+        // ignore.
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::write(&path, text.replacen('{', "{\n  \"priority\": 7,", 1)).unwrap();
-        assert_eq!(file::read::<BenchRequest>(&path).unwrap(), request);
-        assert_eq!(file::read::<next::RequestFile>(&path).unwrap().priority, 7);
-        // A version 1 that reads and writes it drops the field: it must not carry a meaning that
-        // others rely on. A field that changes the meaning raises the version, and older readers
-        // refuse it.
-        file::write(&path, &file::read::<BenchRequest>(&path).unwrap()).unwrap();
-        assert_eq!(file::read::<next::RequestFile>(&path).unwrap().priority, 0);
-        file::write(&path, &next::RequestFile { priority: 7, ..later }).unwrap();
-        let refused = file::read::<BenchRequest>(&path).unwrap_err().to_string();
+        assert_eq!(file::read_record::<BenchRequestFile>(&path).unwrap(), request);
+        assert_eq!(
+            file::read_record::<protocol_version_2::RequestFileOfVersion2>(&path).unwrap().priority,
+            7
+        );
+        // A version-1 program that reads and writes the response drops the field, so the field must
+        // not change the meaning of others. A field that changes the meaning of others raises the
+        // protocol version, and older readers refuse the file.
+        file::write_record_atomically(
+            &path,
+            &file::read_record::<BenchRequestFile>(&path).unwrap(),
+        )
+        .unwrap();
+        assert_eq!(
+            file::read_record::<protocol_version_2::RequestFileOfVersion2>(&path).unwrap().priority,
+            0
+        );
+        file::write_record_atomically(
+            &path,
+            &protocol_version_2::RequestFileOfVersion2 { priority: 7, ..later },
+        )
+        .unwrap();
+        let refused = file::read_record::<BenchRequestFile>(&path).unwrap_err().to_string();
         let reason = "written by a newer kernelgate (schema 2, this one reads up to 1)";
         assert_eq!(refused, format!("failed to read {}: {reason}", path.display()));
     }

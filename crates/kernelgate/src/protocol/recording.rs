@@ -1,103 +1,109 @@
-//! Recording of a case. A recording may also be a file of its own, which `kernelgate_trace` reads.
+//! Recording of a case. Defines the recording of a case in a response, which can also be a file
+//! that the crate `kernelgate_trace` reads.
 
-use kernelgate_cuda::observe::activity::{RecordedActivity, RecordedDevice};
+use kernelgate_cuda::observe::activity::{CuptiRecordedActivity, RecordedDeviceLimits};
 use serde::{Deserialize, Serialize};
 
-use crate::measure::limits::TimeLimit;
+use crate::measure::limits::ShortestLaunchTime;
 use crate::measure::plausibility;
-use crate::record::file::RecordType;
-use crate::record::{SampleUnit, WorkRecord};
+use crate::record::file::RecordFileType;
+use crate::record::{DeclaredWorkRecord, ThroughputItemUnit};
 
-/// Recorded activity of the process and the GPU during consecutive launches of a case, with one
-/// wait at the end.
+/// CUPTI's recording of the process and the GPU during consecutive launches of one case, with a
+/// single wait at the end.
 ///
-/// Ranges: the case's id around all; `step` around each launch; `reset` around the restoring of
-/// state before it; `wait` at the end.
+/// Named ranges in the recording: the case id around all, `step` around each launch, `reset` around
+/// the state's reset before a launch, and `wait` at the end.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct CaseRecording {
+pub struct CuptiCaseRecording {
     /// Id of the case.
     pub case: String,
     /// Launches before.
     pub warm_up: u32,
     /// Launches that were recorded.
     pub steps: u32,
-    /// Host time from before the first launch to the end of the wait, nanoseconds.
+    /// Host time from before the first recorded launch until the wait for the last launch has
+    /// ended, nanoseconds.
     pub wall_ns: u64,
-    /// Host time that recording adds to a launch, nanoseconds: the median over pairs of launch
-    /// series of an empty kernel, with and without recording.
+    /// Host time that CUPTI's recording adds to a launch, nanoseconds: median difference between
+    /// series of empty kernels with and without recording.
     pub launch_cost_ns: Option<f64>,
-    /// The least times of a launch by the device's measured ceilings, hot.
-    pub limits: Vec<TimeLimit>,
-    /// Declared work of one launch of the recorded case.
+    /// Shortest times of a launch by each measured ceiling of the device, with hot caches.
+    pub limits: Vec<ShortestLaunchTime>,
+    /// Declared bytes and operations of one launch of the recorded case.
     #[serde(default)]
-    pub work: WorkRecord,
-    /// Number of samples that a launch computes, for a throughput.
+    pub work: DeclaredWorkRecord,
+    /// Number of data items (for example images or tokens) that one launch computes, from which
+    /// throughput is derived.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples: Option<u64>,
-    /// Unit of the samples in which throughput is stated.
-    #[serde(default, skip_serializing_if = "SampleUnit::is_default_unit")]
-    pub sample_unit: SampleUnit,
-    /// Parts of the network that have rows in tables of the profile.
+    /// Unit of the data items in which the throughput is stated.
+    #[serde(default, skip_serializing_if = "ThroughputItemUnit::is_default_unit")]
+    pub sample_unit: ThroughputItemUnit,
+    /// Parts of the recorded network that get rows in the tables of the profile.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub parts: Vec<RecordedPart>,
-    /// Stages inside the case's kernels, if their rows name stages.
+    pub parts: Vec<RecordedNetworkPart>,
+    /// Times of the stages inside the case's kernels, if its implementation names stages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub stages: Vec<RecordedStages>,
-    /// Device memory of the case by purpose, bytes.
+    pub stages: Vec<KernelStageCycles>,
+    /// Device memory of the recorded case, bytes by purpose.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory_uses: Vec<(String, u64)>,
-    /// The device on which the case ran; the first device, if it ran on several.
-    pub device: RecordedDevice,
-    /// Further GPUs on which the case ran.
+    /// The GPU on which the recorded case ran; the first one if it ran on several.
+    pub device: RecordedDeviceLimits,
+    /// Further GPUs on which the recorded case ran.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub other_devices: Vec<RecordedDevice>,
-    /// Recorded operations, and the allocations since the preparation began.
-    pub trace: RecordedActivity,
+    pub other_devices: Vec<RecordedDeviceLimits>,
+    /// Operations and calls that CUPTI recorded during the launches, and allocations since the
+    /// preparation of the case began.
+    pub trace: CuptiRecordedActivity,
 }
 
-/// One part of a problem, as in [`crate::workload::BreakdownPart`], with the ceiling that limits it
-/// on this device.
+/// One part of the recorded network, as in [`crate::workload::ProblemPartForProfile`], with the shortest
+/// times that this device's ceilings allow.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct RecordedPart {
+pub struct RecordedNetworkPart {
     /// Table of the part.
     pub table: String,
-    /// Name of the problem's part in tables.
+    /// Name of the network part in tables.
     pub label: String,
-    /// End of the paths of the part's ranges.
+    /// Ending by which the recorded ranges of this network part are found: the end of their paths.
     pub range: String,
-    /// The least times of the declared work in one launch, hot.
-    pub limits: Vec<TimeLimit>,
-    /// Declared work of the problem's part in one launch.
+    /// Shortest times of the network part's declared work in one launch, by each measured ceiling,
+    /// with hot caches.
+    pub limits: Vec<ShortestLaunchTime>,
+    /// Declared bytes and operations of the network part in one launch.
     #[serde(default)]
-    pub work: WorkRecord,
+    pub work: DeclaredWorkRecord,
 }
 
-/// Times of the stages of a kernel, measured by clocks inside the kernel. The stage times come from
-/// launches of another build of the same source, after the recorded launches.
+/// Durations of the stages inside a kernel, measured by GPU clock reads in the kernel. Stage times
+/// come from separate launches, after the recorded ones, of an instrumented build of the same
+/// kernel source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct RecordedStages {
+pub struct KernelStageCycles {
     /// The kernel.
     pub kernel: String,
     /// Stages of the kernel.
     pub names: Vec<String>,
-    /// Number of launches whose stages were counted.
+    /// Number of launches over which the cycles of the stages were summed.
     pub launches: u32,
-    /// Cycles of each stage in each thread block over all counted launches: by block, then by
-    /// stage.
+    /// Clock cycles of the stages, summed over these launches: one list for each thread block, with
+    /// one number for each stage.
     pub cycles: Vec<Vec<u64>>,
 }
 
-impl CaseRecording {
-    /// Name of the range around each recorded launch.
-    pub const LAUNCH_RANGE: &str = "step";
+impl CuptiCaseRecording {
+    /// Name of the range that surrounds each recorded launch.
+    pub const RANGE_NAME_OF_LAUNCH: &str = "step";
 }
 
-impl RecordType for CaseRecording {
+impl RecordFileType for CuptiCaseRecording {
     const SCHEMA: &'static str = "kernelgate-recording";
     const SCHEMA_VERSION: u64 = 1;
     const FILE_KIND: &'static str = "recording";
-    const FREE_TEXT_FIELDS: &'static [&'static str] = &["names"];
-    const ONE_LINE_FIELDS: &'static [&'static str] = &[
+    const FIELDS_WITH_ANY_CHARACTERS: &'static [&'static str] = &["names"];
+    const FIELDS_WITH_ONE_LINE_PER_ENTRY: &'static [&'static str] = &[
         "kernels",
         "copies",
         "sets",
@@ -109,19 +115,25 @@ impl RecordType for CaseRecording {
         "overhead",
     ];
 
-    fn validate(&self) -> Result<(), String> {
-        plausibility::check_count("wall_ns", self.wall_ns)?;
-        self.launch_cost_ns.map_or(Ok(()), plausibility::check_cost_ns)?;
-        self.samples.map_or(Ok(()), |count| plausibility::check_count("samples", count))?;
+    fn check_record_plausible(&self) -> Result<(), String> {
+        plausibility::check_count_plausible("wall_ns", self.wall_ns)?;
+        self.launch_cost_ns.map_or(Ok(()), plausibility::check_overhead_ns_plausible)?;
+        self.samples
+            .map_or(Ok(()), |count| plausibility::check_count_plausible("samples", count))?;
         let parts = self.parts.iter().flat_map(|part| &part.limits);
-        self.limits.iter().chain(parts).try_for_each(TimeLimit::validate)?;
+        self.limits
+            .iter()
+            .chain(parts)
+            .try_for_each(ShortestLaunchTime::check_limit_time_plausible)?;
         let parts = self.parts.iter().map(|part| &part.work);
-        parts.chain([&self.work]).try_for_each(WorkRecord::validate)?;
+        parts
+            .chain([&self.work])
+            .try_for_each(DeclaredWorkRecord::check_declared_work_plausible)?;
         for (memory_use, bytes) in &self.memory_uses {
-            plausibility::check_bytes(memory_use, *bytes)?;
+            plausibility::check_bytes_plausible(memory_use, *bytes)?;
         }
         for cycles in self.stages.iter().flat_map(|stages| stages.cycles.iter().flatten()) {
-            plausibility::check_count("cycles of a stage", *cycles)?;
+            plausibility::check_count_plausible("cycles of a stage", *cycles)?;
         }
         let count = self.trace.names.len();
         match self.trace.kernels.iter().find(|kernel| kernel.name as usize >= count) {

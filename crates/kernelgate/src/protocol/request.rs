@@ -4,57 +4,61 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::record::TrialRequest;
-use crate::record::file::RecordType;
+use crate::record::TrialRequestToBench;
+use crate::record::file::RecordFileType;
 
-/// The action that a bench executable carries out for the program.
+/// Request of the program `kernelgate` to a bench executable: the action, and the file for the
+/// response.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct BenchRequest {
+pub struct BenchRequestFile {
     /// Path of the response.
     pub response: PathBuf,
     /// Action to carry out.
-    pub action: RequestedAction,
+    pub action: RequestedBenchAction,
 }
 
 /// Action of a request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum RequestedAction {
-    /// Request to list the cases and which of them can run on this machine.
+pub enum RequestedBenchAction {
+    /// Request: list the cases, and state which of them can run on this machine.
     List,
-    /// Request to compare the outputs of every case with its reference.
+    /// Request: compare the outputs of every case with the reference.
     Verify {
-        /// Folder into which the inputs, outputs and reference of each case are written.
+        /// Folder into which the inputs, outputs and reference of each verified case are written.
         dump: Option<PathBuf>,
     },
-    /// Sum up the kernels of one launch of each case.
+    /// Request: sum up the GPU time of the kernels in one launch of each case.
     Profile,
-    /// Record the activity of the process and the GPU during launches of each case.
-    Record(RecordedLaunches),
-    /// Compile every kernel for an architecture and read its registers, spills and occupancy.
+    /// Request: record, by CUPTI, the activity of process and GPU during launches of each case.
+    Record(LaunchesToRecord),
+    /// Request: compile every kernel for a GPU architecture, and report its registers, spills and
+    /// occupancy.
     Resources {
         /// "sm_90a".
         arch: String,
-        /// Regular expression: only builds with a kernel whose name matches are compiled.
+        /// Regular expression for kernel names: only kernel builds with a matching kernel are
+        /// compiled.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         filter: Option<String>,
     },
-    /// Request to measure how exact event timing is on the GPU.
+    /// Request: measure how accurate timing by CUDA events is on this GPU.
     Timing {
-        /// Part of the report to measure; all parts if absent.
-        part: Option<TimingReportPart>,
+        /// Part of the timing-accuracy report to measure; all parts if absent.
+        part: Option<TimingAccuracyReportPart>,
     },
-    /// Request to report the device on which cases would run.
+    /// Request: report the device and environment in which the cases would run.
     Environment,
-    /// Request for the programs that time other people's kernels for the same problems.
+    /// Request: return the Python programs that time other libraries' kernels for the same
+    /// problems.
     Peers,
-    /// Verify and time the cases of one trial of a comparison.
-    Trial(Box<TrialRequest>),
+    /// Request: verify and time the cases of one trial of a comparison.
+    Trial(Box<TrialRequestToBench>),
 }
 
-impl RequestedAction {
-    /// Repetitions of a recording, if full records are requested and not only a launch's sums.
-    pub fn recorded(&self) -> Option<RecordedLaunches> {
+impl RequestedBenchAction {
+    /// Returns the numbers of launches to record if the action is a full recording of launches.
+    pub fn launches_to_record(&self) -> Option<LaunchesToRecord> {
         match self {
             Self::Record(repetitions) => Some(*repetitions),
             _ => None,
@@ -62,41 +66,43 @@ impl RequestedAction {
     }
 }
 
-/// Number of launches of a case that are recorded.
+/// Numbers of unrecorded warm-up launches and of recorded launches of each case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct RecordedLaunches {
-    /// Number of launches before the recorded ones; the bench chooses it if absent.
+pub struct LaunchesToRecord {
+    /// Number of warm-up launches before the recorded ones; the bench chooses it if absent.
     pub warm_up: Option<u32>,
-    /// Number of launches to record; the bench chooses the number if absent.
+    /// Number of launches to record; the bench chooses it if absent.
     pub steps: Option<u32>,
 }
 
-/// A part of [`RequestedAction::Timing`].
+/// A part of [`RequestedBenchAction::Timing`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum TimingReportPart {
+pub enum TimingAccuracyReportPart {
     /// Spins of known length.
     Spins,
-    /// Copies, against CUPTI's record of the same launches.
+    /// Compares event times of memory copies with CUPTI's record of the same copies.
     Cupti,
     /// Compares event times of the selected cases with CUPTI's record of the same launches.
     Cases,
-    /// Reads with the caches hot and cold.
+    /// Times memory reads with hot and with cold caches.
     Cold,
     /// Bandwidths and GEMMs.
     Limits,
 }
 
-impl RecordType for BenchRequest {
+impl RecordFileType for BenchRequestFile {
     const SCHEMA: &'static str = "kernelgate-request";
     const SCHEMA_VERSION: u64 = 1;
     const FILE_KIND: &'static str = "request";
-    const FREE_TEXT_FIELDS: &'static [&'static str] =
+    const FIELDS_WITH_ANY_CHARACTERS: &'static [&'static str] =
         &["response", "dump", "record", "verified", "inputs", "keep_outputs", "base_outputs"];
 
-    fn validate(&self) -> Result<(), String> {
+    fn check_record_plausible(&self) -> Result<(), String> {
         match &self.action {
-            RequestedAction::Trial(request) => request.sampling.validate(),
+            RequestedBenchAction::Trial(request) => {
+                request.sampling.check_sampling_plan_plausible()
+            }
             _ => Ok(()),
         }
     }

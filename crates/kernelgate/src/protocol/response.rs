@@ -2,103 +2,107 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kernelgate_cuda::observe::telemetry::CardReading;
+use kernelgate_cuda::observe::telemetry::GpuCardReading;
 use serde::{Deserialize, Serialize};
 
-use super::recording::CaseRecording;
-use crate::measure::accuracy::{EventAndCuptiTimeRow, HotAndColdReadRow, TimedSpinRow};
-use crate::measure::limits::{DeviceLimits, LaunchOverhead};
+use super::recording::CuptiCaseRecording;
+use crate::measure::accuracy::{
+    EventAndCuptiTimeRow, HotAndColdReadTimesRow, SpinTimedByEventsRow,
+};
+use crate::measure::limits::{LaunchAndTimingOverhead, MeasuredDeviceLimits};
 use crate::measure::plausibility;
-use crate::record::Environment;
-use crate::record::file::RecordType;
-use crate::record::resources::RunResources;
-use crate::record::text::check_case_id;
-use crate::trace::{HostPhaseTime, RecordedIntervalSummary};
-use crate::verify::OutputErrors;
+use crate::record::RunEnvironment;
+use crate::record::file::RecordFileType;
+use crate::record::resources::ResourcesOfAllKernels;
+use crate::record::text::check_case_id_text;
+use crate::trace::{HostTimeOfPhase, RecordedKernelsSummary};
+use crate::verify::ErrorsRelativeToReference;
 
 /// Response to a request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct BenchResponse {
-    /// Name of the bench target.
+pub struct BenchResponseFile {
+    /// Name of the Cargo bench target that responds.
     pub bench: String,
     /// Results of the action.
-    pub answer: BenchResponseBody,
+    pub answer: ResponseToBenchAction,
 }
 
-/// The answer of a bench binary to a requested action.
+/// The result of the action that a bench executable was requested to do.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum BenchResponseBody {
-    /// Answer: the bench has none of the requested cases.
+pub enum ResponseToBenchAction {
+    /// Response: the bench has none of the requested cases.
     NoMatch {
         /// Reason, as a sentence.
         reason: String,
-        /// Ids, or parts of ids, that are close to the requested ones; best first.
+        /// Existing case ids, or parts of them, that resemble the requested ones; the best match is
+        /// first.
         close: Vec<String>,
     },
-    /// Answer: the action is not possible here, with a fragment that names the missing part.
+    /// Response: the action is impossible here; the text names what is missing.
     Refused(String),
     /// The cases.
-    List(BenchListing),
-    /// Answer: the comparison of each implementation's outputs with the reference.
-    Verify(Vec<VerifiedCase>),
-    /// Answer: the kernels of each case as the hardware recorded them, one case for each
-    /// implementation.
-    Profile(Vec<ProfiledCase>),
-    /// Answer: registers, spills and shared memory of the kernels.
-    Resources(ResourcesReport),
+    List(BenchCaseListing),
+    /// Response: for each case, the comparison of its outputs with the reference.
+    Verify(Vec<CaseVerificationResponse>),
+    /// Response: for each case, the kernels of one launch as CUPTI recorded them.
+    Profile(Vec<CaseProfileResponse>),
+    /// Response: registers, spills and shared memory of the kernels for an architecture.
+    Resources(KernelResourcesReport),
     /// How good timing is.
-    Timing(Box<TimingMethodReport>),
+    Timing(Box<TimingAccuracyReport>),
     /// Environment of the cases.
-    Environment(Box<Environment>),
+    Environment(Box<RunEnvironment>),
     /// Programs for peers.
-    Peers(Vec<PeerProgram>),
-    /// The trial ended, and its run record is at the requested path.
+    Peers(Vec<PythonPeerProgram>),
+    /// Response: the trial has ended, and its run record is at the requested path.
     Trial,
 }
 
-/// Resources of the kernels of a bench binary, as the compiler reports them.
+/// Registers, spills and shared memory of a bench executable's kernels, as the compiler reports
+/// them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ResourcesReport {
-    /// Resources of the kernels that run on the architecture.
-    pub resources: RunResources,
-    /// Builds that the architecture cannot run, each with its requirement.
+pub struct KernelResourcesReport {
+    /// Resources of the kernels that can run on the requested GPU architecture.
+    pub resources: ResourcesOfAllKernels,
+    /// Kernel builds that the requested GPU architecture cannot run, each with its requirement.
     pub left_out: Vec<String>,
-    /// Hash of each kernel's machine code, by build and symbol.
+    /// Hash of each kernel's machine code, by kernel build and symbol name.
     pub code: BTreeMap<String, String>,
-    /// Hash of the source and the compiler of each kernel.
+    /// Hash of each kernel's source and compiler options, by kernel build.
     pub sources: BTreeMap<String, String>,
 }
 
-/// Workloads, implementations and selected cases of a bench binary.
+/// Workloads, implementations and selected cases of a bench executable, in response to a list
+/// request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct BenchListing {
-    /// The backend on which cases run on this machine.
+pub struct BenchCaseListing {
+    /// Backend (CPU or CUDA) on which the cases run on this machine.
     pub backend: String,
-    /// Reason why cases do not run on the other backend, as a fragment of a sentence.
+    /// Reason why cases do not run on the other backend, as a part of a sentence.
     pub otherwise: String,
     /// The workloads.
-    pub workloads: Vec<ListedProblem>,
-    /// The selected cases, including skipped ones.
-    pub cases: Vec<ListedCase>,
+    pub workloads: Vec<ListedWorkload>,
+    /// The selected cases, including those that are skipped on this machine.
+    pub cases: Vec<ListedBenchCase>,
 }
 
 /// A workload.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ListedProblem {
+pub struct ListedWorkload {
     /// `family/operation`.
     pub name: String,
     /// One line.
     pub about: String,
-    /// Axes of the workload: name, accepted values, meaning.
+    /// Axes of the workload, each with its name, its accepted values and its meaning.
     pub axes: Vec<[String; 3]>,
     /// Implementations of the problem.
-    pub implementations: Vec<ListedRow>,
+    pub implementations: Vec<ListedImplementation>,
 }
 
 /// An implementation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ListedRow {
+pub struct ListedImplementation {
     /// `cpu`, `cuda/tiled`.
     pub name: String,
     /// One line.
@@ -107,32 +111,34 @@ pub struct ListedRow {
 
 /// A case.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ListedCase {
+pub struct ListedBenchCase {
     /// Id of the case.
     pub case: String,
-    /// Whether the case can run on this machine, was skipped or failed. Status of the case.
-    pub status: CaseStatus,
+    /// Whether the case can run on this machine, is skipped, or failed to prepare. Status of the
+    /// case.
+    pub status: BenchCaseStatus,
     /// Why not, a fragment.
     pub reason: Option<String>,
-    /// Whether no machine can run the case, because its implementation does not compute the
+    /// Whether the case can run on no machine, because its implementation does not compute this
     /// problem.
     #[serde(default)]
     pub unsupported: bool,
-    /// Declared operations of GEMMs; 0 if the case is skipped.
+    /// Declared matmul operations of one launch; 0 if the case is skipped.
     pub matmul_flops: u64,
-    /// Fewest bytes that the case moves, as declared; 0 if it is skipped.
+    /// Declared minimum of bytes that one launch moves; 0 if the case is skipped.
     pub bytes: u64,
-    /// Host memory at the peak, bytes; 0 if the case is skipped.
+    /// Peak host memory of the case, bytes; 0 if the case is skipped.
     pub host_bytes: u64,
-    /// Device memory that the implementation declares, bytes; absent if it declares none.
+    /// Device memory that the implementation declares for the case, bytes; absent if it declares
+    /// none.
     pub device_bytes: Option<u64>,
 }
 
 /// Status of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum CaseStatus {
-    /// The case ran with correct outputs, or can run.
+pub enum BenchCaseStatus {
+    /// The case can run, or has run with correct outputs.
     Ok,
     /// The case has wrong outputs, or failed with an error.
     Failed,
@@ -140,9 +146,9 @@ pub enum CaseStatus {
     Skipped,
 }
 
-impl CaseStatus {
+impl BenchCaseStatus {
     /// Name in tables.
-    pub const fn name(self) -> &'static str {
+    pub const fn name_in_responses(self) -> &'static str {
         match self {
             Self::Ok => "ok",
             Self::Failed => "failed",
@@ -151,147 +157,156 @@ impl CaseStatus {
     }
 }
 
-/// Comparison of a case's outputs with the reference.
+/// Comparison of one case's outputs with the reference, in a response to a verify request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct VerifiedCase {
+pub struct CaseVerificationResponse {
     /// Id of the case.
     pub case: String,
     /// Status of the case.
-    pub status: CaseStatus,
-    /// Number of elements that were compared; 0 if the case did not pass.
+    pub status: BenchCaseStatus,
+    /// Number of output elements that were compared with the reference; 0 if the case did not pass.
     pub checked: u64,
-    /// Elements of the outputs; 0 if the case did not pass.
+    /// Total number of output elements; 0 if the case did not pass.
     pub total: u64,
-    /// Largest |out - ref| over the largest |ref| of the outputs.
+    /// Largest absolute error of the outputs, |out - ref|, divided by the largest |ref|.
     pub max_error: f64,
     /// Relative L2 error of the outputs, ‖out - ref‖₂ / ‖ref‖₂.
     pub relative_l2: f64,
-    /// Relative error that rounding the outputs to their dtypes causes.
+    /// Relative L2 error that only rounding the reference to the outputs' dtypes causes.
     pub rounding: f64,
-    /// Errors of each output, by name, if several outputs are compared within bounds.
+    /// Errors by output name, if several outputs were compared with the reference within error
+    /// bounds.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub by_output: BTreeMap<String, OutputErrors>,
-    /// Identity of the inputs, which differs between seeds, as in [`VerificationRecord`]. The data
-    /// set is present even if the case failed.
+    pub by_output: BTreeMap<String, ErrorsRelativeToReference>,
+    /// Hash that identifies the inputs, which differs between seeds, as in [`OutputVerificationRecord`].
+    /// This hash is present even if the case failed.
     ///
-    /// [`VerificationRecord`]: crate::record::run::VerificationRecord::data_set
+    /// [`OutputVerificationRecord`]: crate::record::run::OutputVerificationRecord::data_set
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_set: Option<String>,
-    /// Hash of the inputs of a case whose outputs are known for only one seed, if `data_set` holds
-    /// no hash; absent otherwise.
+    /// Hash of the inputs of a case whose expected outputs are known for only one seed, if
+    /// `data_set` is absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inputs: Option<String>,
-    /// Whether a second launch gave the same bits: a fact, not a verdict. The field `repeatable` is
-    /// absent if the case did not pass.
+    /// Whether a second launch returned the same output bits; this does not influence whether the
+    /// case passes. Absent if the case did not pass.
     pub repeatable: Option<bool>,
     /// Reason why the case failed or was skipped.
     pub reason: Option<String>,
-    /// The kernels of the row that were launched on the GPU, each by file, macros and symbol as in
-    /// records of resources: `attention/forward_flash DTYPE=Bf16 HEAD_DIM=64 CAUSAL=0`. Names of
-    /// the kernels that ran; kernels of libraries and of other code are unknown.
+    /// Kernels that the case launched on the GPU, each by source file, macros and symbol name as in
+    /// records of resources. `attention/forward_flash DTYPE=Bf16 HEAD_DIM=64 CAUSAL=0`. Only
+    /// kernels that kernelgate compiled are named; kernels of libraries and of other code are
+    /// missing.
     pub kernels: Vec<String>,
 }
 
 /// A case's kernels.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ProfiledCase {
+pub struct CaseProfileResponse {
     /// Id of the case.
     pub case: String,
     /// Status of the case.
-    pub status: CaseStatus,
-    /// Sums over the recorded launches; absent if the case failed, was skipped, or has no kernels.
-    pub summary: Option<RecordedIntervalSummary>,
-    /// Phases of the case by the host's clock, where no kernels were recorded.
+    pub status: BenchCaseStatus,
+    /// Sums over the recorded launches of the case; absent if the case failed, was skipped, or
+    /// launched no kernels.
+    pub summary: Option<RecordedKernelsSummary>,
+    /// Times of the case's phases by the host clock, for a case without recorded kernels.
     #[serde(default)]
-    pub phases: Vec<HostPhaseTime>,
-    /// Samples that a launch computes, for a rate; absent where its workload names none.
+    pub phases: Vec<HostTimeOfPhase>,
+    /// Number of data items that one launch computes, for a throughput; absent if the workload
+    /// states none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples: Option<u64>,
-    /// Why it failed or was skipped, or what its phases do not show.
+    /// Reason why the case failed or was skipped, or why its phases are incomplete.
     pub reason: Option<String>,
-    /// Everything that CUPTI recorded of the case, if it recorded kernels.
+    /// Everything that CUPTI recorded of the case; absent if CUPTI recorded no kernels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub recording: Option<Box<CaseRecording>>,
+    pub recording: Option<Box<CuptiCaseRecording>>,
 }
 
-/// Measurements of the timing method itself; parts that were not requested, or cannot be measured,
+/// Accuracy of the timing method on this GPU; parts that were not requested or cannot be measured
 /// are absent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct TimingMethodReport {
+pub struct TimingAccuracyReport {
     /// Environment of the measurements.
-    pub environment: Environment,
-    /// Readings of the card before and after the recording.
-    pub telemetry: Vec<CardReading>,
-    /// Measured cost of launching and timing.
-    pub overhead: LaunchOverhead,
+    pub environment: RunEnvironment,
+    /// NVML's readings of the card before and after the measurements.
+    pub telemetry: Vec<GpuCardReading>,
+    /// Measured overhead of launching and timing, nanoseconds.
+    pub overhead: LaunchAndTimingOverhead,
     /// Ceilings.
-    pub limits: Option<DeviceLimits>,
-    /// Comparison of CUDA events with spin kernels of known length.
-    pub spins: Option<Vec<TimedSpinRow>>,
+    pub limits: Option<MeasuredDeviceLimits>,
+    /// Comparison of event times with spin kernels of known length.
+    pub spins: Option<Vec<SpinTimedByEventsRow>>,
     /// Cold against hot.
-    pub cold: Option<Vec<HotAndColdReadRow>>,
+    pub cold: Option<Vec<HotAndColdReadTimesRow>>,
     /// Against CUPTI.
     pub cupti: Option<Vec<EventAndCuptiTimeRow>>,
-    /// Measurements that were not possible, with the reasons, in sentences.
+    /// Sentences that state which measurements were impossible, and why.
     pub notes: Vec<String>,
 }
 
-/// A Python program that times other people's kernels for the problems of a family.
+/// A Python program that times other libraries' kernels for the problems of a workload family.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PeerProgram {
-    /// Family of the workloads: the first part of their names.
+pub struct PythonPeerProgram {
+    /// Family of workloads that the program times: the first part of their names.
     pub family: String,
-    /// Name of the file that is run.
+    /// Name of the Python file to run.
     pub main: String,
-    /// Files of the peer program by name.
+    /// Contents of the program's files by file name.
     pub files: BTreeMap<String, String>,
 }
 
-impl RecordType for BenchResponse {
+impl RecordFileType for BenchResponseFile {
     const SCHEMA: &'static str = "kernelgate-response";
     const SCHEMA_VERSION: u64 = 1;
     const FILE_KIND: &'static str = "response";
-    const FREE_TEXT_FIELDS: &'static [&'static str] =
+    const FIELDS_WITH_ANY_CHARACTERS: &'static [&'static str] =
         &["reason", "close", "refused", "otherwise", "notes", "files", "names"];
-    const ONE_LINE_FIELDS: &'static [&'static str] = CaseRecording::ONE_LINE_FIELDS;
+    const FIELDS_WITH_ONE_LINE_PER_ENTRY: &'static [&'static str] =
+        CuptiCaseRecording::FIELDS_WITH_ONE_LINE_PER_ENTRY;
 
-    fn validate(&self) -> Result<(), String> {
+    fn check_record_plausible(&self) -> Result<(), String> {
         match &self.answer {
-            BenchResponseBody::List(BenchListing { cases, .. }) => {
-                check_case_ids(cases.iter().map(|case| &case.case))?;
-                cases.iter().try_for_each(ListedCase::validate)
+            ResponseToBenchAction::List(BenchCaseListing { cases, .. }) => {
+                check_case_ids_are_unique(cases.iter().map(|case| &case.case))?;
+                cases.iter().try_for_each(ListedBenchCase::check_listed_case_plausible)
             }
-            BenchResponseBody::Verify(cases) => {
-                check_case_ids(cases.iter().map(|case| &case.case))?;
-                cases.iter().try_for_each(VerifiedCase::validate)
+            ResponseToBenchAction::Verify(cases) => {
+                check_case_ids_are_unique(cases.iter().map(|case| &case.case))?;
+                cases.iter().try_for_each(CaseVerificationResponse::check_verified_case_plausible)
             }
-            BenchResponseBody::Profile(cases) => {
-                check_case_ids(cases.iter().map(|case| &case.case))?;
-                cases.iter().try_for_each(ProfiledCase::validate)
+            ResponseToBenchAction::Profile(cases) => {
+                check_case_ids_are_unique(cases.iter().map(|case| &case.case))?;
+                cases.iter().try_for_each(CaseProfileResponse::check_case_profile_plausible)
             }
-            BenchResponseBody::Resources(report) => report.resources.validate(),
-            BenchResponseBody::Timing(report) => report.validate(),
-            BenchResponseBody::Environment(environment) => environment.validate(),
-            BenchResponseBody::NoMatch { .. }
-            | BenchResponseBody::Refused(_)
-            | BenchResponseBody::Peers(_)
-            | BenchResponseBody::Trial => Ok(()),
+            ResponseToBenchAction::Resources(report) => {
+                report.resources.check_kernel_numbers_plausible()
+            }
+            ResponseToBenchAction::Timing(report) => report.check_timing_accuracy_plausible(),
+            ResponseToBenchAction::Environment(environment) => {
+                environment.check_environment_plausible()
+            }
+            ResponseToBenchAction::NoMatch { .. }
+            | ResponseToBenchAction::Refused(_)
+            | ResponseToBenchAction::Peers(_)
+            | ResponseToBenchAction::Trial => Ok(()),
         }
     }
 }
 
-/// Checks that no case id occurs twice.
-fn check_case_ids<'a>(mut ids: impl Iterator<Item = &'a String>) -> Result<(), String> {
+/// Checks that every case id is well-formed and that none occurs twice.
+fn check_case_ids_are_unique<'a>(mut ids: impl Iterator<Item = &'a String>) -> Result<(), String> {
     let mut seen = BTreeSet::new();
     ids.try_for_each(|id| {
-        check_case_id(id)?;
+        check_case_id_text(id)?;
         if seen.insert(id) { Ok(()) } else { Err(format!("case `{id}` stands there twice")) }
     })
 }
 
-impl ListedCase {
-    /// Checks the declared work and memory of a case.
-    fn validate(&self) -> Result<(), String> {
+impl ListedBenchCase {
+    /// Fails if a size in bytes of this listed case is implausible.
+    fn check_listed_case_plausible(&self) -> Result<(), String> {
         let Self { bytes, host_bytes, device_bytes, .. } = *self;
         let sizes = [
             ("bytes", bytes),
@@ -300,54 +315,67 @@ impl ListedCase {
         ];
         let mut sizes = sizes.into_iter();
         sizes
-            .try_for_each(|(field, bytes)| plausibility::check_bytes(field, bytes))
+            .try_for_each(|(field, bytes)| plausibility::check_bytes_plausible(field, bytes))
             .map_err(|why| format!("case `{}`: {why}", self.case))
     }
 }
 
-impl ProfiledCase {
-    /// Checks that the times of a case are plausible.
-    fn validate(&self) -> Result<(), String> {
+impl CaseProfileResponse {
+    /// Fails if a time in this profile of a case is implausible.
+    fn check_case_profile_plausible(&self) -> Result<(), String> {
         let numbers = || {
-            self.summary.as_ref().map_or(Ok(()), RecordedIntervalSummary::validate)?;
-            self.phases.iter().try_for_each(HostPhaseTime::validate)?;
-            self.samples.map_or(Ok(()), |count| plausibility::check_count("samples", count))?;
-            self.recording.as_ref().map_or(Ok(()), |recording| recording.validate())
+            self.summary
+                .as_ref()
+                .map_or(Ok(()), RecordedKernelsSummary::check_kernels_summary_plausible)?;
+            self.phases.iter().try_for_each(HostTimeOfPhase::check_host_phase_plausible)?;
+            self.samples
+                .map_or(Ok(()), |count| plausibility::check_count_plausible("samples", count))?;
+            self.recording.as_ref().map_or(Ok(()), |recording| recording.check_record_plausible())
         };
         numbers().map_err(|why: String| format!("case `{}`: {why}", self.case))
     }
 }
 
-impl TimingMethodReport {
-    /// Checks that the times and ceilings of a profiled case are plausible.
-    fn validate(&self) -> Result<(), String> {
-        self.environment.validate()?;
-        self.overhead.validate()?;
-        self.limits.as_ref().map_or(Ok(()), DeviceLimits::validate)?;
-        self.spins.iter().flatten().try_for_each(TimedSpinRow::validate)?;
-        self.cold.iter().flatten().try_for_each(HotAndColdReadRow::validate)?;
-        self.cupti.iter().flatten().try_for_each(EventAndCuptiTimeRow::validate)
+impl TimingAccuracyReport {
+    /// Fails if an environment, overhead, ceiling or time in this timing-accuracy report is
+    /// implausible.
+    fn check_timing_accuracy_plausible(&self) -> Result<(), String> {
+        self.environment.check_environment_plausible()?;
+        self.overhead.check_overheads_plausible()?;
+        self.limits.as_ref().map_or(Ok(()), MeasuredDeviceLimits::check_limits_plausible)?;
+        self.spins
+            .iter()
+            .flatten()
+            .try_for_each(SpinTimedByEventsRow::check_spin_times_plausible)?;
+        self.cold
+            .iter()
+            .flatten()
+            .try_for_each(HotAndColdReadTimesRow::check_read_times_plausible)?;
+        self.cupti
+            .iter()
+            .flatten()
+            .try_for_each(EventAndCuptiTimeRow::check_event_and_cupti_times_plausible)
     }
 }
 
-impl VerifiedCase {
-    /// Checks that the numbers of a case are plausible.
+impl CaseVerificationResponse {
+    /// Fails if a number or an error in the verification of this case is implausible.
     ///
     /// # Errors
     /// The error is a fragment of a message that names the case and the field.
-    fn validate(&self) -> Result<(), String> {
+    fn check_verified_case_plausible(&self) -> Result<(), String> {
         if self.checked > self.total {
             let Self { case, checked, total, .. } = self;
             return Err(format!("case `{case}`: {checked} of {total} elements checked"));
         }
-        if self.status != CaseStatus::Ok {
+        if self.status != BenchCaseStatus::Ok {
             return Ok(());
         }
         let Self { max_error, relative_l2, rounding, .. } = *self;
-        let all = OutputErrors { max_error, relative_l2, rounding };
+        let all = ErrorsRelativeToReference { max_error, relative_l2, rounding };
         let mut errors = self.by_output.values().chain([&all]);
         errors
-            .try_for_each(OutputErrors::validate)
+            .try_for_each(ErrorsRelativeToReference::check_errors_plausible)
             .map_err(|why| format!("case `{}`: {why}", self.case))
     }
 }
@@ -356,10 +384,10 @@ impl VerifiedCase {
 mod tests {
     use super::*;
 
-    fn verified_case_example() -> VerifiedCase {
-        VerifiedCase {
+    fn example_verified_case() -> CaseVerificationResponse {
+        CaseVerificationResponse {
             case: "a/b".to_owned(),
-            status: CaseStatus::Ok,
+            status: BenchCaseStatus::Ok,
             checked: 10,
             total: 10,
             max_error: 0.5,
@@ -377,10 +405,12 @@ mod tests {
     #[test]
     fn a_case_id_that_occurs_twice_in_a_response_is_refused() {
         let response = |cases: &[&str]| {
-            let case =
-                |id: &&str| VerifiedCase { case: (*id).to_owned(), ..verified_case_example() };
-            let answer = BenchResponseBody::Verify(cases.iter().map(case).collect());
-            BenchResponse { bench: "b".to_owned(), answer }.validate()
+            let case = |id: &&str| CaseVerificationResponse {
+                case: (*id).to_owned(),
+                ..example_verified_case()
+            };
+            let answer = ResponseToBenchAction::Verify(cases.iter().map(case).collect());
+            BenchResponseFile { bench: "b".to_owned(), answer }.check_record_plausible()
         };
         assert_eq!(response(&["a", "b"]), Ok(()));
         assert_eq!(response(&["a", "a"]).unwrap_err(), "case `a` stands there twice");
@@ -388,15 +418,16 @@ mod tests {
     }
 
     #[test]
-    fn impossible_numbers_of_a_verified_case_are_refused() {
-        let case = verified_case_example();
-        assert_eq!(case.validate(), Ok(()));
-        let refused = |case: VerifiedCase| case.validate().unwrap_err();
-        let more = refused(VerifiedCase { checked: 20, ..case.clone() });
+    fn implausible_numbers_of_a_verified_case_are_refused() {
+        let case = example_verified_case();
+        assert_eq!(case.check_verified_case_plausible(), Ok(()));
+        let refused =
+            |case: CaseVerificationResponse| case.check_verified_case_plausible().unwrap_err();
+        let more = refused(CaseVerificationResponse { checked: 20, ..case.clone() });
         assert_eq!(more, "case `a/b`: 20 of 10 elements checked");
-        let negative = refused(VerifiedCase { max_error: -1.0, ..case.clone() });
+        let negative = refused(CaseVerificationResponse { max_error: -1.0, ..case.clone() });
         assert_eq!(negative, "case `a/b`: an error of -1");
-        let infinite = refused(VerifiedCase { relative_l2: f64::INFINITY, ..case });
+        let infinite = refused(CaseVerificationResponse { relative_l2: f64::INFINITY, ..case });
         assert_eq!(infinite, "case `a/b`: an error of inf");
     }
 }

@@ -1,148 +1,153 @@
-//! One case in one process run, reduced to the numbers that a verdict needs: the form that a
-//! baseline stores. Deliberately absent: the raw samples, which stay in the run record.
+//! Defines the summary of one case in one process run, with the numbers that a verdict needs, as a
+//! baseline stores it. The summary does not contain the raw samples, which stay in the run record.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::run::{CaseRecord, CaseSamples, LaunchCosts};
-use crate::measure::SampleConditions;
-use crate::measure::limits::TimeLimit;
+use super::run::{CaseRecordWithSamples, LaunchCostsBesidesDeviceTime, SamplesOfCase};
+use crate::measure::CaseSampleConditions;
+use crate::measure::limits::ShortestLaunchTime;
 use crate::measure::plausibility;
-use crate::measure::power::{PowerRecord, PowerState};
-use crate::stats::{QuartileSpread, median};
+use crate::measure::power::{CasePowerRecord, PowerStateOfSamples};
+use crate::stats::{MedianAndQuartiles, median};
 
-/// Times and facts of a case from one process run.
+/// Launch times and conditions of one case in one process run, summarised.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct CaseRun {
-    /// Median time of a launch over the samples, nanoseconds.
+pub struct CaseSummaryOfRun {
+    /// Median over the samples of the time per launch, nanoseconds.
     pub median_ns: f64,
-    /// Half the interquartile range of the samples over their median.
+    /// Half the interquartile range of the samples' launch times, divided by their median.
     pub spread: f64,
     /// Samples.
     pub samples: u64,
-    /// Number of launches of all samples together.
+    /// Number of launches in all samples together.
     pub total_launches: u64,
-    /// Median of the SM clock over the samples, MHz; absent if the device does not report it.
+    /// Median of the samples' SM clocks, MHz; absent if the device does not report the SM clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub median_clock_mhz: Option<f64>,
-    /// Median difference between the slowest and the fastest GPU, nanoseconds a launch; absent for
-    /// one GPU.
+    /// Median over the samples of the time by which the slowest GPU exceeds the fastest,
+    /// nanoseconds per launch; absent for one GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skew_ns: Option<f64>,
     /// Conditions under which the samples were taken.
-    #[serde(default, skip_serializing_if = "SampleConditions::is_empty")]
-    pub conditions: SampleConditions,
-    /// Power state of the card while the samples were taken.
+    #[serde(default, skip_serializing_if = "CaseSampleConditions::are_all_defaults")]
+    pub conditions: CaseSampleConditions,
+    /// Power state of the GPU during the samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub power: Option<CasePower>,
-    /// Costs of a launch other than device time.
-    #[serde(default, skip_serializing_if = "LaunchCosts::is_empty")]
-    pub costs: LaunchCosts,
-    /// Time that the measured ceilings allow for a launch, nanoseconds; absent if they were not
-    /// measured.
+    pub power: Option<PowerStateForComparison>,
+    /// Costs of a launch besides its time on the device: host time and energy.
+    #[serde(default, skip_serializing_if = "LaunchCostsBesidesDeviceTime::is_empty")]
+    pub costs: LaunchCostsBesidesDeviceTime,
+    /// Shortest time of a launch by the device's measured ceilings, and the ceiling that decides;
+    /// absent if not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub limit: Option<TimeLimit>,
+    pub limit: Option<ShortestLaunchTime>,
 }
 
-impl CaseRun {
-    /// Summarizes samples that were validated; the numbers are meaningless for invalid samples.
-    pub fn from_samples(samples: &CaseSamples) -> CaseRun {
-        let spread = QuartileSpread::from_values(&samples.per_launch_ns());
+impl CaseSummaryOfRun {
+    /// Summarises the samples of a case; the samples must have passed validation, otherwise the
+    /// numbers mean nothing.
+    pub fn summarize_samples(samples: &SamplesOfCase) -> CaseSummaryOfRun {
+        let spread = MedianAndQuartiles::median_and_quartiles_from_values(
+            &samples.launch_times_by_sample_ns(),
+        );
         let clocks = &samples.clock_mhz;
         Self {
             median_ns: spread.median,
-            spread: spread.relative_half_iqr(),
+            spread: spread.half_interquartile_range_by_median(),
             samples: samples.launches.len() as u64,
-            total_launches: samples.total_launches().unwrap_or(u64::MAX),
+            total_launches: samples.number_of_launches_in_all_samples().unwrap_or(u64::MAX),
             median_clock_mhz: (!clocks.is_empty()).then(|| median(clocks)),
-            skew_ns: samples.typical_skew_ns(),
+            skew_ns: samples.median_gpu_skew_per_launch_ns(),
             conditions: samples.conditions,
-            power: samples.power.as_ref().map(CasePower::from),
-            costs: samples.costs_with_energy(),
+            power: samples.power.as_ref().map(PowerStateForComparison::from),
+            costs: samples.launch_costs_with_energy(),
             limit: None,
         }
     }
 
-    /// Summarises a case whose samples were validated before.
-    pub fn from_record(case: &CaseRecord) -> CaseRun {
-        Self { limit: case.limit.clone(), ..Self::from_samples(&case.samples) }
+    /// Summarises the record of a case, whose samples must have passed validation.
+    pub fn summarize_case_record(case: &CaseRecordWithSamples) -> CaseSummaryOfRun {
+        Self { limit: case.limit.clone(), ..Self::summarize_samples(&case.samples) }
     }
 
-    /// Rounds times to seven significant digits and other numbers to four.
+    /// Rounds times to seven significant digits and all other numbers to four, for a short baseline
+    /// file.
     pub fn round_to_significant_digits(mut self) -> Self {
-        self.median_ns = round_to_digits(self.median_ns, 7);
-        self.spread = round_to_digits(self.spread, 4);
+        self.median_ns = round_to_significant_digits_of(self.median_ns, 7);
+        self.spread = round_to_significant_digits_of(self.spread, 4);
         let limit = self.limit.iter_mut().map(|limit| (&mut limit.time_ns, 7));
-        let LaunchCosts { host_launch_ns, launch_j, .. } = &mut self.costs;
+        let LaunchCostsBesidesDeviceTime { host_launch_ns, launch_j, .. } = &mut self.costs;
         let costs = host_launch_ns.iter_mut().chain(launch_j).map(|number| (number, 4));
         let others = self.median_clock_mhz.iter_mut().chain(&mut self.conditions.contention);
         let busy = self.power.iter_mut().filter_map(|power| power.busy.as_mut());
         let others = others.chain(&mut self.skew_ns).chain(busy);
         let all = limit.chain(costs).chain(others.map(|number| (number, 4)));
-        all.for_each(|(number, count)| *number = round_to_digits(*number, count));
+        all.for_each(|(number, count)| *number = round_to_significant_digits_of(*number, count));
         self
     }
 
-    /// Checks the facts that deserialising does not enforce.
+    /// Fails if a number in this summary is implausible or contradicts another.
     ///
     /// # Errors
     /// The error is a fragment of a sentence that names the problem.
-    pub fn validate(&self) -> Result<(), String> {
-        plausibility::check_launch_ns("a median", self.median_ns)?;
-        plausibility::check_spread(self.spread)?;
-        plausibility::check_count("samples", self.samples)?;
-        plausibility::check_count("launches", self.total_launches)?;
+    pub fn check_summary_plausible(&self) -> Result<(), String> {
+        plausibility::check_launch_ns_plausible("a median", self.median_ns)?;
+        plausibility::check_relative_spread_plausible(self.spread)?;
+        plausibility::check_count_plausible("samples", self.samples)?;
+        plausibility::check_count_plausible("launches", self.total_launches)?;
         if self.samples == 0 || self.total_launches < self.samples {
             return Err(format!("{} samples of {} launches", self.samples, self.total_launches));
         }
-        self.median_clock_mhz.map_or(Ok(()), plausibility::check_clock_mhz)?;
-        self.skew_ns.map_or(Ok(()), plausibility::check_cost_ns)?;
-        self.costs.validate()?;
-        self.limit.as_ref().map_or(Ok(()), TimeLimit::validate)?;
-        self.conditions.validate()?;
+        self.median_clock_mhz.map_or(Ok(()), plausibility::check_sm_clock_mhz_plausible)?;
+        self.skew_ns.map_or(Ok(()), plausibility::check_overhead_ns_plausible)?;
+        self.costs.check_launch_costs_plausible()?;
+        self.limit.as_ref().map_or(Ok(()), ShortestLaunchTime::check_limit_time_plausible)?;
+        self.conditions.check_conditions_plausible()?;
         let (busy, range) = self.power.map_or((None, None), |power| (power.busy, power.range));
-        busy.map_or(Ok(()), |share| plausibility::check_share("busy", share))?;
-        range.map_or(Ok(()), plausibility::check_power_range)
+        busy.map_or(Ok(()), |share| plausibility::check_share_plausible("busy", share))?;
+        range.map_or(Ok(()), plausibility::check_power_window_range_plausible)
     }
 }
 
-/// Power state of a case, reduced to the facts that a verdict needs.
+/// Power state of a case, with only those facts that a comparison of times needs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct CasePower {
+pub struct PowerStateForComparison {
     /// The state.
-    pub state: PowerState,
-    /// Whether the power cap held the SM clock down.
+    pub state: PowerStateOfSamples,
+    /// Whether the power cap lowered the SM clock.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub at_cap: bool,
-    /// Range in which another run's time may lie if the case is unsettled, as in
-    /// [`PowerRecord::range`].
+    /// For an unsettled case: range in which another run's median may lie, as in
+    /// [`CasePowerRecord::range`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub range: Option<[f64; 2]>,
-    /// Share of the samples' wall time during which launches ran, as in [`PowerRecord::busy`].
+    /// Share of the samples' wall time during which launches ran, as in [`CasePowerRecord::busy`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy: Option<f64>,
-    /// Power that the card may draw, milliwatts.
+    /// Power limit of the card, milliwatts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_limit_mw: Option<u32>,
 }
 
-impl CasePower {
-    /// Whether times of both may be compared: in states that compare, and at the power cap under
-    /// the same limit, where both are known, and if the card idled between samples in both or in
-    /// none.
-    pub fn comparable(self, other: Self) -> bool {
+impl PowerStateForComparison {
+    /// Returns whether times measured in these two power states may be compared. The states must be
+    /// comparable and, at the power cap, have equal power limits and an equal way of loading the
+    /// GPU.
+    pub fn are_times_comparable_with(self, other: Self) -> bool {
         let limits = self.power_limit_mw.zip(other.power_limit_mw);
         let same_limit = limits.is_none_or(|(one, other)| one == other);
         let same_load = self.busy.is_some() == other.busy.is_some();
         let below_cap = !(self.at_cap || other.at_cap);
-        self.state.comparable(other.state) && (below_cap || (same_limit && same_load))
+        self.state.are_times_comparable_with(other.state)
+            && (below_cap || (same_limit && same_load))
     }
 }
 
-impl fmt::Display for CasePower {
+impl fmt::Display for PowerStateForComparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.state.name())?;
+        f.write_str(self.state.name_in_files_and_tables())?;
         match self.power_limit_mw.filter(|_| self.at_cap) {
             Some(limit_mw) => write!(f, " at {:.0} W", f64::from(limit_mw) / 1e3),
             None => Ok(()),
@@ -150,17 +155,17 @@ impl fmt::Display for CasePower {
     }
 }
 
-impl From<&PowerRecord> for CasePower {
-    fn from(power: &PowerRecord) -> Self {
-        let PowerRecord { state, at_cap, range, busy, power_limit_mw, .. } = *power;
+impl From<&CasePowerRecord> for PowerStateForComparison {
+    fn from(power: &CasePowerRecord) -> Self {
+        let CasePowerRecord { state, at_cap, range, busy, power_limit_mw, .. } = *power;
         Self { state, at_cap, range, busy, power_limit_mw }
     }
 }
 
 /// Rounds a number to `count` significant digits.
-pub(super) fn round_to_digits(number: f64, count: usize) -> f64 {
+pub(super) fn round_to_significant_digits_of(number: f64, count: usize) -> f64 {
     let rounded: Option<f64> = format!("{number:.*e}", count - 1).parse().ok();
-    // Rounding to fewer digits may turn the largest number into infinity.
+    // Rounding the largest finite number up gives infinity; then the number stays unrounded.
     rounded.filter(|it| it.is_finite()).unwrap_or(number)
 }
 
@@ -171,21 +176,30 @@ mod tests {
     #[test]
     fn numbers_are_rounded_to_significant_digits() {
         assert_eq!(
-            [round_to_digits(1348146.384, 7), round_to_digits(0.00115122, 4)],
+            [
+                round_to_significant_digits_of(1348146.384, 7),
+                round_to_significant_digits_of(0.00115122, 4)
+            ],
             [1348146.0, 0.001151]
         );
-        assert_eq!([round_to_digits(0.0, 4), round_to_digits(9.9999e-300, 2)], [0.0, 1e-299]);
-        let mut case = CaseRecord::untimed_samples(vec![1e6 / 3.0, 1e6 / 3.0]);
+        assert_eq!(
+            [
+                round_to_significant_digits_of(0.0, 4),
+                round_to_significant_digits_of(9.9999e-300, 2)
+            ],
+            [0.0, 1e-299]
+        );
+        let mut case = CaseRecordWithSamples::example_with_sample_times(vec![1e6 / 3.0, 1e6 / 3.0]);
         case.samples.conditions.contention = Some(2.0 / 3.0);
-        let run = CaseRun::from_record(&case).round_to_significant_digits();
+        let run = CaseSummaryOfRun::summarize_case_record(&case).round_to_significant_digits();
         assert_eq!((run.median_ns, run.conditions.contention), (333_333.3, Some(0.6667)));
-        assert_eq!(run.validate(), Ok(()));
+        assert_eq!(run.check_summary_plausible(), Ok(()));
     }
 
     #[test]
-    fn a_sum_of_launch_counts_does_not_overflow() {
-        let mut case = CaseRecord::untimed_samples(vec![1e20, 1e20]);
+    fn a_sum_of_launch_counts_saturates() {
+        let mut case = CaseRecordWithSamples::example_with_sample_times(vec![1e20, 1e20]);
         case.samples.launches = vec![u64::MAX, 1];
-        assert_eq!(CaseRun::from_samples(&case.samples).total_launches, u64::MAX);
+        assert_eq!(CaseSummaryOfRun::summarize_samples(&case.samples).total_launches, u64::MAX);
     }
 }

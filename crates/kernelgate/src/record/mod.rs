@@ -1,9 +1,10 @@
-//! Runs and baselines as versioned files: measured values, environment and code.
+//! Stores process runs and baselines as versioned files: measured values, environment and code.
 //!
-//! Runs hold raw samples; statistics are derived when runs are read. Baselines are committed and
-//! hold only the numbers that a verdict needs. Files are deterministic (same content, same bytes)
-//! and written atomically; an invalid or foreign file is refused by name, never overwritten.
-//! Records contain no judgement of the results, which is the task of `gate`.
+//! Run records contain the raw samples; statistics are computed when a run record is read. Baseline
+//! files are committed to git and contain only the numbers that a verdict needs. Record files are
+//! deterministic (equal content, equal bytes) and written atomically; an invalid or foreign file is
+//! refused by name, never overwritten. Records contain no verdicts, which the module `gate`
+//! decides.
 
 pub mod baseline;
 pub mod case_run;
@@ -17,38 +18,41 @@ pub mod run;
 pub mod verification;
 pub mod work;
 
-pub use baseline::{Baseline, BaselineCase, BaselineRun, EarlierRuns};
-pub use case_run::{CasePower, CaseRun};
-pub use files::file::{RecordFileError, read, write};
-pub use files::lock::FileLock;
+pub use baseline::{BaselineFile, CaseInBaseline, EarlierRunsWithOtherCode, ProcessRunInBaseline};
+pub use case_run::{CaseSummaryOfRun, PowerStateForComparison};
+pub use files::file::{RecordFileError, read_record, write_record_atomically};
+pub use files::lock::ExclusiveFileLock;
 pub use files::{file, file_set, json_columns, lock, tensors, text};
-pub use groups::measurement::{CaseInRun, DifferingRunFact, Measurement};
-pub use groups::sessions::Session;
-pub use groups::shard::Shard;
-pub use groups::shard_partition::{BenchShardPlan, ShardPartition};
-pub use groups::store::BaselineStore;
-pub use groups::trial_request::{TrialRequest, TrialSampling};
-pub use groups::trials::{CaseTiming, ComparisonTrials, TrialRecord};
+pub use groups::measurement::{CaseInProcessRun, DifferingFactOfRuns, MeasurementOfRuns};
+pub use groups::sessions::SessionOfRuns;
+pub use groups::shard::ShardOfWork;
+pub use groups::shard_partition::{DivisionAmongShardsSummary, ProblemsDividedAmongShards};
+pub use groups::store::RecordFoldersOfPackage;
+pub use groups::trial_request::{TrialRequestToBench, TrialSamplingPlan};
+pub use groups::trials::{CaseTimeInTrial, ComparisonTrialsFile, TrialOfComparison};
 pub use groups::{measurement, sessions, shard, shard_partition, store, trial_request, trials};
-pub use numerics::{CaseNumerics, Numerics};
-pub use origin::environment::Environment;
-pub use origin::gpus::{Gpu, RecordedGpus};
-pub use origin::machine::MachineFacts;
-pub use origin::package::CargoPackage;
-pub use origin::provenance::Provenance;
+pub use numerics::{CaseOutputErrorsBySeed, OutputErrorsOfExecutable};
+pub use origin::environment::RunEnvironment;
+pub use origin::gpus::{GpuInEnvironment, GpusInEnvironment};
+pub use origin::machine::MachineHardware;
+pub use origin::package::CargoPackageId;
+pub use origin::provenance::CommitAndChanges;
 pub use origin::{environment, gpus, machine, package, provenance};
-pub use run::{CaseRecord, CaseSamples, LaunchCosts, ProcessRun};
-pub use verification::VerificationExtent;
-pub use work::WorkRecord;
+pub use run::{
+    BenchProcessRun, CaseRecordWithSamples, LaunchCostsBesidesDeviceTime, SamplesOfCase,
+};
+pub use verification::OutputVerificationExtent;
+pub use work::DeclaredWorkRecord;
 
-pub use crate::workload::SampleUnit;
+pub use crate::workload::ThroughputItemUnit;
 
-/// Returns the current time in the text format of records: RFC 3339 in UTC with whole seconds.
-pub fn current_timestamp() -> String {
+/// Returns the current time as text, in the format of records: The format is RFC 3339 in UTC with
+/// whole seconds.
+pub fn current_time_for_records() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// Current time to the millisecond, for records that are sorted by time.
-fn millisecond_timestamp() -> String {
+/// Returns the current time as text with milliseconds, for records that are sorted by time.
+fn current_time_with_milliseconds() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
 }

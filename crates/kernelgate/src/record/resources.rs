@@ -1,5 +1,5 @@
-//! Compiler output for every kernel on one architecture: the baseline of a performance check that
-//! needs no GPU.
+//! Records the compiler output for every kernel on one GPU architecture, so that a change can be
+//! checked without a GPU.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -7,108 +7,111 @@ use std::path::Path;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::files::file::{self, RecordFileError, RecordType};
-use kernelgate_cuda::compiler::cubin::{self, CompiledKernelFacts, CubinError};
-use kernelgate_cuda::compiler::nvrtc::{self, CompileError};
+use super::files::file::{self, RecordFileError, RecordFileType};
+use kernelgate_cuda::compiler::cubin::{self, CompiledKernelResources, CubinReadError};
+use kernelgate_cuda::compiler::nvrtc::{self, KernelCompileError};
 use kernelgate_cuda::compiler::occupancy;
 use kernelgate_cuda::compiler::source::KernelBuild;
 use kernelgate_cuda::compiler::{cache, code};
-use kernelgate_cuda::spec::ListedKernel;
+use kernelgate_cuda::spec::ListedKernelBuild;
 
-/// Compiler output of every kernel: registers, spills, shared memory, occupancy.
+/// Registers, spills, shared memory and occupancy of all kernels for one GPU architecture, by the
+/// compiler.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct RunResources {
+pub struct ResourcesOfAllKernels {
     /// Architecture: "sm_90a".
     pub arch: String,
     /// Version of NVRTC: "13.0".
     pub compiler: String,
-    /// Compiled kernels by build and symbol.
-    pub kernels: BTreeMap<String, KernelResources>,
-    /// Builds that the architecture cannot run, each with the unmet requirement: "needs sm_90a".
+    /// Resources of each compiled kernel, by kernel build and symbol name.
+    pub kernels: BTreeMap<String, ResourcesOfKernel>,
+    /// Kernel builds that the GPU architecture cannot run, each with the unmet requirement, such as
+    /// "needs sm_90a".
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub left_out: BTreeMap<String, String>,
 }
 
-/// Compiler output of one kernel: registers, spills, shared memory, occupancy.
+/// Registers, spills, shared memory and occupancy of one kernel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct KernelResources {
-    /// Facts that the kernel's machine code states.
-    pub facts: CompiledKernelFacts,
-    /// Number of threads of a block, as the kernel is launched.
+pub struct ResourcesOfKernel {
+    /// Facts read from the kernel's machine code: registers, spills, shared memory, instructions.
+    pub facts: CompiledKernelResources,
+    /// Number of threads of a block with which the kernel is launched.
     pub block: u32,
     /// Dynamic shared memory of a thread block, bytes, with which the kernel is launched.
     pub dynamic_shared_bytes: u32,
-    /// Share of a multiprocessor's warps that can be resident, in percent; absent for an unknown
-    /// architecture.
+    /// Occupancy, percent: share of a multiprocessor's warps that can be resident; absent for an
+    /// unknown architecture.
     pub occupancy_percent: Option<u32>,
 }
 
 /// Kernels as compiled now.
 #[derive(Debug, Clone, PartialEq)]
-pub struct CompiledKernels {
-    /// Compiler output of all kernels.
-    pub resources: RunResources,
-    /// Hash of the machine code of each, by build and symbol.
+pub struct KernelResourcesAndHashes {
+    /// Registers, spills and occupancy of all kernels.
+    pub resources: ResourcesOfAllKernels,
+    /// Hash of each kernel's machine code, by kernel build and symbol name.
     pub code: BTreeMap<String, String>,
-    /// Hash of what each is compiled from, and by which compiler, by build and symbol.
+    /// Hash of each kernel's source and compiler, by kernel build and symbol name.
     pub sources: BTreeMap<String, String>,
 }
 
-/// [`RunResources`] as a file, with numbers in place of repeated names, and without what follows
-/// from others: the sum of the instructions and the occupancy.
+/// File format of [`ResourcesOfAllKernels`]: instruction classes are numbered, and the sum of the
+/// instructions and the occupancy, which follow from other numbers, are absent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ResourceRecord {
+pub struct KernelResourcesFile {
     /// Architecture: "sm_90a".
     pub arch: String,
     /// Version of NVRTC: "13.0".
     pub compiler: String,
-    /// Classes of instructions, in the order of the numbers in each kernel's `mix`.
+    /// Names of the instruction classes, in the order of the counts in each kernel's `mix`.
     pub classes: Vec<String>,
-    /// Kernels by build and symbol.
-    pub kernels: BTreeMap<String, RecordedKernel>,
-    /// Builds that the architecture cannot run, by the unmet requirement: "needs sm_90a".
+    /// Kernels by kernel build and symbol name.
+    pub kernels: BTreeMap<String, KernelResourcesInFile>,
+    /// Kernel builds that the GPU architecture cannot run, by the unmet requirement, such as "needs
+    /// sm_90a".
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub left_out: BTreeMap<String, Vec<String>>,
 }
 
-/// Static facts of one kernel in a file; an absent number is 0.
+/// Compiler output for one kernel in the file; an absent number is 0.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct RecordedKernel {
-    /// Threads of a block with which the kernel is launched.
+pub struct KernelResourcesInFile {
+    /// Number of threads of a block with which the kernel is launched.
     pub block: u32,
-    /// Dynamic shared memory a block, bytes, as launched.
-    #[serde(default, skip_serializing_if = "crate::measure::is_zero")]
+    /// Dynamic shared memory of a block, bytes, with which the kernel is launched.
+    #[serde(default, skip_serializing_if = "crate::measure::is_zero_for_serde")]
     pub dynamic_shared_bytes: u32,
     /// Registers a thread.
     pub registers: u32,
-    /// Bytes of local stack for each thread.
-    #[serde(default, skip_serializing_if = "crate::measure::is_zero")]
+    /// Local stack of each thread, bytes.
+    #[serde(default, skip_serializing_if = "crate::measure::is_zero_for_serde")]
     pub stack_bytes: u32,
-    /// Bytes a thread writes when registers run out.
-    #[serde(default, skip_serializing_if = "crate::measure::is_zero")]
+    /// Bytes that each thread stores to local memory because registers are spilled.
+    #[serde(default, skip_serializing_if = "crate::measure::is_zero_for_serde")]
     pub spill_store_bytes: u32,
-    /// Bytes of spilled registers that each thread loads.
-    #[serde(default, skip_serializing_if = "crate::measure::is_zero")]
+    /// Bytes that each thread loads from local memory because registers are spilled.
+    #[serde(default, skip_serializing_if = "crate::measure::is_zero_for_serde")]
     pub spill_load_bytes: u32,
     /// Static shared memory of a block, bytes.
-    #[serde(default, skip_serializing_if = "crate::measure::is_zero")]
+    #[serde(default, skip_serializing_if = "crate::measure::is_zero_for_serde")]
     pub shared_bytes: u32,
-    /// Instructions of each class; zeros at the end are absent.
+    /// Number of instructions of each class; zeros at the end are absent.
     pub mix: Vec<u32>,
-    /// Performance loss that the assembler reports, with its reason.
+    /// Performance warning of the assembler (ptxas) with its reason; absent without a warning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub performance_loss: Option<String>,
 }
 
-impl From<&RunResources> for ResourceRecord {
-    fn from(resources: &RunResources) -> Self {
+impl From<&ResourcesOfAllKernels> for KernelResourcesFile {
+    fn from(resources: &ResourcesOfAllKernels) -> Self {
         let mixes = resources.kernels.values().flat_map(|kernel| kernel.facts.mix.keys());
         let classes: Vec<String> = mixes.collect::<BTreeSet<_>>().into_iter().cloned().collect();
-        let kernel = |kernel: &KernelResources| {
+        let kernel = |kernel: &ResourcesOfKernel| {
             let count = |class| kernel.facts.mix.get(class).copied().unwrap_or_default();
             let mut mix: Vec<u32> = classes.iter().map(count).collect();
             mix.truncate(mix.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1));
-            RecordedKernel {
+            KernelResourcesInFile {
                 block: kernel.block,
                 dynamic_shared_bytes: kernel.dynamic_shared_bytes,
                 registers: kernel.facts.registers,
@@ -135,12 +138,12 @@ impl From<&RunResources> for ResourceRecord {
     }
 }
 
-impl From<ResourceRecord> for RunResources {
-    fn from(record: ResourceRecord) -> Self {
-        let ResourceRecord { arch, compiler, classes, kernels, left_out } = record;
-        let kernel = |kernel: RecordedKernel| {
+impl From<KernelResourcesFile> for ResourcesOfAllKernels {
+    fn from(record: KernelResourcesFile) -> Self {
+        let KernelResourcesFile { arch, compiler, classes, kernels, left_out } = record;
+        let kernel = |kernel: KernelResourcesInFile| {
             let counts = classes.iter().cloned().zip(kernel.mix.iter().copied());
-            let facts = CompiledKernelFacts {
+            let facts = CompiledKernelResources {
                 registers: kernel.registers,
                 stack_bytes: kernel.stack_bytes,
                 spill_store_bytes: kernel.spill_store_bytes,
@@ -150,7 +153,7 @@ impl From<ResourceRecord> for RunResources {
                 mix: counts.filter(|(_, count)| *count > 0).collect(),
                 performance_loss: kernel.performance_loss,
             };
-            kernel_resources(facts, kernel.block, kernel.dynamic_shared_bytes, &arch)
+            kernel_resources_with_occupancy(facts, kernel.block, kernel.dynamic_shared_bytes, &arch)
         };
         let builds = left_out.into_iter().flat_map(|(unmet, builds)| {
             builds.into_iter().map(move |build| (build, unmet.clone()))
@@ -164,79 +167,85 @@ impl From<ResourceRecord> for RunResources {
     }
 }
 
-impl RecordType for ResourceRecord {
+impl RecordFileType for KernelResourcesFile {
     const SCHEMA: &'static str = "kernelgate-resources";
     const SCHEMA_VERSION: u64 = 2;
     const OLDEST_VERSION: u64 = 2;
     const FILE_KIND: &'static str = "resource record";
-    const ONE_LINE_FIELDS: &'static [&'static str] = &["kernels"];
+    const FIELDS_WITH_ONE_LINE_PER_ENTRY: &'static [&'static str] = &["kernels"];
 
-    fn validate(&self) -> Result<(), String> {
-        if self.classes.len() > MAX_INSTRUCTION_CLASSES {
+    fn check_record_plausible(&self) -> Result<(), String> {
+        if self.classes.len() > MAX_INSTRUCTION_CLASSES_IN_FILE {
             return Err(format!("{} classes of instructions", self.classes.len()));
         }
         for (name, kernel) in &self.kernels {
             let problem = |problem: String| Err(format!("kernel {name} has {problem}"));
-            let RecordedKernel { block, registers, mix, .. } = kernel;
+            let KernelResourcesInFile { block, registers, mix, .. } = kernel;
             if !(1..=1024).contains(block) {
                 return problem(format!("blocks of {block} threads"));
             }
             if *registers > MAX_REGISTERS_PER_THREAD {
                 return problem(format!("{registers} registers"));
             }
-            let most = MAX_RESOURCE_COUNT / MAX_INSTRUCTION_CLASSES as u32;
+            let most = MAX_NUMBER_IN_KERNEL_RESOURCES / MAX_INSTRUCTION_CLASSES_IN_FILE as u32;
             if mix.len() > self.classes.len() || mix.iter().any(|count| *count > most) {
                 return problem("a mix that does not fit the classes".to_owned());
             }
         }
-        RunResources::from(self.clone()).validate()
+        ResourcesOfAllKernels::from(self.clone()).check_kernel_numbers_plausible()
     }
 }
 
-impl RunResources {
-    /// Reads the recorded kernel resources of an architecture.
-    pub fn read(path: &Path) -> Result<RunResources, RecordFileError> {
-        file::read(path).map(|record: ResourceRecord| record.into())
+impl ResourcesOfAllKernels {
+    /// Reads the resources of all kernels for a GPU architecture from a file.
+    pub fn read_resources_file(path: &Path) -> Result<ResourcesOfAllKernels, RecordFileError> {
+        file::read_record(path).map(|record: KernelResourcesFile| record.into())
     }
 
-    /// Writes the recorded kernel resources of an architecture.
-    pub fn write(&self, path: &Path) -> Result<(), RecordFileError> {
-        file::write(path, &ResourceRecord::from(self))
+    /// Writes the resources of all kernels for a GPU architecture to a file.
+    pub fn write_resources_file(&self, path: &Path) -> Result<(), RecordFileError> {
+        file::write_record_atomically(path, &KernelResourcesFile::from(self))
     }
 
-    /// Checks that the recorded numbers of every kernel are plausible.
+    /// Fails if a recorded number of a kernel is implausible.
     ///
     /// # Errors
     /// The error is a fragment of a sentence that names the kernel and the number.
-    pub fn validate(&self) -> Result<(), String> {
+    pub fn check_kernel_numbers_plausible(&self) -> Result<(), String> {
         self.kernels.iter().try_for_each(|(name, kernel)| {
-            kernel.validate().map_err(|problem| format!("kernel {name} has {problem}"))
+            kernel
+                .check_kernel_resources_plausible()
+                .map_err(|problem| format!("kernel {name} has {problem}"))
         })
     }
 }
 
-/// Largest number of registers, bytes or instructions of a kernel: sums of such numbers do not
-/// overflow.
-const MAX_RESOURCE_COUNT: u32 = 1 << 30;
-/// Largest number of classes of instructions in a file.
-const MAX_INSTRUCTION_CLASSES: usize = 64;
-/// Most registers of a thread in a file; architectures have 255.
+/// Largest plausible number of registers, bytes or instructions of a kernel; sums of such numbers
+/// do not overflow.
+const MAX_NUMBER_IN_KERNEL_RESOURCES: u32 = 1 << 30;
+/// Largest number of instruction classes in a file.
+const MAX_INSTRUCTION_CLASSES_IN_FILE: usize = 64;
+/// Largest accepted number of registers per thread in a file; GPUs have at most 255.
 const MAX_REGISTERS_PER_THREAD: u32 = 1 << 16;
 
-impl KernelResources {
-    /// Checks that the recorded numbers of a kernel are plausible.
-    fn validate(&self) -> Result<(), String> {
-        let CompiledKernelFacts {
-            registers, stack_bytes, spill_store_bytes, spill_load_bytes, ..
+impl ResourcesOfKernel {
+    /// Fails if a number in the resources of this kernel is implausible.
+    fn check_kernel_resources_plausible(&self) -> Result<(), String> {
+        let CompiledKernelResources {
+            registers,
+            stack_bytes,
+            spill_store_bytes,
+            spill_load_bytes,
+            ..
         } = self.facts;
-        let CompiledKernelFacts { shared_bytes, instructions, .. } = self.facts;
+        let CompiledKernelResources { shared_bytes, instructions, .. } = self.facts;
         if instructions == 0 {
             return Err("no instructions".to_owned());
         }
         let facts = [registers, stack_bytes, spill_store_bytes, spill_load_bytes, shared_bytes];
         let launched = [self.block, self.dynamic_shared_bytes, instructions];
         let mut all = facts.into_iter().chain(launched).chain(self.facts.mix.values().copied());
-        if let Some(number) = all.find(|number| *number > MAX_RESOURCE_COUNT) {
+        if let Some(number) = all.find(|number| *number > MAX_NUMBER_IN_KERNEL_RESOURCES) {
             return Err(format!("a number that is too large: {number}"));
         }
         match self.occupancy_percent.filter(|percent| *percent > 100) {
@@ -246,21 +255,21 @@ impl KernelResources {
     }
 }
 
-/// The reason why kernels have no record of their resources.
+/// The reason why the resources of the kernels could not be determined.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ResourcesError {
+pub enum KernelResourcesError {
     /// NVRTC is missing, or a kernel does not compile.
     #[error(transparent)]
-    Compile(#[from] CompileError),
-    /// The machine code of a compiled kernel cannot be read.
+    Compile(#[from] KernelCompileError),
+    /// The machine code (cubin) of a compiled kernel cannot be read.
     #[error("kernel {kernel}: {error}")]
     Cubin {
         /// Build.
         kernel: String,
         /// Reason.
-        error: CubinError,
+        error: CubinReadError,
     },
-    /// The file holds a kernel that no row is about.
+    /// The compiled file contains a kernel that no implementation (row) lists.
     #[error("kernel {symbol} of {build} has no row")]
     NoRow {
         /// Name of the kernel.
@@ -268,7 +277,7 @@ pub enum ResourcesError {
         /// Build.
         build: String,
     },
-    /// A row names a kernel that is missing in its compiled file.
+    /// An implementation (row) lists a kernel that is missing in its compiled file.
     #[error("{build} holds no kernel {symbol}, which a row is about")]
     NoCode {
         /// Name of the kernel.
@@ -278,33 +287,33 @@ pub enum ResourcesError {
     },
 }
 
-/// Compiles kernels for an architecture, each file once for each of its builds, and reads
-/// registers, spills and occupancy of the results. Needs no GPU.
+/// Compiles each source file once per kernel build for a GPU architecture, and reads the kernels'
+/// registers, spills and occupancy. No GPU is needed, only NVRTC.
 ///
 /// # Errors
 /// The first kernel that does not compile, by name, with the compiler's log; a kernel without a
 /// row, or a row without a kernel.
-pub fn compile_resources(
-    kernels: &[ListedKernel],
+pub fn compile_kernels_and_read_resources(
+    kernels: &[ListedKernelBuild],
     arch: &str,
-) -> Result<CompiledKernels, ResourcesError> {
-    let (major, minor) = nvrtc::installed_nvrtc_version()?;
-    let mut builds: BTreeMap<&KernelBuild, Vec<&ListedKernel>> = BTreeMap::new();
+) -> Result<KernelResourcesAndHashes, KernelResourcesError> {
+    let (major, minor) = nvrtc::found_nvrtc_version()?;
+    let mut builds: BTreeMap<&KernelBuild, Vec<&ListedKernelBuild>> = BTreeMap::new();
     for kernel in kernels {
         builds.entry(&kernel.build).or_default().push(kernel);
     }
     let mut left_out = BTreeMap::new();
     builds.retain(|build, kernels| {
-        let unmet = kernels.iter().find_map(|kernel| kernel.unmet_by(arch));
+        let unmet = kernels.iter().find_map(|kernel| kernel.reason_architecture_cannot_run(arch));
         let applies = unmet.is_none();
-        left_out.extend(unmet.map(|unmet| (build.name(), unmet)));
+        left_out.extend(unmet.map(|unmet| (build.file_and_macros(), unmet)));
         applies
     });
     let compiled: Vec<_> = builds
         .par_iter()
-        .map(|(build, kernels)| Ok((*build, kernels, nvrtc::compile_to_cubin(build, arch)?)))
-        .collect::<Result<_, CompileError>>()?;
-    let mut resources = RunResources {
+        .map(|(build, kernels)| Ok((*build, kernels, nvrtc::compile_to_cubin_or_ptx(build, arch)?)))
+        .collect::<Result<_, KernelCompileError>>()?;
+    let mut resources = ResourcesOfAllKernels {
         arch: arch.to_owned(),
         compiler: format!("{major}.{minor}"),
         kernels: BTreeMap::new(),
@@ -312,41 +321,44 @@ pub fn compile_resources(
     };
     let (mut all, mut sources) = (BTreeMap::new(), BTreeMap::new());
     for (build, kernels, compiled) in compiled {
-        let name = build.name();
-        let broken = |error| ResourcesError::Cubin { kernel: name.clone(), error };
-        let mut facts = cubin::kernel_facts(&compiled.cubin, &compiled.log).map_err(broken)?;
-        let mut hashes = code::machine_code_hashes(&compiled.cubin).map_err(broken)?;
-        let source = cache::content_hash(build, arch)?;
+        let name = build.file_and_macros();
+        let broken = |error| KernelResourcesError::Cubin { kernel: name.clone(), error };
+        let mut facts =
+            cubin::resources_of_kernels_in_cubin(&compiled.cubin, &compiled.log).map_err(broken)?;
+        let mut hashes = code::machine_code_hashes_of_cubin(&compiled.cubin).map_err(broken)?;
+        let source = cache::hash_of_compilation_inputs(build, arch)?;
         for kernel in kernels {
             let symbol = kernel.symbol;
-            sources.insert(kernel.name(), source.clone());
+            sources.insert(kernel.kernel_name_in_records(), source.clone());
             let facts = facts
                 .remove(symbol)
-                .ok_or_else(|| ResourcesError::NoCode { symbol, build: name.clone() })?;
+                .ok_or_else(|| KernelResourcesError::NoCode { symbol, build: name.clone() })?;
             let (block, shared_bytes) = (kernel.threads, kernel.shared_bytes);
-            let found = kernel_resources(facts, block, shared_bytes, arch);
-            resources.kernels.insert(kernel.name(), found);
-            all.extend(hashes.remove(symbol).map(|hash| (kernel.name(), hash)));
+            let found = kernel_resources_with_occupancy(facts, block, shared_bytes, arch);
+            resources.kernels.insert(kernel.kernel_name_in_records(), found);
+            all.extend(hashes.remove(symbol).map(|hash| (kernel.kernel_name_in_records(), hash)));
         }
         if let Some(symbol) = facts.into_keys().next() {
-            return Err(ResourcesError::NoRow { symbol, build: name });
+            return Err(KernelResourcesError::NoRow { symbol, build: name });
         }
     }
-    Ok(CompiledKernels { resources, code: all, sources })
+    Ok(KernelResourcesAndHashes { resources, code: all, sources })
 }
 
-/// Adds the occupancy to the resources of a kernel, which follows from the other numbers.
-fn kernel_resources(
-    facts: CompiledKernelFacts,
+/// Adds the theoretical occupancy to the resources of a kernel, computed from registers, shared
+/// memory and block size.
+fn kernel_resources_with_occupancy(
+    facts: CompiledKernelResources,
     block: u32,
     dynamic_shared_bytes: u32,
     arch: &str,
-) -> KernelResources {
+) -> ResourcesOfKernel {
     let shared_bytes =
-        facts.shared_bytes.saturating_add(dynamic_shared_bytes).min(MAX_RESOURCE_COUNT);
-    let occupancy = occupancy::theoretical_occupancy(arch, facts.registers, shared_bytes, block);
+        facts.shared_bytes.saturating_add(dynamic_shared_bytes).min(MAX_NUMBER_IN_KERNEL_RESOURCES);
+    let occupancy =
+        occupancy::theoretical_occupancy_of_kernel(arch, facts.registers, shared_bytes, block);
     let occupancy_percent = occupancy.map(|share| (100.0 * share).round() as u32);
-    KernelResources { facts, block, dynamic_shared_bytes, occupancy_percent }
+    ResourcesOfKernel { facts, block, dynamic_shared_bytes, occupancy_percent }
 }
 
 #[cfg(test)]
@@ -354,11 +366,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_resource_record_keeps_every_fact_when_written_and_read() {
+    fn a_resources_file_keeps_every_number() {
         let kernel = |mix: &[(&str, u32)], stack_bytes| {
             let mix: BTreeMap<String, u32> =
                 mix.iter().map(|(class, count)| ((*class).to_owned(), *count)).collect();
-            let facts = CompiledKernelFacts {
+            let facts = CompiledKernelResources {
                 registers: 40,
                 stack_bytes,
                 spill_store_bytes: 4,
@@ -368,7 +380,7 @@ mod tests {
                 mix,
                 performance_loss: Some("no overlap".to_owned()),
             };
-            kernel_resources(facts, 128, 1024, "sm_90a")
+            kernel_resources_with_occupancy(facts, 128, 1024, "sm_90a")
         };
         let kernels = [
             ("a".to_owned(), kernel(&[("control", 2), ("warp", 3)], 0)),
@@ -377,8 +389,8 @@ mod tests {
         let left_out = ["c", "d"].map(|build| (build.to_owned(), "needs sm_100a".to_owned()));
         let (arch, compiler) = ("sm_90a".to_owned(), "13.0".to_owned());
         let (kernels, left_out) = (kernels.into(), left_out.into());
-        let resources = RunResources { arch, compiler, kernels, left_out };
-        let record = ResourceRecord::from(&resources);
+        let resources = ResourcesOfAllKernels { arch, compiler, kernels, left_out };
+        let record = KernelResourcesFile::from(&resources);
         assert_eq!(record.classes, ["control", "fp32", "warp"]);
         assert_eq!(
             (&*record.kernels["a"].mix, &*record.kernels["b"].mix),
@@ -386,30 +398,30 @@ mod tests {
         );
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sm_90a.json");
-        resources.write(&path).unwrap();
-        assert_eq!(RunResources::read(&path).unwrap(), resources);
-        // An older format is refused by its version.
+        resources.write_resources_file(&path).unwrap();
+        assert_eq!(ResourcesOfAllKernels::read_resources_file(&path).unwrap(), resources);
+        // A file of an older format is refused by its version.
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::write(&path, text.replace("\"schema_version\": 2", "\"schema_version\": 1"))
             .unwrap();
-        let error = RunResources::read(&path).unwrap_err();
+        let error = ResourcesOfAllKernels::read_resources_file(&path).unwrap_err();
         assert!(matches!(error, RecordFileError::Older { found: 1, oldest: 2, .. }), "{error}");
     }
 
     #[test]
     fn an_instruction_mix_without_classes_is_refused() {
         let kernel = serde_json::json!({"block": 32, "registers": 8, "mix": [1, 2]});
-        let record = |classes: &[&str]| -> ResourceRecord {
+        let record = |classes: &[&str]| -> KernelResourcesFile {
             let value = serde_json::json!({
                 "arch": "sm_90a", "compiler": "13.0", "classes": classes, "kernels": {"k": kernel},
             });
             serde_json::from_value(value).unwrap()
         };
-        assert_eq!(record(&["control", "warp"]).validate(), Ok(()));
+        assert_eq!(record(&["control", "warp"]).check_record_plausible(), Ok(()));
         let mut empty = record(&["control", "warp"]);
         empty.kernels.get_mut("k").unwrap().block = 0;
-        assert_eq!(empty.validate().unwrap_err(), "kernel k has blocks of 0 threads");
-        let problem = record(&["control"]).validate().unwrap_err();
+        assert_eq!(empty.check_record_plausible().unwrap_err(), "kernel k has blocks of 0 threads");
+        let problem = record(&["control"]).check_record_plausible().unwrap_err();
         assert_eq!(problem, "kernel k has a mix that does not fit the classes");
     }
 }

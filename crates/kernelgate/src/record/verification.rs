@@ -1,17 +1,19 @@
-//! How the outputs of a case compared with the reference, as stored.
+//! Records how the outputs of a case compared with the reference.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::verify::{self, ErrorBounds, OutputComparison, OutputErrors};
+use crate::verify::{
+    self, ComparisonWithReference, ErrorBoundsOfOutputs, ErrorsRelativeToReference,
+};
 use crate::workload::Tolerance;
 
-/// Stored result of the comparison of outputs with the reference.
+/// Recorded result of the comparison of a case's outputs with the reference.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct VerificationRecord {
-    /// Largest |out - ref| over the largest |ref| of all outputs.
+pub struct OutputVerificationRecord {
+    /// Largest absolute error, |out - ref|, divided by the largest |ref| of all outputs.
     pub max_error: f64,
     /// Relative L2 error ‖out - ref‖₂ / ‖ref‖₂ of the outputs.
     pub relative_l2: f64,
@@ -19,57 +21,66 @@ pub struct VerificationRecord {
     pub checked: u64,
     /// Elements of the outputs.
     pub total: u64,
-    /// Whether the elements were compared with the base build's outputs because there is no
-    /// reference.
+    /// Whether the outputs were compared with those of the base build instead of a reference,
+    /// because the case has no reference.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub with_base: bool,
-    /// Relative error from rounding the outputs to their dtypes; 0 if rounding is exact.
+    /// Relative L2 error that only rounding the reference to the outputs' dtypes causes; 0 if
+    /// rounding changes nothing.
     #[serde(default, skip_serializing_if = "verify::is_zero_error")]
     pub rounding: f64,
-    /// Errors of each output, by name, if several outputs are compared within bounds.
+    /// Errors by output name, if several outputs are compared within error bounds.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub by_output: BTreeMap<String, OutputErrors>,
-    /// Errors that were allowed, for the output with the widest tolerance.
+    pub by_output: BTreeMap<String, ErrorsRelativeToReference>,
+    /// Allowed errors of the output with the widest tolerance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub allowed: Option<AllowedErrors>,
-    /// Hash of the bits of all outputs; only in trials.
+    pub allowed: Option<AllowedOutputErrors>,
+    /// Hash of the bits of all outputs; recorded only in trials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
-    /// Identity of the inputs: a hash, or [`CONSTANT_DATA_SET`]; the hash only in trials.
+    /// Data set of the verification: a hash of the inputs (only in trials), or
+    /// [`DATA_SET_EQUAL_FOR_ALL_SEEDS`].
     ///
-    /// [`CONSTANT_DATA_SET`]: super::numerics::CONSTANT_DATA_SET
+    /// [`DATA_SET_EQUAL_FOR_ALL_SEEDS`]: super::numerics::DATA_SET_EQUAL_FOR_ALL_SEEDS
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_set: Option<String>,
-    /// Result of the comparison after timing; absent if nothing was timed.
+    /// Result of the second comparison, after timing; absent if nothing was timed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub after: Option<AfterTiming>,
-    /// Key of the earlier run whose comparison with the reference applies, because the outputs have
-    /// equal bits; absent if this run compared them.
+    pub after: Option<VerificationAfterTiming>,
+    /// Key of the earlier run whose comparison is reused because its outputs have equal bits;
+    /// absent if this run compared the outputs itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
 }
 
-impl VerificationRecord {
-    /// Checks the facts that deserialising does not enforce.
+impl OutputVerificationRecord {
+    /// Fails if more elements were compared than exist, or if an error is implausible or larger
+    /// than allowed.
     ///
     /// # Errors
     /// The error is a fragment of a sentence that names the problem.
-    pub fn validate(&self) -> Result<(), String> {
+    pub fn check_verification_plausible(&self) -> Result<(), String> {
         let Self { checked, total, .. } = *self;
         if checked > total {
             return Err(format!("{checked} elements compared of {total}"));
         }
         let after = self.after.map(|after| [after.max_error, after.relative_l2]);
         let [max_error, relative_l2] = after.unwrap_or_default();
-        let after = OutputErrors { max_error, relative_l2, rounding: 0.0 };
-        let allowed = self.allowed.map(|allowed| OutputErrors {
+        let after = ErrorsRelativeToReference { max_error, relative_l2, rounding: 0.0 };
+        let allowed = self.allowed.map(|allowed| ErrorsRelativeToReference {
             max_error: allowed.max_error,
             relative_l2: allowed.relative_l2,
             rounding: 0.0,
         });
-        let mut all = self.by_output.values().copied().chain([self.errors(), after]).chain(allowed);
-        all.try_for_each(|errors| errors.validate())?;
-        // A case with larger errors than allowed has failed and has no record.
+        let mut all = self
+            .by_output
+            .values()
+            .copied()
+            .chain([self.errors_of_all_outputs(), after])
+            .chain(allowed);
+        all.try_for_each(|errors| errors.check_errors_plausible())?;
+        // A record with larger errors than allowed is refused, because such a case fails and gets
+        // no record.
         let Some(allowed) = allowed.map(|allowed| allowed.max_error) else { return Ok(()) };
         let beyond = |error: f64, when: &str| match error > allowed {
             true => Err(format!("a maximum error of {error}{when} where {allowed} is allowed")),
@@ -79,27 +90,28 @@ impl VerificationRecord {
         beyond(after.max_error, " after timing")
     }
 
-    /// Returns which part of the outputs was verified.
-    pub const fn value(&self) -> VerificationExtent {
+    /// Returns which part of the outputs was verified, and against what.
+    pub const fn verification_extent(&self) -> OutputVerificationExtent {
         let Self { checked, total, .. } = *self;
         match (checked, self.with_base) {
-            (0, _) => VerificationExtent::Unverified,
-            (_, true) => VerificationExtent::ComparedWithBase { checked, total },
-            (_, false) => VerificationExtent::Verified { checked, total },
+            (0, _) => OutputVerificationExtent::Unverified,
+            (_, true) => OutputVerificationExtent::ComparedWithBase { checked, total },
+            (_, false) => OutputVerificationExtent::Verified { checked, total },
         }
     }
 
-    /// The maximum and the relative L2 error of all outputs.
-    pub const fn errors(&self) -> OutputErrors {
+    /// Returns the maximum error, the relative L2 error and the rounding error over all outputs.
+    pub const fn errors_of_all_outputs(&self) -> ErrorsRelativeToReference {
         let Self { max_error, relative_l2, rounding, .. } = *self;
-        OutputErrors { max_error, relative_l2, rounding }
+        ErrorsRelativeToReference { max_error, relative_l2, rounding }
     }
 }
 
-/// Extent to which the outputs of a case were verified.
+/// Which part of a case's outputs was compared, and whether with the reference or with the base
+/// build's outputs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum VerificationExtent {
+pub enum OutputVerificationExtent {
     /// Compared with the reference.
     Verified {
         /// Elements that were compared.
@@ -116,38 +128,39 @@ pub enum VerificationExtent {
     },
     /// Compared with nothing.
     Unverified,
-    /// No record states whether the outputs were compared.
+    /// No record states whether the outputs of the case were compared.
     #[default]
     Unknown,
 }
 
-impl VerificationExtent {
-    /// Returns whether the outputs were compared with the reference, at least in part.
-    pub const fn is_verified(self) -> bool {
+impl OutputVerificationExtent {
+    /// Returns whether at least a part of the outputs was compared with the reference.
+    pub const fn is_compared_with_reference(self) -> bool {
         matches!(self, Self::Verified { .. })
     }
 
-    /// Returns whether it is unknown if the outputs were verified.
+    /// Returns whether no record states if the outputs were compared.
     #[allow(clippy::trivially_copy_pass_by_ref)]
     pub fn is_unknown(&self) -> bool {
         *self == Self::Unknown
     }
 
-    /// Whether a smaller share of the outputs was compared than in another verification.
-    pub fn compares_less_than(self, other: Self) -> bool {
-        let (kind, checked, total) = self.verification_order();
-        let (other_kind, other_checked, other_total) = other.verification_order();
+    /// Returns whether this verification is weaker than another: by kind, or because it compared a
+    /// smaller share of the outputs.
+    pub fn is_weaker_than(self, other: Self) -> bool {
+        let (kind, checked, total) = self.strength_and_compared_elements();
+        let (other_kind, other_checked, other_total) = other.strength_and_compared_elements();
         let shares = [checked * other_total, other_checked * total];
         kind < other_kind || (kind == other_kind && shares[0] < shares[1])
     }
 
-    /// Returns the weaker of two verifications, the one that compared fewer outputs.
-    pub fn weaker_verification(self, other: Self) -> Self {
-        if other.compares_less_than(self) { other } else { self }
+    /// Returns the weaker of two verifications, by kind and by share of compared outputs.
+    pub fn weaker_of_both(self, other: Self) -> Self {
+        if other.is_weaker_than(self) { other } else { self }
     }
 
     /// Rank, elements compared, elements.
-    fn verification_order(self) -> (u8, u128, u128) {
+    fn strength_and_compared_elements(self) -> (u8, u128, u128) {
         match self {
             Self::Unknown => (0, 0, 1),
             Self::Unverified => (1, 0, 1),
@@ -156,11 +169,11 @@ impl VerificationExtent {
         }
     }
 
-    /// Checks the facts that deserialising does not enforce.
+    /// Fails if no elements were compared, or more than exist.
     ///
     /// # Errors
     /// The error is a fragment of a sentence that names the problem.
-    pub fn validate(self) -> Result<(), String> {
+    pub fn check_element_counts(self) -> Result<(), String> {
         match self {
             Self::Verified { checked, total } | Self::ComparedWithBase { checked, total }
                 if checked == 0 || checked > total =>
@@ -172,8 +185,8 @@ impl VerificationExtent {
     }
 }
 
-/// Prints a verification as "1 of 1600 elements verified".
-impl fmt::Display for VerificationExtent {
+/// Prints which part of the outputs was verified, such as "1 of 1600 elements verified".
+impl fmt::Display for OutputVerificationExtent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Verified { checked, total } if checked == total => {
@@ -189,59 +202,59 @@ impl fmt::Display for VerificationExtent {
     }
 }
 
-/// The errors that were allowed: of the workload's tolerance, and of the precision that it
-/// declares.
+/// Largest allowed errors of the outputs, by the workload's tolerance and the precision that the
+/// implementation declares.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct AllowedErrors {
-    /// Largest |out - ref| over the largest |ref|.
+pub struct AllowedOutputErrors {
+    /// Largest allowed absolute error, |out - ref|, divided by the largest |ref|.
     pub max_error: f64,
-    /// ‖out - ref‖₂ / ‖ref‖₂.
+    /// Largest allowed relative L2 error, ‖out - ref‖₂ / ‖ref‖₂.
     pub relative_l2: f64,
 }
 
-impl From<&ErrorBounds> for AllowedErrors {
-    fn from(bounds: &ErrorBounds) -> Self {
-        let Tolerance { max_error, relative_l2 } = bounds.largest_allowed_errors();
+impl From<&ErrorBoundsOfOutputs> for AllowedOutputErrors {
+    fn from(bounds: &ErrorBoundsOfOutputs) -> Self {
+        let Tolerance { max_error, relative_l2 } = bounds.largest_errors_allowed_for_any_output();
         Self { max_error, relative_l2 }
     }
 }
 
-/// Comparison of the outputs of the timed graph or launch, run once more after timing, with the
-/// reference.
+/// Result of running the timed graph or launch once more after timing, and comparing its outputs
+/// with the reference.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct AfterTiming {
-    /// Change of the inputs before the outputs were compared after timing.
-    pub inputs: InputChange,
-    /// Largest |out - ref| over the largest |ref|; 0 if the outputs have the bits of the verified
-    /// ones.
+pub struct VerificationAfterTiming {
+    /// How the inputs were changed before this launch after timing.
+    pub inputs: InputChangeAfterTiming,
+    /// Largest |out - ref| divided by the largest |ref|; 0 if the output bits equal those verified
+    /// before.
     pub max_error: f64,
-    /// ‖out - ref‖₂ / ‖ref‖₂; 0 if the outputs are equal.
+    /// Relative L2 error ‖out - ref‖₂ / ‖ref‖₂; 0 if the output bits equal those verified before.
     pub relative_l2: f64,
 }
 
-impl AfterTiming {
-    /// Verification of outputs that have the same bits as verified outputs of the same inputs.
-    pub const SAME_BITS_VERIFICATION: Self =
-        Self { inputs: InputChange::Same, max_error: 0.0, relative_l2: 0.0 };
+impl VerificationAfterTiming {
+    /// Result for unchanged inputs whose output bits equal the bits verified before timing.
+    pub const EQUAL_BITS_FOR_UNCHANGED_INPUTS: Self =
+        Self { inputs: InputChangeAfterTiming::Same, max_error: 0.0, relative_l2: 0.0 };
 }
 
-/// The way in which inputs were changed between timing and the check after it.
+/// How the inputs were changed between timing and the verification after timing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum InputChange {
-    /// The inputs were rolled along an axis on which the computation does not depend.
+pub enum InputChangeAfterTiming {
+    /// The inputs were rotated along an axis whose order does not influence the computation.
     Rolled,
-    /// Inputs were negated, because the computation is linear.
+    /// The inputs were negated, because the computation is linear.
     Negated,
     /// Drawn anew.
     Redrawn,
-    /// The inputs were not changed: a remembered result would pass.
+    /// The inputs were not changed, so a launch that returned remembered results would pass.
     Same,
 }
 
-impl InputChange {
+impl InputChangeAfterTiming {
     /// "with inputs rolled".
-    pub const fn words(self) -> &'static str {
+    pub const fn description_for_messages(self) -> &'static str {
         match self {
             Self::Rolled => "with inputs rolled",
             Self::Negated => "with inputs negated",
@@ -251,10 +264,10 @@ impl InputChange {
     }
 }
 
-impl From<OutputComparison> for VerificationRecord {
-    fn from(comparison: OutputComparison) -> Self {
-        let OutputComparison { errors, by_output, checked, total, with_base } = comparison;
-        let OutputErrors { max_error, relative_l2, rounding } = errors;
+impl From<ComparisonWithReference> for OutputVerificationRecord {
+    fn from(comparison: ComparisonWithReference) -> Self {
+        let ComparisonWithReference { errors, by_output, checked, total, with_base } = comparison;
+        let ErrorsRelativeToReference { max_error, relative_l2, rounding } = errors;
         Self {
             max_error,
             relative_l2,
@@ -271,7 +284,7 @@ impl From<OutputComparison> for VerificationRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use VerificationExtent::{ComparedWithBase, Unknown, Unverified, Verified};
+    use OutputVerificationExtent::{ComparedWithBase, Unknown, Unverified, Verified};
 
     #[test]
     fn a_verification_of_fewer_elements_counts_as_weaker() {
@@ -284,36 +297,36 @@ mod tests {
             (Unverified, based),
             (Unknown, Unverified),
         ] {
-            assert!(
-                less.compares_less_than(more) && !more.compares_less_than(less),
-                "{less} {more}"
-            );
-            assert_eq!([less.weaker_verification(more), more.weaker_verification(less)], [less; 2]);
+            assert!(less.is_weaker_than(more) && !more.is_weaker_than(less), "{less} {more}");
+            assert_eq!([less.weaker_of_both(more), more.weaker_of_both(less)], [less; 2]);
         }
-        assert!(!verified(2, 4).compares_less_than(verified(1, 2)));
-        assert!(!verified(u64::MAX, u64::MAX).compares_less_than(verified(1, 1)));
+        assert!(!verified(2, 4).is_weaker_than(verified(1, 2)));
+        assert!(!verified(u64::MAX, u64::MAX).is_weaker_than(verified(1, 1)));
     }
 
     #[test]
-    fn a_record_without_compared_elements_counts_as_unverified() {
-        let record = |checked, with_base| VerificationRecord {
+    fn a_record_without_compared_elements_is_unverified() {
+        let record = |checked, with_base| OutputVerificationRecord {
             checked,
             total: 4,
             with_base,
-            ..VerificationRecord::default()
+            ..OutputVerificationRecord::default()
         };
-        assert_eq!(record(0, true).value(), Unverified);
-        assert_eq!(record(4, true).value(), ComparedWithBase { checked: 4, total: 4 });
-        assert_eq!(record(3, false).value(), Verified { checked: 3, total: 4 });
+        assert_eq!(record(0, true).verification_extent(), Unverified);
+        assert_eq!(
+            record(4, true).verification_extent(),
+            ComparedWithBase { checked: 4, total: 4 }
+        );
+        assert_eq!(record(3, false).verification_extent(), Verified { checked: 3, total: 4 });
     }
 
     #[test]
     fn a_verification_of_no_or_too_many_elements_is_refused() {
         for (checked, total) in [(0, 4), (5, 4)] {
             let why = Err(format!("{checked} elements compared of {total}"));
-            assert_eq!(Verified { checked, total }.validate(), why);
-            assert_eq!(ComparedWithBase { checked, total }.validate(), why);
+            assert_eq!(Verified { checked, total }.check_element_counts(), why);
+            assert_eq!(ComparedWithBase { checked, total }.check_element_counts(), why);
         }
-        assert_eq!(Verified { checked: 4, total: 4 }.validate(), Ok(()));
+        assert_eq!(Verified { checked: 4, total: 4 }.check_element_counts(), Ok(()));
     }
 }

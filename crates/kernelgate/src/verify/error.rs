@@ -1,17 +1,18 @@
-//! Reasons why a case fails verification and gets no time.
+//! Defines the reasons why a case fails verification and is not timed.
 
-use kernelgate_cuda::CaseFailure;
+use kernelgate_cuda::CaseFailureReason;
 use serde::{Serialize, Serializer};
 
 use crate::backend::BackendError;
-use crate::backend::failure_facts::failure_with_facts;
+use crate::backend::failure_facts::case_failure_with_error_fields;
 use crate::workload::Dtype;
 
-/// The reason why the outputs of a case are wrong.
+/// The reason why the outputs of a case are wrong or could not be verified.
 #[derive(Debug, Clone, PartialEq, Serialize, thiserror::Error)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum VerifyError {
-    /// The output has elements that are NaN, infinite or still poisoned.
+pub enum OutputVerificationError {
+    /// The output contains elements that are NaN or infinite, or that were not written and still
+    /// contain poison.
     #[error(
         "output `{output}`: {count} of {total} elements are not finite, first at {first}: not \
          written, or overflowed"
@@ -23,10 +24,10 @@ pub enum VerifyError {
         count: u64,
         /// Total number of elements.
         total: u64,
-        /// Row-major index of the first element that is wrong.
+        /// Row-major index of the first element that differs.
         first: usize,
     },
-    /// An output differs from the reference by more than the tolerance.
+    /// An output differs from the reference by more than the tolerance allows.
     #[error(
         "output `{output}`: max error {max_error:.2e} (allowed {max_error_allowed:e}), \
          relative L2 {relative_l2:.2e} (allowed {relative_l2_allowed:e}); \
@@ -35,9 +36,9 @@ pub enum VerifyError {
     TooFar {
         /// The output.
         output: String,
-        /// Largest |out - ref| over the largest |ref| of the output.
+        /// Largest absolute error of the output, |out - ref|, divided by its largest |ref|.
         max_error: f64,
-        /// Relative L2 error ‖out - ref‖₂ / ‖ref‖₂ of the output.
+        /// Relative L2 error Relative L2 error of the output, ‖out - ref‖₂ / ‖ref‖₂.
         relative_l2: f64,
         /// Allowed largest error.
         max_error_allowed: f64,
@@ -50,8 +51,8 @@ pub enum VerifyError {
         /// The reference.
         expected: f64,
     },
-    /// The output's errors are within the tolerance, but as large as those of a computation in a
-    /// lower precision than declared.
+    /// The output's errors are within the tolerance, but so large that the computation used a lower
+    /// precision than the problem declares.
     #[error(
         "output `{output}`: relative L2 {relative_l2:.2e} (the declared {} allows {relative_l2_allowed:.1e}: a \
          quarter of what rounding the inputs to {bits} significant bits costs): it computes in a \
@@ -66,9 +67,9 @@ pub enum VerifyError {
         /// Allowed relative L2 error.
         relative_l2_allowed: f64,
         /// The declared precision.
-        #[serde(serialize_with = "serialize_name")]
+        #[serde(serialize_with = "serialize_dtype_name")]
         declared: Dtype,
-        /// Significant bits of the next lower precision.
+        /// Significant bits of the format with the next lower precision.
         bits: u32,
     },
     /// Integers that differ.
@@ -85,12 +86,12 @@ pub enum VerifyError {
         checked: u64,
         /// Row-major index of the first element that is not finite.
         first: usize,
-        /// Value of the first wrong element.
+        /// Value of the first element that differs.
         actual: f64,
         /// The reference.
         expected: f64,
     },
-    /// The shape of an output differs from the workload's definition.
+    /// An output is missing, or its shape or dtype differs from the reference.
     #[error("output `{output}`: {problem}")]
     Shape {
         /// The output.
@@ -99,7 +100,8 @@ pub enum VerifyError {
         #[serde(skip)]
         problem: String,
     },
-    /// The workload's reference contradicts its own shape.
+    /// The workload's reference is malformed: its values do not match its shape or rows, or are not
+    /// finite.
     #[error("reference of output `{output}`: {problem}")]
     Reference {
         /// The output.
@@ -108,11 +110,12 @@ pub enum VerifyError {
         #[serde(skip)]
         problem: String,
     },
-    /// The outputs differ from those of the base build, and there is no reference to compare with.
+    /// The outputs differ from those of the base build, with which they were compared because the
+    /// case has no reference.
     #[error("against the outputs of the base's build: {0}")]
     #[serde(skip)]
-    UnlikeBase(Box<VerifyError>),
-    /// The reference has no elements, so nothing would be verified.
+    UnlikeBase(Box<OutputVerificationError>),
+    /// The reference contains no elements, so nothing was compared.
     #[error("the reference holds no element: nothing was compared")]
     #[serde(rename = "nothing_compared")]
     Nothing,
@@ -122,17 +125,19 @@ pub enum VerifyError {
     Backend(#[from] BackendError),
 }
 
-impl From<&VerifyError> for CaseFailure {
-    fn from(error: &VerifyError) -> Self {
+impl From<&OutputVerificationError> for CaseFailureReason {
+    fn from(error: &OutputVerificationError) -> Self {
         match error {
-            VerifyError::UnlikeBase(inner) => Self::from(&**inner).with_text(error.to_string()),
-            VerifyError::Backend(inner) => inner.into(),
-            _ => failure_with_facts(error),
+            OutputVerificationError::UnlikeBase(inner) => {
+                Self::from(&**inner).with_sentence(error.to_string())
+            }
+            OutputVerificationError::Backend(inner) => inner.into(),
+            _ => case_failure_with_error_fields(error),
         }
     }
 }
 
-fn serialize_name<S: Serializer>(dtype: &Dtype, to: S) -> Result<S::Ok, S::Error> {
+fn serialize_dtype_name<S: Serializer>(dtype: &Dtype, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(dtype.name())
 }
 
@@ -141,25 +146,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_output_is_recorded_as_a_reason_with_its_fields() {
-        let precision = VerifyError::Precision {
+    fn a_wrong_output_is_recorded_as_reason_with_its_fields() {
+        let precision = OutputVerificationError::Precision {
             output: "out".to_owned(),
             relative_l2: 0.5,
             relative_l2_allowed: 0.25,
             declared: Dtype::F32,
             bits: 11,
         };
-        let error = VerifyError::UnlikeBase(Box::new(precision));
-        let failure = CaseFailure::from(&error);
+        let error = OutputVerificationError::UnlikeBase(Box::new(precision));
+        let failure = CaseFailureReason::from(&error);
         assert_eq!(failure.kind, "precision");
         let names = [("declared", "f32"), ("output", "out")];
         assert_eq!(failure.names, names.map(|(name, it)| (name.to_owned(), it.to_owned())).into());
         let numbers = [("bits", 11.0), ("relative_l2", 0.5), ("relative_l2_allowed", 0.25)];
         assert_eq!(failure.numbers, numbers.map(|(name, it)| (name.to_owned(), it)).into());
         assert_eq!(failure.text, error.to_string());
-        assert_eq!(CaseFailure::from(&VerifyError::Nothing).kind, "nothing_compared");
+        assert_eq!(
+            CaseFailureReason::from(&OutputVerificationError::Nothing).kind,
+            "nothing_compared"
+        );
         let problem = "not written".to_owned();
-        let shape = CaseFailure::from(&VerifyError::Shape { output: "out".to_owned(), problem });
+        let shape = CaseFailureReason::from(&OutputVerificationError::Shape {
+            output: "out".to_owned(),
+            problem,
+        });
         assert_eq!((shape.kind.as_str(), shape.names.len()), ("shape", 1));
     }
 }

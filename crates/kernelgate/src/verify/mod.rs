@@ -1,5 +1,5 @@
-//! An implementation's output against the fp64 reference: every element that the reference holds,
-//! none excused.
+//! Compares an implementation's outputs with the fp64 reference: every element that the reference
+//! contains must agree.
 
 mod error;
 pub mod precision;
@@ -12,34 +12,35 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::backend::{BackendError, Executable, host_timeout};
 use crate::workload::{Dtype, Expected, Tensor, TensorData, Tensors, Tolerance};
-pub use error::VerifyError;
-pub use precision::{ErrorBounds, PrecisionLimit};
+pub use error::OutputVerificationError;
+pub use precision::{ErrorBoundsOfOutputs, PrecisionErrorLimits};
 
-/// Largest relative error that a file may hold: products of two are finite.
-const MAX_RECORDED_ERROR: f64 = 1e100;
+/// Largest error that a record file may contain; the product of two such errors is finite.
+const MAX_PLAUSIBLE_OUTPUT_ERROR: f64 = 1e100;
 
-/// Errors of all outputs, or of one output, against the reference.
+/// Errors relative to the reference, of one output or the largest over all outputs of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
-pub struct OutputErrors {
-    /// Largest |out - ref| over the largest |ref| of the same output; of several, the worst.
+pub struct ErrorsRelativeToReference {
+    /// Largest absolute error, |out - ref|, divided by the largest |ref| of the same output; for
+    /// several outputs the largest of these.
     pub max_error: f64,
-    /// Relative L2 error ‖out - ref‖₂ / ‖ref‖₂; of several outputs, the largest.
+    /// Relative L2 error ‖out - ref‖₂ / ‖ref‖₂; for several outputs the largest of these.
     pub relative_l2: f64,
-    /// Unit roundoff of the outputs' dtype (the largest one of several outputs): the relative error
-    /// from rounding; 0 for integers.
+    /// Relative error from rounding to the output's dtype (its unit roundoff, for several outputs
+    /// the largest); 0 for integers.
     #[serde(default, skip_serializing_if = "is_zero_error")]
     pub rounding: f64,
 }
 
-/// Returns whether an error is 0, which files do not store.
+/// Returns whether an error is 0, which record files omit.
 #[allow(clippy::trivially_copy_pass_by_ref)]
 pub(crate) fn is_zero_error(error: &f64) -> bool {
     *error == 0.0
 }
 
-impl OutputErrors {
-    /// Returns the larger value of each kind of error.
-    pub const fn larger_of_each_error(self, other: Self) -> Self {
+impl ErrorsRelativeToReference {
+    /// Returns, for each kind of error, the larger one of the two values.
+    pub const fn larger_of_each_kind_of_error(self, other: Self) -> Self {
         Self {
             max_error: self.max_error.max(other.max_error),
             relative_l2: self.relative_l2.max(other.relative_l2),
@@ -47,13 +48,13 @@ impl OutputErrors {
         }
     }
 
-    /// Checks the facts that deserialising does not enforce.
+    /// Fails if an error is negative, not a number or implausibly large.
     ///
     /// # Errors
     /// The error is a fragment of a sentence that names the problem.
-    pub fn validate(&self) -> Result<(), String> {
+    pub fn check_errors_plausible(&self) -> Result<(), String> {
         let all = [self.max_error, self.relative_l2, self.rounding];
-        match all.into_iter().find(|error| !(0.0..=MAX_RECORDED_ERROR).contains(error)) {
+        match all.into_iter().find(|error| !(0.0..=MAX_PLAUSIBLE_OUTPUT_ERROR).contains(error)) {
             Some(error) => Err(format!("an error of {error}")),
             None => Ok(()),
         }
@@ -62,68 +63,74 @@ impl OutputErrors {
 
 /// How outputs compared.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct OutputComparison {
+pub struct ComparisonWithReference {
     /// Errors over all outputs.
-    pub errors: OutputErrors,
-    /// Errors of each output, by name, if several are compared within bounds; integers are exact.
-    pub by_output: BTreeMap<String, OutputErrors>,
-    /// Number of elements that were compared with the reference.
+    pub errors: ErrorsRelativeToReference,
+    /// Errors of each output by name, if several floating-point outputs were compared; integers
+    /// must be equal and have none.
+    pub by_output: BTreeMap<String, ErrorsRelativeToReference>,
+    /// Number of output elements that were compared with the reference.
     pub checked: u64,
-    /// Number of elements in the outputs; those that are not compared are only checked to be
-    /// finite.
+    /// Number of all output elements; those that are not compared only have to be finite.
     pub total: u64,
-    /// Whether the elements were compared with the base build's outputs because there is no
+    /// Whether the outputs were compared with those of the base build, because the case has no
     /// reference.
     pub with_base: bool,
 }
 
-/// Launches, poisons the outputs, launches again and compares.
+/// Launches, poisons the outputs, launches again, and compares the outputs with the reference.
 ///
-/// Only the second launch is compared: every timed launch also finds the scratch memory of an
-/// earlier one.
+/// Only the second launch is compared, because every timed launch also finds the scratch memory of
+/// an earlier launch.
 ///
 /// # Errors
 /// Fails if a launch fails or an output is wrong.
-pub fn launch_and_verify(
+pub fn launch_twice_and_compare_with_reference(
     executable: &mut dyn Executable,
     expected: &[Expected],
-    bounds: impl Into<ErrorBounds>,
-) -> Result<OutputComparison, VerifyError> {
-    launch_on_poisoned_outputs(executable)?;
-    compare_outputs(executable.outputs()?, expected, bounds)
+    bounds: impl Into<ErrorBoundsOfOutputs>,
+) -> Result<ComparisonWithReference, OutputVerificationError> {
+    launch_again_on_poisoned_outputs(executable)?;
+    compare_outputs_with_reference(executable.outputs_on_host()?, expected, bounds)
 }
 
-/// Launches, poisons the outputs and launches again; the outputs are then ready to be compared.
-pub fn launch_on_poisoned_outputs(executable: &mut dyn Executable) -> Result<(), BackendError> {
-    let _watched = host_timeout::watch_host_launches();
-    executable.reset()?;
-    executable.launch()?;
-    executable.synchronize()?;
+/// Launches, poisons the outputs and launches again, so that the outputs can be compared with the
+/// reference.
+pub fn launch_again_on_poisoned_outputs(
+    executable: &mut dyn Executable,
+) -> Result<(), BackendError> {
+    let _watched = host_timeout::start_timeout_of_host_launches();
+    executable.reset_state()?;
+    executable.launch_once()?;
+    executable.wait_for_launches()?;
     executable.poison_outputs()?;
-    executable.reset()?;
-    executable.launch()?;
-    executable.synchronize()
+    executable.reset_state()?;
+    executable.launch_once()?;
+    executable.wait_for_launches()
 }
 
-/// Checks outputs without a reference: every element must be finite. No element is compared.
+/// Checks outputs that have no reference: every element must be finite. The result states that no
+/// element was compared.
 ///
 /// # Errors
-/// Fails with [`VerifyError::NotFinite`] if an output was not written, or overflowed.
-pub fn check_finite_outputs(outputs: &Tensors) -> Result<OutputComparison, VerifyError> {
-    let mut comparison = OutputComparison::default();
+/// Fails with [`OutputVerificationError::NotFinite`] if an output was not written, or overflowed.
+pub fn check_outputs_without_reference(
+    outputs: &Tensors,
+) -> Result<ComparisonWithReference, OutputVerificationError> {
+    let mut comparison = ComparisonWithReference::default();
     for (name, output) in outputs.iter() {
-        check_finite(name, output)?;
-        check_not_poison(name, output)?;
+        check_output_is_finite(name, output)?;
+        check_integers_are_not_all_poison(name, output)?;
         comparison.total += output.len() as u64;
     }
     Ok(comparison)
 }
 
-/// Outputs as a reference: of another row, or of the row itself.
-pub fn outputs_as_reference(outputs: &Tensors) -> Vec<Expected> {
+/// Makes a reference of the outputs of another implementation, or of another launch.
+pub fn reference_from_outputs(outputs: &Tensors) -> Vec<Expected> {
     let values = |output: &Tensor| match output.tensor_data() {
         TensorData::I8(values) => TensorData::I8(values.clone()),
-        _ => TensorData::F64(output.to_f64(0, output.len())),
+        _ => TensorData::F64(output.elements_to_f64(0, output.len())),
     };
     let each = |(name, output): (&str, &Tensor)| {
         Expected::all(name, output.shape().to_vec(), values(output))
@@ -131,8 +138,8 @@ pub fn outputs_as_reference(outputs: &Tensors) -> Vec<Expected> {
     outputs.iter().map(each).collect()
 }
 
-/// Hash of names, shapes, dtypes and bits of all outputs: 32 hexadecimal digits.
-pub fn digest_of_outputs(outputs: &Tensors) -> String {
+/// Returns a hash of names, shapes, dtypes and bits of all outputs, as 32 hexadecimal digits.
+pub fn output_bits_hash_hex(outputs: &Tensors) -> String {
     let mut hasher = Xxh3Default::new();
     for (name, tensor) in outputs.iter() {
         hasher.update(format!("{name} {:?} {} ", tensor.shape(), tensor.dtype().name()).as_bytes());
@@ -141,70 +148,77 @@ pub fn digest_of_outputs(outputs: &Tensors) -> String {
     format!("{:032x}", hasher.digest128())
 }
 
-/// Launches once more and compares bits with the outputs of the last launch: whether the order of
-/// additions is fixed.
-pub fn repeats_bit_by_bit(executable: &mut dyn Executable) -> Result<bool, BackendError> {
-    let before = executable.outputs()?.clone();
-    let _watched = host_timeout::watch_host_launches();
+/// Launches once more and returns whether the output bits equal those of the last launch, which
+/// shows that the order of additions is fixed.
+pub fn launch_again_and_compare_bits(
+    executable: &mut dyn Executable,
+) -> Result<bool, BackendError> {
+    let before = executable.outputs_on_host()?.clone();
+    let _watched = host_timeout::start_timeout_of_host_launches();
     executable.poison_outputs()?;
-    executable.reset()?;
-    executable.launch()?;
-    executable.synchronize()?;
-    let after = executable.outputs()?;
+    executable.reset_state()?;
+    executable.launch_once()?;
+    executable.wait_for_launches()?;
+    let after = executable.outputs_on_host()?;
     Ok(before.iter().all(|(name, tensor)| {
         after.get(name).is_some_and(|again| again.as_bytes() == tensor.as_bytes())
     }))
 }
 
-/// Compares the outputs of a launch with the reference.
+/// Compares the outputs of a launch with the reference, within the given error bounds.
 ///
 /// # Errors
 /// Fails if an output is missing, misshapen, unknown to the reference, not finite, or further away
 /// than the tolerance or the declared precision, or if the reference itself is empty or malformed.
-pub fn compare_outputs(
+pub fn compare_outputs_with_reference(
     outputs: &Tensors,
     expected: &[Expected],
-    bounds: impl Into<ErrorBounds>,
-) -> Result<OutputComparison, VerifyError> {
+    bounds: impl Into<ErrorBoundsOfOutputs>,
+) -> Result<ComparisonWithReference, OutputVerificationError> {
     let bounds = bounds.into();
-    check_reference(expected)?;
+    check_reference_is_well_formed(expected)?;
     if expected.is_empty() {
-        return Err(VerifyError::Nothing);
+        return Err(OutputVerificationError::Nothing);
     }
     for (name, _) in outputs.iter() {
         if expected.iter().all(|one| one.name != name) {
-            return Err(VerifyError::Shape {
+            return Err(OutputVerificationError::Shape {
                 output: name.to_owned(),
                 problem: "the reference does not hold it".to_owned(),
             });
         }
     }
-    let mut comparison = OutputComparison::default();
+    let mut comparison = ComparisonWithReference::default();
     for (i, one) in expected.iter().enumerate() {
-        let output = output_with_expected_shape(outputs, one)?;
-        // An output may be compared with several references, each for some of its rows.
+        let output = output_matching_reference(outputs, one)?;
+        // An output may have several references, each for some of its rows; its finiteness is
+        // checked only once.
         if expected[..i].iter().all(|earlier| earlier.name != one.name) {
-            check_finite(&one.name, output)?;
+            check_output_is_finite(&one.name, output)?;
             comparison.total += output.len() as u64;
         }
-        let found = compare_expected_rows(output, one, bounds.tolerance_of_output(&one.name))?;
-        comparison.errors = comparison.errors.larger_of_each_error(found);
+        let found =
+            compare_rows_of_one_reference(output, one, bounds.tolerance_of_output(&one.name))?;
+        comparison.errors = comparison.errors.larger_of_each_kind_of_error(found);
         if output.dtype() != Dtype::I8 {
             let errors = comparison.by_output.entry(one.name.clone()).or_default();
-            *errors = errors.larger_of_each_error(found);
+            *errors = errors.larger_of_each_kind_of_error(found);
         }
         comparison.checked += one.values.len() as u64;
     }
     if comparison.checked == 0 {
-        return Err(VerifyError::Nothing);
+        return Err(OutputVerificationError::Nothing);
     }
-    for (name, &OutputErrors { relative_l2, .. }) in &comparison.by_output {
-        if let Some((declared, relative_l2_allowed)) = bounds.declared_precision_of(name)
+    for (name, &ErrorsRelativeToReference { relative_l2, .. }) in &comparison.by_output {
+        if let Some((declared, relative_l2_allowed)) =
+            bounds.declared_precision_and_limit_of_output(name)
             && relative_l2 > relative_l2_allowed
         {
-            let (output, bits) =
-                (name.clone(), precision::next_lower_precision_bits(declared).unwrap_or_default());
-            return Err(VerifyError::Precision {
+            let (output, bits) = (
+                name.clone(),
+                precision::significant_bits_of_next_lower_precision(declared).unwrap_or_default(),
+            );
+            return Err(OutputVerificationError::Precision {
                 output,
                 relative_l2,
                 relative_l2_allowed,
@@ -219,20 +233,23 @@ pub fn compare_outputs(
     Ok(comparison)
 }
 
-/// Checks that every reference is finite, holds the values that its shape and rows promise, and no
-/// row twice.
-fn check_reference(expected: &[Expected]) -> Result<(), VerifyError> {
-    // Rows found per output, one mark for each: an output may have a hundred thousand rows.
+/// Fails unless every reference is finite, has as many values as its shape and rows need, and no
+/// row occurs twice.
+fn check_reference_is_well_formed(expected: &[Expected]) -> Result<(), OutputVerificationError> {
+    // One mark for each row of an output, because an output may have a hundred thousand rows.
     let mut seen: BTreeMap<&str, Vec<bool>> = BTreeMap::new();
     for one in expected {
-        let error = |problem: String| VerifyError::Reference { output: one.name.clone(), problem };
+        let error = |problem: String| OutputVerificationError::Reference {
+            output: one.name.clone(),
+            problem,
+        };
         let (elements, row_len) = (one.shape.iter().product::<usize>(), one.row_elements());
         let in_shape = elements / row_len.max(1);
         let rows = one.rows.as_ref().map_or(in_shape, Vec::len);
         let held = match &one.values {
             TensorData::F64(values) => {
                 let finite = |piece: &[f64]| piece.iter().fold(true, |all, x| all & x.is_finite());
-                if !values.par_chunks(ELEMENTS_PER_TASK).all(finite) {
+                if !values.par_chunks(ELEMENTS_PER_PARALLEL_TASK).all(finite) {
                     let at = values.iter().position(|value| !value.is_finite()).unwrap_or(0);
                     return Err(error(format!("value {at} is {}", values[at])));
                 }
@@ -260,12 +277,13 @@ fn check_reference(expected: &[Expected]) -> Result<(), VerifyError> {
     Ok(())
 }
 
-/// Finds the output that a reference describes, if its shape and kind agree.
-fn output_with_expected_shape<'a>(
+/// Returns the output that a reference describes, and fails if its shape or dtype does not match.
+fn output_matching_reference<'a>(
     outputs: &'a Tensors,
     expected: &Expected,
-) -> Result<&'a Tensor, VerifyError> {
-    let error = |problem: String| VerifyError::Shape { output: expected.name.clone(), problem };
+) -> Result<&'a Tensor, OutputVerificationError> {
+    let error =
+        |problem: String| OutputVerificationError::Shape { output: expected.name.clone(), problem };
     let output = outputs.get(&expected.name).ok_or_else(|| error("missing".to_owned()))?;
     if output.shape() != expected.shape {
         return Err(error(format!("shape {:?}, expected {:?}", output.shape(), expected.shape)));
@@ -281,49 +299,59 @@ fn output_with_expected_shape<'a>(
     Ok(output)
 }
 
-/// Number of elements that one task compares.
-const ELEMENTS_PER_TASK: usize = 1 << 16;
+/// Number of elements that one parallel task compares.
+const ELEMENTS_PER_PARALLEL_TASK: usize = 1 << 16;
 
-/// Consecutive elements of an output and their expected values.
-struct ReferencePiece<'a, T> {
+/// Consecutive expected elements of an output, from the row-major index `from` on.
+struct ConsecutiveExpectedElements<'a, T> {
     from: usize,
     expected: &'a [T],
 }
 
-/// The reference in pieces: whole rows if only some are sampled, else any cut.
-fn reference_pieces<'a, T>(expected: &Expected, values: &'a [T]) -> Vec<ReferencePiece<'a, T>> {
+/// Divides a reference for parallel tasks: at row boundaries if only some rows are sampled,
+/// otherwise into pieces of equal length.
+fn divide_reference_for_tasks<'a, T>(
+    expected: &Expected,
+    values: &'a [T],
+) -> Vec<ConsecutiveExpectedElements<'a, T>> {
     match &expected.rows {
         None => values
-            .chunks(ELEMENTS_PER_TASK)
+            .chunks(ELEMENTS_PER_PARALLEL_TASK)
             .enumerate()
-            .map(|(i, expected)| ReferencePiece { from: i * ELEMENTS_PER_TASK, expected })
+            .map(|(i, expected)| ConsecutiveExpectedElements {
+                from: i * ELEMENTS_PER_PARALLEL_TASK,
+                expected,
+            })
             .collect(),
         Some(rows) => {
             let row_len = expected.row_elements();
             rows.iter()
                 .zip(values.chunks(row_len.max(1)))
-                .map(|(row, expected)| ReferencePiece { from: row * row_len, expected })
+                .map(|(row, expected)| ConsecutiveExpectedElements {
+                    from: row * row_len,
+                    expected,
+                })
                 .collect()
         }
     }
 }
 
-fn compare_expected_rows(
+fn compare_rows_of_one_reference(
     output: &Tensor,
     expected: &Expected,
     tolerance: Tolerance,
-) -> Result<OutputErrors, VerifyError> {
+) -> Result<ErrorsRelativeToReference, OutputVerificationError> {
     let name = || expected.name.clone();
     match &expected.values {
         TensorData::I8(values) => {
-            let found: Vec<IntegerDifferences> = reference_pieces(expected, values)
+            let found: Vec<DifferingIntegers> = divide_reference_for_tasks(expected, values)
                 .par_iter()
-                .map(|piece| IntegerDifferences::count_differences(output, piece))
+                .map(|piece| DifferingIntegers::count_differing_integers(output, piece))
                 .collect();
             let checked = values.len() as u64;
             match found.iter().find_map(|differences| differences.first) {
-                None => Ok(OutputErrors::default()),
-                Some((first, actual, wanted)) => Err(VerifyError::Differs {
+                None => Ok(ErrorsRelativeToReference::default()),
+                Some((first, actual, wanted)) => Err(OutputVerificationError::Differs {
                     output: name(),
                     count: found.iter().map(|differences| differences.count).sum(),
                     checked,
@@ -334,19 +362,23 @@ fn compare_expected_rows(
             }
         }
         TensorData::F64(values) => {
-            let parts: Vec<ErrorSums> = reference_pieces(expected, values)
+            let parts: Vec<SumsAndMaximaOfErrors> = divide_reference_for_tasks(expected, values)
                 .par_iter()
-                .map(|piece| ErrorSums::compare(output, piece))
+                .map(|piece| SumsAndMaximaOfErrors::sums_of_errors_in_piece(output, piece))
                 .collect();
-            // The sums are added in order, so that the thread count changes no bit of the result.
-            let sums = parts.into_iter().fold(ErrorSums::default(), ErrorSums::plus);
-            let (max_error, relative_l2) = sums.max_and_relative_l2(values.len());
-            // The condition is written so that a NaN in either figure fails.
+            // The error sums of the pieces are added in order, so that the number of threads does
+            // not change any bit of the result.
+            let sums = parts.into_iter().fold(
+                SumsAndMaximaOfErrors::default(),
+                SumsAndMaximaOfErrors::combine_with_next_piece,
+            );
+            let (max_error, relative_l2) = sums.max_error_and_relative_l2_error(values.len());
+            // The comparison is written so that a NaN in either error fails.
             if max_error <= tolerance.max_error && relative_l2 <= tolerance.relative_l2 {
                 let rounding = output.dtype().unit_roundoff();
-                return Ok(OutputErrors { max_error, relative_l2, rounding });
+                return Ok(ErrorsRelativeToReference { max_error, relative_l2, rounding });
             }
-            Err(VerifyError::TooFar {
+            Err(OutputVerificationError::TooFar {
                 output: name(),
                 max_error,
                 relative_l2,
@@ -357,30 +389,30 @@ fn compare_expected_rows(
                 expected: sums.worst_expected,
             })
         }
-        _ => unreachable!("check_reference refuses other references"),
+        _ => unreachable!("check_reference_is_well_formed refuses other references"),
     }
 }
 
-fn check_finite(name: &str, output: &Tensor) -> Result<(), VerifyError> {
+fn check_output_is_finite(name: &str, output: &Tensor) -> Result<(), OutputVerificationError> {
     if matches!(output.tensor_data(), TensorData::I8(_)) {
         return Ok(());
     }
-    let starts: Vec<usize> = (0..output.len()).step_by(ELEMENTS_PER_TASK).collect();
+    let starts: Vec<usize> = (0..output.len()).step_by(ELEMENTS_PER_PARALLEL_TASK).collect();
     let found: Vec<(u64, Option<usize>)> = starts
         .par_iter()
         .map(|&from| {
-            let len = ELEMENTS_PER_TASK.min(output.len() - from);
-            if output.are_all_finite(from, len) {
+            let len = ELEMENTS_PER_PARALLEL_TASK.min(output.len() - from);
+            if output.are_elements_finite(from, len) {
                 return (0, None);
             }
-            let values = output.to_f64(from, len);
+            let values = output.elements_to_f64(from, len);
             let count = values.iter().filter(|value| !value.is_finite()).count() as u64;
             (count, values.iter().position(|value| !value.is_finite()).map(|column| from + column))
         })
         .collect();
     match found.iter().find_map(|(_, first)| *first) {
         None => Ok(()),
-        Some(first) => Err(VerifyError::NotFinite {
+        Some(first) => Err(OutputVerificationError::NotFinite {
             output: name.to_owned(),
             count: found.iter().map(|(count, _)| count).sum(),
             total: output.len() as u64,
@@ -389,31 +421,38 @@ fn check_finite(name: &str, output: &Tensor) -> Result<(), VerifyError> {
     }
 }
 
-/// Checks that integers were overwritten: they are always finite, so only the poison value shows a
-/// missing write.
-fn check_not_poison(name: &str, output: &Tensor) -> Result<(), VerifyError> {
+/// Checks that integers were written: integers are always finite, so only poison values show that a
+/// write is missing.
+fn check_integers_are_not_all_poison(
+    name: &str,
+    output: &Tensor,
+) -> Result<(), OutputVerificationError> {
     match output.tensor_data() {
         TensorData::I8(values)
             if values.iter().all(|&value| value == i8::MIN) && !values.is_empty() =>
         {
-            Err(VerifyError::Shape { output: name.to_owned(), problem: "not written".to_owned() })
+            Err(OutputVerificationError::Shape {
+                output: name.to_owned(),
+                problem: "not written".to_owned(),
+            })
         }
         _ => Ok(()),
     }
 }
 
-/// Integers that differ from their expected values.
-struct IntegerDifferences {
+/// The integers of an output piece that differ from their expected values: their number and the
+/// first of them.
+struct DifferingIntegers {
     count: u64,
-    /// Index, value and expected value of the first difference.
+    /// Row-major index, value and expected value of the first differing integer.
     first: Option<(usize, f64, f64)>,
 }
 
-impl IntegerDifferences {
-    fn count_differences(
+impl DifferingIntegers {
+    fn count_differing_integers(
         output: &Tensor,
-        &ReferencePiece { from, expected }: &ReferencePiece<'_, i8>,
-    ) -> IntegerDifferences {
+        &ConsecutiveExpectedElements { from, expected }: &ConsecutiveExpectedElements<'_, i8>,
+    ) -> DifferingIntegers {
         let TensorData::I8(values) = output.tensor_data() else {
             unreachable!("`shaped` refuses other outputs")
         };
@@ -433,7 +472,7 @@ impl IntegerDifferences {
 }
 
 #[derive(Default)]
-struct ErrorSums {
+struct SumsAndMaximaOfErrors {
     error_squared: f64,
     reference_squared: f64,
     largest_error: f64,
@@ -443,17 +482,25 @@ struct ErrorSums {
     worst_expected: f64,
 }
 
-impl ErrorSums {
-    fn compare(output: &Tensor, piece: &ReferencePiece<'_, f64>) -> ErrorSums {
+impl SumsAndMaximaOfErrors {
+    fn sums_of_errors_in_piece(
+        output: &Tensor,
+        piece: &ConsecutiveExpectedElements<'_, f64>,
+    ) -> SumsAndMaximaOfErrors {
         let mut sums = Self::default();
-        output.for_each_f64_block(piece.from, piece.expected.len(), &mut |start, actual| {
-            sums.add(piece.from + start, actual, &piece.expected[start..][..actual.len()]);
+        output.for_each_block_as_f64(piece.from, piece.expected.len(), &mut |start, actual| {
+            sums.add_errors_of_elements(
+                piece.from + start,
+                actual,
+                &piece.expected[start..][..actual.len()],
+            );
         });
         sums
     }
 
-    /// Adds the elements of a piece of the output, which begins at index `from`.
-    fn add(&mut self, from: usize, actual: &[f64], expected: &[f64]) {
+    /// Adds the errors of consecutive output elements, the first of which has the row-major index
+    /// `from`.
+    fn add_errors_of_elements(&mut self, from: usize, actual: &[f64], expected: &[f64]) {
         let (mut error_squared, mut reference_squared) =
             (self.error_squared, self.reference_squared);
         let (mut largest_error, mut largest_reference) =
@@ -475,7 +522,7 @@ impl ErrorSums {
         (self.largest_error, self.largest_reference) = (largest_error, largest_reference);
     }
 
-    fn plus(self, next: Self) -> Self {
+    fn combine_with_next_piece(self, next: Self) -> Self {
         let (error_squared, reference_squared) = (
             self.error_squared + next.error_squared,
             self.reference_squared + next.reference_squared,
@@ -485,10 +532,11 @@ impl ErrorSums {
         Self { error_squared, reference_squared, largest_reference, ..worst }
     }
 
-    /// Maximum and relative L2 error of `elements` elements, relative to the reference. If the
-    /// reference is all zero, for example because terms cancel, the errors are absolute, with the
-    /// root mean square instead of the norm, which grows with the number of elements.
-    fn max_and_relative_l2(&self, elements: usize) -> (f64, f64) {
+    /// Returns the maximum error relative to the largest reference value, and the relative L2
+    /// error, of `elements` elements. If the reference is all zero, for example because terms
+    /// cancel, the errors are absolute: the maximum, and the root mean square, which is independent
+    /// of the number of elements.
+    fn max_error_and_relative_l2_error(&self, elements: usize) -> (f64, f64) {
         let over =
             |error: f64, reference: f64| if reference > 0.0 { error / reference } else { error };
         let relative_l2 = match self.reference_squared > 0.0 {

@@ -5,37 +5,46 @@ use half::bf16;
 use super::*;
 use crate::backend::cpu::CpuTask;
 
-const LOOSE_TOLERANCE: Tolerance = Tolerance { max_error: 1e-3, relative_l2: 1e-3 };
+const LOOSE_TEST_TOLERANCE: Tolerance = Tolerance { max_error: 1e-3, relative_l2: 1e-3 };
 
-fn compare_values(actual: Vec<f32>, expected: Vec<f64>) -> Result<OutputComparison, VerifyError> {
+fn compare_f32_values_with_reference(
+    actual: Vec<f32>,
+    expected: Vec<f64>,
+) -> Result<ComparisonWithReference, OutputVerificationError> {
     let shape = [actual.len() / 2, 2];
-    compare_outputs(
+    compare_outputs_with_reference(
         &Tensors::new().with("y", shape, actual),
         &[Expected::all("y", shape, expected)],
-        LOOSE_TOLERANCE,
+        LOOSE_TEST_TOLERANCE,
     )
 }
 
 #[test]
 fn outputs_within_tolerance_pass_and_report_their_errors() {
-    let comparison = compare_values(vec![1.0, 2.0, 3.0, 4.002], vec![1.0, 2.0, 3.0, 4.0]).unwrap();
+    let comparison =
+        compare_f32_values_with_reference(vec![1.0, 2.0, 3.0, 4.002], vec![1.0, 2.0, 3.0, 4.0])
+            .unwrap();
     assert!((comparison.errors.max_error - 0.0005).abs() < 1e-6, "{comparison:?}");
     assert_eq!((comparison.checked, comparison.total), (4, 4));
 }
 
-/// Outputs that cancel keep the rounding error of their terms, whatever the number of elements.
+/// Outputs whose terms cancel keep the rounding error of these terms, whatever the number of
+/// elements.
 #[test]
-fn errors_relative_to_a_reference_of_zeros_are_absolute() {
+fn errors_for_a_reference_of_zeros_are_absolute() {
     for count in [4, 1 << 20] {
-        let found = compare_values(vec![9e-4; count], vec![0.0; count]).unwrap();
+        let found = compare_f32_values_with_reference(vec![9e-4; count], vec![0.0; count]).unwrap();
         assert!((found.errors.max_error - 9e-4).abs() < 1e-9, "{found:?}");
         assert!((found.errors.relative_l2 - 9e-4).abs() < 1e-9, "{found:?}");
-        assert!(compare_values(vec![1.1e-3; count], vec![0.0; count]).is_err());
+        assert!(compare_f32_values_with_reference(vec![1.1e-3; count], vec![0.0; count]).is_err());
     }
     let mut one = vec![0.0; 1 << 20];
     for wrong in [1.1e-3, f32::NAN] {
         one[7] = wrong;
-        assert!(compare_values(one.clone(), vec![0.0; 1 << 20]).is_err(), "{wrong}");
+        assert!(
+            compare_f32_values_with_reference(one.clone(), vec![0.0; 1 << 20]).is_err(),
+            "{wrong}"
+        );
     }
 }
 
@@ -52,39 +61,42 @@ fn each_output_has_its_own_errors_tolerance_and_precision() {
         Expected::all("codes", [1, 1], vec![3i8]),
     ];
     let loose = Tolerance { max_error: 1e-2, relative_l2: 1e-2 };
-    let found = compare_outputs(&outputs(1.00002, 3), &expected, loose).unwrap();
-    // Integer outputs have no errors, so the record contains none for them.
+    let found = compare_outputs_with_reference(&outputs(1.00002, 3), &expected, loose).unwrap();
+    // Integer outputs must be equal to the reference, so the result contains no errors of them.
     assert_eq!(found.by_output.keys().collect::<Vec<_>>(), ["coarse", "fine"]);
     let [coarse, fine] = [found.by_output["coarse"], found.by_output["fine"]];
     assert!((fine.max_error - 1e-5).abs() < 1e-7 && coarse.max_error > 1e-3, "{found:?}");
     assert_eq!((fine.rounding, coarse.rounding), (0.5f64.powi(24), 0.5f64.powi(8)));
-    assert_eq!(found.errors, coarse.larger_of_each_error(fine));
-    assert!(compare_outputs(&outputs(1.00002, 4), &expected, loose).is_err());
+    assert_eq!(found.errors, coarse.larger_of_each_kind_of_error(fine));
+    assert!(compare_outputs_with_reference(&outputs(1.00002, 4), &expected, loose).is_err());
 
     let tight = Tolerance { max_error: 1e-6, relative_l2: 1e-6 };
-    let bounds = ErrorBounds { by_output: [("fine".to_owned(), tight)].into(), ..loose.into() };
-    assert!(compare_outputs(&outputs(1.0, 3), &expected, &bounds).is_ok());
-    let refused =
-        compare_outputs(&outputs(1.00002, 3), &expected, &bounds).unwrap_err().to_string();
+    let bounds =
+        ErrorBoundsOfOutputs { by_output: [("fine".to_owned(), tight)].into(), ..loose.into() };
+    assert!(compare_outputs_with_reference(&outputs(1.0, 3), &expected, &bounds).is_ok());
+    let refused = compare_outputs_with_reference(&outputs(1.00002, 3), &expected, &bounds)
+        .unwrap_err()
+        .to_string();
     assert_eq!(
         refused,
         "output `fine`: max error 1.00e-5 (allowed 1e-6), relative L2 8.96e-6 (allowed 1e-6); worst at 0: 1.0000200271606445 against 1"
     );
 
     let relative_l2 = [("fine".to_owned(), 1e-6), ("coarse".to_owned(), 1e-2)].into();
-    let precision = Some(PrecisionLimit { declared: Dtype::F32, relative_l2 });
-    let declared = ErrorBounds { precision, ..loose.into() };
-    assert!(compare_outputs(&outputs(1.0, 3), &expected, &declared).is_ok());
-    let lower =
-        compare_outputs(&outputs(1.00002, 3), &expected, &declared).unwrap_err().to_string();
+    let precision = Some(PrecisionErrorLimits { declared: Dtype::F32, relative_l2 });
+    let declared = ErrorBoundsOfOutputs { precision, ..loose.into() };
+    assert!(compare_outputs_with_reference(&outputs(1.0, 3), &expected, &declared).is_ok());
+    let lower = compare_outputs_with_reference(&outputs(1.00002, 3), &expected, &declared)
+        .unwrap_err()
+        .to_string();
     let prefix = "output `fine`: relative L2 8.96e-6 (the declared f32 allows 1.0e-6:";
     assert!(lower.starts_with(prefix), "{lower}");
 }
 
 #[test]
-fn the_output_digest_depends_on_names_shapes_and_bits() {
+fn the_output_hash_depends_on_names_shapes_and_bits() {
     let outputs = |name: &str, shape: [usize; 2], values: [f32; 4]| {
-        digest_of_outputs(&Tensors::new().with(name, shape, values.to_vec()))
+        output_bits_hash_hex(&Tensors::new().with(name, shape, values.to_vec()))
     };
     let first = outputs("y", [2, 2], [1.0, 2.0, 3.0, 0.0]);
     assert_eq!(first, outputs("y", [2, 2], [1.0, 2.0, 3.0, 0.0]));
@@ -99,13 +111,18 @@ fn the_output_digest_depends_on_names_shapes_and_bits() {
 }
 
 #[test]
-fn outputs_with_nan_or_infinity_never_pass() {
+fn outputs_with_nan_or_infinity_are_refused() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        let error = compare_values(vec![1.0, 2.0, bad, 4.0], vec![1.0, 2.0, 3.0, 4.0]).unwrap_err();
-        assert!(matches!(error, VerifyError::NotFinite { count: 1, first: 2, .. }), "{error}");
+        let error =
+            compare_f32_values_with_reference(vec![1.0, 2.0, bad, 4.0], vec![1.0, 2.0, 3.0, 4.0])
+                .unwrap_err();
+        assert!(
+            matches!(error, OutputVerificationError::NotFinite { count: 1, first: 2, .. }),
+            "{error}"
+        );
     }
-    // A reference that is itself NaN must not pass either.
-    let error = compare_values(vec![1.0, 2.0], vec![1.0, f64::NAN]).unwrap_err();
+    // Outputs must not pass either if the reference itself is NaN.
+    let error = compare_f32_values_with_reference(vec![1.0, 2.0], vec![1.0, f64::NAN]).unwrap_err();
     assert_eq!(error.to_string(), "reference of output `y`: value 1 is NaN");
 }
 
@@ -113,75 +130,88 @@ fn outputs_with_nan_or_infinity_never_pass() {
 fn one_wrong_element_among_many_is_found_and_named() {
     let mut actual = vec![1.0f32; 10_000];
     actual[7777] = 1.01;
-    let error = compare_values(actual, vec![1.0; 10_000]).unwrap_err();
-    assert!(matches!(error, VerifyError::TooFar { worst: 7777, .. }), "{error}");
+    let error = compare_f32_values_with_reference(actual, vec![1.0; 10_000]).unwrap_err();
+    assert!(matches!(error, OutputVerificationError::TooFar { worst: 7777, .. }), "{error}");
 }
 
 #[test]
-fn only_sampled_rows_are_compared_and_other_rows_must_be_finite() {
+fn only_sampled_rows_are_compared_but_all_must_be_finite() {
     let sampled = |actual: Vec<f32>| {
         let expected = Expected::sampled_rows("y", [3, 2], vec![1], vec![3.0, 4.0]);
-        compare_outputs(&Tensors::new().with("y", [3, 2], actual), &[expected], LOOSE_TOLERANCE)
+        compare_outputs_with_reference(
+            &Tensors::new().with("y", [3, 2], actual),
+            &[expected],
+            LOOSE_TEST_TOLERANCE,
+        )
     };
     let comparison = sampled(vec![9.0, 9.0, 3.0, 4.0, 9.0, 9.0]).unwrap();
     assert_eq!((comparison.checked, comparison.total), (2, 6));
     assert!(matches!(
         sampled(vec![9.0, 9.0, 3.0, 5.0, 9.0, 9.0]),
-        Err(VerifyError::TooFar { worst: 3, .. })
+        Err(OutputVerificationError::TooFar { worst: 3, .. })
     ));
     assert!(matches!(
         sampled(vec![9.0, f32::NAN, 3.0, 4.0, 9.0, 9.0]),
-        Err(VerifyError::NotFinite { .. })
+        Err(OutputVerificationError::NotFinite { .. })
     ));
 }
 
 #[test]
-fn elements_covered_by_several_references_are_counted_once() {
+fn elements_in_several_references_are_counted_once() {
     let outputs = Tensors::new().with("y", [2, 2], vec![1.0f32, 2.0, 3.0, 4.0]);
     let part =
         |row: usize, values: Vec<f64>| Expected::sampled_rows("y", [2, 2], vec![row], values);
-    let comparison = compare_outputs(
+    let comparison = compare_outputs_with_reference(
         &outputs,
         &[part(0, vec![1.0, 2.0]), part(1, vec![3.0, 4.0])],
-        LOOSE_TOLERANCE,
+        LOOSE_TEST_TOLERANCE,
     )
     .unwrap();
     assert_eq!((comparison.checked, comparison.total), (4, 4));
     assert!(
-        compare_outputs(
+        compare_outputs_with_reference(
             &outputs,
             &[part(0, vec![1.0, 2.0]), part(1, vec![3.0, 5.0])],
-            LOOSE_TOLERANCE
+            LOOSE_TEST_TOLERANCE
         )
         .is_err()
     );
 }
 
 #[test]
-fn integer_outputs_must_be_equal_and_poison_is_a_mismatch() {
+fn integer_outputs_must_be_equal_and_not_poison() {
     let spikes = |actual: Vec<i8>| {
         let expected = Expected::all("s", [1, 3], vec![0i8, 1, -1]);
-        compare_outputs(&Tensors::new().with("s", [1, 3], actual), &[expected], LOOSE_TOLERANCE)
+        compare_outputs_with_reference(
+            &Tensors::new().with("s", [1, 3], actual),
+            &[expected],
+            LOOSE_TEST_TOLERANCE,
+        )
     };
     assert!(spikes(vec![0, 1, -1]).is_ok());
     let error = spikes(vec![0, 0x7f, -1]).unwrap_err();
-    assert!(matches!(error, VerifyError::Differs { count: 1, first: 1, .. }), "{error}");
+    assert!(
+        matches!(error, OutputVerificationError::Differs { count: 1, first: 1, .. }),
+        "{error}"
+    );
 }
 
 #[test]
-fn missing_outputs_and_wrong_shapes_are_errors() {
+fn missing_outputs_and_wrong_shapes_are_refused() {
     let expected = [Expected::all("y", [2, 1], vec![1.0, 2.0])];
     for outputs in [Tensors::new(), Tensors::new().with("y", [1, 2], vec![1.0f32, 2.0])] {
         assert!(matches!(
-            compare_outputs(&outputs, &expected, LOOSE_TOLERANCE),
-            Err(VerifyError::Shape { .. })
+            compare_outputs_with_reference(&outputs, &expected, LOOSE_TEST_TOLERANCE),
+            Err(OutputVerificationError::Shape { .. })
         ));
     }
 }
 #[test]
-fn outputs_of_another_kind_or_unknown_to_the_reference_are_errors() {
+fn outputs_of_another_kind_or_without_reference_are_refused() {
     let message = |outputs: Tensors, expected: Expected| {
-        compare_outputs(&outputs, &[expected], LOOSE_TOLERANCE).unwrap_err().to_string()
+        compare_outputs_with_reference(&outputs, &[expected], LOOSE_TEST_TOLERANCE)
+            .unwrap_err()
+            .to_string()
     };
     let floats = || Tensors::new().with("y", [1, 2], vec![1.0f32, 0.0]);
     let integers = || Tensors::new().with("y", [1, 2], vec![1i8, 0]);
@@ -201,15 +231,20 @@ fn outputs_of_another_kind_or_unknown_to_the_reference_are_errors() {
 }
 
 #[test]
-fn a_reference_with_missing_or_repeated_rows_is_an_error() {
+fn a_reference_with_missing_or_repeated_rows_is_refused() {
     let outputs = Tensors::new().with("y", [2, 2], vec![1.0f32, 2.0, 3.0, 4.0]);
     let message = |expected: &[Expected]| {
-        compare_outputs(&outputs, expected, LOOSE_TOLERANCE).unwrap_err().to_string()
+        compare_outputs_with_reference(&outputs, expected, LOOSE_TEST_TOLERANCE)
+            .unwrap_err()
+            .to_string()
     };
     let sampled =
         |rows: Vec<usize>, values: Vec<f64>| Expected::sampled_rows("y", [2, 2], rows, values);
-    assert_eq!(compare_outputs(&Tensors::new(), &[], LOOSE_TOLERANCE), Err(VerifyError::Nothing));
-    assert_eq!(message(&[sampled(vec![], vec![])]), VerifyError::Nothing.to_string());
+    assert_eq!(
+        compare_outputs_with_reference(&Tensors::new(), &[], LOOSE_TEST_TOLERANCE),
+        Err(OutputVerificationError::Nothing)
+    );
+    assert_eq!(message(&[sampled(vec![], vec![])]), OutputVerificationError::Nothing.to_string());
     assert_eq!(
         message(&[Expected::all("y", [2, 2], vec![1.0])]),
         "reference of output `y`: 1 values for 2 rows of 2"
@@ -234,13 +269,13 @@ fn a_reference_with_missing_or_repeated_rows_is_an_error() {
 }
 
 #[test]
-fn an_implementation_that_writes_its_outputs_never_or_only_once_fails() {
+fn outputs_must_be_written_by_every_launch() {
     let expected = [Expected::all("y", [1, 2], vec![1.0, 2.0])];
     let outputs = || Tensors::new().with_output("y", [1, 2], Dtype::F32);
     let mut idle = CpuTask::new(Arc::default(), outputs(), |_, _| {});
     assert!(matches!(
-        launch_and_verify(&mut idle, &expected, LOOSE_TOLERANCE),
-        Err(VerifyError::NotFinite { count: 2, .. })
+        launch_twice_and_compare_with_reference(&mut idle, &expected, LOOSE_TEST_TOLERANCE),
+        Err(OutputVerificationError::NotFinite { count: 2, .. })
     ));
     let mut launches = 0;
     let mut once = CpuTask::new(Arc::default(), outputs(), move |_, outputs| {
@@ -250,11 +285,16 @@ fn an_implementation_that_writes_its_outputs_never_or_only_once_fails() {
         }
     });
     assert!(matches!(
-        launch_and_verify(&mut once, &expected, LOOSE_TOLERANCE),
-        Err(VerifyError::NotFinite { count: 2, .. })
+        launch_twice_and_compare_with_reference(&mut once, &expected, LOOSE_TEST_TOLERANCE),
+        Err(OutputVerificationError::NotFinite { count: 2, .. })
     ));
     let mut sound = CpuTask::new(Arc::default(), outputs(), |_, outputs| {
         outputs.f32_mut("y").copy_from_slice(&[1.0, 2.0])
     });
-    assert_eq!(launch_and_verify(&mut sound, &expected, LOOSE_TOLERANCE).unwrap().checked, 2);
+    assert_eq!(
+        launch_twice_and_compare_with_reference(&mut sound, &expected, LOOSE_TEST_TOLERANCE)
+            .unwrap()
+            .checked,
+        2
+    );
 }

@@ -1,72 +1,78 @@
-//! Axes as plain data: what can vary in a workload, and the points of a sweep.
+//! Defines the axes of a workload as plain data: which quantities can vary, and the points of a
+//! sweep.
 //!
-//! A workload lists its [`Axis`]es and writes its selections as lines such as `"s=512,1024 d=64
-//! mask=full dtype=f32"`. A line is the Cartesian product of its values; each [`Point`] has one
-//! value for each axis and names a problem (`s512_d64_full_f32`). The workload's `bind` function
-//! interprets the values of the axes.
+//! A workload lists its [`Axis`]es, and selects problems by lines such as `"s=512,1024 d=64
+//! mask=full dtype=f32"`. A selection line stands for all combinations of its values; each
+//! combination is a [`Point`] with one value per axis and names a problem (`s512_d64_full_f32`).
+//! The workload's `bind` function turns the axis values of a point into a problem.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// An axis: a named quantity that varies among the problems of a workload.
+/// An axis is a named quantity (such as a size or a dtype) that varies among the problems of a
+/// workload.
 #[derive(Debug, Clone, Copy)]
 pub struct Axis {
     /// Short name of the axis, unique in the workload: `s`, `d`, `dtype`.
     pub name: &'static str,
     /// Which values are valid.
-    pub values: AxisValues,
-    /// Description of the axis in one line of `kernelgate list`, with its unit.
+    pub values: AcceptedAxisValues,
+    /// Description of the axis with its unit, for one line of `kernelgate list`.
     pub about: &'static str,
 }
 
-/// The valid values of an axis: numbers or words.
+/// The values that an axis accepts: numbers or words.
 #[derive(Debug, Clone, Copy)]
-pub enum AxisValues {
-    /// The axis accepts any whole number from 1.
+pub enum AcceptedAxisValues {
+    /// The axis accepts any whole number of at least 1.
     Number,
-    /// The axis accepts these words or numbers.
+    /// The axis accepts only these words or numbers.
     OneOf(&'static [&'static str]),
-    /// The axis accepts the words that the lines of [`expand_points`] contain.
+    /// The axis accepts the words that selection lines for [`points_of_selection_lines`] contain.
     InLines(&'static [&'static str]),
 }
 
 impl Axis {
-    /// Makes an axis that accepts whole numbers from 1.
+    /// Makes an axis that accepts any whole number of at least 1.
     pub const fn number(name: &'static str, about: &'static str) -> Axis {
-        Self { name, values: AxisValues::Number, about }
+        Self { name, values: AcceptedAxisValues::Number, about }
     }
 
-    /// Makes an axis whose values are words.
+    /// The axes that occur in selection lines for [`points_of_selection_lines`], in the order of their first
+    /// occurrence.
     pub const fn one_of(
         name: &'static str,
         values: &'static [&'static str],
         about: &'static str,
     ) -> Axis {
-        Self { name, values: AxisValues::OneOf(values), about }
+        Self { name, values: AcceptedAxisValues::OneOf(values), about }
     }
 
-    /// The names of the axes in lines of [`expand_points`], in their order. An axis whose values
-    /// are all numbers accepts any number; another axis accepts only the words of the lines.
-    pub fn axes_in_lines(lines: &'static [&'static str]) -> Vec<Self> {
+    /// The names of the axes in lines of [`points_of_selection_lines`], in their order. An axis whose values in
+    /// the lines are all numbers accepts any number; any other axis accepts only the words in the
+    /// lines.
+    pub fn axes_that_occur_in_lines(lines: &'static [&'static str]) -> Vec<Self> {
         let mut axes: Vec<Self> = Vec::new();
-        for (name, _) in line_items(lines) {
+        for (name, _) in axis_and_values_in_lines(lines) {
             if axes.iter().any(|axis| axis.name == name) {
                 continue;
             }
-            let axis = Self { name, values: AxisValues::InLines(lines), about: "" };
-            let numbers = axis.words().iter().flatten().all(|word| word.parse::<u64>().is_ok());
+            let axis = Self { name, values: AcceptedAxisValues::InLines(lines), about: "" };
+            let numbers =
+                axis.accepted_words().iter().flatten().all(|word| word.parse::<u64>().is_ok());
             axes.push(if numbers { Self::number(name, "") } else { axis });
         }
         axes
     }
 
-    /// Valid words of the axis; `None` if it takes any number.
-    pub fn words(&self) -> Option<Vec<&'static str>> {
+    /// Returns the words that the axis accepts; `None` if it accepts any whole number of at least
+    /// 1.
+    pub fn accepted_words(&self) -> Option<Vec<&'static str>> {
         match self.values {
-            AxisValues::Number => None,
-            AxisValues::OneOf(words) => Some(words.to_vec()),
-            AxisValues::InLines(lines) => {
-                let own = line_items(lines).filter(|(name, _)| *name == self.name);
+            AcceptedAxisValues::Number => None,
+            AcceptedAxisValues::OneOf(words) => Some(words.to_vec()),
+            AcceptedAxisValues::InLines(lines) => {
+                let own = axis_and_values_in_lines(lines).filter(|(name, _)| *name == self.name);
                 let mut words = Vec::new();
                 for word in own.flat_map(|(_, values)| values.split(',')) {
                     if !words.contains(&word) {
@@ -78,10 +84,11 @@ impl Axis {
         }
     }
 
-    fn check(&self, value: &str) -> Result<(), AxisError> {
-        let words = self.words();
+    fn check_axis_value(&self, value: &str) -> Result<(), AxisError> {
+        let words = self.accepted_words();
         let valid = match &words {
-            // `u64` and no sign or leading zero: one spelling a value, so that ids are unique.
+            // A number must have no sign and no leading zero, so that each number has one spelling
+            // and case ids are unique.
             None => {
                 value.parse::<u64>().is_ok_and(|n| n >= 1)
                     && value.bytes().all(|b| b.is_ascii_digit())
@@ -103,18 +110,18 @@ impl Axis {
     }
 }
 
-/// Splits selection lines into items of the form `axis=values`, before they are parsed.
-fn line_items(
+/// Splits selection lines into their items `axis=values`, as pairs of texts.
+fn axis_and_values_in_lines(
     lines: &'static [&'static str],
 ) -> impl Iterator<Item = (&'static str, &'static str)> {
     let parts = lines.iter().flat_map(|line| line.split_whitespace());
     parts.map(|part| part.split_once('=').unwrap_or((part, "")))
 }
 
-/// The reason why a point of the axes is invalid.
+/// The reason why a value, a point or a selection line does not fit the axes of a workload.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AxisError {
-    /// The axis does not accept the value.
+    /// The axis of the workload does not accept the given value.
     #[error("axis `{axis}` takes {expected}, not `{value}`")]
     Value {
         /// The axis.
@@ -124,7 +131,7 @@ pub enum AxisError {
         /// Valid values.
         expected: String,
     },
-    /// The workload has no axis of that name.
+    /// The workload has no axis of the given name.
     #[error("no axis `{axis}` here; axes are {known}")]
     Unknown {
         /// Given name.
@@ -132,29 +139,29 @@ pub enum AxisError {
         /// The axes there are.
         known: String,
     },
-    /// The problem needs an axis that the point does not give.
+    /// The problem needs an axis that the point does not contain.
     #[error("axis `{axis}` is missing")]
     Missing {
         /// The axis.
         axis: &'static str,
     },
-    /// An item does not have the form `axis=value[,value]`.
+    /// An item of a selection line does not have the form `axis=value[,value]`.
     #[error("`{item}` is not of the form axis=value[,value]")]
     Syntax {
         /// Given text.
         item: String,
     },
-    /// The values are valid one by one but not together.
+    /// Each value is valid alone, but the workload does not accept their combination.
     #[error("{0}")]
     Combination(String),
 }
 
-/// A point: one value for each axis that the problem uses, in the workload's axis order.
+/// A point: one value for each axis that the problem uses, in the order of the workload's axes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Point(Vec<(&'static str, String)>);
 
 impl Point {
-    /// The value of an axis whose values are numbers.
+    /// Returns the value of an axis as a number.
     ///
     /// # Errors
     /// Fails if the point lacks the axis or its value is not a number.
@@ -167,7 +174,7 @@ impl Point {
         })
     }
 
-    /// The value of any axis, as written.
+    /// Returns the value of an axis as text, as it was written.
     ///
     /// # Errors
     /// Fails if the point lacks the axis.
@@ -175,18 +182,19 @@ impl Point {
         self.get(axis).ok_or(AxisError::Missing { axis })
     }
 
-    /// The value of an axis, if the point has this axis.
+    /// Returns the value of an axis as text; `None` if the point lacks the axis.
     pub fn get(&self, axis: &str) -> Option<&str> {
         self.0.iter().find(|(name, _)| *name == axis).map(|(_, value)| value.as_str())
     }
 
-    /// `(axis, value)` pairs in the workload's order.
+    /// Returns the pairs of axis and value, in the order of the workload's axes.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(name, value)| (*name, value.as_str()))
     }
 }
 
-/// The id of the problem: numbers carry their axis' name (`s512`), words stand alone (`causal`).
+/// Prints the id of the problem: a number follows the name of its axis (`s512`), a word stands
+/// alone (`causal`).
 impl fmt::Display for Point {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, (name, value)) in self.0.iter().enumerate() {
@@ -202,16 +210,17 @@ impl fmt::Display for Point {
     }
 }
 
-/// Values from `--axis name=value[,value]` that replace those of selection lines.
+/// Values that the user gives by `--axis name=value[,value]`, which replace the values of this axis
+/// in selection lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AxisOverride {
-    /// Name of the axis whose values are replaced.
+pub struct AxisValuesFromCommandLine {
+    /// Name of the axis whose values the user replaces.
     pub axis: String,
-    /// The new values of the axis, at least one.
+    /// The values by which the axis's values in selection lines are replaced; at least one.
     pub values: Vec<String>,
 }
 
-impl std::str::FromStr for AxisOverride {
+impl std::str::FromStr for AxisValuesFromCommandLine {
     type Err = AxisError;
 
     fn from_str(item: &str) -> Result<Self, AxisError> {
@@ -225,27 +234,27 @@ impl std::str::FromStr for AxisOverride {
     }
 }
 
-/// Returns every point of the selection lines, in order, without repeats.
+/// Returns every point of the selection lines, in order and without repeats.
 ///
-/// Overrides replace the values of their axis; overrides of one axis are combined, and selection
-/// lines without that axis are skipped.
+/// Overrides replace the values of their axis, overrides of one axis are combined, and a selection
+/// line without an overridden axis is skipped.
 ///
 /// # Errors
 /// Fails if an axis is unknown, a value invalid or a line malformed.
-pub fn expand_points(
+pub fn points_of_selection_lines(
     axes: &[Axis],
     lines: &[&str],
-    overrides: &[AxisOverride],
+    overrides: &[AxisValuesFromCommandLine],
 ) -> Result<Vec<Point>, AxisError> {
     for wanted in overrides {
-        let axis = find_axis(axes, &wanted.axis)?;
-        wanted.values.iter().try_for_each(|value| axis.check(value))?;
+        let axis = axis_with_name(axes, &wanted.axis)?;
+        wanted.values.iter().try_for_each(|value| axis.check_axis_value(value))?;
     }
-    let overrides = merge_overrides(overrides);
+    let overrides = combine_overrides_of_each_axis(overrides);
     let mut seen = BTreeSet::new();
     let mut points = Vec::new();
     for line in lines {
-        for point in expand_line(axes, line, &overrides)? {
+        for point in points_of_one_selection_line(axes, line, &overrides)? {
             if seen.insert(point.clone()) {
                 points.push(point);
             }
@@ -254,9 +263,11 @@ pub fn expand_points(
     Ok(points)
 }
 
-/// Combines overrides, so that each axis has one override with all its given values.
-fn merge_overrides(overrides: &[AxisOverride]) -> Vec<AxisOverride> {
-    let mut united: Vec<AxisOverride> = Vec::new();
+/// Combines the overrides of each axis into one override with all their values.
+fn combine_overrides_of_each_axis(
+    overrides: &[AxisValuesFromCommandLine],
+) -> Vec<AxisValuesFromCommandLine> {
+    let mut united: Vec<AxisValuesFromCommandLine> = Vec::new();
     for wanted in overrides {
         match united.iter_mut().find(|earlier| earlier.axis == wanted.axis) {
             Some(earlier) => earlier.values.extend(wanted.values.iter().cloned()),
@@ -266,16 +277,18 @@ fn merge_overrides(overrides: &[AxisOverride]) -> Vec<AxisOverride> {
     united
 }
 
-fn expand_line(
+fn points_of_one_selection_line(
     axes: &[Axis],
     line: &str,
-    overrides: &[AxisOverride],
+    overrides: &[AxisValuesFromCommandLine],
 ) -> Result<Vec<Point>, AxisError> {
-    let items =
-        line.split_whitespace().map(str::parse).collect::<Result<Vec<AxisOverride>, _>>()?;
+    let items = line
+        .split_whitespace()
+        .map(str::parse)
+        .collect::<Result<Vec<AxisValuesFromCommandLine>, _>>()?;
     for item in &items {
-        let axis = find_axis(axes, &item.axis)?;
-        item.values.iter().try_for_each(|value| axis.check(value))?;
+        let axis = axis_with_name(axes, &item.axis)?;
+        item.values.iter().try_for_each(|value| axis.check_axis_value(value))?;
     }
     if overrides.iter().any(|wanted| items.iter().all(|item| item.axis != wanted.axis)) {
         return Ok(Vec::new());
@@ -299,7 +312,7 @@ fn expand_line(
     Ok(points.into_iter().map(Point).collect())
 }
 
-fn find_axis<'a>(axes: &'a [Axis], name: &str) -> Result<&'a Axis, AxisError> {
+fn axis_with_name<'a>(axes: &'a [Axis], name: &str) -> Result<&'a Axis, AxisError> {
     axes.iter().find(|axis| axis.name == name).ok_or_else(|| AxisError::Unknown {
         axis: name.to_owned(),
         known: axes.iter().map(|axis| axis.name).collect::<Vec<_>>().join(", "),
@@ -316,39 +329,40 @@ mod tests {
         Axis::one_of("mask", &["full", "causal"], "mask"),
     ];
 
-    fn ids(lines: &[&str], overrides: &[&str]) -> Result<Vec<String>, AxisError> {
+    fn ids_of_points(lines: &[&str], overrides: &[&str]) -> Result<Vec<String>, AxisError> {
         let overrides = overrides.iter().map(|item| item.parse()).collect::<Result<Vec<_>, _>>()?;
-        Ok(expand_points(EXAMPLE_AXES, lines, &overrides)?
+        Ok(points_of_selection_lines(EXAMPLE_AXES, lines, &overrides)?
             .iter()
             .map(ToString::to_string)
             .collect())
     }
 
     #[test]
-    fn a_selection_line_expands_to_all_combinations_in_axis_order() {
+    fn a_selection_line_gives_all_combinations_in_axis_order() {
         assert_eq!(
-            ids(&["mask=full,causal s=128,256 d=64"], &[]).unwrap(),
+            ids_of_points(&["mask=full,causal s=128,256 d=64"], &[]).unwrap(),
             ["s128_d64_full", "s128_d64_causal", "s256_d64_full", "s256_d64_causal"]
         );
     }
 
     #[test]
-    fn points_repeated_in_several_selection_lines_are_dropped() {
-        assert_eq!(ids(&["s=128 d=64", "d=64 s=128"], &[]).unwrap(), ["s128_d64"]);
+    fn points_repeated_in_selection_lines_are_dropped() {
+        assert_eq!(ids_of_points(&["s=128 d=64", "d=64 s=128"], &[]).unwrap(), ["s128_d64"]);
     }
 
     #[test]
-    fn an_axis_override_replaces_values_and_drops_lines_without_the_axis() {
-        assert_eq!(ids(&["s=128 d=64", "d=128"], &["s=777"]).unwrap(), ["s777_d64"]);
-        assert_eq!(ids(&["s=128,256 d=64"], &["s=1"]).unwrap(), ["s1_d64"]);
-        // Several overrides of one axis select all of their values, once each.
-        let several = ids(&["s=128 d=64"], &["s=777", "d=128", "s=3,777"]).unwrap();
+    fn an_override_replaces_values_and_drops_lines_without_axis() {
+        assert_eq!(ids_of_points(&["s=128 d=64", "d=128"], &["s=777"]).unwrap(), ["s777_d64"]);
+        assert_eq!(ids_of_points(&["s=128,256 d=64"], &["s=1"]).unwrap(), ["s1_d64"]);
+        // Several overrides of one axis select all of their values, each once.
+        let several = ids_of_points(&["s=128 d=64"], &["s=777", "d=128", "s=3,777"]).unwrap();
         assert_eq!(several, ["s777_d128", "s3_d128"]);
     }
 
     #[test]
-    fn an_invalid_axis_value_is_reported_with_the_valid_ones() {
-        let message = |overrides: &[&str]| ids(&["s=1 d=64"], overrides).unwrap_err().to_string();
+    fn an_invalid_axis_value_is_reported_with_valid_ones() {
+        let message =
+            |overrides: &[&str]| ids_of_points(&["s=1 d=64"], overrides).unwrap_err().to_string();
         assert_eq!(message(&["d=65"]), "axis `d` takes one of 64, 128, not `65`");
         assert_eq!(message(&["s=0"]), "axis `s` takes a whole number from 1, not `0`");
         assert_eq!(message(&["s=+4"]), "axis `s` takes a whole number from 1, not `+4`");

@@ -1,4 +1,5 @@
-//! Named parts of a problem for the tables of a profile: ranges and the work done in each.
+//! Defines the named parts of a problem, such as layers of a network, for the tables of `kernelgate
+//! profile`.
 //!
 //! Deliberately absent: times.
 
@@ -6,54 +7,56 @@ use serde::{Deserialize, Serialize};
 
 use super::Work;
 
-/// Parts of a problem and its launches.
+/// The parts of a problem for the tables of a profile, and the number of data items for a
+/// throughput.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Breakdown {
-    /// Number of samples that one execution computes, for its throughput.
+pub struct ProblemPartsForProfile {
+    /// Number of data items (such as images or tokens) that one execution computes; `None` if no
+    /// throughput is stated.
     pub samples: Option<u64>,
-    /// Unit of the workload's samples, such as images or tokens.
-    pub unit: SampleUnit,
-    /// Parts of the problem, in the order of the tables.
-    pub parts: Vec<BreakdownPart>,
+    /// Unit of these data items.
+    pub unit: ThroughputItemUnit,
+    /// Named parts of the problem, in the order in which tables list them.
+    pub parts: Vec<ProblemPartForProfile>,
 }
 
-/// The unit in which throughput is counted, such as images or tokens.
+/// Unit of the data items by which throughput is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum SampleUnit {
-    /// Images, or other items of a batch.
+pub enum ThroughputItemUnit {
+    /// Items of a batch, such as images.
     #[default]
     Samples,
     /// Tokens of text.
     Tokens,
 }
 
-impl SampleUnit {
-    /// Formats a rate of samples a second as text.
-    pub fn per_second(self, rate: f64) -> String {
+impl ThroughputItemUnit {
+    /// Formats a throughput, data items a second, as text with its unit.
+    pub fn throughput_as_text(self, rate: f64) -> String {
         match self {
             Self::Samples => format!("{rate:.0} samples/s"),
             Self::Tokens => format!("{rate:.0} tokens/s"),
         }
     }
 
-    /// Returns whether this is the unit of records that name no unit.
+    /// Returns whether this is the default unit, which record files omit.
     pub fn is_default_unit(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// A named part of a problem's execution, such as a layer.
+/// A named part of a problem's execution, such as a layer of a network.
 #[derive(Debug, Clone, PartialEq)]
-pub struct BreakdownPart {
-    /// Name of the table in which the part is a row, such as `component` or `layer`.
+pub struct ProblemPartForProfile {
+    /// Name of the profile table in which the part is a row, such as `component` or `layer`.
     pub table: &'static str,
     /// Label in the table.
     pub label: String,
-    /// Path of the named ranges of this part: names separated by `/`; a longer path that ends with
-    /// it counts too. Rows open these ranges around their launches; work outside of every range
-    /// belongs to no part.
+    /// Path of the named ranges that belong to this part, with names separated by `/`; a longer
+    /// path that ends with it belongs to it too. Implementations open these ranges around their
+    /// launches; GPU work outside of all ranges belongs to no part.
     pub range: String,
-    /// Work that the mathematics needs; empty if nothing bounds the part.
+    /// Declared bytes and operations of the part; empty if no limit is shown for it.
     pub work: Work,
 }

@@ -1,9 +1,8 @@
-//! Definition of a computation: problems with seeded inputs, an fp64 reference, declared work and a
-//! tolerance.
+//! Defines computations independent of any implementation: problems with inputs from a seed, an
+//! fp64 reference, declared work and a tolerance.
 //!
-//! Workloads deliberately know no devices, no timing and no threads of an implementation. A
-//! workload does not know how it is computed; its reference is the only definition of the correct
-//! result.
+//! Code of a workload does not depend on devices, on timing, or on how implementations use threads.
+//! A workload does not define how it is computed; only its reference defines the correct result.
 
 use std::collections::BTreeMap;
 
@@ -14,13 +13,13 @@ pub mod work;
 
 pub use kernelgate_numerics::{random, tensor};
 
-pub use axis::{Axis, AxisError, AxisOverride, AxisValues, Point};
-pub use breakdown::{Breakdown, BreakdownPart, SampleUnit};
-pub use symmetry::Symmetry;
+pub use axis::{AcceptedAxisValues, Axis, AxisError, AxisValuesFromCommandLine, Point};
+pub use breakdown::{ProblemPartForProfile, ProblemPartsForProfile, ThroughputItemUnit};
+pub use symmetry::InputSymmetry;
 pub use tensor::{Dtype, Tensor, TensorData, Tensors};
-pub use work::{FlopUnit, GpuLinkWork, Work};
+pub use work::{DeclaredGpuLinkWork, FlopUnit, Work};
 
-/// A workload with its shape, dtype and parameters bound.
+/// A single problem of a workload: its shape, dtype and parameters are fixed.
 ///
 /// ```
 /// use kernelgate::prelude::*;
@@ -42,14 +41,14 @@ pub use work::{FlopUnit, GpuLinkWork, Work};
 /// }
 /// ```
 pub trait Problem: Send + Sync + 'static {
-    /// Draws the inputs from a seed: equal seeds give equal bits on every machine.
+    /// Generates the inputs from a seed; equal seeds give equal bits on every machine.
     fn inputs(&self, seed: u64) -> Tensors;
 
-    /// Computes the expected outputs in fp64, or some sampled rows of them.
+    /// Computes the expected outputs in fp64, of all rows or of some sampled rows.
     fn reference(&self, inputs: &Tensors) -> Vec<Expected>;
 
-    /// Checks whether the problem can be computed at all; an obstacle, such as a missing file, is
-    /// an error of every case.
+    /// Fails if the problem cannot be computed, for example because a file is missing; every case
+    /// of the problem then fails with this error.
     ///
     /// # Errors
     /// The error states the reason, as a fragment of a sentence.
@@ -57,116 +56,122 @@ pub trait Problem: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Source of the expected outputs of the problem: [`Self::reference`] by default.
-    fn reference_from(&self) -> ReferenceSource {
-        ReferenceSource::Definition
+    /// Returns where the expected outputs of the problem come from: by default from
+    /// [`Self::reference`].
+    fn reference_from(&self) -> SourceOfExpectedOutputs {
+        SourceOfExpectedOutputs::Definition
     }
 
-    /// Returns whether the inputs or the reference are read from a file. The file may change
-    /// between two runs, so neither inputs nor references are kept elsewhere. All seeds then have
-    /// one data set: only the first seed has a reference and counts.
+    /// Returns whether the problem reads its inputs or its reference from a file. The file may
+    /// change between two runs, so kernelgate then stores neither inputs nor references. All seeds
+    /// then give equal data, so only the first seed is verified.
     fn reads_files(&self) -> bool {
         false
     }
 
-    /// Changes of inputs whose effect on the outputs is known, the best first. After timing, the
-    /// first symmetry that changes only inputs that every launch reads shows that the timed launch
-    /// still computes its outputs from its inputs. Without a symmetry, inputs are drawn anew for
-    /// the check after timing, and their reference is computed.
-    fn symmetries(&self) -> Vec<Symmetry> {
+    /// Returns changes of the inputs whose effect on the outputs is known; the preferred one is
+    /// first. After timing, kernelgate applies the first symmetry that changes only inputs read by
+    /// every launch, to verify that timed launches compute their outputs from their inputs. If the
+    /// problem has no symmetry, kernelgate generates new inputs after timing and computes their
+    /// reference.
+    fn symmetries(&self) -> Vec<InputSymmetry> {
         Vec::new()
     }
 
-    /// Draws other values of the named inputs from a seed. A workload with many inputs may draw
-    /// only the named ones instead of all of [`Self::inputs`].
+    /// Generates other values of the named inputs from a seed. A workload with many inputs may
+    /// generate only the named ones; by default all of [`Self::inputs`] are generated.
     fn redraw(&self, names: &[&str], seed: u64) -> Tensors {
         self.inputs(seed).select_named(names)
     }
 
-    /// Operations and fewest bytes of one execution.
+    /// Returns the operations, and the minimum of bytes, that one execution of the problem needs.
     fn work(&self) -> Work;
 
-    /// Number of GPUs that one execution is spread over. Cases that need more GPUs than the machine
-    /// has are skipped.
+    /// Returns the number of GPUs over which one execution is distributed. Cases that need more
+    /// GPUs than the machine has are skipped.
     fn gpus(&self) -> usize {
         1
     }
 
-    /// A fact that a reader of its times has to know, a sentence without its end; printed before
-    /// its cases.
+    /// A fact that readers of the problem's times need to know, printed before its cases; a
+    /// sentence without its full stop.
     fn remark(&self) -> Option<String> {
         None
     }
 
-    /// Returns the parts of the problem that `kernelgate profile` shows.
-    fn breakdown(&self) -> Breakdown {
-        Breakdown::default()
+    /// Returns the named parts of the problem that `kernelgate profile` shows.
+    fn breakdown(&self) -> ProblemPartsForProfile {
+        ProblemPartsForProfile::default()
     }
 
-    /// Returns the error that each output may have relative to the reference.
+    /// Returns the largest error that each output may have relative to the reference.
     fn tolerance(&self) -> Tolerance;
 
-    /// Returns the tolerances of outputs that differ from [`Self::tolerance`], by output name.
+    /// Returns the tolerances of those outputs for which [`Self::tolerance`] does not hold, by
+    /// output name.
     fn tolerances(&self) -> BTreeMap<String, Tolerance> {
         BTreeMap::new()
     }
 
-    /// Precision in which implementations must compute, if the tolerance would accept a lower
-    /// precision. Rows are then wrong if they deviate by more than a quarter of the error from
-    /// rounding the inputs to the next lower precision (tf32 and f16 below f32, bf16 below f16, fp8
-    /// below bf16). The precision check also computes the reference of rounded inputs, which needs
-    /// as much memory again.
+    /// Returns the dtype in whose precision implementations must compute, if the tolerance alone
+    /// would accept a lower precision. An implementation then fails if its error exceeds a quarter
+    /// of the error from rounding the inputs to the next lower precision. The next lower precision
+    /// is tf32 or f16 below f32, bf16 below f16, and fp8 (e4m3) below bf16. For this check the
+    /// reference is also computed for rounded inputs, which needs the reference's memory once more.
     fn precision(&self) -> Option<Dtype> {
         None
     }
 
-    /// Host memory that inputs and reference need at their peak, in bytes; checked before anything
-    /// is allocated. By default four times the bytes of a launch: inputs, outputs and fp64 of both.
+    /// Returns the peak of host memory that inputs and reference need, bytes; kernelgate checks it
+    /// before anything is allocated. By default this is four times the declared bytes of a launch:
+    /// inputs and outputs, and both in fp64.
     fn host_bytes(&self) -> u64 {
         self.work().total_bytes().saturating_mul(4)
     }
 }
 
-/// Source of the expected outputs of a problem.
+/// Source of the expected outputs of a problem: the definition, another implementation, or nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReferenceSource {
+pub enum SourceOfExpectedOutputs {
     /// [`Problem::reference`].
     Definition,
-    /// The expected outputs are those of another implementation for the same inputs. The
-    /// implementation that serves as the reference is itself unverified.
+    /// The expected outputs are those of another implementation of the workload for the same
+    /// inputs. The implementation that serves as reference is itself not verified.
     Row(&'static str),
-    /// Outputs are not compared: every row is timed, and marked as unverified.
+    /// Outputs are not compared with anything: every implementation is timed, and its times are
+    /// marked as unverified.
     Nothing,
 }
 
-impl ReferenceSource {
-    /// Returns whether the outputs have no reference to be compared with.
-    pub const fn is_without_reference(self) -> bool {
+impl SourceOfExpectedOutputs {
+    /// Returns whether outputs are not compared, because the problem has no reference.
+    pub const fn has_no_reference_to_compare(self) -> bool {
         matches!(self, Self::Nothing)
     }
 }
 
-/// The reference of one output, or of some of its rows: an output may have several, of disjoint
-/// rows, each held to the magnitude of its own values.
+/// The expected values of one output, or of some of its rows; several for disjoint rows of one
+/// output are possible, and errors are relative to each one's largest value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Expected {
     /// Name of the output.
     pub name: String,
-    /// Shape of the whole output; its last extent is the length of a row.
+    /// Shape of the whole output; the last extent is the length of a row.
     pub shape: Vec<usize>,
-    /// Indices of the rows that `values` holds, ascending; `None` if it holds all rows.
+    /// Indices of the rows whose expected values `values` contains, ascending; `None` for all rows.
     pub rows: Option<Vec<usize>>,
-    /// Expected values, row after row: f64, or i8 if the comparison is exact.
+    /// Expected values row by row: f64, or i8 if the output must be equal exactly.
     pub values: TensorData,
 }
 
 impl Expected {
-    /// Makes the expected values of a whole output.
+    /// Makes a reference with the expected values of all rows of an output.
     pub fn all(name: &str, shape: impl Into<Vec<usize>>, values: impl Into<TensorData>) -> Self {
         Self { name: name.to_owned(), shape: shape.into(), rows: None, values: values.into() }
     }
 
-    /// Expected values of some rows of an output, if computing the whole output is too expensive.
+    /// Makes the expected values of some rows of an output, if computing all rows would be too
+    /// expensive.
     pub fn sampled_rows(
         name: &str,
         shape: impl Into<Vec<usize>>,
@@ -182,17 +187,18 @@ impl Expected {
     }
 }
 
-/// Largest error that an output may have relative to its reference. Integer outputs are compared
-/// exactly.
+/// Largest errors that a floating-point output may have relative to its reference. Integer outputs
+/// must equal the reference exactly.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tolerance {
-    /// Largest allowed |out - ref| over the largest |ref|.
+    /// Largest allowed absolute error, |out - ref|, divided by the largest |ref|.
     pub max_error: f64,
-    /// Largest allowed ‖out - ref‖₂ / ‖ref‖₂.
+    /// Largest allowed relative L2 error, ‖out - ref‖₂ / ‖ref‖₂.
     pub relative_l2: f64,
 }
 
-/// A workload: a family of computations with one mathematical definition.
+/// A workload is a family of computations (problems) with one mathematical definition, which differ
+/// in sizes, dtypes or parameters.
 ///
 /// ```
 /// # use kernelgate::prelude::*;
@@ -223,53 +229,53 @@ pub struct Tolerance {
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Workload<P> {
-    /// Name of the workload, `family/operation`, for example `attention/forward`: the beginning of
-    /// every case id.
+    /// Name of the workload, `family/operation`, such as `attention/forward`, with which every case
+    /// id begins.
     pub name: &'static str,
     /// Description of the workload in one line of `kernelgate list`.
     pub about: &'static str,
-    /// Grows when the mathematics, the inputs or the declared work change: results of two
-    /// revisions are not comparable. References are kept on disk by revision and inputs, so that a
-    /// change of the reference without another revision has no effect.
+    /// Number that its author increases whenever the mathematics, the inputs or the declared work
+    /// change; results of two revisions are not compared. Reference outputs are stored by revision
+    /// and inputs, so a changed reference takes effect only with a new revision.
     pub revision: u32,
     /// Axes of the workload.
     pub axes: &'static [Axis],
-    /// The few problems that are timed by default: lines of [`axis::expand_points`].
+    /// The few problems that are timed by default, as selection lines for [`axis::points_of_selection_lines`].
     pub default: &'static [&'static str],
-    /// Selection lines for a device a thousand times faster, whose memory and caches need larger
+    /// Problems that are timed by default on an accelerator, whose speed and caches need larger
     /// problems; empty if the default problems suit it.
     pub accelerator: &'static [&'static str],
     /// The whole sweep.
     pub thorough: &'static [&'static str],
-    /// Function that makes the problem at a point of the axes.
+    /// Function that creates the problem at a point, that is, for one combination of axis values.
     pub bind: fn(&Point) -> Result<P, AxisError>,
 }
 
 /// How much to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub enum Effort {
-    /// Effort that runs the default problems and times them briefly.
+pub enum BenchEffort {
+    /// Quick effort: runs the default problems and times them briefly.
     Quick,
     /// The default problems.
     #[default]
     Default,
-    /// Effort that runs the whole sweep of problems and times them longer.
+    /// Thorough effort: runs the whole sweep of problems and times them longer.
     Thorough,
 }
 
-/// Whether default problems are sized for a CPU or for an accelerator.
+/// Whether the default problems are sized for a host CPU or for an accelerator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum DefaultScale {
-    /// Sizes for the cores of a host.
+pub enum SizeOfDefaultProblems {
+    /// Problem sizes for the cores of a host CPU.
     #[default]
     Host,
     /// Sizes for an accelerator.
     Accelerator,
 }
 
-impl Effort {
-    /// The name used on the command line and in files.
-    pub const fn name(self) -> &'static str {
+impl BenchEffort {
+    /// Returns the name of the effort on the command line and in files.
+    pub const fn effort_name(self) -> &'static str {
         match self {
             Self::Quick => "quick",
             Self::Default => "default",
@@ -278,52 +284,60 @@ impl Effort {
     }
 }
 
-/// Selection lines of each effort, which [`axis::expand_points`] turns into points.
+/// Selection lines of a workload for each effort, which [`axis::points_of_selection_lines`] turns into points.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct SelectionLines {
-    /// Selection lines of the default effort.
+pub struct SelectionLinesByEffort {
+    /// Selection lines of the default problems.
     pub default: &'static [&'static str],
-    /// Selection lines of the default effort on an accelerator; empty if the default problems suit
-    /// it.
+    /// Selection lines of the default problems on an accelerator; empty if `default` suits an
+    /// accelerator.
     pub accelerator: &'static [&'static str],
-    /// Selection lines of the whole sweep.
+    /// Selection lines of the additional problems in the thorough sweep.
     pub thorough: &'static [&'static str],
 }
 
-impl SelectionLines {
-    /// Returns the selection lines that an effort uses.
-    pub fn select(&self, effort: Effort, scale: DefaultScale) -> Vec<&'static str> {
+impl SelectionLinesByEffort {
+    /// Returns the selection lines that an effort uses, for problems of the given scale.
+    pub fn lines_of_effort(
+        &self,
+        effort: BenchEffort,
+        scale: SizeOfDefaultProblems,
+    ) -> Vec<&'static str> {
         match (effort, scale) {
-            (Effort::Quick | Effort::Default, DefaultScale::Accelerator)
+            (BenchEffort::Quick | BenchEffort::Default, SizeOfDefaultProblems::Accelerator)
                 if !self.accelerator.is_empty() =>
             {
                 self.accelerator.to_vec()
             }
-            (Effort::Quick | Effort::Default, _) => self.default.to_vec(),
-            // The default problems are part of the thorough sweep, so that a filter finds them at
-            // any effort.
-            (Effort::Thorough, _) => [self.default, self.accelerator, self.thorough].concat(),
+            (BenchEffort::Quick | BenchEffort::Default, _) => self.default.to_vec(),
+            // The thorough sweep includes the default problems, so that a filter for a default case
+            // finds it at any effort.
+            (BenchEffort::Thorough, _) => [self.default, self.accelerator, self.thorough].concat(),
         }
     }
 }
 
 impl<P> Workload<P> {
     /// Points of each effort.
-    pub const fn lines(&self) -> SelectionLines {
+    pub const fn selection_lines_by_effort(&self) -> SelectionLinesByEffort {
         let Self { default, accelerator, thorough, .. } = *self;
-        SelectionLines { default, accelerator, thorough }
+        SelectionLinesByEffort { default, accelerator, thorough }
     }
 
-    /// The points that an effort selects, with the overrides applied.
+    /// Returns the points that an effort selects, with the user's axis overrides applied.
     ///
     /// # Errors
     /// Fails if an override names no axis of the workload or a value that the axis does not accept.
-    pub fn points(
+    pub fn points_selected_by_effort(
         &self,
-        effort: Effort,
-        scale: DefaultScale,
-        overrides: &[AxisOverride],
+        effort: BenchEffort,
+        scale: SizeOfDefaultProblems,
+        overrides: &[AxisValuesFromCommandLine],
     ) -> Result<Vec<Point>, AxisError> {
-        axis::expand_points(self.axes, &self.lines().select(effort, scale), overrides)
+        axis::points_of_selection_lines(
+            self.axes,
+            &self.selection_lines_by_effort().lines_of_effort(effort, scale),
+            overrides,
+        )
     }
 }

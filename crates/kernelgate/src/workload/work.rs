@@ -1,20 +1,20 @@
-//! Declared work: the operations and bytes that the mathematics needs, independent of an
-//! implementation. Measured limits are in another module (`measure::limits`).
+//! Defines declared work: the operations and bytes that the mathematics of a problem needs in any
+//! implementation. The measured ceilings of a device are in another module (`measure::limits`).
 
 use super::tensor::Dtype;
 
-/// Hardware unit that executes floating-point operations: matrix or vector unit.
+/// Kind of hardware unit that executes floating-point operations: matrix units or vector units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FlopUnit {
     /// GEMMs.
     Matmul,
-    /// All operations besides GEMMs: element-wise work, reductions, exponentials.
+    /// All operations besides matrix products: element-wise operations, reductions, exponentials.
     Vector,
 }
 
 impl FlopUnit {
-    /// Name of the hardware unit in files.
-    pub const fn name(self) -> &'static str {
+    /// Returns the name of the hardware unit in files.
+    pub const fn hardware_unit_name(self) -> &'static str {
         match self {
             Self::Matmul => "matmul",
             Self::Vector => "vector",
@@ -22,10 +22,11 @@ impl FlopUnit {
     }
 }
 
-/// Floating-point operations of one unit and dtype; a multiply-add counts two.
+/// Number of floating-point operations on one kind of unit in one dtype; a multiply-add counts as
+/// two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Flops {
-    /// Hardware unit that executes the operations.
+pub struct FlopsOfUnitAndDtype {
+    /// Kind of hardware unit that executes the operations.
     pub unit: FlopUnit,
     /// Dtype of the operands.
     pub dtype: Dtype,
@@ -33,31 +34,33 @@ pub struct Flops {
     pub count: u64,
 }
 
-impl Flops {
-    /// Key of the operations' unit and dtype among the ceilings: "matmul f32".
-    pub fn ceiling_key(&self) -> String {
-        format!("{} {}", self.unit.name(), self.dtype.name())
+impl FlopsOfUnitAndDtype {
+    /// Returns the key of the measured ceiling for these operations: unit and dtype, such as
+    /// "matmul f32".
+    pub fn key_of_measured_ceiling(&self) -> String {
+        format!("{} {}", self.unit.hardware_unit_name(), self.dtype.name())
     }
 }
 
-/// Declared work of one launch of a problem: operations and bytes.
+/// Declared work of one launch of a problem: floating-point operations, and bytes of memory
+/// traffic.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Floating-point operations by unit and dtype.
-    pub flops: Vec<Flops>,
-    /// The fewest bytes that must be read: each input once.
+    /// Number of floating-point operations by kind of hardware unit and dtype.
+    pub flops: Vec<FlopsOfUnitAndDtype>,
+    /// Minimum of bytes that an implementation must read: each input once.
     pub read_bytes: u64,
-    /// The fewest bytes that must be written: each output once.
+    /// Minimum of bytes that an implementation must write: each output once.
     pub write_bytes: u64,
-    /// Data that passes between GPUs, if the problem uses several.
-    pub link: Option<GpuLinkWork>,
+    /// Data that one launch sends between GPUs; `None` if the problem uses one GPU.
+    pub link: Option<DeclaredGpuLinkWork>,
 }
 
-/// Bytes that pass between the GPUs of a set in one execution.
+/// Bytes that one execution of a problem sends between GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GpuLinkWork {
-    /// Fewest bytes that a GPU has to receive; the GPU with the most counts. Divided by the time of
-    /// a launch, these bytes give the bus bandwidth of nccl-tests.
+pub struct DeclaredGpuLinkWork {
+    /// Minimum of bytes that a GPU must receive, for the GPU that receives most. These bytes
+    /// divided by the time of a launch give the bus bandwidth as nccl-tests defines it.
     pub bytes: u64,
     /// Whether every GPU also sends as many bytes as it receives; otherwise only the first GPU
     /// sends.
@@ -67,24 +70,24 @@ pub struct GpuLinkWork {
 }
 
 impl Work {
-    /// Declares work that only moves memory.
+    /// Declares work that only reads and writes memory, without floating-point operations.
     pub fn bytes(read_bytes: u64, write_bytes: u64) -> Work {
         Self { flops: Vec::new(), read_bytes, write_bytes, link: None }
     }
 
     /// Adds operations, for chaining.
     pub fn with_flops(mut self, unit: FlopUnit, dtype: Dtype, count: u64) -> Self {
-        self.flops.push(Flops { unit, dtype, count });
+        self.flops.push(FlopsOfUnitAndDtype { unit, dtype, count });
         self
     }
 
-    /// Adds the data that passes between GPUs, for chaining.
-    pub fn with_link(mut self, link: GpuLinkWork) -> Self {
+    /// Adds the data that passes between GPUs, and returns the work for chained calls.
+    pub fn with_link(mut self, link: DeclaredGpuLinkWork) -> Self {
         self.link = Some(link);
         self
     }
 
-    /// Number of GEMM operations of all dtypes.
+    /// Returns the number of matmul operations of all dtypes.
     pub fn matmul_flops(&self) -> u64 {
         self.flops
             .iter()

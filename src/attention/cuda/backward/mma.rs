@@ -1,210 +1,266 @@
 //! Attention backward through `mma.sync`: kernels and launcher of
-//! `kernels/attention/backward_flash_mma`. The backward through `wgmma` also launches the first and
-//! last of these kernels.
+//! `kernels/attention/backward_flash_mma`. The `wgmma` backward also launches the prepare kernel
+//! and the finish kernel of `backward_flash_mma`.
 
 use std::sync::Arc;
 
-use crate::attention::cuda::call::{BackwardAddresses, OrderedLaunches, ScratchAddresses};
-use crate::attention::cuda::launch::{
-    ELEMENT_BYTES, Extents, attention_kernel, strided_defines, strided_variants,
+use crate::attention::cuda::call::{
+    AttentionBackwardAddresses, AttentionLaunches, AttentionScratchAddresses,
 };
-use crate::attention::cuda::layout::{BackwardLayout, Strides};
+use crate::attention::cuda::launch::{
+    AttentionExtents, BYTES_OF_16_BIT_ELEMENT, attention_defines_with_row_strides,
+    attention_kernel_spec_with_build_per_shape, dense_and_one_strided_build_extents,
+};
+use crate::attention::cuda::layout::{AttentionBackwardLayout, AttentionTensorStrides};
 use kernelgate::backend::BackendError;
-use kernelgate_cuda::{Arguments, Device, KernelSpec, LoadedKernel, RequiredArchitecture};
+use kernelgate_cuda::{
+    Device, KernelArgumentList, KernelSpec, LoadedKernelWithLaunch, RequiredArchitecture,
+};
 
-/// Kernels of `backward_flash_mma`, one of each build.
-pub const KERNELS: &[KernelSpec<Extents>] = &[
-    FLASH_MMA_PREPARE,
-    FLASH_MMA,
-    FLASH_MMA_FINISH,
-    ONE_STAGE_PREPARE,
-    ONE_STAGE_KERNEL,
-    ONE_STAGE_FINISH,
+/// Kernels of `kernels/attention/backward_flash_mma`, each with a build for two query stages and
+/// one for a single stage.
+pub const BACKWARD_MMA_KERNELS: &[KernelSpec<AttentionExtents>] = &[
+    ROW_STATISTICS_AND_ZERO_DQ_KERNEL,
+    BACKWARD_FLASH_MMA_KERNEL,
+    ROUND_DQ_SUMS_KERNEL,
+    ONE_STAGE_ROW_STATISTICS_KERNEL,
+    ONE_STAGE_BACKWARD_MMA_KERNEL,
+    ONE_STAGE_ROUND_DQ_SUMS_KERNEL,
 ];
 
-const THREADS: usize = 256;
+const THREADS_PER_BACKWARD_MMA_BLOCK: usize = 256;
 
-/// Number of threads that sum one row.
-const THREADS_PER_ROW_SUM: usize = 32;
+/// Number of threads of a warp.
+const THREADS_PER_WARP: usize = 32;
 
 /// Number of keys in a key block of `backward_flash_mma`.
-pub const KEYS_PER_BLOCK: usize = 128;
+pub const KEYS_PER_BACKWARD_BLOCK: usize = 128;
 
-/// Number of queries in one step of `backward_flash_mma`.
-pub const fn queries_per_step(extents: &Extents) -> usize {
+/// Number of queries that a block of `backward_flash_mma` processes in one step of its loop.
+pub const fn queries_per_backward_mma_step(extents: &AttentionExtents) -> usize {
     if extents.d == 64 { 128 } else { 64 }
 }
 
-/// Queries in a wide step of `backward_flash_wgmma`.
-pub const QUERIES_OF_WIDE_STEP: usize = 80;
+/// Number of queries that a block of a WIDE build of `backward_flash_wgmma` processes in one step
+/// of its loop.
+pub const QUERIES_PER_WIDE_BACKWARD_STEP: usize = 80;
 
-/// Number of queries of all heads, where each head is padded to whole steps of any kernel.
-const fn padded_rows(extents: &Extents) -> usize {
-    let wide = if extents.d == 128 { QUERIES_OF_WIDE_STEP } else { queries_per_step(extents) };
-    let (padded, padded_wide) =
-        (extents.s.next_multiple_of(queries_per_step(extents)), extents.s.next_multiple_of(wide));
+/// Number of query rows of all heads, where each head is padded to whole steps of every backward
+/// kernel.
+const fn query_rows_padded_to_steps(extents: &AttentionExtents) -> usize {
+    let wide = if extents.d == 128 {
+        QUERIES_PER_WIDE_BACKWARD_STEP
+    } else {
+        queries_per_backward_mma_step(extents)
+    };
+    let (padded, padded_wide) = (
+        extents.s.next_multiple_of(queries_per_backward_mma_step(extents)),
+        extents.s.next_multiple_of(wide),
+    );
     extents.heads * if padded_wide > padded { padded_wide } else { padded }
 }
 
-pub const FLASH_MMA: KernelSpec<Extents> = KernelSpec {
+pub const BACKWARD_FLASH_MMA_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     defines: |extents| {
-        strided_defines(extents, |rows| [("Q_ROW", rows.q), ("DOUT_ROW", rows.grad_out)])
+        attention_defines_with_row_strides(extents, |rows| {
+            [("Q_ROW", rows.q), ("DOUT_ROW", rows.grad_out)]
+        })
     },
-    variants: strided_variants,
-    constants: |extents| flash_mma_macros(extents, 2),
-    shared_bytes: |extents| flash_mma_shared_bytes(extents, 2),
-    ..attention_kernel(
+    variants: dense_and_one_strided_build_extents,
+    constants: |extents| backward_flash_mma_macros(extents, 2),
+    shared_bytes: |extents| backward_flash_mma_shared_bytes(extents, 2),
+    ..attention_kernel_spec_with_build_per_shape(
         "attention/backward_flash_mma",
         "attention_backward_flash_mma",
-        THREADS,
-        |extents| [extents.s.div_ceil(KEYS_PER_BLOCK) * extents.heads, 1, 1],
+        THREADS_PER_BACKWARD_MMA_BLOCK,
+        |extents| [extents.s.div_ceil(KEYS_PER_BACKWARD_BLOCK) * extents.heads, 1, 1],
     )
 };
-pub const FLASH_MMA_PREPARE: KernelSpec<Extents> = KernelSpec {
+pub const ROW_STATISTICS_AND_ZERO_DQ_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     symbol: "attention_backward_flash_mma_prepare",
-    // Each thread handles sixteen bytes of a row.
-    blocks: |extents| {
-        [(padded_rows(extents) * (extents.d * ELEMENT_BYTES as usize / 16)).div_ceil(THREADS), 1, 1]
-    },
-    shared_bytes: |_| 0,
-    ..FLASH_MMA
-};
-pub const FLASH_MMA_FINISH: KernelSpec<Extents> = KernelSpec {
-    symbol: "attention_backward_flash_mma_finish",
-    // Sixteen warps handle one step.
+    // Each thread of the prepare kernel handles sixteen bytes of a row.
     blocks: |extents| {
         [
-            (padded_rows(extents).div_ceil(queries_per_step(extents)) * 16)
-                .div_ceil(THREADS / THREADS_PER_ROW_SUM),
+            (query_rows_padded_to_steps(extents)
+                * (extents.d * BYTES_OF_16_BIT_ELEMENT as usize / 16))
+                .div_ceil(THREADS_PER_BACKWARD_MMA_BLOCK),
             1,
             1,
         ]
     },
     shared_bytes: |_| 0,
-    ..FLASH_MMA
+    ..BACKWARD_FLASH_MMA_KERNEL
+};
+pub const ROUND_DQ_SUMS_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
+    symbol: "attention_backward_flash_mma_finish",
+    // Sixteen warps of the finish kernel handle the query rows of one step.
+    blocks: |extents| {
+        [
+            (query_rows_padded_to_steps(extents).div_ceil(queries_per_backward_mma_step(extents))
+                * 16)
+                .div_ceil(THREADS_PER_BACKWARD_MMA_BLOCK / THREADS_PER_WARP),
+            1,
+            1,
+        ]
+    },
+    shared_bytes: |_| 0,
+    ..BACKWARD_FLASH_MMA_KERNEL
 };
 
-/// Build of the main kernel for cards with less shared memory. Cards from sm_90 on have enough for
-/// two stages, or too little for one.
-const ONE_STAGE_KERNEL: KernelSpec<Extents> = KernelSpec {
-    shared_bytes: |extents| flash_mma_shared_bytes(extents, 1),
-    ..one_stage_kernel(FLASH_MMA)
+/// Build of the gradient kernel with one query stage, for GPUs with too little shared memory for
+/// two. GPUs from sm_90 on never use the one-stage build: their shared memory holds two stages, or
+/// too little even for one.
+const ONE_STAGE_BACKWARD_MMA_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
+    shared_bytes: |extents| backward_flash_mma_shared_bytes(extents, 1),
+    ..with_one_query_stage(BACKWARD_FLASH_MMA_KERNEL)
 };
-const ONE_STAGE_PREPARE: KernelSpec<Extents> = one_stage_kernel(FLASH_MMA_PREPARE);
-const ONE_STAGE_FINISH: KernelSpec<Extents> = one_stage_kernel(FLASH_MMA_FINISH);
+const ONE_STAGE_ROW_STATISTICS_KERNEL: KernelSpec<AttentionExtents> =
+    with_one_query_stage(ROW_STATISTICS_AND_ZERO_DQ_KERNEL);
+const ONE_STAGE_ROUND_DQ_SUMS_KERNEL: KernelSpec<AttentionExtents> =
+    with_one_query_stage(ROUND_DQ_SUMS_KERNEL);
 
-const fn one_stage_kernel(row: KernelSpec<Extents>) -> KernelSpec<Extents> {
+const fn with_one_query_stage(row: KernelSpec<AttentionExtents>) -> KernelSpec<AttentionExtents> {
     KernelSpec {
         defines: |extents| {
             let stages = "STAGES=1".to_owned();
-            (FLASH_MMA.defines)(extents).into_iter().chain([stages]).collect()
+            (BACKWARD_FLASH_MMA_KERNEL.defines)(extents).into_iter().chain([stages]).collect()
         },
-        constants: |extents| flash_mma_macros(extents, 1),
+        constants: |extents| backward_flash_mma_macros(extents, 1),
         requires: RequiredArchitecture::Between(80, 90),
         ..row
     }
 }
 
-/// Builds with one stage have that number in their name.
-fn flash_mma_macros(extents: &Extents, stages: usize) -> Vec<(&'static str, usize)> {
-    let shared = ("SHARED_BYTES", flash_mma_shared_bytes(extents, stages));
-    let tiles = [("TILE_QUERIES", queries_per_step(extents)), ("TILE_KEYS", KEYS_PER_BLOCK)];
-    let common = [("THREADS", THREADS), tiles[0], tiles[1], shared];
+/// A build with one query stage has STAGES in its name; the build with two stages gets STAGES as an
+/// ordinary macro.
+fn backward_flash_mma_macros(
+    extents: &AttentionExtents,
+    stages: usize,
+) -> Vec<(&'static str, usize)> {
+    let shared = ("SHARED_BYTES", backward_flash_mma_shared_bytes(extents, stages));
+    let tiles = [
+        ("TILE_QUERIES", queries_per_backward_mma_step(extents)),
+        ("TILE_KEYS", KEYS_PER_BACKWARD_BLOCK),
+    ];
+    let common = [("THREADS", THREADS_PER_BACKWARD_MMA_BLOCK), tiles[0], tiles[1], shared];
     common.into_iter().chain((stages == 2).then_some(("STAGES", 2))).collect()
 }
 
-/// Shared memory of the main kernel: keys and values; the stages of queries, of output gradients,
-/// and of two floats for each of their rows; the probabilities and two stages of score gradients.
-fn flash_mma_shared_bytes(extents: &Extents, stages: usize) -> usize {
-    let (element, queries) = (ELEMENT_BYTES as usize, queries_per_step(extents));
-    let keys_and_values = 2 * KEYS_PER_BLOCK * extents.d * element;
+/// Shared memory of the gradient kernel: keys and values; stages of queries, output gradients and
+/// two floats a query; probabilities; two stages of score gradients.
+fn backward_flash_mma_shared_bytes(extents: &AttentionExtents, stages: usize) -> usize {
+    let (element, queries) =
+        (BYTES_OF_16_BIT_ELEMENT as usize, queries_per_backward_mma_step(extents));
+    let keys_and_values = 2 * KEYS_PER_BACKWARD_BLOCK * extents.d * element;
     let copied = stages * (2 * queries * extents.d * element + 2 * 4 * queries);
-    keys_and_values + copied + 3 * KEYS_PER_BLOCK * queries * element
+    keys_and_values + copied + 3 * KEYS_PER_BACKWARD_BLOCK * queries * element
 }
 
-pub const fn row_statistics_bytes(extents: &Extents) -> u64 {
-    2 * 4 * padded_rows(extents) as u64
+pub const fn backward_row_statistics_bytes(extents: &AttentionExtents) -> u64 {
+    2 * 4 * query_rows_padded_to_steps(extents) as u64
 }
 
-pub const fn dq_sum_bytes(extents: &Extents) -> u64 {
-    4 * (padded_rows(extents) * extents.d) as u64
+pub const fn dq_accumulator_scratch_bytes(extents: &AttentionExtents) -> u64 {
+    4 * (query_rows_padded_to_steps(extents) * extents.d) as u64
 }
 
-/// Number of query tiles that shared memory holds at once.
+/// Number of query tiles that shared memory of the `backward_flash_mma` kernel holds at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum QueryStages {
+pub enum QueryStagesInSharedMemory {
     One,
     Two,
 }
 
-impl QueryStages {
-    /// Chooses two stages, unless the device has shared memory for only one.
-    pub fn choose_for_device(device: &Device, extents: &Extents) -> Result<Self, BackendError> {
-        let (arch, most) = (&device.facts().arch, device.shared_bytes_a_block()?);
-        let fits =
-            |row: &KernelSpec<Extents>| row.unmet_requirement_for(extents, arch, most).is_none();
-        Ok(if !fits(&FLASH_MMA) && fits(&ONE_STAGE_KERNEL) { Self::One } else { Self::Two })
+impl QueryStagesInSharedMemory {
+    /// Chooses two query stages, unless the device has shared memory for only one.
+    pub fn choose_query_stages_for_device(
+        device: &Device,
+        extents: &AttentionExtents,
+    ) -> Result<Self, BackendError> {
+        let (arch, most) = (&device.facts().arch, device.max_shared_bytes_per_block()?);
+        let fits = |row: &KernelSpec<AttentionExtents>| {
+            row.reason_gpu_cannot_run_kernel_for(extents, arch, most).is_none()
+        };
+        Ok(if !fits(&BACKWARD_FLASH_MMA_KERNEL) && fits(&ONE_STAGE_BACKWARD_MMA_KERNEL) {
+            Self::One
+        } else {
+            Self::Two
+        })
     }
 
-    const fn kernels(self) -> [KernelSpec<Extents>; 3] {
+    const fn kernels_in_launch_order(self) -> [KernelSpec<AttentionExtents>; 3] {
         match self {
-            Self::One => [ONE_STAGE_PREPARE, ONE_STAGE_KERNEL, ONE_STAGE_FINISH],
-            Self::Two => [FLASH_MMA_PREPARE, FLASH_MMA, FLASH_MMA_FINISH],
+            Self::One => [
+                ONE_STAGE_ROW_STATISTICS_KERNEL,
+                ONE_STAGE_BACKWARD_MMA_KERNEL,
+                ONE_STAGE_ROUND_DQ_SUMS_KERNEL,
+            ],
+            Self::Two => {
+                [ROW_STATISTICS_AND_ZERO_DQ_KERNEL, BACKWARD_FLASH_MMA_KERNEL, ROUND_DQ_SUMS_KERNEL]
+            }
         }
     }
 }
 
-/// Loads the kernels, in the order of their launches.
-pub fn load_backward_kernels(
+/// Compiles and loads the three kernels of `backward_flash_mma` and returns them in the order of
+/// their launches.
+pub fn load_mma_backward_kernels(
     device: &Device,
-    extents: &Extents,
-    stages: QueryStages,
-) -> Result<[LoadedKernel; 3], BackendError> {
-    let kernels = stages.kernels();
-    // The main kernel is loaded first, because the device may decline it.
+    extents: &AttentionExtents,
+    stages: QueryStagesInSharedMemory,
+) -> Result<[LoadedKernelWithLaunch; 3], BackendError> {
+    let kernels = stages.kernels_in_launch_order();
+    // The gradient kernel is loaded first, because only this kernel can exceed the device's shared
+    // memory.
     let [main, first, last] =
         [kernels[1], kernels[0], kernels[2]].map(|kernel| kernel.compile_and_load(device, extents));
     Ok([first?, main?, last?])
 }
 
-/// Arguments of the launches of one backward, before the launches are prepared.
-pub struct PendingLaunches<'a> {
+/// Device, shape, layout and addresses of one attention backward, from which its kernel arguments
+/// are made.
+pub struct BackwardLaunchInputs<'a> {
     pub device: &'a Arc<Device>,
-    pub extents: &'a Extents,
-    pub layout: &'a BackwardLayout,
-    pub addresses: &'a BackwardAddresses,
-    pub scratch: &'a ScratchAddresses,
+    pub extents: &'a AttentionExtents,
+    pub layout: &'a AttentionBackwardLayout,
+    pub addresses: &'a AttentionBackwardAddresses,
+    pub scratch: &'a AttentionScratchAddresses,
 }
 
-impl PendingLaunches<'_> {
-    /// Address of the row statistics: two floats for each row, padded to whole steps.
+impl BackwardLaunchInputs<'_> {
+    /// Device address of the row statistics: two fp32 numbers for each query row, with heads padded
+    /// to whole steps.
     pub const fn row_statistics_address(&self) -> u64 {
         self.scratch.any
     }
 
-    /// Address of the fp32 accumulator of dq.
+    /// Device address of the fp32 accumulator of the query gradient dq.
     pub const fn dq_accumulator_address(&self) -> u64 {
-        self.scratch.any + row_statistics_bytes(self.extents)
+        self.scratch.any + backward_row_statistics_bytes(self.extents)
     }
 
-    /// Arguments of the kernel before the main one, with the address of the dq sums that it zeroes.
-    pub fn arguments_of_prepare_kernel(&self, zeroed: Option<u64>) -> Arguments {
-        let BackwardAddresses { out, grad_out, lse, .. } = *self.addresses;
-        let BackwardLayout { forward, grad_out: grad_out_strides, .. } = self.layout;
+    /// Arguments of the prepare kernel; with `zeroed`, the kernel also zeroes the dq sums at this
+    /// address.
+    pub fn row_statistics_kernel_arguments(&self, zeroed: Option<u64>) -> KernelArgumentList {
+        let AttentionBackwardAddresses { out, grad_out, lse, .. } = *self.addresses;
+        let AttentionBackwardLayout { forward, grad_out: grad_out_strides, .. } = self.layout;
         let tensors = [out, grad_out, lse, self.row_statistics_address(), zeroed.unwrap_or(0)];
-        self.kernel_arguments(&tensors, &[&forward.out, grad_out_strides, &forward.lse])
+        self.arguments_with_extents_and_strides(
+            &tensors,
+            &[&forward.out, grad_out_strides, &forward.lse],
+        )
     }
 
-    /// Arguments of the kernel that runs after the main one.
-    pub fn arguments_of_finish_kernel(&self) -> Arguments {
-        self.kernel_arguments(
+    /// Arguments of the finish kernel, which rounds the dq sums to the gradient of the queries.
+    pub fn round_dq_kernel_arguments(&self) -> KernelArgumentList {
+        self.arguments_with_extents_and_strides(
             &[self.dq_accumulator_address(), self.addresses.grad_q],
             &[&self.layout.grad_q],
         )
     }
 
-    fn main_kernel_arguments(&self) -> Arguments {
-        let BackwardAddresses { q, k, v, grad_out, grad_k, grad_v, .. } = *self.addresses;
+    fn gradient_kernel_arguments(&self) -> KernelArgumentList {
+        let AttentionBackwardAddresses { q, k, v, grad_out, grad_k, grad_v, .. } = *self.addresses;
         let tensors = [
             q,
             k,
@@ -215,38 +271,51 @@ impl PendingLaunches<'_> {
             grad_k,
             grad_v,
         ];
-        let BackwardLayout { forward, grad_out, grad_k, grad_v, .. } = self.layout;
+        let AttentionBackwardLayout { forward, grad_out, grad_k, grad_v, .. } = self.layout;
         let strides = [&forward.q, &forward.k, &forward.v, grad_out, grad_k, grad_v];
-        self.kernel_arguments(&tensors, &strides)
+        self.arguments_with_extents_and_strides(&tensors, &strides)
     }
 
-    /// Arguments of a kernel: addresses, `seqlen`, `batch_heads`, `heads`, strides.
-    fn kernel_arguments(&self, addresses: &[u64], strides: &[&Strides]) -> Arguments {
+    /// Arguments of a backward kernel in the order: addresses, `seqlen`, `batch_heads`, `heads`,
+    /// strides.
+    fn arguments_with_extents_and_strides(
+        &self,
+        addresses: &[u64],
+        strides: &[&AttentionTensorStrides],
+    ) -> KernelArgumentList {
         let extents = self.extents;
         let numbers = [extents.s, extents.heads, extents.query_heads_per_sequence()];
-        let all = addresses.iter().fold(Arguments::new(), |all, address| all.address(*address));
+        let all =
+            addresses.iter().fold(KernelArgumentList::new(), |all, address| all.address(*address));
         let all = numbers.into_iter().fold(all, |all, number| all.value(number as i32));
-        strides.iter().fold(all, |all, strides| all.value(strides.stride_words()))
+        strides.iter().fold(all, |all, strides| all.value(strides.batch_head_row_stride_argument()))
     }
 }
 
-/// Prepares the three launches of `backward_flash_mma`.
+/// Loads the three kernels of `backward_flash_mma` and prepares their launches, without enqueuing
+/// them.
 pub fn prepare_mma_backward_launches(
-    call: &PendingLaunches<'_>,
-    stages: QueryStages,
-) -> Result<OrderedLaunches, BackendError> {
-    let [first, main, last] = load_backward_kernels(call.device, call.extents, stages)?;
-    Ok(OrderedLaunches::new([
+    call: &BackwardLaunchInputs<'_>,
+    stages: QueryStagesInSharedMemory,
+) -> Result<AttentionLaunches, BackendError> {
+    let [first, main, last] = load_mma_backward_kernels(call.device, call.extents, stages)?;
+    Ok(AttentionLaunches::from_ranges_and_launches([
         (
             "prepare",
-            first.prepare_launch(
+            first.prepare_launch_with_blocks(
                 call.device,
                 None,
-                call.arguments_of_prepare_kernel(Some(call.dq_accumulator_address())),
+                call.row_statistics_kernel_arguments(Some(call.dq_accumulator_address())),
             )?,
         ),
-        ("scores_dkv_dq", main.prepare_launch(call.device, None, call.main_kernel_arguments())?),
-        ("finish", last.prepare_launch(call.device, None, call.arguments_of_finish_kernel())?),
+        (
+            "scores_dkv_dq",
+            main.prepare_launch_with_blocks(call.device, None, call.gradient_kernel_arguments())?,
+        ),
+        (
+            "finish",
+            last.prepare_launch_with_blocks(call.device, None, call.round_dq_kernel_arguments())?,
+        ),
     ]))
 }
 
@@ -256,14 +325,19 @@ mod tests {
     use kernelgate::workload::Dtype;
 
     #[test]
-    fn the_grid_covers_all_padded_rows() {
-        let narrow =
-            Extents { causal: true, ..Extents::self_attention_extents(6, 200, Dtype::Bf16) };
-        let wide = Extents { d: 128, ..narrow };
-        // A head of 200 rows is padded to two steps of 128, or four of 64.
-        assert_eq!((padded_rows(&narrow), padded_rows(&wide)), (6 * 256, 6 * 256));
-        assert_eq!((FLASH_MMA_PREPARE.blocks)(&narrow), [6 * 256 * 8 / 256, 1, 1]);
-        assert_eq!((FLASH_MMA_FINISH.blocks)(&narrow), [6 * 2 * 2, 1, 1]);
-        assert_eq!((FLASH_MMA_FINISH.blocks)(&wide), [6 * 4 * 2, 1, 1]);
+    fn backward_mma_grids_cover_all_padded_query_rows() {
+        let narrow = AttentionExtents {
+            causal: true,
+            ..AttentionExtents::single_sequence_self_attention(6, 200, Dtype::Bf16)
+        };
+        let wide = AttentionExtents { d: 128, ..narrow };
+        // A head of 200 query rows is padded to two steps of 128 rows, or four of 64.
+        assert_eq!(
+            (query_rows_padded_to_steps(&narrow), query_rows_padded_to_steps(&wide)),
+            (6 * 256, 6 * 256)
+        );
+        assert_eq!((ROW_STATISTICS_AND_ZERO_DQ_KERNEL.blocks)(&narrow), [6 * 256 * 8 / 256, 1, 1]);
+        assert_eq!((ROUND_DQ_SUMS_KERNEL.blocks)(&narrow), [6 * 2 * 2, 1, 1]);
+        assert_eq!((ROUND_DQ_SUMS_KERNEL.blocks)(&wide), [6 * 4 * 2, 1, 1]);
     }
 }

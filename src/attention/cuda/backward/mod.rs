@@ -1,8 +1,9 @@
-//! Attention backward on the GPU: rows, and kernels that only they launch.
+//! Attention backward on the GPU: the implementations of the backward, and the kernels that only
+//! the naive implementation launches.
 //!
-//! The forward's output and the rows' log-sum-exp are computed beforehand ([`saved_forward`]). Each
-//! row times the launches that a training step needs: first the row sums of dout · out, then the
-//! gradients.
+//! Before a backward is timed, a forward pass computes the saved output and the rows' log-sum-exp
+//! ([`saved_forward`]). The time of each backward implementation includes all launches of a
+//! training step: first the row sums of dout · out, then the gradients.
 
 pub mod mma;
 pub mod saved_forward;
@@ -10,117 +11,164 @@ pub mod wgmma;
 
 use std::sync::Arc;
 
-use super::call::{AttentionTechnique, BackwardAddresses, QueryGradientSumOrder, ScratchAddresses};
-use super::forward::mma::FLASH_MMA_KERNEL as FORWARD;
-use super::launch::{Extents, allocate_scratch, attention_kernel};
-use super::launches::BackwardCall;
-use super::layout::{AttentionShape, BackwardLayout, ForwardLayout};
-use crate::attention::definition::Attention;
+use super::call::{
+    AttentionBackwardAddresses, AttentionGemmTechnique, AttentionScratchAddresses,
+    QueryGradientSumOrder,
+};
+use super::forward::mma::FORWARD_FLASH_MMA_KERNEL as FORWARD;
+use super::launch::{
+    AttentionExtents, allocate_uninitialised_scratch, attention_kernel_spec_with_build_per_shape,
+};
+use super::launches::AttentionBackwardCall;
+use super::layout::{AttentionBackwardLayout, AttentionForwardLayout, AttentionShape};
+use crate::attention::definition::AttentionParameters;
 use crate::attention::gradients::AttentionBackward;
 use kernelgate::backend::cuda::{CudaTask, Output};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
-use kernelgate_cuda::observe::range::within_range;
+use kernelgate_cuda::observe::range::run_within_named_range;
 use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
-use mma::{FLASH_MMA, FLASH_MMA_FINISH, FLASH_MMA_PREPARE, dq_sum_bytes, row_statistics_bytes};
-use saved_forward::{BackwardInputs, save_forward_outputs};
+use mma::{
+    BACKWARD_FLASH_MMA_KERNEL, ROUND_DQ_SUMS_KERNEL, ROW_STATISTICS_AND_ZERO_DQ_KERNEL,
+    backward_row_statistics_bytes, dq_accumulator_scratch_bytes,
+};
+use saved_forward::{AttentionBackwardInputs, upload_inputs_and_run_forward};
 use wgmma::{
-    FLASH_WGMMA, GROUPED_HEADS_KERNEL, TRANSPOSE_KERNEL, WIDE_STEPS_KERNEL, most_bytes_to_zero,
+    BACKWARD_FLASH_WGMMA_KERNEL, SPLIT_HEAD_GROUP_BACKWARD_KERNEL, TRANSPOSE_AND_ROUND_DQ_KERNEL,
+    WIDE_STEP_BACKWARD_KERNEL, max_zeroed_scratch_bytes,
 };
 
-/// Kernels that only the rows of this file launch.
-pub const KERNELS: &[KernelSpec<Extents>] = &[NAIVE_DELTA, NAIVE_SCORES, NAIVE_DQ, NAIVE_DKV];
+/// Kernels of `kernels/attention/backward_naive`, which only the implementation `cuda/naive`
+/// launches.
+pub const NAIVE_BACKWARD_KERNELS: &[KernelSpec<AttentionExtents>] = &[
+    NAIVE_BACKWARD_DELTA_KERNEL,
+    NAIVE_BACKWARD_SCORES_KERNEL,
+    NAIVE_BACKWARD_DQ_KERNEL,
+    NAIVE_BACKWARD_DK_DV_KERNEL,
+];
 
-const THREADS: usize = 256;
+const THREADS_PER_NAIVE_BACKWARD_BLOCK: usize = 256;
 
-/// Number of threads that sum one row.
-const THREADS_PER_ROW_SUM: usize = 32;
+/// Number of threads of `backward_naive` that sum dout · out over one query row: one warp.
+const THREADS_PER_DELTA_ROW: usize = 32;
 
-/// Side of the tile of scores that a block of `backward_naive` computes, with one thread for each
-/// score.
-const NAIVE_TILE: usize = 16;
+/// Side of the square tile of scores that a thread block of `backward_naive` computes, one thread
+/// for each score.
+const NAIVE_BACKWARD_SCORE_TILE_SIDE: usize = 16;
 
-const NAIVE_DELTA: KernelSpec<Extents> = KernelSpec {
-    constants: |_| vec![("THREADS", THREADS), ("TILE", NAIVE_TILE)],
-    ..attention_kernel(
+const NAIVE_BACKWARD_DELTA_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
+    constants: |_| {
+        vec![
+            ("THREADS", THREADS_PER_NAIVE_BACKWARD_BLOCK),
+            ("TILE", NAIVE_BACKWARD_SCORE_TILE_SIDE),
+        ]
+    },
+    ..attention_kernel_spec_with_build_per_shape(
         "attention/backward_naive",
         "attention_backward_naive_delta",
-        THREADS,
-        |extents| [(extents.heads * extents.s).div_ceil(THREADS / THREADS_PER_ROW_SUM), 1, 1],
+        THREADS_PER_NAIVE_BACKWARD_BLOCK,
+        |extents| {
+            [
+                (extents.heads * extents.s)
+                    .div_ceil(THREADS_PER_NAIVE_BACKWARD_BLOCK / THREADS_PER_DELTA_ROW),
+                1,
+                1,
+            ]
+        },
     )
 };
-const NAIVE_SCORES: KernelSpec<Extents> = KernelSpec {
+const NAIVE_BACKWARD_SCORES_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     symbol: "attention_backward_naive_scores",
     blocks: |extents| {
-        [extents.s.div_ceil(NAIVE_TILE), extents.s.div_ceil(NAIVE_TILE), extents.heads]
+        [
+            extents.s.div_ceil(NAIVE_BACKWARD_SCORE_TILE_SIDE),
+            extents.s.div_ceil(NAIVE_BACKWARD_SCORE_TILE_SIDE),
+            extents.heads,
+        ]
     },
-    ..NAIVE_DELTA
+    ..NAIVE_BACKWARD_DELTA_KERNEL
 };
-const NAIVE_DQ: KernelSpec<Extents> = KernelSpec {
+const NAIVE_BACKWARD_DQ_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     symbol: "attention_backward_naive_dq",
-    blocks: |extents| [extents.s.div_ceil(THREADS / extents.d), extents.heads, 1],
-    ..NAIVE_DELTA
+    blocks: |extents| {
+        [extents.s.div_ceil(THREADS_PER_NAIVE_BACKWARD_BLOCK / extents.d), extents.heads, 1]
+    },
+    ..NAIVE_BACKWARD_DELTA_KERNEL
 };
-const NAIVE_DKV: KernelSpec<Extents> =
-    KernelSpec { symbol: "attention_backward_naive_dkv", ..NAIVE_DQ };
+const NAIVE_BACKWARD_DK_DV_KERNEL: KernelSpec<AttentionExtents> =
+    KernelSpec { symbol: "attention_backward_naive_dkv", ..NAIVE_BACKWARD_DQ_KERNEL };
 
-/// Backward ladder of our own kernels. Every row needs the outputs of a forward pass.
-pub const BACKWARD_LADDER: &[Implementation<AttentionBackward>] = &[
+/// Kernelgate's own CUDA implementations of attention backward that run on several architectures,
+/// from the slowest to the fastest. Before its launches are timed, each backward implementation
+/// runs a forward pass, because the gradients need its outputs.
+pub const OWN_CUDA_BACKWARD_IMPLEMENTATIONS: &[Implementation<AttentionBackward>] = &[
     Implementation {
         name: "cuda/naive",
         about: "four launches, probabilities and gradients of the scores in device memory: the \
                 starting point",
         supports: |problem| {
-            let kernels = [NAIVE_DELTA, NAIVE_SCORES, NAIVE_DQ, NAIVE_DKV, FORWARD];
-            Extents::from(&problem.attention).supported_with_scores(&kernels)
+            let kernels = [
+                NAIVE_BACKWARD_DELTA_KERNEL,
+                NAIVE_BACKWARD_SCORES_KERNEL,
+                NAIVE_BACKWARD_DQ_KERNEL,
+                NAIVE_BACKWARD_DK_DV_KERNEL,
+                FORWARD,
+            ];
+            AttentionExtents::from(&problem.attention).check_support_with_scores_in_memory(&kernels)
         },
-        prepare: Prepare::CudaWithin { device_bytes: naive_bytes, prepare: prepare_naive_backward },
+        prepare: Prepare::CudaWithin {
+            device_bytes: naive_backward_device_bytes,
+            prepare: prepare_naive_backward_task,
+        },
     },
     Implementation {
         name: "cuda/flash_mma",
         about: "probabilities recomputed on the chip, tensor cores through mma.sync; the order of \
                 dq's sums is not fixed",
         supports: |problem| {
-            Extents::from(&problem.attention).check_ungrouped_support(&[
-                FLASH_MMA_PREPARE,
-                FLASH_MMA,
-                FLASH_MMA_FINISH,
+            AttentionExtents::from(&problem.attention).check_support_without_grouped_heads(&[
+                ROW_STATISTICS_AND_ZERO_DQ_KERNEL,
+                BACKWARD_FLASH_MMA_KERNEL,
+                ROUND_DQ_SUMS_KERNEL,
                 FORWARD,
             ])
         },
         prepare: Prepare::CudaWithin {
-            device_bytes: flash_mma_bytes,
+            device_bytes: flash_mma_backward_device_bytes,
             prepare: |problem, inputs, device| {
-                let (technique, order) = (AttentionTechnique::FlashMma, QueryGradientSumOrder::Any);
-                prepare_flash(technique, order, problem, inputs, device)
+                let (technique, order) =
+                    (AttentionGemmTechnique::FlashMma, QueryGradientSumOrder::Any);
+                prepare_flash_backward_task(technique, order, problem, inputs, device)
             },
         },
     },
 ];
 
-/// Row of the ladder's last rung, for sm_90a.
-pub const WGMMA_ROW: Implementation<AttentionBackward> = Implementation {
+/// Implementation of attention backward through wgmma, the fastest one of the ladder, for sm_90a
+/// only.
+pub const WGMMA_BACKWARD_IMPLEMENTATION: Implementation<AttentionBackward> = Implementation {
     name: "cuda/flash_wgmma",
     about: "as flash_mma, GEMMs through wgmma, tiles by tensor copies of a warp of their own; \
             sm_90a only; the order of dq's sums is not fixed, nor of dk's and dv's over heads that \
             share keys",
     supports: |problem| {
-        Extents::from(&problem.attention).check_support(&[
-            FLASH_MMA_PREPARE,
-            FLASH_WGMMA,
-            GROUPED_HEADS_KERNEL,
-            FLASH_MMA_FINISH,
-            WIDE_STEPS_KERNEL,
-            TRANSPOSE_KERNEL,
+        AttentionExtents::from(&problem.attention).check_dtype_size_and_grid_support(&[
+            ROW_STATISTICS_AND_ZERO_DQ_KERNEL,
+            BACKWARD_FLASH_WGMMA_KERNEL,
+            SPLIT_HEAD_GROUP_BACKWARD_KERNEL,
+            ROUND_DQ_SUMS_KERNEL,
+            WIDE_STEP_BACKWARD_KERNEL,
+            TRANSPOSE_AND_ROUND_DQ_KERNEL,
         ])
     },
     prepare: Prepare::CudaWithin {
         device_bytes: |problem| {
-            flash_mma_bytes(problem) + most_bytes_to_zero(&Extents::from(&problem.attention))
+            flash_mma_backward_device_bytes(problem)
+                + max_zeroed_scratch_bytes(&AttentionExtents::from(&problem.attention))
         },
         prepare: |problem, inputs, device| {
-            prepare_flash(
-                AttentionTechnique::FlashWgmma,
+            prepare_flash_backward_task(
+                AttentionGemmTechnique::FlashWgmma,
                 QueryGradientSumOrder::Any,
                 problem,
                 inputs,
@@ -130,138 +178,167 @@ pub const WGMMA_ROW: Implementation<AttentionBackward> = Implementation {
     },
 };
 
-/// Row of the backward ladder whose gradients have equal bits in every launch.
-pub const FIXED_ORDER_ROW: Implementation<AttentionBackward> = Implementation {
-    name: "cuda/flash_wgmma_deterministic",
-    about: "as flash_wgmma, the sums of dq in a fixed order: a block of keys waits for its turn",
-    // The turn counters take a hundredth of the memory and are not counted.
-    prepare: Prepare::CudaWithin {
-        device_bytes: flash_mma_bytes,
-        prepare: |problem, inputs, device| {
-            prepare_flash(
-                AttentionTechnique::FlashWgmma,
-                QueryGradientSumOrder::Fixed,
-                problem,
-                inputs,
-                device,
-            )
+/// Implementation of attention backward whose gradients are bitwise equal in every launch.
+pub const DETERMINISTIC_BACKWARD_IMPLEMENTATION: Implementation<AttentionBackward> =
+    Implementation {
+        name: "cuda/flash_wgmma_deterministic",
+        about: "as flash_wgmma, the sums of dq in a fixed order: a block of keys waits for its turn",
+        // The turn counters take about a hundredth of the device memory of this implementation and are
+        // not counted.
+        prepare: Prepare::CudaWithin {
+            device_bytes: flash_mma_backward_device_bytes,
+            prepare: |problem, inputs, device| {
+                prepare_flash_backward_task(
+                    AttentionGemmTechnique::FlashWgmma,
+                    QueryGradientSumOrder::Fixed,
+                    problem,
+                    inputs,
+                    device,
+                )
+            },
         },
-    },
-    ..WGMMA_ROW
-};
+        ..WGMMA_BACKWARD_IMPLEMENTATION
+    };
 
-/// Bytes of the tensors of a backward: four inputs, the saved output and log-sum-exp, three
-/// gradients.
-pub fn tensor_bytes_of_backward(extents: &Extents) -> u64 {
-    4 * extents.vector_bytes() + 4 * extents.key_bytes() + 4 * extents.query_rows()
+/// Bytes of all tensors that an attention backward reads or writes: four inputs, the saved output
+/// and log-sum-exp, three gradients.
+pub fn device_bytes_of_backward_tensors(extents: &AttentionExtents) -> u64 {
+    4 * extents.query_tensor_bytes()
+        + 4 * extents.key_tensor_bytes()
+        + 4 * extents.queries_of_all_heads()
 }
 
-/// Device memory of `naive`: fp32 probabilities and score gradients, and the row sums.
-fn naive_bytes(problem: &AttentionBackward) -> u64 {
-    let extents = Extents::from(&problem.attention);
-    tensor_bytes_of_backward(&extents)
-        + 2 * 4 * extents.query_key_pairs()
-        + 4 * extents.query_rows()
+/// Device memory of the naive backward: its tensors, fp32 probabilities and fp32 score gradients,
+/// and the row sums.
+fn naive_backward_device_bytes(problem: &AttentionBackward) -> u64 {
+    let extents = AttentionExtents::from(&problem.attention);
+    device_bytes_of_backward_tensors(&extents)
+        + 2 * 4 * extents.query_key_pairs_of_all_heads()
+        + 4 * extents.queries_of_all_heads()
 }
 
-/// Device memory of `cuda/flash_mma`: the fp32 accumulator of dq and two floats for each row,
-/// padded to whole steps.
-fn flash_mma_bytes(problem: &AttentionBackward) -> u64 {
-    let extents = Extents::from(&problem.attention);
-    tensor_bytes_of_backward(&extents) + row_statistics_bytes(&extents) + dq_sum_bytes(&extents)
+/// Device memory of the backward `cuda/flash_mma`: its tensors, the fp32 accumulator of dq and two
+/// floats for each row, padded to whole steps.
+fn flash_mma_backward_device_bytes(problem: &AttentionBackward) -> u64 {
+    let extents = AttentionExtents::from(&problem.attention);
+    device_bytes_of_backward_tensors(&extents)
+        + backward_row_statistics_bytes(&extents)
+        + dq_accumulator_scratch_bytes(&extents)
 }
 
-fn prepare_naive_backward(
+fn prepare_naive_backward_task(
     problem: &AttentionBackward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    let extents = Extents::from(&problem.attention);
-    let kernels = [NAIVE_DELTA, NAIVE_SCORES, NAIVE_DQ, NAIVE_DKV];
+    let extents = AttentionExtents::from(&problem.attention);
+    let kernels = [
+        NAIVE_BACKWARD_DELTA_KERNEL,
+        NAIVE_BACKWARD_SCORES_KERNEL,
+        NAIVE_BACKWARD_DQ_KERNEL,
+        NAIVE_BACKWARD_DK_DV_KERNEL,
+    ];
     let [sum, score, query, key] = kernels.map(|kernel| kernel.compile_and_load(device, &extents));
     let (sum, score, query, key) = (sum?, score?, query?, key?);
-    let saved = save_forward_outputs(&problem.attention, inputs, device)?;
-    let delta = allocate_scratch(device, 4 * extents.query_rows())?;
+    let saved = upload_inputs_and_run_forward(&problem.attention, inputs, device)?;
+    let delta = allocate_uninitialised_scratch(device, 4 * extents.queries_of_all_heads())?;
     let (p, ds) = (
-        allocate_scratch(device, 4 * extents.query_key_pairs())?,
-        allocate_scratch(device, 4 * extents.query_key_pairs())?,
+        allocate_uninitialised_scratch(device, 4 * extents.query_key_pairs_of_all_heads())?,
+        allocate_uninitialised_scratch(device, 4 * extents.query_key_pairs_of_all_heads())?,
     );
     Ok(CudaTask::new(
         device,
-        saved.inputs_of_every_launch(),
-        allocate_gradients(device, &problem.attention)?,
+        saved.output_gradient_as_replaceable_input(),
+        allocate_gradients_of_q_k_v(device, &problem.attention)?,
         move |outputs| {
-            let BackwardInputs { q, k, v, grad_out, out, lse } = &saved;
+            let AttentionBackwardInputs { q, k, v, grad_out, out, lse } = &saved;
             let (at, s) =
                 (|buffer| KernelArgument::from(buffer), || extents.sequence_length_argument());
             let [grad_q, grad_k, grad_v] = [0, 1, 2].map(|index: usize| outputs[index].argument());
             let sums = [at(out), at(grad_out), at(&delta), s(), extents.batch_heads_argument()];
-            within_range("delta", || sum.launch_with(&sums))?;
+            run_within_named_range("delta", || sum.launch_with(&sums))?;
             let operands = [q, k, v, grad_out, lse, &delta, &p, &ds].map(at);
-            within_range("scores", || score.launch_with(&[&operands[..], &[s()]].concat()))?;
-            within_range("dq", || query.launch_with(&[at(&ds), at(k), grad_q, s()]))?;
+            run_within_named_range("scores", || {
+                score.launch_with(&[&operands[..], &[s()]].concat())
+            })?;
+            run_within_named_range("dq", || query.launch_with(&[at(&ds), at(k), grad_q, s()]))?;
             let keys = [at(&p), at(&ds), at(q), at(grad_out), grad_k, grad_v, s()];
-            within_range("dkv", || key.launch_with(&keys))
+            run_within_named_range("dkv", || key.launch_with(&keys))
         },
     ))
 }
 
-fn prepare_flash(
-    technique: AttentionTechnique,
+fn prepare_flash_backward_task(
+    technique: AttentionGemmTechnique,
     order: QueryGradientSumOrder,
     problem: &AttentionBackward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let shape = AttentionShape::from(&problem.attention);
-    let layout = BackwardLayout::gradients_like_tensors(ForwardLayout::strides_of_bhsd(&shape));
-    let backward = BackwardCall::new(device, &shape, &layout, technique, order)?;
-    dense_backward_task(&backward, problem, inputs, device)
+    let layout = AttentionBackwardLayout::gradients_like_tensors(
+        AttentionForwardLayout::forward_layout_dense_bhsd(&shape),
+    );
+    let backward =
+        AttentionBackwardCall::compile_backward(device, &shape, &layout, technique, order)?;
+    prepare_backward_task_over_dense_tensors(&backward, problem, inputs, device)
 }
 
-/// Task that times one backward row over dense tensors.
-pub fn dense_backward_task(
-    backward: &BackwardCall,
+/// Prepares the timed task of a loaded attention backward over dense tensors: uploads, an untimed
+/// forward pass and the launches.
+pub fn prepare_backward_task_over_dense_tensors(
+    backward: &AttentionBackwardCall,
     problem: &AttentionBackward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    let saved = save_forward_outputs(&problem.attention, inputs, device)?;
-    let bytes = backward.scratch_bytes();
-    let memory = [allocate_scratch(device, bytes.any)?, allocate_scratch(device, bytes.zeroed)?];
-    memory[1].fill(0)?;
-    let outputs = allocate_gradients(device, &problem.attention)?;
+    let saved = upload_inputs_and_run_forward(&problem.attention, inputs, device)?;
+    let bytes = backward.backward_scratch_bytes();
+    let memory = [
+        allocate_uninitialised_scratch(device, bytes.any)?,
+        allocate_uninitialised_scratch(device, bytes.zeroed)?,
+    ];
+    memory[1].fill_all_bytes(0)?;
+    let outputs = allocate_gradients_of_q_k_v(device, &problem.attention)?;
     let [grad_q, grad_k, grad_v] = [0, 1, 2].map(|index: usize| outputs[index].address());
-    let launches = backward.prepare_launches(
-        &BackwardAddresses {
-            q: saved.q.address(),
-            k: saved.k.address(),
-            v: saved.v.address(),
-            out: saved.out.address(),
-            lse: saved.lse.address(),
-            grad_out: saved.grad_out.address(),
+    let launches = backward.prepare_backward_launches_at(
+        &AttentionBackwardAddresses {
+            q: saved.q.device_address(),
+            k: saved.k.device_address(),
+            v: saved.v.device_address(),
+            out: saved.out.device_address(),
+            lse: saved.lse.device_address(),
+            grad_out: saved.grad_out.device_address(),
             grad_q,
             grad_k,
             grad_v,
         },
-        &ScratchAddresses { any: memory[0].address(), zeroed: memory[1].address() },
+        &AttentionScratchAddresses {
+            any: memory[0].device_address(),
+            zeroed: memory[1].device_address(),
+        },
     )?;
-    Ok(CudaTask::new(device, saved.inputs_of_every_launch(), outputs, move |_| {
-        // The launches hold only addresses, so the buffers must live as long.
+    Ok(CudaTask::new(device, saved.output_gradient_as_replaceable_input(), outputs, move |_| {
+        // The launches hold only device addresses, so the closure must own the buffers.
         let _alive = (&saved, &memory);
-        launches.launch()
+        launches.enqueue_all_launches()
     }))
 }
 
-/// Allocates the outputs `grad_q`, `grad_k` and `grad_v`.
-pub fn allocate_gradients(
+/// Allocates device buffers for the outputs `grad_q`, `grad_k` and `grad_v`.
+pub fn allocate_gradients_of_q_k_v(
     device: &Device,
-    attention: &Attention,
+    attention: &AttentionParameters,
 ) -> Result<Vec<Output>, BackendError> {
     [("grad_q", "q"), ("grad_k", "k"), ("grad_v", "v")]
         .into_iter()
         .map(|(name, input)| {
-            Output::new(device, name, attention.shape_of_input(input), attention.output_dtype_of())
+            Output::new(
+                device,
+                name,
+                attention.shape_of_named_input(input),
+                attention.attention_output_dtype(),
+            )
         })
         .collect()
 }

@@ -1,157 +1,183 @@
-//! Attention backward on sm_90a: kernels and launcher of `kernels/attention/backward_flash_wgmma`.
+//! Attention backward on sm_90a: the kernels of `kernels/attention/backward_flash_wgmma`, the
+//! choice among their builds, and their launches.
 
 use super::mma::{
-    FLASH_MMA_FINISH, FLASH_MMA_PREPARE, KEYS_PER_BLOCK, PendingLaunches, QUERIES_OF_WIDE_STEP,
-    queries_per_step,
+    BackwardLaunchInputs, KEYS_PER_BACKWARD_BLOCK, QUERIES_PER_WIDE_BACKWARD_STEP,
+    ROUND_DQ_SUMS_KERNEL, ROW_STATISTICS_AND_ZERO_DQ_KERNEL, queries_per_backward_mma_step,
 };
-use crate::attention::cuda::call::{BackwardAddresses, OrderedLaunches, QueryGradientSumOrder};
+use crate::attention::cuda::call::{
+    AttentionBackwardAddresses, AttentionLaunches, QueryGradientSumOrder,
+};
 use crate::attention::cuda::launch::{
-    ELEMENT_BYTES, Extents, attention_kernel, key_boxes, query_boxes,
+    AttentionExtents, BYTES_OF_16_BIT_ELEMENT, attention_kernel_spec_with_build_per_shape,
+    key_or_value_tensor_boxes, query_tensor_boxes,
 };
 use kernelgate::backend::BackendError;
 use kernelgate::workload::Dtype;
-use kernelgate_cuda::{Arguments, Device, KernelSpec, LoadedKernel, RequiredArchitecture};
+use kernelgate_cuda::{
+    Device, KernelArgumentList, KernelSpec, LoadedKernelWithLaunch, RequiredArchitecture,
+};
 
-/// Kernels of `backward_flash_wgmma`; the launches before and after them are kernels of
-/// `backward_flash_mma`.
-pub const KERNELS: &[KernelSpec<Extents>] = &[
-    FLASH_WGMMA,
-    GROUPED_HEADS_KERNEL,
-    FIXED_ORDER_KERNEL,
-    WHOLE_HEADS_KERNEL,
-    WIDE_STEPS_KERNEL,
-    WIDE_GROUPED_HEADS_KERNEL,
-    WIDE_FIXED_ORDER_KERNEL,
-    WIDE_PREPARE_KERNEL,
-    TRANSPOSE_KERNEL,
+/// Kernels of `backward_flash_wgmma`; most builds are launched between the prepare and the finish
+/// kernel of `backward_flash_mma`.
+pub const BACKWARD_WGMMA_KERNELS: &[KernelSpec<AttentionExtents>] = &[
+    BACKWARD_FLASH_WGMMA_KERNEL,
+    SPLIT_HEAD_GROUP_BACKWARD_KERNEL,
+    FIXED_DQ_ORDER_BACKWARD_KERNEL,
+    WHOLE_HEADS_PER_BLOCK_BACKWARD_KERNEL,
+    WIDE_STEP_BACKWARD_KERNEL,
+    WIDE_STEP_SPLIT_HEAD_GROUP_KERNEL,
+    WIDE_STEP_FIXED_DQ_ORDER_KERNEL,
+    WIDE_STEP_ROW_STATISTICS_KERNEL,
+    TRANSPOSE_AND_ROUND_DQ_KERNEL,
 ];
 
-/// Threads of a block: two warpgroups that compute and one that copies.
-const THREADS: usize = 384;
+/// Threads of a block of `backward_flash_wgmma`: two compute warpgroups and one that copies tiles.
+const THREADS_PER_BACKWARD_WGMMA_BLOCK: usize = 384;
 
-/// Number of queries in one step of `backward_flash_wgmma`.
-const QUERIES_PER_STEP: usize = 64;
+/// Number of queries that a block of `backward_flash_wgmma` processes in one step of its loop,
+/// except in WIDE builds.
+const QUERIES_PER_BACKWARD_WGMMA_STEP: usize = 64;
 
-/// Positions of a head from which blocks keep in step.
-const MIN_LONG_HEAD_QUERIES: usize = 4096;
+/// Minimum sequence length at which the thread blocks of a head process equal query steps at about
+/// the same time.
+const MIN_QUERIES_OF_LONG_BACKWARD_HEAD: usize = 4096;
 
-/// Number of keys of a warpgroup, and of a tensor-copy box of its gradients.
-const KEYS_PER_WARPGROUP: usize = KEYS_PER_BLOCK / 2;
+/// Number of keys of a compute warpgroup, and number of rows in a tensor-copy box of its dk and dv.
+const KEYS_PER_BACKWARD_WARPGROUP: usize = KEYS_PER_BACKWARD_BLOCK / 2;
 
-pub const FLASH_WGMMA: KernelSpec<Extents> = KernelSpec {
-    constants: |extents| kernel_macros(extents, &["DETERMINISTIC", "GROUPED", "WHOLE", "WIDE"]),
-    shared_bytes,
+pub const BACKWARD_FLASH_WGMMA_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
+    constants: |extents| {
+        backward_wgmma_macros(extents, &["DETERMINISTIC", "GROUPED", "WHOLE", "WIDE"])
+    },
+    shared_bytes: backward_wgmma_shared_bytes,
     requires: RequiredArchitecture::Exactly("sm_90a"),
-    ..attention_kernel(
+    ..attention_kernel_spec_with_build_per_shape(
         "attention/backward_flash_wgmma",
         "attention_backward_flash_wgmma",
-        THREADS,
-        |extents| [grid_blocks(extents, extents.share), 1, 1],
+        THREADS_PER_BACKWARD_WGMMA_BLOCK,
+        |extents| [backward_grid_without_shared_key_blocks(extents, extents.share), 1, 1],
     )
 };
 
-/// Build of the kernel in which a block handles only some of the query heads that share keys.
-pub const GROUPED_HEADS_KERNEL: KernelSpec<Extents> = KernelSpec {
-    defines: |extents| defines_with(extents, "GROUPED=1"),
-    constants: |extents| kernel_macros(extents, &["DETERMINISTIC", "WHOLE", "WIDE"]),
-    // Largest possible grid: each query head has its own thread blocks.
-    blocks: |extents| [grid_blocks(extents, 1), 1, 1],
-    ..FLASH_WGMMA
+/// Build of `backward_flash_wgmma` in which a thread block handles only some of the query heads
+/// that share its keys.
+pub const SPLIT_HEAD_GROUP_BACKWARD_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
+    defines: |extents| wgmma_backward_defines_with(extents, "GROUPED=1"),
+    constants: |extents| backward_wgmma_macros(extents, &["DETERMINISTIC", "WHOLE", "WIDE"]),
+    // The grid is the largest possible one: each query head has its own thread blocks.
+    blocks: |extents| [backward_grid_without_shared_key_blocks(extents, 1), 1, 1],
+    ..BACKWARD_FLASH_WGMMA_KERNEL
 };
 
-/// Build of the kernel in which dq is summed in a fixed order.
-const FIXED_ORDER_KERNEL: KernelSpec<Extents> = KernelSpec {
-    defines: |extents| defines_with(extents, "DETERMINISTIC=1"),
-    constants: |extents| kernel_macros(extents, &["GROUPED", "WHOLE", "WIDE"]),
-    ..FLASH_WGMMA
+/// Build of `backward_flash_wgmma` in which the key blocks add to dq in a fixed order.
+const FIXED_DQ_ORDER_BACKWARD_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
+    defines: |extents| wgmma_backward_defines_with(extents, "DETERMINISTIC=1"),
+    constants: |extents| backward_wgmma_macros(extents, &["GROUPED", "WHOLE", "WIDE"]),
+    ..BACKWARD_FLASH_WGMMA_KERNEL
 };
 
-/// Build of the kernel in which a block computes whole heads, so that no other kernel handles sums
-/// of dq.
-const WHOLE_HEADS_KERNEL: KernelSpec<Extents> = KernelSpec {
-    defines: |extents| defines_with(extents, "WHOLE=1"),
+/// Build of `backward_flash_wgmma` in which a thread block computes whole heads, so that no finish
+/// kernel rounds the sums of dq.
+const WHOLE_HEADS_PER_BLOCK_BACKWARD_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
+    defines: |extents| wgmma_backward_defines_with(extents, "WHOLE=1"),
     constants: |extents| {
-        let shared = [("SHARED_BYTES", shared_bytes_of_two_stages(extents))];
-        replace_macros(kernel_macros(extents, &["DETERMINISTIC", "GROUPED", "WIDE"]), &shared)
+        let shared = [("SHARED_BYTES", whole_heads_backward_shared_bytes(extents))];
+        replace_macro_values(
+            backward_wgmma_macros(extents, &["DETERMINISTIC", "GROUPED", "WIDE"]),
+            &shared,
+        )
     },
-    shared_bytes: shared_bytes_of_two_stages,
-    // The launcher sets one thread block for each multiprocessor.
+    shared_bytes: whole_heads_backward_shared_bytes,
+    // The launcher replaces this grid by one thread block for each multiprocessor.
     blocks: |_| [1, 1, 1],
-    ..FLASH_WGMMA
+    ..BACKWARD_FLASH_WGMMA_KERNEL
 };
 
-/// Steps of more queries, for long heads that share no keys.
-pub const WIDE_STEPS_KERNEL: KernelSpec<Extents> = KernelSpec {
-    defines: |extents| defines_with(extents, "WIDE=1"),
-    variants: || in_wide_steps(FLASH_WGMMA.variants),
-    constants: |extents| macros_of_wide_steps(extents, &["DETERMINISTIC", "GROUPED", "WHOLE"]),
-    shared_bytes: shared_bytes_of_wide_steps,
-    ..FLASH_WGMMA
+/// Build of `backward_flash_wgmma` with steps of 80 queries instead of 64, for long heads.
+pub const WIDE_STEP_BACKWARD_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
+    defines: |extents| wgmma_backward_defines_with(extents, "WIDE=1"),
+    variants: || variants_with_wide_step_build(BACKWARD_FLASH_WGMMA_KERNEL.variants),
+    constants: |extents| wide_step_backward_macros(extents, &["DETERMINISTIC", "GROUPED", "WHOLE"]),
+    shared_bytes: wide_step_backward_shared_bytes,
+    ..BACKWARD_FLASH_WGMMA_KERNEL
 };
-const WIDE_GROUPED_HEADS_KERNEL: KernelSpec<Extents> = KernelSpec {
-    defines: |extents| [defines_with(extents, "WIDE=1"), vec!["GROUPED=1".to_owned()]].concat(),
-    constants: |extents| macros_of_wide_steps(extents, &["DETERMINISTIC", "WHOLE"]),
-    blocks: GROUPED_HEADS_KERNEL.blocks,
-    ..WIDE_STEPS_KERNEL
-};
-/// Build that adds in a fixed order, for full attention. With a causal mask, steps would not begin
-/// at blocks of keys.
-const WIDE_FIXED_ORDER_KERNEL: KernelSpec<Extents> = KernelSpec {
+const WIDE_STEP_SPLIT_HEAD_GROUP_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     defines: |extents| {
-        [defines_with(extents, "WIDE=1"), vec!["DETERMINISTIC=1".to_owned()]].concat()
+        [wgmma_backward_defines_with(extents, "WIDE=1"), vec!["GROUPED=1".to_owned()]].concat()
+    },
+    constants: |extents| wide_step_backward_macros(extents, &["DETERMINISTIC", "WHOLE"]),
+    blocks: SPLIT_HEAD_GROUP_BACKWARD_KERNEL.blocks,
+    ..WIDE_STEP_BACKWARD_KERNEL
+};
+/// Build of `backward_flash_wgmma` with steps of 80 queries that adds to dq in a fixed order, for
+/// full attention only. With a causal mask, the steps of 80 queries would not begin where a key
+/// block of 128 begins.
+const WIDE_STEP_FIXED_DQ_ORDER_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
+    defines: |extents| {
+        [wgmma_backward_defines_with(extents, "WIDE=1"), vec!["DETERMINISTIC=1".to_owned()]]
+            .concat()
     },
     variants: || {
-        (WIDE_STEPS_KERNEL.variants)().into_iter().filter(|extents| !extents.causal).collect()
+        (WIDE_STEP_BACKWARD_KERNEL.variants)()
+            .into_iter()
+            .filter(|extents| !extents.causal)
+            .collect()
     },
-    constants: |extents| macros_of_wide_steps(extents, &["GROUPED", "WHOLE"]),
-    ..WIDE_STEPS_KERNEL
+    constants: |extents| wide_step_backward_macros(extents, &["GROUPED", "WHOLE"]),
+    ..WIDE_STEP_BACKWARD_KERNEL
 };
 
-fn macros_of_wide_steps(extents: &Extents, zeros: &[&'static str]) -> Vec<(&'static str, usize)> {
+fn wide_step_backward_macros(
+    extents: &AttentionExtents,
+    zeros: &[&'static str],
+) -> Vec<(&'static str, usize)> {
     let wide = [
-        ("TILE_QUERIES", QUERIES_OF_WIDE_STEP),
-        ("SHARED_BYTES", shared_bytes_of_wide_steps(extents)),
+        ("TILE_QUERIES", QUERIES_PER_WIDE_BACKWARD_STEP),
+        ("SHARED_BYTES", wide_step_backward_shared_bytes(extents)),
     ];
-    replace_macros(kernel_macros(extents, zeros), &wide)
+    replace_macro_values(backward_wgmma_macros(extents, zeros), &wide)
 }
 
-/// Build that stores row statistics in the order of wide steps.
-const WIDE_PREPARE_KERNEL: KernelSpec<Extents> = KernelSpec {
+/// Build of the prepare kernel that stores the row statistics in the order of steps of 80 queries.
+const WIDE_STEP_ROW_STATISTICS_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     defines: |extents| {
-        let queries = format!("PREPARED_QUERIES={QUERIES_OF_WIDE_STEP}");
-        (FLASH_MMA_PREPARE.defines)(extents).into_iter().chain([queries]).collect()
+        let queries = format!("PREPARED_QUERIES={QUERIES_PER_WIDE_BACKWARD_STEP}");
+        (ROW_STATISTICS_AND_ZERO_DQ_KERNEL.defines)(extents).into_iter().chain([queries]).collect()
     },
-    variants: || in_wide_steps(FLASH_MMA_PREPARE.variants),
-    requires: FLASH_WGMMA.requires,
-    ..FLASH_MMA_PREPARE
+    variants: || variants_with_wide_step_build(ROW_STATISTICS_AND_ZERO_DQ_KERNEL.variants),
+    requires: BACKWARD_FLASH_WGMMA_KERNEL.requires,
+    ..ROW_STATISTICS_AND_ZERO_DQ_KERNEL
 };
 
-/// Transposes and rounds the sums of dq of wide steps.
-pub const TRANSPOSE_KERNEL: KernelSpec<Extents> = KernelSpec {
+/// Kernel that transposes the dq sums of a WIDE build and rounds them to the gradient of the
+/// queries.
+pub const TRANSPOSE_AND_ROUND_DQ_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     symbol: "attention_backward_flash_wgmma_transpose",
-    blocks: |extents| [extents.s.div_ceil(QUERIES_OF_WIDE_STEP) * extents.heads, 1, 1],
+    blocks: |extents| [extents.s.div_ceil(QUERIES_PER_WIDE_BACKWARD_STEP) * extents.heads, 1, 1],
     shared_bytes: |_| 0,
-    ..WIDE_STEPS_KERNEL
+    ..WIDE_STEP_BACKWARD_KERNEL
 };
 
-fn in_wide_steps(variants: fn() -> Vec<Extents>) -> Vec<Extents> {
-    variants().into_iter().filter(computes_in_wide_steps).collect()
+fn variants_with_wide_step_build(variants: fn() -> Vec<AttentionExtents>) -> Vec<AttentionExtents> {
+    variants().into_iter().filter(has_wide_step_backward_build).collect()
 }
 
-/// Returns whether there is a build with wide steps for these extents. Wide steps round gradients
-/// of probabilities, which might overflow in f16.
-fn computes_in_wide_steps(extents: &Extents) -> bool {
+/// Returns whether `backward_flash_wgmma` has a build with steps of 80 queries for these extents.
+/// Builds with steps of 80 queries round the gradients of the probabilities, which might overflow
+/// in f16.
+fn has_wide_step_backward_build(extents: &AttentionExtents) -> bool {
     extents.d == 128 && extents.dtype == Dtype::Bf16
 }
 
-/// Returns whether a head is at least as long as the shortest for which wide steps were measured to
-/// be faster.
-fn takes_wide_steps(extents: &Extents) -> bool {
+/// Returns whether a head is long enough that steps of 80 queries were measured to be faster than
+/// steps of 64.
+fn wide_backward_steps_are_faster(extents: &AttentionExtents) -> bool {
     let shortest = if extents.causal || extents.share > 1 { 4096 } else { 2048 };
-    computes_in_wide_steps(extents) && extents.s >= shortest
+    has_wide_step_backward_build(extents) && extents.s >= shortest
 }
 
-fn replace_macros(
+fn replace_macro_values(
     mut constants: Vec<(&'static str, usize)>,
     others: &[(&'static str, usize)],
 ) -> Vec<(&'static str, usize)> {
@@ -160,107 +186,123 @@ fn replace_macros(
     constants
 }
 
-fn defines_with(extents: &Extents, define: &str) -> Vec<String> {
-    (FLASH_WGMMA.defines)(extents).into_iter().chain([define.to_owned()]).collect()
+fn wgmma_backward_defines_with(extents: &AttentionExtents, define: &str) -> Vec<String> {
+    (BACKWARD_FLASH_WGMMA_KERNEL.defines)(extents).into_iter().chain([define.to_owned()]).collect()
 }
 
-const fn grid_blocks(extents: &Extents, heads_a_block: usize) -> usize {
-    extents.s.div_ceil(KEYS_PER_BLOCK) * (extents.heads / heads_a_block)
+const fn backward_grid_without_shared_key_blocks(
+    extents: &AttentionExtents,
+    heads_a_block: usize,
+) -> usize {
+    extents.s.div_ceil(KEYS_PER_BACKWARD_BLOCK) * (extents.heads / heads_a_block)
 }
 
-/// Most key blocks of the last round that thread blocks share.
-const MOST_SHARED: usize = 128;
+/// Maximum number of key blocks in the grid's last round that several thread blocks share.
+const MAX_SHARED_KEY_BLOCKS: usize = 128;
 
-/// Fewest steps that a thread block takes of a shared key block. With fewer, adding to the sums
-/// costs more than idle multiprocessors.
-const FEWEST_STEPS: usize = 16;
+/// Minimum number of query steps of each thread block that shares a key block with others. With
+/// fewer query steps, adding dk and dv to sums in memory costs more than idle multiprocessors.
+const MIN_STEPS_PER_SHARING_THREAD_BLOCK: usize = 16;
 
-/// Key blocks at the end of the grid that several thread blocks share, so that the last round
-/// leaves no multiprocessor idle: `halved` of two thread blocks each, then `others` of `parts`
-/// each.
+/// Key blocks at the end of the grid that several thread blocks share, so that the last round of
+/// thread blocks leaves no multiprocessor idle: `halved` key blocks have two thread blocks each,
+/// and the following `others` have `parts` each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LastRound {
+pub struct LastRoundDivision {
     pub halved: usize,
     pub others: usize,
     pub parts: usize,
 }
 
-impl LastRound {
-    /// Every key block has one thread block.
+impl LastRoundDivision {
+    /// No key block is shared: each has one thread block.
     pub const UNSHARED: Self = Self { halved: 0, others: 0, parts: 1 };
 
-    /// Returns the division of the last round that takes the least time. With a causal mask, the
-    /// blocks of the last round are short.
-    fn fastest_division(extents: &Extents, multiprocessors: usize) -> Self {
-        let steps = extents.s.div_ceil(QUERIES_PER_STEP);
-        let left = grid_blocks(extents, extents.share) % multiprocessors;
+    /// Returns the division of the grid's last round among thread blocks with the shortest
+    /// estimated time. With a causal mask, the thread blocks of the last round are short, so none
+    /// of their key blocks is shared.
+    fn fastest_last_round_division(extents: &AttentionExtents, multiprocessors: usize) -> Self {
+        let steps = extents.s.div_ceil(QUERIES_PER_BACKWARD_WGMMA_STEP);
+        let left =
+            backward_grid_without_shared_key_blocks(extents, extents.share) % multiprocessors;
         let halved = if 2 * left > multiprocessors { multiprocessors / 2 } else { 0 };
         let others = left - halved;
-        let parts = multiprocessors.checked_div(others).unwrap_or(1).min(steps / FEWEST_STEPS);
+        let parts = multiprocessors
+            .checked_div(others)
+            .unwrap_or(1)
+            .min(steps / MIN_STEPS_PER_SHARING_THREAD_BLOCK);
         let parts = parts.max(1);
         let halves = if halved > 0 { 0.5 } else { 0.0 };
         let time = halves + if others > 0 { 1.0 / parts as f64 } else { 0.0 };
-        let long = !extents.causal && steps >= 2 * FEWEST_STEPS;
-        if long && left <= MOST_SHARED && time < 0.9 {
+        let long = !extents.causal && steps >= 2 * MIN_STEPS_PER_SHARING_THREAD_BLOCK;
+        if long && left <= MAX_SHARED_KEY_BLOCKS && time < 0.9 {
             Self { halved, others, parts }
         } else {
             Self::UNSHARED
         }
     }
 
-    const fn shared_blocks(&self) -> usize {
+    const fn key_blocks_shared_in_last_round(&self) -> usize {
         self.halved + self.others
     }
 
-    const fn added_thread_blocks(&self) -> usize {
+    const fn thread_blocks_added_by_sharing(&self) -> usize {
         self.halved + self.others * (self.parts - 1)
     }
 }
 
-/// Bytes that must be zero before a launch: sums of dk and dv of shared key blocks, and counters.
-/// The counters count turns, for each query step, or arrivals at the sums of each warpgroup.
-fn zeroed_bytes(extents: &Extents, shared_blocks: usize) -> u64 {
-    let turns = extents.heads * extents.s.div_ceil(QUERIES_PER_STEP);
-    shared_sum_bytes(extents, shared_blocks) + 4 * turns.max(2 * shared_blocks) as u64
+/// Bytes of scratch memory that must be zero before a launch: dk and dv sums of the shared key
+/// blocks, and counters. A counter counts the turns of a query step or, for shared key blocks, the
+/// thread blocks that added to a warpgroup's sums.
+fn zeroed_bytes_for_shared_key_blocks(extents: &AttentionExtents, shared_blocks: usize) -> u64 {
+    let turns = extents.heads * extents.s.div_ceil(QUERIES_PER_BACKWARD_WGMMA_STEP);
+    shared_dk_dv_sum_bytes(extents, shared_blocks) + 4 * turns.max(2 * shared_blocks) as u64
 }
 
-const fn shared_sum_bytes(extents: &Extents, shared_blocks: usize) -> u64 {
-    (2 * 4 * shared_blocks * KEYS_PER_BLOCK * extents.d) as u64
+const fn shared_dk_dv_sum_bytes(extents: &AttentionExtents, shared_blocks: usize) -> u64 {
+    (2 * 4 * shared_blocks * KEYS_PER_BACKWARD_BLOCK * extents.d) as u64
 }
 
-/// At least [`bytes_to_zero`] of any device.
-pub fn most_bytes_to_zero(extents: &Extents) -> u64 {
-    let blocks = grid_blocks(extents, extents.share);
-    let short = extents.s.div_ceil(QUERIES_PER_STEP) < 2 * FEWEST_STEPS;
+/// Upper bound of [`zeroed_scratch_bytes`] on any device.
+pub fn max_zeroed_scratch_bytes(extents: &AttentionExtents) -> u64 {
+    let blocks = backward_grid_without_shared_key_blocks(extents, extents.share);
+    let short = extents.s.div_ceil(QUERIES_PER_BACKWARD_WGMMA_STEP)
+        < 2 * MIN_STEPS_PER_SHARING_THREAD_BLOCK;
     let shared = match extents.share {
         1 if extents.causal || short => 0,
-        1 => blocks.min(MOST_SHARED),
+        1 => blocks.min(MAX_SHARED_KEY_BLOCKS),
         _ => blocks,
     };
-    zeroed_bytes(extents, shared)
+    zeroed_bytes_for_shared_key_blocks(extents, shared)
 }
 
-/// Number of query heads that a block handles, out of those that share its keys: the divisor that
-/// takes the least time by a model of measured times.
+/// Number of query heads that a thread block handles out of those that share its keys: the divisor
+/// with the shortest time in a model of measurements.
 ///
-/// Loading the keys and storing the gradients of a block takes the time of some steps, and of more
-/// steps if gradients are added to sums in memory. Blocks of many heads work on different heads at
-/// the same time and find less of them in L2; with a causal mask, blocks drift apart further.
-/// Thread blocks of a single long head proceed in step.
-fn heads_per_block(extents: &Extents, multiprocessors: usize) -> usize {
-    let Extents { s, share, causal, .. } = *extents;
-    if s >= MIN_LONG_HEAD_QUERIES {
+/// In the model, loading keys and storing dk and dv cost as much as two query steps, or four if dk
+/// and dv are added to sums in memory. Thread blocks of many heads work on different heads at the
+/// same time, so L2 holds fewer of their tiles; with a causal mask, they drift apart further.
+/// Thread blocks that handle a single long head process the same query steps at about the same
+/// time.
+fn fastest_query_heads_per_block(extents: &AttentionExtents, multiprocessors: usize) -> usize {
+    let AttentionExtents { s, share, causal, .. } = *extents;
+    if s >= MIN_QUERIES_OF_LONG_BACKWARD_HEAD {
         return 1;
     }
-    let steps = s.div_ceil(QUERIES_PER_STEP);
+    let steps = s.div_ceil(QUERIES_PER_BACKWARD_WGMMA_STEP);
     let cost = |heads: usize| {
-        let (blocks, rows) = (grid_blocks(extents, heads), s.div_ceil(KEYS_PER_BLOCK));
+        let (blocks, rows) = (
+            backward_grid_without_shared_key_blocks(extents, heads),
+            s.div_ceil(KEYS_PER_BACKWARD_BLOCK),
+        );
         let of_block = if heads == share { 2 } else { 4 };
         let longest = (heads * steps + of_block) as f64;
         if causal {
-            // Every key block starts at its own diagonal of the causal mask.
-            let of_head: usize =
-                (0..rows).map(|row| steps - row * KEYS_PER_BLOCK / QUERIES_PER_STEP).sum();
+            // With a causal mask, the number of query steps of a key block decreases from the first
+            // key block to the last.
+            let of_head: usize = (0..rows)
+                .map(|row| steps - row * KEYS_PER_BACKWARD_BLOCK / QUERIES_PER_BACKWARD_WGMMA_STEP)
+                .sum();
             let all = (extents.heads * of_head + blocks * of_block) as f64;
             longest.max(all / multiprocessors as f64) * (1.0 + 0.035 * heads as f64)
         } else {
@@ -272,197 +314,228 @@ fn heads_per_block(extents: &Extents, multiprocessors: usize) -> usize {
     divisors.min_by(|&a, &b| cost(a).total_cmp(&cost(b))).unwrap_or(share)
 }
 
-/// Macros of a build: all macros of the kernel, with those in `zeros` set to 0.
-fn kernel_macros(extents: &Extents, zeros: &[&'static str]) -> Vec<(&'static str, usize)> {
+/// Returns the macros of a build: sizes of the kernel, and value 0 for each macro named in `zeros`.
+fn backward_wgmma_macros(
+    extents: &AttentionExtents,
+    zeros: &[&'static str],
+) -> Vec<(&'static str, usize)> {
     let numbers = [
-        ("THREADS", THREADS),
-        ("TILE_QUERIES", queries_per_step(extents)),
-        ("TILE_KEYS", KEYS_PER_BLOCK),
-        ("SHARED_BYTES", shared_bytes(extents)),
+        ("THREADS", THREADS_PER_BACKWARD_WGMMA_BLOCK),
+        ("TILE_QUERIES", queries_per_backward_mma_step(extents)),
+        ("TILE_KEYS", KEYS_PER_BACKWARD_BLOCK),
+        ("SHARED_BYTES", backward_wgmma_shared_bytes(extents)),
     ];
     numbers.into_iter().chain(zeros.iter().map(|name| (*name, 0))).collect()
 }
 
-/// Shared memory of the kernel: keys and values; two stages of queries, of output gradients, of
-/// score gradients, and of two floats for each query; six pairs of barriers.
-fn shared_bytes(extents: &Extents) -> usize {
-    let row = extents.d * ELEMENT_BYTES as usize;
-    let scores = KEYS_PER_BLOCK * QUERIES_PER_STEP * ELEMENT_BYTES as usize;
-    (2 * KEYS_PER_BLOCK + 4 * QUERIES_PER_STEP) * row
-        + 2 * (scores + 2 * 4 * QUERIES_PER_STEP)
+/// Shared memory of `backward_flash_wgmma`: keys and values; two stages of queries, output
+/// gradients, score gradients and two floats a query; six barrier pairs.
+fn backward_wgmma_shared_bytes(extents: &AttentionExtents) -> usize {
+    let row = extents.d * BYTES_OF_16_BIT_ELEMENT as usize;
+    let scores = KEYS_PER_BACKWARD_BLOCK
+        * QUERIES_PER_BACKWARD_WGMMA_STEP
+        * BYTES_OF_16_BIT_ELEMENT as usize;
+    (2 * KEYS_PER_BACKWARD_BLOCK + 4 * QUERIES_PER_BACKWARD_WGMMA_STEP) * row
+        + 2 * (scores + 2 * 4 * QUERIES_PER_BACKWARD_WGMMA_STEP)
         + 6 * 16
 }
 
-/// Returns the shared memory of a build with two stages of keys and values; otherwise like
-/// [`shared_bytes`].
-fn shared_bytes_of_two_stages(extents: &Extents) -> usize {
-    shared_bytes(extents) + 2 * KEYS_PER_BLOCK * extents.d * ELEMENT_BYTES as usize + 16
+/// Shared memory of a WHOLE build: [`backward_wgmma_shared_bytes`] and a second stage of keys and
+/// values.
+fn whole_heads_backward_shared_bytes(extents: &AttentionExtents) -> usize {
+    backward_wgmma_shared_bytes(extents)
+        + 2 * KEYS_PER_BACKWARD_BLOCK * extents.d * BYTES_OF_16_BIT_ELEMENT as usize
+        + 16
 }
 
-/// Returns [`shared_bytes`] for a build with wide steps. In a wide step, gradients of the scores
-/// have rows for 128 queries.
-fn shared_bytes_of_wide_steps(extents: &Extents) -> usize {
-    let (row, queries) = (extents.d * ELEMENT_BYTES as usize, QUERIES_OF_WIDE_STEP);
-    let scores = KEYS_PER_BLOCK * 128 * ELEMENT_BYTES as usize;
-    (2 * KEYS_PER_BLOCK + 4 * queries) * row + 2 * (scores + 2 * 4 * queries) + 6 * 16
+/// Shared memory of a WIDE build, with steps of 80 queries instead of 64. In a WIDE build, the
+/// shared tile of score gradients has rows for 128 queries, although a step has 80.
+fn wide_step_backward_shared_bytes(extents: &AttentionExtents) -> usize {
+    let (row, queries) =
+        (extents.d * BYTES_OF_16_BIT_ELEMENT as usize, QUERIES_PER_WIDE_BACKWARD_STEP);
+    let scores = KEYS_PER_BACKWARD_BLOCK * 128 * BYTES_OF_16_BIT_ELEMENT as usize;
+    (2 * KEYS_PER_BACKWARD_BLOCK + 4 * queries) * row + 2 * (scores + 2 * 4 * queries) + 6 * 16
 }
 
-/// Whether blocks compute whole heads: if sums of dq in L2 cost less than sums in memory, and all
-/// multiprocessors have about the same number of heads. The number of steps of a head must be even,
-/// so that both warpgroups have as many steps at each key block.
-const fn takes_whole_heads(extents: &Extents, multiprocessors: usize) -> bool {
-    let Extents { share, s, heads, causal, .. } = *extents;
-    let steps_match = s <= KEYS_PER_BLOCK || s.div_ceil(QUERIES_PER_STEP).is_multiple_of(2);
+/// Whether thread blocks should compute whole heads: heads are so short that their dq sums stay in
+/// L2, and all multiprocessors get about equally many. The number of query steps of a head must be
+/// even, so that both warpgroups add dq in equally many steps of each key block.
+const fn whole_heads_per_block_are_faster(
+    extents: &AttentionExtents,
+    multiprocessors: usize,
+) -> bool {
+    let AttentionExtents { share, s, heads, causal, .. } = *extents;
+    let steps_match = s <= KEYS_PER_BACKWARD_BLOCK
+        || s.div_ceil(QUERIES_PER_BACKWARD_WGMMA_STEP).is_multiple_of(2);
     let few = s <= if causal { 512 } else { 256 };
     let rounds = heads.div_ceil(multiprocessors);
     let busy = heads >= multiprocessors && 10 * heads >= 9 * rounds * multiprocessors;
     share == 1 && few && steps_match && busy
 }
 
-/// Division of the backward's work among thread blocks.
+/// Division of the work of one attention backward among the thread blocks of
+/// `backward_flash_wgmma`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BackwardBlockWork {
-    /// A block computes one key block, for `heads` of the query heads that read it. The sums of dq
-    /// have a fixed order only if one thread block handles all query heads of a key head, also in
-    /// the last round.
-    OfKeys { heads: usize, order: QueryGradientSumOrder, wide: bool, last: LastRound },
-    /// Each of `count` persistent thread blocks computes whole heads, so that dq is summed in a
-    /// fixed order.
+pub enum BackwardWorkDivision {
+    /// A thread block computes one key block, for `heads` of the query heads that share these keys.
+    /// The field `order` takes effect only if one thread block handles all query heads that share a
+    /// key block, also in the last round.
+    OfKeys { heads: usize, order: QueryGradientSumOrder, wide: bool, last: LastRoundDivision },
+    /// Each of `count` persistent thread blocks computes whole heads, which fixes the order of the
+    /// additions to dq.
     OfHeads { count: u32 },
 }
 
-impl BackwardBlockWork {
-    /// Returns the fastest division of the work on a device.
-    pub fn fastest_kernels_of_device(
+impl BackwardWorkDivision {
+    /// Returns the division of the backward's work with the shortest estimated time on this device.
+    pub fn fastest_work_division_on_device(
         device: &Device,
-        extents: &Extents,
+        extents: &AttentionExtents,
         order: QueryGradientSumOrder,
     ) -> Self {
         let multiprocessors = device.facts().multiprocessors;
-        if takes_whole_heads(extents, multiprocessors as usize) {
+        if whole_heads_per_block_are_faster(extents, multiprocessors as usize) {
             return Self::OfHeads { count: multiprocessors };
         }
         let heads = match order {
-            QueryGradientSumOrder::Any => heads_per_block(extents, multiprocessors as usize),
+            QueryGradientSumOrder::Any => {
+                fastest_query_heads_per_block(extents, multiprocessors as usize)
+            }
             QueryGradientSumOrder::Fixed => extents.share,
         };
         let ordered = order == QueryGradientSumOrder::Fixed && extents.causal;
-        let wide = takes_wide_steps(extents) && !ordered;
+        let wide = wide_backward_steps_are_faster(extents) && !ordered;
         let last = if heads == extents.share && order == QueryGradientSumOrder::Any {
-            LastRound::fastest_division(extents, multiprocessors as usize)
+            LastRoundDivision::fastest_last_round_division(extents, multiprocessors as usize)
         } else {
-            LastRound::UNSHARED
+            LastRoundDivision::UNSHARED
         };
         Self::OfKeys { heads, order, wide, last }
     }
 
-    /// Number of key blocks whose gradients several thread blocks sum in memory.
-    const fn shared_key_blocks(&self, extents: &Extents) -> usize {
+    /// Number of key blocks whose dk and dv several thread blocks sum in device memory.
+    const fn key_blocks_summed_in_memory(&self, extents: &AttentionExtents) -> usize {
         match self {
             Self::OfKeys { heads, .. } if *heads < extents.share => {
-                grid_blocks(extents, extents.share)
+                backward_grid_without_shared_key_blocks(extents, extents.share)
             }
-            Self::OfKeys { last, .. } => last.shared_blocks(),
+            Self::OfKeys { last, .. } => last.key_blocks_shared_in_last_round(),
             Self::OfHeads { .. } => 0,
         }
     }
 
-    const fn kernel(&self, extents: &Extents) -> &'static KernelSpec<Extents> {
+    const fn gradient_kernel_for_division(
+        &self,
+        extents: &AttentionExtents,
+    ) -> &'static KernelSpec<AttentionExtents> {
         match self {
-            Self::OfHeads { .. } => &WHOLE_HEADS_KERNEL,
+            Self::OfHeads { .. } => &WHOLE_HEADS_PER_BLOCK_BACKWARD_KERNEL,
             Self::OfKeys { heads, wide: false, .. } if *heads < extents.share => {
-                &GROUPED_HEADS_KERNEL
+                &SPLIT_HEAD_GROUP_BACKWARD_KERNEL
             }
             Self::OfKeys { heads, wide: true, .. } if *heads < extents.share => {
-                &WIDE_GROUPED_HEADS_KERNEL
+                &WIDE_STEP_SPLIT_HEAD_GROUP_KERNEL
             }
             Self::OfKeys { order, wide, .. } => match (order, wide) {
-                (QueryGradientSumOrder::Any, false) => &FLASH_WGMMA,
-                (QueryGradientSumOrder::Any, true) => &WIDE_STEPS_KERNEL,
-                (QueryGradientSumOrder::Fixed, false) => &FIXED_ORDER_KERNEL,
-                (QueryGradientSumOrder::Fixed, true) => &WIDE_FIXED_ORDER_KERNEL,
+                (QueryGradientSumOrder::Any, false) => &BACKWARD_FLASH_WGMMA_KERNEL,
+                (QueryGradientSumOrder::Any, true) => &WIDE_STEP_BACKWARD_KERNEL,
+                (QueryGradientSumOrder::Fixed, false) => &FIXED_DQ_ORDER_BACKWARD_KERNEL,
+                (QueryGradientSumOrder::Fixed, true) => &WIDE_STEP_FIXED_DQ_ORDER_KERNEL,
             },
         }
     }
 
-    /// Number of blocks in the grid, and the numbers that a kernel reads: of query heads for each
-    /// block, and the last round as the kernel's struct.
-    const fn grid(&self, extents: &Extents) -> (u32, usize, [i32; 3]) {
+    /// Returns the grid's number of thread blocks, the query heads of each, and the last round's
+    /// division as the kernel's struct `LastRound`.
+    const fn grid_and_kernel_numbers(&self, extents: &AttentionExtents) -> (u32, usize, [i32; 3]) {
         match *self {
             Self::OfKeys { heads, last, .. } => {
-                let blocks = grid_blocks(extents, heads);
-                let first = (blocks - last.shared_blocks()) as i32;
+                let blocks = backward_grid_without_shared_key_blocks(extents, heads);
+                let first = (blocks - last.key_blocks_shared_in_last_round()) as i32;
                 let of_kernel = [first, last.halved as i32, last.parts as i32];
-                ((blocks + last.added_thread_blocks()) as u32, heads, of_kernel)
+                ((blocks + last.thread_blocks_added_by_sharing()) as u32, heads, of_kernel)
             }
             Self::OfHeads { count } => (count, 1, [count as i32, 0, 1]),
         }
     }
 }
 
-/// Loaded kernels in the order of their launches. The finishing kernel is used only if several
-/// blocks add to the same dq.
-pub struct LoadedBackwardKernels {
-    first: LoadedKernel,
-    main: LoadedKernel,
-    last: Option<LoadedKernel>,
+/// Loaded kernels of one attention backward through wgmma, in the order of their launches. The
+/// finishing kernel exists only if several thread blocks add to the same rows of dq.
+pub struct LoadedWgmmaBackwardKernels {
+    first: LoadedKernelWithLaunch,
+    main: LoadedKernelWithLaunch,
+    last: Option<LoadedKernelWithLaunch>,
 }
 
-/// Loads the kernels of a division of the work.
-pub fn load_backward_kernels(
+/// Compiles and loads the kernels that a division of the backward's work needs.
+pub fn load_wgmma_backward_kernels(
     device: &Device,
-    extents: &Extents,
-    blocks: BackwardBlockWork,
-) -> Result<LoadedBackwardKernels, BackendError> {
-    // The main kernel is loaded first, because the device may decline it.
-    let main = blocks.kernel(extents).compile_and_load(device, extents)?;
+    extents: &AttentionExtents,
+    blocks: BackwardWorkDivision,
+) -> Result<LoadedWgmmaBackwardKernels, BackendError> {
+    // The gradient kernel is loaded first, because the device may decline it.
+    let main = blocks.gradient_kernel_for_division(extents).compile_and_load(device, extents)?;
     let (first, last) = match blocks {
-        BackwardBlockWork::OfKeys { wide: false, .. } => {
-            (FLASH_MMA_PREPARE, Some(FLASH_MMA_FINISH))
+        BackwardWorkDivision::OfKeys { wide: false, .. } => {
+            (ROW_STATISTICS_AND_ZERO_DQ_KERNEL, Some(ROUND_DQ_SUMS_KERNEL))
         }
-        BackwardBlockWork::OfKeys { wide: true, .. } => {
-            (WIDE_PREPARE_KERNEL, Some(TRANSPOSE_KERNEL))
+        BackwardWorkDivision::OfKeys { wide: true, .. } => {
+            (WIDE_STEP_ROW_STATISTICS_KERNEL, Some(TRANSPOSE_AND_ROUND_DQ_KERNEL))
         }
-        BackwardBlockWork::OfHeads { .. } => (FLASH_MMA_PREPARE, None),
+        BackwardWorkDivision::OfHeads { .. } => (ROW_STATISTICS_AND_ZERO_DQ_KERNEL, None),
     };
-    Ok(LoadedBackwardKernels {
+    Ok(LoadedWgmmaBackwardKernels {
         main,
         first: first.compile_and_load(device, extents)?,
         last: last.map(|last| last.compile_and_load(device, extents)).transpose()?,
     })
 }
 
-/// Bytes that must be zero before a launch, which leaves them zero.
-pub fn bytes_to_zero(extents: &Extents, blocks: BackwardBlockWork) -> u64 {
-    zeroed_bytes(extents, blocks.shared_key_blocks(extents))
+/// Bytes of scratch memory that must be zero before the first launch; every launch leaves them zero
+/// again.
+pub fn zeroed_scratch_bytes(extents: &AttentionExtents, blocks: BackwardWorkDivision) -> u64 {
+    zeroed_bytes_for_shared_key_blocks(extents, blocks.key_blocks_summed_in_memory(extents))
 }
 
-/// Prepares the launches: two if blocks compute whole heads, three otherwise.
+/// Prepares the launches of an attention backward through wgmma: two if thread blocks compute whole
+/// heads, three otherwise.
 pub fn prepare_wgmma_backward_launches(
-    call: &PendingLaunches<'_>,
-    blocks: BackwardBlockWork,
-) -> Result<OrderedLaunches, BackendError> {
-    let PendingLaunches { device, extents, layout, addresses, scratch } = *call;
-    let LoadedBackwardKernels { first, main, last } =
-        load_backward_kernels(device, extents, blocks)?;
+    call: &BackwardLaunchInputs<'_>,
+    blocks: BackwardWorkDivision,
+) -> Result<AttentionLaunches, BackendError> {
+    let BackwardLaunchInputs { device, extents, layout, addresses, scratch } = *call;
+    let LoadedWgmmaBackwardKernels { first, main, last } =
+        load_wgmma_backward_kernels(device, extents, blocks)?;
     let sums = scratch.zeroed;
-    let counters = sums + shared_sum_bytes(extents, blocks.shared_key_blocks(extents));
-    let BackwardAddresses { q, k, v, grad_out, grad_q, grad_k, grad_v, .. } = *addresses;
-    let wide = matches!(blocks, BackwardBlockWork::OfKeys { wide: true, .. });
-    let queries = if wide { QUERIES_OF_WIDE_STEP } else { QUERIES_PER_STEP };
-    let of_step = |strides| query_boxes(extents, strides, queries);
-    let of_keys = |strides, rows| key_boxes(extents, strides, rows);
-    let (grid, heads, last_round) = blocks.grid(extents);
-    let key_heads = extents.key_heads_a_batch();
-    let numbers = [extents.s, key_heads, extents.share, heads, extents.key_heads()];
-    let parameters = Arguments::new()
-        .bytes(&of_step(&layout.forward.q).encode_map(q)?)
-        .bytes(&of_keys(&layout.forward.k, KEYS_PER_BLOCK).encode_map(k)?)
-        .bytes(&of_keys(&layout.forward.v, KEYS_PER_BLOCK).encode_map(v)?)
-        .bytes(&of_step(&layout.grad_out).encode_map(grad_out)?)
-        .bytes(&of_keys(&layout.grad_k, KEYS_PER_WARPGROUP).encode_map(grad_k)?)
-        .bytes(&of_keys(&layout.grad_v, KEYS_PER_WARPGROUP).encode_map(grad_v)?)
-        .bytes(&of_step(&layout.grad_q).encode_map(grad_q)?)
+    let counters =
+        sums + shared_dk_dv_sum_bytes(extents, blocks.key_blocks_summed_in_memory(extents));
+    let AttentionBackwardAddresses { q, k, v, grad_out, grad_q, grad_k, grad_v, .. } = *addresses;
+    let wide = matches!(blocks, BackwardWorkDivision::OfKeys { wide: true, .. });
+    let queries =
+        if wide { QUERIES_PER_WIDE_BACKWARD_STEP } else { QUERIES_PER_BACKWARD_WGMMA_STEP };
+    let of_step = |strides| query_tensor_boxes(extents, strides, queries);
+    let of_keys = |strides, rows| key_or_value_tensor_boxes(extents, strides, rows);
+    let (grid, heads, last_round) = blocks.grid_and_kernel_numbers(extents);
+    let key_heads = extents.key_heads_per_sequence();
+    let numbers =
+        [extents.s, key_heads, extents.share, heads, extents.key_heads_of_all_sequences()];
+    let parameters = KernelArgumentList::new()
+        .with_struct_bytes(&of_step(&layout.forward.q).encode_tensor_map_at(q)?)
+        .with_struct_bytes(
+            &of_keys(&layout.forward.k, KEYS_PER_BACKWARD_BLOCK).encode_tensor_map_at(k)?,
+        )
+        .with_struct_bytes(
+            &of_keys(&layout.forward.v, KEYS_PER_BACKWARD_BLOCK).encode_tensor_map_at(v)?,
+        )
+        .with_struct_bytes(&of_step(&layout.grad_out).encode_tensor_map_at(grad_out)?)
+        .with_struct_bytes(
+            &of_keys(&layout.grad_k, KEYS_PER_BACKWARD_WARPGROUP).encode_tensor_map_at(grad_k)?,
+        )
+        .with_struct_bytes(
+            &of_keys(&layout.grad_v, KEYS_PER_BACKWARD_WARPGROUP).encode_tensor_map_at(grad_v)?,
+        )
+        .with_struct_bytes(&of_step(&layout.grad_q).encode_tensor_map_at(grad_q)?)
         .address(call.row_statistics_address())
         .address(call.dq_accumulator_address())
         .address(counters)
@@ -471,51 +544,63 @@ pub fn prepare_wgmma_backward_launches(
     let parameters = parameters.value(last_round);
     let zeroed = last.as_ref().map(|_| call.dq_accumulator_address());
     let mut steps = vec![
-        ("prepare", first.prepare_launch(device, None, call.arguments_of_prepare_kernel(zeroed))?),
-        ("scores_dkv_dq", main.prepare_launch(device, Some(grid), parameters)?),
+        (
+            "prepare",
+            first.prepare_launch_with_blocks(
+                device,
+                None,
+                call.row_statistics_kernel_arguments(zeroed),
+            )?,
+        ),
+        ("scores_dkv_dq", main.prepare_launch_with_blocks(device, Some(grid), parameters)?),
     ];
     if let Some(last) = last {
         let parameters = if wide {
             let heads = extents.query_heads_per_sequence();
-            let sums = Arguments::new().address(call.dq_accumulator_address()).address(grad_q);
-            sums.value(extents.s as i32).value(heads as i32).value(layout.grad_q.stride_words())
+            let sums =
+                KernelArgumentList::new().address(call.dq_accumulator_address()).address(grad_q);
+            sums.value(extents.s as i32)
+                .value(heads as i32)
+                .value(layout.grad_q.batch_head_row_stride_argument())
         } else {
-            call.arguments_of_finish_kernel()
+            call.round_dq_kernel_arguments()
         };
-        steps.push(("finish", last.prepare_launch(device, None, parameters)?));
+        steps.push(("finish", last.prepare_launch_with_blocks(device, None, parameters)?));
     }
-    Ok(OrderedLaunches::new(steps))
+    Ok(AttentionLaunches::from_ranges_and_launches(steps))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::cuda::backward::dense_backward_task;
-    use crate::attention::cuda::launches::BackwardCall;
-    use crate::attention::cuda::layout::{AttentionShape, BackwardLayout, ForwardLayout};
-    use crate::attention::cuda::tests::bf16_attention;
-    use crate::attention::definition::Attention;
+    use crate::attention::cuda::backward::prepare_backward_task_over_dense_tensors;
+    use crate::attention::cuda::launches::AttentionBackwardCall;
+    use crate::attention::cuda::layout::{
+        AttentionBackwardLayout, AttentionForwardLayout, AttentionShape,
+    };
+    use crate::attention::cuda::tests::bf16_attention_without_grouped_heads;
+    use crate::attention::definition::AttentionParameters;
     use crate::attention::gradients::AttentionBackward;
     use crate::gpu_tests::lock_first_gpu;
     use kernelgate::backend::Executable;
-    use kernelgate::verify::launch_and_verify;
+    use kernelgate::verify::launch_twice_and_compare_with_reference;
     use kernelgate::workload::{Dtype, Expected, Problem, Tensors};
     use std::sync::Arc;
 
     #[test]
-    fn the_declared_shared_memory_equals_the_kernels_layout_and_fits_a_block() {
-        let narrow = Extents::self_attention_extents(6, 200, Dtype::Bf16);
-        let wide = Extents { d: 128, ..narrow };
-        assert_eq!(shared_bytes(&narrow), (64 + 32 + 1) * 1024 + 96);
-        assert_eq!(shared_bytes(&wide), (128 + 32 + 1) * 1024 + 96);
-        assert_eq!(shared_bytes_of_two_stages(&wide), (192 + 32 + 1) * 1024 + 112);
-        assert_eq!(shared_bytes_of_wide_steps(&wide), (144 + 64) * 1024 + 1280 + 96);
+    fn backward_wgmma_shared_bytes_equal_the_kernel_layout() {
+        let narrow = AttentionExtents::single_sequence_self_attention(6, 200, Dtype::Bf16);
+        let wide = AttentionExtents { d: 128, ..narrow };
+        assert_eq!(backward_wgmma_shared_bytes(&narrow), (64 + 32 + 1) * 1024 + 96);
+        assert_eq!(backward_wgmma_shared_bytes(&wide), (128 + 32 + 1) * 1024 + 96);
+        assert_eq!(whole_heads_backward_shared_bytes(&wide), (192 + 32 + 1) * 1024 + 112);
+        assert_eq!(wide_step_backward_shared_bytes(&wide), (144 + 64) * 1024 + 1280 + 96);
     }
 
     #[test]
-    fn the_number_of_heads_a_block_is_the_one_measured_as_fastest() {
-        // Measured choices: batch, query heads, sequence length, mask; then the fastest number of
-        // heads for a block, and all within 4 % of it.
+    fn heads_per_backward_block_are_the_ones_measured_as_fastest() {
+        // Measured choices, each with batch, query heads, sequence length and mask, then the
+        // fastest number of heads for a thread block and all within 4 % of it.
         for (b, h, s, causal, good) in [
             (1, 64, 512, true, &[1][..]),
             (1, 64, 1024, true, &[2]),
@@ -533,26 +618,39 @@ mod tests {
             (8, 32, 2048, false, &[4]),
         ] {
             let share = h / 8;
-            let heads = Extents::self_attention_extents(b * h, s, Dtype::Bf16);
-            let chosen = heads_per_block(&Extents { share, causal, d: 128, ..heads }, 132);
+            let heads = AttentionExtents::single_sequence_self_attention(b * h, s, Dtype::Bf16);
+            let chosen = fastest_query_heads_per_block(
+                &AttentionExtents { share, causal, d: 128, ..heads },
+                132,
+            );
             assert!(good.contains(&chosen), "{b}, {h}, {s}, causal {causal}: {chosen}");
         }
-        assert_eq!(heads_per_block(&Extents::self_attention_extents(3, 65, Dtype::Bf16), 132), 1);
+        assert_eq!(
+            fastest_query_heads_per_block(
+                &AttentionExtents::single_sequence_self_attention(3, 65, Dtype::Bf16),
+                132
+            ),
+            1
+        );
     }
 
     #[test]
-    fn last_rounds_with_few_blocks_are_divided_among_more() {
+    fn key_blocks_of_a_half_empty_last_round_are_shared_by_thread_blocks() {
         let division = |heads, s, causal| {
-            let extents = Extents::self_attention_extents(heads, s, Dtype::Bf16);
-            let LastRound { halved, others, parts } =
-                LastRound::fastest_division(&Extents { causal, d: 128, ..extents }, 132);
+            let extents = AttentionExtents::single_sequence_self_attention(heads, s, Dtype::Bf16);
+            let LastRoundDivision { halved, others, parts } =
+                LastRoundDivision::fastest_last_round_division(
+                    &AttentionExtents { causal, d: 128, ..extents },
+                    132,
+                );
             (halved, others, parts)
         };
-        // These shapes give 15 rounds and 68 blocks, and 31 rounds and four blocks.
+        // On 132 multiprocessors these shapes give 15 full rounds and 68 thread blocks, or 31 full
+        // rounds and four thread blocks.
         assert_eq!(division(16, 16_384, false), (66, 2, 16));
         assert_eq!(division(32, 16_384, false), (0, 4, 16));
         assert_eq!(division(64, 4096, false), (66, 2, 4));
-        // These shapes give one round that is half full, and full rounds only.
+        // On 132 multiprocessors these shapes give a single half-full round, or full rounds only.
         assert_eq!(division(4, 2048, false), (0, 64, 2));
         assert_eq!(division(33, 16_384, false), (0, 0, 1));
         for unshared in
@@ -563,141 +661,184 @@ mod tests {
     }
 
     #[test]
-    fn each_of_many_short_heads_is_computed_by_one_block() {
-        let many = Extents::self_attention_extents(512, 128, Dtype::Bf16);
+    fn backward_of_many_short_heads_takes_one_block_for_a_whole_head() {
+        let many = AttentionExtents::single_sequence_self_attention(512, 128, Dtype::Bf16);
         for (causal, longest) in [(false, 256), (true, 512)] {
-            let takes = |s| takes_whole_heads(&Extents { s, keys: s, causal, ..many }, 132);
+            let takes = |s| {
+                whole_heads_per_block_are_faster(
+                    &AttentionExtents { s, keys: s, causal, ..many },
+                    132,
+                )
+            };
             assert!([1, 64, 128, 193, 256, longest].into_iter().all(takes));
             assert!(![129, 192, longest + 1, longest + 128].into_iter().any(takes));
         }
         for (heads, takes) in [(131, false), (132, true), (133, false), (238, true)] {
-            assert_eq!(takes_whole_heads(&Extents { heads, ..many }, 132), takes, "{heads}");
+            assert_eq!(
+                whole_heads_per_block_are_faster(&AttentionExtents { heads, ..many }, 132),
+                takes,
+                "{heads}"
+            );
         }
-        assert!(!takes_whole_heads(&Extents { share: 2, ..many }, 132));
+        assert!(!whole_heads_per_block_are_faster(&AttentionExtents { share: 2, ..many }, 132));
     }
 
-    /// A problem with its inputs and reference, for launches with any division of the work.
-    struct BackwardCase<'a> {
+    /// An attention backward problem with its inputs and reference gradients, to be launched with
+    /// any division of the work.
+    struct BackwardTestCase<'a> {
         device: &'a Arc<Device>,
         problem: AttentionBackward,
         inputs: Tensors,
         expected: Vec<Expected>,
     }
 
-    impl<'a> BackwardCase<'a> {
-        fn with_seed(device: &'a Arc<Device>, attention: Attention, seed: u64) -> Self {
+    impl<'a> BackwardTestCase<'a> {
+        fn backward_case_with_random_inputs(
+            device: &'a Arc<Device>,
+            attention: AttentionParameters,
+            seed: u64,
+        ) -> Self {
             let problem = AttentionBackward { attention };
             let inputs = problem.inputs(seed);
             let expected = problem.reference(&inputs);
             Self { device, problem, inputs, expected }
         }
 
-        /// Returns the outputs of two launches, after checking that both agree with the reference.
-        fn launch_twice(&self, blocks: BackwardBlockWork) -> [Tensors; 2] {
+        /// Launches the backward twice, checks both results against the reference and returns both.
+        fn launch_twice_and_verify_gradients(&self, blocks: BackwardWorkDivision) -> [Tensors; 2] {
             let Self { device, problem, inputs, expected } = self;
             let shape = AttentionShape::from(&problem.attention);
-            let layout =
-                BackwardLayout::gradients_like_tensors(ForwardLayout::strides_of_bhsd(&shape));
-            let backward =
-                BackwardCall::flash_wgmma_with_blocks(device, &shape, &layout, blocks).unwrap();
-            let mut task = dense_backward_task(&backward, problem, inputs, device).unwrap();
+            let layout = AttentionBackwardLayout::gradients_like_tensors(
+                AttentionForwardLayout::forward_layout_dense_bhsd(&shape),
+            );
+            let backward = AttentionBackwardCall::compile_wgmma_backward_with_division(
+                device, &shape, &layout, blocks,
+            )
+            .unwrap();
+            let mut task =
+                prepare_backward_task_over_dense_tensors(&backward, problem, inputs, device)
+                    .unwrap();
             [1, 2].map(|launch| {
-                launch_and_verify(&mut task, expected, problem.tolerance()).unwrap_or_else(
-                    |error| panic!("{:?}, {blocks:?}, launch {launch}: {error}", problem.attention),
-                );
-                task.outputs().unwrap().clone()
+                launch_twice_and_compare_with_reference(&mut task, expected, problem.tolerance())
+                    .unwrap_or_else(|error| {
+                        panic!("{:?}, {blocks:?}, launch {launch}: {error}", problem.attention)
+                    });
+                task.outputs_on_host().unwrap().clone()
             })
         }
     }
 
-    fn assert_same_bits([first, second]: &[Tensors; 2]) {
+    fn assert_gradients_are_bitwise_equal([first, second]: &[Tensors; 2]) {
         for (name, tensor) in first.iter() {
             assert!(tensor.as_bytes() == second.tensor(name).as_bytes(), "{name}");
         }
     }
 
     #[test]
-    fn whole_heads_a_block_agree_with_the_reference_and_repeat_their_bits() {
+    fn backward_blocks_of_whole_heads_agree_with_the_reference_bitwise_repeatably() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         if device.facts().arch != "sm_90a" {
             return;
         }
         for s in [1, 65, 128, 200, 256] {
             for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
-                let case = BackwardCase::with_seed(&device, bf16_attention(2, 5, s, d, causal), 26);
-                assert_same_bits(&case.launch_twice(BackwardBlockWork::OfHeads { count: 3 }));
+                let case = BackwardTestCase::backward_case_with_random_inputs(
+                    &device,
+                    bf16_attention_without_grouped_heads(2, 5, s, d, causal),
+                    26,
+                );
+                assert_gradients_are_bitwise_equal(
+                    &case.launch_twice_and_verify_gradients(BackwardWorkDivision::OfHeads {
+                        count: 3,
+                    }),
+                );
             }
         }
     }
 
     #[test]
-    fn wide_steps_agree_with_the_reference_at_odd_shapes() {
+    fn backward_in_wide_steps_agrees_with_the_reference_at_odd_shapes() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         if device.facts().arch != "sm_90a" {
             return;
         }
-        // In this test, blocks of the long heads proceed in step.
+        // In this test the heads of 4097 and 4100 queries are long enough that their thread blocks
+        // start at the same query step.
         let short = [1, 79, 80, 81, 200, 333].map(|s| [(2, s, 4), (2, s, 2)]);
         let all = short.into_iter().flatten().chain([(1, 4097, 4), (1, 4100, 2)]);
         for (b, s, h_kv) in all {
             for (causal, outliers) in [(false, false), (true, false), (false, true), (true, true)] {
-                let attention =
-                    Attention { h_kv, outliers, ..bf16_attention(b, 4, s, 128, causal) };
-                let case = BackwardCase::with_seed(&device, attention, 27);
+                let attention = AttentionParameters {
+                    h_kv,
+                    outliers,
+                    ..bf16_attention_without_grouped_heads(b, 4, s, 128, causal)
+                };
+                let case =
+                    BackwardTestCase::backward_case_with_random_inputs(&device, attention, 27);
                 let share = 4 / h_kv;
-                let wide = |heads, order| BackwardBlockWork::OfKeys {
+                let wide = |heads, order| BackwardWorkDivision::OfKeys {
                     heads,
                     order,
                     wide: true,
-                    last: LastRound::UNSHARED,
+                    last: LastRoundDivision::UNSHARED,
                 };
-                case.launch_twice(wide(1, QueryGradientSumOrder::Any));
+                case.launch_twice_and_verify_gradients(wide(1, QueryGradientSumOrder::Any));
                 if !causal {
                     let blocks = wide(share, QueryGradientSumOrder::Fixed);
-                    assert_same_bits(&case.launch_twice(blocks));
+                    assert_gradients_are_bitwise_equal(
+                        &case.launch_twice_and_verify_gradients(blocks),
+                    );
                 }
             }
         }
     }
 
     #[test]
-    fn the_gradients_agree_with_the_reference_for_any_number_of_heads_a_block() {
+    fn gradients_agree_with_the_reference_for_one_to_four_heads_a_block() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         if device.facts().arch != "sm_90a" {
             return;
         }
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
-            let attention = Attention { h_kv: 2, ..bf16_attention(2, 8, 333, d, causal) };
-            let case = BackwardCase::with_seed(&device, attention, 25);
+            let attention = AttentionParameters {
+                h_kv: 2,
+                ..bf16_attention_without_grouped_heads(2, 8, 333, d, causal)
+            };
+            let case = BackwardTestCase::backward_case_with_random_inputs(&device, attention, 25);
             for heads in [1, 2, 4] {
-                case.launch_twice(BackwardBlockWork::OfKeys {
+                case.launch_twice_and_verify_gradients(BackwardWorkDivision::OfKeys {
                     heads,
                     order: QueryGradientSumOrder::Any,
                     wide: false,
-                    last: LastRound::UNSHARED,
+                    last: LastRoundDivision::UNSHARED,
                 });
             }
         }
     }
 
     #[test]
-    fn shared_key_blocks_of_the_last_round_agree_with_the_reference() {
+    fn gradients_of_shared_last_round_key_blocks_agree_with_the_reference() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         if device.facts().arch != "sm_90a" {
             return;
         }
-        // Four to twelve key blocks; parts of one step, of no step and of many.
+        // The grids have 4 to 33 key blocks, so that a thread block gets one step, no step or many
+        // steps of a shared key block.
         for (s, h_kv) in [(1, 4), (129, 4), (333, 4), (333, 2), (4100, 1)] {
-            // Blocks of wide steps have one head.
+            // A WIDE build is tested only where no query heads share keys.
             for (d, wide) in [(64, false), (128, false), (128, h_kv == 4)] {
-                let attention = Attention { h_kv, ..bf16_attention(1, 4, s, d, false) };
-                let case = BackwardCase::with_seed(&device, attention, 28);
+                let attention = AttentionParameters {
+                    h_kv,
+                    ..bf16_attention_without_grouped_heads(1, 4, s, d, false)
+                };
+                let case =
+                    BackwardTestCase::backward_case_with_random_inputs(&device, attention, 28);
                 for (halved, others, parts) in [(4, 0, 1), (0, 3, 5), (2, 2, 3), (1, 1, 16)] {
-                    case.launch_twice(BackwardBlockWork::OfKeys {
+                    case.launch_twice_and_verify_gradients(BackwardWorkDivision::OfKeys {
                         heads: 4 / h_kv,
                         order: QueryGradientSumOrder::Any,
                         wide,
-                        last: LastRound { halved, others, parts },
+                        last: LastRoundDivision { halved, others, parts },
                     });
                 }
             }

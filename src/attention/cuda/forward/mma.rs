@@ -1,114 +1,132 @@
-//! Attention forward through `mma.sync`: kernel and launcher of
-//! `kernels/attention/forward_flash_mma`.
+//! Attention forward through `mma.sync`: the kernel `kernels/attention/forward_flash_mma` and its
+//! launch.
 
-use crate::attention::cuda::call::{ForwardAddresses, OrderedLaunches};
+use crate::attention::cuda::call::{AttentionForwardAddresses, AttentionLaunches};
 use crate::attention::cuda::launch::{
-    ELEMENT_BYTES, Extents, attention_kernel, strided_defines, strided_variants,
+    AttentionExtents, BYTES_OF_16_BIT_ELEMENT, attention_defines_with_row_strides,
+    attention_kernel_spec_with_build_per_shape, dense_and_one_strided_build_extents,
 };
-use crate::attention::cuda::layout::ForwardLayout;
+use crate::attention::cuda::layout::AttentionForwardLayout;
 use kernelgate::backend::BackendError;
-use kernelgate_cuda::{Arguments, Device, KernelSpec};
+use kernelgate_cuda::{Device, KernelArgumentList, KernelSpec};
 
-/// Kernel of `forward_flash_mma` in the list of all kernels.
-pub const KERNELS: &[KernelSpec<Extents>] = &[FLASH_MMA_KERNEL];
+/// The kernel of `forward_flash_mma`, as an entry of the list of all kernels.
+pub const FORWARD_MMA_KERNELS: &[KernelSpec<AttentionExtents>] = &[FORWARD_FLASH_MMA_KERNEL];
 
-const THREADS: usize = 128;
-const QUERIES_PER_BLOCK: usize = 128;
+const THREADS_PER_FORWARD_MMA_BLOCK: usize = 128;
+const QUERIES_PER_FORWARD_MMA_BLOCK: usize = 128;
 
-/// Kernel of the forward row, which also runs before a backward if `forward::wgmma` does not
-/// support the device.
-pub const FLASH_MMA_KERNEL: KernelSpec<Extents> = KernelSpec {
-    defines: |extents| strided_defines(extents, |rows| [("K_ROW", rows.k), ("V_ROW", rows.v)]),
-    variants: strided_variants,
+/// Kernel of the forward `cuda/flash_mma`; it also runs before a timed backward on devices that do
+/// not support the wgmma forward.
+pub const FORWARD_FLASH_MMA_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
+    defines: |extents| {
+        attention_defines_with_row_strides(extents, |rows| [("K_ROW", rows.k), ("V_ROW", rows.v)])
+    },
+    variants: dense_and_one_strided_build_extents,
     constants: |extents| {
         vec![
-            ("THREADS", THREADS),
-            ("TILE_QUERIES", QUERIES_PER_BLOCK),
-            ("SHARED_BYTES", shared_bytes(extents)),
+            ("THREADS", THREADS_PER_FORWARD_MMA_BLOCK),
+            ("TILE_QUERIES", QUERIES_PER_FORWARD_MMA_BLOCK),
+            ("SHARED_BYTES", forward_flash_mma_shared_bytes(extents)),
         ]
     },
-    shared_bytes,
-    ..attention_kernel(
+    shared_bytes: forward_flash_mma_shared_bytes,
+    ..attention_kernel_spec_with_build_per_shape(
         "attention/forward_flash_mma",
         "attention_forward_flash_mma",
-        THREADS,
-        |extents| [extents.s.div_ceil(QUERIES_PER_BLOCK) * extents.heads, 1, 1],
+        THREADS_PER_FORWARD_MMA_BLOCK,
+        |extents| [extents.s.div_ceil(QUERIES_PER_FORWARD_MMA_BLOCK) * extents.heads, 1, 1],
     )
 };
 
-/// Shared memory of the kernel: the queries, and two stages of 64 keys and values.
-fn shared_bytes(extents: &Extents) -> usize {
-    (QUERIES_PER_BLOCK + 2 * 2 * 64) * extents.d * ELEMENT_BYTES as usize
+/// Shared memory of `forward_flash_mma`: 128 queries, and two stages of 64 keys and 64 values.
+fn forward_flash_mma_shared_bytes(extents: &AttentionExtents) -> usize {
+    (QUERIES_PER_FORWARD_MMA_BLOCK + 2 * 2 * 64) * extents.d * BYTES_OF_16_BIT_ELEMENT as usize
 }
 
-/// Prepares the launch of [`FLASH_MMA_KERNEL`] over the tensors at these addresses.
-pub fn prepare_flash_mma_launch(
+/// Loads [`FORWARD_FLASH_MMA_KERNEL`] and prepares its launch over the tensors at these device
+/// addresses, without enqueuing it.
+pub fn prepare_forward_flash_mma_launch(
     device: &Device,
-    extents: &Extents,
-    layout: &ForwardLayout,
-    addresses: &ForwardAddresses,
-) -> Result<OrderedLaunches, BackendError> {
-    let loaded = FLASH_MMA_KERNEL.compile_and_load(device, extents)?;
-    let launch =
-        loaded.prepare_launch(device, None, kernel_arguments(extents, layout, addresses))?;
-    Ok(OrderedLaunches::new([("forward", launch)]))
+    extents: &AttentionExtents,
+    layout: &AttentionForwardLayout,
+    addresses: &AttentionForwardAddresses,
+) -> Result<AttentionLaunches, BackendError> {
+    let loaded = FORWARD_FLASH_MMA_KERNEL.compile_and_load(device, extents)?;
+    let launch = loaded.prepare_launch_with_blocks(
+        device,
+        None,
+        forward_flash_mma_arguments(extents, layout, addresses),
+    )?;
+    Ok(AttentionLaunches::from_ranges_and_launches([("forward", launch)]))
 }
 
-fn kernel_arguments(
-    extents: &Extents,
-    layout: &ForwardLayout,
-    addresses: &ForwardAddresses,
-) -> Arguments {
-    let ForwardAddresses { q, k, v, out, lse } = *addresses;
+fn forward_flash_mma_arguments(
+    extents: &AttentionExtents,
+    layout: &AttentionForwardLayout,
+    addresses: &AttentionForwardAddresses,
+) -> KernelArgumentList {
+    let AttentionForwardAddresses { q, k, v, out, lse } = *addresses;
     let tensors = [q, k, v, out, lse.unwrap_or(0)];
-    let Extents { s, keys, heads, share, .. } = *extents;
-    let numbers = [s, keys, heads, share, extents.key_heads_a_batch()];
-    let ForwardLayout { q, k, v, out, lse } = layout;
-    let with_tensors = tensors.into_iter().fold(Arguments::new(), Arguments::address);
+    let AttentionExtents { s, keys, heads, share, .. } = *extents;
+    let numbers = [s, keys, heads, share, extents.key_heads_per_sequence()];
+    let AttentionForwardLayout { q, k, v, out, lse } = layout;
+    let with_tensors =
+        tensors.into_iter().fold(KernelArgumentList::new(), KernelArgumentList::address);
     let with_numbers =
         numbers.into_iter().fold(with_tensors, |all, number| all.value(number as i32));
     [q, k, v, out, lse]
         .into_iter()
-        .fold(with_numbers, |all, strides| all.value(strides.stride_words()))
+        .fold(with_numbers, |all, strides| all.value(strides.batch_head_row_stride_argument()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::cuda::layout::{AttentionShape, RowStrides};
-    use crate::attention::cuda::tests::bf16_attention;
-    use crate::kernel_tests::kernel_parameters;
+    use crate::attention::cuda::layout::{AttentionShape, RowStridesOfQkvAndGradient};
+    use crate::attention::cuda::tests::bf16_attention_without_grouped_heads;
+    use crate::kernel_tests::parameters_in_kernel_source;
     use kernelgate::workload::Dtype;
     use kernelgate_cuda::KernelArgument;
 
-    const SMALL: Extents = Extents::self_attention_extents(6, 200, Dtype::Bf16);
+    const SIX_HEADS_OF_200_QUERIES: AttentionExtents =
+        AttentionExtents::single_sequence_self_attention(6, 200, Dtype::Bf16);
 
     #[test]
-    fn the_launch_arguments_equal_the_parameters_of_flash_mma() {
-        let shape = AttentionShape::from(&bf16_attention(2, 3, 77, 64, true));
-        let addresses = ForwardAddresses { q: 0, k: 0, v: 0, out: 0, lse: None };
-        let layout = ForwardLayout::strides_of_bshd(&shape);
+    fn forward_flash_mma_argument_sizes_equal_the_kernel_parameters() {
+        let shape = AttentionShape::from(&bf16_attention_without_grouped_heads(2, 3, 77, 64, true));
+        let addresses = AttentionForwardAddresses { q: 0, k: 0, v: 0, out: 0, lse: None };
+        let layout = AttentionForwardLayout::forward_layout_dense_bshd(&shape);
         let bytes = |parameter: &String| match parameter {
             _ if parameter.contains('*') => 8,
             _ if parameter.contains("Strides") => 24,
             _ => 4,
         };
         let parameters: Vec<usize> =
-            kernel_parameters(&FLASH_MMA_KERNEL).iter().map(bytes).collect();
-        let extents = Extents::new(&shape, layout.rows(&shape));
-        let given = kernel_arguments(&extents, &layout, &addresses);
-        assert_eq!(
-            given.iter().map(KernelArgument::argument_bytes).collect::<Vec<_>>(),
-            parameters
+            parameters_in_kernel_source(&FORWARD_FLASH_MMA_KERNEL).iter().map(bytes).collect();
+        let extents = AttentionExtents::extents_of_attention_shape(
+            &shape,
+            layout.forward_row_strides_unless_dense(&shape),
         );
+        let given = forward_flash_mma_arguments(&extents, &layout, &addresses);
+        assert_eq!(given.iter().map(KernelArgument::size_in_bytes).collect::<Vec<_>>(), parameters);
     }
 
     #[test]
-    fn row_strides_are_part_of_a_builds_name() {
-        let rows = RowStrides { q: 384, k: 128, v: 256, grad_out: 64 };
-        let name =
-            FLASH_MMA_KERNEL.build_for_parameters(&Extents { rows: Some(rows), ..SMALL }).name();
+    fn row_strides_are_part_of_a_forward_mma_build_name() {
+        let rows = RowStridesOfQkvAndGradient { q: 384, k: 128, v: 256, grad_out: 64 };
+        let name = FORWARD_FLASH_MMA_KERNEL
+            .build_for_parameters(&AttentionExtents {
+                rows: Some(rows),
+                ..SIX_HEADS_OF_200_QUERIES
+            })
+            .file_and_macros();
         assert!(name.ends_with(" STRIDED=1 K_ROW=128 V_ROW=256"), "{name}");
-        assert!(!FLASH_MMA_KERNEL.build_for_parameters(&SMALL).name().contains("ROW"));
+        assert!(
+            !FORWARD_FLASH_MMA_KERNEL
+                .build_for_parameters(&SIX_HEADS_OF_200_QUERIES)
+                .file_and_macros()
+                .contains("ROW")
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Attention forward on the GPU: rows, and kernels that only they launch.
+//! Attention forward on the GPU: its implementations, and the kernels of `forward_tiled` and
+//! `forward_flash`.
 
 pub mod decode;
 pub mod mma;
@@ -7,260 +8,322 @@ pub mod wgmma;
 
 use std::sync::Arc;
 
-use super::call::{AttentionTechnique, ForwardAddresses};
-use super::components::{NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES};
-use super::launch::{
-    Extents, allocate_output, allocate_scratch, attention_kernel, qkv, upload_inputs,
+use super::call::{AttentionForwardAddresses, AttentionGemmTechnique};
+use super::components::{
+    NAIVE_FORWARD_SCORES_KERNEL, NAIVE_FORWARD_SOFTMAX_KERNEL, NAIVE_FORWARD_VALUES_KERNEL,
 };
-use super::launches::ForwardCall;
-use super::layout::{AttentionShape, ForwardLayout};
+use super::launch::{
+    AttentionExtents, allocate_attention_output, allocate_uninitialised_scratch,
+    attention_kernel_spec_with_build_per_shape, name_q_k_v_inputs, upload_named_inputs,
+};
+use super::launches::AttentionForwardCall;
+use super::layout::{AttentionForwardLayout, AttentionShape};
 use crate::attention::definition::AttentionForward;
 use kernelgate::backend::cuda::CudaTask;
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::Tensors;
-use kernelgate_cuda::observe::range::within_range;
+use kernelgate_cuda::observe::range::run_within_named_range;
 use kernelgate_cuda::{Device, KernelArgument, KernelSpec};
-use mma::FLASH_MMA_KERNEL;
-use wgmma::FLASH_WGMMA_KERNEL;
+use mma::FORWARD_FLASH_MMA_KERNEL;
+use wgmma::FORWARD_FLASH_WGMMA_KERNEL;
 
-/// Kernels that are launched by the rows of this file only.
-pub const KERNELS: &[KernelSpec<Extents>] =
-    &[TILED_SCORES, TILED_SOFTMAX, TILED_VALUES, FLASH_KERNEL];
+/// Kernels that only the implementations of this file launch: `forward_tiled` and `forward_flash`.
+pub const TILED_AND_FLASH_FORWARD_KERNELS: &[KernelSpec<AttentionExtents>] = &[
+    TILED_FORWARD_SCORES_KERNEL,
+    TILED_FORWARD_SOFTMAX_KERNEL,
+    TILED_FORWARD_VALUES_KERNEL,
+    FORWARD_FLASH_CUDA_CORE_KERNEL,
+];
 
-const THREADS: usize = 256;
+const THREADS_PER_TILED_FORWARD_BLOCK: usize = 256;
 
-/// Side of a square tile of `forward_tiled` and `forward_flash`.
-const TILE_SIDE: usize = 64;
+/// Side of the square tile of scores of the kernels `forward_tiled` and `forward_flash`.
+const SCORE_TILE_SIDE: usize = 64;
 
-const TILED_SCORES: KernelSpec<Extents> = KernelSpec {
-    constants: |_| vec![("THREADS", THREADS), ("TILE", TILE_SIDE)],
-    ..attention_kernel(
+const TILED_FORWARD_SCORES_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
+    constants: |_| vec![("THREADS", THREADS_PER_TILED_FORWARD_BLOCK), ("TILE", SCORE_TILE_SIDE)],
+    ..attention_kernel_spec_with_build_per_shape(
         "attention/forward_tiled",
         "attention_forward_tiled_scores",
-        THREADS,
-        |extents| [extents.s.div_ceil(TILE_SIDE), extents.s.div_ceil(TILE_SIDE), extents.heads],
+        THREADS_PER_TILED_FORWARD_BLOCK,
+        |extents| {
+            [
+                extents.s.div_ceil(SCORE_TILE_SIDE),
+                extents.s.div_ceil(SCORE_TILE_SIDE),
+                extents.heads,
+            ]
+        },
     )
 };
-const TILED_SOFTMAX: KernelSpec<Extents> = KernelSpec {
+const TILED_FORWARD_SOFTMAX_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     symbol: "attention_forward_tiled_softmax",
     blocks: |extents| [extents.heads * extents.s, 1, 1],
-    ..TILED_SCORES
+    ..TILED_FORWARD_SCORES_KERNEL
 };
-const TILED_VALUES: KernelSpec<Extents> = KernelSpec {
+const TILED_FORWARD_VALUES_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     symbol: "attention_forward_tiled_values",
-    blocks: |extents| [extents.s.div_ceil(TILE_SIDE), extents.d / TILE_SIDE, extents.heads],
-    ..TILED_SCORES
+    blocks: |extents| {
+        [extents.s.div_ceil(SCORE_TILE_SIDE), extents.d / SCORE_TILE_SIDE, extents.heads]
+    },
+    ..TILED_FORWARD_SCORES_KERNEL
 };
 
-const FLASH_KERNEL: KernelSpec<Extents> = KernelSpec {
+const FORWARD_FLASH_CUDA_CORE_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     constants: |extents| {
         vec![
-            ("THREADS", THREADS),
-            ("TILE", TILE_SIDE),
-            ("SHARED_BYTES", flash_shared_bytes(extents)),
+            ("THREADS", THREADS_PER_TILED_FORWARD_BLOCK),
+            ("TILE", SCORE_TILE_SIDE),
+            ("SHARED_BYTES", forward_flash_shared_bytes(extents)),
         ]
     },
-    shared_bytes: flash_shared_bytes,
-    ..attention_kernel("attention/forward_flash", "attention_forward_flash", THREADS, |extents| {
-        [extents.s.div_ceil(TILE_SIDE) * extents.heads, 1, 1]
-    })
+    shared_bytes: forward_flash_shared_bytes,
+    ..attention_kernel_spec_with_build_per_shape(
+        "attention/forward_flash",
+        "attention_forward_flash",
+        THREADS_PER_TILED_FORWARD_BLOCK,
+        |extents| [extents.s.div_ceil(SCORE_TILE_SIDE) * extents.heads, 1, 1],
+    )
 };
 
-/// Shared memory of `forward_flash`: tiles of q, of k or v, and of p, in fp32, with four padding
+/// Shared memory of `forward_flash`: fp32 tiles of q, of k or v, and of p, with four padding
 /// columns in each row.
-fn flash_shared_bytes(extents: &Extents) -> usize {
-    (2 * extents.d + TILE_SIDE) * (TILE_SIDE + 4) * 4
+fn forward_flash_shared_bytes(extents: &AttentionExtents) -> usize {
+    (2 * extents.d + SCORE_TILE_SIDE) * (SCORE_TILE_SIDE + 4) * 4
 }
 
-/// Forward ladder of our own kernels.
-pub const FORWARD_LADDER: &[Implementation<AttentionForward>] = &[
+/// Kernelgate's own CUDA implementations of attention forward that run on several architectures,
+/// from the slowest to the fastest.
+pub const OWN_CUDA_FORWARD_IMPLEMENTATIONS: &[Implementation<AttentionForward>] = &[
     Implementation {
         name: "cuda/naive",
         about: "three launches, scores and probabilities in device memory, one thread an element: \
                 the starting point",
         supports: |problem| {
-            Extents::from(&problem.attention).supported_with_scores(&[
-                NAIVE_SCORES,
-                NAIVE_SOFTMAX,
-                NAIVE_VALUES,
+            AttentionExtents::from(&problem.attention).check_support_with_scores_in_memory(&[
+                NAIVE_FORWARD_SCORES_KERNEL,
+                NAIVE_FORWARD_SOFTMAX_KERNEL,
+                NAIVE_FORWARD_VALUES_KERNEL,
             ])
         },
         prepare: Prepare::CudaWithin {
-            // Scores in fp32 and probabilities of 16 bits.
+            // Device memory of the naive forward besides its tensors: fp32 scores and 16-bit
+            // probabilities.
             device_bytes: |problem| {
-                fused_device_bytes(problem)
-                    + (4 + 2) * Extents::from(&problem.attention).query_key_pairs()
+                fused_forward_device_bytes(problem)
+                    + (4 + 2)
+                        * AttentionExtents::from(&problem.attention).query_key_pairs_of_all_heads()
             },
-            prepare: prepare_naive_forward,
+            prepare: prepare_naive_forward_task,
         },
     },
     Implementation {
         name: "cuda/tiled",
         about: "the same three launches with tiles in shared memory and 4x4 results a thread",
         supports: |problem| {
-            Extents::from(&problem.attention).supported_with_scores(&[
-                TILED_SCORES,
-                TILED_SOFTMAX,
-                TILED_VALUES,
+            AttentionExtents::from(&problem.attention).check_support_with_scores_in_memory(&[
+                TILED_FORWARD_SCORES_KERNEL,
+                TILED_FORWARD_SOFTMAX_KERNEL,
+                TILED_FORWARD_VALUES_KERNEL,
             ])
         },
         prepare: Prepare::CudaWithin {
-            // Scores in fp32, which the probabilities overwrite.
+            // Device memory of the tiled forward besides its tensors: fp32 scores, which the
+            // probabilities overwrite.
             device_bytes: |problem| {
-                fused_device_bytes(problem)
-                    + 4 * Extents::from(&problem.attention).query_key_pairs()
+                fused_forward_device_bytes(problem)
+                    + 4 * AttentionExtents::from(&problem.attention).query_key_pairs_of_all_heads()
             },
-            prepare: prepare_tiled_forward,
+            prepare: prepare_tiled_forward_task,
         },
     },
     Implementation {
         name: "cuda/flash",
         about: "one launch, online softmax: scores never leave the chip; CUDA cores",
         supports: |problem| {
-            Extents::from(&problem.attention).check_ungrouped_support(&[FLASH_KERNEL])
+            AttentionExtents::from(&problem.attention)
+                .check_support_without_grouped_heads(&[FORWARD_FLASH_CUDA_CORE_KERNEL])
         },
         prepare: Prepare::CudaWithin {
-            device_bytes: fused_device_bytes,
-            prepare: prepare_flash_forward,
+            device_bytes: fused_forward_device_bytes,
+            prepare: prepare_cuda_core_flash_forward_task,
         },
     },
     Implementation {
         name: "cuda/flash_mma",
         about: "as flash, GEMMs on the tensor cores through mma.sync, asynchronous copies",
-        supports: |problem| Extents::from(&problem.attention).check_support(&[FLASH_MMA_KERNEL]),
+        supports: |problem| {
+            AttentionExtents::from(&problem.attention)
+                .check_dtype_size_and_grid_support(&[FORWARD_FLASH_MMA_KERNEL])
+        },
         prepare: Prepare::CudaWithin {
-            device_bytes: fused_device_bytes,
+            device_bytes: fused_forward_device_bytes,
             prepare: |problem, inputs, device| {
-                dense_forward_task(AttentionTechnique::FlashMma, problem, inputs, device)
+                prepare_forward_task_over_dense_tensors(
+                    AttentionGemmTechnique::FlashMma,
+                    problem,
+                    inputs,
+                    device,
+                )
             },
         },
     },
 ];
 
-/// Row of the ladder's last rung, for sm_90a.
-pub const FLASH_WGMMA_ROW: Implementation<AttentionForward> = Implementation {
+/// Implementation of attention forward through wgmma, the fastest one of the ladder, for sm_90a
+/// only.
+pub const WGMMA_FORWARD_IMPLEMENTATION: Implementation<AttentionForward> = Implementation {
     name: "cuda/flash_wgmma",
     about: "as flash, GEMMs through wgmma, tiles by tensor copies of a warp of their own, blocks \
             that stay; sm_90a only",
-    supports: |problem| Extents::from(&problem.attention).check_support(&[FLASH_WGMMA_KERNEL]),
-    // The lists of tiles take a thousandth of the memory and are not counted.
+    supports: |problem| {
+        AttentionExtents::from(&problem.attention)
+            .check_dtype_size_and_grid_support(&[FORWARD_FLASH_WGMMA_KERNEL])
+    },
+    // The lists of query tiles take a thousandth of the device memory and are not counted.
     prepare: Prepare::CudaWithin {
-        device_bytes: fused_device_bytes,
+        device_bytes: fused_forward_device_bytes,
         prepare: |problem, inputs, device| {
-            dense_forward_task(AttentionTechnique::FlashWgmma, problem, inputs, device)
+            prepare_forward_task_over_dense_tensors(
+                AttentionGemmTechnique::FlashWgmma,
+                problem,
+                inputs,
+                device,
+            )
         },
     },
 };
 
-const NULL_ADDRESS: KernelArgument = KernelArgument::Address(0);
+const NULL_LOG_SUM_EXP_ADDRESS: KernelArgument = KernelArgument::Address(0);
 
-/// Device memory of the fused kernels: inputs and output.
-pub fn fused_device_bytes(problem: &AttentionForward) -> u64 {
-    let extents = Extents::from(&problem.attention);
-    2 * extents.vector_bytes() + 2 * extents.key_bytes()
+/// Device memory of a fused attention forward: q, k, v and the output.
+pub fn fused_forward_device_bytes(problem: &AttentionForward) -> u64 {
+    let extents = AttentionExtents::from(&problem.attention);
+    2 * extents.query_tensor_bytes() + 2 * extents.key_tensor_bytes()
 }
 
-fn prepare_naive_forward(
+fn prepare_naive_forward_task(
     problem: &AttentionForward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    let extents = Extents::from(&problem.attention);
-    let [score, normalize, weigh] = [NAIVE_SCORES, NAIVE_SOFTMAX, NAIVE_VALUES]
-        .map(|kernel| kernel.compile_and_load(device, &extents));
+    let extents = AttentionExtents::from(&problem.attention);
+    let [score, normalize, weigh] =
+        [NAIVE_FORWARD_SCORES_KERNEL, NAIVE_FORWARD_SOFTMAX_KERNEL, NAIVE_FORWARD_VALUES_KERNEL]
+            .map(|kernel| kernel.compile_and_load(device, &extents));
     let (score, normalize, weigh) = (score?, normalize?, weigh?);
-    let [q, k, v] = upload_inputs(device, inputs, ["q", "k", "v"])?;
+    let [q, k, v] = upload_named_inputs(device, inputs, ["q", "k", "v"])?;
     let (scores, probabilities) = (
-        allocate_scratch(device, 4 * extents.query_key_pairs())?,
-        allocate_scratch(device, 2 * extents.query_key_pairs())?,
+        allocate_uninitialised_scratch(device, 4 * extents.query_key_pairs_of_all_heads())?,
+        allocate_uninitialised_scratch(device, 2 * extents.query_key_pairs_of_all_heads())?,
     );
     Ok(CudaTask::new(
         device,
-        qkv([&q, &k, &v]),
-        vec![allocate_output(device, "out", &problem.attention)?],
+        name_q_k_v_inputs([&q, &k, &v]),
+        vec![allocate_attention_output(device, "out", &problem.attention)?],
         move |outputs| {
             let (at, s) =
                 (|buffer| KernelArgument::from(buffer), || extents.sequence_length_argument());
-            within_range("scores", || score.launch_with(&[at(&q), at(&k), at(&scores), s()]))?;
-            let rows = [at(&scores), at(&probabilities), NULL_ADDRESS, s()];
-            within_range("softmax", || normalize.launch_with(&rows))?;
+            run_within_named_range("scores", || {
+                score.launch_with(&[at(&q), at(&k), at(&scores), s()])
+            })?;
+            let rows = [at(&scores), at(&probabilities), NULL_LOG_SUM_EXP_ADDRESS, s()];
+            run_within_named_range("softmax", || normalize.launch_with(&rows))?;
             let out = outputs[0].argument();
-            within_range("values", || weigh.launch_with(&[at(&probabilities), at(&v), out, s()]))
+            run_within_named_range("values", || {
+                weigh.launch_with(&[at(&probabilities), at(&v), out, s()])
+            })
         },
     ))
 }
 
-fn prepare_tiled_forward(
+fn prepare_tiled_forward_task(
     problem: &AttentionForward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    let extents = Extents::from(&problem.attention);
-    let [score, normalize, weigh] = [TILED_SCORES, TILED_SOFTMAX, TILED_VALUES]
-        .map(|kernel| kernel.compile_and_load(device, &extents));
+    let extents = AttentionExtents::from(&problem.attention);
+    let [score, normalize, weigh] =
+        [TILED_FORWARD_SCORES_KERNEL, TILED_FORWARD_SOFTMAX_KERNEL, TILED_FORWARD_VALUES_KERNEL]
+            .map(|kernel| kernel.compile_and_load(device, &extents));
     let (score, normalize, weigh) = (score?, normalize?, weigh?);
-    let [q, k, v] = upload_inputs(device, inputs, ["q", "k", "v"])?;
-    let scores = allocate_scratch(device, 4 * extents.query_key_pairs())?;
+    let [q, k, v] = upload_named_inputs(device, inputs, ["q", "k", "v"])?;
+    let scores =
+        allocate_uninitialised_scratch(device, 4 * extents.query_key_pairs_of_all_heads())?;
     Ok(CudaTask::new(
         device,
-        qkv([&q, &k, &v]),
-        vec![allocate_output(device, "out", &problem.attention)?],
+        name_q_k_v_inputs([&q, &k, &v]),
+        vec![allocate_attention_output(device, "out", &problem.attention)?],
         move |outputs| {
             let (at, s) =
                 (|buffer| KernelArgument::from(buffer), || extents.sequence_length_argument());
-            within_range("scores", || score.launch_with(&[at(&q), at(&k), at(&scores), s()]))?;
-            within_range("softmax", || normalize.launch_with(&[at(&scores), NULL_ADDRESS, s()]))?;
+            run_within_named_range("scores", || {
+                score.launch_with(&[at(&q), at(&k), at(&scores), s()])
+            })?;
+            run_within_named_range("softmax", || {
+                normalize.launch_with(&[at(&scores), NULL_LOG_SUM_EXP_ADDRESS, s()])
+            })?;
             let out = outputs[0].argument();
-            within_range("values", || weigh.launch_with(&[at(&scores), at(&v), out, s()]))
+            run_within_named_range("values", || weigh.launch_with(&[at(&scores), at(&v), out, s()]))
         },
     ))
 }
 
-fn prepare_flash_forward(
+fn prepare_cuda_core_flash_forward_task(
     problem: &AttentionForward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    let extents = Extents::from(&problem.attention);
-    let step = FLASH_KERNEL.compile_and_load(device, &extents)?;
-    let [q, k, v] = upload_inputs(device, inputs, ["q", "k", "v"])?;
+    let extents = AttentionExtents::from(&problem.attention);
+    let step = FORWARD_FLASH_CUDA_CORE_KERNEL.compile_and_load(device, &extents)?;
+    let [q, k, v] = upload_named_inputs(device, inputs, ["q", "k", "v"])?;
     Ok(CudaTask::new(
         device,
-        qkv([&q, &k, &v]),
-        vec![allocate_output(device, "out", &problem.attention)?],
+        name_q_k_v_inputs([&q, &k, &v]),
+        vec![allocate_attention_output(device, "out", &problem.attention)?],
         move |outputs| {
             let [q, k, v] = [&q, &k, &v].map(KernelArgument::from);
-            let arguments =
-                [q, k, v, outputs[0].argument(), NULL_ADDRESS, extents.sequence_length_argument()];
-            within_range("forward", || step.launch_with(&arguments))
+            let arguments = [
+                q,
+                k,
+                v,
+                outputs[0].argument(),
+                NULL_LOG_SUM_EXP_ADDRESS,
+                extents.sequence_length_argument(),
+            ];
+            run_within_named_range("forward", || step.launch_with(&arguments))
         },
     ))
 }
 
-/// Task that times one forward row over dense tensors, computed by `technique`.
-pub fn dense_forward_task(
-    technique: AttentionTechnique,
+/// Prepares the timed task of an attention forward by `technique`: uploads the dense inputs,
+/// allocates the output and prepares the launches.
+pub fn prepare_forward_task_over_dense_tensors(
+    technique: AttentionGemmTechnique,
     problem: &AttentionForward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
     let shape = AttentionShape::from(&problem.attention);
-    let forward =
-        ForwardCall::new(device, &shape, &ForwardLayout::strides_of_bhsd(&shape), technique)?;
-    let [q, k, v] = upload_inputs(device, inputs, ["q", "k", "v"])?;
-    let out = allocate_output(device, "out", &problem.attention)?;
-    let launches = forward.prepare_launches(&ForwardAddresses {
-        q: q.address(),
-        k: k.address(),
-        v: v.address(),
+    let forward = AttentionForwardCall::compile_forward(
+        device,
+        &shape,
+        &AttentionForwardLayout::forward_layout_dense_bhsd(&shape),
+        technique,
+    )?;
+    let [q, k, v] = upload_named_inputs(device, inputs, ["q", "k", "v"])?;
+    let out = allocate_attention_output(device, "out", &problem.attention)?;
+    let launches = forward.prepare_forward_launch_at(&AttentionForwardAddresses {
+        q: q.device_address(),
+        k: k.device_address(),
+        v: v.device_address(),
         out: out.address(),
         lse: None,
     })?;
-    let inputs = qkv([&q, &k, &v]);
+    let inputs = name_q_k_v_inputs([&q, &k, &v]);
     let alive = [q, k, v];
     Ok(CudaTask::new(device, inputs, vec![out], move |_| {
         let _alive = &alive;
-        launches.launch()
+        launches.enqueue_all_launches()
     }))
 }
 
@@ -269,47 +332,78 @@ mod tests {
     use super::*;
     use kernelgate::workload::Dtype;
 
-    const SMALL: Extents =
-        Extents { causal: true, ..Extents::self_attention_extents(6, 200, Dtype::Bf16) };
+    const SIX_CAUSAL_HEADS_OF_200_QUERIES: AttentionExtents = AttentionExtents {
+        causal: true,
+        ..AttentionExtents::single_sequence_self_attention(6, 200, Dtype::Bf16)
+    };
 
     #[test]
-    fn the_grids_of_forward_kernels_cover_all_rows_and_tiles() {
-        let wide = Extents { d: 128, ..SMALL };
-        assert_eq!((NAIVE_SCORES.blocks)(&SMALL), [13, 13, 6]);
-        assert_eq!((NAIVE_SOFTMAX.blocks)(&SMALL), [1200, 1, 1]);
-        assert_eq!((NAIVE_VALUES.blocks)(&SMALL), [50, 6, 1]);
-        assert_eq!((NAIVE_VALUES.blocks)(&wide), [100, 6, 1]);
-        assert_eq!((TILED_VALUES.blocks)(&wide), [4, 2, 6]);
-        assert_eq!((FLASH_KERNEL.blocks)(&SMALL), [24, 1, 1]);
-        assert_eq!((FLASH_MMA_KERNEL.blocks)(&SMALL), [12, 1, 1]);
+    fn attention_forward_grids_cover_all_query_rows_and_tiles() {
+        let wide = AttentionExtents { d: 128, ..SIX_CAUSAL_HEADS_OF_200_QUERIES };
+        assert_eq!(
+            (NAIVE_FORWARD_SCORES_KERNEL.blocks)(&SIX_CAUSAL_HEADS_OF_200_QUERIES),
+            [13, 13, 6]
+        );
+        assert_eq!(
+            (NAIVE_FORWARD_SOFTMAX_KERNEL.blocks)(&SIX_CAUSAL_HEADS_OF_200_QUERIES),
+            [1200, 1, 1]
+        );
+        assert_eq!(
+            (NAIVE_FORWARD_VALUES_KERNEL.blocks)(&SIX_CAUSAL_HEADS_OF_200_QUERIES),
+            [50, 6, 1]
+        );
+        assert_eq!((NAIVE_FORWARD_VALUES_KERNEL.blocks)(&wide), [100, 6, 1]);
+        assert_eq!((TILED_FORWARD_VALUES_KERNEL.blocks)(&wide), [4, 2, 6]);
+        assert_eq!(
+            (FORWARD_FLASH_CUDA_CORE_KERNEL.blocks)(&SIX_CAUSAL_HEADS_OF_200_QUERIES),
+            [24, 1, 1]
+        );
+        assert_eq!((FORWARD_FLASH_MMA_KERNEL.blocks)(&SIX_CAUSAL_HEADS_OF_200_QUERIES), [12, 1, 1]);
     }
 
     #[test]
-    fn kernels_report_unsupported_shapes_with_a_reason() {
-        assert_eq!(SMALL.check_support(&[FLASH_MMA_KERNEL]), Ok(()));
-        let f32 = Extents { dtype: Dtype::F32, ..SMALL };
+    fn attention_kernels_decline_unsupported_shapes_with_a_reason() {
         assert_eq!(
-            f32.check_support(&[FLASH_MMA_KERNEL]),
+            SIX_CAUSAL_HEADS_OF_200_QUERIES
+                .check_dtype_size_and_grid_support(&[FORWARD_FLASH_MMA_KERNEL]),
+            Ok(())
+        );
+        let f32 = AttentionExtents { dtype: Dtype::F32, ..SIX_CAUSAL_HEADS_OF_200_QUERIES };
+        assert_eq!(
+            f32.check_dtype_size_and_grid_support(&[FORWARD_FLASH_MMA_KERNEL]),
             Err("computes bf16 and f16 only".to_owned())
         );
-        let many = Extents { heads: 70_000, ..SMALL };
-        assert_eq!(many.check_support(&[FLASH_MMA_KERNEL]), Ok(()));
+        let many = AttentionExtents { heads: 70_000, ..SIX_CAUSAL_HEADS_OF_200_QUERIES };
+        assert_eq!(many.check_dtype_size_and_grid_support(&[FORWARD_FLASH_MMA_KERNEL]), Ok(()));
         assert_eq!(
-            many.check_support(&[NAIVE_VALUES]),
+            many.check_dtype_size_and_grid_support(&[NAIVE_FORWARD_VALUES_KERNEL]),
             Err("needs more blocks than a grid holds".to_owned())
         );
-        let long = Extents { d: 128, ..Extents::self_attention_extents(16, 16_384, Dtype::Bf16) };
-        let reason = long.supported_with_scores(&[NAIVE_VALUES]).unwrap_err();
+        let long = AttentionExtents {
+            d: 128,
+            ..AttentionExtents::single_sequence_self_attention(16, 16_384, Dtype::Bf16)
+        };
+        let reason =
+            long.check_support_with_scores_in_memory(&[NAIVE_FORWARD_VALUES_KERNEL]).unwrap_err();
         assert_eq!(reason, "keeps 17.2 GB of scores in memory, 2.1 GB at most");
         assert_eq!(
-            Extents::self_attention_extents(512, 1024, Dtype::Bf16)
-                .supported_with_scores(&[FLASH_MMA_KERNEL]),
+            AttentionExtents::single_sequence_self_attention(512, 1024, Dtype::Bf16)
+                .check_support_with_scores_in_memory(&[FORWARD_FLASH_MMA_KERNEL]),
             Ok(())
         );
         let alike = Err("takes as many keys as queries, and as many heads of them".to_owned());
-        for unlike in [Extents { share: 2, ..SMALL }, Extents { keys: 201, ..SMALL }] {
-            assert_eq!(unlike.check_support(&[FLASH_MMA_KERNEL]), Ok(()));
-            assert_eq!(unlike.check_ungrouped_support(&[FLASH_KERNEL]), alike);
+        for unlike in [
+            AttentionExtents { share: 2, ..SIX_CAUSAL_HEADS_OF_200_QUERIES },
+            AttentionExtents { keys: 201, ..SIX_CAUSAL_HEADS_OF_200_QUERIES },
+        ] {
+            assert_eq!(
+                unlike.check_dtype_size_and_grid_support(&[FORWARD_FLASH_MMA_KERNEL]),
+                Ok(())
+            );
+            assert_eq!(
+                unlike.check_support_without_grouped_heads(&[FORWARD_FLASH_CUDA_CORE_KERNEL]),
+                alike
+            );
         }
     }
 }

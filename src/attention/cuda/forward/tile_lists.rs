@@ -1,43 +1,47 @@
-//! Assignment of query tiles to the thread blocks of a persistent kernel.
+//! Assignment of query tiles to the thread blocks of the persistent kernel `forward_flash_wgmma`.
 //!
-//! Each multiprocessor runs one thread block, and each block processes a list of tiles that is made
-//! while a case is prepared. The heaviest tiles are assigned first, each to the block with the
-//! least work so far. Heads whose tensors fit into L2 together are neighbours in the order. The
-//! light tiles of long sequences come last and balance the blocks. Lists that change while the
-//! kernel runs are excluded on purpose.
+//! The kernel runs one thread block on each multiprocessor; each thread block processes a list of
+//! query tiles made on the host while a case is prepared. The heaviest query tiles are assigned
+//! first, each to the thread block with the least work so far. Query heads whose tensors fit into
+//! L2 together are adjacent in the order of assignment. The light tiles of long sequences are
+//! assigned last, to balance the work of the thread blocks. Tile lists that change while the kernel
+//! runs are excluded on purpose.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Number of queries of a warpgroup, and of a tensor-copy box of its queries.
-pub const GROUP_ROWS: usize = 64;
-/// Number of warpgroups that compute.
-pub const COMPUTE_WARPGROUPS: usize = 3;
-/// Cost of a tile besides its key blocks, in units of 64 queries times one key block.
-const TILE_COST: usize = 4;
-/// Bytes of L2 that heads processed together may occupy with queries, keys, values and output.
-const L2_BYTES: usize = 20 << 20;
-/// Maximum number of tiles of two warpgroups that are tried for a head.
-const MAX_NARROW_GROUPS: usize = 24;
-/// Number of queries up to which a head counts as short. Thread blocks then have so many tiles that
-/// one more or less hardly matters. Light tiles of short heads are not moved to the end, because
-/// their keys would be read from memory again.
+/// Number of queries that a warpgroup computes at a time, and number of rows in a tensor-copy box
+/// of queries.
+pub const QUERIES_PER_FORWARD_WARPGROUP: usize = 64;
+/// Number of compute warpgroups of a thread block of `forward_flash_wgmma`.
+pub const COMPUTE_WARPGROUPS_PER_FORWARD_BLOCK: usize = 3;
+/// Cost of a query tile besides that of its key blocks; one unit is the cost of 64 queries times
+/// one key block.
+const FIXED_COST_OF_QUERY_TILE: usize = 4;
+/// Bytes of L2 that the heads processed at the same time may occupy with queries, keys, values and
+/// output.
+const L2_BYTES_FOR_CONCURRENT_HEADS: usize = 20 << 20;
+/// Maximum number of two-warpgroup tiles of a head that the search for the best tile lists tries.
+const MAX_TWO_WARPGROUP_TILES_TRIED: usize = 24;
+/// Number of queries up to which a head counts as short. With short heads, a thread block has so
+/// many tiles that one more or less hardly matters. The light tiles of short heads are not assigned
+/// last, because their keys would have left L2 by then.
 const MAX_QUERIES_OF_SHORT_HEAD: usize = 1024;
 
-/// A tile of queries of one head that a block computes at a time.
+/// Consecutive queries of one head that a thread block of `forward_flash_wgmma` computes at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueryTile {
-    /// Index of the head of the queries.
+    /// Index of the query head among the heads of all sequences.
     pub head: usize,
     /// First query of the tile, a multiple of 64.
     pub row: usize,
-    /// Number of parts of 64 queries, one for each warpgroup.
+    /// Number of 64-query parts of the tile, each computed by one warpgroup.
     pub groups: usize,
 }
 
-/// Attention shape that is divided into tiles.
+/// Extents of an attention forward whose queries are divided into tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct QueryTiling {
+pub struct QueryTilingShape {
     /// Number of query heads of all sequences, b·h.
     pub heads: usize,
     /// Number of query heads that read the same keys.
@@ -54,72 +58,81 @@ pub struct QueryTiling {
     pub block_keys: usize,
 }
 
-impl QueryTiling {
-    /// Makes a list of tiles for each of `blocks` blocks; together the lists hold every query once.
-    pub fn tile_lists(&self, blocks: usize) -> Vec<Vec<QueryTile>> {
-        // Without a causal mask all query rows have equal cost. Tiles of two warpgroups are mixed
-        // with tiles of three, so that no thread block has a whole tile more than the others. With
-        // a causal mask the costs differ enough, but two tiles of two warpgroups are better than
-        // one of three and one of one.
+impl QueryTilingShape {
+    /// Returns a list of query tiles for each of `blocks` thread blocks; together the lists contain
+    /// every query of every head once.
+    pub fn assign_query_tiles_to_blocks(&self, blocks: usize) -> Vec<Vec<QueryTile>> {
+        // Without a causal mask all query rows have equal cost. Without a causal mask, tiles of two
+        // warpgroups are mixed with tiles of three, so that no thread block has a whole tile more
+        // than the others. With a causal mask the tile costs differ enough by themselves, but two
+        // tiles of two warpgroups are better than one of three and one of one.
         let most = if !self.causal {
-            MAX_NARROW_GROUPS.min(self.s / (2 * GROUP_ROWS))
+            MAX_TWO_WARPGROUP_TILES_TRIED.min(self.s / (2 * QUERIES_PER_FORWARD_WARPGROUP))
         } else if self.s <= MAX_QUERIES_OF_SHORT_HEAD {
             2
         } else {
             0
         };
         let best = (0..=most)
-            .map(|narrow| self.lists_with_narrow_tiles(narrow, blocks))
+            .map(|narrow| self.tile_lists_with_two_warpgroup_tiles(narrow, blocks))
             .min_by_key(|best| best.0);
         best.expect("no narrow tile is a way too").1
     }
 
-    /// Makes the lists where each head ends with `narrow` tiles of two warpgroups. Also returns the
-    /// cost of the most expensive list.
-    fn lists_with_narrow_tiles(
+    /// Makes the tile lists in which the last `narrow` tiles of each head have two warpgroups
+    /// instead of three. Also returns the cost of the most expensive tile list.
+    fn tile_lists_with_two_warpgroup_tiles(
         &self,
         narrow: usize,
         blocks: usize,
     ) -> (usize, Vec<Vec<QueryTile>>) {
         let mut lists = vec![Vec::new(); blocks];
         let mut least: BinaryHeap<_> = (0..blocks).map(|block| Reverse((0, block))).collect();
-        for tile in self.tiles_in_order_of_assignment(&self.tiles_of_head(narrow)) {
+        for tile in
+            self.all_tiles_in_order_of_assignment(&self.tiles_of_head_by_descending_cost(narrow))
+        {
             let Reverse((cost, block)) = least.pop().expect("a block at least");
-            least.push(Reverse((cost + self.tile_cost(tile.row, tile.groups), block)));
+            least.push(Reverse((cost + self.query_tile_cost(tile.row, tile.groups), block)));
             lists[block].push(tile);
         }
         (least.into_iter().map(|Reverse((cost, _))| cost).max().unwrap_or(0), lists)
     }
 
-    /// First row and number of warpgroups of each tile of a head, the heaviest tile first.
-    fn tiles_of_head(&self, narrow: usize) -> Vec<(usize, usize)> {
+    /// Returns the first query and the number of warpgroups of each tile of a head, the most
+    /// expensive tile first.
+    fn tiles_of_head_by_descending_cost(&self, narrow: usize) -> Vec<(usize, usize)> {
         let (mut tiles, mut row, mut narrow) = (Vec::new(), 0, narrow);
         while row < self.s {
-            let left = (self.s - row).div_ceil(GROUP_ROWS);
-            let groups =
-                if narrow > 0 && left <= 2 * narrow { 2 } else { COMPUTE_WARPGROUPS }.min(left);
+            let left = (self.s - row).div_ceil(QUERIES_PER_FORWARD_WARPGROUP);
+            let groups = if narrow > 0 && left <= 2 * narrow {
+                2
+            } else {
+                COMPUTE_WARPGROUPS_PER_FORWARD_BLOCK
+            }
+            .min(left);
             narrow = narrow.saturating_sub(usize::from(left <= 2 * narrow));
             tiles.push((row, groups));
-            row += groups * GROUP_ROWS;
+            row += groups * QUERIES_PER_FORWARD_WARPGROUP;
         }
-        tiles.sort_by_key(|&(row, groups)| Reverse(self.tile_cost(row, groups)));
+        tiles.sort_by_key(|&(row, groups)| Reverse(self.query_tile_cost(row, groups)));
         tiles
     }
 
-    /// Tiles of all heads in the order of their assignment.
-    fn tiles_in_order_of_assignment(&self, tiles_of_head: &[(usize, usize)]) -> Vec<QueryTile> {
+    /// Returns the query tiles of all heads in the order in which they are assigned to thread
+    /// blocks.
+    fn all_tiles_in_order_of_assignment(&self, tiles_of_head: &[(usize, usize)]) -> Vec<QueryTile> {
         let heaviest =
-            tiles_of_head.first().map_or(0, |&(row, groups)| self.tile_cost(row, groups));
+            tiles_of_head.first().map_or(0, |&(row, groups)| self.query_tile_cost(row, groups));
         let light = |&&(row, groups): &&(usize, usize)| {
             let (part, of) = if self.causal { (1, 2) } else { (9, 10) };
-            of * self.tile_cost(row, groups) < part * heaviest
+            of * self.query_tile_cost(row, groups) < part * heaviest
         };
         let (last, first): (Vec<_>, Vec<_>) = tiles_of_head
             .iter()
             .partition(|tile| self.s > MAX_QUERIES_OF_SHORT_HEAD && light(tile));
-        // Returns the bytes of query heads that read the same keys, with these keys.
+        // Bytes of the q, k, v and output rows of a group of query heads that share keys.
         let bytes = 2 * (self.keys + self.share * self.s) * self.key_bytes;
-        let together = (L2_BYTES / bytes).max(1) * self.share;
+        let together = (L2_BYTES_FOR_CONCURRENT_HEADS / bytes).max(1) * self.share;
         let all = |heads: std::ops::Range<usize>, tiles: &[(usize, usize)]| -> Vec<QueryTile> {
             let of_heads =
                 |&(row, groups)| heads.clone().map(move |head| QueryTile { head, row, groups });
@@ -132,22 +145,23 @@ impl QueryTiling {
             .collect()
     }
 
-    /// Cost of a tile. With two warpgroups the tensor cores are idle for a tenth of the time in
-    /// which three keep them busy, with one warpgroup for more.
-    fn tile_cost(&self, row: usize, groups: usize) -> usize {
+    /// Cost of a tile. The cost accounts for tensor cores that idle a tenth of the time with two
+    /// warpgroups instead of three, and longer with one.
+    fn query_tile_cost(&self, row: usize, groups: usize) -> usize {
         let blocks = |group| {
-            let end = self.s.min(row + (group + 1) * GROUP_ROWS);
+            let end = self.s.min(row + (group + 1) * QUERIES_PER_FORWARD_WARPGROUP);
             if self.causal { end + self.keys - self.s } else { self.keys }.div_ceil(self.block_keys)
         };
         let tenths = [16, 11, 10][groups - 1];
-        (0..groups).map(blocks).sum::<usize>() * tenths + 10 * TILE_COST
+        (0..groups).map(blocks).sum::<usize>() * tenths + 10 * FIXED_COST_OF_QUERY_TILE
     }
 }
 
-/// Writes the lists in the kernel's format: the first tile of every block, then the second ones,
-/// and so on. A tile consists of its row, its number of warpgroups, its head within the sequence,
-/// and the sequence. Zeros end each list.
-pub fn tile_table(lists: &[Vec<QueryTile>], heads_a_batch: usize) -> Vec<i32> {
+/// Writes the tile lists in the kernel's format: the first tile of every thread block, then the
+/// second tile of every thread block, and so on. A tile of the table has four numbers: its first
+/// query, its number of warpgroups, its head within the sequence, and the sequence. Zeros end each
+/// list.
+pub fn tile_lists_as_kernel_table(lists: &[Vec<QueryTile>], heads_a_batch: usize) -> Vec<i32> {
     let longest = lists.iter().map(Vec::len).max().unwrap_or(0);
     let entry = |tile: Option<&QueryTile>| {
         tile.map_or([0; 4], |tile| {
@@ -164,7 +178,7 @@ pub fn tile_table(lists: &[Vec<QueryTile>], heads_a_batch: usize) -> Vec<i32> {
 mod tests {
     use super::*;
 
-    const SMALL: QueryTiling = QueryTiling {
+    const FIVE_CAUSAL_HEADS_OF_1000_QUERIES: QueryTilingShape = QueryTilingShape {
         heads: 5,
         share: 1,
         s: 1000,
@@ -174,20 +188,26 @@ mod tests {
         block_keys: 80,
     };
 
-    fn list_cost(tiling: &QueryTiling, list: &[QueryTile]) -> usize {
-        list.iter().map(|tile| tiling.tile_cost(tile.row, tile.groups)).sum()
+    fn cost_of_tile_list(tiling: &QueryTilingShape, list: &[QueryTile]) -> usize {
+        list.iter().map(|tile| tiling.query_tile_cost(tile.row, tile.groups)).sum()
     }
 
     #[test]
-    fn every_query_belongs_to_exactly_one_tile() {
+    fn every_query_belongs_to_exactly_one_query_tile() {
         for s in [1, 63, 64, 127, 129, 192, 193, 777, 1000, 4096] {
             for causal in [false, true] {
-                let tiling = QueryTiling { s, keys: s + 77, causal, ..SMALL };
-                let mut groups: Vec<_> = (tiling.tile_lists(7).into_iter().flatten())
-                    .flat_map(|tile| {
-                        (0..tile.groups).map(move |group| (tile.head, tile.row / 64 + group))
-                    })
-                    .collect();
+                let tiling = QueryTilingShape {
+                    s,
+                    keys: s + 77,
+                    causal,
+                    ..FIVE_CAUSAL_HEADS_OF_1000_QUERIES
+                };
+                let mut groups: Vec<_> =
+                    (tiling.assign_query_tiles_to_blocks(7).into_iter().flatten())
+                        .flat_map(|tile| {
+                            (0..tile.groups).map(move |group| (tile.head, tile.row / 64 + group))
+                        })
+                        .collect();
                 groups.sort_unstable();
                 let expected: Vec<_> = (0..5)
                     .flat_map(|head| (0..s.div_ceil(64)).map(move |group| (head, group)))
@@ -202,53 +222,71 @@ mod tests {
         for (s, d, block_keys) in [(4096, 128, 80), (16_384, 128, 80), (4096, 64, 128)] {
             for causal in [false, true] {
                 let heads = 16_384 * 2048 / (s * d);
-                let tiling = QueryTiling {
+                let tiling = QueryTilingShape {
                     heads,
                     s,
                     keys: s,
                     key_bytes: 2 * d,
                     causal,
                     block_keys,
-                    ..SMALL
+                    ..FIVE_CAUSAL_HEADS_OF_1000_QUERIES
                 };
-                let costs: Vec<_> =
-                    tiling.tile_lists(132).iter().map(|list| list_cost(&tiling, list)).collect();
+                let costs: Vec<_> = tiling
+                    .assign_query_tiles_to_blocks(132)
+                    .iter()
+                    .map(|list| cost_of_tile_list(&tiling, list))
+                    .collect();
                 let (most, sum) = (*costs.iter().max().unwrap(), costs.iter().sum::<usize>());
-                // Without tiles of two warpgroups the longest list would have a twentieth more
-                // work; with tiles dealt to blocks in rotation, a fifth.
+                // If every tile had three warpgroups, the longest tile list would have a twentieth
+                // more work; with tiles dealt to thread blocks in rotation, a fifth.
                 assert!(most * 132 * 100 <= sum * 104, "{tiling:?}: {most} of {sum}");
             }
         }
     }
 
     #[test]
-    fn heavy_tiles_come_first_and_heads_that_fit_into_l2_stay_together() {
-        let tiling = QueryTiling { heads: 16, s: 4096, keys: 4096, ..SMALL };
-        // The tensors of a head take 4 MiB.
-        let order = tiling.tiles_in_order_of_assignment(&tiling.tiles_of_head(0));
+    fn heavy_query_tiles_come_first_and_heads_fitting_l2_are_adjacent() {
+        let tiling = QueryTilingShape {
+            heads: 16,
+            s: 4096,
+            keys: 4096,
+            ..FIVE_CAUSAL_HEADS_OF_1000_QUERIES
+        };
+        // In this test q, k, v and out of one head take 4 MiB.
+        let order =
+            tiling.all_tiles_in_order_of_assignment(&tiling.tiles_of_head_by_descending_cost(0));
         let heads: Vec<_> = order.iter().take(11).map(|tile| tile.head).collect();
         assert_eq!(heads, [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0]);
         assert_eq!((order[0].row, order[0].groups), (4096 - 256, 3));
         let last = order.last().unwrap();
         assert_eq!((last.row, last.head), (0, 15));
-        // Four query heads read the same keys and values: together they take 10 MiB.
-        let grouped = QueryTiling { share: 4, ..tiling };
-        let order = grouped.tiles_in_order_of_assignment(&grouped.tiles_of_head(0));
+        // In this test, four query heads and the keys and values that they share take 10 MiB.
+        let grouped = QueryTilingShape { share: 4, ..tiling };
+        let order =
+            grouped.all_tiles_in_order_of_assignment(&grouped.tiles_of_head_by_descending_cost(0));
         assert!(order[..9].iter().map(|tile| tile.head).eq((0..8).chain([0])));
-        // The heads take more than L2 holds: the groups of heads with the same keys come one after
+        // The shared keys of one group exceed the L2 budget here, so the head groups come one after
         // the other.
-        let long = QueryTiling { s: 16_384, keys: 16_384, ..grouped };
-        let order = long.tiles_in_order_of_assignment(&long.tiles_of_head(0));
+        let long = QueryTilingShape { s: 16_384, keys: 16_384, ..grouped };
+        let order =
+            long.all_tiles_in_order_of_assignment(&long.tiles_of_head_by_descending_cost(0));
         assert!(order[..5].iter().map(|tile| tile.head).eq((0..4).chain([0])));
     }
 
     #[test]
-    fn tiles_of_a_short_head_are_processed_soon_after_each_other() {
-        let tiling = QueryTiling { heads: 1024, s: 256, keys: 256, ..SMALL };
-        let lists = tiling.tile_lists(132);
-        // Each head is cut into two tiles of two warpgroups, not into one of three and one of one.
+    fn tiles_of_a_short_head_are_close_in_the_order_of_assignment() {
+        let tiling = QueryTilingShape {
+            heads: 1024,
+            s: 256,
+            keys: 256,
+            ..FIVE_CAUSAL_HEADS_OF_1000_QUERIES
+        };
+        let lists = tiling.assign_query_tiles_to_blocks(132);
+        // Each head of 256 queries is cut into two tiles of two warpgroups, not into one of three
+        // and one of one.
         assert!(lists.iter().flatten().all(|tile| tile.groups == 2));
-        let order = tiling.tiles_in_order_of_assignment(&tiling.tiles_of_head(2));
+        let order =
+            tiling.all_tiles_in_order_of_assignment(&tiling.tiles_of_head_by_descending_cost(2));
         let place = |head, row| order.iter().position(|it| (it.head, it.row) == (head, row));
         for head in 0..1024 {
             let (first, second) = (place(head, 0).unwrap(), place(head, 128).unwrap());
@@ -262,6 +300,6 @@ mod tests {
         let lists = [vec![tile(4, 192, 3), tile(2, 64, 1)], vec![tile(7, 0, 2)]];
         let first = [192, 3, 1, 1, 0, 2, 1, 2];
         let second = [64, 1, 2, 0, 0, 0, 0, 0];
-        assert_eq!(tile_table(&lists, 3), [first, second, [0; 8]].concat());
+        assert_eq!(tile_lists_as_kernel_table(&lists, 3), [first, second, [0; 8]].concat());
     }
 }

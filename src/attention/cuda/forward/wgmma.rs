@@ -1,56 +1,69 @@
-//! Attention forward on sm_90a: kernel and launcher of `kernels/attention/forward_flash_wgmma`, and
-//! its row in fp8.
+//! Attention forward on sm_90a: the kernel `kernels/attention/forward_flash_wgmma`, its launch, and
+//! the implementation in fp8.
 
 use std::sync::Arc;
 
-use super::tile_lists::{COMPUTE_WARPGROUPS, GROUP_ROWS, QueryTiling, tile_table};
-use crate::attention::cuda::call::{ForwardAddresses, OrderedLaunches};
-use crate::attention::cuda::launch::{
-    ELEMENT_BYTES, Extents, allocate_output, allocate_scratch, attention_kernel, key_boxes,
-    query_boxes, upload_inputs,
+use super::tile_lists::{
+    COMPUTE_WARPGROUPS_PER_FORWARD_BLOCK, QUERIES_PER_FORWARD_WARPGROUP, QueryTilingShape,
+    tile_lists_as_kernel_table,
 };
-use crate::attention::cuda::layout::{AttentionShape, ForwardLayout, Strides};
+use crate::attention::cuda::call::{AttentionForwardAddresses, AttentionLaunches};
+use crate::attention::cuda::launch::{
+    AttentionExtents, BYTES_OF_16_BIT_ELEMENT, allocate_attention_output,
+    allocate_uninitialised_scratch, attention_kernel_spec_with_build_per_shape,
+    key_or_value_tensor_boxes, query_tensor_boxes, upload_named_inputs,
+};
+use crate::attention::cuda::layout::{
+    AttentionForwardLayout, AttentionShape, AttentionTensorStrides,
+};
 use crate::attention::definition::AttentionForward;
 use kernelgate::backend::cuda::{CudaTask, Input};
 use kernelgate::backend::{BackendError, Implementation, Prepare};
 use kernelgate::workload::{Dtype, Tensors};
-use kernelgate_cuda::observe::range::within_range;
+use kernelgate_cuda::observe::range::run_within_named_range;
 use kernelgate_cuda::{
-    Arguments, Device, DeviceBuffer, KernelArgument, KernelSpec, RequiredArchitecture,
+    Device, DeviceBuffer, KernelArgument, KernelArgumentList, KernelSpec, RequiredArchitecture,
 };
 
-/// Kernels of `forward_flash_wgmma`, with those that its fp8 row needs.
-pub const KERNELS: &[KernelSpec<Extents>] =
-    &[FLASH_WGMMA_KERNEL, FLASH_WGMMA_FP8_KERNEL, TRANSPOSE_VALUES_KERNEL];
+/// Kernels of `forward_flash_wgmma`, with the kernel that transposes the values for its fp8 build.
+pub const FORWARD_WGMMA_KERNELS: &[KernelSpec<AttentionExtents>] =
+    &[FORWARD_FLASH_WGMMA_KERNEL, FORWARD_FLASH_WGMMA_FP8_KERNEL, TRANSPOSE_FP8_VALUES_KERNEL];
 
-/// Threads of a block: three warpgroups that compute and one that copies.
-const THREADS: usize = 512;
+/// Threads of a block of `forward_flash_wgmma`: three compute warpgroups and one that copies tiles.
+const THREADS_PER_FORWARD_WGMMA_BLOCK: usize = 512;
 
-/// Maximum number of parts of a short head, which have 64 queries each; it also limits the number
-/// of keys.
-const MAX_PARTS_PER_SHORT_HEAD: usize = 4;
-const MAX_KEYS_OF_SHORT_HEAD: usize = MAX_PARTS_PER_SHORT_HEAD * GROUP_ROWS;
-/// Minimum number of heads for tiles of whole heads: two for each multiprocessor of an H100 or
-/// H200.
-const MIN_SHORT_HEADS: usize = 264;
+/// Maximum number of 64-query parts of a short head; the number of keys of a short head has the
+/// same limit.
+const MAX_64_QUERY_PARTS_OF_SHORT_HEAD: usize = 4;
+const MAX_KEYS_OF_SHORT_HEAD: usize =
+    MAX_64_QUERY_PARTS_OF_SHORT_HEAD * QUERIES_PER_FORWARD_WARPGROUP;
+/// Minimum number of query heads for which a query tile is a whole short head: two for each
+/// multiprocessor of an H100 or H200.
+const MIN_HEADS_FOR_WHOLE_HEAD_TILES: usize = 264;
 
-/// Number of parts of a query tile, 64 queries each. A short head is one tile: its keys are copied
-/// once for four parts, and warpgroups take its parts in rotation. No warpgroup is idle if there
-/// are fewer parts than warpgroups.
-const fn parts_per_tile(extents: &Extents) -> usize {
-    let parts = extents.s.div_ceil(GROUP_ROWS);
-    let short = parts <= MAX_PARTS_PER_SHORT_HEAD && extents.keys <= MAX_KEYS_OF_SHORT_HEAD;
-    if short && extents.heads >= MIN_SHORT_HEADS { parts } else { COMPUTE_WARPGROUPS }
+/// Number of 64-query parts of a query tile. A short head is one tile: its keys are copied once for
+/// up to four 64-query parts, and the compute warpgroups take the parts in rotation. In rotation,
+/// compute warpgroups go on to parts of the next head, so none is idle if a head has fewer parts
+/// than warpgroups.
+const fn parts_of_64_queries_per_tile(extents: &AttentionExtents) -> usize {
+    let parts = extents.s.div_ceil(QUERIES_PER_FORWARD_WARPGROUP);
+    let short = parts <= MAX_64_QUERY_PARTS_OF_SHORT_HEAD && extents.keys <= MAX_KEYS_OF_SHORT_HEAD;
+    if short && extents.heads >= MIN_HEADS_FOR_WHOLE_HEAD_TILES {
+        parts
+    } else {
+        COMPUTE_WARPGROUPS_PER_FORWARD_BLOCK
+    }
 }
 
-const fn takes_short_heads(extents: &Extents) -> bool {
-    parts_per_tile(extents) != COMPUTE_WARPGROUPS
+const fn query_tile_is_a_whole_short_head(extents: &AttentionExtents) -> bool {
+    parts_of_64_queries_per_tile(extents) != COMPUTE_WARPGROUPS_PER_FORWARD_BLOCK
 }
 
 /// Number of keys in a key block: as many as fit with a thread's scores and output into its 160
-/// registers. The number is 64 if there are few keys, which would fill larger blocks badly.
-const fn keys_per_block(extents: &Extents) -> usize {
-    if takes_short_heads(extents) {
+/// registers. A key block has 64 keys if a head has few keys, which would fill only a part of
+/// larger blocks.
+const fn keys_per_forward_wgmma_block(extents: &AttentionExtents) -> usize {
+    if query_tile_is_a_whole_short_head(extents) {
         return 64;
     }
     let (few, usual) = match (extents.d, extents.causal) {
@@ -62,25 +75,32 @@ const fn keys_per_block(extents: &Extents) -> usize {
     if extents.keys <= few { 64 } else { usual }
 }
 
-/// Numbers of stages in shared memory for queries, keys and values.
+/// Numbers of pipeline stages in shared memory for query tiles, key blocks and value blocks.
 #[derive(Debug, Clone, Copy)]
-struct TileAndBlockStages {
-    /// Stages of queries, each of all warpgroups or of one.
+struct QueryKeyValueStages {
+    /// Stages of queries: each holds the rows of all compute warpgroups, or of one if the
+    /// warpgroups take parts in rotation.
     queries: usize,
     keys: usize,
     values: usize,
 }
 
-/// Number of tile descriptions in shared memory if warpgroups take parts in rotation.
-const SHORT_HEAD_STAGES: usize = 4;
+/// Number of pipeline stages for tile descriptions in shared memory if compute warpgroups take
+/// query parts in rotation.
+const STAGES_OF_SHORT_HEAD_TILE_DESCRIPTIONS: usize = 4;
 
-const FP8_KERNEL_STAGES: TileAndBlockStages = TileAndBlockStages { queries: 2, keys: 4, values: 4 };
+const FP8_KERNEL_STAGES: QueryKeyValueStages =
+    QueryKeyValueStages { queries: 2, keys: 4, values: 4 };
 
-impl TileAndBlockStages {
-    /// If warpgroups take parts in rotation, a fifth stage of queries and of keys lets the next
-    /// head begin in time, if shared memory allows no more.
-    const fn new(extents: &Extents) -> Self {
-        match (extents.d, keys_per_block(extents), takes_short_heads(extents)) {
+impl QueryKeyValueStages {
+    /// Chooses the stage counts; with d = 128 and warpgroups in rotation, a fifth stage of queries
+    /// and keys lets the next head begin in time.
+    const fn stages_that_fit_shared_memory(extents: &AttentionExtents) -> Self {
+        match (
+            extents.d,
+            keys_per_forward_wgmma_block(extents),
+            query_tile_is_a_whole_short_head(extents),
+        ) {
             (64, _, true) => Self { queries: 6, keys: 6, values: 6 },
             (_, _, true) => Self { queries: 5, keys: 5, values: 4 },
             (64, 64, _) => Self { queries: 2, keys: 6, values: 6 },
@@ -89,248 +109,297 @@ impl TileAndBlockStages {
         }
     }
 
-    /// Kernel macros for the numbers of stages in shared memory.
-    fn stage_macros(self) -> [(&'static str, usize); 4] {
+    /// Kernel macros for the numbers of pipeline stages in shared memory.
+    fn kernel_macros_of_stages(self) -> [(&'static str, usize); 4] {
         [
             ("QUERY_STAGES", self.queries),
             ("KEY_STAGES", self.keys),
             ("VALUE_STAGES", self.values),
-            ("TILE_STAGES", SHORT_HEAD_STAGES),
+            ("TILE_STAGES", STAGES_OF_SHORT_HEAD_TILE_DESCRIPTIONS),
         ]
     }
 
-    /// Bytes of the pairs of barriers of all stages.
-    const fn barrier_bytes(self) -> usize {
+    /// Bytes of the full and empty barriers of all stages in shared memory.
+    const fn bytes_of_stage_barriers(self) -> usize {
         16 * (self.queries + self.keys + self.values)
     }
 }
 
-/// Build of the kernel for 16-bit dtypes.
-pub const FLASH_WGMMA_KERNEL: KernelSpec<Extents> = KernelSpec {
+/// The 16-bit build of `forward_flash_wgmma`.
+pub const FORWARD_FLASH_WGMMA_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
     defines: |extents| {
-        let keys = format!("TILE_KEYS={}", keys_per_block(extents));
-        let parts = format!("PARTS={}", parts_per_tile(extents));
-        (ANY_KEYS_KERNEL.defines)(extents).into_iter().chain([keys, parts]).collect()
+        let keys = format!("TILE_KEYS={}", keys_per_forward_wgmma_block(extents));
+        let parts = format!("PARTS={}", parts_of_64_queries_per_tile(extents));
+        (FORWARD_WGMMA_KERNEL_WITHOUT_KEY_BLOCK.defines)(extents)
+            .into_iter()
+            .chain([keys, parts])
+            .collect()
     },
     constants: |extents| {
-        let others = [("THREADS", THREADS), ("SHARED_BYTES", shared_bytes(extents)), ("FP8", 0)];
-        TileAndBlockStages::new(extents).stage_macros().into_iter().chain(others).collect()
+        let others = [
+            ("THREADS", THREADS_PER_FORWARD_WGMMA_BLOCK),
+            ("SHARED_BYTES", forward_wgmma_shared_bytes(extents)),
+            ("FP8", 0),
+        ];
+        QueryKeyValueStages::stages_that_fit_shared_memory(extents)
+            .kernel_macros_of_stages()
+            .into_iter()
+            .chain(others)
+            .collect()
     },
-    shared_bytes,
+    shared_bytes: forward_wgmma_shared_bytes,
     requires: RequiredArchitecture::Exactly("sm_90a"),
-    variants: extents_of_builds,
-    ..ANY_KEYS_KERNEL
+    variants: forward_wgmma_build_extents,
+    ..FORWARD_WGMMA_KERNEL_WITHOUT_KEY_BLOCK
 };
 
-const ANY_KEYS_KERNEL: KernelSpec<Extents> = attention_kernel(
-    "attention/forward_flash_wgmma",
-    "attention_forward_flash_wgmma",
-    THREADS,
-    // The launcher sets one block for each multiprocessor.
-    |_| [1, 1, 1],
-);
+const FORWARD_WGMMA_KERNEL_WITHOUT_KEY_BLOCK: KernelSpec<AttentionExtents> =
+    attention_kernel_spec_with_build_per_shape(
+        "attention/forward_flash_wgmma",
+        "attention_forward_flash_wgmma",
+        THREADS_PER_FORWARD_WGMMA_BLOCK,
+        // The launcher replaces this grid by one thread block for each multiprocessor.
+        |_| [1, 1, 1],
+    );
 
-/// Extents of all builds: those of the other kernels with few keys, with many keys, and with many
-/// heads of one, two and four parts, if these builds differ.
-fn extents_of_builds() -> Vec<Extents> {
-    let lengths_of = |build: Extents| {
-        let short =
-            [1, 2, MAX_PARTS_PER_SHORT_HEAD].map(|parts| (MIN_SHORT_HEADS, parts * GROUP_ROWS));
+/// Lists extents for every distinct build: few keys, many keys, and many short heads of one, two
+/// and four 64-query parts.
+fn forward_wgmma_build_extents() -> Vec<AttentionExtents> {
+    let lengths_of = |build: AttentionExtents| {
+        let short = [1, 2, MAX_64_QUERY_PARTS_OF_SHORT_HEAD]
+            .map(|parts| (MIN_HEADS_FOR_WHOLE_HEAD_TILES, parts * QUERIES_PER_FORWARD_WARPGROUP));
         let all = [(1, 1), (1, 4096)].into_iter().chain(short);
-        all.map(move |(heads, s)| Extents { heads, s, keys: s, ..build }).collect::<Vec<_>>()
+        all.map(move |(heads, s)| AttentionExtents { heads, s, keys: s, ..build })
+            .collect::<Vec<_>>()
     };
-    let mut variants: Vec<_> =
-        (ANY_KEYS_KERNEL.variants)().into_iter().flat_map(lengths_of).collect();
-    variants.dedup_by_key(|build| (FLASH_WGMMA_KERNEL.defines)(build));
+    let mut variants: Vec<_> = (FORWARD_WGMMA_KERNEL_WITHOUT_KEY_BLOCK.variants)()
+        .into_iter()
+        .flat_map(lengths_of)
+        .collect();
+    variants.dedup_by_key(|build| (FORWARD_FLASH_WGMMA_KERNEL.defines)(build));
     variants
 }
 
-/// Shared memory of the kernel: stages of queries, keys and values with their barriers; if
-/// warpgroups take parts in rotation, also tile descriptions with their barriers.
-fn shared_bytes(extents: &Extents) -> usize {
-    let stages = TileAndBlockStages::new(extents);
-    let (parts_a_copy, tiles) =
-        if takes_short_heads(extents) { (1, SHORT_HEAD_STAGES) } else { (COMPUTE_WARPGROUPS, 0) };
-    let rows = stages.queries * parts_a_copy * GROUP_ROWS
-        + (stages.keys + stages.values) * keys_per_block(extents);
-    rows * extents.d * ELEMENT_BYTES as usize + stages.barrier_bytes() + 32 * tiles
+/// Shared memory of `forward_flash_wgmma`: stages of queries, keys and values with their barriers;
+/// for short heads also tile descriptions with barriers.
+fn forward_wgmma_shared_bytes(extents: &AttentionExtents) -> usize {
+    let stages = QueryKeyValueStages::stages_that_fit_shared_memory(extents);
+    let (parts_a_copy, tiles) = if query_tile_is_a_whole_short_head(extents) {
+        (1, STAGES_OF_SHORT_HEAD_TILE_DESCRIPTIONS)
+    } else {
+        (COMPUTE_WARPGROUPS_PER_FORWARD_BLOCK, 0)
+    };
+    let rows = stages.queries * parts_a_copy * QUERIES_PER_FORWARD_WARPGROUP
+        + (stages.keys + stages.values) * keys_per_forward_wgmma_block(extents);
+    rows * extents.d * BYTES_OF_16_BIT_ELEMENT as usize
+        + stages.bytes_of_stage_barriers()
+        + 32 * tiles
 }
 
-/// Number of keys in a key block in fp8: a multiple of 32; with more keys the registers would not
-/// suffice.
+/// Number of keys in a key block of the fp8 build: a multiple of 32; with more keys the registers
+/// would not suffice.
 const FP8_KEYS_PER_BLOCK: usize = 96;
 
-const FLASH_WGMMA_FP8_KERNEL: KernelSpec<Extents> = KernelSpec {
-    defines: fp8_defines,
+const FORWARD_FLASH_WGMMA_FP8_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
+    defines: forward_wgmma_fp8_defines,
     constants: |extents| {
         let others = [
-            ("THREADS", THREADS),
+            ("THREADS", THREADS_PER_FORWARD_WGMMA_BLOCK),
             ("TILE_KEYS", FP8_KEYS_PER_BLOCK),
-            ("PARTS", COMPUTE_WARPGROUPS),
-            ("SHARED_BYTES", fp8_shared_bytes(extents)),
+            ("PARTS", COMPUTE_WARPGROUPS_PER_FORWARD_BLOCK),
+            ("SHARED_BYTES", forward_wgmma_fp8_shared_bytes(extents)),
         ];
-        FP8_KERNEL_STAGES.stage_macros().into_iter().chain(others).collect()
+        FP8_KERNEL_STAGES.kernel_macros_of_stages().into_iter().chain(others).collect()
     },
-    shared_bytes: fp8_shared_bytes,
-    variants: || [false, true].map(fp8_extents).to_vec(),
-    ..FLASH_WGMMA_KERNEL
+    shared_bytes: forward_wgmma_fp8_shared_bytes,
+    variants: || [false, true].map(fp8_build_extents).to_vec(),
+    ..FORWARD_FLASH_WGMMA_KERNEL
 };
 
-const TRANSPOSE_VALUES_KERNEL: KernelSpec<Extents> = KernelSpec {
-    constants: |_| vec![("THREADS", TRANSPOSE_THREADS), ("TILE_KEYS", FP8_KEYS_PER_BLOCK)],
-    variants: || vec![fp8_extents(false)],
-    ..attention_kernel(
+const TRANSPOSE_FP8_VALUES_KERNEL: KernelSpec<AttentionExtents> = KernelSpec {
+    constants: |_| {
+        vec![("THREADS", THREADS_PER_VALUE_TRANSPOSE_BLOCK), ("TILE_KEYS", FP8_KEYS_PER_BLOCK)]
+    },
+    variants: || vec![fp8_build_extents(false)],
+    ..attention_kernel_spec_with_build_per_shape(
         "attention/transpose_values",
         "attention_transpose_values",
-        TRANSPOSE_THREADS,
-        |extents| [extents.heads * padded_key_count(extents) / 32, 1, 1],
+        THREADS_PER_VALUE_TRANSPOSE_BLOCK,
+        |extents| [extents.heads * key_count_padded_to_fp8_blocks(extents) / 32, 1, 1],
     )
 };
 
-/// Threads of a block of the transposition: each handles sixteen bytes of a column of 32 keys.
-const TRANSPOSE_THREADS: usize = 32 * 128 / 16;
+/// Threads of a block that transposes the fp8 values of 32 keys; each thread moves sixteen bytes.
+const THREADS_PER_VALUE_TRANSPOSE_BLOCK: usize = 32 * 128 / 16;
 
-fn fp8_defines(extents: &Extents) -> Vec<String> {
-    (ANY_KEYS_KERNEL.defines)(extents).into_iter().chain(["FP8=1".to_owned()]).collect()
+fn forward_wgmma_fp8_defines(extents: &AttentionExtents) -> Vec<String> {
+    (FORWARD_WGMMA_KERNEL_WITHOUT_KEY_BLOCK.defines)(extents)
+        .into_iter()
+        .chain(["FP8=1".to_owned()])
+        .collect()
 }
 
-fn fp8_extents(causal: bool) -> Extents {
-    Extents { d: 128, causal, ..Extents::self_attention_extents(1, 1, Dtype::Fp8) }
+fn fp8_build_extents(causal: bool) -> AttentionExtents {
+    AttentionExtents {
+        d: 128,
+        causal,
+        ..AttentionExtents::single_sequence_self_attention(1, 1, Dtype::Fp8)
+    }
 }
 
-/// Bytes of shared memory of the fp8 kernel: like [`shared_bytes`], but the place of the queries
-/// must hold a 16-bit output.
-fn fp8_shared_bytes(extents: &Extents) -> usize {
-    let TileAndBlockStages { queries, keys, values } = FP8_KERNEL_STAGES;
-    let queries = queries * COMPUTE_WARPGROUPS * GROUP_ROWS * extents.d * ELEMENT_BYTES as usize;
+/// Bytes of shared memory of the fp8 build: like [`forward_wgmma_shared_bytes`], but the place of
+/// the queries must hold a 16-bit output.
+fn forward_wgmma_fp8_shared_bytes(extents: &AttentionExtents) -> usize {
+    let QueryKeyValueStages { queries, keys, values } = FP8_KERNEL_STAGES;
+    let queries = queries
+        * COMPUTE_WARPGROUPS_PER_FORWARD_BLOCK
+        * QUERIES_PER_FORWARD_WARPGROUP
+        * extents.d
+        * BYTES_OF_16_BIT_ELEMENT as usize;
     let blocks = (keys + values) * FP8_KEYS_PER_BLOCK * extents.d;
-    queries + blocks + FP8_KERNEL_STAGES.barrier_bytes()
+    queries + blocks + FP8_KERNEL_STAGES.bytes_of_stage_barriers()
 }
 
-/// Number of keys of a head, padded to whole key blocks.
-const fn padded_key_count(extents: &Extents) -> usize {
+/// Number of keys of a head in the fp8 build, padded to whole key blocks.
+const fn key_count_padded_to_fp8_blocks(extents: &AttentionExtents) -> usize {
     extents.s.div_ceil(FP8_KEYS_PER_BLOCK) * FP8_KEYS_PER_BLOCK
 }
 
-const fn transposed_value_bytes(extents: &Extents) -> u64 {
-    (extents.heads * padded_key_count(extents) * extents.d) as u64
+const fn transposed_fp8_value_bytes(extents: &AttentionExtents) -> u64 {
+    (extents.heads * key_count_padded_to_fp8_blocks(extents) * extents.d) as u64
 }
 
-pub const FLASH_WGMMA_FP8_ROW: Implementation<AttentionForward> = Implementation {
+pub const WGMMA_FP8_FORWARD_IMPLEMENTATION: Implementation<AttentionForward> = Implementation {
     name: "cuda/flash_wgmma_fp8",
     about: "as flash_wgmma, operands of both GEMMs in e4m3, probabilities too; values are \
             transposed by a kernel of their own, in the time; sm_90a only",
     supports: |problem| {
-        let extents = Extents::from(&problem.attention);
+        let extents = AttentionExtents::from(&problem.attention);
         match (extents.dtype, extents.d) {
             (Dtype::Fp8, 128) => {
-                extents.fits_index_and_grid_limits(&[
-                    FLASH_WGMMA_FP8_KERNEL,
-                    TRANSPOSE_VALUES_KERNEL,
+                extents.check_index_and_grid_limits(&[
+                    FORWARD_FLASH_WGMMA_FP8_KERNEL,
+                    TRANSPOSE_FP8_VALUES_KERNEL,
                 ])?;
-                extents.check_equal_rows_and_heads()
+                extents.check_equal_key_and_query_counts()
             }
             (Dtype::Fp8, _) => Err("computes d = 128 only".to_owned()),
             _ => Err("computes fp8 only".to_owned()),
         }
     },
     prepare: Prepare::CudaWithin {
-        device_bytes: fp8_device_bytes,
-        prepare: prepare_flash_wgmma_fp8,
+        device_bytes: fp8_forward_device_bytes,
+        prepare: prepare_wgmma_fp8_forward_task,
     },
 };
 
-/// Device memory of the fp8 row: inputs, an output of 16 bits, and the transposed values; the
-/// scales take a ten-thousandth and are not counted.
-fn fp8_device_bytes(problem: &AttentionForward) -> u64 {
-    let extents = Extents::from(&problem.attention);
-    let elements = extents.query_rows() * extents.d as u64;
-    (3 + ELEMENT_BYTES) * elements + transposed_value_bytes(&extents)
+/// Device memory of the fp8 implementation: inputs, 16-bit output and transposed values; the scales
+/// take a ten-thousandth and are not counted.
+fn fp8_forward_device_bytes(problem: &AttentionForward) -> u64 {
+    let extents = AttentionExtents::from(&problem.attention);
+    let elements = extents.queries_of_all_heads() * extents.d as u64;
+    (3 + BYTES_OF_16_BIT_ELEMENT) * elements + transposed_fp8_value_bytes(&extents)
 }
 
-/// Makes one list of tiles for each multiprocessor.
-fn upload_tile_lists(
-    extents: &Extents,
+/// Uploads the table of query tiles, one list for each multiprocessor's thread block.
+fn upload_query_tile_table(
+    extents: &AttentionExtents,
     device: &Arc<Device>,
     key_bytes: usize,
     block_keys: usize,
 ) -> Result<DeviceBuffer, BackendError> {
-    let Extents { heads, share, s, keys, causal, .. } = *extents;
-    let tiling = QueryTiling { heads, share, s, keys, key_bytes, causal, block_keys };
-    let lists = tiling.tile_lists(device.facts().multiprocessors as usize);
-    device.upload(bytemuck::cast_slice(&tile_table(&lists, extents.query_heads_per_sequence())))
+    let AttentionExtents { heads, share, s, keys, causal, .. } = *extents;
+    let tiling = QueryTilingShape { heads, share, s, keys, key_bytes, causal, block_keys };
+    let lists = tiling.assign_query_tiles_to_blocks(device.facts().multiprocessors as usize);
+    device.upload(bytemuck::cast_slice(&tile_lists_as_kernel_table(
+        &lists,
+        extents.query_heads_per_sequence(),
+    )))
 }
 
-/// How a thread block gets the next tile to compute: from a list or from a shared counter.
+/// How a thread block of `forward_flash_wgmma` finds its next query tile: in a list or from a
+/// shared counter.
 #[derive(Debug, Clone, Copy)]
-enum TileSchedule {
-    /// Device address of the lists of tiles, one list for each thread block.
+enum QueryTileSource {
+    /// Device address of the table of query tiles, one list for each thread block.
     Listed(u64),
-    /// Address of the counter of taken heads, which is zero before and after each launch.
+    /// Device address of the counter of heads already taken, which is zero before and after each
+    /// launch.
     Counted(u64),
 }
 
-/// Operands of the forward kernel.
-struct ForwardOperands<'a> {
+/// Operands of a launch of `forward_flash_wgmma`.
+struct ForwardWgmmaOperands<'a> {
     /// Queries, keys, values and output, each as a tensor map or address, as the build expects it.
     tensors: [&'a [u8]; 4],
-    /// Address of the rows' log-sum-exp, or zero to omit it.
+    /// Device address of the rows' log-sum-exp, or zero if the kernel shall not store it.
     lse: u64,
-    lse_strides: Strides,
-    /// Addresses of the fp8 scales of queries, keys and values.
+    lse_strides: AttentionTensorStrides,
+    /// Device addresses of the fp8 scales of queries, keys and values.
     scales: [u64; 3],
-    /// How thread blocks find their tiles.
-    tiles: TileSchedule,
+    /// How the thread blocks of the launch find their query tiles.
+    tiles: QueryTileSource,
 }
 
-impl ForwardOperands<'_> {
-    fn kernel_arguments(&self, extents: &Extents) -> Arguments {
+impl ForwardWgmmaOperands<'_> {
+    fn forward_wgmma_kernel_arguments(&self, extents: &AttentionExtents) -> KernelArgumentList {
         let (list, counter) = match self.tiles {
-            TileSchedule::Listed(list) => (list, 0),
-            TileSchedule::Counted(counter) => (0, counter),
+            QueryTileSource::Listed(list) => (list, 0),
+            QueryTileSource::Counted(counter) => (0, counter),
         };
-        let with_tensors = self.tensors.into_iter().fold(Arguments::new(), Arguments::bytes);
+        let with_tensors = self
+            .tensors
+            .into_iter()
+            .fold(KernelArgumentList::new(), KernelArgumentList::with_struct_bytes);
         let with_addresses = with_tensors
             .address(self.lse)
-            .value(self.lse_strides.stride_words())
+            .value(self.lse_strides.batch_head_row_stride_argument())
             .value(self.scales)
             .address(list)
             .address(counter);
-        let Extents { s, keys, share, heads, .. } = *extents;
+        let AttentionExtents { s, keys, share, heads, .. } = *extents;
         [s, keys, extents.query_heads_per_sequence(), share, heads]
             .into_iter()
             .fold(with_addresses, |all, number| all.value(number as i32))
     }
 }
 
-/// Prepares the launch of [`FLASH_WGMMA_KERNEL`] over the tensors at these addresses.
-pub fn prepare_flash_wgmma_launch(
+/// Loads [`FORWARD_FLASH_WGMMA_KERNEL`], uploads its tile lists or counter, and prepares its launch
+/// over the tensors at these device addresses.
+pub fn prepare_forward_wgmma_launch(
     device: &Arc<Device>,
-    extents: &Extents,
-    layout: &ForwardLayout,
-    addresses: &ForwardAddresses,
-) -> Result<OrderedLaunches, BackendError> {
-    let loaded = FLASH_WGMMA_KERNEL.compile_and_load(device, extents)?;
-    let key_bytes = extents.d * ELEMENT_BYTES as usize;
-    let (table, tiles) = if takes_short_heads(extents) {
+    extents: &AttentionExtents,
+    layout: &AttentionForwardLayout,
+    addresses: &AttentionForwardAddresses,
+) -> Result<AttentionLaunches, BackendError> {
+    let loaded = FORWARD_FLASH_WGMMA_KERNEL.compile_and_load(device, extents)?;
+    let key_bytes = extents.d * BYTES_OF_16_BIT_ELEMENT as usize;
+    let (table, tiles) = if query_tile_is_a_whole_short_head(extents) {
         let counter = device.upload(&0_u32.to_ne_bytes())?;
-        let tiles = TileSchedule::Counted(counter.address());
+        let tiles = QueryTileSource::Counted(counter.device_address());
         (counter, tiles)
     } else {
-        let lists = upload_tile_lists(extents, device, key_bytes, keys_per_block(extents))?;
-        let tiles = TileSchedule::Listed(lists.address());
+        let lists = upload_query_tile_table(
+            extents,
+            device,
+            key_bytes,
+            keys_per_forward_wgmma_block(extents),
+        )?;
+        let tiles = QueryTileSource::Listed(lists.device_address());
         (lists, tiles)
     };
-    let ForwardAddresses { q, k, v, out, lse } = *addresses;
-    let of_group = |strides| query_boxes(extents, strides, GROUP_ROWS);
-    let of_block = |strides| key_boxes(extents, strides, keys_per_block(extents));
+    let AttentionForwardAddresses { q, k, v, out, lse } = *addresses;
+    let of_group = |strides| query_tensor_boxes(extents, strides, QUERIES_PER_FORWARD_WARPGROUP);
+    let of_block = |strides| {
+        key_or_value_tensor_boxes(extents, strides, keys_per_forward_wgmma_block(extents))
+    };
     let tensors = [
-        of_group(&layout.q).encode_map(q)?,
-        of_block(&layout.k).encode_map(k)?,
-        of_block(&layout.v).encode_map(v)?,
-        of_group(&layout.out).encode_map(out)?,
+        of_group(&layout.q).encode_tensor_map_at(q)?,
+        of_block(&layout.k).encode_tensor_map_at(k)?,
+        of_block(&layout.v).encode_tensor_map_at(v)?,
+        of_group(&layout.out).encode_tensor_map_at(out)?,
     ];
-    let operands = ForwardOperands {
+    let operands = ForwardWgmmaOperands {
         tensors: tensors.each_ref().map(|map| &map[..]),
         lse: lse.unwrap_or(0),
         lse_strides: layout.lse,
@@ -338,45 +407,59 @@ pub fn prepare_flash_wgmma_launch(
         tiles,
     };
     let blocks = device.facts().multiprocessors;
-    let launch = loaded.prepare_launch(device, Some(blocks), operands.kernel_arguments(extents))?;
-    Ok(OrderedLaunches::new([("forward", launch)]).with_table_buffer(table))
+    let launch = loaded.prepare_launch_with_blocks(
+        device,
+        Some(blocks),
+        operands.forward_wgmma_kernel_arguments(extents),
+    )?;
+    Ok(AttentionLaunches::from_ranges_and_launches([("forward", launch)])
+        .keeping_table_buffer_alive(table))
 }
 
-fn prepare_flash_wgmma_fp8(
+fn prepare_wgmma_fp8_forward_task(
     problem: &AttentionForward,
     inputs: &Tensors,
     device: &Arc<Device>,
 ) -> Result<CudaTask, BackendError> {
-    const FP8_OPERANDS: [&str; 3] = ["q_e4m3", "k_e4m3", "v_e4m3"];
-    const FP8_SCALE_INPUTS: [&str; 3] = ["q_scale", "k_scale", "v_scale"];
-    let extents = Extents::from(&problem.attention);
-    let main = FLASH_WGMMA_FP8_KERNEL.compile_and_load(device, &extents)?;
-    let first =
-        TRANSPOSE_VALUES_KERNEL.compile_and_load(device, &Extents { causal: false, ..extents })?;
-    let [q, k, v] = upload_inputs(device, inputs, FP8_OPERANDS)?;
-    let scales = upload_inputs(device, inputs, FP8_SCALE_INPUTS)?;
-    let transposed = allocate_scratch(device, transposed_value_bytes(&extents))?;
-    let out = allocate_output(device, "out", &problem.attention)?;
-    let tiles = upload_tile_lists(&extents, device, extents.d, FP8_KEYS_PER_BLOCK)?;
-    let layout = ForwardLayout::strides_of_bhsd(&AttentionShape::from(&problem.attention));
-    let of_output = Extents { dtype: Dtype::Bf16, ..extents };
-    let operands = ForwardOperands {
+    const FP8_ATTENTION_INPUT_NAMES: [&str; 3] = ["q_e4m3", "k_e4m3", "v_e4m3"];
+    const FP8_SCALE_INPUT_NAMES: [&str; 3] = ["q_scale", "k_scale", "v_scale"];
+    let extents = AttentionExtents::from(&problem.attention);
+    let main = FORWARD_FLASH_WGMMA_FP8_KERNEL.compile_and_load(device, &extents)?;
+    let first = TRANSPOSE_FP8_VALUES_KERNEL
+        .compile_and_load(device, &AttentionExtents { causal: false, ..extents })?;
+    let [q, k, v] = upload_named_inputs(device, inputs, FP8_ATTENTION_INPUT_NAMES)?;
+    let scales = upload_named_inputs(device, inputs, FP8_SCALE_INPUT_NAMES)?;
+    let transposed = allocate_uninitialised_scratch(device, transposed_fp8_value_bytes(&extents))?;
+    let out = allocate_attention_output(device, "out", &problem.attention)?;
+    let tiles = upload_query_tile_table(&extents, device, extents.d, FP8_KEYS_PER_BLOCK)?;
+    let layout = AttentionForwardLayout::forward_layout_dense_bhsd(&AttentionShape::from(
+        &problem.attention,
+    ));
+    let of_output = AttentionExtents { dtype: Dtype::Bf16, ..extents };
+    let operands = ForwardWgmmaOperands {
         tensors: [
-            &query_boxes(&extents, &layout.q, GROUP_ROWS).encode_map(q.address())?,
-            &key_boxes(&extents, &layout.k, FP8_KEYS_PER_BLOCK).encode_map(k.address())?,
-            &transposed.address().to_ne_bytes(),
-            &query_boxes(&of_output, &layout.out, GROUP_ROWS).encode_map(out.address())?,
+            &query_tensor_boxes(&extents, &layout.q, QUERIES_PER_FORWARD_WARPGROUP)
+                .encode_tensor_map_at(q.device_address())?,
+            &key_or_value_tensor_boxes(&extents, &layout.k, FP8_KEYS_PER_BLOCK)
+                .encode_tensor_map_at(k.device_address())?,
+            &transposed.device_address().to_ne_bytes(),
+            &query_tensor_boxes(&of_output, &layout.out, QUERIES_PER_FORWARD_WARPGROUP)
+                .encode_tensor_map_at(out.address())?,
         ],
         lse: 0,
         lse_strides: layout.lse,
-        scales: [&scales[0], &scales[1], &scales[2]].map(DeviceBuffer::address),
-        tiles: TileSchedule::Listed(tiles.address()),
+        scales: [&scales[0], &scales[1], &scales[2]].map(DeviceBuffer::device_address),
+        tiles: QueryTileSource::Listed(tiles.device_address()),
     };
     let blocks = device.facts().multiprocessors;
-    let main = main.prepare_launch(device, Some(blocks), operands.kernel_arguments(&extents))?;
-    let named = FP8_OPERANDS
+    let main = main.prepare_launch_with_blocks(
+        device,
+        Some(blocks),
+        operands.forward_wgmma_kernel_arguments(&extents),
+    )?;
+    let named = FP8_ATTENTION_INPUT_NAMES
         .into_iter()
-        .chain(FP8_SCALE_INPUTS)
+        .chain(FP8_SCALE_INPUT_NAMES)
         .zip([&q, &k, &v].into_iter().chain(&scales));
     let inputs: Vec<_> = named.map(|(name, buffer)| Input::new(name, buffer)).collect();
     Ok(CudaTask::new(device, inputs, vec![out], move |_| {
@@ -386,54 +469,72 @@ fn prepare_flash_wgmma_fp8(
             KernelArgument::from(&transposed),
             extents.sequence_length_argument(),
         ];
-        within_range("transpose", || first.launch_with(&arguments))?;
-        within_range("forward", || main.launch())
+        run_within_named_range("transpose", || first.launch_with(&arguments))?;
+        run_within_named_range("forward", || main.enqueue())
     }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel_tests::kernel_parameters;
+    use crate::kernel_tests::parameters_in_kernel_source;
 
     #[test]
-    fn the_declared_shared_memory_of_the_forward_equals_the_kernels_layout() {
-        let narrow = Extents::self_attention_extents(6, 300, Dtype::Bf16);
-        let wide = Extents { d: 128, ..narrow };
-        assert_eq!(shared_bytes(&narrow), (384 + 8 * 128) * 128 + 160);
+    fn forward_wgmma_shared_bytes_equal_the_kernel_layout() {
+        let narrow = AttentionExtents::single_sequence_self_attention(6, 300, Dtype::Bf16);
+        let wide = AttentionExtents { d: 128, ..narrow };
+        assert_eq!(forward_wgmma_shared_bytes(&narrow), (384 + 8 * 128) * 128 + 160);
         let [short, short_wide] =
-            [narrow, wide].map(|build| Extents { heads: 264, s: 200, keys: 200, ..build });
-        assert_eq!(shared_bytes(&short), (6 + 12) * 64 * 128 + 16 * 18 + 128);
-        assert_eq!(shared_bytes(&short_wide), (5 + 9) * 64 * 256 + 16 * 14 + 128);
-        assert_eq!(shared_bytes(&wide), (384 + 8 * 64) * 256 + 160);
-        let many = Extents { keys: 513, ..wide };
-        assert_eq!(shared_bytes(&many), (384 + 6 * 80) * 256 + 128);
-        for build in extents_of_builds() {
-            assert!(shared_bytes(&build) <= 227 << 10, "{build:?}");
+            [narrow, wide].map(|build| AttentionExtents { heads: 264, s: 200, keys: 200, ..build });
+        assert_eq!(forward_wgmma_shared_bytes(&short), (6 + 12) * 64 * 128 + 16 * 18 + 128);
+        assert_eq!(forward_wgmma_shared_bytes(&short_wide), (5 + 9) * 64 * 256 + 16 * 14 + 128);
+        assert_eq!(forward_wgmma_shared_bytes(&wide), (384 + 8 * 64) * 256 + 160);
+        let many = AttentionExtents { keys: 513, ..wide };
+        assert_eq!(forward_wgmma_shared_bytes(&many), (384 + 6 * 80) * 256 + 128);
+        for build in forward_wgmma_build_extents() {
+            assert!(forward_wgmma_shared_bytes(&build) <= 227 << 10, "{build:?}");
         }
-        assert_eq!(fp8_shared_bytes(&wide), 384 * 256 + 8 * 96 * 128 + 160);
+        assert_eq!(forward_wgmma_fp8_shared_bytes(&wide), 384 * 256 + 8 * 96 * 128 + 160);
     }
 
     #[test]
-    fn all_keys_of_a_head_computed_in_turns_fit_into_shared_memory() {
-        let wide = Extents {
+    fn all_keys_of_a_short_head_fit_into_forward_wgmma_shared_memory() {
+        let wide = AttentionExtents {
             d: 128,
-            ..Extents::self_attention_extents(MIN_SHORT_HEADS, 256, Dtype::Bf16)
+            ..AttentionExtents::single_sequence_self_attention(
+                MIN_HEADS_FOR_WHOLE_HEAD_TILES,
+                256,
+                Dtype::Bf16,
+            )
         };
-        assert_eq!(parts_per_tile(&Extents { heads: MIN_SHORT_HEADS - 1, ..wide }), 3);
-        let parts_of = |s| parts_per_tile(&Extents { s, ..wide });
+        assert_eq!(
+            parts_of_64_queries_per_tile(&AttentionExtents {
+                heads: MIN_HEADS_FOR_WHOLE_HEAD_TILES - 1,
+                ..wide
+            }),
+            3
+        );
+        let parts_of = |s| parts_of_64_queries_per_tile(&AttentionExtents { s, ..wide });
         assert_eq!([1, 64, 65, 128, 129].map(parts_of), [1, 1, 2, 2, 3]);
         assert_eq!([192, 193, 256, 257].map(parts_of), [3, 4, 4, 3]);
-        assert_eq!([1, 256, 257].map(|keys| parts_per_tile(&Extents { keys, ..wide })), [4, 4, 3]);
+        assert_eq!(
+            [1, 256, 257]
+                .map(|keys| parts_of_64_queries_per_tile(&AttentionExtents { keys, ..wide })),
+            [4, 4, 3]
+        );
         for d in [64, 128] {
-            let short = Extents { d, ..wide };
-            let TileAndBlockStages { keys, values, .. } = TileAndBlockStages::new(&short);
-            assert!(keys.min(values) * keys_per_block(&short) >= MAX_KEYS_OF_SHORT_HEAD, "{d}");
+            let short = AttentionExtents { d, ..wide };
+            let QueryKeyValueStages { keys, values, .. } =
+                QueryKeyValueStages::stages_that_fit_shared_memory(&short);
+            assert!(
+                keys.min(values) * keys_per_forward_wgmma_block(&short) >= MAX_KEYS_OF_SHORT_HEAD,
+                "{d}"
+            );
         }
     }
 
     #[test]
-    fn the_launch_arguments_equal_the_parameters_of_the_forward_kernel() {
+    fn forward_wgmma_argument_sizes_equal_the_kernel_parameters() {
         let bytes = |parameter: &str, fp8: bool| match parameter {
             _ if parameter.contains('*') => 8,
             _ if parameter.contains("Values") && fp8 => 8,
@@ -441,32 +542,45 @@ mod tests {
             _ if parameter.contains("Scales") || parameter.contains("Strides") => 3 * 8,
             _ => 4,
         };
-        let extents = Extents::self_attention_extents(6, 200, Dtype::Bf16);
+        let extents = AttentionExtents::single_sequence_self_attention(6, 200, Dtype::Bf16);
         for fp8 in [false, true] {
             let (map, address) = ([0; 128], [0; 8]);
             let values = if fp8 { &address[..] } else { &map };
-            let operands = ForwardOperands {
+            let operands = ForwardWgmmaOperands {
                 tensors: [&map, &map, values, &map],
                 lse: 0,
-                lse_strides: Strides::dense_bhsd(6, 200, 1),
+                lse_strides: AttentionTensorStrides::dense_bhsd_strides(6, 200, 1),
                 scales: [0; 3],
-                tiles: TileSchedule::Listed(0),
+                tiles: QueryTileSource::Listed(0),
             };
-            let given = operands.kernel_arguments(&extents);
-            let given: Vec<usize> = given.iter().map(KernelArgument::argument_bytes).collect();
-            let parameters: Vec<usize> =
-                kernel_parameters(&FLASH_WGMMA_KERNEL).iter().map(|it| bytes(it, fp8)).collect();
+            let given = operands.forward_wgmma_kernel_arguments(&extents);
+            let given: Vec<usize> = given.iter().map(KernelArgument::size_in_bytes).collect();
+            let parameters: Vec<usize> = parameters_in_kernel_source(&FORWARD_FLASH_WGMMA_KERNEL)
+                .iter()
+                .map(|it| bytes(it, fp8))
+                .collect();
             assert_eq!(given, parameters);
         }
     }
 
     #[test]
-    fn architectures_without_wgmma_are_declined_with_a_reason() {
-        let extents = Extents::self_attention_extents(6, 200, Dtype::F16);
+    fn the_wgmma_forward_declines_other_architectures_with_a_reason() {
+        let extents = AttentionExtents::single_sequence_self_attention(6, 200, Dtype::F16);
         for arch in ["sm_80", "sm_90", "sm_100a", "sm_120a"] {
-            let unmet = FLASH_WGMMA_KERNEL.unmet_requirement_for(&extents, arch, 227 << 10);
+            let unmet = FORWARD_FLASH_WGMMA_KERNEL.reason_gpu_cannot_run_kernel_for(
+                &extents,
+                arch,
+                227 << 10,
+            );
             assert_eq!(unmet.as_deref(), Some("needs sm_90a"), "{arch}");
         }
-        assert_eq!(FLASH_WGMMA_KERNEL.unmet_requirement_for(&extents, "sm_90a", 227 << 10), None);
+        assert_eq!(
+            FORWARD_FLASH_WGMMA_KERNEL.reason_gpu_cannot_run_kernel_for(
+                &extents,
+                "sm_90a",
+                227 << 10
+            ),
+            None
+        );
     }
 }

@@ -1,40 +1,41 @@
 use super::*;
-use crate::attention::cuda::backward::wgmma::{BackwardBlockWork, LastRound};
-use crate::attention::cuda::layout::Strides;
-use crate::attention::cuda::tests::bf16_attention;
-use crate::attention::definition::{Attention, AttentionForward};
+use crate::attention::cuda::backward::wgmma::{BackwardWorkDivision, LastRoundDivision};
+use crate::attention::cuda::layout::AttentionTensorStrides;
+use crate::attention::cuda::tests::bf16_attention_without_grouped_heads;
+use crate::attention::definition::{AttentionForward, AttentionParameters};
 use crate::attention::gradients::AttentionBackward;
 use crate::gpu_tests::lock_first_gpu;
-use kernelgate::verify::compare_outputs;
+use kernelgate::verify::compare_outputs_with_reference;
 use kernelgate::workload::{Dtype, Expected, Problem, Tensor, Tensors, Tolerance};
 use kernelgate_cuda::DeviceBuffer;
-use kernelgate_cuda::driver::graph::ExecutableGraph;
+use kernelgate_cuda::driver::graph::ExecutableCudaGraph;
 
-/// Memory orders of a tensor; in each there is memory around the tensors that no kernel may read or
-/// write.
+/// Orders of a tensor's axes in memory. In each order the test buffers also have memory around the
+/// tensors that no kernel may read or write.
 #[derive(Debug, Clone, Copy)]
-enum MemoryOrder {
-    /// `[b, h, s, d]`, dense.
+enum TensorAxisOrder {
+    /// Dense tensor `[b, h, s, d]`.
     Bhsd,
-    /// Order `[b, s, h + 1, d]`, where each row ends with an unused head.
+    /// Order `[b, s, h + 1, d]`: after the heads of each position there is room for one unused
+    /// head.
     Bshd,
     /// q, k and v, or their gradients, packed in one tensor `[b, s, h + 2 h_kv, d]`.
     Packed,
 }
 
-/// Position of a tensor in a buffer.
+/// Position of a tensor in a test buffer.
 #[derive(Debug, Clone, Copy)]
-struct TensorPlace {
-    strides: Strides,
-    /// Number of elements in the buffer before the tensor.
+struct TensorPlaceInBuffer {
+    strides: AttentionTensorStrides,
+    /// Number of elements in the buffer before the tensor's first element.
     first: u64,
     extents: [usize; 4],
 }
 
-impl TensorPlace {
-    /// Rows of the tensor: for each its index in a dense `[b, h, s, d]` and its start in the
-    /// buffer.
-    fn row_indices_and_starts(&self) -> impl Iterator<Item = (usize, usize)> {
+impl TensorPlaceInBuffer {
+    /// Yields, for each row of the tensor, its index in a dense `[b, h, s, d]` and the position of
+    /// its first element in the buffer.
+    fn dense_index_and_start_of_each_row(&self) -> impl Iterator<Item = (usize, usize)> {
         let Self { strides, first, extents: [batch, heads, rows, _] } = *self;
         (0..batch * heads * rows).map(move |index| {
             let (head, row) = (index / rows, index % rows);
@@ -46,17 +47,17 @@ impl TensorPlace {
         })
     }
 
-    fn copy_dense_to_buffer(&self, dense: &[u8], memory: &mut [u8]) {
+    fn copy_dense_tensor_into_place(&self, dense: &[u8], memory: &mut [u8]) {
         let bytes = 2 * self.extents[3];
-        for (index, at) in self.row_indices_and_starts() {
+        for (index, at) in self.dense_index_and_start_of_each_row() {
             memory[2 * at..][..bytes].copy_from_slice(&dense[index * bytes..][..bytes]);
         }
     }
 
-    fn read_as_dense_tensor(&self, memory: &[u8], dtype: Dtype) -> Tensor {
-        let mut dense = Tensor::zeroed(self.extents.to_vec(), dtype);
+    fn read_dense_tensor_from_place(&self, memory: &[u8], dtype: Dtype) -> Tensor {
+        let mut dense = Tensor::filled_with_zeros(self.extents.to_vec(), dtype);
         let bytes = 2 * self.extents[3];
-        for (index, at) in self.row_indices_and_starts() {
+        for (index, at) in self.dense_index_and_start_of_each_row() {
             dense.as_bytes_mut()[index * bytes..][..bytes]
                 .copy_from_slice(&memory[2 * at..][..bytes]);
         }
@@ -64,21 +65,27 @@ impl TensorPlace {
     }
 }
 
-/// Positions of the query tensor and the two key tensors, and the number of elements in each
-/// buffer.
-fn tensor_places(order: MemoryOrder, attention: &Attention) -> ([TensorPlace; 3], u64) {
-    let Attention { b, h, h_kv, s, d, .. } = *attention;
+/// Returns the positions of q, k and v in their buffers, and the number of elements of each buffer.
+fn places_of_q_k_v_in_buffers(
+    order: TensorAxisOrder,
+    attention: &AttentionParameters,
+) -> ([TensorPlaceInBuffer; 3], u64) {
+    let AttentionParameters { b, h, h_kv, s, d, .. } = *attention;
     let row_of_heads = |heads: usize| match order {
-        MemoryOrder::Bhsd => Strides::dense_bhsd(heads, s, d),
-        MemoryOrder::Bshd => Strides::dense_bshd(heads + 1, s, d),
-        MemoryOrder::Packed => Strides::dense_bshd(h + 2 * h_kv, s, d),
+        TensorAxisOrder::Bhsd => AttentionTensorStrides::dense_bhsd_strides(heads, s, d),
+        TensorAxisOrder::Bshd => AttentionTensorStrides::dense_bshd_strides(heads + 1, s, d),
+        TensorAxisOrder::Packed => AttentionTensorStrides::dense_bshd_strides(h + 2 * h_kv, s, d),
     };
     let first = match order {
-        MemoryOrder::Packed => [0, h, h + h_kv].map(|head| (head * d) as u64),
+        TensorAxisOrder::Packed => [0, h, h + h_kv].map(|head| (head * d) as u64),
         _ => [0; 3],
     };
-    let extents = [attention.shape(), attention.key_value_shape(), attention.key_value_shape()];
-    let place = |index: usize| TensorPlace {
+    let extents = [
+        attention.query_and_output_shape(),
+        attention.key_value_shape(),
+        attention.key_value_shape(),
+    ];
+    let place = |index: usize| TensorPlaceInBuffer {
         strides: row_of_heads(extents[index][1]),
         first: first[index],
         extents: extents[index],
@@ -87,31 +94,38 @@ fn tensor_places(order: MemoryOrder, attention: &Attention) -> ([TensorPlace; 3]
     ([0, 1, 2].map(place), elements as u64)
 }
 
-const POISON_BYTE: u8 = 0xff;
+const POISON_BYTE_OF_TEST_BUFFERS: u8 = 0xff;
 
-/// Device buffers of one problem.
-struct ProblemBuffers {
-    /// Buffers of q, k and v; a single one if they are packed.
+/// Device buffers of one attention problem in a given memory order.
+struct AttentionTestBuffers {
+    /// Buffers of q, k and v; a single buffer if they are packed.
     inputs: Vec<DeviceBuffer>,
     gradients: Vec<DeviceBuffer>,
     out: DeviceBuffer,
     grad_out: DeviceBuffer,
     lse: DeviceBuffer,
-    places: [TensorPlace; 3],
+    places: [TensorPlaceInBuffer; 3],
 }
 
-impl ProblemBuffers {
-    fn new(device: &Device, order: MemoryOrder, attention: &Attention, inputs: &Tensors) -> Self {
-        let (places, elements) = tensor_places(order, attention);
-        let empty = || vec![POISON_BYTE; 2 * elements as usize];
-        let buffers = if matches!(order, MemoryOrder::Packed) { 1 } else { 3 };
+impl AttentionTestBuffers {
+    fn upload_in_axis_order(
+        device: &Device,
+        order: TensorAxisOrder,
+        attention: &AttentionParameters,
+        inputs: &Tensors,
+    ) -> Self {
+        let (places, elements) = places_of_q_k_v_in_buffers(order, attention);
+        let empty = || vec![POISON_BYTE_OF_TEST_BUFFERS; 2 * elements as usize];
+        let buffers = if matches!(order, TensorAxisOrder::Packed) { 1 } else { 3 };
         let mut host: Vec<_> = (0..buffers).map(|_| empty()).collect();
         for (index, name) in ["q", "k", "v"].into_iter().enumerate() {
-            places[index]
-                .copy_dense_to_buffer(inputs.tensor(name).as_bytes(), &mut host[index % buffers]);
+            places[index].copy_dense_tensor_into_place(
+                inputs.tensor(name).as_bytes(),
+                &mut host[index % buffers],
+            );
         }
         let mut grad_out = empty();
-        places[0].copy_dense_to_buffer(inputs.tensor("grad_out").as_bytes(), &mut grad_out);
+        places[0].copy_dense_tensor_into_place(inputs.tensor("grad_out").as_bytes(), &mut grad_out);
         let poisoned = || device.upload(&empty()).unwrap();
         Self {
             inputs: host.iter().map(|bytes| device.upload(bytes).unwrap()).collect(),
@@ -123,169 +137,213 @@ impl ProblemBuffers {
         }
     }
 
-    fn address_in_buffer(&self, buffers: &[DeviceBuffer], index: usize) -> u64 {
-        buffers[index % buffers.len()].address() + 2 * self.places[index].first
+    fn address_of_q_k_or_v(&self, buffers: &[DeviceBuffer], index: usize) -> u64 {
+        buffers[index % buffers.len()].device_address() + 2 * self.places[index].first
     }
 
-    fn layout(&self, attention: &Attention) -> BackwardLayout {
+    fn backward_layout_of_buffers(
+        &self,
+        attention: &AttentionParameters,
+    ) -> AttentionBackwardLayout {
         let [q, k, v] = self.places.map(|place| place.strides);
-        let lse = Strides::dense_bhsd(attention.h, attention.s, 1);
-        BackwardLayout::gradients_like_tensors(ForwardLayout { q, k, v, out: q, lse })
+        let lse = AttentionTensorStrides::dense_bhsd_strides(attention.h, attention.s, 1);
+        AttentionBackwardLayout::gradients_like_tensors(AttentionForwardLayout {
+            q,
+            k,
+            v,
+            out: q,
+            lse,
+        })
     }
 
-    fn forward(&self) -> ForwardAddresses {
-        let [q, k, v] = [0, 1, 2].map(|index| self.address_in_buffer(&self.inputs, index));
-        let out = self.out.address() + 2 * self.places[0].first;
-        ForwardAddresses { q, k, v, out, lse: Some(self.lse.address()) }
+    fn forward_addresses(&self) -> AttentionForwardAddresses {
+        let [q, k, v] = [0, 1, 2].map(|index| self.address_of_q_k_or_v(&self.inputs, index));
+        let out = self.out.device_address() + 2 * self.places[0].first;
+        AttentionForwardAddresses { q, k, v, out, lse: Some(self.lse.device_address()) }
     }
 
-    fn backward(&self) -> BackwardAddresses {
-        let ForwardAddresses { q, k, v, out, .. } = self.forward();
+    fn backward_addresses(&self) -> AttentionBackwardAddresses {
+        let AttentionForwardAddresses { q, k, v, out, .. } = self.forward_addresses();
         let [grad_q, grad_k, grad_v] =
-            [0, 1, 2].map(|index| self.address_in_buffer(&self.gradients, index));
-        let grad_out = self.grad_out.address() + 2 * self.places[0].first;
-        let lse = self.lse.address();
-        BackwardAddresses { q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v }
+            [0, 1, 2].map(|index| self.address_of_q_k_or_v(&self.gradients, index));
+        let grad_out = self.grad_out.device_address() + 2 * self.places[0].first;
+        let lse = self.lse.device_address();
+        AttentionBackwardAddresses { q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v }
     }
 }
 
 fn download_bytes(buffer: &DeviceBuffer) -> Vec<u8> {
-    let mut bytes = vec![0; buffer.bytes()];
-    buffer.download(&mut bytes).unwrap();
+    let mut bytes = vec![0; buffer.size_in_bytes()];
+    buffer.download_first_bytes(&mut bytes).unwrap();
     bytes
 }
 
-/// Asserts that every byte outside the tensors is unchanged.
-fn assert_rest_untouched(memory: &[u8], places: &[TensorPlace], name: &str) {
+/// Asserts that every byte of the buffer outside the tensors still has the poison value.
+fn assert_bytes_outside_tensors_are_poison(
+    memory: &[u8],
+    places: &[TensorPlaceInBuffer],
+    name: &str,
+) {
     let mut memory = memory.to_vec();
     for place in places {
         let bytes = place.extents.iter().product::<usize>() * 2;
-        place.copy_dense_to_buffer(&vec![POISON_BYTE; bytes], &mut memory);
+        place.copy_dense_tensor_into_place(&vec![POISON_BYTE_OF_TEST_BUFFERS; bytes], &mut memory);
     }
-    assert!(memory.iter().all(|&byte| byte == POISON_BYTE), "{name}: wrote outside its tensors");
+    assert!(
+        memory.iter().all(|&byte| byte == POISON_BYTE_OF_TEST_BUFFERS),
+        "{name}: wrote outside its tensors"
+    );
 }
 
-fn assert_agrees(outputs: &Tensors, expected: &[Expected], tolerance: Tolerance, name: &str) {
-    let result = compare_outputs(outputs, expected, tolerance);
+fn assert_outputs_within_tolerance(
+    outputs: &Tensors,
+    expected: &[Expected],
+    tolerance: Tolerance,
+    name: &str,
+) {
+    let result = compare_outputs_with_reference(outputs, expected, tolerance);
     assert!(result.is_ok(), "{name}: {}", result.unwrap_err());
 }
 
-fn check_forward(
+fn launch_and_check_forward(
     device: &Arc<Device>,
-    memory: &ProblemBuffers,
-    attention: &Attention,
-    technique: AttentionTechnique,
+    memory: &AttentionTestBuffers,
+    attention: &AttentionParameters,
+    technique: AttentionGemmTechnique,
     (expected, tolerance): (&[Expected], Tolerance),
     name: &str,
 ) {
-    let (shape, layout) = (AttentionShape::from(attention), memory.layout(attention).forward);
-    let forward = ForwardCall::new(device, &shape, &layout, technique).unwrap();
-    let launches = forward.prepare_launches(&memory.forward()).unwrap();
-    memory.out.fill(POISON_BYTE).unwrap();
-    launches.launch().unwrap();
+    let (shape, layout) =
+        (AttentionShape::from(attention), memory.backward_layout_of_buffers(attention).forward);
+    let forward =
+        AttentionForwardCall::compile_forward(device, &shape, &layout, technique).unwrap();
+    let launches = forward.prepare_forward_launch_at(&memory.forward_addresses()).unwrap();
+    memory.out.fill_all_bytes(POISON_BYTE_OF_TEST_BUFFERS).unwrap();
+    launches.enqueue_all_launches().unwrap();
     device.synchronize().unwrap();
     let (place, bytes) = (memory.places[0], download_bytes(&memory.out));
     let mut outputs = Tensors::new();
-    outputs.insert("out", place.read_as_dense_tensor(&bytes, attention.dtype));
-    assert_agrees(&outputs, expected, tolerance, name);
-    assert_rest_untouched(&bytes, &[place], name);
+    outputs.insert("out", place.read_dense_tensor_from_place(&bytes, attention.dtype));
+    assert_outputs_within_tolerance(&outputs, expected, tolerance, name);
+    assert_bytes_outside_tensors_are_poison(&bytes, &[place], name);
 }
 
-/// Launches run twice: they must not depend on earlier launches, and must leave the scratch memory
-/// as they found it.
-fn check_backward(
+/// Launches the backward twice: it must not depend on earlier launches, and must leave the zeroed
+/// scratch memory zero.
+fn launch_and_check_backward_twice(
     device: &Arc<Device>,
-    memory: &ProblemBuffers,
-    attention: &Attention,
-    (technique, order): (AttentionTechnique, QueryGradientSumOrder),
+    memory: &AttentionTestBuffers,
+    attention: &AttentionParameters,
+    (technique, order): (AttentionGemmTechnique, QueryGradientSumOrder),
     (expected, tolerance): (&[Expected], Tolerance),
     name: &str,
 ) {
-    let (shape, layout) = (AttentionShape::from(attention), memory.layout(attention));
-    let backward = BackwardCall::new(device, &shape, &layout, technique, order).unwrap();
-    let bytes = backward.scratch_bytes();
+    let (shape, layout) =
+        (AttentionShape::from(attention), memory.backward_layout_of_buffers(attention));
+    let backward =
+        AttentionBackwardCall::compile_backward(device, &shape, &layout, technique, order).unwrap();
+    let bytes = backward.backward_scratch_bytes();
     let any = device.allocate(bytes.any as usize).unwrap();
     let zeroed = device.upload(&vec![0; bytes.zeroed as usize]).unwrap();
-    let scratch = ScratchAddresses { any: any.address(), zeroed: zeroed.address() };
-    let launches = backward.prepare_launches(&memory.backward(), &scratch).unwrap();
+    let scratch =
+        AttentionScratchAddresses { any: any.device_address(), zeroed: zeroed.device_address() };
+    let launches =
+        backward.prepare_backward_launches_at(&memory.backward_addresses(), &scratch).unwrap();
     let mut first: Option<Vec<Vec<u8>>> = None;
     for _ in 0..2 {
-        memory.gradients.iter().try_for_each(|buffer| buffer.fill(POISON_BYTE)).unwrap();
-        launches.launch().unwrap();
+        memory
+            .gradients
+            .iter()
+            .try_for_each(|buffer| buffer.fill_all_bytes(POISON_BYTE_OF_TEST_BUFFERS))
+            .unwrap();
+        launches.enqueue_all_launches().unwrap();
         device.synchronize().unwrap();
         let found: Vec<_> = memory.gradients.iter().map(download_bytes).collect();
         let mut outputs = Tensors::new();
         for (index, name) in ["grad_q", "grad_k", "grad_v"].into_iter().enumerate() {
             let bytes = &found[index % found.len()];
-            outputs.insert(name, memory.places[index].read_as_dense_tensor(bytes, attention.dtype));
+            outputs.insert(
+                name,
+                memory.places[index].read_dense_tensor_from_place(bytes, attention.dtype),
+            );
         }
-        assert_agrees(&outputs, expected, tolerance, name);
+        assert_outputs_within_tolerance(&outputs, expected, tolerance, name);
         for (index, bytes) in found.iter().enumerate() {
             let packed = found.len() == 1;
             let places = if packed { &memory.places[..] } else { &memory.places[index..=index] };
-            assert_rest_untouched(bytes, places, name);
+            assert_bytes_outside_tensors_are_poison(bytes, places, name);
         }
         if order == QueryGradientSumOrder::Fixed {
             assert_eq!(*first.get_or_insert(found.clone()), found, "{name}: other bits");
         }
     }
-    // An empty buffer is allocated with one byte.
+    // A device buffer of zero bytes is allocated with one byte, so only the requested bytes are
+    // compared.
     let left = &download_bytes(&zeroed)[..bytes.zeroed as usize];
     assert!(left.iter().all(|&byte| byte == 0), "{name}: scratch is not zero");
 }
 
 #[test]
-fn scratch_memory_is_declared_without_a_gpu() {
-    let attention = bf16_attention(2, 4, 100, 128, true);
-    // Eight heads of 100 queries are padded to steps of 80.
+fn max_backward_scratch_bytes_are_known_without_a_gpu() {
+    let attention = bf16_attention_without_grouped_heads(2, 4, 100, 128, true);
+    // Eight heads of 100 queries are padded to two steps of 80 queries each.
     let any = 8 * 160 * (2 * 4 + 4 * 128);
     let turns = 8 * 2 * 4;
     assert_eq!(
-        BackwardCall::max_scratch_bytes(&AttentionShape::from(&attention)),
+        AttentionBackwardCall::max_backward_scratch_bytes(&AttentionShape::from(&attention)),
         AttentionScratchBytes { any, zeroed: turns }
     );
-    let grouped = AttentionShape::from(&Attention { h_kv: 2, ..attention });
-    // A block of 128 keys for each of four key heads.
+    let grouped = AttentionShape::from(&AttentionParameters { h_kv: 2, ..attention });
+    // Each of the four key heads of both sequences has one block of 128 keys.
     let sums = 2 * (4 * 128 * 128 * 4);
     assert_eq!(
-        BackwardCall::max_scratch_bytes(&grouped),
+        AttentionBackwardCall::max_backward_scratch_bytes(&grouped),
         AttentionScratchBytes { any, zeroed: sums + turns }
     );
 }
 
 #[test]
-fn attention_in_every_memory_layout_agrees_with_the_reference() {
+fn attention_agrees_with_the_reference_in_every_axis_order() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let wgmma = device.facts().arch == "sm_90a";
-    // Numbers of batches, query heads, key heads and rows: single rows, edges of tiles, several
-    // tiles.
+    // Each case has numbers of batches, query heads, key heads and queries: single rows, edges of
+    // tiles, several tiles.
     for (b, h, h_kv, s) in [(1, 1, 1, 1), (2, 3, 3, 63), (3, 4, 4, 129), (2, 6, 2, 333)] {
         for (d, causal) in [(64, false), (64, true), (128, false), (128, true)] {
             let dtype = if causal { Dtype::F16 } else { Dtype::Bf16 };
-            let attention = Attention { h_kv, dtype, ..bf16_attention(b, h, s, d, causal) };
+            let attention = AttentionParameters {
+                h_kv,
+                dtype,
+                ..bf16_attention_without_grouped_heads(b, h, s, d, causal)
+            };
             let (forward, backward) =
                 (AttentionForward { attention }, AttentionBackward { attention });
             let inputs = backward.inputs(26);
             let (out, gradients) = (forward.reference(&inputs), backward.reference(&inputs));
             let forward = (&out[..], forward.tolerance());
             let backward = (&gradients[..], backward.tolerance());
-            for order in [MemoryOrder::Bhsd, MemoryOrder::Bshd, MemoryOrder::Packed] {
-                let memory = ProblemBuffers::new(&device, order, &attention, &inputs);
+            for order in [TensorAxisOrder::Bhsd, TensorAxisOrder::Bshd, TensorAxisOrder::Packed] {
+                let memory =
+                    AttentionTestBuffers::upload_in_axis_order(&device, order, &attention, &inputs);
                 let run = |technique, sums: &[QueryGradientSumOrder]| {
                     let name = format!("{technique:?}, {order:?}, {attention:?}");
-                    check_forward(&device, &memory, &attention, technique, forward, &name);
+                    launch_and_check_forward(
+                        &device, &memory, &attention, technique, forward, &name,
+                    );
                     for &sums in sums {
                         let how = (technique, sums);
-                        check_backward(&device, &memory, &attention, how, backward, &name);
+                        launch_and_check_backward_twice(
+                            &device, &memory, &attention, how, backward, &name,
+                        );
                     }
                 };
                 run(
-                    AttentionTechnique::FlashMma,
+                    AttentionGemmTechnique::FlashMma,
                     if h == h_kv { &[QueryGradientSumOrder::Any] } else { &[] },
                 );
                 if wgmma {
                     run(
-                        AttentionTechnique::FlashWgmma,
+                        AttentionGemmTechnique::FlashWgmma,
                         &[QueryGradientSumOrder::Any, QueryGradientSumOrder::Fixed],
                     );
                 }
@@ -295,47 +353,71 @@ fn attention_in_every_memory_layout_agrees_with_the_reference() {
 }
 
 #[test]
-fn heads_taken_from_a_counter_give_equal_bits_in_every_launch_of_a_graph() {
+fn forward_heads_taken_from_a_counter_give_equal_bits_in_every_launch() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     if device.facts().arch != "sm_90a" {
         return;
     }
-    // Two heads for each block, one head more, and many heads; one, two and four parts.
+    // Cases with two heads for each multiprocessor, one head more, and many heads; each head has
+    // four, two or one parts of 64 queries.
     for (b, h, s) in [(1, 264, 256), (5, 53, 100), (4, 150, 37)] {
         for (d, causal) in [(64, true), (128, false), (128, true)] {
-            let attention = bf16_attention(b, h, s, d, causal);
+            let attention = bf16_attention_without_grouped_heads(b, h, s, d, causal);
             let problem = AttentionForward { attention };
             let inputs = AttentionBackward { attention }.inputs(28);
-            let memory = ProblemBuffers::new(&device, MemoryOrder::Bshd, &attention, &inputs);
+            let memory = AttentionTestBuffers::upload_in_axis_order(
+                &device,
+                TensorAxisOrder::Bshd,
+                &attention,
+                &inputs,
+            );
             let name = format!("{attention:?}");
-            let (shape, layout) =
-                (AttentionShape::from(&attention), memory.layout(&attention).forward);
-            let forward =
-                ForwardCall::new(&device, &shape, &layout, AttentionTechnique::FlashWgmma).unwrap();
-            let launches = forward.prepare_launches(&memory.forward()).unwrap();
-            let poison = || memory.out.fill(POISON_BYTE);
+            let (shape, layout) = (
+                AttentionShape::from(&attention),
+                memory.backward_layout_of_buffers(&attention).forward,
+            );
+            let forward = AttentionForwardCall::compile_forward(
+                &device,
+                &shape,
+                &layout,
+                AttentionGemmTechnique::FlashWgmma,
+            )
+            .unwrap();
+            let launches = forward.prepare_forward_launch_at(&memory.forward_addresses()).unwrap();
+            let poison = || memory.out.fill_all_bytes(POISON_BYTE_OF_TEST_BUFFERS);
             let found = |run: &dyn Fn() -> Result<(), BackendError>| {
                 poison().and_then(|()| run()).unwrap();
                 device.synchronize().unwrap();
                 download_bytes(&memory.out)
             };
-            let first = found(&|| launches.launch());
+            let first = found(&|| launches.enqueue_all_launches());
             let mut outputs = Tensors::new();
-            outputs.insert("out", memory.places[0].read_as_dense_tensor(&first, attention.dtype));
-            assert_agrees(&outputs, &problem.reference(&inputs), problem.tolerance(), &name);
-            // The last graph launch must write all outputs again, although nothing resets the
-            // counter between launches.
-            let graph = ExecutableGraph::capture_graph(&device, || {
-                (0..3).try_for_each(|_| launches.launch())?;
+            outputs.insert(
+                "out",
+                memory.places[0].read_dense_tensor_from_place(&first, attention.dtype),
+            );
+            assert_outputs_within_tolerance(
+                &outputs,
+                &problem.reference(&inputs),
+                problem.tolerance(),
+                &name,
+            );
+            // The graph poisons the output before its last launch, which must write all outputs
+            // again although nothing resets the counter of heads.
+            let graph = ExecutableCudaGraph::capture_from_device_stream(&device, || {
+                (0..3).try_for_each(|_| launches.enqueue_all_launches())?;
                 poison()?;
-                launches.launch()
+                launches.enqueue_all_launches()
             })
             .unwrap();
             for _ in 0..2 {
-                assert!(found(&|| graph.launch()) == first, "{name}: other bits in a graph");
+                assert!(
+                    found(&|| graph.launch_on_stream()) == first,
+                    "{name}: other bits in a graph"
+                );
             }
             for launch in 0..20 {
-                let again = found(&|| launches.launch());
+                let again = found(&|| launches.enqueue_all_launches());
                 assert!(again == first, "{name}: other bits in launch {launch}");
             }
         }
@@ -343,70 +425,108 @@ fn heads_taken_from_a_counter_give_equal_bits_in_every_launch_of_a_graph() {
 }
 
 #[test]
-fn gradients_summed_over_grouped_heads_are_stored_with_strides() {
+fn key_gradients_summed_in_memory_are_stored_with_packed_strides() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     if device.facts().arch != "sm_90a" {
         return;
     }
-    let attention = Attention { h_kv: 2, ..bf16_attention(2, 8, 200, 128, true) };
+    let attention = AttentionParameters {
+        h_kv: 2,
+        ..bf16_attention_without_grouped_heads(2, 8, 200, 128, true)
+    };
     let problem = AttentionBackward { attention };
     let inputs = problem.inputs(27);
     let expected = problem.reference(&inputs);
-    let memory = ProblemBuffers::new(&device, MemoryOrder::Packed, &attention, &inputs);
-    let (shape, layout) = (AttentionShape::from(&attention), memory.layout(&attention));
-    let forward =
-        ForwardCall::new(&device, &shape, &layout.forward, AttentionTechnique::FlashWgmma).unwrap();
-    let forward = forward.prepare_launches(&memory.forward()).unwrap();
-    forward.launch().unwrap();
-    let blocks = BackwardBlockWork::OfKeys {
+    let memory = AttentionTestBuffers::upload_in_axis_order(
+        &device,
+        TensorAxisOrder::Packed,
+        &attention,
+        &inputs,
+    );
+    let (shape, layout) =
+        (AttentionShape::from(&attention), memory.backward_layout_of_buffers(&attention));
+    let forward = AttentionForwardCall::compile_forward(
+        &device,
+        &shape,
+        &layout.forward,
+        AttentionGemmTechnique::FlashWgmma,
+    )
+    .unwrap();
+    let forward = forward.prepare_forward_launch_at(&memory.forward_addresses()).unwrap();
+    forward.enqueue_all_launches().unwrap();
+    let blocks = BackwardWorkDivision::OfKeys {
         heads: 1,
         order: QueryGradientSumOrder::Any,
         wide: false,
-        last: LastRound::UNSHARED,
+        last: LastRoundDivision::UNSHARED,
     };
-    let backward = BackwardCall::flash_wgmma_with_blocks(&device, &shape, &layout, blocks).unwrap();
-    let bytes = backward.scratch_bytes();
+    let backward = AttentionBackwardCall::compile_wgmma_backward_with_division(
+        &device, &shape, &layout, blocks,
+    )
+    .unwrap();
+    let bytes = backward.backward_scratch_bytes();
     let any = device.allocate(bytes.any as usize).unwrap();
     let zeroed = device.upload(&vec![0; bytes.zeroed as usize]).unwrap();
-    let scratch = ScratchAddresses { any: any.address(), zeroed: zeroed.address() };
-    let launches = backward.prepare_launches(&memory.backward(), &scratch).unwrap();
-    assert_eq!(launches.steps().len(), 3);
-    launches.launch().unwrap();
+    let scratch =
+        AttentionScratchAddresses { any: any.device_address(), zeroed: zeroed.device_address() };
+    let launches =
+        backward.prepare_backward_launches_at(&memory.backward_addresses(), &scratch).unwrap();
+    assert_eq!(launches.launches_in_order().len(), 3);
+    launches.enqueue_all_launches().unwrap();
     device.synchronize().unwrap();
     let found = download_bytes(&memory.gradients[0]);
     let mut outputs = Tensors::new();
     for (index, name) in ["grad_q", "grad_k", "grad_v"].into_iter().enumerate() {
-        outputs.insert(name, memory.places[index].read_as_dense_tensor(&found, attention.dtype));
+        outputs.insert(
+            name,
+            memory.places[index].read_dense_tensor_from_place(&found, attention.dtype),
+        );
     }
-    assert_agrees(&outputs, &expected, problem.tolerance(), "one head a block");
+    assert_outputs_within_tolerance(&outputs, &expected, problem.tolerance(), "one head a block");
 }
 
 #[test]
-fn a_problem_that_kernels_decline_skips_the_case() {
+fn unsupported_attention_gives_the_unsupported_error_with_its_reason() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
-    let shape = AttentionShape::from(&bf16_attention(1, 4, 64, 64, false));
-    let layout = ForwardLayout::strides_of_bshd(&shape);
+    let shape = AttentionShape::from(&bf16_attention_without_grouped_heads(1, 4, 64, 64, false));
+    let layout = AttentionForwardLayout::forward_layout_dense_bshd(&shape);
     let declined = |result: Result<(), BackendError>| match result {
         Err(BackendError::Unsupported(reason)) => reason,
         other => panic!("{other:?}"),
     };
     let narrow = AttentionShape { head_dim: 80, ..shape };
-    let technique = AttentionTechnique::FlashMma;
-    let result =
-        ForwardCall::new(&device, &narrow, &ForwardLayout::strides_of_bshd(&narrow), technique);
+    let technique = AttentionGemmTechnique::FlashMma;
+    let result = AttentionForwardCall::compile_forward(
+        &device,
+        &narrow,
+        &AttentionForwardLayout::forward_layout_dense_bshd(&narrow),
+        technique,
+    );
     let narrow = UnsupportedAttention::HeadDim { head_dim: 80 };
     assert_eq!(declined(result.map(drop)), narrow.to_string());
-    let forward = ForwardCall::new(&device, &shape, &layout, technique).unwrap();
-    let addresses = ForwardAddresses { q: 0x100, k: 0x108, v: 0x200, out: 0x300, lse: None };
-    let result = forward.prepare_launches(&addresses).map(drop);
+    let forward =
+        AttentionForwardCall::compile_forward(&device, &shape, &layout, technique).unwrap();
+    let addresses =
+        AttentionForwardAddresses { q: 0x100, k: 0x108, v: 0x200, out: 0x300, lse: None };
+    let result = forward.prepare_forward_launch_at(&addresses).map(drop);
     assert_eq!(declined(result), "k: address 0x108 is no multiple of 16");
-    let layout = BackwardLayout::gradients_like_tensors(layout);
+    let layout = AttentionBackwardLayout::gradients_like_tensors(layout);
     let grouped = AttentionShape { key_heads: 2, ..shape };
-    let result =
-        BackwardCall::new(&device, &grouped, &layout, technique, QueryGradientSumOrder::Any);
+    let result = AttentionBackwardCall::compile_backward(
+        &device,
+        &grouped,
+        &layout,
+        technique,
+        QueryGradientSumOrder::Any,
+    );
     let grouped = UnsupportedAttention::GroupedGradients { heads: 4, key_heads: 2 };
     assert_eq!(declined(result.map(drop)), grouped.to_string());
-    let result =
-        BackwardCall::new(&device, &shape, &layout, technique, QueryGradientSumOrder::Fixed);
+    let result = AttentionBackwardCall::compile_backward(
+        &device,
+        &shape,
+        &layout,
+        technique,
+        QueryGradientSumOrder::Fixed,
+    );
     assert_eq!(declined(result.map(drop)), UnsupportedAttention::FixedOrder.to_string());
 }

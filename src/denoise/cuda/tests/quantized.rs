@@ -2,68 +2,85 @@
 
 use super::*;
 
-const FORMATS: [(WeightFormat, usize, &str); 2] = [
-    (WeightFormat::Fp8, 8, "denoise_per_op_dequantize"),
-    (WeightFormat::Int4, 4, "denoise_per_op_dequantize_int4"),
+const FORMATS: [(LayerWeightFormat, usize, &str); 2] = [
+    (LayerWeightFormat::Fp8, 8, "denoise_per_op_dequantize"),
+    (LayerWeightFormat::Int4, 4, "denoise_per_op_dequantize_int4"),
 ];
 
 #[test]
 fn rows_for_quantised_weights_are_those_of_operations_and_the_persistent_kernel() {
     let names = |problem: &DenoiseLoop| {
-        supporting_rows(LOOP, problem).iter().map(|row| row.name).collect::<Vec<_>>()
+        rows_that_support_problem(CUDA_DENOISE_LOOP_LADDER, problem)
+            .iter()
+            .map(|row| row.name)
+            .collect::<Vec<_>>()
     };
     for (weights, bits, dequantize) in FORMATS {
-        let full = with_weights(denoise_loop_of(PI05_MODEL, 50, 968, 10), weights);
-        let tiny = with_weights(denoise_loop_of(TINY_MODEL, 7, 13, 3), weights);
+        let full =
+            loop_with_weight_format(bf16_denoise_loop(PI05_EXPERT_MODEL, 50, 968, 10), weights);
+        let tiny = loop_with_weight_format(bf16_denoise_loop(TINY_TEST_MODEL, 7, 13, 3), weights);
         assert_eq!(names(&full), ["cuda/per_op", "cuda/graph", "cuda/persistent"]);
-        assert_eq!((LOOP[2].supports)(&full), Err("takes bf16 weights only".to_owned()));
+        assert_eq!(
+            (CUDA_DENOISE_LOOP_LADDER[2].supports)(&full),
+            Err("takes bf16 weights only".to_owned())
+        );
         assert_eq!(names(&tiny), ["cuda/per_op", "cuda/graph"]);
         // `per_op` dequantises before each GEMM of a layer; the persistent kernel decodes as it
         // reads.
         let dequantizing = |program: &Program| {
-            kernel_launches_of(program)
-                .filter(|launch| launch.kernel().symbol == dequantize)
+            kernel_launches_in_program(program)
+                .filter(|launch| launch.default_kernel().symbol == dequantize)
                 .count()
         };
-        let [plain, ..] = programs_of_run(&ExpertRun::from(&denoise_loop_of(TINY_MODEL, 7, 13, 3)));
-        let [per_op, .., persistent] = programs_of_run(&ExpertRun::from(&tiny));
+        let [plain, ..] = one_program_of_each_rung(&DenoiseStepOrLoop::from(&bf16_denoise_loop(
+            TINY_TEST_MODEL,
+            7,
+            13,
+            3,
+        )));
+        let [per_op, .., persistent] = one_program_of_each_rung(&DenoiseStepOrLoop::from(&tiny));
         assert_eq!((dequantizing(&plain), dequantizing(&per_op)), (0, 3 * 2 * 7));
-        let last = &kernel_launches_of(&persistent).last().unwrap().kernel().build;
+        let last = &kernel_launches_in_program(&persistent).last().unwrap().default_kernel().build;
         assert!(last.constants.contains(&("WEIGHT_BITS", bits)));
     }
 }
 
 /// Compares loops at the kernel's size limits with the fp64 loop of the quantised weights.
-fn rows_agree(weights: WeightFormat) {
+fn rows_agree(weights: LayerWeightFormat) {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let problems = [
-        denoise_loop_of(TINY_MODEL, 7, 13, 3),
-        denoise_loop_of(TINY_MODEL, 50, 968, 10),
-        denoise_loop_of(SHALLOW_MODEL, 50, 968, 2),
-        denoise_loop_of(SHALLOW_MODEL, 56, 968, 1),
-        denoise_loop_of(SHALLOW_MODEL, 1, 1023, 1),
-        denoise_loop_of(SHALLOW_MODEL, 5, 3, 1),
-        denoise_loop_of(SHALLOW_MODEL, 33, 500, 1),
-        denoise_loop_of(ExpertModel { depth: 3, ..SHALLOW_MODEL }, 10, 712, 3),
-        denoise_loop_of(ExpertModel { depth: 1, ..SHALLOW_MODEL }, 17, 111, 37),
+        bf16_denoise_loop(TINY_TEST_MODEL, 7, 13, 3),
+        bf16_denoise_loop(TINY_TEST_MODEL, 50, 968, 10),
+        bf16_denoise_loop(FULL_WIDTH_TWO_LAYER_MODEL, 50, 968, 2),
+        bf16_denoise_loop(FULL_WIDTH_TWO_LAYER_MODEL, 56, 968, 1),
+        bf16_denoise_loop(FULL_WIDTH_TWO_LAYER_MODEL, 1, 1023, 1),
+        bf16_denoise_loop(FULL_WIDTH_TWO_LAYER_MODEL, 5, 3, 1),
+        bf16_denoise_loop(FULL_WIDTH_TWO_LAYER_MODEL, 33, 500, 1),
+        bf16_denoise_loop(ExpertDimensions { depth: 3, ..FULL_WIDTH_TWO_LAYER_MODEL }, 10, 712, 3),
+        bf16_denoise_loop(ExpertDimensions { depth: 1, ..FULL_WIDTH_TWO_LAYER_MODEL }, 17, 111, 37),
     ];
     for plain in problems {
-        let problem = with_weights(plain, weights);
-        let DenoiseLoop { expert: ActionExpertShape { s, p, model, .. }, steps } = problem;
+        let problem = loop_with_weight_format(plain, weights);
+        let DenoiseLoop { expert: DenoiseParameters { s, p, model, .. }, steps } = problem;
         let name =
             format!("{weights:?} {} depth={} s={s} p={p} steps={steps}", model.name, model.depth);
-        check(supporting_rows(LOOP, &problem), &problem, &device, &name);
+        verify_two_launches_of_each_row(
+            rows_that_support_problem(CUDA_DENOISE_LOOP_LADDER, &problem),
+            &problem,
+            &device,
+            &name,
+        );
     }
 }
 
 #[test]
 fn fp8_rows_agree_with_the_loop_of_the_quantised_weights() {
-    rows_agree(WeightFormat::Fp8);
+    rows_agree(LayerWeightFormat::Fp8);
 }
 
 #[test]
 fn int4_rows_agree_with_the_loop_of_the_quantised_weights() {
-    rows_agree(WeightFormat::Int4);
+    rows_agree(LayerWeightFormat::Int4);
 }
 
 /// Maximum number of attempts to prepare the rows that use cuBLASLt until both give the same bits.
@@ -78,15 +95,20 @@ fn rows_decode_to_the_bit() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let sizes = [(50, 968, 3), (9, 40, 2)];
     for (weights, (s, p, steps)) in FORMATS.iter().flat_map(|f| sizes.map(|sizes| (f.0, sizes))) {
-        let plain = denoise_loop_of(ExpertModel { depth: 3, ..SHALLOW_MODEL }, s, p, steps);
-        let problem = with_weights(plain, weights);
+        let plain = bf16_denoise_loop(
+            ExpertDimensions { depth: 3, ..FULL_WIDTH_TWO_LAYER_MODEL },
+            s,
+            p,
+            steps,
+        );
+        let problem = loop_with_weight_format(plain, weights);
         let inputs = problem.inputs(27);
-        let quantized = problem.expert.dequantised_inputs(&inputs);
-        for row in [&LOOP[0], &LOOP[5]] {
+        let quantized = problem.expert.inputs_rounded_to_weight_format(&inputs);
+        for row in [&CUDA_DENOISE_LOOP_LADDER[0], &CUDA_DENOISE_LOOP_LADDER[5]] {
             let actions = |(problem, inputs): (DenoiseLoop, &Tensors)| {
-                let mut task = prepare_row(row, &problem, inputs, &device)?;
-                task.launch().unwrap();
-                Some(task.outputs().unwrap().tensor("actions").as_bytes().to_vec())
+                let mut task = prepare_row_or_skip_unsupported(row, &problem, inputs, &device)?;
+                task.launch_once().unwrap();
+                Some(task.outputs_on_host().unwrap().tensor("actions").as_bytes().to_vec())
             };
             let choices = if row.name == "cuda/persistent" { 1 } else { CHOICES };
             let same =

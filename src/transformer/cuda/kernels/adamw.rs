@@ -1,24 +1,30 @@
-//! Kernel row of the AdamW optimiser.
+//! Kernel specification of the AdamW optimiser.
 
-use super::row::{SMALL, both_dtypes, element_type_macro, grid_covering};
-use crate::kernel_files::kernel_file;
-use crate::transformer::shape::{LEARNING_RATE, LmShape, WEIGHT_DECAY};
+use super::row::{
+    EXAMPLE_MODEL_SHAPE, grid_covering_elements, macro_of_element_type, shape_in_f32_and_bf16,
+};
+use crate::kernel_files::source_of_kernel_file;
+use crate::transformer::shape::{ADAMW_LEARNING_RATE, ADAMW_WEIGHT_DECAY, LanguageModelShape};
 use kernelgate_cuda::KernelSpec;
 
-/// Kernel of AdamW in the list of all kernels.
-pub const KERNELS: &[KernelSpec<LmShape>] = &[ADAMW_KERNEL];
+/// The AdamW kernel, in the list of all kernels.
+pub const ADAMW_KERNELS: &[KernelSpec<LanguageModelShape>] = &[ADAMW_UPDATE_KERNEL];
 
-const THREADS: usize = 256;
+const ADAMW_BLOCK_THREADS: usize = 256;
 
-/// Learning rate and weight decay, the last two arguments of the kernel.
-pub const ADAMW_RATES: [f32; 2] = [LEARNING_RATE as f32, WEIGHT_DECAY as f32];
+/// Learning rate and weight decay, the last two arguments of the AdamW kernel.
+pub const ADAMW_LEARNING_RATE_AND_WEIGHT_DECAY: [f32; 2] =
+    [ADAMW_LEARNING_RATE as f32, ADAMW_WEIGHT_DECAY as f32];
 
-/// Kernel of one AdamW step over the arena of parameters.
-pub const ADAMW_KERNEL: KernelSpec<LmShape> = KernelSpec {
-    defines: |shape| vec![element_type_macro(shape)],
-    constants: |_| vec![("THREADS", THREADS)],
-    variants: || both_dtypes(SMALL).to_vec(),
-    ..KernelSpec::new(kernel_file("transformer/adamw"), "transformer_adamw", THREADS, |shape| {
-        grid_covering(shape.parameter_count(), THREADS, 4)
-    })
+/// Kernel of one AdamW step over rows of the parameter arena (the tensor of all parameters).
+pub const ADAMW_UPDATE_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
+    defines: |shape| vec![macro_of_element_type(shape)],
+    constants: |_| vec![("THREADS", ADAMW_BLOCK_THREADS)],
+    variants: || shape_in_f32_and_bf16(EXAMPLE_MODEL_SHAPE).to_vec(),
+    ..KernelSpec::new(
+        source_of_kernel_file("transformer/adamw"),
+        "transformer_adamw",
+        ADAMW_BLOCK_THREADS,
+        |shape| grid_covering_elements(shape.number_of_parameters(), ADAMW_BLOCK_THREADS, 4),
+    )
 };

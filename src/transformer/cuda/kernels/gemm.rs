@@ -1,237 +1,314 @@
-//! GEMMs of sm_90a whose epilogue replaces the kernel that otherwise follows a GEMM.
+//! GEMM kernels for sm_90a whose fused epilogue replaces the elementwise kernel that otherwise
+//! follows the GEMM.
 
-use super::row::SMALL;
-use crate::kernel_files::kernel_file;
-use crate::transformer::shape::LmShape;
-use kernelgate::backend::program::{Operand, Operands, Pointer, int_operands, tensor_boxes};
+use super::row::EXAMPLE_MODEL_SHAPE;
+use crate::kernel_files::source_of_kernel_file;
+use crate::transformer::shape::LanguageModelShape;
+use kernelgate::backend::program::{
+    LaunchArgument, LaunchArgumentList, RegionPointer, int_operands, tensor_map_operand,
+};
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::spec::KernelSpec;
-use kernelgate_cuda::{RequiredArchitecture, TensorBoxes, TensorMapElement};
+use kernelgate_cuda::{RequiredArchitecture, TensorMapElement, TensorWithTmaBoxes};
 
-pub const KERNELS: &[KernelSpec<EpilogueGemm>] = &[SWIGLU_GEMM, SWIGLU_BACKWARD_GEMM, ROPE_GEMM];
+pub const EPILOGUE_GEMM_KERNELS: &[KernelSpec<EpilogueGemmParameters>] =
+    &[SWIGLU_EPILOGUE_GEMM, SWIGLU_BACKWARD_EPILOGUE_GEMM, ROPE_EPILOGUE_GEMM];
 
-/// Parameters of a GEMM with an epilogue: the model's extents and the device.
+/// Parameters of a GEMM with a fused epilogue: the model's shape and the device's number of
+/// multiprocessors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EpilogueGemm {
+pub struct EpilogueGemmParameters {
     /// Extents of the model.
-    pub shape: LmShape,
-    /// Number of multiprocessors of the device; each runs one block.
+    pub shape: LanguageModelShape,
+    /// Number of multiprocessors of the device; each multiprocessor runs one block of the GEMM.
     pub multiprocessors: usize,
-    /// Whether the kernel also writes gates and ups, which a backward pass needs.
+    /// Whether the SwiGLU kernel also stores gates and ups, which a backward pass reads.
     pub saved: bool,
 }
 
-/// Architecture for which the kernels are compiled, because of `wgmma`.
-pub const WGMMA_ARCHITECTURE: &str = "sm_90a";
+/// Architecture for which the epilogue GEMM kernels are compiled, because they use `wgmma`.
+pub const WGMMA_GPU_ARCHITECTURE: &str = "sm_90a";
 
-/// Number of elements along k in one step.
-const DEPTH_PER_STEP: usize = 64;
-/// Threads of a block: two warpgroups that compute and one that copies.
-const THREADS: usize = 384;
-/// Number of warps that store results, each with a slice of shared memory.
-const STORING_WARP_COUNT: usize = 8;
+/// Number of elements along the inner dimension k in one step of the GEMM's main loop.
+const K_ELEMENTS_PER_STEP: usize = 64;
+/// Threads of a block of the epilogue GEMMs: two warpgroups that compute and one that copies
+/// operands.
+const EPILOGUE_GEMM_BLOCK_THREADS: usize = 384;
+/// Number of warps of a block that store results, each through its own slice of shared memory.
+const RESULT_STORING_WARPS: usize = 8;
 
-/// Tile of a GEMM x w^T, and its stages in shared memory.
+/// Tile of the GEMM x wᵀ that a block computes at a time, and its pipeline stages in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct GemmTile {
+struct EpilogueGemmTile {
     rows: usize,
     columns: usize,
-    /// Number of steps whose operands are in shared memory.
+    /// Number of main-loop steps whose operands are in shared memory at the same time.
     stages: usize,
     /// Number of result columns that a warp stores at a time.
     slice: usize,
 }
 
-const USUAL_TILE: GemmTile = GemmTile { rows: 128, columns: 256, stages: 4, slice: 128 };
-/// Tile sizes of the SwiGLU kernel. A launch uses the tile size with the least work for a block,
-/// because it leaves the fewest multiprocessors idle at the end; if several are equal, the first of
-/// them, which is the fastest.
-const SWIGLU_TILES: [GemmTile; 2] =
-    [USUAL_TILE, GemmTile { rows: 256, columns: 160, stages: 4, slice: 16 }];
-const SWIGLU_BACKWARD_TILES: [GemmTile; 3] = [
-    GemmTile { slice: 32, ..USUAL_TILE },
-    GemmTile { rows: 128, columns: 192, stages: 5, slice: 64 },
-    GemmTile { rows: 128, columns: 160, stages: 6, slice: 32 },
+const TILE_128_BY_256: EpilogueGemmTile =
+    EpilogueGemmTile { rows: 128, columns: 256, stages: 4, slice: 128 };
+/// Tile sizes for which the SwiGLU GEMM is compiled. A launch uses the tile size with the fewest
+/// elements for the busiest block, so that the fewest multiprocessors idle at the end; of equal
+/// ones, the first.
+const SWIGLU_TILE_SIZES: [EpilogueGemmTile; 2] =
+    [TILE_128_BY_256, EpilogueGemmTile { rows: 256, columns: 160, stages: 4, slice: 16 }];
+const SWIGLU_BACKWARD_TILE_SIZES: [EpilogueGemmTile; 3] = [
+    EpilogueGemmTile { slice: 32, ..TILE_128_BY_256 },
+    EpilogueGemmTile { rows: 128, columns: 192, stages: 5, slice: 64 },
+    EpilogueGemmTile { rows: 128, columns: 160, stages: 6, slice: 32 },
 ];
-const ROPE_TILES: [GemmTile; 3] = [
-    USUAL_TILE,
-    GemmTile { rows: 128, columns: 192, stages: 5, slice: 48 },
-    GemmTile { rows: 128, columns: 144, stages: 6, slice: 48 },
+const ROPE_TILE_SIZES: [EpilogueGemmTile; 3] = [
+    TILE_128_BY_256,
+    EpilogueGemmTile { rows: 128, columns: 192, stages: 5, slice: 48 },
+    EpilogueGemmTile { rows: 128, columns: 144, stages: 6, slice: 48 },
 ];
 
-impl GemmTile {
-    fn best_swiglu_tile(product: &EpilogueGemm) -> Self {
-        Self::best_tile(&SWIGLU_TILES, product, 2 * product.shape.ff)
+impl EpilogueGemmTile {
+    fn best_tile_for_swiglu(product: &EpilogueGemmParameters) -> Self {
+        Self::tile_with_least_work_per_block(&SWIGLU_TILE_SIZES, product, 2 * product.shape.ff)
     }
 
-    fn swiglu_backward(product: &EpilogueGemm) -> Self {
-        Self::best_tile(&SWIGLU_BACKWARD_TILES, product, product.shape.ff)
+    fn best_tile_for_swiglu_backward(product: &EpilogueGemmParameters) -> Self {
+        Self::tile_with_least_work_per_block(&SWIGLU_BACKWARD_TILE_SIZES, product, product.shape.ff)
     }
 
-    fn best_rope_tile(product: &EpilogueGemm) -> Self {
-        Self::best_tile(&ROPE_TILES, product, 3 * product.shape.d)
+    fn best_tile_for_rope(product: &EpilogueGemmParameters) -> Self {
+        Self::tile_with_least_work_per_block(&ROPE_TILE_SIZES, product, 3 * product.shape.d)
     }
 
-    fn best_tile(tiles: &[Self], product: &EpilogueGemm, columns: usize) -> Self {
+    fn tile_with_least_work_per_block(
+        tiles: &[Self],
+        product: &EpilogueGemmParameters,
+        columns: usize,
+    ) -> Self {
         let elements_a_block = |tile: &&Self| {
-            tile.tile_count(product, columns).div_ceil(product.multiprocessors)
+            tile.tiles_of_result(product, columns).div_ceil(product.multiprocessors)
                 * tile.rows
                 * tile.columns
         };
         *tiles.iter().min_by_key(elements_a_block).expect("each kernel has tiles")
     }
 
-    const fn tile_count(&self, product: &EpilogueGemm, columns: usize) -> usize {
-        product.shape.token_count().div_ceil(self.rows) * columns.div_ceil(self.columns)
+    const fn tiles_of_result(&self, product: &EpilogueGemmParameters, columns: usize) -> usize {
+        product.shape.tokens_in_batch().div_ceil(self.rows) * columns.div_ceil(self.columns)
     }
 
-    const fn shared_bytes(&self) -> usize {
+    const fn shared_bytes_per_block(&self) -> usize {
         let slice = 16 * 2 * (self.slice + 8);
-        let stage = (self.rows + self.columns) * 2 * DEPTH_PER_STEP;
-        self.stages * (stage + 16) + STORING_WARP_COUNT * slice
+        let stage = (self.rows + self.columns) * 2 * K_ELEMENTS_PER_STEP;
+        self.stages * (stage + 16) + RESULT_STORING_WARPS * slice
     }
 
-    /// Macros of a build; `own` is the macro that only this kernel has.
-    fn defines(&self, own: Option<String>) -> Vec<String> {
+    /// Macros that select the element type and the tile size; `own` is a macro that only this
+    /// kernel has.
+    fn element_and_tile_macros(&self, own: Option<String>) -> Vec<String> {
         let extents = [("ROWS", self.rows), ("COLUMNS", self.columns)];
         let extents = extents.map(|(name, extent)| format!("TILE_{name}={extent}"));
         ["ELEMENT_BF16".to_owned()].into_iter().chain(extents).chain(own).collect()
     }
 
-    fn kernel_macros(&self) -> Vec<(&'static str, usize)> {
+    fn pipeline_size_macros(&self) -> Vec<(&'static str, usize)> {
         vec![
-            ("THREADS", THREADS),
+            ("THREADS", EPILOGUE_GEMM_BLOCK_THREADS),
             ("STAGES", self.stages),
             ("SLICE_COLUMNS", self.slice),
-            ("SHARED_BYTES", self.shared_bytes()),
+            ("SHARED_BYTES", self.shared_bytes_per_block()),
         ]
     }
 
-    /// Grid with one block for each multiprocessor, or for each tile if there are fewer.
-    fn block_grid(&self, product: &EpilogueGemm, columns: usize) -> [usize; 3] {
-        [self.tile_count(product, columns).min(product.multiprocessors), 1, 1]
+    /// Grid with one block for each multiprocessor, or for each tile of the result if there are
+    /// fewer tiles.
+    fn grid_of_persistent_blocks(
+        &self,
+        product: &EpilogueGemmParameters,
+        columns: usize,
+    ) -> [usize; 3] {
+        [self.tiles_of_result(product, columns).min(product.multiprocessors), 1, 1]
     }
 }
 
-const SAVING_GEMM: EpilogueGemm = EpilogueGemm { shape: SMALL, multiprocessors: 132, saved: true };
-const GEMM_WITHOUT_SAVING: EpilogueGemm = EpilogueGemm { saved: false, ..SAVING_GEMM };
-/// GEMM parameters for which the second tile size is used.
-const LONG_GEMM: EpilogueGemm =
-    EpilogueGemm { shape: LmShape { context: 1024, ..SMALL }, ..GEMM_WITHOUT_SAVING };
-const XL: EpilogueGemm = EpilogueGemm {
-    shape: LmShape { d: 1600, ff: 6400, heads: 25, context: 1024, ..SMALL },
-    ..GEMM_WITHOUT_SAVING
+const GEMM_THAT_STORES_GATES_AND_UPS: EpilogueGemmParameters =
+    EpilogueGemmParameters { shape: EXAMPLE_MODEL_SHAPE, multiprocessors: 132, saved: true };
+const GEMM_THAT_STORES_NO_GATES_AND_UPS: EpilogueGemmParameters =
+    EpilogueGemmParameters { saved: false, ..GEMM_THAT_STORES_GATES_AND_UPS };
+/// Example GEMM parameters with which the second tile size is chosen, so that it is compiled too.
+const GEMM_OF_SECOND_TILE_SIZE: EpilogueGemmParameters = EpilogueGemmParameters {
+    shape: LanguageModelShape { context: 1024, ..EXAMPLE_MODEL_SHAPE },
+    ..GEMM_THAT_STORES_NO_GATES_AND_UPS
 };
-/// Model shape with heads of 128 elements.
-const WIDE: LmShape = LmShape { heads: 6, ..SMALL };
-
-/// Kernel of the GEMM with gate and up, with SwiGLU in its epilogue.
-pub const SWIGLU_GEMM: KernelSpec<EpilogueGemm> = KernelSpec {
-    defines: |product| {
-        GemmTile::best_swiglu_tile(product)
-            .defines(Some(format!("SAVED={}", u8::from(product.saved))))
+const XL: EpilogueGemmParameters = EpilogueGemmParameters {
+    shape: LanguageModelShape {
+        d: 1600,
+        ff: 6400,
+        heads: 25,
+        context: 1024,
+        ..EXAMPLE_MODEL_SHAPE
     },
-    constants: |product| GemmTile::best_swiglu_tile(product).kernel_macros(),
-    shared_bytes: |product| GemmTile::best_swiglu_tile(product).shared_bytes(),
-    requires: RequiredArchitecture::Exactly(WGMMA_ARCHITECTURE),
-    variants: || vec![SAVING_GEMM, GEMM_WITHOUT_SAVING, EpilogueGemm { saved: true, ..XL }, XL],
+    ..GEMM_THAT_STORES_NO_GATES_AND_UPS
+};
+/// Example model shape with heads of 128 elements, for which the RoPE GEMM is compiled too.
+const EXAMPLE_WITH_HEADS_OF_128: LanguageModelShape =
+    LanguageModelShape { heads: 6, ..EXAMPLE_MODEL_SHAPE };
+
+/// Kernel of the GEMM that computes gates and ups, with SwiGLU in its epilogue.
+pub const SWIGLU_EPILOGUE_GEMM: KernelSpec<EpilogueGemmParameters> = KernelSpec {
+    defines: |product| {
+        EpilogueGemmTile::best_tile_for_swiglu(product)
+            .element_and_tile_macros(Some(format!("SAVED={}", u8::from(product.saved))))
+    },
+    constants: |product| EpilogueGemmTile::best_tile_for_swiglu(product).pipeline_size_macros(),
+    shared_bytes: |product| {
+        EpilogueGemmTile::best_tile_for_swiglu(product).shared_bytes_per_block()
+    },
+    requires: RequiredArchitecture::Exactly(WGMMA_GPU_ARCHITECTURE),
+    variants: || {
+        vec![
+            GEMM_THAT_STORES_GATES_AND_UPS,
+            GEMM_THAT_STORES_NO_GATES_AND_UPS,
+            EpilogueGemmParameters { saved: true, ..XL },
+            XL,
+        ]
+    },
     ..KernelSpec::new(
-        kernel_file("transformer/gemm_swiglu"),
+        source_of_kernel_file("transformer/gemm_swiglu"),
         "transformer_gemm_swiglu",
-        THREADS,
-        |product| GemmTile::best_swiglu_tile(product).block_grid(product, 2 * product.shape.ff),
+        EPILOGUE_GEMM_BLOCK_THREADS,
+        |product| {
+            EpilogueGemmTile::best_tile_for_swiglu(product)
+                .grid_of_persistent_blocks(product, 2 * product.shape.ff)
+        },
     )
 };
 
 /// Kernel of the GEMM that computes the gradient of the hidden layer, with SwiGLU's gradient in its
 /// epilogue.
-pub const SWIGLU_BACKWARD_GEMM: KernelSpec<EpilogueGemm> = KernelSpec {
-    defines: |product| GemmTile::swiglu_backward(product).defines(None),
-    constants: |product| GemmTile::swiglu_backward(product).kernel_macros(),
-    shared_bytes: |product| GemmTile::swiglu_backward(product).shared_bytes(),
-    requires: RequiredArchitecture::Exactly(WGMMA_ARCHITECTURE),
-    variants: || vec![SAVING_GEMM, LONG_GEMM, XL],
+pub const SWIGLU_BACKWARD_EPILOGUE_GEMM: KernelSpec<EpilogueGemmParameters> = KernelSpec {
+    defines: |product| {
+        EpilogueGemmTile::best_tile_for_swiglu_backward(product).element_and_tile_macros(None)
+    },
+    constants: |product| {
+        EpilogueGemmTile::best_tile_for_swiglu_backward(product).pipeline_size_macros()
+    },
+    shared_bytes: |product| {
+        EpilogueGemmTile::best_tile_for_swiglu_backward(product).shared_bytes_per_block()
+    },
+    requires: RequiredArchitecture::Exactly(WGMMA_GPU_ARCHITECTURE),
+    variants: || vec![GEMM_THAT_STORES_GATES_AND_UPS, GEMM_OF_SECOND_TILE_SIZE, XL],
     ..KernelSpec::new(
-        kernel_file("transformer/gemm_swiglu_backward"),
+        source_of_kernel_file("transformer/gemm_swiglu_backward"),
         "transformer_gemm_swiglu_backward",
-        THREADS,
-        |product| GemmTile::swiglu_backward(product).block_grid(product, product.shape.ff),
+        EPILOGUE_GEMM_BLOCK_THREADS,
+        |product| {
+            EpilogueGemmTile::best_tile_for_swiglu_backward(product)
+                .grid_of_persistent_blocks(product, product.shape.ff)
+        },
     )
 };
 
-/// Kernel of the GEMM that computes queries, keys and values, with rotary embedding in its
+/// Kernel of the GEMM that computes queries, keys and values, with rotary position embedding in its
 /// epilogue.
-pub const ROPE_GEMM: KernelSpec<EpilogueGemm> = KernelSpec {
+pub const ROPE_EPILOGUE_GEMM: KernelSpec<EpilogueGemmParameters> = KernelSpec {
     defines: |product| {
-        GemmTile::best_rope_tile(product)
-            .defines(Some(format!("HEAD_DIM={}", product.shape.head_dim())))
+        EpilogueGemmTile::best_tile_for_rope(product).element_and_tile_macros(Some(format!(
+            "HEAD_DIM={}",
+            product.shape.elements_per_head()
+        )))
     },
-    constants: |product| GemmTile::best_rope_tile(product).kernel_macros(),
-    shared_bytes: |product| GemmTile::best_rope_tile(product).shared_bytes(),
-    requires: RequiredArchitecture::Exactly(WGMMA_ARCHITECTURE),
+    constants: |product| EpilogueGemmTile::best_tile_for_rope(product).pipeline_size_macros(),
+    shared_bytes: |product| EpilogueGemmTile::best_tile_for_rope(product).shared_bytes_per_block(),
+    requires: RequiredArchitecture::Exactly(WGMMA_GPU_ARCHITECTURE),
     variants: || {
         vec![
-            GEMM_WITHOUT_SAVING,
-            LONG_GEMM,
+            GEMM_THAT_STORES_NO_GATES_AND_UPS,
+            GEMM_OF_SECOND_TILE_SIZE,
             XL,
-            EpilogueGemm { shape: WIDE, ..GEMM_WITHOUT_SAVING },
+            EpilogueGemmParameters {
+                shape: EXAMPLE_WITH_HEADS_OF_128,
+                ..GEMM_THAT_STORES_NO_GATES_AND_UPS
+            },
         ]
     },
     ..KernelSpec::new(
-        kernel_file("transformer/gemm_rope"),
+        source_of_kernel_file("transformer/gemm_rope"),
         "transformer_gemm_rope",
-        THREADS,
-        |product| GemmTile::best_rope_tile(product).block_grid(product, 3 * product.shape.d),
+        EPILOGUE_GEMM_BLOCK_THREADS,
+        |product| {
+            EpilogueGemmTile::best_tile_for_rope(product)
+                .grid_of_persistent_blocks(product, 3 * product.shape.d)
+        },
     )
 };
 
-impl EpilogueGemm {
-    /// Whether the epilogue kernels support all GEMMs of a language model of this shape.
-    pub fn supports_shape(shape: &LmShape) -> bool {
-        let of_steps = shape.d.is_multiple_of(DEPTH_PER_STEP) && shape.ff.is_multiple_of(8);
-        shape.dtype == Dtype::Bf16 && of_steps && shape.head_dim().is_multiple_of(8)
+impl EpilogueGemmParameters {
+    /// Whether the epilogue GEMM kernels support all GEMMs of a language model of this shape: bf16,
+    /// and sizes that fit the kernels' steps.
+    pub fn supports_model_shape(shape: &LanguageModelShape) -> bool {
+        let of_steps = shape.d.is_multiple_of(K_ELEMENTS_PER_STEP) && shape.ff.is_multiple_of(8);
+        shape.dtype == Dtype::Bf16 && of_steps && shape.elements_per_head().is_multiple_of(8)
     }
 
-    /// Arguments of [`SWIGLU_GEMM`]: x `[tokens, d]`, w `[2, ff, d]`.
-    pub fn swiglu_arguments(&self, [x, w, h, gate_up]: [Pointer; 4]) -> impl Operands {
-        let LmShape { d, ff, .. } = self.shape;
-        let maps = self.operand_tensor_maps(&GemmTile::best_swiglu_tile(self), x, w, [2, ff]);
-        (maps, h, gate_up, int_operands([self.shape.token_count(), ff, d]))
-    }
-
-    /// Arguments of [`SWIGLU_BACKWARD_GEMM`]: x `[tokens, d]`, w `[ff, d]`.
-    pub fn swiglu_backward(&self, [x, w, gate_up, grad_gate_up]: [Pointer; 4]) -> impl Operands {
-        let LmShape { d, ff, .. } = self.shape;
-        let maps = self.operand_tensor_maps(&GemmTile::swiglu_backward(self), x, w, [1, ff]);
-        (maps, gate_up, grad_gate_up, int_operands([self.shape.token_count(), ff, d]))
-    }
-
-    /// Arguments of [`ROPE_GEMM`]: x `[tokens, d]`, w `[3 d, d]`.
-    pub fn rope_arguments(&self, [x, w, qkv, table]: [Pointer; 4]) -> impl Operands {
-        let LmShape { d, context, .. } = self.shape;
-        let maps = self.operand_tensor_maps(&GemmTile::best_rope_tile(self), x, w, [1, 3 * d]);
-        (maps, qkv, table, int_operands([self.shape.token_count(), 3 * d, d, context]))
-    }
-
-    /// Tensor maps of x, with one box for each tile, and of the matrices of w, with two boxes for
-    /// each tile.
-    fn operand_tensor_maps(
+    /// Arguments of the kernel [`SWIGLU_EPILOGUE_GEMM`]: x `[tokens, d]`, weights w `[2, ff, d]`,
+    /// results h and gate_up.
+    pub fn swiglu_kernel_arguments(
         &self,
-        tile: &GemmTile,
-        x: Pointer,
-        w: Pointer,
+        [x, w, h, gate_up]: [RegionPointer; 4],
+    ) -> impl LaunchArgumentList {
+        let LanguageModelShape { d, ff, .. } = self.shape;
+        let maps =
+            self.tma_maps_of_x_and_w(&EpilogueGemmTile::best_tile_for_swiglu(self), x, w, [2, ff]);
+        (maps, h, gate_up, int_operands([self.shape.tokens_in_batch(), ff, d]))
+    }
+
+    /// Arguments of the kernel [`SWIGLU_BACKWARD_EPILOGUE_GEMM`]: x `[tokens, d]`, weights w `[ff,
+    /// d]`, saved gates and ups, and their gradients.
+    pub fn swiglu_backward_kernel_arguments(
+        &self,
+        [x, w, gate_up, grad_gate_up]: [RegionPointer; 4],
+    ) -> impl LaunchArgumentList {
+        let LanguageModelShape { d, ff, .. } = self.shape;
+        let maps = self.tma_maps_of_x_and_w(
+            &EpilogueGemmTile::best_tile_for_swiglu_backward(self),
+            x,
+            w,
+            [1, ff],
+        );
+        (maps, gate_up, grad_gate_up, int_operands([self.shape.tokens_in_batch(), ff, d]))
+    }
+
+    /// Arguments of the kernel [`ROPE_EPILOGUE_GEMM`]: x `[tokens, d]`, weights w `[3 d, d]`,
+    /// result qkv, and the table of rotations.
+    pub fn rope_kernel_arguments(
+        &self,
+        [x, w, qkv, table]: [RegionPointer; 4],
+    ) -> impl LaunchArgumentList {
+        let LanguageModelShape { d, context, .. } = self.shape;
+        let maps =
+            self.tma_maps_of_x_and_w(&EpilogueGemmTile::best_tile_for_rope(self), x, w, [1, 3 * d]);
+        (maps, qkv, table, int_operands([self.shape.tokens_in_batch(), 3 * d, d, context]))
+    }
+
+    /// TMA tensor maps of a GEMM's operands: of x, with one box for each tile, and of the matrices
+    /// of w, with two boxes for each tile.
+    fn tma_maps_of_x_and_w(
+        &self,
+        tile: &EpilogueGemmTile,
+        x: RegionPointer,
+        w: RegionPointer,
         extents: [usize; 2],
-    ) -> [Operand; 2] {
+    ) -> [LaunchArgument; 2] {
         let map = |at, [matrices, rows]: [usize; 2], box_rows| {
             let [matrices, rows, d] = [matrices, rows, self.shape.d].map(|extent| extent as u64);
-            let tensor = TensorBoxes {
+            let tensor = TensorWithTmaBoxes {
                 element: TensorMapElement::Bf16,
                 extents: [1, matrices, rows, d],
                 strides: [matrices * rows * d, rows * d, d],
                 box_rows: box_rows as u32,
             };
-            tensor_boxes(at, tensor)
+            tensor_map_operand(at, tensor)
         };
-        [map(x, [1, self.shape.token_count()], tile.rows), map(w, extents, tile.columns / 2)]
+        [map(x, [1, self.shape.tokens_in_batch()], tile.rows), map(w, extents, tile.columns / 2)]
     }
 }

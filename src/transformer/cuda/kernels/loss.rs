@@ -1,39 +1,48 @@
-//! Kernel rows of the cross entropy.
+//! Kernel specifications of the cross-entropy loss.
 
-use super::row::{SMALL, both_dtypes, element_type_macro, packet_elements};
-use crate::kernel_files::kernel_file;
-use crate::transformer::shape::LmShape;
+use super::row::{
+    EXAMPLE_MODEL_SHAPE, elements_in_sixteen_bytes, macro_of_element_type, shape_in_f32_and_bf16,
+};
+use crate::kernel_files::source_of_kernel_file;
+use crate::transformer::shape::LanguageModelShape;
 use kernelgate_cuda::KernelSpec;
 
-/// Kernels of the cross entropy.
-pub const KERNELS: &[KernelSpec<LmShape>] = &[LOSS_KERNEL, LOSS_FORWARD_KERNEL, MEAN_LOSS_KERNEL];
+/// Kernels of the cross-entropy loss.
+pub const CROSS_ENTROPY_KERNELS: &[KernelSpec<LanguageModelShape>] =
+    &[LOSS_AND_LOGIT_GRADIENT_KERNEL, TOKEN_LOSS_KERNEL, MEAN_LOSS_OF_SEQUENCE_KERNEL];
 
-const THREADS: usize = 256;
+const CROSS_ENTROPY_BLOCK_THREADS: usize = 256;
 
-/// Kernel of the tokens' losses and of the gradients, which overwrite the logits.
-pub const LOSS_KERNEL: KernelSpec<LmShape> = KernelSpec {
+/// Kernel of the losses of the tokens and of the logits' gradients, which overwrite the logits.
+pub const LOSS_AND_LOGIT_GRADIENT_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
     defines: |shape| {
-        let packets = shape.padded_vocabulary().div_ceil(THREADS * packet_elements(shape));
-        vec![element_type_macro(shape), format!("PACKETS={packets}")]
+        let packets = shape
+            .padded_logit_columns()
+            .div_ceil(CROSS_ENTROPY_BLOCK_THREADS * elements_in_sixteen_bytes(shape));
+        vec![macro_of_element_type(shape), format!("PACKETS={packets}")]
     },
-    constants: |_| vec![("THREADS", THREADS)],
+    constants: |_| vec![("THREADS", CROSS_ENTROPY_BLOCK_THREADS)],
     variants: || {
-        let vocabularies = [SMALL.vocabulary, 1001];
-        let shapes = vocabularies.map(|vocabulary| LmShape { vocabulary, ..SMALL });
-        shapes.into_iter().flat_map(both_dtypes).collect()
+        let vocabularies = [EXAMPLE_MODEL_SHAPE.vocabulary, 1001];
+        let shapes =
+            vocabularies.map(|vocabulary| LanguageModelShape { vocabulary, ..EXAMPLE_MODEL_SHAPE });
+        shapes.into_iter().flat_map(shape_in_f32_and_bf16).collect()
     },
-    ..KernelSpec::new(kernel_file("transformer/loss"), "transformer_loss", THREADS, |shape| {
-        [shape.token_count(), 1, 1]
-    })
+    ..KernelSpec::new(
+        source_of_kernel_file("transformer/loss"),
+        "transformer_loss",
+        CROSS_ENTROPY_BLOCK_THREADS,
+        |shape| [shape.tokens_in_batch(), 1, 1],
+    )
 };
 
-/// Kernel of the tokens' losses alone.
-pub const LOSS_FORWARD_KERNEL: KernelSpec<LmShape> =
-    KernelSpec { symbol: "transformer_loss_forward", ..LOSS_KERNEL };
+/// Kernel of the losses of the tokens, without gradients.
+pub const TOKEN_LOSS_KERNEL: KernelSpec<LanguageModelShape> =
+    KernelSpec { symbol: "transformer_loss_forward", ..LOSS_AND_LOGIT_GRADIENT_KERNEL };
 
-/// Kernel of the mean loss of each sequence.
-pub const MEAN_LOSS_KERNEL: KernelSpec<LmShape> = KernelSpec {
+/// Kernel of the mean loss over the tokens of each sequence.
+pub const MEAN_LOSS_OF_SEQUENCE_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
     symbol: "transformer_mean_loss",
     blocks: |shape| [shape.batch, 1, 1],
-    ..LOSS_KERNEL
+    ..LOSS_AND_LOGIT_GRADIENT_KERNEL
 };

@@ -1,8 +1,10 @@
-//! Kernel rows of the language model, with a file for each file of `kernels/transformer`.
+//! Kernel specifications of the language model, with one file for each file of
+//! `kernels/transformer`.
 //!
-//! Layouts are those of [`shape`](crate::transformer::shape); parameters, alignment and units are
-//! in the kernels' headers. Rows of tensors have a multiple of 8 elements. Every kernel computes in
-//! f32 and waits for its predecessors itself, so that programmatic dependent launch is allowed.
+//! Tensor layouts are those of [`shape`](crate::transformer::shape); the headers of the kernel
+//! files state parameters, alignment and units. Rows of the language model's tensors have a
+//! multiple of 8 elements. Every kernel of the language model computes in f32 and waits for the
+//! preceding kernel itself, so it may be launched with programmatic dependent launch.
 
 pub mod adamw;
 pub mod embedding;
@@ -14,19 +16,19 @@ mod row;
 pub mod softmax;
 pub mod swiglu;
 
-use kernelgate_cuda::spec::{ListedKernel, list_kernel_rows};
+use kernelgate_cuda::spec::{ListedKernelBuild, list_kernel_rows};
 
-/// Every kernel of this folder.
-pub fn kernels() -> Vec<ListedKernel> {
+/// Lists the CUDA kernels of the language model.
+pub fn list_transformer_kernels() -> Vec<ListedKernelBuild> {
     [
-        list_kernel_rows(embedding::KERNELS),
-        list_kernel_rows(norm::KERNELS),
-        list_kernel_rows(rope::KERNELS),
-        list_kernel_rows(swiglu::KERNELS),
-        list_kernel_rows(softmax::KERNELS),
-        list_kernel_rows(gemm::KERNELS),
-        list_kernel_rows(loss::KERNELS),
-        list_kernel_rows(adamw::KERNELS),
+        list_kernel_rows(embedding::EMBEDDING_KERNELS),
+        list_kernel_rows(norm::RMS_NORM_KERNELS),
+        list_kernel_rows(rope::ROPE_KERNELS),
+        list_kernel_rows(swiglu::SWIGLU_KERNELS),
+        list_kernel_rows(softmax::CAUSAL_SOFTMAX_KERNELS),
+        list_kernel_rows(gemm::EPILOGUE_GEMM_KERNELS),
+        list_kernel_rows(loss::CROSS_ENTROPY_KERNELS),
+        list_kernel_rows(adamw::ADAMW_KERNELS),
     ]
     .concat()
 }

@@ -1,66 +1,76 @@
-//! Kernel rows of RMSNorm and its gradients.
+//! Kernel specifications of RMSNorm and of its gradients.
 
-use super::row::{SMALL, both_dtypes, element_type_macro};
-use crate::kernel_files::kernel_file;
-use crate::transformer::shape::LmShape;
+use super::row::{EXAMPLE_MODEL_SHAPE, macro_of_element_type, shape_in_f32_and_bf16};
+use crate::kernel_files::source_of_kernel_file;
+use crate::transformer::shape::LanguageModelShape;
 use kernelgate_cuda::KernelSpec;
 
 /// Kernels of RMSNorm.
-pub const KERNELS: &[KernelSpec<LmShape>] =
-    &[NORM_KERNEL, NORM_ADD_KERNEL, NORM_BACKWARD_KERNEL, GAIN_GRADIENT_KERNEL];
+pub const RMS_NORM_KERNELS: &[KernelSpec<LanguageModelShape>] = &[
+    RMS_NORM_KERNEL,
+    ADD_BRANCH_AND_RMS_NORM_KERNEL,
+    RMS_NORM_BACKWARD_KERNEL,
+    SUM_GAIN_GRADIENTS_KERNEL,
+];
 
-/// Number of threads that compute one row.
+/// Number of threads that compute one row of RMSNorm.
 const THREADS_PER_NORM_ROW: usize = 128;
 
-/// Number of threads in a block of the backward pass.
-const THREADS: usize = 512;
+/// Number of threads in a block of the RMSNorm backward kernel.
+const NORM_BACKWARD_BLOCK_THREADS: usize = 512;
 
-/// Maximum number of blocks of the backward pass: two on each multiprocessor of an H100, because
-/// every block adds a row of partial sums.
-const MAX_BLOCKS: usize = 264;
+/// Maximum number of blocks of the RMSNorm backward kernel: two on each multiprocessor of an H100,
+/// because every block writes a row of partial gain gradients.
+const MAX_NORM_BACKWARD_BLOCKS: usize = 264;
 
-/// Number of blocks of the backward pass, each with a row of partial gain gradients.
-pub fn norm_backward_blocks(shape: &LmShape) -> usize {
-    MAX_BLOCKS.min(shape.token_count().div_ceil(THREADS / THREADS_PER_NORM_ROW))
+/// Number of blocks of the RMSNorm backward kernel, each of which writes a row of partial gain
+/// gradients.
+pub fn norm_backward_block_count(shape: &LanguageModelShape) -> usize {
+    MAX_NORM_BACKWARD_BLOCKS
+        .min(shape.tokens_in_batch().div_ceil(NORM_BACKWARD_BLOCK_THREADS / THREADS_PER_NORM_ROW))
 }
 
-/// Kernel of RMSNorm of rows.
-pub const NORM_KERNEL: KernelSpec<LmShape> = KernelSpec {
+/// Kernel that computes RMSNorm of rows.
+pub const RMS_NORM_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
     defines: |shape| {
         vec![
-            element_type_macro(shape),
+            macro_of_element_type(shape),
             format!("QUADS={}", shape.d.div_ceil(4 * THREADS_PER_NORM_ROW)),
         ]
     },
-    constants: |_| vec![("THREADS", THREADS), ("GROUP", THREADS_PER_NORM_ROW)],
+    constants: |_| vec![("THREADS", NORM_BACKWARD_BLOCK_THREADS), ("GROUP", THREADS_PER_NORM_ROW)],
     variants: || {
-        let widths = [SMALL.d, 1600];
-        widths.into_iter().flat_map(|d| both_dtypes(LmShape { d, ..SMALL })).collect()
+        let widths = [EXAMPLE_MODEL_SHAPE.d, 1600];
+        widths
+            .into_iter()
+            .flat_map(|d| shape_in_f32_and_bf16(LanguageModelShape { d, ..EXAMPLE_MODEL_SHAPE }))
+            .collect()
     },
     ..KernelSpec::new(
-        kernel_file("transformer/norm"),
+        source_of_kernel_file("transformer/norm"),
         "transformer_norm",
         THREADS_PER_NORM_ROW,
-        |shape| [shape.token_count(), 1, 1],
+        |shape| [shape.tokens_in_batch(), 1, 1],
     )
 };
 
-/// Kernel of RMSNorm of the sum of the residual stream and a branch.
-pub const NORM_ADD_KERNEL: KernelSpec<LmShape> =
-    KernelSpec { symbol: "transformer_norm_add", ..NORM_KERNEL };
+/// Kernel that adds a layer branch to the residual stream and computes RMSNorm of the sum.
+pub const ADD_BRANCH_AND_RMS_NORM_KERNEL: KernelSpec<LanguageModelShape> =
+    KernelSpec { symbol: "transformer_norm_add", ..RMS_NORM_KERNEL };
 
-/// Kernel of the gradient of the residual stream, and of partial gradients of the gain.
-pub const NORM_BACKWARD_KERNEL: KernelSpec<LmShape> = KernelSpec {
+/// Kernel of RMSNorm's backward pass: gradient of the residual stream, and partial gradients of the
+/// gain.
+pub const RMS_NORM_BACKWARD_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
     symbol: "transformer_norm_backward",
-    threads: THREADS,
-    blocks: |shape| [norm_backward_blocks(shape), 1, 1],
-    ..NORM_KERNEL
+    threads: NORM_BACKWARD_BLOCK_THREADS,
+    blocks: |shape| [norm_backward_block_count(shape), 1, 1],
+    ..RMS_NORM_KERNEL
 };
 
-/// Kernel that sums the partial gradients of all gains, `[gains, norm_blocks, d]`.
-pub const GAIN_GRADIENT_KERNEL: KernelSpec<LmShape> = KernelSpec {
+/// Kernel that sums the partial gain gradients of all norms, `[gains, norm_blocks, d]`.
+pub const SUM_GAIN_GRADIENTS_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
     symbol: "transformer_gain_gradient",
     threads: 1024,
-    blocks: |shape| [shape.d.div_ceil(32), shape.norm_count(), 1],
-    ..NORM_KERNEL
+    blocks: |shape| [shape.d.div_ceil(32), shape.number_of_norms(), 1],
+    ..RMS_NORM_KERNEL
 };

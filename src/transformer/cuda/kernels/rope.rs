@@ -1,31 +1,43 @@
-//! Kernel row of the rotary position embedding (RoPE).
+//! Kernel specification of the rotary position embedding (RoPE).
 
-use super::row::{SMALL, both_dtypes, element_type_macro, grid_covering, packet_elements};
-use crate::kernel_files::kernel_file;
-use crate::transformer::shape::{LmShape, ROPE_BASE};
+use super::row::{
+    EXAMPLE_MODEL_SHAPE, elements_in_sixteen_bytes, grid_covering_elements, macro_of_element_type,
+    shape_in_f32_and_bf16,
+};
+use crate::kernel_files::source_of_kernel_file;
+use crate::transformer::shape::{LanguageModelShape, ROPE_WAVELENGTH_BASE};
 use kernelgate_cuda::KernelSpec;
 
-/// Kernel of RoPE in the list of all kernels.
-pub const KERNELS: &[KernelSpec<LmShape>] = &[ROPE_KERNEL];
+/// The RoPE kernel, in the list of all kernels.
+pub const ROPE_KERNELS: &[KernelSpec<LanguageModelShape>] = &[ROTATE_QUERIES_AND_KEYS_KERNEL];
 
-const THREADS: usize = 256;
+const ROPE_BLOCK_THREADS: usize = 256;
 
-/// Kernel that rotates queries and keys.
-pub const ROPE_KERNEL: KernelSpec<LmShape> = KernelSpec {
-    defines: |shape| vec![element_type_macro(shape)],
-    constants: |_| vec![("THREADS", THREADS)],
-    variants: || both_dtypes(SMALL).to_vec(),
-    ..KernelSpec::new(kernel_file("transformer/rope"), "transformer_rope", THREADS, |shape| {
-        grid_covering(2 * shape.token_count() * shape.d, THREADS, packet_elements(shape))
-    })
+/// Kernel that applies the rotary position embedding to queries and keys, forward or inverse.
+pub const ROTATE_QUERIES_AND_KEYS_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
+    defines: |shape| vec![macro_of_element_type(shape)],
+    constants: |_| vec![("THREADS", ROPE_BLOCK_THREADS)],
+    variants: || shape_in_f32_and_bf16(EXAMPLE_MODEL_SHAPE).to_vec(),
+    ..KernelSpec::new(
+        source_of_kernel_file("transformer/rope"),
+        "transformer_rope",
+        ROPE_BLOCK_THREADS,
+        |shape| {
+            grid_covering_elements(
+                2 * shape.tokens_in_batch() * shape.d,
+                ROPE_BLOCK_THREADS,
+                elements_in_sixteen_bytes(shape),
+            )
+        },
+    )
 };
 
-/// Cosine and sine of each angle, `[context, head_dim / 2, 2]`.
-pub fn rotary_table(shape: &LmShape) -> Vec<f32> {
-    let pairs = shape.head_dim() / 2;
+/// RoPE cosine and sine of each position and pair, `[context, head_dim / 2, 2]`.
+pub fn rope_cosine_and_sine_table(shape: &LanguageModelShape) -> Vec<f32> {
+    let pairs = shape.elements_per_head() / 2;
     let angles = (0..shape.context * pairs).map(|at| {
         let (position, pair) = ((at / pairs) as f64, (at % pairs) as f64);
-        position * ROPE_BASE.powf(-2.0 * pair / shape.head_dim() as f64)
+        position * ROPE_WAVELENGTH_BASE.powf(-2.0 * pair / shape.elements_per_head() as f64)
     });
     angles.flat_map(|angle| [angle.cos() as f32, angle.sin() as f32]).collect()
 }

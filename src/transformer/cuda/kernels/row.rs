@@ -1,32 +1,32 @@
-//! Code that all kernel rows of the language model share.
+//! Helpers that all kernel specifications of the language model share.
 
-use crate::transformer::shape::LmShape;
+use crate::transformer::shape::LanguageModelShape;
 use kernelgate::workload::Dtype;
 
-/// Macro that selects the element type.
-pub fn element_type_macro(shape: &LmShape) -> String {
+/// Macro that selects the element type of a kernel, f32 or bf16.
+pub fn macro_of_element_type(shape: &LanguageModelShape) -> String {
     let name = if shape.dtype == Dtype::Bf16 { "ELEMENT_BF16" } else { "ELEMENT_F32" };
     name.to_owned()
 }
 
-/// Number of elements of the dtype in 16 bytes.
-pub const fn packet_elements(shape: &LmShape) -> usize {
-    16 / shape.dtype.bytes()
+/// Number of elements of the model's dtype in 16 bytes.
+pub const fn elements_in_sixteen_bytes(shape: &LanguageModelShape) -> usize {
+    16 / shape.dtype.bytes_per_element()
 }
 
-/// Grid that covers `elements` elements by blocks of `threads` threads, each of which handles
+/// Grid that covers `elements` elements by blocks of `threads` threads, each of which processes
 /// `each` elements.
-pub const fn grid_covering(elements: usize, threads: usize, each: usize) -> [usize; 3] {
+pub const fn grid_covering_elements(elements: usize, threads: usize, each: usize) -> [usize; 3] {
     [elements.div_ceil(threads * each), 1, 1]
 }
 
-/// A model shape in both dtypes, f32 and bf16.
-pub fn both_dtypes(shape: LmShape) -> [LmShape; 2] {
-    [Dtype::Bf16, Dtype::F32].map(|dtype| LmShape { dtype, ..shape })
+/// Returns a model shape with dtype f32 and with dtype bf16.
+pub fn shape_in_f32_and_bf16(shape: LanguageModelShape) -> [LanguageModelShape; 2] {
+    [Dtype::Bf16, Dtype::F32].map(|dtype| LanguageModelShape { dtype, ..shape })
 }
 
-/// Model shape for which the builds are recorded.
-pub const SMALL: LmShape = LmShape {
+/// Example model shape for which the kernels are compiled.
+pub const EXAMPLE_MODEL_SHAPE: LanguageModelShape = LanguageModelShape {
     vocabulary: 10_000,
     d: 768,
     ff: 3072,

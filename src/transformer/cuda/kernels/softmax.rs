@@ -1,52 +1,55 @@
-//! Kernel rows of the causal softmax of scores in memory.
+//! Kernel specifications of the causal softmax of attention scores in memory.
 
-use super::row::{SMALL, both_dtypes, element_type_macro};
-use crate::kernel_files::kernel_file;
-use crate::transformer::shape::LmShape;
+use super::row::{EXAMPLE_MODEL_SHAPE, macro_of_element_type, shape_in_f32_and_bf16};
+use crate::kernel_files::source_of_kernel_file;
+use crate::transformer::shape::LanguageModelShape;
 use kernelgate::workload::Dtype;
 use kernelgate_cuda::KernelSpec;
 
-/// Kernels of the causal softmax.
-pub const KERNELS: &[KernelSpec<LmShape>] = &[
-    SOFTMAX_KERNEL,
-    SOFTMAX_BACKWARD_KERNEL,
-    SOFTMAX_OF_F32_KERNEL,
-    SOFTMAX_BACKWARD_OF_F32_KERNEL,
+/// Kernels of the causal softmax, forward and backward.
+pub const CAUSAL_SOFTMAX_KERNELS: &[KernelSpec<LanguageModelShape>] = &[
+    CAUSAL_SOFTMAX_KERNEL,
+    CAUSAL_SOFTMAX_BACKWARD_KERNEL,
+    CAUSAL_SOFTMAX_OF_F32_KERNEL,
+    CAUSAL_SOFTMAX_BACKWARD_OF_F32_KERNEL,
 ];
 
-const THREADS: usize = 128;
+const SOFTMAX_BLOCK_THREADS: usize = 128;
 
-/// Kernel that computes probabilities from scores in the dtype.
-pub const SOFTMAX_KERNEL: KernelSpec<LmShape> = KernelSpec {
-    defines: |shape| vec![element_type_macro(shape), key_quads_macro(shape)],
-    constants: |_| vec![("THREADS", THREADS)],
-    variants: || both_dtypes(SMALL).to_vec(),
+/// Kernel that computes causal softmax probabilities from attention scores in the model's dtype.
+pub const CAUSAL_SOFTMAX_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
+    defines: |shape| vec![macro_of_element_type(shape), key_quads_per_lane_macro(shape)],
+    constants: |_| vec![("THREADS", SOFTMAX_BLOCK_THREADS)],
+    variants: || shape_in_f32_and_bf16(EXAMPLE_MODEL_SHAPE).to_vec(),
     ..KernelSpec::new(
-        kernel_file("transformer/softmax"),
+        source_of_kernel_file("transformer/softmax"),
         "transformer_causal_softmax",
-        THREADS,
-        |shape| [(shape.heads * shape.batch * shape.context).div_ceil(THREADS / 32), 1, 1],
+        SOFTMAX_BLOCK_THREADS,
+        |shape| {
+            [(shape.heads * shape.batch * shape.context).div_ceil(SOFTMAX_BLOCK_THREADS / 32), 1, 1]
+        },
     )
 };
 
-/// Kernel that computes gradients of scores in the dtype.
-pub const SOFTMAX_BACKWARD_KERNEL: KernelSpec<LmShape> =
-    KernelSpec { symbol: "transformer_causal_softmax_backward", ..SOFTMAX_KERNEL };
+/// Kernel that computes the gradients of attention scores in the model's dtype.
+pub const CAUSAL_SOFTMAX_BACKWARD_KERNEL: KernelSpec<LanguageModelShape> =
+    KernelSpec { symbol: "transformer_causal_softmax_backward", ..CAUSAL_SOFTMAX_KERNEL };
 
-/// Kernel that computes probabilities from f32 scores.
-pub const SOFTMAX_OF_F32_KERNEL: KernelSpec<LmShape> = KernelSpec {
+/// Kernel that computes causal softmax probabilities from f32 attention scores.
+pub const CAUSAL_SOFTMAX_OF_F32_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
     defines: |shape| {
-        vec![element_type_macro(shape), key_quads_macro(shape), "SCORES_F32".to_owned()]
+        vec![macro_of_element_type(shape), key_quads_per_lane_macro(shape), "SCORES_F32".to_owned()]
     },
-    variants: || vec![LmShape { dtype: Dtype::Bf16, ..SMALL }],
-    ..SOFTMAX_KERNEL
+    variants: || vec![LanguageModelShape { dtype: Dtype::Bf16, ..EXAMPLE_MODEL_SHAPE }],
+    ..CAUSAL_SOFTMAX_KERNEL
 };
 
-/// Kernel that computes gradients of f32 scores from f32 gradients of the probabilities.
-pub const SOFTMAX_BACKWARD_OF_F32_KERNEL: KernelSpec<LmShape> =
-    KernelSpec { symbol: "transformer_causal_softmax_backward", ..SOFTMAX_OF_F32_KERNEL };
+/// Kernel that computes the gradients of attention scores from f32 gradients of the probabilities.
+pub const CAUSAL_SOFTMAX_BACKWARD_OF_F32_KERNEL: KernelSpec<LanguageModelShape> =
+    KernelSpec { symbol: "transformer_causal_softmax_backward", ..CAUSAL_SOFTMAX_OF_F32_KERNEL };
 
-/// Macro for the number of groups of four keys that a lane holds.
-fn key_quads_macro(shape: &LmShape) -> String {
+/// Macro for the number of groups of four keys that one lane of the softmax kernels holds in
+/// registers.
+fn key_quads_per_lane_macro(shape: &LanguageModelShape) -> String {
     format!("QUADS={}", shape.context.div_ceil(4 * 32))
 }

@@ -1,32 +1,41 @@
-//! Kernel rows of SwiGLU and its gradient.
+//! Kernel specifications of SwiGLU and of its gradient.
 
-use super::row::{SMALL, both_dtypes, element_type_macro, grid_covering, packet_elements};
-use crate::kernel_files::kernel_file;
-use crate::transformer::shape::LmShape;
+use super::row::{
+    EXAMPLE_MODEL_SHAPE, elements_in_sixteen_bytes, grid_covering_elements, macro_of_element_type,
+    shape_in_f32_and_bf16,
+};
+use crate::kernel_files::source_of_kernel_file;
+use crate::transformer::shape::LanguageModelShape;
 use kernelgate_cuda::KernelSpec;
 
 /// Kernels of SwiGLU.
-pub const KERNELS: &[KernelSpec<LmShape>] = &[SWIGLU_KERNEL, SWIGLU_BACKWARD_KERNEL];
+pub const SWIGLU_KERNELS: &[KernelSpec<LanguageModelShape>] =
+    &[SWIGLU_FORWARD_KERNEL, SWIGLU_BACKWARD_KERNEL];
 
-const THREADS: usize = 256;
+const SWIGLU_BLOCK_THREADS: usize = 256;
 
-/// Number of 16-byte packets that a thread handles.
-const PACKETS_PER_THREAD: usize = 2;
+/// Number of 16-byte packets that one thread of the SwiGLU kernels processes.
+const SWIGLU_PACKETS_PER_THREAD: usize = 2;
 
-/// Kernel that computes the hidden layer from gates and ups.
-pub const SWIGLU_KERNEL: KernelSpec<LmShape> = KernelSpec {
-    defines: |shape| vec![element_type_macro(shape)],
-    constants: |_| vec![("THREADS", THREADS), ("PACKETS", PACKETS_PER_THREAD)],
-    variants: || both_dtypes(SMALL).to_vec(),
-    ..KernelSpec::new(kernel_file("transformer/swiglu"), "transformer_swiglu", THREADS, |shape| {
-        grid_covering(
-            shape.token_count() * shape.ff,
-            THREADS,
-            PACKETS_PER_THREAD * packet_elements(shape),
-        )
-    })
+/// Kernel that computes the hidden layer `silu(gate)·up` from gates and ups.
+pub const SWIGLU_FORWARD_KERNEL: KernelSpec<LanguageModelShape> = KernelSpec {
+    defines: |shape| vec![macro_of_element_type(shape)],
+    constants: |_| vec![("THREADS", SWIGLU_BLOCK_THREADS), ("PACKETS", SWIGLU_PACKETS_PER_THREAD)],
+    variants: || shape_in_f32_and_bf16(EXAMPLE_MODEL_SHAPE).to_vec(),
+    ..KernelSpec::new(
+        source_of_kernel_file("transformer/swiglu"),
+        "transformer_swiglu",
+        SWIGLU_BLOCK_THREADS,
+        |shape| {
+            grid_covering_elements(
+                shape.tokens_in_batch() * shape.ff,
+                SWIGLU_BLOCK_THREADS,
+                SWIGLU_PACKETS_PER_THREAD * elements_in_sixteen_bytes(shape),
+            )
+        },
+    )
 };
 
-/// Kernel that computes the gradients of gates and ups.
-pub const SWIGLU_BACKWARD_KERNEL: KernelSpec<LmShape> =
-    KernelSpec { symbol: "transformer_swiglu_backward", ..SWIGLU_KERNEL };
+/// Kernel that computes the gradients of gates and ups from that of the hidden layer.
+pub const SWIGLU_BACKWARD_KERNEL: KernelSpec<LanguageModelShape> =
+    KernelSpec { symbol: "transformer_swiglu_backward", ..SWIGLU_FORWARD_KERNEL };

@@ -6,19 +6,24 @@ use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 
 use super::*;
-use crate::gate::Verdict;
-use crate::gate::calibration::{Calibration, ComparisonKind};
-use crate::gate::paired::{BlocksByCase, CaseTiming, PairedDecision, TrialBlock, decide_all};
+use crate::gate::VerdictOnCase;
+use crate::gate::calibration::{CalibrationComparisonKind, GateCalibration};
+use crate::gate::paired::{
+    CaseTimeInTrial, PairedDecisionOnCase, TimedBlock, TimedBlocksByCase,
+    decide_cases_with_one_plan,
+};
 use kernelgate::record::file;
 
-const TEN_PERCENT_SLOWER: CommitTimeRatio = CommitTimeRatio { ratio: 1.1, low: 1.05, high: 1.15 };
+const TEN_PERCENT_SLOWER: HeadToBaseTimeRatio =
+    HeadToBaseTimeRatio { ratio: 1.1, low: 1.05, high: 1.15 };
 
-/// A search in which the slow places begin with `first_bad`, and some places cannot be measured.
-fn search_without_noise(
+/// Bisects with noise-free answers: commits from position `first_bad` are slow, and some commits
+/// cannot be measured.
+fn bisect_without_noise(
     last: usize,
     first_bad: usize,
     unusable: &[usize],
-) -> (SearchEnd, Vec<BisectionQuestion>) {
+) -> (BisectionEnd, Vec<BisectionQuestion>) {
     let mut asked = Vec::new();
     let compare = |question: &BisectionQuestion| -> Result<BisectionAnswer, Infallible> {
         asked.push(*question);
@@ -33,25 +38,28 @@ fn search_without_noise(
             _ => BisectionAnswer::NotSlower(TEN_PERCENT_SLOWER),
         })
     };
-    let Ok(ended) = search_slowdown(last, 96, compare);
+    let Ok(ended) = bisect_commit_range(last, 96, compare);
     (ended, asked)
 }
 
-fn expect_slowdown_found(ended: SearchEnd) -> SlowdownRange {
+fn unwrap_found_slowdown(ended: BisectionEnd) -> CommitRangeWithSlowdown {
     match ended {
-        SearchEnd::Found(found) => found,
+        BisectionEnd::Found(found) => found,
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn the_slow_commit_is_found_at_every_place_with_one_comparison_a_halving() {
+fn bisection_finds_the_slow_commit_with_one_comparison_per_halving() {
     for last in 1..40 {
         for first_bad in 1..=last {
-            let (ended, asked) = search_without_noise(last, first_bad, &[]);
-            let found = expect_slowdown_found(ended);
+            let (ended, asked) = bisect_without_noise(last, first_bad, &[]);
+            let found = unwrap_found_slowdown(ended);
             assert_eq!((found.last_good, found.first_bad), (first_bad - 1, first_bad));
-            assert!(found.is_confirmed() && found.confidence >= 1.0 - WRONG_ANSWER_PROBABILITY);
+            assert!(
+                found.is_slowdown_confirmed()
+                    && found.confidence >= 1.0 - MAX_WRONG_BISECTION_PROBABILITY
+            );
             assert!(asked.len() as u32 <= 2 + usize::BITS - last.leading_zeros(), "{asked:?}");
             let end = asked.last().unwrap();
             assert_eq!(
@@ -66,7 +74,7 @@ fn the_slow_commit_is_found_at_every_place_with_one_comparison_a_halving() {
 #[test]
 fn commits_that_cannot_be_measured_are_skipped_or_reported_as_a_range() {
     let places = |unusable: &[usize]| {
-        let found = expect_slowdown_found(search_without_noise(10, 6, unusable).0);
+        let found = unwrap_found_slowdown(bisect_without_noise(10, 6, unusable).0);
         (found.last_good, found.first_bad)
     };
     assert_eq!(places(&[1, 3, 4, 7, 9]), (5, 6));
@@ -74,11 +82,11 @@ fn commits_that_cannot_be_measured_are_skipped_or_reported_as_a_range() {
     assert_eq!(places(&[6, 7]), (5, 8));
     assert_eq!(places(&[1, 2, 3, 4, 5, 6, 7, 8, 9]), (0, 10));
     assert_eq!(
-        expect_slowdown_found(search_without_noise(10, 6, &[5]).0).left_out,
+        unwrap_found_slowdown(bisect_without_noise(10, 6, &[5]).0).left_out,
         [(5, "why".to_owned())]
     );
-    assert_eq!(search_without_noise(10, 6, &[10]).0, SearchEnd::EndUnusable("why".to_owned()));
-    assert_eq!(search_without_noise(10, 11, &[]).0, SearchEnd::NoDifference(TEN_PERCENT_SLOWER));
+    assert_eq!(bisect_without_noise(10, 6, &[10]).0, BisectionEnd::EndUnusable("why".to_owned()));
+    assert_eq!(bisect_without_noise(10, 11, &[]).0, BisectionEnd::NoDifference(TEN_PERCENT_SLOWER));
 }
 
 #[test]
@@ -89,14 +97,15 @@ fn an_inconclusive_comparison_is_repeated_with_more_blocks() {
         Ok(match question.head {
             4 => BisectionAnswer::Slower(TEN_PERCENT_SLOWER),
             2 => BisectionAnswer::Undecided("noise".to_owned()),
-            // In this test the second attempt gives a verdict.
+            // In this test the second comparison of a pair gives a verdict, after an inconclusive
+            // first one.
             1 if question.attempt == 0 => BisectionAnswer::Undecided("noise".to_owned()),
             1 => BisectionAnswer::NotSlower(TEN_PERCENT_SLOWER),
             _ => BisectionAnswer::Slower(TEN_PERCENT_SLOWER),
         })
     };
-    let Ok(ended) = search_slowdown(4, 10, compare);
-    let found = expect_slowdown_found(ended);
+    let Ok(ended) = bisect_commit_range(4, 10, compare);
+    let found = unwrap_found_slowdown(ended);
     assert_eq!((found.last_good, found.first_bad), (1, 3));
     assert_eq!(found.left_out, [(2, "noise".to_owned())]);
     let blocks = |head: usize| -> Vec<usize> {
@@ -107,113 +116,120 @@ fn an_inconclusive_comparison_is_repeated_with_more_blocks() {
     let plan = asked[1].plan.unwrap();
     assert_eq!((plan.absolute_ns, plan.tolerated), (0.0, plan.relative));
     assert!((plan.relative - 0.0488).abs() < 1e-3, "half of 10 %: {}", plan.relative);
-    let Ok(ends) = search_slowdown(4, 10, |_| {
+    let Ok(ends) = bisect_commit_range(4, 10, |_| {
         Ok::<_, Infallible>(BisectionAnswer::Undecided("noise".to_owned()))
     });
-    assert_eq!(ends, SearchEnd::EndsUndecided("noise".to_owned()));
+    assert_eq!(ends, BisectionEnd::EndsUndecided("noise".to_owned()));
 }
 
 #[test]
 fn a_slow_down_spread_over_many_commits_is_not_blamed_on_one() {
-    // Each commit is one per cent slower than the commit before, which is less than half of the
-    // searched effect.
+    // In this test each commit is 1 % slower than the commit before, which is less than half of the
+    // searched slow-down.
     let compare = |BisectionQuestion { base, head, plan, .. }: &BisectionQuestion| -> Result<BisectionAnswer, Infallible> {
         let ratio = 1.01f64.powi(i32::try_from(head - base).unwrap());
-        let times = CommitTimeRatio { ratio, low: ratio, high: ratio };
+        let times = HeadToBaseTimeRatio { ratio, low: ratio, high: ratio };
         let slower = ratio > 1.0 + plan.map_or(0.01, |plan| plan.relative);
         Ok(if slower { BisectionAnswer::Slower(times) } else { BisectionAnswer::NotSlower(times) })
     };
-    let Ok(ended) = search_slowdown(16, 10, compare);
-    assert!(!expect_slowdown_found(ended).is_confirmed());
+    let Ok(ended) = bisect_commit_range(16, 10, compare);
+    assert!(!unwrap_found_slowdown(ended).is_slowdown_confirmed());
 }
 
-/// Every block of A/A comparisons of a case that a device recorded.
-fn recorded_blocks() -> Vec<TrialBlock> {
-    const CALIBRATION_FILE: &str = "../../docs/calibrations/h200.json";
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(CALIBRATION_FILE);
-    let calibration: Calibration = file::read(&path).unwrap();
+/// Reads the blocks of all A/A comparisons of one case from the recorded calibration of an H200.
+fn recorded_a_a_blocks() -> Vec<TimedBlock> {
+    const H200_CALIBRATION_FILE: &str = "../../docs/calibrations/h200.json";
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(H200_CALIBRATION_FILE);
+    let calibration: GateCalibration = file::read_record(&path).unwrap();
     let case = calibration.cases.keys().next().unwrap();
-    let comparisons =
-        calibration.comparisons_of(ComparisonKind::Null).filter_map(|it| it.first.get(case));
-    comparisons.flat_map(|series| series.blocks()).collect()
+    let comparisons = calibration
+        .comparisons_of_kind(CalibrationComparisonKind::Null)
+        .filter_map(|it| it.first.get(case));
+    comparisons.flat_map(|series| series.to_trial_blocks()).collect()
 }
 
-fn lengthen_timing(timing: &mut CaseTiming, ratio: f64) {
+fn scale_head_time(timing: &mut CaseTimeInTrial, ratio: f64) {
     timing.time_ns *= ratio;
     timing.cycles = timing.cycles.map(|cycles| cycles * ratio);
 }
 
-/// Simulates one round: blocks are added until the case is decided, as in `compare`.
-fn simulate_round(
-    noise: &[TrialBlock],
+/// Simulates one round of a comparison: takes recorded blocks until the case is decided, as
+/// `compare` does.
+fn simulate_comparison_round(
+    noise: &[TimedBlock],
     [base, head]: [f64; 2],
-    plan: &TestPlan,
+    plan: &ComparisonTestPlan,
     random: &mut impl Rng,
-) -> PairedDecision {
-    let mut observed = BlocksByCase::from([("case".to_owned(), Vec::new())]);
+) -> PairedDecisionOnCase {
+    let mut observed = TimedBlocksByCase::from([("case".to_owned(), Vec::new())]);
     loop {
         let blocks = observed.get_mut("case").unwrap();
         let mut block = noise[random.random_range(0..noise.len())];
-        block.base.iter_mut().for_each(|timing| lengthen_timing(timing, base));
-        block.head.iter_mut().for_each(|timing| lengthen_timing(timing, head));
+        block.base.iter_mut().for_each(|timing| scale_head_time(timing, base));
+        block.head.iter_mut().for_each(|timing| scale_head_time(timing, head));
         blocks.push(block);
         let ended = blocks.len() >= plan.max_blocks;
-        let outcome = decide_all(&observed, plan, ended);
+        let outcome = decide_cases_with_one_plan(&observed, plan, ended);
         if outcome.undecided.is_empty() {
             return outcome.decisions.into_iter().next().unwrap();
         }
     }
 }
 
-/// Simulates the answer of a comparison with both of its rounds.
-fn simulate_answer(
-    noise: &[TrialBlock],
+/// Simulates the bisection answer of a comparison with its first and its second round.
+fn simulate_bisection_answer(
+    noise: &[TimedBlock],
     sides: [f64; 2],
-    plan: &TestPlan,
+    plan: &ComparisonTestPlan,
     random: &mut impl Rng,
 ) -> BisectionAnswer {
-    let first = simulate_round(noise, sides, plan, random);
+    let first = simulate_comparison_round(noise, sides, plan, random);
     let ratio = first.ratio;
-    let times = CommitTimeRatio { ratio: ratio.center, low: ratio.low, high: ratio.high };
+    let times = HeadToBaseTimeRatio { ratio: ratio.center, low: ratio.low, high: ratio.high };
     match first.verdict {
-        Verdict::Regressed
-            if simulate_round(noise, sides, plan, random).verdict == Verdict::Regressed =>
+        VerdictOnCase::Regressed
+            if simulate_comparison_round(noise, sides, plan, random).verdict
+                == VerdictOnCase::Regressed =>
         {
             BisectionAnswer::Slower(times)
         }
-        Verdict::Regressed | Verdict::Inconclusive => {
+        VerdictOnCase::Regressed | VerdictOnCase::Inconclusive => {
             BisectionAnswer::Undecided("noise".to_owned())
         }
         _ => BisectionAnswer::NotSlower(times),
     }
 }
 
-/// A search among 64 commits, one of which made the case a tenth slower, in the noise that an H200
-/// recorded. The variable `KERNELGATE_SIMULATIONS` sets the number of simulated searches.
+/// The test bisects 64 commits, one of which makes the case 10 % slower, in the timing noise that
+/// an H200 recorded. The environment variable `KERNELGATE_SIMULATIONS` sets the number of simulated
+/// bisections.
 #[test]
-fn a_slow_commit_is_found_in_recorded_noise() {
+fn a_slow_commit_is_found_in_recorded_h200_noise() {
     let count = std::env::var("KERNELGATE_SIMULATIONS").ok().and_then(|it| it.parse().ok());
     let count: u64 = count.unwrap_or(20);
-    let noise = recorded_blocks();
+    let noise = recorded_a_a_blocks();
     let right = |seed: u64| {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let first_slow = random.random_range(1..=64);
         let compare = |question: &BisectionQuestion| -> Result<BisectionAnswer, Infallible> {
             let time = |place: usize| if place >= first_slow { 1.1 } else { 1.0 };
-            let blocks = TestPlan::default().max_blocks << question.attempt;
-            let default = TestPlan { max_blocks: blocks, ..TestPlan::default() };
+            let blocks = ComparisonTestPlan::default().max_blocks << question.attempt;
+            let default =
+                ComparisonTestPlan { max_blocks: blocks, ..ComparisonTestPlan::default() };
             let plan = question.plan.unwrap_or(default);
             let sides = [time(question.base), time(question.head)];
-            Ok(simulate_answer(&noise, sides, &plan, &mut random))
+            Ok(simulate_bisection_answer(&noise, sides, &plan, &mut random))
         };
-        let Ok(ended) = search_slowdown(64, TestPlan::default().max_blocks, compare);
-        let found = expect_slowdown_found(ended);
-        found.is_confirmed() && (found.last_good, found.first_bad) == (first_slow - 1, first_slow)
+        let Ok(ended) = bisect_commit_range(64, ComparisonTestPlan::default().max_blocks, compare);
+        let found = unwrap_found_slowdown(ended);
+        found.is_slowdown_confirmed()
+            && (found.last_good, found.first_bad) == (first_slow - 1, first_slow)
     };
     let wrong: Vec<u64> = (0..count).into_par_iter().filter(|seed| !right(*seed)).collect();
     println!("{} of {count} right", count as usize - wrong.len());
     assert!(
-        wrong.len() as f64 <= WRONG_ANSWER_PROBABILITY * count as f64 * f64::from(count > 20),
+        wrong.len() as f64
+            <= MAX_WRONG_BISECTION_PROBABILITY * count as f64 * f64::from(count > 20),
         "{wrong:?}"
     );
 }

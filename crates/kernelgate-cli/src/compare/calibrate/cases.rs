@@ -1,68 +1,84 @@
-//! Chooses the cases on which a calibration measures the gate.
+//! Chooses the cases that a calibration of the gate compares with themselves.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::compare::engine::ComparisonEngine;
 use crate::compare::session::{ComparisonSession, PreparedSides};
-use crate::compare::{CompareError, ComparisonRequest};
-use crate::gate::calibration::Calibration;
-use kernelgate::record::{ComparisonTrials, Environment};
+use crate::compare::{BuildComparisonRequest, CompareError};
+use crate::gate::calibration::GateCalibration;
+use kernelgate::record::{ComparisonTrialsFile, RunEnvironment};
 
-/// Range of times of the cases that are chosen on the host if the user names none, nanoseconds:
-/// long against the clock's resolution, short against a process.
-const HOST_TIME_RANGE_NS: (f64, f64) = (0.5e6, 20e6);
-/// Range of the case times for calibration on a GPU, nanoseconds: long enough that one per cent can
-/// be added.
-const GPU_TIME_RANGE_NS: (f64, f64) = (50e3, 20e6);
-/// Largest ratio of the time of a case's first launch to that of a later launch.
-const MAX_FIRST_LAUNCH_RATIO: f64 = 4.0;
+/// On the CPU, a calibration without named cases chooses cases whose time is in this range,
+/// nanoseconds: long against the clock's resolution, short against a process.
+const CALIBRATION_CASE_TIME_RANGE_ON_HOST_NS: (f64, f64) = (0.5e6, 20e6);
+/// On a GPU, a calibration without named cases chooses cases whose time is in this range,
+/// nanoseconds: long enough that a delay of one per cent can be injected.
+const CALIBRATION_CASE_TIME_RANGE_ON_GPU_NS: (f64, f64) = (50e3, 20e6);
+/// Assumed largest ratio of the time of a case's first launch to that of a later launch, used to
+/// preselect the cases of a calibration.
+const MAX_FIRST_TO_LATER_LAUNCH_TIME_RATIO: f64 = 4.0;
 
-/// Facts about a calibration's choice of cases before these are timed.
-pub struct CalibrationCaseChoice {
-    /// Whether the user named the cases; if so, all of them are calibrated.
+/// How a calibration chooses its cases: named by the user, kept from an interrupted calibration, or
+/// chosen by their times.
+pub struct CalibrationCaseSelection {
+    /// Whether the user named the cases; if so, the calibration uses all of them.
     pub named: bool,
-    /// Largest number of calibrated cases if the user names none.
+    /// Largest number of cases that a calibration chooses by itself if the user names none.
     pub most: usize,
-    /// Calibration that is continued with the cases that it used before.
-    pub earlier: Option<Calibration>,
+    /// The interrupted calibration that is resumed; its cases are used again.
+    pub earlier: Option<GateCalibration>,
 }
 
-/// Reduces the cases to those that will be calibrated, and returns their times. A resumed
-/// calibration keeps its cases, because measured times vary from run to run.
-pub fn choose_cases(
-    request: &ComparisonRequest,
-    choice: CalibrationCaseChoice,
+/// Reduces the prepared cases to those that the calibration will compare, and returns each case's
+/// time in nanoseconds. A resumed calibration keeps the cases of its earlier part, because a new
+/// choice by measured times could differ.
+pub fn choose_calibration_cases(
+    request: &BuildComparisonRequest,
+    choice: CalibrationCaseSelection,
     session: &ComparisonSession,
     prepared: &mut PreparedSides,
-    environment: &Environment,
+    environment: &RunEnvironment,
 ) -> Result<BTreeMap<String, f64>, CompareError> {
-    let window = if environment.is_on_host() { HOST_TIME_RANGE_NS } else { GPU_TIME_RANGE_NS };
+    let window = if environment.is_cpu_run() {
+        CALIBRATION_CASE_TIME_RANGE_ON_HOST_NS
+    } else {
+        CALIBRATION_CASE_TIME_RANGE_ON_GPU_NS
+    };
     let named = choice.named || choice.earlier.is_some();
     if let Some(earlier) = choice.earlier {
-        prepared.keep(&earlier.cases.into_keys().collect());
+        prepared.retain_cases(&earlier.cases.into_keys().collect());
     } else if !named {
-        let near = (window.0 / MAX_FIRST_LAUNCH_RATIO, window.1 * MAX_FIRST_LAUNCH_RATIO);
-        let cases = prepared.cases();
+        let near = (
+            window.0 / MAX_FIRST_TO_LATER_LAUNCH_TIME_RATIO,
+            window.1 * MAX_FIRST_TO_LATER_LAUNCH_TIME_RATIO,
+        );
+        let cases = prepared.case_ids_to_compare();
         let verification_ns = prepared.verification_ns.iter().filter(|(id, _)| cases.contains(*id));
         let verification_ns = verification_ns.map(|(id, time_ns)| (id.clone(), *time_ns)).collect();
-        prepared.keep(&choose_by_time(&verification_ns, near, choice.most.saturating_mul(3)));
+        prepared.retain_cases(&choose_shortest_cases_of_each_workload(
+            &verification_ns,
+            near,
+            choice.most.saturating_mul(3),
+        ));
     }
-    if prepared.cases().is_empty() {
+    if prepared.case_ids_to_compare().is_empty() {
         return Err(CompareError::NothingToCalibrate);
     }
-    session.progress.show_step("timing the cases");
+    session.progress.show_current_step("timing the cases");
     let mut times_ns =
-        ComparisonEngine::new(request, session, ComparisonTrials::default()).probe(prepared)?;
+        ComparisonEngine::engine_with_trials(request, session, ComparisonTrialsFile::default())
+            .time_cases_in_one_process(prepared)?;
     if !named {
-        let chosen = choose_by_time(&times_ns, window, choice.most);
-        prepared.keep(&chosen);
+        let chosen = choose_shortest_cases_of_each_workload(&times_ns, window, choice.most);
+        prepared.retain_cases(&chosen);
         times_ns.retain(|id, _| chosen.contains(id));
     }
     if times_ns.is_empty() { Err(CompareError::NothingToCalibrate) } else { Ok(times_ns) }
 }
 
-/// The shortest cases within a window of times, one from each workload per pass.
-fn choose_by_time(
+/// Chooses the cases with times within a window: the shortest of each workload first, then the
+/// second shortest of each, up to a number.
+fn choose_shortest_cases_of_each_workload(
     times_ns: &BTreeMap<String, f64>,
     (low, high): (f64, f64),
     most: usize,
@@ -86,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calibration_cases_are_taken_from_every_workload_shortest_first() {
+    fn calibration_takes_the_shortest_cases_of_each_workload_first() {
         let times: BTreeMap<String, f64> = [
             ("a/f/1/cpu/hot", 5.0),
             ("a/f/2/cpu/hot", 3.0),
@@ -96,8 +112,11 @@ mod tests {
         ]
         .map(|(id, time_ns)| (id.to_owned(), time_ns))
         .into();
-        let chosen =
-            |most| choose_by_time(&times, (2.0, 10.0), most).into_iter().collect::<Vec<_>>();
+        let chosen = |most| {
+            choose_shortest_cases_of_each_workload(&times, (2.0, 10.0), most)
+                .into_iter()
+                .collect::<Vec<_>>()
+        };
         assert_eq!(chosen(2), ["a/b/1/cpu/hot", "a/f/2/cpu/hot"]);
         assert_eq!(chosen(9).len(), 3);
     }

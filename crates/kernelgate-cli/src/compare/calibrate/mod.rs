@@ -1,5 +1,5 @@
-//! Runs many comparisons whose answer is known, of one executable with itself: they show how often
-//! the gate raises a false alarm, and which slow-downs it finds.
+//! Calibrates the gate: compares an executable with itself many times, with and without injected
+//! delays, to count false alarms and found slow-downs.
 
 pub mod cases;
 pub mod probe_processes;
@@ -10,130 +10,156 @@ use std::time::{Duration, Instant};
 
 use super::engine::ComparisonEngine;
 use super::engine::rounds;
-use super::progress::{self, ComparisonProgress};
-use super::session::{ComparisonSession, PreparedSides, SessionTools};
-use super::trials::artificial_load::CoRunningLoad;
-use super::{CompareError, ComparisonRequest, SideInjection, SideSource};
+use super::progress::{self, ComparisonProgressDisplay};
+use super::session::{ComparisonSession, PreparedSides, ProgressAndChildProcesses};
+use super::trials::artificial_load::ArtificialCoRunningLoad;
+use super::{BuildComparisonRequest, CompareError, ComparedSideSource, InjectedChanges};
 use crate::gate::calibration::{
-    BlockSeries, Calibration, CalibrationComparison, CalibrationPart, ComparisonKind, anchors,
-    first_differing_name,
+    CalibrationComparisonKind, CalibrationComparisonRecord, CalibrationShardIdentity,
+    CaseBlocksAsColumns, GateCalibration, anchors, first_differing_name,
 };
 use crate::gate::comparison::Comparison;
-use crate::gate::paired::TestPlan;
-use cases::{CalibrationCaseChoice, choose_cases};
+use crate::gate::paired::ComparisonTestPlan;
+use cases::{CalibrationCaseSelection, choose_calibration_cases};
 use kernelgate::record::{
-    ComparisonTrials, Environment, Provenance, Shard, current_timestamp, file,
+    CommitAndChanges, ComparisonTrialsFile, RunEnvironment, ShardOfWork, current_time_for_records,
+    file,
 };
 use kernelgate::stats::median;
-use kernelgate_cuda::CaseFailure;
-use probe_processes::InjectedDelaySizes;
+use kernelgate_cuda::CaseFailureReason;
+use probe_processes::InjectedGpuDelaySizes;
 
-/// Processes before a comparison that measure the times from which delays are derived.
-const PROBE_PROCESSES: usize = 3;
-/// Time between two measurements of the anchors, which are a process with several ceilings each.
-const ANCHOR_INTERVAL: Duration = Duration::from_secs(120);
-/// Number of code layouts that alternate: on a GPU each layout is compiled once.
-const MAX_CODE_LAYOUTS: usize = 16;
+/// Number of processes that measure the case times before a calibration's comparison; the injected
+/// delay is a percentage of their median.
+const PROCESSES_THAT_TIME_CASES_FOR_DELAYS: usize = 3;
+/// Minimum time between two measurements of the anchors (fixed work that shows the machine's
+/// speed); each measurement takes a process of its own.
+const MIN_ANCHOR_MEASUREMENT_INTERVAL: Duration = Duration::from_secs(120);
+/// Number of artificial layouts of code and memory that a calibration's layout comparisons cycle
+/// through; on a GPU, each layout is compiled once.
+const ARTIFICIAL_CODE_LAYOUTS: usize = 16;
 
-/// Number and settings of the comparisons of a calibration.
+/// Number of comparisons of each kind that a calibration of the gate makes, and its settings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CalibrationRequest {
-    /// Number of A/A comparisons, whose base and head are the same build.
+    /// Number of A/A comparisons of the calibration, whose base and head are the same build without
+    /// any change.
     pub null: usize,
-    /// Comparisons in which code and memory of the head have other addresses.
+    /// Number of A/A comparisons in which the head's code and memory lie at other addresses than
+    /// the base's.
     pub layouts: usize,
-    /// Sizes of the slow-downs that are injected as waits, per cent.
+    /// Sizes of the slow-downs that the calibration injects into the head as waits, per cent of the
+    /// case's time.
     pub injected: Vec<f64>,
-    /// Sizes of the slow-downs that are injected as additional work, per cent.
+    /// Sizes of the slow-downs that the calibration injects into the head as additional work, per
+    /// cent of the case's time.
     pub work: Vec<f64>,
-    /// Number of comparisons for each size in `injected` and for each size in `work`.
+    /// Number of comparisons for each slow-down size in `injected` and for each in `work`.
     pub each: usize,
-    /// Number of comparisons in which one case alone has the injected slow-down.
+    /// Number of comparisons, for each size in `injected`, in which only one case has the injected
+    /// slow-down.
     pub single: usize,
-    /// Comparisons with the host busy with co-running load while the head runs.
+    /// Number of A/A comparisons in which an artificial load runs on the same machine while the
+    /// head is timed.
     pub sham: usize,
-    /// The shard of the calibration's comparisons that this process runs; absent if it runs all.
-    pub shard: Option<Shard>,
+    /// The shard of the calibration's comparisons that this process runs; `None` if it runs all
+    /// comparisons.
+    pub shard: Option<ShardOfWork>,
     /// Thresholds and error rates.
-    pub plan: TestPlan,
-    /// Largest number of calibrated cases if the user names none.
+    pub plan: ComparisonTestPlan,
+    /// Largest number of cases that the calibration chooses by itself if the user names none.
     pub cases: usize,
-    /// Whether the user named the cases, which are then all calibrated.
+    /// Whether the user named the cases; if so, the calibration uses all of them.
     pub named: bool,
-    /// Time within which the last comparison of the calibration must end.
+    /// Total time of the calibration: no comparison starts that would probably end later; `None`
+    /// for no limit.
     pub total: Option<Duration>,
-    /// Command line of the calibration, for its report.
+    /// Command line of the calibration, which its record stores.
     pub command: String,
-    /// File with all comparisons so far, written after each comparison.
+    /// State file that holds all comparisons of the calibration so far; it is rewritten after each
+    /// comparison.
     pub state: PathBuf,
-    /// Whether an earlier, interrupted calibration is continued.
+    /// Whether an interrupted calibration is continued from its state file.
     pub resume: bool,
 }
 
-/// Runs a calibration. The second value is the number of comparisons that a later run must make.
+/// Runs a calibration, and returns it with the number of comparisons that a resumed run still has
+/// to make.
 ///
 /// # Errors
-/// Fails if the executables cannot be made ready, no case can be measured, or the result cannot be
-/// written.
+/// Fails if the bench executables cannot be built or copied, no case can be measured, or the
+/// calibration's state file cannot be written.
 pub fn run_calibration(
-    request: &ComparisonRequest,
+    request: &BuildComparisonRequest,
     settings: &CalibrationRequest,
-) -> Result<(Calibration, usize), CompareError> {
+) -> Result<(GateCalibration, usize), CompareError> {
     let started = Instant::now();
-    let session = ComparisonSession::open_session(request, true, SessionTools::interruptible()?)?;
-    let outcome = measure_calibration(request, settings, &session, started);
-    session.progress.end_progress_line();
+    let session = ComparisonSession::prepare_sides_in_locked_folder(
+        request,
+        true,
+        ProgressAndChildProcesses::with_interrupt_handler()?,
+    )?;
+    let outcome = make_calibration_comparisons(request, settings, &session, started);
+    session.progress.clear_progress_line();
     outcome
 }
 
-/// Makes the comparisons. The function is long because each kind of comparison has its own
-/// settings.
+/// Makes the comparisons. The function `make_calibration_comparisons` is long because each kind of
+/// comparison has its own settings.
 #[expect(clippy::too_many_lines)]
-fn measure_calibration(
-    request: &ComparisonRequest,
+fn make_calibration_comparisons(
+    request: &BuildComparisonRequest,
     settings: &CalibrationRequest,
     session: &ComparisonSession,
     started: Instant,
-) -> Result<(Calibration, usize), CompareError> {
+) -> Result<(GateCalibration, usize), CompareError> {
     let mut prepared =
-        ComparisonEngine::new(request, session, ComparisonTrials::default()).prepare()?;
-    let left_out: BTreeSet<String> =
-        prepared.case_errors().map(|(case, reason)| format!("skipped: {case}: {reason}")).collect();
-    left_out.iter().for_each(|line| session.progress.say(line));
+        ComparisonEngine::engine_with_trials(request, session, ComparisonTrialsFile::default())
+            .verify_and_match_sides()?;
+    let left_out: BTreeSet<String> = prepared
+        .reasons_of_unusable_cases()
+        .map(|(case, reason)| format!("skipped: {case}: {reason}"))
+        .collect();
+    left_out.iter().for_each(|line| session.progress.print_line(line));
     let environment = prepared.environment.clone().ok_or(CompareError::NothingVerified)?;
-    let earlier = file::read::<Calibration>(&settings.state).ok().filter(|_| settings.resume);
-    let choice = CalibrationCaseChoice { named: settings.named, most: settings.cases, earlier };
-    let times_ns = choose_cases(request, choice, session, &mut prepared, &environment)?;
+    let earlier =
+        file::read_record::<GateCalibration>(&settings.state).ok().filter(|_| settings.resume);
+    let choice = CalibrationCaseSelection { named: settings.named, most: settings.cases, earlier };
+    let times_ns = choose_calibration_cases(request, choice, session, &mut prepared, &environment)?;
     let simulated: BTreeSet<&String> =
         prepared.criterion.iter().flat_map(|bench| &bench.cases).collect();
     if !simulated.is_empty() && !settings.injected.is_empty() {
         let cases = simulated.into_iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-        session.progress.say(&format!("{}{cases}", Calibration::SIMULATED_CASES_NOTE));
+        session.progress.print_line(&format!("{}{cases}", GateCalibration::SIMULATED_CASES_NOTE));
     }
     let listed = times_ns.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-    session
-        .progress
-        .say(&format!("{}: {listed}", kernelgate::display::counted_noun(times_ns.len(), "case")));
-    let mut calibration = continue_or_start_calibration(
+    session.progress.print_line(&format!(
+        "{}: {listed}",
+        kernelgate::display::counted_noun(times_ns.len(), "case")
+    ));
+    let mut calibration = resume_or_start_calibration(
         request,
         settings,
         session,
         (&prepared, environment, times_ns),
     )?;
     calibration.left_out.extend(left_out);
-    let tasks = comparison_schedule(settings);
-    let remaining: Vec<(ComparisonKind, usize)> =
-        tasks.iter().copied().filter(|task| !is_measured(&calibration, *task)).collect();
+    let tasks = calibration_comparison_schedule(settings);
+    let remaining: Vec<(CalibrationComparisonKind, usize)> = tasks
+        .iter()
+        .copied()
+        .filter(|task| !is_comparison_already_measured(&calibration, *task))
+        .collect();
     let (measuring, mut done, mut last_anchors) = (Instant::now(), 0, None);
     for (kind, number) in remaining.iter().copied() {
-        // The next comparison may take as long as the longest comparison so far; the first may take
-        // its budget.
+        // The next comparison is assumed to take as long as the longest comparison so far, and the
+        // first one to take its whole budget.
         let walls_s =
             calibration.comparisons.iter().map(|comparison_record| comparison_record.wall_s);
         let longest_s = walls_s.reduce(f64::max).unwrap_or(request.budget.as_secs_f64());
         let end = started.elapsed() + Duration::from_secs_f64(longest_s);
         if let Some(total) = settings.total.filter(|total| end > *total) {
-            session.progress.say(&format!(
+            session.progress.print_line(&format!(
                 "no further comparison: one may take {}, and {} of --total-time {} are spent",
                 progress::duration(Duration::from_secs_f64(longest_s)),
                 progress::duration(started.elapsed()),
@@ -141,7 +167,7 @@ fn measure_calibration(
             ));
             break;
         }
-        let ahead = progress::duration(calibration_time_left(
+        let ahead = progress::duration(estimated_calibration_time_left(
             &calibration,
             remaining.len() - done,
             measuring.elapsed(),
@@ -151,16 +177,19 @@ fn measure_calibration(
             "{} of {} comparisons done, {ahead} left; {}",
             tasks.len() - remaining.len() + done,
             tasks.len(),
-            kind.name()
+            kind.kind_name()
         );
-        session.progress.show_step(&label);
-        let engine = ComparisonEngine::new(request, session, ComparisonTrials::default());
-        let is_due = last_anchors.is_none_or(|last: Instant| last.elapsed() > ANCHOR_INTERVAL);
-        let anchors =
-            match is_due && calibration.comparisons.len() < anchors::MAX_ANCHOR_MEASUREMENTS {
-                true => engine.anchors(&prepared)?,
-                false => None,
-            };
+        session.progress.show_current_step(&label);
+        let engine =
+            ComparisonEngine::engine_with_trials(request, session, ComparisonTrialsFile::default());
+        let is_due = last_anchors
+            .is_none_or(|last: Instant| last.elapsed() > MIN_ANCHOR_MEASUREMENT_INTERVAL);
+        let anchors = match is_due
+            && calibration.comparisons.len() < anchors::MAX_ANCHOR_MEASUREMENTS_PER_PART
+        {
+            true => engine.measure_anchors_in_base_process(&prepared)?,
+            false => None,
+        };
         if anchors.is_some() {
             last_anchors = Some(Instant::now());
         }
@@ -172,64 +201,73 @@ fn measure_calibration(
             (kind, number),
             &label,
         )?;
-        print_comparison_outcome(&session.progress, &compared);
-        let card = calibration.environment.device_identifier();
-        calibration.comparisons.push(CalibrationComparison { card, anchors, ..compared });
+        print_calibration_comparison_outcome(&session.progress, &compared);
+        let card = calibration.environment.id_of_gpus_or_host();
+        calibration.comparisons.push(CalibrationComparisonRecord { card, anchors, ..compared });
         done += 1;
-        file::write(&settings.state, &calibration)?;
+        file::write_record_atomically(&settings.state, &calibration)?;
     }
-    calibration.derive_thresholds();
-    file::write(&settings.state, &calibration)?;
+    calibration.derive_thresholds_and_anchor_tolerance();
+    file::write_record_atomically(&settings.state, &calibration)?;
     Ok((calibration, remaining.len() - done))
 }
 
 impl CalibrationRequest {
-    /// Describes the part of the calibration that is measured, if this process is a shard.
-    fn part(&self, cases: &BTreeSet<String>) -> Option<CalibrationPart> {
+    /// Describes which part of the calibration this shard measures; `None` if the calibration is
+    /// not divided into shards.
+    fn part_of_this_shard(&self, cases: &BTreeSet<String>) -> Option<CalibrationShardIdentity> {
         let shard = self.shard?;
-        let all = comparison_schedule(&Self { shard: None, ..self.clone() });
+        let all = calibration_comparison_schedule(&Self { shard: None, ..self.clone() });
         let tasks: Vec<String> = all.iter().map(|task| format!("{task:?}")).collect();
         let facts = tasks.iter().chain(cases).map(String::as_str);
-        let comparisons = shard.deal_to_shard(&all).count();
-        Some(CalibrationPart { shard, plan: file::hash_of_all(facts), comparisons })
+        let comparisons = shard.items_of_shard_in_turn(&all).count();
+        Some(CalibrationShardIdentity { shard, plan: file::hash_of_texts_hex(facts), comparisons })
     }
 }
 
-/// All comparisons of this shard, in an order that mixes their kinds evenly, so that drift of the
-/// machine affects all kinds equally.
-fn comparison_schedule(settings: &CalibrationRequest) -> Vec<(ComparisonKind, usize)> {
+/// Lists the comparisons that this shard of the calibration makes, with their kinds mixed evenly,
+/// so that drift of the machine affects all kinds equally.
+fn calibration_comparison_schedule(
+    settings: &CalibrationRequest,
+) -> Vec<(CalibrationComparisonKind, usize)> {
     let untouched = [
-        (ComparisonKind::Null, settings.null),
-        (ComparisonKind::Layout, settings.layouts),
-        (ComparisonKind::Sham, settings.sham),
+        (CalibrationComparisonKind::Null, settings.null),
+        (CalibrationComparisonKind::Layout, settings.layouts),
+        (CalibrationComparisonKind::Sham, settings.sham),
     ];
     let injected = settings.injected.iter().flat_map(|percent| {
         [
-            (ComparisonKind::Injected(*percent), settings.each),
-            (ComparisonKind::Single(*percent), settings.single),
+            (CalibrationComparisonKind::Injected(*percent), settings.each),
+            (CalibrationComparisonKind::Single(*percent), settings.single),
         ]
     });
-    let work = settings.work.iter().map(|percent| (ComparisonKind::Work(*percent), settings.each));
-    let counts: Vec<(ComparisonKind, usize)> =
+    let work = settings
+        .work
+        .iter()
+        .map(|percent| (CalibrationComparisonKind::Work(*percent), settings.each));
+    let counts: Vec<(CalibrationComparisonKind, usize)> =
         untouched.into_iter().chain(injected).chain(work).collect();
-    let mut tasks: Vec<(f64, ComparisonKind, usize)> = Vec::new();
+    let mut tasks: Vec<(f64, CalibrationComparisonKind, usize)> = Vec::new();
     for (kind, count) in counts {
         tasks.extend((0..count).map(|number| ((number as f64 + 0.5) / count as f64, kind, number)));
     }
     tasks.sort_by(|a, b| a.0.total_cmp(&b.0));
     let tasks = tasks.into_iter().map(|(_, kind, number)| (kind, number));
     match settings.shard {
-        Some(shard) => shard.deal_to_shard(tasks).collect(),
+        Some(shard) => shard.items_of_shard_in_turn(tasks).collect(),
         None => tasks.collect(),
     }
 }
 
-fn is_measured(calibration: &Calibration, (kind, number): (ComparisonKind, usize)) -> bool {
-    calibration.comparisons_of(kind).any(|comparison| comparison.number == number)
+fn is_comparison_already_measured(
+    calibration: &GateCalibration,
+    (kind, number): (CalibrationComparisonKind, usize),
+) -> bool {
+    calibration.comparisons_of_kind(kind).any(|comparison| comparison.number == number)
 }
 
-fn calibration_time_left(
-    calibration: &Calibration,
+fn estimated_calibration_time_left(
+    calibration: &GateCalibration,
     tasks: usize,
     elapsed: Duration,
     done: usize,
@@ -244,33 +282,33 @@ fn calibration_time_left(
     Duration::from_secs_f64(each_s * tasks as f64)
 }
 
-/// Returns the calibration to continue, or an empty one.
-fn continue_or_start_calibration(
-    request: &ComparisonRequest,
+/// Returns the interrupted calibration that is continued, or an empty one.
+fn resume_or_start_calibration(
+    request: &BuildComparisonRequest,
     settings: &CalibrationRequest,
     session: &ComparisonSession,
-    (prepared, environment, cases): (&PreparedSides, Environment, BTreeMap<String, f64>),
-) -> Result<Calibration, CompareError> {
-    let identity = session.comparison_identity(request)?;
-    // An executable that was built elsewhere does not record its commit: the commit of the package
-    // around it is the best guess.
+    (prepared, environment, cases): (&PreparedSides, RunEnvironment, BTreeMap<String, f64>),
+) -> Result<GateCalibration, CompareError> {
+    let identity = session.facts_that_identify_comparison(request)?;
+    // Prebuilt executables do not record their commit, so the calibration records the commit of the
+    // package around the current folder.
     let provenance = match request.base {
-        SideSource::Folder(_) => Provenance::detect_from_git(&request.package),
+        ComparedSideSource::Folder(_) => CommitAndChanges::from_git_or_variable(&request.package),
         _ => prepared.provenance.clone(),
     };
-    let mut fresh = Calibration {
-        started: current_timestamp(),
+    let mut fresh = GateCalibration {
+        started: current_time_for_records(),
         environment,
         provenance,
         identity,
         commands: BTreeSet::new(),
         plan: settings.plan,
         budget_s: request.budget.as_secs_f64(),
-        sampling: ComparisonEngine::sampling(prepared),
+        sampling: ComparisonEngine::sampling_of_first_bench(prepared),
         cases,
         left_out: BTreeSet::new(),
         simulated: prepared.criterion.iter().flat_map(|bench| bench.cases.clone()).collect(),
-        part: settings.part(prepared.cases()),
+        part: settings.part_of_this_shard(prepared.case_ids_to_compare()),
         anchor_tolerance: None,
         recommended: None,
         comparisons: Vec::new(),
@@ -279,7 +317,7 @@ fn continue_or_start_calibration(
     if !settings.resume {
         return Ok(fresh);
     }
-    match file::read::<Calibration>(&settings.state) {
+    match file::read_record::<GateCalibration>(&settings.state) {
         Ok(earlier) => {
             let of_another = first_differing_name(&earlier.identity, &fresh.identity)
                 .or_else(|| {
@@ -288,7 +326,7 @@ fn continue_or_start_calibration(
                 .or_else(|| {
                     fresh
                         .environment
-                        .mismatches(&earlier.environment)
+                        .incomparable_facts_with_base(&earlier.environment)
                         .first()
                         .map(|mismatch| mismatch.field.to_owned())
                 });
@@ -298,44 +336,48 @@ fn continue_or_start_calibration(
             }
             session
                 .progress
-                .say(&format!("going on after {} comparisons", earlier.comparisons.len()));
-            fresh.merge(earlier).map_err(CompareError::Unmergeable)?;
+                .print_line(&format!("going on after {} comparisons", earlier.comparisons.len()));
+            fresh.check_and_merge(earlier).map_err(CompareError::Unmergeable)?;
             Ok(fresh)
         }
-        Err(error) if error.is_not_found() => {
-            session.progress.say("--resume: nothing was interrupted here: starting anew");
+        Err(error) if error.is_because_file_is_missing() => {
+            session.progress.print_line("--resume: nothing was interrupted here: starting anew");
             Ok(fresh)
         }
         Err(error) => Err(error.into()),
     }
 }
 
-/// Runs one comparison with new processes, which are used once.
+/// Runs one comparison of a calibration in new processes, which no other comparison uses.
 fn run_calibration_comparison(
-    request: &ComparisonRequest,
+    request: &BuildComparisonRequest,
     settings: &CalibrationRequest,
     session: &ComparisonSession,
     prepared: &PreparedSides,
-    (kind, number): (ComparisonKind, usize),
+    (kind, number): (CalibrationComparisonKind, usize),
     label: &str,
-) -> Result<CalibrationComparison, CompareError> {
-    let (started, clock) = (current_timestamp(), Instant::now());
+) -> Result<CalibrationComparisonRecord, CompareError> {
+    let (started, clock) = (current_time_for_records(), Instant::now());
     let simulated: BTreeSet<&String> =
         prepared.criterion.iter().flat_map(|bench| &bench.cases).collect();
-    let delays_ns: BTreeMap<String, f64> = match kind.injected_percent() {
+    let delays_ns: BTreeMap<String, f64> = match kind.injected_slowdown_percent() {
         Some(percent) => {
             let mut times_ns: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-            for _ in 0..PROBE_PROCESSES {
-                for (id, time_ns) in
-                    ComparisonEngine::new(request, session, ComparisonTrials::default())
-                        .probe(prepared)?
+            for _ in 0..PROCESSES_THAT_TIME_CASES_FOR_DELAYS {
+                for (id, time_ns) in ComparisonEngine::engine_with_trials(
+                    request,
+                    session,
+                    ComparisonTrialsFile::default(),
+                )
+                .time_cases_in_one_process(prepared)?
                 {
                     times_ns.entry(id).or_default().push(time_ns);
                 }
             }
             let share = |id: &String, times_ns: &[f64]| {
                 let share_ns = median(times_ns) * percent / 100.0;
-                // A delay of a launch is a whole number of nanoseconds.
+                // The delay that is injected into a launch is a whole number of nanoseconds; only
+                // simulated delays of Criterion benches may be fractions.
                 if simulated.contains(id) { share_ns } else { share_ns.round().max(1.0) }
             };
             let share = |(id, times_ns): (String, Vec<f64>)| {
@@ -343,7 +385,7 @@ fn run_calibration_comparison(
                 (id, share_ns)
             };
             let mut delays_ns: BTreeMap<String, f64> = times_ns.into_iter().map(share).collect();
-            if let ComparisonKind::Single(_) = kind {
+            if let CalibrationComparisonKind::Single(_) = kind {
                 let chosen = delays_ns.keys().nth(number % delays_ns.len().max(1)).cloned();
                 delays_ns.retain(|id, _| Some(id) == chosen.as_ref());
             }
@@ -351,93 +393,105 @@ fn run_calibration_comparison(
         }
         None => BTreeMap::new(),
     };
-    let injection = SideInjection {
+    let injection = InjectedChanges {
         delays_ns: delays_ns.clone(),
-        by_work: matches!(kind, ComparisonKind::Work(_)),
-        layout: matches!(kind, ComparisonKind::Layout).then_some(1 + number % MAX_CODE_LAYOUTS),
-        ..SideInjection::default()
+        by_work: matches!(kind, CalibrationComparisonKind::Work(_)),
+        layout: matches!(kind, CalibrationComparisonKind::Layout)
+            .then_some(1 + number % ARTIFICIAL_CODE_LAYOUTS),
+        ..InjectedChanges::default()
     };
-    let mut request_of_head = ComparisonRequest { injection, ..request.clone() };
-    let on_host = prepared.environment.as_ref().is_none_or(Environment::is_on_host);
+    let mut request_of_head = BuildComparisonRequest { injection, ..request.clone() };
+    let on_host = prepared.environment.as_ref().is_none_or(RunEnvironment::is_cpu_run);
     let mut prepared = prepared.clone();
     let not_made = match delays_ns.is_empty() || on_host {
         true => BTreeMap::new(),
-        false => fit_injected_delays(&mut request_of_head, session, &mut prepared),
+        false => determine_injected_delay_sizes(&mut request_of_head, session, &mut prepared),
     };
     let co_running = match kind {
-        ComparisonKind::Sham if on_host => {
-            CoRunningLoad::Threads(std::thread::available_parallelism().map_or(1, Into::into))
-        }
-        ComparisonKind::Sham => {
-            // After the time of a whole process the co-running load certainly runs.
+        CalibrationComparisonKind::Sham if on_host => ArtificialCoRunningLoad::Threads(
+            std::thread::available_parallelism().map_or(1, Into::into),
+        ),
+        CalibrationComparisonKind::Sham => {
+            // The timer of the co-running process starts the load after the duration of one whole
+            // bench process, when the load certainly runs.
             let whole = Instant::now();
-            ComparisonEngine::new(request, session, ComparisonTrials::default())
-                .probe(&prepared)?;
-            CoRunningLoad::Process(whole.elapsed())
+            ComparisonEngine::engine_with_trials(request, session, ComparisonTrialsFile::default())
+                .time_cases_in_one_process(&prepared)?;
+            ArtificialCoRunningLoad::Process(whole.elapsed())
         }
-        _ => CoRunningLoad::Nothing,
+        _ => ArtificialCoRunningLoad::Nothing,
     };
-    let mut engine = ComparisonEngine::for_calibration(
+    let mut engine = ComparisonEngine::engine_for_calibration(
         &request_of_head,
         session,
         settings.plan,
         co_running,
         label,
     );
-    let comparison = engine.compare(prepared)?;
+    let comparison = engine.run_both_rounds(prepared)?;
     let took = (started, clock.elapsed());
     let mut comparison_record =
-        comparison_record((kind, number), took, delays_ns, &comparison, &engine.trials);
+        calibration_comparison_record((kind, number), took, delays_ns, &comparison, &engine.trials);
     comparison_record.failed.extend(not_made.into_iter().map(|(id, why)| (id, why.text)));
     Ok(comparison_record)
 }
 
-/// Determines the sizes of the injected delays once, with many launches, so that all processes use
-/// equal sizes. Removes the cases to which the requested delay cannot be added, and returns the
-/// reasons.
-fn fit_injected_delays(
-    request_of_head: &mut ComparisonRequest,
+/// Determines each case's injected delay size once, with many launches, so that all processes of
+/// the comparison inject equal delays. Removes the cases to which the requested delay cannot be
+/// added from the comparison, and returns them with the reasons.
+fn determine_injected_delay_sizes(
+    request_of_head: &mut BuildComparisonRequest,
     session: &ComparisonSession,
     prepared: &mut PreparedSides,
-) -> BTreeMap<String, CaseFailure> {
-    let found = ComparisonEngine::new(request_of_head, session, ComparisonTrials::default())
-        .injected_delay_sizes(prepared);
+) -> BTreeMap<String, CaseFailureReason> {
+    let found = ComparisonEngine::engine_with_trials(
+        request_of_head,
+        session,
+        ComparisonTrialsFile::default(),
+    )
+    .measure_injected_delay_sizes(prepared);
     match found {
-        Ok(InjectedDelaySizes { sizes, failed }) => {
+        Ok(InjectedGpuDelaySizes { sizes, failed }) => {
             request_of_head.injection.delay_sizes = sizes;
             let can_be_delayed = |id: &&String| !failed.contains_key(*id);
-            prepared.keep(&prepared.cases().iter().filter(can_be_delayed).cloned().collect());
+            prepared.retain_cases(
+                &prepared.case_ids_to_compare().iter().filter(can_be_delayed).cloned().collect(),
+            );
             failed
         }
         Err(error) => {
-            session.progress.say(&format!("each process finds the size of its delays: {error}"));
+            session
+                .progress
+                .print_line(&format!("each process finds the size of its delays: {error}"));
             BTreeMap::new()
         }
     }
 }
 
-fn comparison_record(
-    (kind, number): (ComparisonKind, usize),
+fn calibration_comparison_record(
+    (kind, number): (CalibrationComparisonKind, usize),
     (started, took): (String, Duration),
     delays_ns: BTreeMap<String, f64>,
     comparison: &Comparison,
-    trials: &ComparisonTrials,
-) -> CalibrationComparison {
-    // A case that could not be measured says nothing about the gate.
-    let judged = || comparison.judged.iter().filter(|judged| judged.case_error().is_none());
+    trials: &ComparisonTrialsFile,
+) -> CalibrationComparisonRecord {
+    // A case that could not be measured is excluded, because it shows nothing about the gate's
+    // error rates.
+    let judged =
+        || comparison.judged.iter().filter(|judged| judged.joined_measurement_errors().is_none());
     let unmeasured = comparison
         .judged
         .iter()
-        .filter_map(|judged| Some((judged.case.clone(), judged.case_error()?)));
+        .filter_map(|judged| Some((judged.case.clone(), judged.joined_measurement_errors()?)));
     let facts = &comparison.facts;
     let series = |round| {
-        let observed = rounds::whole_blocks_by_case(&trials.trials, round);
+        let observed = rounds::complete_blocks_by_case(&trials.trials, round);
         observed
             .into_iter()
-            .map(|(case, blocks)| (case, BlockSeries::from_blocks(&blocks)))
+            .map(|(case, blocks)| (case, CaseBlocksAsColumns::from_trial_blocks(&blocks)))
             .collect()
     };
-    CalibrationComparison {
+    CalibrationComparisonRecord {
         kind,
         number,
         started,
@@ -446,7 +500,7 @@ fn comparison_record(
         delays_ns,
         verdicts: judged().map(|judged| (judged.case.clone(), judged.verdict)).collect(),
         reasons: judged()
-            .filter_map(|judged| Some((judged.case.clone(), judged.reason()?)))
+            .filter_map(|judged| Some((judged.case.clone(), judged.joined_reasons()?)))
             .collect(),
         failed: comparison
             .failed
@@ -468,11 +522,15 @@ fn comparison_record(
     }
 }
 
-/// Prints a line with the outcome of a comparison.
-fn print_comparison_outcome(progress: &ComparisonProgress, comparison: &CalibrationComparison) {
+/// Prints one line with the outcome of a calibration's comparison: verdict counts, failed cases,
+/// blocks and time.
+fn print_calibration_comparison_outcome(
+    progress: &ComparisonProgressDisplay,
+    comparison: &CalibrationComparisonRecord,
+) {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for (_, verdict) in comparison.judged() {
-        *counts.entry(verdict.name()).or_default() += 1;
+    for (_, verdict) in comparison.verdicts_by_case() {
+        *counts.entry(verdict.verdict_name()).or_default() += 1;
     }
     let counts: Vec<String> =
         counts.into_iter().map(|(verdict, count)| format!("{count} {verdict}")).collect();
@@ -482,9 +540,9 @@ fn print_comparison_outcome(progress: &ComparisonProgress, comparison: &Calibrat
         format!(", {} not run", comparison.failed.len())
     };
     let blocks = comparison.processes / rounds::PROCESSES_PER_BLOCK;
-    progress.say(&format!(
+    progress.print_line(&format!(
         "{} {}: {}{failed} ({blocks} blocks, {:.0} s)",
-        comparison.kind.name(),
+        comparison.kind.kind_name(),
         comparison.number + 1,
         counts.join(", "),
         comparison.wall_s
@@ -495,7 +553,7 @@ fn print_comparison_outcome(progress: &ComparisonProgress, comparison: &Calibrat
 mod tests {
     use super::*;
 
-    fn calibration_request(shard: Option<Shard>) -> CalibrationRequest {
+    fn test_calibration_request(shard: Option<ShardOfWork>) -> CalibrationRequest {
         CalibrationRequest {
             null: 7,
             layouts: 1,
@@ -505,7 +563,7 @@ mod tests {
             single: 1,
             sham: 2,
             shard,
-            plan: TestPlan::default(),
+            plan: ComparisonTestPlan::default(),
             cases: 4,
             named: false,
             total: None,
@@ -517,21 +575,24 @@ mod tests {
 
     #[test]
     fn shards_of_a_calibration_divide_its_comparisons_without_overlap() {
-        let whole = comparison_schedule(&calibration_request(None));
+        let whole = calibration_comparison_schedule(&test_calibration_request(None));
         assert_eq!(whole.len(), 21);
-        // The first half has comparisons of every kind that occurs several times.
+        // The first half of the calibration's schedule must contain each kind of comparison that
+        // occurs several times.
         for kind in [
-            ComparisonKind::Null,
-            ComparisonKind::Sham,
-            ComparisonKind::Injected(2.0),
-            ComparisonKind::Injected(5.0),
-            ComparisonKind::Work(1.0),
+            CalibrationComparisonKind::Null,
+            CalibrationComparisonKind::Sham,
+            CalibrationComparisonKind::Injected(2.0),
+            CalibrationComparisonKind::Injected(5.0),
+            CalibrationComparisonKind::Work(1.0),
         ] {
             assert!(whole[..11].iter().any(|task| task.0 == kind), "{kind:?}");
         }
-        let shards = (1..=4).map(|index| Shard { index, count: 4 });
-        let parts: Vec<(ComparisonKind, usize)> = shards
-            .flat_map(|shard| comparison_schedule(&calibration_request(Some(shard))))
+        let shards = (1..=4).map(|index| ShardOfWork { index, count: 4 });
+        let parts: Vec<(CalibrationComparisonKind, usize)> = shards
+            .flat_map(|shard| {
+                calibration_comparison_schedule(&test_calibration_request(Some(shard)))
+            })
             .collect();
         assert_eq!(parts.len(), whole.len());
         assert!(whole.iter().all(|task| parts.contains(task)));

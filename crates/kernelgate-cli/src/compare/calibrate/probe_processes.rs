@@ -1,6 +1,6 @@
-//! Runs single processes before a calibration's comparison, which measure how long cases take and
-//! find the sizes of injected delays. This module does not use the results of these processes;
-//! `calibrate` does.
+//! Runs single bench processes before a calibration's comparison: they measure case times, anchor
+//! rates and the sizes of injected delays. This module does not interpret the results of these
+//! processes; `calibrate` does.
 
 use std::collections::BTreeMap;
 
@@ -8,76 +8,88 @@ use crate::compare::CompareError;
 use crate::compare::engine::ComparisonEngine;
 use crate::compare::engine::rounds;
 use crate::compare::session::{ComparedBench, PreparedSides};
-use crate::compare::sides::copy_benches::BenchDriver;
-use crate::gate::paired::Arm;
-use kernelgate::measure::anchors::AnchorRecord;
-use kernelgate::record::{CaseRecord, ProcessRun, TrialRequest, TrialSampling};
-use kernelgate_cuda::CaseFailure;
+use crate::compare::sides::copy_benches::BenchControlMethod;
+use crate::gate::paired::ComparedArm;
+use kernelgate::measure::anchors::ShardAnchorRecord;
+use kernelgate::record::{
+    BenchProcessRun, CaseRecordWithSamples, TrialRequestToBench, TrialSamplingPlan,
+};
+use kernelgate_cuda::CaseFailureReason;
 
-/// Sizes of the injected delays on a GPU, in the unit of the delaying kernels.
+/// Sizes of the injected GPU delays of each case, in the unit of the kernels that cause the delay.
 #[derive(Debug, Default)]
-pub struct InjectedDelaySizes {
+pub struct InjectedGpuDelaySizes {
     /// Sizes by case.
     pub sizes: BTreeMap<String, u64>,
     /// Cases to which the requested delay cannot be added, with the reasons.
-    pub failed: BTreeMap<String, CaseFailure>,
+    pub failed: BTreeMap<String, CaseFailureReason>,
 }
 
 impl ComparisonEngine<'_> {
-    /// Runs one process of each bench of the base, timed as any other: nanoseconds a launch by
-    /// case, and how long the cases were timed.
-    pub fn probe(&self, prepared: &PreparedSides) -> Result<BTreeMap<String, f64>, CompareError> {
-        let runs = self.run_one_process(prepared, Arm::Base, "probe")?;
-        let timings = runs.iter().flat_map(rounds::timings_by_case);
+    /// Runs one process of each of the base's benches, and returns the measured nanoseconds per
+    /// launch of each case.
+    pub fn time_cases_in_one_process(
+        &self,
+        prepared: &PreparedSides,
+    ) -> Result<BTreeMap<String, f64>, CompareError> {
+        let runs = self.run_one_process_per_bench(prepared, ComparedArm::Base, "probe")?;
+        let timings = runs.iter().flat_map(rounds::median_timings_by_case);
         Ok(timings.map(|(id, timing)| (id, timing.time_ns)).collect())
     }
 
-    /// Returns the rates of fixed work, which one process of the base measures beside one case;
-    /// absent if every bench uses Criterion alone.
-    pub fn anchors(&self, prepared: &PreparedSides) -> Result<Option<AnchorRecord>, CompareError> {
-        let of_harness = |bench: &&ComparedBench| bench.driver != BenchDriver::Criterion;
+    /// Runs one process of the base that measures the anchors (rates of fixed work), and returns
+    /// their record; `None` if every bench uses Criterion without kernelgate.
+    pub fn measure_anchors_in_base_process(
+        &self,
+        prepared: &PreparedSides,
+    ) -> Result<Option<ShardAnchorRecord>, CompareError> {
+        let of_harness = |bench: &&ComparedBench| bench.driver != BenchControlMethod::Criterion;
         let Some(bench) = prepared.benches.iter().find(of_harness) else { return Ok(None) };
         let cases = bench.cases.iter().take(1).cloned().collect();
-        let request = TrialRequest {
+        let request = TrialRequestToBench {
             anchors: true,
-            sampling: TrialSampling::VERIFICATION_SAMPLING,
-            ..self.trial_request(bench, Arm::Base, "anchors".to_owned(), cases)
+            sampling: TrialSamplingPlan::ONE_SAMPLE_FOR_VERIFICATION,
+            ..self.request_for_one_trial(bench, ComparedArm::Base, "anchors".to_owned(), cases)
         };
         let broken = |reason| CompareError::Broken { bench: bench.name.clone(), reason };
-        let run =
-            self.run_process(Arm::Base, &bench.name, &request, bench.timeout).map_err(broken)?;
+        let run = self
+            .run_trial_process(ComparedArm::Base, &bench.name, &request, bench.timeout)
+            .map_err(broken)?;
         Ok(run.and_then(|run| run.anchors))
     }
 
-    /// Returns the delay sizes that one process of the head finds for each bench, by case, and the
-    /// reasons why other cases have none.
-    pub fn injected_delay_sizes(
+    /// Runs one process of each of the head's benches, and returns the delay size that it found for
+    /// each case, or the reason why it found none.
+    pub fn measure_injected_delay_sizes(
         &self,
         prepared: &PreparedSides,
-    ) -> Result<InjectedDelaySizes, CompareError> {
+    ) -> Result<InjectedGpuDelaySizes, CompareError> {
         let mut delayed = prepared.clone();
-        delayed.keep(&self.request.injection.delays_ns.keys().cloned().collect());
-        let runs = self.run_one_process(&delayed, Arm::Head, "delays")?;
-        let mut found = InjectedDelaySizes::default();
+        delayed.retain_cases(&self.request.injection.delays_ns.keys().cloned().collect());
+        let runs = self.run_one_process_per_bench(&delayed, ComparedArm::Head, "delays")?;
+        let mut found = InjectedGpuDelaySizes::default();
         for run in runs {
-            let sized = |(id, case): (_, CaseRecord)| Some((id, case.samples.delay_size?));
+            let sized =
+                |(id, case): (_, CaseRecordWithSamples)| Some((id, case.samples.delay_size?));
             found.sizes.extend(run.cases.into_iter().filter_map(sized));
             found.failed.extend(run.failed);
         }
         Ok(found)
     }
 
-    /// Runs one process of each bench of a side, timed as any other.
-    fn run_one_process(
+    /// Runs one process of each bench of one side (base or head), which times all its cases as in
+    /// any other trial.
+    fn run_one_process_per_bench(
         &self,
         prepared: &PreparedSides,
-        arm: Arm,
+        arm: ComparedArm,
         session: &str,
-    ) -> Result<Vec<ProcessRun>, CompareError> {
+    ) -> Result<Vec<BenchProcessRun>, CompareError> {
         let mut runs = Vec::new();
         for bench in &prepared.benches {
-            let request = self.trial_request(bench, arm, session.to_owned(), bench.cases.clone());
-            let run = self.run_process(arm, &bench.name, &request, bench.timeout);
+            let request =
+                self.request_for_one_trial(bench, arm, session.to_owned(), bench.cases.clone());
+            let run = self.run_trial_process(arm, &bench.name, &request, bench.timeout);
             let broken = |reason| CompareError::Broken { bench: bench.name.clone(), reason };
             let run = run.map_err(broken)?;
             runs.extend(run);

@@ -1,56 +1,57 @@
-//! Concludes a comparison: the verdicts, and every case without one with its reason.
+//! Draws the conclusion of a comparison: each case's verdict, or the reason why a case has none.
 
 use std::collections::BTreeMap;
 
 use super::rounds;
-use super::{ComparisonEngine, ComparisonFacts};
-use crate::compare::matched_cases::MatchedCases;
-use crate::compare::session::{ComparedBench, delays_text};
-use crate::gate::comparison::{BuildFacts, Comparison, ComparisonRound};
+use super::{ComparisonEngine, WholeComparisonFacts};
+use crate::compare::matched_cases::CasesMatchedBetweenSides;
+use crate::compare::session::{ComparedBench, injected_delays_text};
+use crate::gate::comparison::{BuildComparisonFacts, Comparison, ComparisonRoundCounts};
 use crate::gate::inconclusive_reason::InconclusiveReason;
-use crate::gate::judgement::Judgement;
-use crate::gate::outputs::numerics::NumericsReport;
+use crate::gate::judgement::CaseJudgement;
+use crate::gate::outputs::numerics::OutputErrorReport;
 use crate::gate::outputs::verification::VerificationLoss;
-use crate::gate::paired::{PairedDecision, PairedOutcome};
-use crate::gate::rules::RulesReport;
-use crate::gate::verdict::Verdict;
-use kernelgate::record::VerificationExtent;
+use crate::gate::paired::{PairedDecisionOnCase, PairedDecisionsOfRound};
+use crate::gate::rules::RulesEffectReport;
+use crate::gate::verdict::VerdictOnCase;
+use kernelgate::record::OutputVerificationExtent;
 
 impl ComparisonEngine<'_> {
-    /// Derives the conclusion of a comparison from the outcomes of both rounds.
+    /// Draws the conclusion of a comparison from the outcome of its first round and of its second
+    /// round, which confirms regressions.
     pub(super) fn conclude_comparison(
         &self,
-        (mut matched, benches): (MatchedCases, &[ComparedBench]),
-        first: PairedOutcome,
-        second: Option<&PairedOutcome>,
-        facts: ComparisonFacts,
+        (mut matched, benches): (CasesMatchedBetweenSides, &[ComparedBench]),
+        first: PairedDecisionsOfRound,
+        second: Option<&PairedDecisionsOfRound>,
+        facts: WholeComparisonFacts,
     ) -> Comparison {
-        matched.failed.extend(rounds::failure_reasons(&self.trials.trials));
-        let mut unmeasured = self.cases_without_block(&matched, benches, &first);
+        matched.failed.extend(rounds::failures_in_head_processes(&self.trials.trials));
+        let mut unmeasured = self.reasons_of_cases_without_block(&matched, benches, &first);
         unmeasured.append(&mut matched.unmeasured);
         unmeasured.retain(|id, _| !matched.failed.contains_key(id));
         let losses: BTreeMap<String, VerificationLoss> = facts
             .verification
             .iter()
-            .filter(|(id, _)| !self.rules.accepts_less_verified(id))
+            .filter(|(id, _)| !self.rules.accepts_less_verification(id))
             .filter_map(|(id, [base, head])| {
                 Some((id.clone(), VerificationLoss::from_extents(id, *base, *head)?))
             })
             .collect();
         let decisions = first.decisions.into_iter();
         let decisions = decisions.filter(|decision| !matched.failed.contains_key(&decision.case));
-        let mut judged = self.judgements_of_cases(decisions, benches, second, &losses);
+        let mut judged = self.judge_decided_cases(decisions, benches, second, &losses);
         judged.extend(unmeasured.into_iter().map(|(id, why)| {
-            let limits = self.rules.resolve(&id, &self.limits);
-            Judgement::unmeasured(id, why, &self.plan, &limits)
+            let limits = self.rules.limits_of_case(&id, &self.limits);
+            CaseJudgement::for_case_without_blocks(id, why, &self.plan, &limits)
         }));
         let [base, head] = &self.session.sides;
         let sides = self.session.sides.iter();
         let mut left_alone: BTreeMap<String, String> =
             sides.flat_map(|side| side.executables.foreign.clone()).collect();
         left_alone.extend(self.undrivable.clone());
-        let is_unverified = |[base, head]: &[VerificationExtent; 2]| {
-            !base.is_verified() && *head == VerificationExtent::Unverified
+        let is_unverified = |[base, head]: &[OutputVerificationExtent; 2]| {
+            !base.is_compared_with_reference() && *head == OutputVerificationExtent::Unverified
         };
         let unverified = judged
             .iter()
@@ -58,8 +59,8 @@ impl ComparisonEngine<'_> {
             .filter(|case| facts.verification.get(*case).is_some_and(is_unverified))
             .cloned()
             .collect();
-        let refused = matched.comparison_refusals();
-        let facts_of_builds = BuildFacts {
+        let refused = matched.comparison_refusals_by_field();
+        let facts_of_builds = BuildComparisonFacts {
             base: base.label.clone(),
             head: head.label.clone(),
             plan: self.plan,
@@ -70,12 +71,15 @@ impl ComparisonEngine<'_> {
             broken: self.broken.clone(),
             left_alone,
             criterion: facts.criterion,
-            identical: self.session.identical().into_iter().collect(),
+            identical: self.session.benches_with_identical_executables().into_iter().collect(),
             untimed: facts.untimed,
             optimised: facts.optimised,
-            delays: delays_text(&self.request.injection.delays_ns),
-            rounds: [1, 2].into_iter().filter_map(|round| self.facts_of(round)).collect(),
-            ..BuildFacts::default()
+            delays: injected_delays_text(&self.request.injection.delays_ns),
+            rounds: [1, 2]
+                .into_iter()
+                .filter_map(|round| self.block_and_process_counts_of_round(round))
+                .collect(),
+            ..BuildComparisonFacts::default()
         };
         let mut comparison = Comparison {
             device: facts.device,
@@ -87,80 +91,95 @@ impl ComparisonEngine<'_> {
             failed: matched.failed,
             unverified,
             verification: losses.into_values().collect(),
-            numerics: NumericsReport::default(),
+            numerics: OutputErrorReport::default(),
             costs: Vec::new(),
-            rules: RulesReport::default(),
+            rules: RulesEffectReport::default(),
             facts: facts_of_builds,
         };
-        comparison.sort();
+        comparison.sort_judgements();
         comparison
     }
 
-    /// Judges the cases that have a verdict, as confirmed by the second round.
-    fn judgements_of_cases(
+    /// Judges the cases that were decided in the first round; a regression counts only if the
+    /// second round confirms it.
+    fn judge_decided_cases(
         &self,
-        decisions: impl Iterator<Item = PairedDecision>,
+        decisions: impl Iterator<Item = PairedDecisionOnCase>,
         benches: &[ComparedBench],
-        second: Option<&PairedOutcome>,
+        second: Option<&PairedDecisionsOfRound>,
         losses: &BTreeMap<String, VerificationLoss>,
-    ) -> Vec<Judgement> {
-        let stopped = rounds::stop_reasons(&self.trials.trials);
-        // An abandoned bench is the reason for open cases; earlier decisions stay.
-        let open = |decision: &PairedDecision| {
-            matches!(decision.verdict, Verdict::Inconclusive | Verdict::Regressed)
+    ) -> Vec<CaseJudgement> {
+        let stopped = rounds::reasons_to_stop_timing_cases(&self.trials.trials);
+        // If a bench was abandoned, its inconclusive and regressed cases get the failure as their
+        // reason; other verdicts stay.
+        let open = |decision: &PairedDecisionOnCase| {
+            matches!(decision.verdict, VerdictOnCase::Inconclusive | VerdictOnCase::Regressed)
         };
-        let case_error = |decision: &PairedDecision| -> Vec<InconclusiveReason> {
-            let abandoned = || self.abandoned(benches, &decision.case).filter(|_| open(decision));
+        let case_error = |decision: &PairedDecisionOnCase| -> Vec<InconclusiveReason> {
+            let abandoned = || {
+                self.reason_bench_was_abandoned(benches, &decision.case).filter(|_| open(decision))
+            };
             stopped.get(&decision.case).cloned().or_else(abandoned).into_iter().collect()
         };
-        let again = |decision: &PairedDecision| {
-            second.and_then(|second| second.decision(&decision.case)).cloned()
+        let again = |decision: &PairedDecisionOnCase| {
+            second.and_then(|second| second.decision_on_case(&decision.case)).cloned()
         };
         decisions
             .map(|decision| {
                 let confirmation =
-                    again(&decision).filter(|_| decision.verdict == Verdict::Regressed);
-                let limits = self.rules.resolve(&decision.case, &self.limits);
+                    again(&decision).filter(|_| decision.verdict == VerdictOnCase::Regressed);
+                let limits = self.rules.limits_of_case(&decision.case, &self.limits);
                 let errors = case_error(&decision);
-                let judged = Judgement::from_rounds(decision, confirmation, errors, &limits);
+                let judged =
+                    CaseJudgement::from_both_rounds(decision, confirmation, errors, &limits);
                 match losses.get(&judged.case) {
-                    Some(loss) => judged.less_verified(loss.clone()),
+                    Some(loss) => judged.with_verification_loss(loss.clone()),
                     None => judged,
                 }
             })
             .collect()
     }
 
-    /// Cases that were selected but got no block, with the reason.
-    fn cases_without_block(
+    /// Returns the cases that were selected for timing but got no complete block, each with the
+    /// reason.
+    fn reasons_of_cases_without_block(
         &self,
-        matched: &MatchedCases,
+        matched: &CasesMatchedBetweenSides,
         benches: &[ComparedBench],
-        first: &PairedOutcome,
+        first: &PairedDecisionsOfRound,
     ) -> BTreeMap<String, Vec<InconclusiveReason>> {
-        let stopped = rounds::stop_reasons(&self.trials.trials);
+        let stopped = rounds::reasons_to_stop_timing_cases(&self.trials.trials);
         let (budget_s, max_blocks) = (self.request.budget.as_secs_f64(), self.plan.max_blocks);
         let why = |id: &String| {
-            let reason = stopped.get(id).cloned().or_else(|| self.abandoned(benches, id));
+            let reason =
+                stopped.get(id).cloned().or_else(|| self.reason_bench_was_abandoned(benches, id));
             vec![reason.unwrap_or(InconclusiveReason::NoBlock { budget_s, max_blocks })]
         };
-        let without = matched.judged.iter().filter(|id| first.decision(id).is_none());
+        let without = matched.judged.iter().filter(|id| first.decision_on_case(id).is_none());
         without.map(|id| (id.clone(), why(id))).collect()
     }
 
-    /// The reason why the bench of a case was abandoned.
-    fn abandoned(&self, benches: &[ComparedBench], id: &str) -> Option<InconclusiveReason> {
+    /// Returns the reason why the bench of this case was abandoned; `None` if it was not abandoned.
+    fn reason_bench_was_abandoned(
+        &self,
+        benches: &[ComparedBench],
+        id: &str,
+    ) -> Option<InconclusiveReason> {
         let bench = benches.iter().find(|bench| bench.cases.contains(id))?;
         let broken =
             self.broken.iter().find(|broken| broken.abandoned && broken.bench == bench.name)?;
-        Some(broken.case_error())
+        Some(broken.inconclusive_reason_for_cases())
     }
 
-    /// Blocks, processes and wall time of a round so far; `None` before its first process.
-    pub(super) fn facts_of(&self, round: u32) -> Option<ComparisonRound> {
+    /// Returns the number of blocks and processes and the wall time of a comparison's round so far;
+    /// `None` before the round's first process.
+    pub(super) fn block_and_process_counts_of_round(
+        &self,
+        round: u32,
+    ) -> Option<ComparisonRoundCounts> {
         let trials = || self.trials.trials.iter().filter(move |trial| trial.round == round);
         let blocks = trials().map(|trial| trial.block + 1).max()?;
-        Some(ComparisonRound {
+        Some(ComparisonRoundCounts {
             blocks,
             processes: trials().count(),
             wall_s: trials().map(|trial| trial.wall_s).sum(),

@@ -1,63 +1,66 @@
-//! Measures the host's time of a launch again if the processes that verified both sides make it
-//! suspect: further pairs of short processes, which launch and do not measure the device's time.
+//! Measures the host's launch time of suspected cases again, in alternating pairs of short base and
+//! head processes, before a growth is reported.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use super::{ComparisonEngine, index};
-use crate::compare::SideInjection;
+use super::{ComparisonEngine, index_of_side};
+use crate::compare::InjectedChanges;
 use crate::compare::session::{ComparedBench, PreparedSides};
-use crate::compare::sides::copy_benches::BenchDriver;
+use crate::compare::sides::copy_benches::BenchControlMethod;
 use crate::compare::trials::trial_driver;
 use crate::gate::costs::host_time;
-use crate::gate::costs::{CaseCost, CostGrowth};
-use crate::gate::paired::Arm;
-use kernelgate::record::{TrialRequest, TrialSampling};
+use crate::gate::costs::{CostGrowthOfCase, LaunchCostKind};
+use crate::gate::paired::ComparedArm;
+use kernelgate::record::{TrialRequestToBench, TrialSamplingPlan};
 
 impl ComparisonEngine<'_> {
-    /// Returns the costs that grew; grown host times are measured again as long as the budget
-    /// lasts.
-    pub(super) fn measure_host_time_again(
+    /// Returns the costs that grew; a growth of the host's launch time is first measured again, as
+    /// long as the budget lasts.
+    pub(super) fn confirm_grown_host_launch_times(
         &self,
         prepared: &PreparedSides,
-        costs: Vec<CostGrowth>,
+        costs: Vec<CostGrowthOfCase>,
         started: Instant,
-    ) -> Vec<CostGrowth> {
+    ) -> Vec<CostGrowthOfCase> {
         let (suspected, mut rest): (Vec<_>, Vec<_>) =
-            costs.into_iter().partition(|it| it.cost == CaseCost::HostTime);
-        let needed = host_time::further_pairs(suspected.len());
-        rest.extend(host_time::confirm_cost_growth(suspected, |cases, pair| {
+            costs.into_iter().partition(|it| it.cost == LaunchCostKind::HostTime);
+        let needed = host_time::further_pairs_for_suspected_cases(suspected.len());
+        rest.extend(host_time::confirm_suspected_growth(suspected, |cases, pair| {
             if started.elapsed() > self.request.budget {
                 return None;
             }
             let (count, next) = (cases.len(), pair + 1);
-            self.progress.detail(&format!(
+            self.progress.print_detail(&format!(
                 "the host may take longer to launch {count} cases: pair {next} of {needed}"
             ));
-            Some(self.measure_host_times(prepared, cases, pair))
+            Some(self.measure_launch_time_in_both_builds(prepared, cases, pair))
         }));
         rest
     }
 
-    /// Measures the host time of launches of these cases in one more process of base and head each.
-    fn measure_host_times(
+    /// Runs one more process of the base and one of the head that measure the host's launch time of
+    /// these cases.
+    fn measure_launch_time_in_both_builds(
         &self,
         prepared: &PreparedSides,
         cases: &BTreeSet<String>,
         pair: usize,
     ) -> BTreeMap<String, [f64; 2]> {
         let mut found = BTreeMap::new();
-        let ours = |bench: &&ComparedBench| matches!(bench.driver, BenchDriver::Protocol(_));
+        let ours = |bench: &&ComparedBench| matches!(bench.driver, BenchControlMethod::Protocol(_));
         for bench in prepared.benches.iter().filter(ours) {
             let cases: BTreeSet<String> = bench.cases.intersection(cases).cloned().collect();
             if cases.is_empty() {
                 continue;
             }
             let mut times = [BTreeMap::new(), BTreeMap::new()];
-            // The order alternates, so that a drift has opposite signs in neighbouring pairs.
-            let order = [Arm::Base, Arm::Head];
+            // The order of base and head alternates from pair to pair, so that a drift has opposite
+            // signs in neighbouring pairs.
+            let order = [ComparedArm::Base, ComparedArm::Head];
             for arm in if pair.is_multiple_of(2) { order } else { [order[1], order[0]] } {
-                times[index(arm)] = self.host_times_of(arm, bench, &cases);
+                times[index_of_side(arm)] =
+                    self.measure_launch_time_in_one_process(arm, bench, &cases);
             }
             let [base, mut head] = times;
             let both = |(id, base)| head.remove(&id).map(|head| (id, [base, head]));
@@ -66,23 +69,25 @@ impl ComparisonEngine<'_> {
         found
     }
 
-    /// Runs a process that measures the host time of these cases. If the process fails, prints the
-    /// error and returns no times.
-    fn host_times_of(
+    /// Runs one bench process that measures the host's launch time of these cases, nanoseconds per
+    /// launch. If the process that measures launch times fails, prints its error and returns no
+    /// times.
+    fn measure_launch_time_in_one_process(
         &self,
-        arm: Arm,
+        arm: ComparedArm,
         bench: &ComparedBench,
         cases: &BTreeSet<String>,
     ) -> BTreeMap<String, f64> {
-        let request = TrialRequest {
-            sampling: TrialSampling::VERIFICATION_SAMPLING,
-            ..self.trial_request(bench, arm, "host-time".to_owned(), cases.clone())
+        let request = TrialRequestToBench {
+            sampling: TrialSamplingPlan::ONE_SAMPLE_FOR_VERIFICATION,
+            ..self.request_for_one_trial(bench, arm, "host-time".to_owned(), cases.clone())
         };
-        let run =
-            self.describe_trial(arm, &bench.name, &request, bench.timeout).and_then(|mut trial| {
-                trial.injection = SideInjection::default();
-                trial_driver::run(&self.setup(), &trial)
-            });
+        let run = self.describe_trial_process(arm, &bench.name, &request, bench.timeout).and_then(
+            |mut trial| {
+                trial.injection = InjectedChanges::default();
+                trial_driver::run_trial(&self.shared_trial_setup(), &trial)
+            },
+        );
         match run {
             Ok(run) => {
                 let times = run.into_iter().flat_map(|run| run.cases);
@@ -91,7 +96,8 @@ impl ComparisonEngine<'_> {
                 host_times.filter(|(_, time_ns)| *time_ns > 0.0).collect()
             }
             Err(why) => {
-                self.progress.say(&format!("error: {arm} {} launched again: {why}", bench.name));
+                self.progress
+                    .print_line(&format!("error: {arm} {} launched again: {why}", bench.name));
                 BTreeMap::new()
             }
         }

@@ -1,44 +1,54 @@
-//! Lists the kernels that differ between the builds, with or without a GPU: every bench of both
-//! sides compiles its kernels for a stated architecture, by NVRTC.
+//! Lists the kernels whose machine code differs between the two builds, without a GPU: each bench
+//! of both sides compiles its kernels with NVRTC for a given architecture.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use super::preparation::VERIFY_TIMEOUT;
-use super::{ComparisonEngine, index};
-use crate::compare::session::{ComparisonSession, SessionTools};
-use crate::compare::sides::copy_benches::BenchDriver;
+use super::preparation::VERIFICATION_TIMEOUT;
+use super::{ComparisonEngine, index_of_side};
+use crate::compare::session::{ComparisonSession, ProgressAndChildProcesses};
+use crate::compare::sides::copy_benches::BenchControlMethod;
 use crate::compare::trials::by_protocol;
-use crate::compare::{CompareError, ComparisonRequest};
-use crate::gate::kernels::code::ComparedKernels;
-use crate::gate::paired::Arm;
-use kernelgate::protocol::{BenchResponseBody, RequestedAction, ResourcesReport};
-use kernelgate::record::{ComparisonTrials, TrialRequest, TrialSampling};
+use crate::compare::{BuildComparisonRequest, CompareError};
+use crate::gate::kernels::code::ArchitectureKernelComparison;
+use crate::gate::paired::ComparedArm;
+use kernelgate::protocol::{KernelResourcesReport, RequestedBenchAction, ResponseToBenchAction};
+use kernelgate::record::{ComparisonTrialsFile, TrialRequestToBench, TrialSamplingPlan};
 
-/// Builds both sides and compares their kernels, compiled for each requested architecture. No case
-/// is verified or timed.
+/// Builds base and head, compiles their kernels for each requested architecture, and compares them.
+/// The comparison of kernels verifies and times no case.
 ///
 /// # Errors
-/// Fails if a side cannot be made ready.
-pub fn list_kernels(
-    request: &ComparisonRequest,
+/// Fails if base or head cannot be built.
+pub fn compare_kernels_of_both_builds(
+    request: &BuildComparisonRequest,
     architectures: &[String],
-) -> Result<Vec<ComparedKernels>, CompareError> {
-    let session = ComparisonSession::open_session(request, false, SessionTools::interruptible()?)?;
-    let engine = ComparisonEngine::new(request, &session, ComparisonTrials::default());
-    let compared = |arch: &String| engine.kernels(arch);
+) -> Result<Vec<ArchitectureKernelComparison>, CompareError> {
+    let session = ComparisonSession::prepare_sides_in_locked_folder(
+        request,
+        false,
+        ProgressAndChildProcesses::with_interrupt_handler()?,
+    )?;
+    let engine =
+        ComparisonEngine::engine_with_trials(request, &session, ComparisonTrialsFile::default());
+    let compared = |arch: &String| engine.compare_kernels_for_architecture(arch);
     let kernels = architectures.iter().map(compared).collect();
-    session.progress.end_progress_line();
+    session.progress.clear_progress_line();
     Ok(kernels)
 }
 
 impl ComparisonEngine<'_> {
-    fn kernels(&self, arch: &str) -> ComparedKernels {
-        let mut all = ComparedKernels { arch: arch.to_owned(), ..ComparedKernels::default() };
+    fn compare_kernels_for_architecture(&self, arch: &str) -> ArchitectureKernelComparison {
+        let mut all = ArchitectureKernelComparison {
+            arch: arch.to_owned(),
+            ..ArchitectureKernelComparison::default()
+        };
         let driven = self.session.sides.iter().flat_map(|side| side.executables.driven.keys());
         for bench in driven.collect::<BTreeSet<_>>() {
-            match [Arm::Base, Arm::Head].map(|arm| self.compiled(arm, bench, arch)) {
-                [Ok(base), Ok(head)] => all.add(&base, &head),
+            match [ComparedArm::Base, ComparedArm::Head]
+                .map(|arm| self.compiled_kernel_resources(arm, bench, arch))
+            {
+                [Ok(base), Ok(head)] => all.add_kernels_of_bench(&base, &head),
                 [Err(why), _] | [_, Err(why)] => {
                     all.not_compared.insert(bench.clone(), why);
                 }
@@ -47,19 +57,27 @@ impl ComparisonEngine<'_> {
         all
     }
 
-    fn compiled(&self, arm: Arm, bench: &str, arch: &str) -> Result<ResourcesReport, String> {
-        let executable = self.session.sides[index(arm)].executables.driven.get(bench);
-        if executable.is_none_or(|it| it.driver == BenchDriver::Criterion) {
+    fn compiled_kernel_resources(
+        &self,
+        arm: ComparedArm,
+        bench: &str,
+        arch: &str,
+    ) -> Result<KernelResourcesReport, String> {
+        let executable = self.session.sides[index_of_side(arm)].executables.driven.get(bench);
+        if executable.is_none_or(|it| it.driver == BenchControlMethod::Criterion) {
             return Err(format!("in the {arm} no bench of this harness has that name"));
         }
-        self.progress.show_step(&format!("compiling the kernels of {bench} for {arch}"));
-        let request =
-            TrialRequest::new("kernels", PathBuf::new(), TrialSampling::VERIFICATION_SAMPLING);
-        let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);
-        let trial = self.describe_trial(arm, bench, &request, timeout)?;
-        let action = RequestedAction::Resources { arch: arch.to_owned(), filter: None };
-        match by_protocol::ask_executable(&self.setup(), &trial, action)? {
-            BenchResponseBody::Resources(report) => Ok(report),
+        self.progress.show_current_step(&format!("compiling the kernels of {bench} for {arch}"));
+        let request = TrialRequestToBench::for_all_selected_cases(
+            "kernels",
+            PathBuf::new(),
+            TrialSamplingPlan::ONE_SAMPLE_FOR_VERIFICATION,
+        );
+        let timeout = self.request.wait.unwrap_or(VERIFICATION_TIMEOUT);
+        let trial = self.describe_trial_process(arm, bench, &request, timeout)?;
+        let action = RequestedBenchAction::Resources { arch: arch.to_owned(), filter: None };
+        match by_protocol::request_without_trial(&self.shared_trial_setup(), &trial, action)? {
+            ResponseToBenchAction::Resources(report) => Ok(report),
             _ => Err("it answered something else than it was asked".to_owned()),
         }
     }

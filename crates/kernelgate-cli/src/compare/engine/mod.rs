@@ -1,5 +1,5 @@
-//! The comparison: verify, then rounds of interleaved processes until every case is decided or the
-//! budget ends.
+//! The engine of a comparison: verifies both builds, then runs rounds of interleaved base and head
+//! processes until every case is decided or the budget ends.
 
 pub mod conclusion;
 pub mod explanation;
@@ -14,100 +14,112 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rounds::RoundTimeLeft;
+use rounds::EstimatedRoundTimeLeft;
 
-use super::progress::{self, ComparisonProgress};
+use super::progress::{self, ComparisonProgressDisplay};
 use super::session::{
-    ComparedBench, ComparisonSession, PlannedShard, PreparedSides, SessionTools, TRIALS_FILE,
-    open_trials,
+    ComparedBench, ComparisonSession, ComparisonShardPlan, PreparedSides,
+    ProgressAndChildProcesses, SAVED_TRIALS_FILE, resume_or_create_trials,
 };
-use super::test_plan::ResolvedPlan;
-use super::trials::artificial_load::{BusyLoadThreads, CoRunningLoad};
-use super::trials::process::{TrialProcess, TrialSetup};
+use super::test_plan::TestPlanForDevice;
+use super::trials::artificial_load::{ArtificialCoRunningLoad, SpinningLoadThreads};
+use super::trials::process::{SharedTrialSettings, TrialProcessToRun};
 use super::trials::trial_driver;
-use super::{CompareError, ComparisonRequest, SideInjection};
-use crate::gate::calibration::BlockSeries;
-use crate::gate::comparison::{Comparison, CriterionOnlyBench, FailedProcess};
-use crate::gate::comparison_shard::ComparisonShard;
+use super::{BuildComparisonRequest, CompareError, InjectedChanges};
+use crate::gate::calibration::CaseBlocksAsColumns;
+use crate::gate::comparison::{Comparison, CriterionOnlyBench, FailedBenchProcess};
+use crate::gate::comparison_shard::ComparisonShardRecord;
 use crate::gate::costs;
 use crate::gate::limits::{CaseLimits, LimitSource};
 use crate::gate::paired::{
-    Arm, CaseTiming, ErrorRateFamily, PairedOutcome, TestPlan, decide_cases,
+    CaseTimeInTrial, ComparedArm, ComparisonTestPlan, ErrorRateFamily, PairedDecisionsOfRound,
+    decide_cases_with_own_thresholds,
 };
-use crate::gate::rules::{PackageRules, RULES_FILE};
-use crate::gate::verdict::Verdict;
+use crate::gate::rules::{PackageGateRules, RULES_FILE_NAME};
+use crate::gate::verdict::VerdictOnCase;
 use kernelgate::record::{
-    ComparisonTrials, ProcessRun, TrialRecord, TrialRequest, TrialSampling, VerificationExtent,
-    current_timestamp, file,
+    BenchProcessRun, ComparisonTrialsFile, OutputVerificationExtent, TrialOfComparison,
+    TrialRequestToBench, TrialSamplingPlan, current_time_for_records, file,
 };
 
-/// Blocks after which the variance between pairs is known well enough to estimate the time left.
+/// Number of blocks after which the variance between pairs of base and head is known well enough to
+/// estimate the time left.
 const MIN_BLOCKS_FOR_TIME_LEFT: usize = 4;
 
-/// Failed processes of a side after which its bench is abandoned.
-const MAX_FAILED_PROCESSES: usize = 2;
+/// Number of failed processes of a bench on one side after which the comparison abandons the bench.
+const MAX_FAILED_PROCESSES_PER_BENCH_AND_SIDE: usize = 2;
 
 /// A comparison that runs.
 pub struct ComparisonEngine<'a> {
-    pub(super) request: &'a ComparisonRequest,
+    pub(super) request: &'a BuildComparisonRequest,
     pub(super) session: &'a ComparisonSession,
-    pub(super) progress: ComparisonProgress,
-    pub(super) plan: TestPlan,
-    /// Limits of every case that the package says nothing about.
+    pub(super) progress: ComparisonProgressDisplay,
+    pub(super) plan: ComparisonTestPlan,
+    /// Limits (thresholds) of every case for which the package's rules set none.
     pub(super) limits: CaseLimits,
-    /// Smallest relevant changes and accepted cases, as the head's package states them.
-    pub(super) rules: PackageRules,
-    /// The family of cases among which the error rates are divided.
+    /// Thresholds and accepted changes from the head package's `kernelgate.toml`.
+    pub(super) rules: PackageGateRules,
+    /// The number of cases over which the error rates of the test are divided: those of this
+    /// process or those of all shards.
     family: ErrorRateFamily,
-    /// Artificial load that runs beside the processes of the head.
-    co_running: CoRunningLoad,
+    /// Artificial load that runs while the head's processes are timed; only a calibration uses it.
+    co_running: ArtificialCoRunningLoad,
     /// Every process so far.
-    pub trials: ComparisonTrials,
-    pub(super) broken: Vec<FailedProcess>,
-    /// Benches that Criterion's flags do not drive, with the reason.
+    pub trials: ComparisonTrialsFile,
+    pub(super) broken: Vec<FailedBenchProcess>,
+    /// Benches that neither kernelgate nor Criterion's flags can run, each with the reason.
     pub(super) undrivable: BTreeMap<String, String>,
 }
 
-/// Progress of a comparison's round, as it was shown last.
+/// State of the progress display of a comparison's round.
 #[derive(Default)]
-struct RoundProgress {
-    /// Estimate of the time left, and the time when it was made.
-    estimate: Option<RoundTimeLeft>,
+struct RoundProgressDisplay {
+    /// Estimate of the time left in the round, which was shown last, and the moment when it was
+    /// made.
+    estimate: Option<EstimatedRoundTimeLeft>,
     estimated: Option<Instant>,
-    /// Number of decided cases; `None` before the first line was printed.
+    /// Number of decided cases that was shown last; `None` before the first line was printed.
     decided: Option<usize>,
 }
 
-/// Facts of a comparison besides its cases.
-pub struct ComparisonFacts {
+/// Facts about a comparison that belong to the whole comparison and not to its verdicts.
+pub struct WholeComparisonFacts {
     pub device: String,
-    /// Whether the builds were compiled with optimisation.
+    /// Whether both builds were compiled with optimisation.
     pub optimised: bool,
     /// Benches of Criterion alone.
     pub criterion: Vec<CriterionOnlyBench>,
-    /// How far both sides verified each common case, base first.
-    pub verification: BTreeMap<String, [VerificationExtent; 2]>,
-    /// Cases that are not timed because base and head have the same executable.
+    /// To what extent base (first) and head (second) verified each case that both have.
+    pub verification: BTreeMap<String, [OutputVerificationExtent; 2]>,
+    /// Cases that are not timed because base and head have a byte-identical executable for them.
     pub untimed: Vec<String>,
 }
 
-/// The result of a comparison before it is reported.
+/// The result of a comparison of two builds, before it is printed and written to files.
 pub struct ComparisonOutcome {
     /// Verdicts and facts.
     pub comparison: Comparison,
-    /// Record of this shard for [`merge`](crate::gate::comparison_shard::merge), if the comparison
-    /// is a shard.
-    pub shard: Option<Box<ComparisonShard>>,
+    /// Record of this shard for [`merge_comparison_shard_records`](crate::gate::comparison_shard::merge_comparison_shard_records), if the comparison
+    /// runs one shard of the cases.
+    pub shard: Option<Box<ComparisonShardRecord>>,
 }
 
-/// Builds both sides, and copies their executables into the folders `base` and `head` of another.
+/// Builds base and head, and copies their bench executables into the subfolders `base` and `head`
+/// of an output folder, for later comparisons without builds.
 ///
 /// # Errors
-/// Fails if a side cannot be made ready, or a file cannot be copied.
-pub fn build_sides_once(request: &ComparisonRequest, output: &Path) -> Result<(), CompareError> {
-    let session = ComparisonSession::open_session(request, false, SessionTools::interruptible()?)?;
-    for (arm, side) in [Arm::Base, Arm::Head].into_iter().zip(&session.sides) {
-        let folder = output.join(arm.name());
+/// Fails if base or head cannot be built, or an executable cannot be copied.
+pub fn build_sides_into_folder(
+    request: &BuildComparisonRequest,
+    output: &Path,
+) -> Result<(), CompareError> {
+    let session = ComparisonSession::prepare_sides_in_locked_folder(
+        request,
+        false,
+        ProgressAndChildProcesses::with_interrupt_handler()?,
+    )?;
+    for (arm, side) in [ComparedArm::Base, ComparedArm::Head].into_iter().zip(&session.sides) {
+        let folder = output.join(arm.arm_name());
         std::fs::create_dir_all(&folder).map_err(CompareError::io("make", &folder))?;
         for bench in side.executables.driven.keys() {
             let built = session.folder.side_folder_path(arm).join("bin").join(bench);
@@ -115,156 +127,170 @@ pub fn build_sides_once(request: &ComparisonRequest, output: &Path) -> Result<()
             copied.map_err(CompareError::io("copy", &built))?;
         }
     }
-    session.progress.end_progress_line();
+    session.progress.clear_progress_line();
     Ok(())
 }
 
-pub fn run(request: &ComparisonRequest) -> Result<ComparisonOutcome, CompareError> {
-    request.plan.check()?;
-    let session = ComparisonSession::open_session(request, false, SessionTools::interruptible()?)?;
-    let (rules, expired) = session.package_rules(request)?;
-    let mut identity = session.comparison_identity(request)?;
-    identity.extend(rules.identity().map(|hash| (RULES_FILE.to_owned(), hash)));
+pub fn run_comparison(request: &BuildComparisonRequest) -> Result<ComparisonOutcome, CompareError> {
+    request.plan.check_calibrations_are_readable()?;
+    let session = ComparisonSession::prepare_sides_in_locked_folder(
+        request,
+        false,
+        ProgressAndChildProcesses::with_interrupt_handler()?,
+    )?;
+    let (rules, expired) = session.rules_of_head_package(request)?;
+    let mut identity = session.facts_that_identify_comparison(request)?;
+    identity
+        .extend(rules.text_that_identifies_rules().map(|hash| (RULES_FILE_NAME.to_owned(), hash)));
     let shared = identity.clone();
-    let trials = open_trials(request, &session, identity)?;
+    let trials = resume_or_create_trials(request, &session, identity)?;
     let mut engine = ComparisonEngine {
         rules: rules.clone(),
-        ..ComparisonEngine::new(request, &session, trials)
+        ..ComparisonEngine::engine_with_trials(request, &session, trials)
     };
-    let outcome = engine.prepare().and_then(|mut prepared| {
-        let note = engine.resolve_plan(&prepared)?;
-        let planned = request.shard.and_then(|shard| prepared.planned_shard(shard));
+    let outcome = engine.verify_and_match_sides().and_then(|mut prepared| {
+        let note = engine.resolve_test_plan_for_device(&prepared)?;
+        let planned = request.shard.and_then(|shard| prepared.describe_as_shard(shard));
         if let Some(planned) = &planned {
             engine.family = ErrorRateFamily::Plan(planned.cases);
         }
-        let listed = prepared.matched.ids().into_iter().collect();
+        let listed = prepared.matched.all_case_ids().into_iter().collect();
         let (trials, plan) = (&engine.trials.trials, &engine.plan);
-        resumed_trials::check_trials_fit_plan(trials, &prepared.benches, &listed, plan.max_blocks)
-            .map_err(|why| CompareError::TrialsDoNotFit {
-                path: session.folder.file(TRIALS_FILE),
-                why,
-            })?;
-        let findings = engine.numerics_findings(&prepared, (&engine.limits, &rules))?;
-        prepared.put_changed_first(&findings.code);
+        resumed_trials::check_saved_trials_fit_plan(
+            trials,
+            &prepared.benches,
+            &listed,
+            plan.max_blocks,
+        )
+        .map_err(|why| CompareError::TrialsDoNotFit {
+            path: session.folder.path_of_file(SAVED_TRIALS_FILE),
+            why,
+        })?;
+        let findings = engine.compare_verification_records(&prepared, (&engine.limits, &rules))?;
+        prepared.time_changed_cases_first(&findings.code);
         let benches = prepared.benches.clone();
         let unaffected = match request.affected {
             true => {
-                engine.progress.detail(&prepared.unknown_code_cases(&findings.code));
-                prepared.remove_unaffected(&findings.code)
+                engine.progress.print_detail(&prepared.unknown_machine_code_note(&findings.code));
+                prepared.remove_cases_with_identical_code(&findings.code)
             }
             false => Vec::new(),
         };
         let in_part = !request.benches.is_empty() || request.filter.is_some();
-        let all_ids = (!in_part).then(|| prepared.matched.ids());
+        let all_ids = (!in_part).then(|| prepared.matched.all_case_ids());
         let ids: Option<Vec<&str>> =
             all_ids.as_ref().map(|ids| ids.iter().map(String::as_str).collect());
-        let mut comparison = engine.compare(prepared)?;
+        let mut comparison = engine.run_both_rounds(prepared)?;
         comparison.judged.retain(|it| !findings.failed.contains_key(&it.case));
         comparison.failed.extend(findings.failed);
         comparison.facts.code = findings.code;
         if request.profile_slower {
-            comparison.facts.explanations = engine.explain_changes(&comparison, &benches);
+            comparison.facts.explanations = engine.explain_regressed_cases(&comparison, &benches);
         }
         let removed = comparison.facts.removed.iter().map(String::as_str);
-        let cases: Vec<&str> = comparison.cases().into_iter().chain(removed).collect();
-        let mut of_rules = rules.report(&cases, ids.as_deref());
+        let cases: Vec<&str> = comparison.judged_case_ids().into_iter().chain(removed).collect();
+        let mut of_rules = rules.report_effects(&cases, ids.as_deref());
         if request.shard.is_some() {
             of_rules.unmatched = std::mem::take(&mut of_rules.notes).into_iter().collect();
         }
         of_rules.notes.extend(expired);
-        let of_costs = costs::unjudged_cost_bounds(&rules, &findings.bounds);
+        let of_costs = costs::report_unjudged_cost_limits(&rules, &findings.bounds);
         of_rules.notes.extend(of_costs.notes);
         of_rules.undecided.extend(of_costs.undecided);
         (comparison.facts.calibration, comparison.facts.unaffected) = (note, unaffected);
         let (numerics, costs) = (findings.numerics, findings.costs);
         let comparison = Comparison { numerics, costs, rules: of_rules, ..comparison };
-        let shard = planned.map(|planned| engine.shard_record(planned, shared, &comparison));
+        let shard =
+            planned.map(|planned| engine.record_of_compared_shard(planned, shared, &comparison));
         Ok(ComparisonOutcome { comparison, shard })
     });
-    session.progress.end_progress_line();
+    session.progress.clear_progress_line();
     outcome
 }
 
 impl<'a> ComparisonEngine<'a> {
-    /// Makes an engine with the trials of an interrupted comparison of these sides, or without
-    /// trials.
-    pub fn new(
-        request: &'a ComparisonRequest,
+    /// Makes a comparison engine that continues from the trials of an interrupted comparison, or
+    /// starts without trials.
+    pub fn engine_with_trials(
+        request: &'a BuildComparisonRequest,
         session: &'a ComparisonSession,
-        trials: ComparisonTrials,
+        trials: ComparisonTrialsFile,
     ) -> Self {
         let progress = session.progress.clone();
         Self {
             request,
             session,
             progress,
-            plan: TestPlan::default(),
-            limits: TestPlan::default().limits(LimitSource::Default),
-            rules: PackageRules::default(),
+            plan: ComparisonTestPlan::default(),
+            limits: ComparisonTestPlan::default().limits_with_source(LimitSource::Default),
+            rules: PackageGateRules::default(),
             family: ErrorRateFamily::Given,
-            co_running: CoRunningLoad::Nothing,
+            co_running: ArtificialCoRunningLoad::Nothing,
             trials,
             broken: Vec::new(),
             undrivable: BTreeMap::new(),
         }
     }
 
-    /// Makes an engine for one comparison of a calibration, with this plan, and with artificial
-    /// load beside the head. The progress of the comparison is printed after `label`.
-    pub fn for_calibration(
-        request: &'a ComparisonRequest,
+    /// Makes an engine for one comparison of a calibration, with this test plan, and with
+    /// artificial load while the head is timed. The progress of the calibration's comparison is
+    /// shown as a detail after `label`.
+    pub fn engine_for_calibration(
+        request: &'a BuildComparisonRequest,
         session: &'a ComparisonSession,
-        plan: TestPlan,
-        co_running: CoRunningLoad,
+        plan: ComparisonTestPlan,
+        co_running: ArtificialCoRunningLoad,
         label: &str,
     ) -> ComparisonEngine<'a> {
-        let progress = session.progress.progress_of_part(label);
-        let limits = plan.limits(LimitSource::Default);
-        let fresh = Self::new(request, session, ComparisonTrials::default());
+        let progress = session.progress.for_part_of_task(label);
+        let limits = plan.limits_with_source(LimitSource::Default);
+        let fresh = Self::engine_with_trials(request, session, ComparisonTrialsFile::default());
         Self { plan, limits, co_running, progress, ..fresh }
     }
 
-    /// Resolves the plan for the device on which the benches ran, and prints which calibration it
-    /// comes from.
-    pub(super) fn resolve_plan(
+    /// Determines the test plan (thresholds and error rates) for the device on which the benches
+    /// ran, and prints which calibration it comes from.
+    pub(super) fn resolve_test_plan_for_device(
         &mut self,
         prepared: &PreparedSides,
     ) -> Result<Option<String>, CompareError> {
         let Some(environment) = &prepared.environment else { return Ok(None) };
-        let sampling = Self::sampling(prepared);
-        let ResolvedPlan { plan, limits, note } =
+        let sampling = Self::sampling_of_first_bench(prepared);
+        let TestPlanForDevice { plan, limits, note } =
             self.request.plan.on(environment, &prepared.provenance, sampling)?;
-        note.iter().for_each(|note| self.progress.say(note));
+        note.iter().for_each(|note| self.progress.print_line(note));
         (self.plan, self.limits) = (plan, limits);
         Ok(note)
     }
 
-    /// Determines for how long a process times a case.
-    pub fn sampling(prepared: &PreparedSides) -> TrialSampling {
-        prepared.benches.first().map_or(TrialSampling::HOST_SAMPLING, |bench| bench.sampling)
+    /// Returns for how long each process warms up and times a case.
+    pub fn sampling_of_first_bench(prepared: &PreparedSides) -> TrialSamplingPlan {
+        prepared.benches.first().map_or(TrialSamplingPlan::SAMPLING_ON_HOST, |bench| bench.sampling)
     }
 
-    /// Makes the record of a compared shard.
-    fn shard_record(
+    /// Makes the record of a comparison that ran one shard of the cases.
+    fn record_of_compared_shard(
         &self,
-        planned: PlannedShard,
+        planned: ComparisonShardPlan,
         identity: BTreeMap<String, String>,
         comparison: &Comparison,
-    ) -> Box<ComparisonShard> {
-        let PlannedShard { shard, plan, cases, environment, anchors } = planned;
+    ) -> Box<ComparisonShardRecord> {
+        let ComparisonShardPlan { shard, plan, cases, environment, anchors } = planned;
         let [base, head] = &self.session.sides;
         let [first, second] = [1, 2].map(|round| {
-            let observed = rounds::whole_blocks_by_case(&self.trials.trials, round);
+            let observed = rounds::complete_blocks_by_case(&self.trials.trials, round);
             observed
                 .iter()
-                .map(|(case, blocks)| (case.clone(), BlockSeries::from_blocks(blocks)))
+                .map(|(case, blocks)| {
+                    (case.clone(), CaseBlocksAsColumns::from_trial_blocks(blocks))
+                })
                 .collect()
         });
-        let mut kept = ComparisonShard {
+        let mut kept = ComparisonShardRecord {
             shard,
             plan,
             planned: cases,
-            ended: current_timestamp(),
+            ended: current_time_for_records(),
             environment,
             anchors,
             identity,
@@ -275,49 +301,54 @@ impl<'a> ComparisonEngine<'a> {
             errors: BTreeMap::new(),
             findings: Comparison { judged: Vec::new(), ..comparison.clone() },
         };
-        kept.keep(comparison, |case| self.rules.resolve(case, &self.limits));
+        kept.take_limits_and_errors(comparison, |case| {
+            self.rules.limits_of_case(case, &self.limits)
+        });
         Box::new(kept)
     }
 
     /// Runs both rounds.
-    pub fn compare(&mut self, mut prepared: PreparedSides) -> Result<Comparison, CompareError> {
+    pub fn run_both_rounds(
+        &mut self,
+        mut prepared: PreparedSides,
+    ) -> Result<Comparison, CompareError> {
         let untimed = if self.request.time_identical {
             Vec::new()
         } else {
-            prepared.remove_benches(&self.session.identical())
+            prepared.remove_cases_of_benches(&self.session.benches_with_identical_executables())
         };
         let PreparedSides {
             matched, benches, optimised, environment, criterion, verification, ..
         } = prepared;
         let device =
-            environment.map(|environment| environment.device_description()).unwrap_or_default();
+            environment.map(|environment| environment.description_of_device()).unwrap_or_default();
         let selected = matched.judged.clone();
-        let first = self.run_round(1, &benches, &selected)?;
+        let first = self.run_comparison_round(1, &benches, &selected)?;
         let slower: BTreeSet<String> = first
             .decisions
             .iter()
-            .filter(|decision| decision.verdict == Verdict::Regressed)
+            .filter(|decision| decision.verdict == VerdictOnCase::Regressed)
             .map(|decision| decision.case.clone())
             .collect();
         let second = if slower.is_empty() {
             None
         } else {
             self.progress
-                .detail(&format!("round 2: are {} slower cases slower again?", slower.len()));
-            Some(self.run_round(2, &benches, &slower)?)
+                .print_detail(&format!("round 2: are {} slower cases slower again?", slower.len()));
+            Some(self.run_comparison_round(2, &benches, &slower)?)
         };
-        self.session.check_executables()?;
-        let facts = ComparisonFacts { device, optimised, criterion, verification, untimed };
+        self.session.check_all_executables_unchanged()?;
+        let facts = WholeComparisonFacts { device, optimised, criterion, verification, untimed };
         Ok(self.conclude_comparison((matched, &benches), first, second.as_ref(), facts))
     }
 
-    pub(super) fn inputs(&self, arm: Arm) -> PathBuf {
+    pub(super) fn input_folder_of_side(&self, arm: ComparedArm) -> PathBuf {
         self.session.folder.side_folder_path(arm).join("inputs")
     }
 
-    /// Returns the settings that all processes of the comparison share.
-    pub(super) fn setup(&self) -> TrialSetup<'_> {
-        TrialSetup {
+    /// Returns the settings that all bench processes of the comparison share.
+    pub(super) fn shared_trial_setup(&self) -> SharedTrialSettings<'_> {
+        SharedTrialSettings {
             settings: &self.request.settings,
             filter: self.request.filter.as_deref(),
             work: &self.session.work,
@@ -327,27 +358,27 @@ impl<'a> ComparisonEngine<'a> {
         }
     }
 
-    /// Describes one process (trial) to run.
-    pub(super) fn describe_trial<'r>(
+    /// Describes one bench process (trial) to run: executable, request, environment and timeout.
+    pub(super) fn describe_trial_process<'r>(
         &'r self,
-        arm: Arm,
+        arm: ComparedArm,
         bench: &str,
-        request: &'r TrialRequest,
+        request: &'r TrialRequestToBench,
         timeout: Duration,
-    ) -> Result<TrialProcess<'r>, String> {
-        let side = &self.session.sides[index(arm)];
+    ) -> Result<TrialProcessToRun<'r>, String> {
+        let side = &self.session.sides[index_of_side(arm)];
         let slot = self.session.folder.link_slot_to_side(arm).map_err(|error| error.to_string())?;
         let Some(executable) = side.executables.driven.get(bench) else {
             return Err("it has no such bench".to_owned());
         };
         let mut injection = match arm {
-            Arm::Base => SideInjection::default(),
-            Arm::Head => self.request.injection.clone(),
+            ComparedArm::Base => InjectedChanges::default(),
+            ComparedArm::Head => self.request.injection.clone(),
         };
         injection
             .delays_ns
             .retain(|id, _| request.cases.as_ref().is_none_or(|cases| cases.contains(id)));
-        Ok(TrialProcess {
+        Ok(TrialProcessToRun {
             driver: executable.driver,
             program: slot.join("bin").join(bench),
             hash: &executable.hash,
@@ -359,90 +390,109 @@ impl<'a> ComparisonEngine<'a> {
         })
     }
 
-    /// Runs a process and returns its run; `None` if it has no requested case.
-    pub(super) fn run_process(
+    /// Runs one bench process and returns its run record; `None` if the bench has none of the
+    /// requested cases.
+    pub(super) fn run_trial_process(
         &self,
-        arm: Arm,
+        arm: ComparedArm,
         bench: &str,
-        request: &TrialRequest,
+        request: &TrialRequestToBench,
         timeout: Duration,
-    ) -> Result<Option<ProcessRun>, String> {
-        let trial = self.describe_trial(arm, bench, request, timeout)?;
-        let setup = self.setup();
-        let busy = (arm == Arm::Head).then(|| self.start_co_running(&setup, &trial)).transpose()?;
-        let outcome = trial_driver::run(&setup, &trial);
+    ) -> Result<Option<BenchProcessRun>, String> {
+        let trial = self.describe_trial_process(arm, bench, request, timeout)?;
+        let setup = self.shared_trial_setup();
+        let busy = (arm == ComparedArm::Head)
+            .then(|| self.start_load_beside_head(&setup, &trial))
+            .transpose()?;
+        let outcome = trial_driver::run_trial(&setup, &trial);
         drop(busy);
-        if arm == Arm::Head
-            && matches!(self.co_running, CoRunningLoad::Process(_))
-            && !self.session.co_running.kill_and_wait()
+        if arm == ComparedArm::Head
+            && matches!(self.co_running, ArtificialCoRunningLoad::Process(_))
+            && !self.session.co_running.kill_child_and_wait()
         {
             return Err("the co-running load ended by itself".to_owned());
         }
         outcome
     }
 
-    /// Starts the artificial load that runs beside a trial.
-    fn start_co_running(
+    /// Starts the artificial load that runs while a trial of the head is timed.
+    fn start_load_beside_head(
         &self,
-        setup: &TrialSetup<'_>,
-        trial: &TrialProcess<'_>,
-    ) -> Result<Option<BusyLoadThreads>, String> {
+        setup: &SharedTrialSettings<'_>,
+        trial: &TrialProcessToRun<'_>,
+    ) -> Result<Option<SpinningLoadThreads>, String> {
         match self.co_running {
-            CoRunningLoad::Nothing => Ok(None),
-            CoRunningLoad::Threads(count) => Ok(Some(BusyLoadThreads::start_on_threads(count))),
-            CoRunningLoad::Process(after) => {
+            ArtificialCoRunningLoad::Nothing => Ok(None),
+            ArtificialCoRunningLoad::Threads(count) => {
+                Ok(Some(SpinningLoadThreads::start_spinning_threads(count)))
+            }
+            ArtificialCoRunningLoad::Process(after) => {
                 let one = trial.request.cases.iter().flatten().next().cloned();
-                let request = TrialRequest {
+                let request = TrialRequestToBench {
                     session: "co-running".to_owned(),
                     record: self.session.work.join("co-running-run.json"),
                     cases: Some(one.into_iter().collect()),
-                    sampling: TrialSampling::ENDLESS_SAMPLING,
+                    sampling: TrialSamplingPlan::SAMPLING_UNTIL_PROCESS_IS_ENDED,
                     ..trial.request.clone()
                 };
-                let other = TrialProcess { request: &request, ..trial.clone() };
-                trial_driver::start_co_running(setup, &other, &self.session.co_running)?;
+                let other = TrialProcessToRun { request: &request, ..trial.clone() };
+                trial_driver::start_trial_as_background_load(
+                    setup,
+                    &other,
+                    &self.session.co_running,
+                )?;
                 std::thread::sleep(after);
                 Ok(None)
             }
         }
     }
 
-    /// Prints and records that a process failed.
+    /// Prints that a bench process failed, and records the failure.
     pub(super) fn record_failed_process(
         &mut self,
-        arm: Arm,
+        arm: ComparedArm,
         bench: &str,
         reason: String,
         abandoned: bool,
     ) {
-        self.progress.say(&format!("error: {arm} {bench}: {reason}"));
-        self.broken.push(FailedProcess { bench: bench.to_owned(), side: arm, reason, abandoned });
+        self.progress.print_line(&format!("error: {arm} {bench}: {reason}"));
+        self.broken.push(FailedBenchProcess {
+            bench: bench.to_owned(),
+            side: arm,
+            reason,
+            abandoned,
+        });
     }
 
-    /// Runs blocks until every selected case is decided or the budget or the plan's blocks are used
-    /// up.
-    fn run_round(
+    /// Runs blocks of trials until every selected case is decided, the budget is spent, or the
+    /// plan's number of blocks is reached.
+    fn run_comparison_round(
         &mut self,
         round: u32,
         benches: &[ComparedBench],
         selected: &BTreeSet<String>,
-    ) -> Result<PairedOutcome, CompareError> {
+    ) -> Result<PairedDecisionsOfRound, CompareError> {
         let plan = self.plan;
-        let mut shown = RoundProgress::default();
+        let mut shown = RoundProgressDisplay::default();
         loop {
-            let spent = self.facts_of(round).map_or(0.0, |facts| facts.wall_s);
+            let spent =
+                self.block_and_process_counts_of_round(round).map_or(0.0, |facts| facts.wall_s);
             let left = self.request.budget.saturating_sub(Duration::from_secs_f64(spent));
-            let observed = rounds::whole_blocks_by_case(&self.trials.trials, round);
-            let of_case = |case: &str| plan.within(&self.rules.resolve(case, &self.limits));
-            let outcome = decide_cases(&observed, &plan, &of_case, self.family, false);
-            let mut todo = rounds::undecided_cases(selected, &observed, &outcome);
+            let observed = rounds::complete_blocks_by_case(&self.trials.trials, round);
+            let of_case = |case: &str| {
+                plan.with_thresholds_of_case(&self.rules.limits_of_case(case, &self.limits))
+            };
+            let outcome =
+                decide_cases_with_own_thresholds(&observed, &plan, &of_case, self.family, false);
+            let mut todo = rounds::cases_that_need_more_blocks(selected, &observed, &outcome);
             let (failed, stopped) = (
-                rounds::failure_reasons(&self.trials.trials),
-                rounds::stop_reasons(&self.trials.trials),
+                rounds::failures_in_head_processes(&self.trials.trials),
+                rounds::reasons_to_stop_timing_cases(&self.trials.trials),
             );
             todo.retain(|id| !failed.contains_key(id) && !stopped.contains_key(id));
-            let done =
-                |bench: &ComparedBench| rounds::next_block(&self.trials.trials, round, &bench.name);
+            let done = |bench: &ComparedBench| {
+                rounds::next_block_of_bench(&self.trials.trials, round, &bench.name)
+            };
             let alive: Vec<&ComparedBench> = benches
                 .iter()
                 .filter(|bench| {
@@ -452,38 +502,46 @@ impl<'a> ComparisonEngine<'a> {
                     !self.broken.iter().any(|broken| broken.bench == bench.name && broken.abandoned)
                 })
                 .collect();
-            // Half a block over the budget is closer to the budget than half a block less.
-            let block = self.block_time(round);
+            // The round stops when less than half a block of budget is left, so that its duration
+            // is as close to the budget as whole blocks allow.
+            let block = self.mean_block_wall_time(round);
             if alive.is_empty() || left.is_zero() || left < block / 2 {
-                return Ok(decide_cases(&observed, &plan, &of_case, self.family, true));
+                return Ok(decide_cases_with_own_thresholds(
+                    &observed,
+                    &plan,
+                    &of_case,
+                    self.family,
+                    true,
+                ));
             }
-            self.show_progress(round, (selected.len(), &todo), &outcome, left, &mut shown);
+            self.show_round_progress(round, (selected.len(), &todo), &outcome, left, &mut shown);
             for bench in alive {
-                self.run_block(round, bench, &todo)?;
+                self.run_block_of_trials(round, bench, &todo)?;
             }
         }
     }
 
-    /// Wall time of one block of trials, averaged over the blocks so far: each block runs every
+    /// Mean wall time of one block of trials over the round so far; each block here covers every
     /// bench.
-    fn block_time(&self, round: u32) -> Duration {
-        self.facts_of(round).map_or(Duration::ZERO, |facts| {
+    fn mean_block_wall_time(&self, round: u32) -> Duration {
+        self.block_and_process_counts_of_round(round).map_or(Duration::ZERO, |facts| {
             Duration::from_secs_f64(facts.wall_s / facts.blocks.max(1) as f64)
         })
     }
 
-    /// Shows the progress of a round and the time left.
-    fn show_progress(
+    /// Shows the progress of a comparison's round: decided cases, blocks and the estimated time
+    /// left.
+    fn show_round_progress(
         &self,
         round: u32,
         (selected, todo): (usize, &BTreeSet<String>),
-        outcome: &PairedOutcome,
+        outcome: &PairedDecisionsOfRound,
         left: Duration,
-        shown: &mut RoundProgress,
+        shown: &mut RoundProgressDisplay,
     ) {
         let trials = &self.trials.trials;
-        let blocks = self.facts_of(round).map_or(0, |facts| facts.blocks);
-        let estimate = rounds::time_left(trials, round, todo, outcome, &self.plan);
+        let blocks = self.block_and_process_counts_of_round(round).map_or(0, |facts| facts.blocks);
+        let estimate = rounds::estimate_round_time_left(trials, round, todo, outcome, &self.plan);
         let most_s = if blocks == 0 { f64::INFINITY } else { estimate.most_s };
         let at_most = |seconds: f64| {
             progress::duration(Duration::try_from_secs_f64(seconds).unwrap_or(left).min(left))
@@ -493,7 +551,7 @@ impl<'a> ComparisonEngine<'a> {
             format!("at most {most} left")
         } else {
             let passed_s = shown.estimated.map_or(0.0, |at| at.elapsed().as_secs_f64());
-            let smoothed = estimate.smoothed_estimate(shown.estimate, passed_s);
+            let smoothed = estimate.smoothed_with_previous_estimate(shown.estimate, passed_s);
             (shown.estimate, shown.estimated) = (Some(smoothed), Some(Instant::now()));
             format!("about {} left, at most {most}", at_most(smoothed.likely_s))
         };
@@ -502,69 +560,74 @@ impl<'a> ComparisonEngine<'a> {
             "round {round}: {blocks} blocks done, {decided} of {selected} cases decided, {ahead}"
         );
         match shown.decided.replace(decided) == Some(decided) {
-            true => self.progress.print_often(&text),
-            false => self.progress.show_step(&text),
+            true => self.progress.show_frequent_step(&text),
+            false => self.progress.show_current_step(&text),
         }
     }
 
-    pub(super) fn trial_request(
+    pub(super) fn request_for_one_trial(
         &self,
         bench: &ComparedBench,
-        arm: Arm,
+        arm: ComparedArm,
         session: String,
         cases: BTreeSet<String>,
-    ) -> TrialRequest {
-        TrialRequest {
+    ) -> TrialRequestToBench {
+        TrialRequestToBench {
             first: bench.first.intersection(&cases).cloned().collect(),
             cases: Some(cases),
-            verified: Some(bench.verified[index(arm)].clone()),
-            inputs: Some(self.inputs(arm)),
-            ..TrialRequest::new(session, self.session.work.join("run.json"), bench.sampling)
+            verified: Some(bench.verified[index_of_side(arm)].clone()),
+            inputs: Some(self.input_folder_of_side(arm)),
+            ..TrialRequestToBench::for_all_selected_cases(
+                session,
+                self.session.work.join("run.json"),
+                bench.sampling,
+            )
         }
     }
 
-    /// Returns the time of each case in a process's run. A threshold in nanoseconds that was asked
-    /// for is meant for every time.
-    fn timings(&self, run: &ProcessRun) -> BTreeMap<String, CaseTiming> {
-        let mut timings = rounds::timings_by_case(run);
+    /// Returns the median time of each case in one process's run. If the user set a threshold in
+    /// nanoseconds, that threshold also applies to averaged times of Criterion benches.
+    fn case_timings_of_run(&self, run: &BenchProcessRun) -> BTreeMap<String, CaseTimeInTrial> {
+        let mut timings = rounds::median_timings_by_case(run);
         let for_all = self.request.plan.asked.absolute_ns.is_some();
         timings.values_mut().for_each(|timing| timing.averaged &= !for_all);
         timings
     }
 
-    /// Runs a block: four processes of a bench with equal cases.
-    fn run_block(
+    /// Runs one block of a bench: four processes, two of the base and two of the head, which time
+    /// equal cases.
+    fn run_block_of_trials(
         &mut self,
         round: u32,
         bench: &ComparedBench,
         todo: &BTreeSet<String>,
     ) -> Result<(), CompareError> {
-        let block = rounds::next_block(&self.trials.trials, round, &bench.name);
+        let block = rounds::next_block_of_bench(&self.trials.trials, round, &bench.name);
         let cases: BTreeSet<String> = bench.cases.intersection(todo).cloned().collect();
         for place in 0..rounds::PROCESSES_PER_BLOCK {
-            let arm = rounds::arm(block, place);
-            let request = self.trial_request(
+            let arm = rounds::arm_at_place_of_block(block, place);
+            let request = self.request_for_one_trial(
                 bench,
                 arm,
                 format!("r{round}-b{block}-p{place}"),
                 cases.clone(),
             );
             let started = Instant::now();
-            let expected = &bench.expected[index(arm)];
+            let expected = &bench.expected[index_of_side(arm)];
             let outcome =
-                self.run_process(arm, &bench.name, &request, bench.timeout).and_then(|run| {
-                    run.as_ref().map_or(Ok(()), |run| expected.check(run))?;
+                self.run_trial_process(arm, &bench.name, &request, bench.timeout).and_then(|run| {
+                    run.as_ref().map_or(Ok(()), |run| expected.check_later_run(run))?;
                     Ok(run)
                 });
-            // The executable is checked before the block is saved, because a resumed comparison
-            // uses saved blocks.
-            self.session.check_executable(arm, &bench.name)?;
-            let mut trial = TrialRecord {
+            // The executables are checked for changes before the block's trials are saved, because
+            // a resumed comparison uses saved trials.
+            self.session.check_executable_unchanged(arm, &bench.name)?;
+            let mut trial = TrialOfComparison {
                 round,
                 bench: bench.name.clone(),
                 block,
                 place,
-                head: arm == Arm::Head,
+                head: arm == ComparedArm::Head,
                 wall_s: started.elapsed().as_secs_f64(),
                 cases: BTreeMap::new(),
                 failed: BTreeMap::new(),
@@ -573,8 +636,9 @@ impl<'a> ComparisonEngine<'a> {
             };
             match outcome {
                 Ok(run) => {
-                    trial.skipped = rounds::skip_reasons(&cases, run.as_ref());
-                    trial.cases = run.as_ref().map(|run| self.timings(run)).unwrap_or_default();
+                    trial.skipped = rounds::reasons_of_untimed_cases(&cases, run.as_ref());
+                    trial.cases =
+                        run.as_ref().map(|run| self.case_timings_of_run(run)).unwrap_or_default();
                     trial.failed = run.map(|run| run.failed).unwrap_or_default();
                 }
                 Err(reason) => trial.broke = Some(reason),
@@ -587,20 +651,24 @@ impl<'a> ComparisonEngine<'a> {
                     arm,
                     &bench.name,
                     reason,
-                    before + 1 >= MAX_FAILED_PROCESSES,
+                    before + 1 >= MAX_FAILED_PROCESSES_PER_BENCH_AND_SIDE,
                 );
                 break;
             }
         }
-        // A resumed comparison reads whole blocks only, so trials are saved after each block.
-        Ok(file::write(&self.session.folder.file(TRIALS_FILE), &self.trials)?)
+        // Trials are saved after each complete block, because a resumed comparison uses complete
+        // blocks only.
+        Ok(file::write_record_atomically(
+            &self.session.folder.path_of_file(SAVED_TRIALS_FILE),
+            &self.trials,
+        )?)
     }
 }
 
-/// Index of a side in pairs of base and head.
-pub(super) const fn index(arm: Arm) -> usize {
+/// Index of a build in an array of base and head: 0 for the base, 1 for the head.
+pub(super) const fn index_of_side(arm: ComparedArm) -> usize {
     match arm {
-        Arm::Base => 0,
-        Arm::Head => 1,
+        ComparedArm::Base => 0,
+        ComparedArm::Head => 1,
     }
 }

@@ -1,123 +1,136 @@
-//! Decides whether the head lost accuracy, from the errors of both sides, for more seeds if
-//! necessary.
+//! Decides whether the head's outputs lost accuracy: compares the errors of base and head against
+//! the reference, with further seeds if necessary.
 //!
-//! The processes that verified both sides record the errors of one seed and a hash of the outputs.
-//! Outputs with the same bits on both sides are equally accurate, and an error that did not grow
-//! for one seed is decided; all other cases are verified again on both sides with further seeds,
-//! without timing. The additional verifying processes do not decide about the host time of a
-//! launch: a suspected growth is measured again (`host_time`).
+//! The processes that verified base and head record, for one seed, each case's error against the
+//! reference and a hash of its outputs. Cases with bit-identical outputs or with an error that did
+//! not grow need no further seed; other cases are verified again on both sides with further seeds,
+//! untimed. The launch times that these further processes record do not count: `host_time` measures
+//! a suspected growth of launch time again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use super::{ComparisonEngine, index};
+use super::{ComparisonEngine, index_of_side};
 use crate::compare::session::{ComparedBench, PreparedSides};
-use crate::compare::sides::copy_benches::BenchDriver;
+use crate::compare::sides::copy_benches::BenchControlMethod;
 use crate::compare::trials::trial_driver;
-use crate::compare::{CompareError, SideInjection};
-use crate::gate::costs::{self, CostBound, CostGrowth};
-use crate::gate::kernels::code::CodeComparison;
-use crate::gate::limits::{AskedLimits, CaseLimits};
-use crate::gate::outputs::numerics::{self, NumericsReport};
-use crate::gate::paired::Arm;
-use crate::gate::rules::PackageRules;
-use kernelgate::record::numerics::DataSetsByCase;
-use kernelgate::record::run::VerificationRecord;
-use kernelgate::record::{CaseNumerics, ProcessRun, TrialRequest, TrialSampling, file};
-use kernelgate_cuda::CaseFailure;
+use crate::compare::{CompareError, InjectedChanges};
+use crate::gate::costs::{self, CostGrowthOfCase, CostLimitOfCase};
+use crate::gate::kernels::code::CaseKernelComparison;
+use crate::gate::limits::{CaseLimits, RequestedLimits};
+use crate::gate::outputs::numerics::{self, OutputErrorReport};
+use crate::gate::paired::ComparedArm;
+use crate::gate::rules::PackageGateRules;
+use kernelgate::record::numerics::VerifiedDataSetsByCase;
+use kernelgate::record::run::OutputVerificationRecord;
+use kernelgate::record::{
+    BenchProcessRun, CaseOutputErrorsBySeed, TrialRequestToBench, TrialSamplingPlan, file,
+};
+use kernelgate_cuda::CaseFailureReason;
 
-/// Findings of both builds' verification other than times.
+/// Findings from the processes that verified base and head, apart from the timing verdicts:
+/// accuracy, costs, machine code and failures.
 #[derive(Debug, Default)]
 pub struct VerificationFindings {
     /// Errors against the reference.
-    pub numerics: NumericsReport,
+    pub numerics: OutputErrorReport,
     /// Costs that grew.
-    pub costs: Vec<CostGrowth>,
-    /// The package's bounds on costs, each with the reason if it could not be judged.
-    pub bounds: Vec<CostBound>,
-    /// Comparison of the kernels of each case in both builds.
-    pub code: BTreeMap<String, CodeComparison>,
-    /// Cases that fail in the head with another seed, with the error.
-    pub failed: BTreeMap<String, CaseFailure>,
+    pub costs: Vec<CostGrowthOfCase>,
+    /// The package's upper bounds on costs, each with the reason if it could not be judged.
+    pub bounds: Vec<CostLimitOfCase>,
+    /// Comparison of the kernels' machine code of each case between base and head.
+    pub code: BTreeMap<String, CaseKernelComparison>,
+    /// Cases whose verification fails in the head with a further seed, each with the error.
+    pub failed: BTreeMap<String, CaseFailureReason>,
 }
 
-/// Output errors of base and head, by case.
-type ErrorsOfSides = BTreeMap<String, [CaseNumerics; 2]>;
+/// Errors of base and head against the reference, by case.
+type BaseAndHeadErrorsByCase = BTreeMap<String, [CaseOutputErrorsBySeed; 2]>;
 
 impl ComparisonEngine<'_> {
-    /// Compares the records of both verifications, and verifies with more seeds if necessary. Long
-    /// because one pass over the cases compares code, costs and errors, and the seeds follow.
+    /// Compares the records of the processes that verified base and head, and verifies cases with
+    /// further seeds if necessary. The function is long because one loop over the cases compares
+    /// machine code, costs and errors, and the loop over seeds follows.
     #[expect(clippy::too_many_lines)]
-    pub(super) fn numerics_findings(
+    pub(super) fn compare_verification_records(
         &self,
         prepared: &PreparedSides,
-        (of_all, rules): (&CaseLimits, &PackageRules),
+        (of_all, rules): (&CaseLimits, &PackageGateRules),
     ) -> Result<VerificationFindings, CompareError> {
         let started = Instant::now();
         let mut findings = VerificationFindings::default();
-        let (mut errors, mut same) = (ErrorsOfSides::new(), 0);
-        let mut inputs = VerifiedInputs::default();
+        let (mut errors, mut same) = (BaseAndHeadErrorsByCase::new(), 0);
+        let mut inputs = InputsVerifiedSoFar::default();
         let mut seeds = BTreeMap::new();
-        let ours = |bench: &&ComparedBench| matches!(bench.driver, BenchDriver::Protocol(_));
+        let ours = |bench: &&ComparedBench| matches!(bench.driver, BenchControlMethod::Protocol(_));
         for bench in prepared.benches.iter().filter(ours) {
-            let base = file::read::<ProcessRun>(&bench.verified[0])?;
-            let head = file::read::<ProcessRun>(&bench.verified[1])?;
+            let base = file::read_record::<BenchProcessRun>(&bench.verified[0])?;
+            let head = file::read_record::<BenchProcessRun>(&bench.verified[1])?;
             seeds.insert(bench.name.clone(), base.seed);
             for id in &bench.cases {
                 let (Some(before), Some(now)) = (base.cases.get(id), head.cases.get(id)) else {
                     continue;
                 };
-                let costs = [before, now].map(|case| case.samples.costs_with_energy());
-                let mut code = CodeComparison::compare_code(&before.kernels, &now.kernels);
-                code.compare_command_counts(
+                let costs = [before, now].map(|case| case.samples.launch_costs_with_energy());
+                let mut code =
+                    CaseKernelComparison::compare_used_kernels(&before.kernels, &now.kernels);
+                code.add_command_count_difference(
                     before.samples.costs.commands,
                     now.samples.costs.commands,
                 );
-                // Cases on the host and cases of other code record no kernels.
-                if code != CodeComparison::default() {
+                // No comparison of machine code is stored for cases on the CPU and for cases whose
+                // code does not list its kernels.
+                if code != CaseKernelComparison::default() {
                     findings.code.insert(id.clone(), code);
                 }
-                // Energy is not judged, because trials are too short for the energy counter.
-                let limits = AskedLimits { energy: None, ..rules.limits(id) };
-                let (sides, on_host) = ([&costs[..1], &costs[1..]], head.environment.is_on_host());
-                findings.costs.extend(costs::grown_costs(id, sides, &limits));
-                findings.bounds.extend(costs::cost_bounds(id, sides, &limits, on_host));
-                if have_identical_outputs(&before.verification, &now.verification) {
+                // Energy is not judged in a comparison, because its trials are too short for the
+                // GPU's energy counter.
+                let limits =
+                    RequestedLimits { energy: None, ..rules.threshold_limits_for_case(id) };
+                let (sides, on_host) = ([&costs[..1], &costs[1..]], head.environment.is_cpu_run());
+                findings.costs.extend(costs::costs_grown_beyond_limits(id, sides, &limits));
+                findings.bounds.extend(costs::cost_limits_of_case(id, sides, &limits, on_host));
+                if are_outputs_bit_identical(&before.verification, &now.verification) {
                     same += 1;
                     continue;
                 }
-                let numerics_of = |found: &VerificationRecord| {
-                    let mut numerics = CaseNumerics::default();
-                    numerics.insert_verified_case(base.seed, found);
+                let numerics_of = |found: &OutputVerificationRecord| {
+                    let mut numerics = CaseOutputErrorsBySeed::default();
+                    numerics.add_errors_of_verified_case(base.seed, found);
                     numerics
                 };
-                inputs.is_new(id, [&before.verification, &now.verification]);
+                inputs.add_if_both_inputs_are_new(id, [&before.verification, &now.verification]);
                 errors.insert(
                     id.clone(),
                     [numerics_of(&before.verification), numerics_of(&now.verification)],
                 );
             }
         }
-        // A bench that uses Criterion alone records no costs.
+        // A bench that uses Criterion without kernelgate records no costs.
         for bench in prepared.benches.iter().filter(|bench| !ours(bench)) {
             let none = |id: &String| {
-                costs::criterion_cost_bounds(id, &AskedLimits { energy: None, ..rules.limits(id) })
+                costs::cost_limits_of_criterion_case(
+                    id,
+                    &RequestedLimits { energy: None, ..rules.threshold_limits_for_case(id) },
+                )
             };
             findings.bounds.extend(bench.cases.iter().flat_map(none));
         }
-        let judge = |errors: &ErrorsOfSides| {
+        let judge = |errors: &BaseAndHeadErrorsByCase| {
             let cases = errors.iter().map(|(id, [base, head])| (id.as_str(), base, head));
-            numerics::compare_numerics(cases, |case| rules.resolve(case, of_all).growth.value)
+            numerics::compare_output_errors(cases, |case| {
+                rules.limits_of_case(case, of_all).growth.value
+            })
         };
         let mut report = judge(&errors);
-        let needed = numerics::necessary_seeds(report.changed_outputs);
+        let needed = numerics::seeds_needed_for_changed_outputs(report.changed_outputs);
         for more in 1..needed as u64 {
             let more_to_know = report.grown.iter().filter(|it| !it.one_data_set);
             let open: BTreeSet<String> = more_to_know.map(|it| it.case.clone()).collect();
             if open.is_empty() || started.elapsed() > self.request.budget {
                 break;
             }
-            self.progress.detail(&format!(
+            self.progress.print_detail(&format!(
                 "{} cases may be less accurate: seed {} of {needed}",
                 open.len(),
                 more + 1
@@ -126,7 +139,7 @@ impl ComparisonEngine<'_> {
                 let cases: BTreeSet<String> = bench.cases.intersection(&open).cloned().collect();
                 if !cases.is_empty() {
                     let seed = seeds[&bench.name].wrapping_add(more);
-                    self.verify_with_another_seed(
+                    self.verify_both_sides_with_seed(
                         bench,
                         &cases,
                         seed,
@@ -139,44 +152,44 @@ impl ComparisonEngine<'_> {
             report = judge(&errors);
         }
         for id in &inputs.repeated {
-            let one = ["base", "head"]
-                .iter()
-                .any(|arm| inputs.sets.has_one_data_set(&arm_and_case_id(arm, id)));
+            let one = ["base", "head"].iter().any(|arm| {
+                inputs.sets.has_equal_data_for_all_seeds(&key_of_side_and_case(arm, id))
+            });
             let both = errors.get_mut(id).into_iter().flatten();
             both.for_each(|it| it.one_data_set |= one);
         }
         report = judge(&errors);
         report.compared += same;
         findings.numerics = report;
-        findings.costs = self.measure_host_time_again(prepared, findings.costs, started);
+        findings.costs = self.confirm_grown_host_launch_times(prepared, findings.costs, started);
         Ok(findings)
     }
 
-    /// Verifies both sides with another seed and adds the errors, unless the seed's inputs equal
-    /// those of an earlier seed. A case that one side cannot verify gets no errors; if the head
-    /// fails, its verdict is final.
-    fn verify_with_another_seed(
+    /// Verifies these cases on both sides with another seed and adds their errors, unless the seed
+    /// gave the same inputs as an earlier seed. A case that one side cannot verify with this seed
+    /// gets no errors; a case that fails in the head only is reported as failed.
+    fn verify_both_sides_with_seed(
         &self,
         bench: &ComparedBench,
         cases: &BTreeSet<String>,
         seed: u64,
-        errors: &mut ErrorsOfSides,
+        errors: &mut BaseAndHeadErrorsByCase,
         findings: &mut VerificationFindings,
-        inputs: &mut VerifiedInputs,
+        inputs: &mut InputsVerifiedSoFar,
     ) {
-        let runs =
-            [Arm::Base, Arm::Head].map(|arm| self.verify_arm_with_seed(arm, bench, cases, seed));
+        let runs = [ComparedArm::Base, ComparedArm::Head]
+            .map(|arm| self.verify_one_side_with_seed(arm, bench, cases, seed));
         for id in cases {
-            let found = |arm: Arm| {
-                let run = runs[index(arm)].as_ref()?;
+            let found = |arm: ComparedArm| {
+                let run = runs[index_of_side(arm)].as_ref()?;
                 Some(&run.cases.get(id)?.verification)
             };
             if let (Some(base), Some(head), Some(known)) =
-                (found(Arm::Base), found(Arm::Head), errors.get_mut(id))
+                (found(ComparedArm::Base), found(ComparedArm::Head), errors.get_mut(id))
             {
-                if inputs.is_new(id, [base, head]) {
-                    known[0].insert_verified_case(seed, base);
-                    known[1].insert_verified_case(seed, head);
+                if inputs.add_if_both_inputs_are_new(id, [base, head]) {
+                    known[0].add_errors_of_verified_case(seed, base);
+                    known[1].add_errors_of_verified_case(seed, head);
                 } else {
                     inputs.repeated.insert(id.clone());
                 }
@@ -186,73 +199,84 @@ impl ComparisonEngine<'_> {
             if let Some(why) = wrong.filter(|_| !wrong_before) {
                 errors.remove(id);
                 let text = format!("with seed {seed}: {why}");
-                findings.failed.insert(id.clone(), why.clone().with_text(text));
+                findings.failed.insert(id.clone(), why.clone().with_sentence(text));
             }
         }
     }
 
-    /// Runs a process that verifies some cases with a seed. If the process fails, prints the error
-    /// and returns `None`.
-    fn verify_arm_with_seed(
+    /// Runs one process of one side (base or head) that verifies these cases with the given seed.
+    /// If the process that verifies with this seed fails, prints its error and returns `None`.
+    fn verify_one_side_with_seed(
         &self,
-        arm: Arm,
+        arm: ComparedArm,
         bench: &ComparedBench,
         cases: &BTreeSet<String>,
         seed: u64,
-    ) -> Option<ProcessRun> {
-        let request = TrialRequest {
+    ) -> Option<BenchProcessRun> {
+        let request = TrialRequestToBench {
             cases: Some(cases.clone()),
-            ..TrialRequest::new(
+            ..TrialRequestToBench::for_all_selected_cases(
                 format!("verify-seed-{seed}"),
                 self.session.work.join("seed.json"),
-                TrialSampling::VERIFICATION_SAMPLING,
+                TrialSamplingPlan::ONE_SAMPLE_FOR_VERIFICATION,
             )
         };
         let mut settings = self.request.settings.clone();
         settings.insert("KERNELGATE_SEED".to_owned(), seed.to_string());
-        let run =
-            self.describe_trial(arm, &bench.name, &request, bench.timeout).and_then(|mut trial| {
-                trial.injection = SideInjection::default();
-                trial_driver::run(
-                    &crate::compare::trials::process::TrialSetup {
+        let run = self.describe_trial_process(arm, &bench.name, &request, bench.timeout).and_then(
+            |mut trial| {
+                trial.injection = InjectedChanges::default();
+                trial_driver::run_trial(
+                    &crate::compare::trials::process::SharedTrialSettings {
                         settings: &settings,
-                        ..self.setup()
+                        ..self.shared_trial_setup()
                     },
                     &trial,
                 )
-            });
+            },
+        );
         run.unwrap_or_else(|why| {
-            self.progress.say(&format!("error: {arm} {} with seed {seed}: {why}", bench.name));
+            self.progress
+                .print_line(&format!("error: {arm} {} with seed {seed}: {why}", bench.name));
             None
         })
     }
 }
 
-fn arm_and_case_id(arm: &str, id: &str) -> String {
+fn key_of_side_and_case(arm: &str, id: &str) -> String {
     format!("{arm} {id}")
 }
 
-/// Inputs with which the cases of both sides were verified so far.
+/// Hashes of the inputs with which the cases of base and head were verified so far, to detect seeds
+/// that change no input.
 #[derive(Default)]
-struct VerifiedInputs {
-    /// Inputs of the cases of each arm, by [`arm_and_case_id`].
-    sets: DataSetsByCase,
-    /// Cases whose inputs did not change with another seed.
+struct InputsVerifiedSoFar {
+    /// Inputs with which each side verified each case, by the key of [`key_of_side_and_case`].
+    sets: VerifiedDataSetsByCase,
+    /// Cases whose inputs stayed equal although the seed changed.
     repeated: BTreeSet<String>,
 }
 
-impl VerifiedInputs {
-    /// Records the inputs of both sides; returns whether both differ from the inputs of earlier
-    /// seeds.
-    fn is_new(&mut self, id: &str, verified: [&VerificationRecord; 2]) -> bool {
-        let note = |(arm, found): (&str, &VerificationRecord)| {
-            self.sets.is_new_data_set(&arm_and_case_id(arm, id), found.data_set.as_deref())
+impl InputsVerifiedSoFar {
+    /// Records the inputs with which base and head verified a case; returns whether both differ
+    /// from the inputs of all earlier seeds.
+    fn add_if_both_inputs_are_new(
+        &mut self,
+        id: &str,
+        verified: [&OutputVerificationRecord; 2],
+    ) -> bool {
+        let note = |(arm, found): (&str, &OutputVerificationRecord)| {
+            self.sets
+                .record_and_check_if_new(&key_of_side_and_case(arm, id), found.data_set.as_deref())
         };
         ["base", "head"].into_iter().zip(verified).map(note).fold(true, |all, new| all & new)
     }
 }
 
-/// Returns whether both sides computed bit-identical outputs from equal inputs.
-fn have_identical_outputs(base: &VerificationRecord, head: &VerificationRecord) -> bool {
+/// Returns whether base and head computed bit-identical outputs of a case from equal inputs.
+fn are_outputs_bit_identical(
+    base: &OutputVerificationRecord,
+    head: &OutputVerificationRecord,
+) -> bool {
     base.digest.is_some() && base.digest == head.digest
 }

@@ -1,57 +1,63 @@
-//! Runs the first process of each executable, which verifies its cases, or lists them if nothing
-//! verifies them, and finds the cases that both sides have.
+//! Runs the first process of each bench executable, which verifies (kernelgate) or lists
+//! (Criterion) its cases, and finds the cases that both sides have.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::rounds;
-use super::{ComparisonEngine, index};
+use super::{ComparisonEngine, index_of_side};
 use crate::compare::session::{ComparedBench, PreparedSides};
-use crate::compare::sides::copy_benches::{BenchDriver, InstalledBench};
-use crate::compare::trials::by_criterion::{self, CaseListFailure};
-use crate::compare::trials::expected_record::ExpectedRun;
-use crate::compare::{CompareError, ComparisonRequest};
+use crate::compare::sides::copy_benches::{BenchControlMethod, CopiedBenchExecutable};
+use crate::compare::trials::by_criterion::{self, CriterionListFailure};
+use crate::compare::trials::expected_record::FactsOfVerifiedRun;
+use crate::compare::{BuildComparisonRequest, CompareError};
 use crate::gate::comparison::CriterionOnlyBench;
-use crate::gate::inconclusive_reason::{BuildFailure, InconclusiveReason};
-use crate::gate::paired::Arm;
-use kernelgate::measure::power::PowerState;
+use crate::gate::inconclusive_reason::{FailureInBuild, InconclusiveReason};
+use crate::gate::paired::ComparedArm;
+use kernelgate::measure::power::PowerStateOfSamples;
 use kernelgate::record::{
-    ProcessRun, Shard, ShardPartition, TrialRequest, TrialSampling, VerificationExtent, file,
+    BenchProcessRun, OutputVerificationExtent, ProblemsDividedAmongShards, ShardOfWork,
+    TrialRequestToBench, TrialSamplingPlan, file,
 };
 
-/// Timeout of a process that only verifies: references may take long.
-pub(super) const VERIFY_TIMEOUT: Duration = Duration::from_secs(1800);
+/// Timeout of a process that only verifies; the CPU reference may take long.
+pub(super) const VERIFICATION_TIMEOUT: Duration = Duration::from_secs(1800);
 /// Timeout of a process that only lists its cases.
-const LIST_TIMEOUT: Duration = Duration::from_secs(60);
-/// Timeout of a measuring process beyond ten times the time of the verification.
-const PROCESS_TIMEOUT: Duration = Duration::from_secs(60);
+const CASE_LISTING_TIMEOUT: Duration = Duration::from_secs(60);
+/// The timeout of a timing process is this constant plus ten times the duration of the process that
+/// verified the bench.
+const MIN_TIMING_PROCESS_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A process run that verified an executable, or showed that a bench measures.
-struct VerificationRun {
-    run: ProcessRun,
+/// The run record of an executable's first process, which verified its cases, or for Criterion
+/// measured them once.
+struct FirstProcessRun {
+    run: BenchProcessRun,
     path: PathBuf,
     took: Duration,
-    driver: BenchDriver,
-    /// Number of cases that all shards have together.
+    driver: BenchControlMethod,
+    /// Number of cases that all shards of the comparison have together.
     planned: usize,
 }
 
-/// Reason why an executable has no verification run.
-enum UnverifiedReason {
-    /// Base or head does not have the bench.
+/// Reason why the first process of an executable gave no run record.
+enum FirstProcessFailure {
+    /// This side (base or head) does not have the bench.
     Absent,
-    /// The bench failed, which was reported; the ids of the cases that it listed before.
+    /// The bench failed, and its failure was already recorded; the set holds the ids of the cases
+    /// that it listed before.
     Broke(BTreeSet<String>),
-    /// The bench has none of the requested cases; the text is its message.
+    /// The bench has none of the requested cases; the text is the bench's message.
     NoCase(String),
-    /// The bench has neither kernelgate's nor Criterion's flags; the text states the reason.
+    /// The bench understands neither kernelgate's bench protocol nor Criterion's flags; the text
+    /// states the reason.
     Undrivable(String),
 }
 
 impl ComparisonEngine<'_> {
-    /// Runs the first process of each executable, and matches the cases of both sides.
-    pub fn prepare(&mut self) -> Result<PreparedSides, CompareError> {
+    /// Runs the first process of each bench executable of both sides, and matches the cases of base
+    /// and head.
+    pub fn verify_and_match_sides(&mut self) -> Result<PreparedSides, CompareError> {
         let mut prepared = PreparedSides::default();
         let names: BTreeSet<String> = self
             .session
@@ -62,33 +68,39 @@ impl ComparisonEngine<'_> {
         let mut errors = Vec::new();
         for name in &names {
             let (mut undrivable, mut listed) = (None, BTreeSet::new());
-            let mut verified = [Arm::Base, Arm::Head].map(|arm| match self.verify(arm, name) {
-                Ok(verified) => Some(verified),
-                Err(UnverifiedReason::Absent) => None,
-                Err(UnverifiedReason::Broke(cases)) => {
-                    listed.extend(cases);
-                    None
-                }
-                Err(UnverifiedReason::NoCase(why)) => {
-                    errors.push(why);
-                    None
-                }
-                Err(UnverifiedReason::Undrivable(why)) => {
-                    self.progress.say(&format!("left alone: {name} of the {arm}: {why}"));
-                    undrivable =
-                        Some(InconclusiveReason::Undrivable(BuildFailure::new(arm, why.as_str())));
-                    self.undrivable.insert(name.clone(), why);
-                    None
+            let mut verified = [ComparedArm::Base, ComparedArm::Head].map(|arm| {
+                match self.run_first_process_of_bench(arm, name) {
+                    Ok(verified) => Some(verified),
+                    Err(FirstProcessFailure::Absent) => None,
+                    Err(FirstProcessFailure::Broke(cases)) => {
+                        listed.extend(cases);
+                        None
+                    }
+                    Err(FirstProcessFailure::NoCase(why)) => {
+                        errors.push(why);
+                        None
+                    }
+                    Err(FirstProcessFailure::Undrivable(why)) => {
+                        self.progress
+                            .print_line(&format!("left alone: {name} of the {arm}: {why}"));
+                        undrivable = Some(InconclusiveReason::Undrivable(
+                            FailureInBuild::in_side_with_reason(arm, why.as_str()),
+                        ));
+                        self.undrivable.insert(name.clone(), why);
+                        None
+                    }
                 }
             });
             for verified in verified.iter().flatten() {
-                prepared.note_shared_facts(verified);
+                prepared.store_facts_shared_by_benches(verified);
             }
-            self.match_cases(&mut prepared, name, &mut verified, undrivable);
-            prepared.matched.abandon_listed_cases(listed, || self.bench_failure(name));
+            self.match_cases_of_bench(&mut prepared, name, &mut verified, undrivable);
+            prepared
+                .matched
+                .record_listed_cases_of_failed_bench(listed, || self.failure_reason_of_bench(name));
         }
-        if let Some(note) = no_effect_reason(self.request, &prepared) {
-            self.progress.detail(&note);
+        if let Some(note) = settings_without_effect_note(self.request, &prepared) {
+            self.progress.print_detail(&note);
         }
         if prepared.environment.is_none() && self.broken.is_empty() {
             let undrivable =
@@ -99,27 +111,31 @@ impl ComparisonEngine<'_> {
         Ok(prepared)
     }
 
-    /// Sorts the cases of a bench, and keeps the data that its trials need.
-    fn match_cases(
+    /// Matches the cases of one bench in base and head, and keeps the data that its trials need.
+    fn match_cases_of_bench(
         &self,
         prepared: &mut PreparedSides,
         name: &str,
-        verified: &mut [Option<VerificationRun>; 2],
+        verified: &mut [Option<FirstProcessRun>; 2],
         undrivable: Option<InconclusiveReason>,
     ) {
-        let error = self.bench_failure(name);
+        let error = self.failure_reason_of_bench(name);
         for run in verified.iter_mut().flatten() {
-            prepared.matched.remove_duplicate_cases(&mut run.run, &prepared.owners, name);
+            prepared.matched.remove_cases_owned_by_other_bench(
+                &mut run.run,
+                &prepared.owners,
+                name,
+            );
         }
         let before = prepared.matched.judged.clone();
-        self.compare_with_base(name, verified);
+        self.verify_head_against_base_outputs(name, verified);
         let [base, head] = [&verified[0], &verified[1]].map(|side| side.as_ref().map(|it| &it.run));
         match error.or(undrivable).as_ref() {
-            Some(why) => prepared.matched.abandon_cases(base, head, why),
-            None => prepared.matched.add(base, head),
+            Some(why) => prepared.matched.record_cases_of_failed_bench(base, head, why),
+            None => prepared.matched.match_cases_of_runs(base, head),
         }
-        if verified.iter().flatten().all(|side| side.driver == BenchDriver::Criterion) {
-            prepared.matched.keep_skipped_cases(base, head);
+        if verified.iter().flatten().all(|side| side.driver == BenchControlMethod::Criterion) {
+            prepared.matched.record_cases_skipped_by_both(base, head);
         }
         for run in [base, head].into_iter().flatten() {
             let ids = run.cases.keys().chain(run.failed.keys()).chain(run.skipped.keys());
@@ -130,131 +146,152 @@ impl ComparisonEngine<'_> {
         let [Some(base), Some(head)] = verified else { return };
         prepared.planned_cases += base.planned.min(head.planned);
         let both = head.run.cases.iter().filter_map(|(id, head)| {
-            let values = [base.run.cases.get(id)?, head].map(|case| case.verification.value());
+            let values =
+                [base.run.cases.get(id)?, head].map(|case| case.verification.verification_extent());
             Some((id.clone(), values))
         });
         prepared.verification.extend(both);
         let requested = self.request.sampling;
-        let sampling = if base.run.environment.is_on_host() {
-            requested.unwrap_or(TrialSampling::HOST_SAMPLING)
+        let sampling = if base.run.environment.is_cpu_run() {
+            requested.unwrap_or(TrialSamplingPlan::SAMPLING_ON_HOST)
         } else {
-            requested.map_or(TrialSampling::GPU_SAMPLING, TrialSampling::sampling_on_gpu)
+            requested.map_or(
+                TrialSamplingPlan::SAMPLING_ON_GPU,
+                TrialSamplingPlan::with_sample_count_for_gpu,
+            )
         };
         let cases: BTreeSet<String> =
             prepared.matched.judged.difference(&before).cloned().collect();
         let burst = self.request.settings.get("KERNELGATE_POWER").is_some_and(|it| it == "burst");
-        let power = if burst { PowerState::Burst } else { PowerState::Steady };
-        let driver = BenchDriver::for_both_sides(base.driver, head.driver);
-        let power = (driver != BenchDriver::Criterion).then_some(power);
-        let timeout = PROCESS_TIMEOUT + 10 * base.took.max(head.took);
+        let power = if burst { PowerStateOfSamples::Burst } else { PowerStateOfSamples::Steady };
+        let driver = BenchControlMethod::common_to_both_sides(base.driver, head.driver);
+        let power = (driver != BenchControlMethod::Criterion).then_some(power);
+        let timeout = MIN_TIMING_PROCESS_TIMEOUT + 10 * base.took.max(head.took);
         let bench = ComparedBench {
             name: name.to_owned(),
             verified: [base.path.clone(), head.path.clone()],
             expected: [&*base, &*head]
-                .map(|side| ExpectedRun::from_verified(&side.run, &cases, power)),
+                .map(|side| FactsOfVerifiedRun::from_verified_run(&side.run, &cases, power)),
             cases,
             timeout: self.request.wait.unwrap_or(timeout),
             sampling,
             driver,
             first: BTreeSet::new(),
         };
-        if bench.driver == BenchDriver::Criterion && !bench.cases.is_empty() {
-            let found = criterion_bench(&bench, head);
-            self.progress.detail(&found.words());
+        if bench.driver == BenchControlMethod::Criterion && !bench.cases.is_empty() {
+            let found = facts_of_criterion_bench(&bench, head);
+            self.progress.print_detail(&found.describe_cost());
             prepared.criterion.push(found);
         }
         prepared.benches.push(bench);
     }
 
-    /// Runs the first process of an executable, which compares every case with the reference. An
-    /// executable that is the same on both sides is verified once, if the files that it may read
-    /// are the same too: golden tensors, for example.
-    fn verify(&mut self, arm: Arm, bench: &str) -> Result<VerificationRun, UnverifiedReason> {
+    /// Runs the first process of an executable, which verifies every case against the reference. If
+    /// base and head have the same executable and the same sources, including files such as golden
+    /// tensors, the base's verification also counts for the head.
+    fn run_first_process_of_bench(
+        &mut self,
+        arm: ComparedArm,
+        bench: &str,
+    ) -> Result<FirstProcessRun, FirstProcessFailure> {
         let Some(executable) =
-            self.session.sides[index(arm)].executables.driven.get(bench).cloned()
+            self.session.sides[index_of_side(arm)].executables.driven.get(bench).cloned()
         else {
-            return Err(UnverifiedReason::Absent);
+            return Err(FirstProcessFailure::Absent);
         };
         let path = self.verification_record_path(arm, bench);
         let driver = executable.driver;
-        let sources = &self.session.sides[index(arm)].sources;
+        let sources = &self.session.sides[index_of_side(arm)].sources;
         let earlier_run = |path: PathBuf| {
-            let run = file::read::<ProcessRun>(&path).ok()?;
-            // Whether the source files that the executable read belong to the recorded commit.
+            let run = file::read_record::<BenchProcessRun>(&path).ok()?;
+            // Whether the source files that the executable may have read belong to the recorded
+            // commit.
             let read = sources.is_none() || run.provenance.commit == *sources;
             let same = read && run.complete && run.executable.as_ref() == Some(&executable.hash);
-            // Duration of the process that verified the outputs earlier.
+            // Duration of the earlier process that verified the outputs.
             let took = Duration::from_secs_f64(run.spent_s.get("whole").copied().unwrap_or(0.0));
-            let planned = planned_cases(&run);
-            same.then_some(VerificationRun { run, path, took, driver, planned })
+            let planned = case_count_of_all_shards(&run);
+            same.then_some(FirstProcessRun { run, path, took, driver, planned })
         };
         let [base, head] = &self.session.sides;
-        let twin = arm == Arm::Head
+        let twin = arm == ComparedArm::Head
             && base.sources == head.sources
             && base
                 .executables
                 .driven
                 .get(bench)
-                .is_some_and(|base| base.has_same_contents(&executable));
-        // A resumed comparison accepts an earlier verification of the executable; otherwise only
-        // the verification by this process counts.
-        let earlier =
-            if twin { self.verification_record_path(Arm::Base, bench) } else { path.clone() };
+                .is_some_and(|base| base.has_same_contents_and_driver(&executable));
+        // Only a resumed comparison accepts an earlier verification of the executable; any other
+        // comparison verifies again.
+        let earlier = if twin {
+            self.verification_record_path(ComparedArm::Base, bench)
+        } else {
+            path.clone()
+        };
         if (twin || !self.trials.trials.is_empty())
             && let Some(found) = earlier_run(earlier)
         {
             return Ok(found);
         }
         match driver {
-            BenchDriver::Protocol(_) => self.verify_kernelgate_bench(arm, bench, path, driver),
-            BenchDriver::Criterion => self.try_criterion(arm, &executable, path),
+            BenchControlMethod::Protocol(_) => {
+                self.verify_kernelgate_bench(arm, bench, path, driver)
+            }
+            BenchControlMethod::Criterion => {
+                self.list_and_measure_criterion_bench(arm, &executable, path)
+            }
         }
     }
 
     fn verify_kernelgate_bench(
         &mut self,
-        arm: Arm,
+        arm: ComparedArm,
         bench: &str,
         path: PathBuf,
-        driver: BenchDriver,
-    ) -> Result<VerificationRun, UnverifiedReason> {
-        self.progress.show_step(&format!("verifying {arm} {bench}"));
-        // Stored outputs must come from the base's executable, because outputs of another
-        // executable are not a reference.
-        let of_base = self.session.sides[index(Arm::Base)].executables.driven.get(bench);
+        driver: BenchControlMethod,
+    ) -> Result<FirstProcessRun, FirstProcessFailure> {
+        self.progress.show_current_step(&format!("verifying {arm} {bench}"));
+        // The stored outputs must come from the base's current executable, because outputs of
+        // another executable are not a reference.
+        let of_base =
+            self.session.sides[index_of_side(ComparedArm::Base)].executables.driven.get(bench);
         let outputs = of_base.map(|base| self.session.work.join("outputs").join(&base.hash));
-        let request = TrialRequest {
-            inputs: Some(self.inputs(arm)),
-            keep_outputs: outputs.clone().filter(|_| arm == Arm::Base),
-            base_outputs: outputs.filter(|_| arm == Arm::Head),
+        let request = TrialRequestToBench {
+            inputs: Some(self.input_folder_of_side(arm)),
+            keep_outputs: outputs.clone().filter(|_| arm == ComparedArm::Base),
+            base_outputs: outputs.filter(|_| arm == ComparedArm::Head),
             anchors: self.request.shard.is_some(),
-            ..TrialRequest::new("verify", path.clone(), TrialSampling::VERIFICATION_SAMPLING)
+            ..TrialRequestToBench::for_all_selected_cases(
+                "verify",
+                path.clone(),
+                TrialSamplingPlan::ONE_SAMPLE_FOR_VERIFICATION,
+            )
         };
         let started = Instant::now();
-        let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);
-        match self.run_process(arm, bench, &request, timeout) {
+        let timeout = self.request.wait.unwrap_or(VERIFICATION_TIMEOUT);
+        match self.run_trial_process(arm, bench, &request, timeout) {
             Ok(Some(run)) => {
-                let (took, planned) = (started.elapsed(), planned_cases(&run));
-                Ok(VerificationRun { run, path, took, driver, planned })
+                let (took, planned) = (started.elapsed(), case_count_of_all_shards(&run));
+                Ok(FirstProcessRun { run, path, took, driver, planned })
             }
-            Ok(None) => Err(UnverifiedReason::Absent),
+            Ok(None) => Err(FirstProcessFailure::Absent),
             Err(reason) => Err(match reason.find("no case matches") {
-                Some(at) => UnverifiedReason::NoCase(reason[at..].to_owned()),
+                Some(at) => FirstProcessFailure::NoCase(reason[at..].to_owned()),
                 None => self.abandon_failed_bench(arm, bench, reason, BTreeSet::new()),
             }),
         }
     }
 
-    /// Runs the first processes of a bench of Criterion alone: one that lists its cases, and one
-    /// that measures as all later ones do, which shows their cost.
-    fn try_criterion(
+    /// Runs the first two processes of a bench that uses Criterion without kernelgate: one lists
+    /// its cases, one measures them as later trials do, which shows their duration.
+    fn list_and_measure_criterion_bench(
         &mut self,
-        arm: Arm,
-        executable: &InstalledBench,
+        arm: ComparedArm,
+        executable: &CopiedBenchExecutable,
         path: PathBuf,
-    ) -> Result<VerificationRun, UnverifiedReason> {
+    ) -> Result<FirstProcessRun, FirstProcessFailure> {
         let bench = &*executable.bench;
-        self.progress.show_step(&format!("trying {arm} {bench}"));
+        self.progress.show_current_step(&format!("trying {arm} {bench}"));
         let slot = match self.session.folder.link_slot_to_side(arm) {
             Ok(slot) => slot,
             Err(error) => {
@@ -266,67 +303,80 @@ impl ComparisonEngine<'_> {
                 ));
             }
         };
-        let package = self.session.sides[index(arm)].package_folder_of(bench).clone();
+        let package = self.session.sides[index_of_side(arm)].package_folder_of(bench).clone();
         let program = slot.join("bin").join(bench);
-        let timeout = self.request.wait.unwrap_or(LIST_TIMEOUT);
+        let timeout = self.request.wait.unwrap_or(CASE_LISTING_TIMEOUT);
         let listed = match by_criterion::list_criterion_cases(
-            &self.setup(),
+            &self.shared_trial_setup(),
             (&program, &package),
             timeout,
         ) {
             Ok(listed) => listed,
-            Err(CaseListFailure::Undrivable(why)) => return Err(UnverifiedReason::Undrivable(why)),
-            Err(CaseListFailure::Broken(why)) => {
+            Err(CriterionListFailure::Undrivable(why)) => {
+                return Err(FirstProcessFailure::Undrivable(why));
+            }
+            Err(CriterionListFailure::Broken(why)) => {
                 return Err(self.abandon_failed_bench(arm, bench, why, BTreeSet::new()));
             }
         };
-        let request = TrialRequest::new(
+        let request = TrialRequestToBench::for_all_selected_cases(
             "verify",
             path.clone(),
-            self.request.sampling.unwrap_or(TrialSampling::HOST_SAMPLING),
+            self.request.sampling.unwrap_or(TrialSamplingPlan::SAMPLING_ON_HOST),
         );
         let started = Instant::now();
-        let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);
-        let run = self
-            .describe_trial(arm, bench, &request, timeout)
-            .and_then(|trial| by_criterion::measure_listed_cases(&self.setup(), &trial, &listed));
+        let timeout = self.request.wait.unwrap_or(VERIFICATION_TIMEOUT);
+        let run = self.describe_trial_process(arm, bench, &request, timeout).and_then(|trial| {
+            by_criterion::measure_listed_criterion_cases(
+                &self.shared_trial_setup(),
+                &trial,
+                &listed,
+            )
+        });
         let mut run = match run {
             Ok(run) => run,
             Err(reason) => {
-                let cases = listed.ids(self.request.filter.as_deref());
+                let cases = listed.case_ids_matching_filter(self.request.filter.as_deref());
                 return Err(self.abandon_failed_bench(arm, bench, reason, cases));
             }
         };
         if run.cases.is_empty() {
             return Err(match (&self.request.filter, run.skipped.first_key_value()) {
                 (Some(filter), None) => {
-                    UnverifiedReason::NoCase(format!("no case matches `{filter}`"))
+                    FirstProcessFailure::NoCase(format!("no case matches `{filter}`"))
                 }
                 (_, why) => {
                     let why = why.map_or("it left nothing", |(_, why)| why);
-                    UnverifiedReason::Undrivable(format!("asked to measure, {why}"))
+                    FirstProcessFailure::Undrivable(format!("asked to measure, {why}"))
                 }
             });
         }
         let planned = run.cases.len();
         if let Some(shard) = self.request.shard {
-            keep_shard(&mut run, shard);
+            keep_cases_of_shard(&mut run, shard);
         }
-        if let Err(error) = file::write(&path, &run) {
+        if let Err(error) = file::write_record_atomically(&path, &run) {
             let cases = run.cases.into_keys().collect();
             return Err(self.abandon_failed_bench(arm, bench, error.to_string(), cases));
         }
         let driver = executable.driver;
-        Ok(VerificationRun { run, path, took: started.elapsed(), driver, planned })
+        Ok(FirstProcessRun { run, path, took: started.elapsed(), driver, planned })
     }
 
-    /// For cases that only the base can verify, compares the head's outputs with those of the base.
-    /// The base runs these cases once more to store their outputs, because it was not known before
-    /// which are needed. If one of these processes fails, the cases stay unverified.
-    fn compare_with_base(&self, bench: &str, verified: &mut [Option<VerificationRun>; 2]) {
+    /// For cases that only the base can verify against a reference, compares the head's outputs
+    /// with the base's outputs. The base runs these cases a second time to store their outputs,
+    /// because only then is it known which outputs are needed. If the base's or the head's
+    /// additional process fails, the cases stay unverified.
+    fn verify_head_against_base_outputs(
+        &self,
+        bench: &str,
+        verified: &mut [Option<FirstProcessRun>; 2],
+    ) {
         let [Some(base), Some(head)] = verified else { return };
-        let by_protocol = |side: &VerificationRun| matches!(side.driver, BenchDriver::Protocol(_));
-        let of_base = self.session.sides[index(Arm::Base)].executables.driven.get(bench);
+        let by_protocol =
+            |side: &FirstProcessRun| matches!(side.driver, BenchControlMethod::Protocol(_));
+        let of_base =
+            self.session.sides[index_of_side(ComparedArm::Base)].executables.driven.get(bench);
         let Some(executable) = of_base.filter(|_| by_protocol(base) && by_protocol(head)) else {
             return;
         };
@@ -334,37 +384,43 @@ impl ComparisonEngine<'_> {
             .run
             .cases
             .iter()
-            .filter(|(_, case)| case.verification.value() == VerificationExtent::Unverified)
+            .filter(|(_, case)| {
+                case.verification.verification_extent() == OutputVerificationExtent::Unverified
+            })
             .filter(|(id, _)| {
-                base.run.cases.get(*id).is_some_and(|it| it.verification.value().is_verified())
+                base.run.cases.get(*id).is_some_and(|it| {
+                    it.verification.verification_extent().is_compared_with_reference()
+                })
             })
             .map(|(id, _)| id.clone())
             .collect();
         if lost.is_empty() {
             return;
         }
-        self.progress.detail(&format!("{} cases of {bench} are no longer verified", lost.len()));
+        self.progress
+            .print_detail(&format!("{} cases of {bench} are no longer verified", lost.len()));
         let outputs = self.session.work.join("outputs").join(&executable.hash);
-        let timeout = self.request.wait.unwrap_or(VERIFY_TIMEOUT);
-        let process = |arm: Arm| {
-            let request = TrialRequest {
+        let timeout = self.request.wait.unwrap_or(VERIFICATION_TIMEOUT);
+        let process = |arm: ComparedArm| {
+            let request = TrialRequestToBench {
                 cases: Some(lost.clone()),
-                inputs: Some(self.inputs(arm)),
-                keep_outputs: Some(outputs.clone()).filter(|_| arm == Arm::Base),
-                keep_verified: arm == Arm::Base,
-                base_outputs: Some(outputs.clone()).filter(|_| arm == Arm::Head),
-                ..TrialRequest::new(
+                inputs: Some(self.input_folder_of_side(arm)),
+                keep_outputs: Some(outputs.clone()).filter(|_| arm == ComparedArm::Base),
+                keep_verified: arm == ComparedArm::Base,
+                base_outputs: Some(outputs.clone()).filter(|_| arm == ComparedArm::Head),
+                ..TrialRequestToBench::for_all_selected_cases(
                     "verify",
                     self.session.work.join("outputs.json"),
-                    TrialSampling::VERIFICATION_SAMPLING,
+                    TrialSamplingPlan::ONE_SAMPLE_FOR_VERIFICATION,
                 )
             };
-            self.run_process(arm, bench, &request, timeout).unwrap_or_else(|why| {
-                self.progress.say(&format!("error: {arm} {bench}, outputs of the base: {why}"));
+            self.run_trial_process(arm, bench, &request, timeout).unwrap_or_else(|why| {
+                self.progress
+                    .print_line(&format!("error: {arm} {bench}, outputs of the base: {why}"));
                 None
             })
         };
-        let Some(run) = process(Arm::Base).and_then(|_| process(Arm::Head)) else {
+        let Some(run) = process(ComparedArm::Base).and_then(|_| process(ComparedArm::Head)) else {
             return;
         };
         for (id, error) in run.failed {
@@ -377,71 +433,81 @@ impl ComparisonEngine<'_> {
                 known.verification = case.verification;
             }
         }
-        if let Err(error) = file::write(&head.path, &head.run) {
-            self.progress.say(&error.to_string());
+        if let Err(error) = file::write_record_atomically(&head.path, &head.run) {
+            self.progress.print_line(&error.to_string());
         }
     }
 
-    /// Abandons a bench that failed in its first process, with the cases that it had listed.
+    /// Abandons a bench whose first process failed, and returns the cases that it had listed.
     fn abandon_failed_bench(
         &mut self,
-        arm: Arm,
+        arm: ComparedArm,
         bench: &str,
         reason: String,
         cases: BTreeSet<String>,
-    ) -> UnverifiedReason {
+    ) -> FirstProcessFailure {
         self.record_failed_process(arm, bench, reason, true);
-        UnverifiedReason::Broke(cases)
+        FirstProcessFailure::Broke(cases)
     }
 
-    /// The reason why the cases of a failed bench have no times.
-    fn bench_failure(&self, bench: &str) -> Option<InconclusiveReason> {
+    /// Returns the reason why a failed bench's cases have no times; `None` if the bench did not
+    /// fail.
+    fn failure_reason_of_bench(&self, bench: &str) -> Option<InconclusiveReason> {
         let broken = self.broken.iter().find(|broken| broken.bench == *bench);
-        broken.map(|broken| broken.case_error())
+        broken.map(|broken| broken.inconclusive_reason_for_cases())
     }
 
-    fn verification_record_path(&self, arm: Arm, bench: &str) -> PathBuf {
+    fn verification_record_path(&self, arm: ComparedArm, bench: &str) -> PathBuf {
         self.session.folder.side_folder_path(arm).join("verified").join(format!("{bench}.json"))
     }
 }
 
 impl PreparedSides {
-    /// Records facts that all benches share, taken from a bench with kernelgate's harness if there
-    /// is one.
-    fn note_shared_facts(&mut self, VerificationRun { run, driver, .. }: &VerificationRun) {
+    /// Stores the device, the build and other facts that all benches share; a bench with
+    /// kernelgate's harness takes precedence over one of Criterion.
+    fn store_facts_shared_by_benches(
+        &mut self,
+        FirstProcessRun { run, driver, .. }: &FirstProcessRun,
+    ) {
         self.plans.extend(run.plan.iter().map(|plan| plan.digest.clone()));
         self.anchors = self.anchors.take().or_else(|| run.anchors.clone());
-        if self.environment.is_none() || *driver != BenchDriver::Criterion {
+        if self.environment.is_none() || *driver != BenchControlMethod::Criterion {
             self.environment = Some(run.environment.clone());
             self.provenance = run.provenance.clone();
         }
         self.optimised &= run.environment.optimised;
         self.verification_ns.extend(
-            rounds::timings_by_case(run).into_iter().map(|(id, timing)| (id, timing.time_ns)),
+            rounds::median_timings_by_case(run)
+                .into_iter()
+                .map(|(id, timing)| (id, timing.time_ns)),
         );
     }
 }
 
-/// Number of cases of all shards together; a run verified the cases of one shard.
-fn planned_cases(run: &ProcessRun) -> usize {
+/// Number of cases of all shards together, of which this run verified the cases of one shard.
+fn case_count_of_all_shards(run: &BenchProcessRun) -> usize {
     run.plan.as_ref().map_or(run.cases.len(), |plan| plan.cases)
 }
 
-/// Keeps the cases of a shard in a run of Criterion alone. A run of Criterion has no problems, so
-/// each case counts as one problem.
-fn keep_shard(run: &mut ProcessRun, shard: Shard) {
-    let partition = ShardPartition::divide_by_hash(shard);
+/// Keeps only the cases of one shard in the run of a bench that uses Criterion without kernelgate.
+/// A Criterion bench does not group its cases into problems, so each case counts as one problem
+/// when cases are divided among shards.
+fn keep_cases_of_shard(run: &mut BenchProcessRun, shard: ShardOfWork) {
+    let partition = ProblemsDividedAmongShards::by_hash_of_problem_ids(shard);
     let ids = run.cases.keys().map(|id| (id.clone(), vec![id.as_str()]));
-    run.plan = Some(partition.plan_of_problems(&run.bench, ids));
+    run.plan = Some(partition.summarize_division(&run.bench, ids));
     run.shard = Some(shard);
-    run.cases.retain(|id, _| partition.has(id));
-    run.skipped.retain(|id, _| partition.has(id));
-    run.failed.retain(|id, _| partition.has(id));
+    run.cases.retain(|id, _| partition.contains_problem(id));
+    run.skipped.retain(|id, _| partition.contains_problem(id));
+    run.failed.retain(|id, _| partition.contains_problem(id));
 }
 
-/// Reports our settings that have no effect in benches of Criterion alone, if the comparison has
-/// both kinds.
-fn no_effect_reason(request: &ComparisonRequest, prepared: &PreparedSides) -> Option<String> {
+/// Returns a note that some requested settings have no effect in benches that use Criterion without
+/// kernelgate, if the comparison has such benches.
+fn settings_without_effect_note(
+    request: &BuildComparisonRequest,
+    prepared: &PreparedSides,
+) -> Option<String> {
     let benches: Vec<&str> = prepared.criterion.iter().map(|it| it.bench.as_str()).collect();
     let flag = |variable: &String| {
         let name = variable.strip_prefix("KERNELGATE_").unwrap_or(variable);
@@ -458,9 +524,11 @@ fn no_effect_reason(request: &ComparisonRequest, prepared: &PreparedSides) -> Op
     })
 }
 
-/// Cost of a process of a bench of Criterion alone, and the settings of its source.
-fn criterion_bench(bench: &ComparedBench, head: &VerificationRun) -> CriterionOnlyBench {
-    let mut overridden = by_criterion::overridden_sampling(&head.run, &bench.sampling);
+/// Returns what one process of a Criterion bench costs, and the measurement settings that its
+/// source sets.
+fn facts_of_criterion_bench(bench: &ComparedBench, head: &FirstProcessRun) -> CriterionOnlyBench {
+    let mut overridden =
+        by_criterion::sampling_overridden_by_bench_source(&head.run, &bench.sampling);
     overridden.retain(|id, _| bench.cases.contains(id));
     CriterionOnlyBench {
         bench: bench.name.clone(),

@@ -1,26 +1,26 @@
-//! Checks that the trials of an interrupted comparison fit the plan of the comparison that resumes
-//! it.
+//! Checks that the saved trials of an interrupted comparison fit the test plan of the comparison
+//! that resumes it.
 
 use std::collections::BTreeSet;
 
-use super::rounds::arm;
+use super::rounds::arm_at_place_of_block;
 use crate::compare::session::ComparedBench;
-use crate::gate::paired::Arm;
-use kernelgate::record::TrialRecord;
+use crate::gate::paired::ComparedArm;
+use kernelgate::record::TrialOfComparison;
 
-/// Checks that the trials of an interrupted comparison fit its plan: known benches and cases, no
-/// more blocks than planned, each place once and with the planned build. Blocks with a failed
-/// process are not stored. `listed` are all cases that a side lists: a case that fails now may have
-/// been timed before.
-pub fn check_trials_fit_plan(
-    trials: &[TrialRecord],
+/// Checks the saved trials of an interrupted comparison: known benches and cases, no more blocks
+/// than the plan allows, each place of a block once and with the right build. Trials of a block in
+/// which a process failed are not saved. `listed` holds all cases that base or head lists, because
+/// a case that fails now may have been timed before the interruption.
+pub fn check_saved_trials_fit_plan(
+    trials: &[TrialOfComparison],
     benches: &[ComparedBench],
     listed: &BTreeSet<String>,
     max_blocks: usize,
 ) -> Result<(), String> {
     let mut places = BTreeSet::new();
     for trial in trials {
-        let TrialRecord { round, bench, block, place, head, .. } = trial;
+        let TrialOfComparison { round, bench, block, place, head, .. } = trial;
         let at = format!("round {round}, bench {bench}, block {block}, place {place}");
         let Some(known) = benches.iter().find(|known| known.name == *bench) else {
             return Err(format!("{at}: no such bench is compared"));
@@ -28,7 +28,7 @@ pub fn check_trials_fit_plan(
         if *block >= max_blocks {
             return Err(format!("{at}: a round has at most {max_blocks} blocks"));
         }
-        if *head != (arm(*block, *place) == Arm::Head) {
+        if *head != (arm_at_place_of_block(*block, *place) == ComparedArm::Head) {
             return Err(format!("{at}: the plan has the other build there"));
         }
         if !places.insert((*round, bench, *block, *place)) {
@@ -47,18 +47,30 @@ pub fn check_trials_fit_plan(
 mod tests {
     use std::time::Duration;
 
-    use super::super::rounds::tests::trial;
+    use super::super::rounds::tests::test_trial;
     use super::*;
-    use crate::compare::sides::copy_benches::BenchDriver;
-    use crate::compare::trials::expected_record::ExpectedRun;
-    use kernelgate::measure::power::PowerState;
-    use kernelgate::record::{CaseTiming, Environment, ProcessRun, Provenance, TrialSampling};
+    use crate::compare::sides::copy_benches::BenchControlMethod;
+    use crate::compare::trials::expected_record::FactsOfVerifiedRun;
+    use kernelgate::measure::power::PowerStateOfSamples;
+    use kernelgate::record::{
+        BenchProcessRun, CaseTimeInTrial, CommitAndChanges, RunEnvironment, TrialSamplingPlan,
+    };
 
     #[test]
     fn trials_of_another_plan_are_refused_on_resumption() {
-        let run = ProcessRun::start_now("b", "verify", Environment::cpu(), Provenance::default());
-        let expected =
-            || ExpectedRun::from_verified(&run, &BTreeSet::new(), Some(PowerState::Steady));
+        let run = BenchProcessRun::empty_run_starting_now(
+            "b",
+            "verify",
+            RunEnvironment::environment_of_process_on_cpu(),
+            CommitAndChanges::default(),
+        );
+        let expected = || {
+            FactsOfVerifiedRun::from_verified_run(
+                &run,
+                &BTreeSet::new(),
+                Some(PowerStateOfSamples::Steady),
+            )
+        };
         let benches = [ComparedBench {
             name: "b".to_owned(),
             verified: Default::default(),
@@ -66,14 +78,16 @@ mod tests {
             cases: ["x".to_owned()].into(),
             first: BTreeSet::new(),
             timeout: Duration::ZERO,
-            sampling: TrialSampling::HOST_SAMPLING,
-            driver: BenchDriver::Protocol(1),
+            sampling: TrialSamplingPlan::SAMPLING_ON_HOST,
+            driver: BenchControlMethod::Protocol(1),
         }];
         let listed = BTreeSet::from(["failed".to_owned()]);
-        let trials: Vec<_> = (0..8).map(|i| trial(i / 4, i % 4, 10.0)).collect();
-        let fit = |trials: &[TrialRecord]| check_trials_fit_plan(trials, &benches, &listed, 2);
+        let trials: Vec<_> = (0..8).map(|i| test_trial(i / 4, i % 4, 10.0)).collect();
+        let fit = |trials: &[TrialOfComparison]| {
+            check_saved_trials_fit_plan(trials, &benches, &listed, 2)
+        };
         assert_eq!(fit(&trials), Ok(()));
-        let refused = |change: &dyn Fn(&mut Vec<TrialRecord>)| {
+        let refused = |change: &dyn Fn(&mut Vec<TrialOfComparison>)| {
             let mut other = trials.clone();
             change(&mut other);
             fit(&other).unwrap_err()
@@ -87,11 +101,11 @@ mod tests {
         insta::assert_snapshot!(refused(&|trials| trials[0].bench = "c".to_owned()), @"round 1, bench c, block 0, place 0: no such bench is compared");
         insta::assert_snapshot!(refused(&|trials| trials[7].block = 2), @"round 1, bench b, block 2, place 3: a round has at most 2 blocks");
         let foreign = refused(&|trials| {
-            trials[0].cases.insert("y".to_owned(), CaseTiming::default());
+            trials[0].cases.insert("y".to_owned(), CaseTimeInTrial::default());
         });
         insta::assert_snapshot!(foreign, @"round 1, bench b, block 0, place 0: no such case is compared: y");
         let mut timed_before = trials.clone();
-        timed_before[0].cases.insert("failed".to_owned(), CaseTiming::default());
+        timed_before[0].cases.insert("failed".to_owned(), CaseTimeInTrial::default());
         assert_eq!(fit(&timed_before), Ok(()));
     }
 }

@@ -1,37 +1,45 @@
-//! Turns trials into blocks for the gate, and finds the blocks still to run: pure functions.
+//! Groups trials into blocks for the gate, and determines which blocks are still to run; all
+//! functions of this module are pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::gate::inconclusive_reason::{BuildFailure, InconclusiveReason};
-use crate::gate::paired::{Arm, BlocksByCase, PairedOutcome, TestPlan, TrialBlock};
-use kernelgate::record::criterion_store::CRITERION_IMPLEMENTATION;
-use kernelgate::record::{CaseRecord, CaseTiming, ProcessRun, TrialRecord};
+use crate::gate::inconclusive_reason::{FailureInBuild, InconclusiveReason};
+use crate::gate::paired::{
+    ComparedArm, ComparisonTestPlan, PairedDecisionsOfRound, TimedBlock, TimedBlocksByCase,
+};
+use kernelgate::record::criterion_store::IMPLEMENTATION_NAME_OF_CRITERION_CASES;
+use kernelgate::record::{
+    BenchProcessRun, CaseRecordWithSamples, CaseTimeInTrial, TrialOfComparison,
+};
 use kernelgate::stats::{median, weighted_median};
-use kernelgate_cuda::CaseFailure;
+use kernelgate_cuda::CaseFailureReason;
 
-/// The reason for a case that the process neither timed, failed nor skipped.
+/// Text for a requested case that a bench process neither timed, failed nor skipped.
 const NOT_LISTED_REASON: &str = "the bench did not list it";
 pub const PROCESSES_PER_BLOCK: usize = 4;
 
-/// The build at a place of a block: base, head, head, base, and the reverse in every second block.
-pub const fn arm(block: usize, place: usize) -> Arm {
+/// Returns which build runs at a place of a block: base, head, head, base; every second block has
+/// the reverse order.
+pub const fn arm_at_place_of_block(block: usize, place: usize) -> ComparedArm {
     let base_leads = block.is_multiple_of(2);
     let outer = place == 0 || place + 1 == PROCESSES_PER_BLOCK;
-    if base_leads == outer { Arm::Base } else { Arm::Head }
+    if base_leads == outer { ComparedArm::Base } else { ComparedArm::Head }
 }
 
-/// The timing of each case in a process: the median over its samples.
+/// Reduces the samples of each case in one process to one time: their median, weighted for samples
+/// of unequal numbers of launches.
 ///
-/// Samples of different numbers of launches (Criterion's, in linear sampling) are weighted by the
-/// root of the number. If launches scatter independently, this is the inverse of the standard
-/// deviation of a sample's mean, the weight for which a median has the least variance. If
-/// interruptions make samples longer, the longest samples, which are interrupted most often, get
-/// less weight than in a mean, a slope, or a median weighted by the number itself.
-pub fn timings_by_case(run: &ProcessRun) -> BTreeMap<String, CaseTiming> {
+/// In this median, a sample with more launches (from Criterion's linear sampling) has a weight
+/// proportional to the square root of its number of launches. If launch times scatter
+/// independently, this weight is the inverse of the standard deviation of a sample's mean, which
+/// gives the median the least variance. The square root also gives long samples, which
+/// interruptions disturb most, less weight than a mean, a slope, or a weight equal to the number of
+/// launches would.
+pub fn median_timings_by_case(run: &BenchProcessRun) -> BTreeMap<String, CaseTimeInTrial> {
     let others = run.telemetry.iter().filter_map(|reading| reading.other_processes).max();
-    let timing_of = |case: &CaseRecord| {
+    let timing_of = |case: &CaseRecordWithSamples| {
         let samples = &case.samples;
-        let times = samples.per_launch_ns();
+        let times = samples.launch_times_by_sample_ns();
         let weights: Vec<f64> =
             samples.launches.iter().map(|launches| (*launches as f64).sqrt()).collect();
         let cycles: Vec<f64> = times
@@ -39,10 +47,10 @@ pub fn timings_by_case(run: &ProcessRun) -> BTreeMap<String, CaseTiming> {
             .zip(&samples.clock_mhz)
             .map(|(time_ns, mhz)| time_ns * mhz * 1e-3)
             .collect();
-        CaseTiming {
+        CaseTimeInTrial {
             time_ns: weighted_median(&times, &weights),
             cycles: (!cycles.is_empty()).then(|| median(&cycles)),
-            contention: match run.environment.is_on_host() {
+            contention: match run.environment.is_cpu_run() {
                 true => samples.conditions.contention,
                 false => samples
                     .conditions
@@ -52,14 +60,14 @@ pub fn timings_by_case(run: &ProcessRun) -> BTreeMap<String, CaseTiming> {
             },
             at_cap: samples.power.as_ref().is_some_and(|power| power.at_cap),
             throttled: samples.conditions.throttled > 0,
-            averaged: case.implementation == CRITERION_IMPLEMENTATION,
+            averaged: case.implementation == IMPLEMENTATION_NAME_OF_CRITERION_CASES,
         }
     };
     run.cases.iter().map(|(id, case)| (id.clone(), timing_of(case))).collect()
 }
 
-/// Removes the trials of blocks that were not finished.
-pub fn drop_unfinished_blocks(trials: &mut Vec<TrialRecord>) {
+/// Removes the trials of blocks that did not complete all four processes.
+pub fn remove_trials_of_unfinished_blocks(trials: &mut Vec<TrialOfComparison>) {
     let mut places: BTreeMap<(u32, String, usize), usize> = BTreeMap::new();
     for trial in trials.iter().filter(|trial| trial.broke.is_none()) {
         *places.entry((trial.round, trial.bench.clone(), trial.block)).or_default() += 1;
@@ -71,10 +79,10 @@ pub fn drop_unfinished_blocks(trials: &mut Vec<TrialRecord>) {
     });
 }
 
-/// Whole blocks of a round, by case and in time order. A block counts for a case only if all its
-/// processes timed the case.
-pub fn whole_blocks_by_case(trials: &[TrialRecord], round: u32) -> BlocksByCase {
-    let mut blocks: Vec<((&str, usize), Vec<&TrialRecord>)> = Vec::new();
+/// Returns the complete blocks of a round, by case, in the order of time. A block counts for a case
+/// only if all four processes of the block timed the case.
+pub fn complete_blocks_by_case(trials: &[TrialOfComparison], round: u32) -> TimedBlocksByCase {
+    let mut blocks: Vec<((&str, usize), Vec<&TrialOfComparison>)> = Vec::new();
     for trial in trials.iter().filter(|trial| trial.round == round && trial.broke.is_none()) {
         let key = (trial.bench.as_str(), trial.block);
         match blocks.iter_mut().find(|(other, _)| *other == key) {
@@ -82,13 +90,13 @@ pub fn whole_blocks_by_case(trials: &[TrialRecord], round: u32) -> BlocksByCase 
             None => blocks.push((key, vec![trial])),
         }
     }
-    let mut observed = BlocksByCase::new();
+    let mut observed = TimedBlocksByCase::new();
     for (_, mut places) in
         blocks.into_iter().filter(|(_, places)| places.len() == PROCESSES_PER_BLOCK)
     {
         places.sort_by_key(|trial| trial.place);
         for id in places[0].cases.keys() {
-            let pair_of = |head: bool| -> Option<[CaseTiming; 2]> {
+            let pair_of = |head: bool| -> Option<[CaseTimeInTrial; 2]> {
                 let found = places
                     .iter()
                     .filter(|trial| trial.head == head)
@@ -96,20 +104,20 @@ pub fn whole_blocks_by_case(trials: &[TrialRecord], round: u32) -> BlocksByCase 
                 found.collect::<Option<Vec<_>>>()?.try_into().ok()
             };
             if let (Some(base), Some(head)) = (pair_of(false), pair_of(true)) {
-                let leader = if places[0].head { Arm::Head } else { Arm::Base };
-                observed.entry(id.clone()).or_default().push(TrialBlock { leader, base, head });
+                let leader = if places[0].head { ComparedArm::Head } else { ComparedArm::Base };
+                observed.entry(id.clone()).or_default().push(TimedBlock { leader, base, head });
             }
         }
     }
     observed
 }
 
-/// Cases that more blocks may decide: cases that the gate could not decide yet, and cases without a
-/// block.
-pub fn undecided_cases(
+/// Returns the requested cases for which more blocks are needed: those that the gate left
+/// undecided, and those without a block.
+pub fn cases_that_need_more_blocks(
     wanted: &BTreeSet<String>,
-    observed: &BlocksByCase,
-    outcome: &PairedOutcome,
+    observed: &TimedBlocksByCase,
+    outcome: &PairedDecisionsOfRound,
 ) -> BTreeSet<String> {
     wanted
         .iter()
@@ -118,11 +126,11 @@ pub fn undecided_cases(
         .collect()
 }
 
-/// Returns the requested cases that have no time in a run, each with the reason: skipped by it, or
-/// absent.
-pub fn skip_reasons(
+/// Returns the requested cases without a time in a process's run, each with the reason: skipped by
+/// the process, or not listed by the bench.
+pub fn reasons_of_untimed_cases(
     asked: &BTreeSet<String>,
-    run: Option<&ProcessRun>,
+    run: Option<&BenchProcessRun>,
 ) -> BTreeMap<String, String> {
     let timed = |id: &&String| run.is_some_and(|run| run.cases.contains_key(*id));
     let failed = |id: &&String| run.is_some_and(|run| run.failed.contains_key(*id));
@@ -133,32 +141,42 @@ pub fn skip_reasons(
     without.map(|id| (id.clone(), reason(id).to_owned())).collect()
 }
 
-/// Cases that failed in a process of the head, with the error.
-pub fn failure_reasons(trials: &[TrialRecord]) -> BTreeMap<String, CaseFailure> {
+/// Returns the cases that failed in a process of the head, each with the error.
+pub fn failures_in_head_processes(
+    trials: &[TrialOfComparison],
+) -> BTreeMap<String, CaseFailureReason> {
     trials.iter().filter(|trial| trial.head).flat_map(|trial| trial.failed.clone()).collect()
 }
 
-/// Cases that are not requested again although the head did not fail, with the first reason: a
-/// process of either build skipped them, or one of the base failed.
-pub fn stop_reasons(trials: &[TrialRecord]) -> BTreeMap<String, InconclusiveReason> {
+/// Returns the cases that later trials no longer request, with the first reason: a process of
+/// either build skipped the case, or it failed in a process of the base.
+pub fn reasons_to_stop_timing_cases(
+    trials: &[TrialOfComparison],
+) -> BTreeMap<String, InconclusiveReason> {
     let mut stopped = BTreeMap::new();
     for trial in trials {
-        let side = if trial.head { Arm::Head } else { Arm::Base };
+        let side = if trial.head { ComparedArm::Head } else { ComparedArm::Base };
         for (id, why) in &trial.skipped {
-            let skipped = || InconclusiveReason::Skipped(BuildFailure::new(side, why.as_str()));
+            let skipped = || {
+                InconclusiveReason::Skipped(FailureInBuild::in_side_with_reason(side, why.as_str()))
+            };
             stopped.entry(id.clone()).or_insert_with(skipped);
         }
-        for (id, error) in trial.failed.iter().filter(|_| side == Arm::Base) {
-            let failed =
-                || InconclusiveReason::Failed(BuildFailure::new(side, error.text.as_str()));
+        for (id, error) in trial.failed.iter().filter(|_| side == ComparedArm::Base) {
+            let failed = || {
+                InconclusiveReason::Failed(FailureInBuild::in_side_with_reason(
+                    side,
+                    error.text.as_str(),
+                ))
+            };
             stopped.entry(id.clone()).or_insert_with(failed);
         }
     }
     stopped
 }
 
-/// The next block of a bench binary in a round.
-pub fn next_block(trials: &[TrialRecord], round: u32, bench: &str) -> usize {
+/// Returns the number of the next block of a bench in a round, counted from 0.
+pub fn next_block_of_bench(trials: &[TrialOfComparison], round: u32, bench: &str) -> usize {
     trials
         .iter()
         .filter(|trial| trial.round == round && trial.bench == bench)
@@ -167,27 +185,27 @@ pub fn next_block(trials: &[TrialRecord], round: u32, bench: &str) -> usize {
         .unwrap_or(0)
 }
 
-/// Estimates the remaining time of a round: the blocks that each open case probably needs, at the
-/// wall time per case of the last block of its bench.
-pub fn time_left(
-    trials: &[TrialRecord],
+/// Estimates the remaining time of a round, from the blocks that each undecided case needs and the
+/// wall time per case of its bench's last block.
+pub fn estimate_round_time_left(
+    trials: &[TrialOfComparison],
     round: u32,
     open: &BTreeSet<String>,
-    outcome: &PairedOutcome,
-    plan: &TestPlan,
-) -> RoundTimeLeft {
+    outcome: &PairedDecisionsOfRound,
+    plan: &ComparisonTestPlan,
+) -> EstimatedRoundTimeLeft {
     let (mut likely_s, mut most_s) = (0.0, 0.0);
     let of_round = || trials.iter().filter(|trial| trial.round == round);
     let benches: BTreeSet<&str> = of_round().map(|trial| trial.bench.as_str()).collect();
     for bench in benches {
-        let done = next_block(trials, round, bench);
-        let last: Vec<&TrialRecord> =
+        let done = next_block_of_bench(trials, round, bench);
+        let last: Vec<&TrialOfComparison> =
             of_round().filter(|it| it.bench == bench && it.block + 1 == done).collect();
         let cases: BTreeSet<&String> = last.iter().flat_map(|trial| trial.cases.keys()).collect();
         let wall_s: f64 = last.iter().map(|trial| trial.wall_s).sum();
         let most = plan.max_blocks.saturating_sub(done);
         let likely = |id: &String| {
-            let decision = outcome.decision(id)?;
+            let decision = outcome.decision_on_case(id)?;
             Some(decision.pairs_needed?.saturating_sub(decision.pairs).div_ceil(2).clamp(1, most))
         };
         for id in cases.iter().filter(|id| open.contains(**id)) {
@@ -196,29 +214,32 @@ pub fn time_left(
             most_s += block_s * most as f64;
         }
     }
-    RoundTimeLeft { likely_s, most_s }
+    EstimatedRoundTimeLeft { likely_s, most_s }
 }
 
-/// Estimate of the time left in the current round, seconds.
+/// Estimate of how long the current round of a comparison still takes, seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct RoundTimeLeft {
-    /// Remaining time if later pairs have the variance of the pairs so far, seconds.
+pub struct EstimatedRoundTimeLeft {
+    /// Estimated remaining time of the round, seconds, if the later pairs have the same variance as
+    /// the pairs so far.
     pub likely_s: f64,
-    /// The time if no open case is decided before the blocks end.
+    /// Longest remaining time of the round, seconds: no undecided case is decided before the plan's
+    /// last block.
     pub most_s: f64,
 }
 
-impl RoundTimeLeft {
-    /// Weight of the newest estimate: a single block moves it a lot while blocks are few.
-    const NEWEST_ESTIMATE_WEIGHT: f64 = 0.25;
+impl EstimatedRoundTimeLeft {
+    /// Weight of the newest estimate of the time left against the previous one, because a single
+    /// block changes the estimate a lot while blocks are few.
+    const NEWEST_TIME_LEFT_ESTIMATE_WEIGHT: f64 = 0.25;
 
-    /// Weights this estimate with the one shown `passed_s` seconds before; the result is at least
-    /// one block.
-    pub fn smoothed_estimate(self, before: Option<Self>, passed_s: f64) -> Self {
+    /// Averages this estimate of the time left with the one that was shown `passed_s` seconds ago
+    /// and is counted down; the result never exceeds the longest remaining time.
+    pub fn smoothed_with_previous_estimate(self, before: Option<Self>, passed_s: f64) -> Self {
         let Some(before) = before else { return self };
         let counted_down = (before.likely_s - passed_s).max(0.0);
-        let likely_s = Self::NEWEST_ESTIMATE_WEIGHT * self.likely_s
-            + (1.0 - Self::NEWEST_ESTIMATE_WEIGHT) * counted_down;
+        let likely_s = Self::NEWEST_TIME_LEFT_ESTIMATE_WEIGHT * self.likely_s
+            + (1.0 - Self::NEWEST_TIME_LEFT_ESTIMATE_WEIGHT) * counted_down;
         Self { likely_s: likely_s.min(self.most_s), ..self }
     }
 }
@@ -226,18 +247,19 @@ impl RoundTimeLeft {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use kernelgate::record::{CaseRecord, Environment, Provenance};
+    use kernelgate::record::{CaseRecordWithSamples, CommitAndChanges, RunEnvironment};
 
-    /// A test trial of one case at a given block and place.
-    pub fn trial(block: usize, place: usize, time_ns: f64) -> TrialRecord {
-        TrialRecord {
+    /// Makes a test trial of one case at the given block and place.
+    pub fn test_trial(block: usize, place: usize, time_ns: f64) -> TrialOfComparison {
+        TrialOfComparison {
             round: 1,
             bench: "b".to_owned(),
             block,
             place,
-            head: arm(block, place) == Arm::Head,
+            head: arm_at_place_of_block(block, place) == ComparedArm::Head,
             wall_s: 1.0,
-            cases: [("x".to_owned(), CaseTiming { time_ns, ..CaseTiming::default() })].into(),
+            cases: [("x".to_owned(), CaseTimeInTrial { time_ns, ..CaseTimeInTrial::default() })]
+                .into(),
             failed: BTreeMap::new(),
             skipped: BTreeMap::new(),
             broke: None,
@@ -245,136 +267,185 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_case_without_a_time_is_requested_once_and_keeps_its_reason() {
+    fn an_untimed_case_is_requested_once_and_keeps_its_reason() {
         let requested: BTreeSet<String> =
             ["gone", "short", "timed", "wrong"].map(str::to_owned).into();
-        fn reasons<T: From<&'static str>>(ids: &[&str]) -> BTreeMap<String, T> {
+        fn test_reasons<T: From<&'static str>>(ids: &[&str]) -> BTreeMap<String, T> {
             ids.iter().map(|id| ((*id).to_owned(), "why".into())).collect()
         }
-        let run = ProcessRun {
-            cases: [("timed".to_owned(), CaseRecord::untimed_samples(vec![1.0]))].into(),
-            skipped: reasons(&["short", "not asked for"]),
-            failed: reasons(&["wrong"]),
-            ..ProcessRun::start_now("b", "r1-b0-p0", Environment::cpu(), Provenance::default())
+        let run = BenchProcessRun {
+            cases: [(
+                "timed".to_owned(),
+                CaseRecordWithSamples::example_with_sample_times(vec![1.0]),
+            )]
+            .into(),
+            skipped: test_reasons(&["short", "not asked for"]),
+            failed: test_reasons(&["wrong"]),
+            ..BenchProcessRun::empty_run_starting_now(
+                "b",
+                "r1-b0-p0",
+                RunEnvironment::environment_of_process_on_cpu(),
+                CommitAndChanges::default(),
+            )
         };
-        let skipped = skip_reasons(&requested, Some(&run));
+        let skipped = reasons_of_untimed_cases(&requested, Some(&run));
         assert_eq!(
             skipped,
             [("gone", NOT_LISTED_REASON), ("short", "why")]
                 .map(|(id, why)| (id.to_owned(), why.to_owned()))
                 .into()
         );
-        assert_eq!(skip_reasons(&requested, None).len(), 4, "a bench that has none of the cases");
-        let base = TrialRecord { skipped, failed: reasons(&["wrong"]), ..trial(0, 0, 1.0) };
-        let head = TrialRecord {
-            skipped: reasons(&["short", "late"]),
-            failed: reasons(&["broken"]),
-            ..trial(0, 1, 1.0)
+        assert_eq!(
+            reasons_of_untimed_cases(&requested, None).len(),
+            4,
+            "a bench that has none of the cases"
+        );
+        let base = TrialOfComparison {
+            skipped,
+            failed: test_reasons(&["wrong"]),
+            ..test_trial(0, 0, 1.0)
+        };
+        let head = TrialOfComparison {
+            skipped: test_reasons(&["short", "late"]),
+            failed: test_reasons(&["broken"]),
+            ..test_trial(0, 1, 1.0)
         };
         let trials = [base, head];
-        let (stopped, failed) = (stop_reasons(&trials), failure_reasons(&trials));
-        let skipped = |side| InconclusiveReason::Skipped(BuildFailure::new(side, "why"));
-        assert_eq!(stopped["short"], skipped(Arm::Base), "the first reason");
-        assert_eq!(stopped["late"], skipped(Arm::Head));
-        let failed_in_base = InconclusiveReason::Failed(BuildFailure::new(Arm::Base, "why"));
+        let (stopped, failed) =
+            (reasons_to_stop_timing_cases(&trials), failures_in_head_processes(&trials));
+        let skipped =
+            |side| InconclusiveReason::Skipped(FailureInBuild::in_side_with_reason(side, "why"));
+        assert_eq!(stopped["short"], skipped(ComparedArm::Base), "the first reason");
+        assert_eq!(stopped["late"], skipped(ComparedArm::Head));
+        let failed_in_base = InconclusiveReason::Failed(FailureInBuild::in_side_with_reason(
+            ComparedArm::Base,
+            "why",
+        ));
         assert_eq!(stopped["wrong"], failed_in_base);
         assert_eq!(stopped.keys().collect::<Vec<_>>(), ["gone", "late", "short", "wrong"]);
         assert_eq!(failed.keys().collect::<Vec<_>>(), ["broken"]);
     }
 
     #[test]
-    fn samples_are_weighted_by_their_number_of_iterations() {
-        // Linear sampling: 1 to 5 times as many iterations; the short samples are outliers.
-        let mut case = CaseRecord::untimed_samples(vec![30.0, 44.0, 30.3, 40.0, 50.5]);
+    fn samples_are_weighted_by_the_root_of_their_number_of_launches() {
+        // The test imitates Criterion's linear sampling: each sample has 1 to 5 times as many
+        // launches; the short samples are outliers.
+        let mut case =
+            CaseRecordWithSamples::example_with_sample_times(vec![30.0, 44.0, 30.3, 40.0, 50.5]);
         case.samples.launches = vec![1, 2, 3, 4, 5];
-        let run = |case: &CaseRecord| ProcessRun {
+        let run = |case: &CaseRecordWithSamples| BenchProcessRun {
             cases: [("x".to_owned(), case.clone())].into(),
-            ..ProcessRun::start_now("b", "s", Environment::cpu(), Provenance::default())
+            ..BenchProcessRun::empty_run_starting_now(
+                "b",
+                "s",
+                RunEnvironment::environment_of_process_on_cpu(),
+                CommitAndChanges::default(),
+            )
         };
-        let found = |case: &CaseRecord| timings_by_case(&run(case))["x"];
+        let found = |case: &CaseRecordWithSamples| median_timings_by_case(&run(case))["x"];
         assert_eq!((found(&case).time_ns, found(&case).averaged), (10.1, false));
         case.samples.launches = vec![1; 5];
-        case.implementation = CRITERION_IMPLEMENTATION.to_owned();
+        case.implementation = IMPLEMENTATION_NAME_OF_CRITERION_CASES.to_owned();
         assert_eq!((found(&case).time_ns, found(&case).averaged), (40.0, true));
     }
 
     #[test]
     fn blocks_alternate_between_the_orders_abba_and_baab() {
-        use Arm::{Base, Head};
-        assert_eq!([0, 1, 2, 3].map(|place| arm(0, place)), [Base, Head, Head, Base]);
-        assert_eq!([0, 1, 2, 3].map(|place| arm(1, place)), [Head, Base, Base, Head]);
-        assert_eq!(arm(2, 0), Base);
+        use ComparedArm::{Base, Head};
+        assert_eq!(
+            [0, 1, 2, 3].map(|place| arm_at_place_of_block(0, place)),
+            [Base, Head, Head, Base]
+        );
+        assert_eq!(
+            [0, 1, 2, 3].map(|place| arm_at_place_of_block(1, place)),
+            [Head, Base, Base, Head]
+        );
+        assert_eq!(arm_at_place_of_block(2, 0), Base);
     }
 
     #[test]
     fn trials_of_unfinished_blocks_are_dropped() {
-        let mut trials: Vec<_> = (0..7).map(|i| trial(i / 4, i % 4, 10.0 + i as f64)).collect();
-        let blocks = &whole_blocks_by_case(&trials, 1)["x"];
+        let mut trials: Vec<_> =
+            (0..7).map(|i| test_trial(i / 4, i % 4, 10.0 + i as f64)).collect();
+        let blocks = &complete_blocks_by_case(&trials, 1)["x"];
         assert_eq!(blocks.len(), 1);
-        assert_eq!(blocks[0].leader, Arm::Base);
+        assert_eq!(blocks[0].leader, ComparedArm::Base);
         assert_eq!(blocks[0].base.map(|observation| observation.time_ns), [10.0, 13.0]);
         assert_eq!(blocks[0].head.map(|observation| observation.time_ns), [11.0, 12.0]);
-        assert!(whole_blocks_by_case(&trials, 2).is_empty());
-        assert_eq!(next_block(&trials, 1, "b"), 2);
-        drop_unfinished_blocks(&mut trials);
+        assert!(complete_blocks_by_case(&trials, 2).is_empty());
+        assert_eq!(next_block_of_bench(&trials, 1, "b"), 2);
+        remove_trials_of_unfinished_blocks(&mut trials);
         assert_eq!(
-            (trials.len(), next_block(&trials, 1, "b"), next_block(&trials, 2, "b")),
+            (
+                trials.len(),
+                next_block_of_bench(&trials, 1, "b"),
+                next_block_of_bench(&trials, 2, "b")
+            ),
             (4, 1, 0)
         );
         trials[3].cases.clear();
-        assert!(whole_blocks_by_case(&trials, 1).is_empty(), "a process lacks the case");
+        assert!(complete_blocks_by_case(&trials, 1).is_empty(), "a process lacks the case");
     }
 
     #[test]
     fn cases_without_a_finished_block_are_undecided() {
         let selected: BTreeSet<String> = ["x".to_owned(), "y".to_owned()].into();
-        let trials: Vec<_> = (0..4).map(|i| trial(0, i, 1.0)).collect();
-        let outcome = PairedOutcome {
+        let trials: Vec<_> = (0..4).map(|i| test_trial(0, i, 1.0)).collect();
+        let outcome = PairedDecisionsOfRound {
             decisions: vec![],
             undecided: vec![],
             null_fired: vec![],
             environment_sound: true,
         };
         assert_eq!(
-            undecided_cases(&selected, &whole_blocks_by_case(&trials, 1), &outcome),
+            cases_that_need_more_blocks(&selected, &complete_blocks_by_case(&trials, 1), &outcome),
             ["y".to_owned()].into()
         );
     }
 
-    /// The test has two cases in a bench whose block takes 4 s: one case needs 10 more pairs, the
-    /// need of the other is unknown.
+    /// In this test a bench has two undecided cases and its block takes 4 s: one case needs 10 more
+    /// pairs, the other an unknown number.
     #[test]
     fn the_time_left_counts_the_cost_of_every_undecided_case() {
-        let mut trials: Vec<_> = (0..8).map(|i| trial(i / 4, i % 4, 1.0)).collect();
+        let mut trials: Vec<_> = (0..8).map(|i| test_trial(i / 4, i % 4, 1.0)).collect();
         for trial in &mut trials {
-            trial.cases.insert("y".to_owned(), CaseTiming::default());
+            trial.cases.insert("y".to_owned(), CaseTimeInTrial::default());
         }
-        let plan = TestPlan { max_blocks: 24, ..TestPlan::default() };
-        let mut outcome =
-            crate::gate::paired::decide_all(&whole_blocks_by_case(&trials, 1), &plan, false);
+        let plan = ComparisonTestPlan { max_blocks: 24, ..ComparisonTestPlan::default() };
+        let mut outcome = crate::gate::paired::decide_cases_with_one_plan(
+            &complete_blocks_by_case(&trials, 1),
+            &plan,
+            false,
+        );
         for decision in &mut outcome.decisions {
             decision.pairs_needed = (decision.case == "x").then_some(14);
         }
         let open = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect();
-        let left = |open| time_left(&trials, 1, &open, &outcome, &plan);
-        assert_eq!(left(open(&["x"])), RoundTimeLeft { likely_s: 10.0, most_s: 44.0 });
-        assert_eq!(left(open(&["x", "y"])), RoundTimeLeft { likely_s: 54.0, most_s: 88.0 });
-        assert_eq!(left(open(&[])), RoundTimeLeft { likely_s: 0.0, most_s: 0.0 });
+        let left = |open| estimate_round_time_left(&trials, 1, &open, &outcome, &plan);
+        assert_eq!(left(open(&["x"])), EstimatedRoundTimeLeft { likely_s: 10.0, most_s: 44.0 });
+        assert_eq!(
+            left(open(&["x", "y"])),
+            EstimatedRoundTimeLeft { likely_s: 54.0, most_s: 88.0 }
+        );
+        assert_eq!(left(open(&[])), EstimatedRoundTimeLeft { likely_s: 0.0, most_s: 0.0 });
     }
 
-    /// The estimates of a comparison in which nothing was decided for a minute: 1 s, 3 min, 1 s.
+    /// The test gives three estimates of the time left, a minute apart, of a comparison in which no
+    /// case was decided: 1 s, 3 min, 1 s.
     #[test]
     fn a_smoothed_estimate_of_the_time_left_does_not_jump() {
         let raw = [180.0, 4.0, 176.0, 2.0, 172.0, 1.0, 168.0];
-        let mut shown: Option<RoundTimeLeft> = None;
+        let mut shown: Option<EstimatedRoundTimeLeft> = None;
         for likely_s in raw {
-            let next = RoundTimeLeft { likely_s, most_s: 400.0 }.smoothed_estimate(shown, 2.0);
+            let next = EstimatedRoundTimeLeft { likely_s, most_s: 400.0 }
+                .smoothed_with_previous_estimate(shown, 2.0);
             let before = shown.map_or(180.0, |before| before.likely_s);
             assert!((next.likely_s - before).abs() <= 48.0, "{before} then {}", next.likely_s);
             shown = Some(next);
         }
         assert!(shown.is_some_and(|shown| shown.likely_s > 60.0), "{shown:?}");
-        let end = RoundTimeLeft { likely_s: 1.0, most_s: 4.0 }.smoothed_estimate(shown, 2.0);
+        let end = EstimatedRoundTimeLeft { likely_s: 1.0, most_s: 4.0 }
+            .smoothed_with_previous_estimate(shown, 2.0);
         assert_eq!(end.likely_s, 4.0, "not more than the blocks that are left");
     }
 }

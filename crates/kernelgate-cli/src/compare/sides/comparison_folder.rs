@@ -1,10 +1,10 @@
-//! The folder of comparisons: one comparison at a time, and one path at which both sides are built
-//! and run.
+//! The locked folder of a comparison: only one comparison uses it at a time, and base and head are
+//! built and run at one path in it, the slot.
 //!
-//! A build at another path gives another executable (paths are in symbols and panic messages), and
-//! the place of files by itself changes times. So each side's folder is moved to `slot` while it is
-//! built, and `slot` is a link to it while it runs: identical revisions give identical executables,
-//! and an executable reads the files of its own revision.
+//! A build at another path gives another executable, because symbols and panic messages contain
+//! paths, and file locations alone can change times. Each side's folder is moved to `slot` for its
+//! build, and `slot` links to the folder while the side's executables run, so identical revisions
+//! give identical executables.
 
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -12,37 +12,39 @@ use std::time::Duration;
 
 use super::leftover_files;
 use crate::compare::CompareError;
-use crate::gate::paired::Arm;
+use crate::gate::paired::ComparedArm;
 use kernelgate::record::{file, lock};
 
-/// Number of attempts at a lock that is held: a process that is being started holds its parent's
-/// files, and with them a lock that the parent has released, until it runs its own program.
-const LOCK_ATTEMPTS: u32 = 10;
-/// Longest name of a side in the file `side`, bytes.
-const MAX_SIDE_LABEL_BYTES: u64 = 16;
+/// Number of attempts to lock the comparison's folder: between fork and exec, a new process still
+/// holds lock files that its parent has released.
+const FOLDER_LOCK_ATTEMPTS: u32 = 10;
+/// Longest content that is read from the file `side`, which names the side (base or head) in a
+/// folder, bytes.
+const MAX_SIDE_NAME_FILE_BYTES: u64 = 16;
 /// Time between two attempts.
-const LOCK_PAUSE: Duration = Duration::from_millis(20);
+const FOLDER_LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The folder of a comparison, locked until this value is dropped.
-pub struct LockedFolder {
+/// The folder of a comparison, which stays locked until this value is dropped.
+pub struct LockedComparisonFolder {
     root: PathBuf,
     _lock: File,
 }
 
-impl LockedFolder {
-    /// Opens and locks the folder; moves a side that an interrupted build left in the slot back to
-    /// its place.
-    pub fn open_and_lock(root: &Path) -> Result<LockedFolder, CompareError> {
+impl LockedComparisonFolder {
+    /// Opens and locks the comparison's folder; if an interrupted build left a side's folder in the
+    /// slot, it is moved back to its own place.
+    pub fn open_and_lock_folder(root: &Path) -> Result<LockedComparisonFolder, CompareError> {
         std::fs::create_dir_all(root).map_err(CompareError::io("make", root))?;
         let root = root.canonicalize().map_err(CompareError::io("open", root))?;
         let path = root.join("lock");
-        let lock = lock::open_lock_file(&path).map_err(CompareError::io("open", &path))?;
+        let lock =
+            lock::open_or_create_lock_file(&path).map_err(CompareError::io("open", &path))?;
         let mut tried = lock.try_lock();
-        for _ in 0..LOCK_ATTEMPTS {
+        for _ in 0..FOLDER_LOCK_ATTEMPTS {
             if !matches!(tried, Err(TryLockError::WouldBlock)) {
                 break;
             }
-            std::thread::sleep(LOCK_PAUSE);
+            std::thread::sleep(FOLDER_LOCK_RETRY_INTERVAL);
             tried = lock.try_lock();
         }
         match tried {
@@ -53,40 +55,42 @@ impl LockedFolder {
             Err(TryLockError::Error(cause)) => return Err(CompareError::io("lock", &path)(cause)),
         }
         let folder = Self { root, _lock: lock };
-        folder.empty_slot()?;
-        for arm in [Arm::Base, Arm::Head] {
+        folder.empty_slot_folder()?;
+        for arm in [ComparedArm::Base, ComparedArm::Head] {
             let side = folder.side_folder_path(arm);
-            leftover_files::make_folder(&side).map_err(CompareError::io("make", &side))?;
+            leftover_files::make_folder_replacing_file(&side)
+                .map_err(CompareError::io("make", &side))?;
             let label = side.join("side");
-            leftover_files::remove_path(&label)
-                .and_then(|()| std::fs::write(&label, arm.name()))
+            leftover_files::remove_file_or_folder_if_present(&label)
+                .and_then(|()| std::fs::write(&label, arm.arm_name()))
                 .map_err(CompareError::io("write", &label))?;
         }
         Ok(folder)
     }
 
-    /// Folder of a side while it is not in the slot.
-    pub fn side_folder_path(&self, arm: Arm) -> PathBuf {
-        self.root.join(arm.name())
+    /// Path of the folder of one side (base or head) while it is not in the slot.
+    pub fn side_folder_path(&self, arm: ComparedArm) -> PathBuf {
+        self.root.join(arm.arm_name())
     }
 
-    /// The path at which both sides are built and run.
+    /// Path of the slot, at which the executables of both sides are built and run, one side at a
+    /// time.
     pub fn slot_folder_path(&self) -> PathBuf {
         self.root.join("slot")
     }
 
-    /// Path of a file in the comparison's folder.
-    pub fn file(&self, name: &str) -> PathBuf {
+    /// Returns the path of a file with this name in the comparison's folder.
+    pub fn path_of_file(&self, name: &str) -> PathBuf {
         self.root.join(name)
     }
 
-    /// Runs a function with the side's folder in the slot.
-    pub fn run_in_slot<T>(
+    /// Moves a side's folder to the slot, runs a function, and moves the folder back.
+    pub fn run_with_side_in_slot<T>(
         &self,
-        arm: Arm,
+        arm: ComparedArm,
         run: impl FnOnce(&Path) -> Result<T, CompareError>,
     ) -> Result<T, CompareError> {
-        self.empty_slot()?;
+        self.empty_slot_folder()?;
         let (side, slot) = (self.side_folder_path(arm), self.slot_folder_path());
         std::fs::rename(&side, &slot).map_err(CompareError::io("move", &side))?;
         let outcome = run(&slot);
@@ -94,34 +98,35 @@ impl LockedFolder {
         outcome
     }
 
-    /// Makes the slot a link to the folder of a side, in one atomic step, and returns the slot's
-    /// path.
-    pub fn link_slot_to_side(&self, arm: Arm) -> Result<PathBuf, CompareError> {
+    /// Atomically makes the slot a symbolic link to a side's folder, and returns the slot's path.
+    pub fn link_slot_to_side(&self, arm: ComparedArm) -> Result<PathBuf, CompareError> {
         let fresh = self.root.join("slot.new");
-        let linked = leftover_files::remove_path(&fresh)
-            .and_then(|()| std::os::unix::fs::symlink(arm.name(), &fresh))
+        let linked = leftover_files::remove_file_or_folder_if_present(&fresh)
+            .and_then(|()| std::os::unix::fs::symlink(arm.arm_name(), &fresh))
             .and_then(|()| std::fs::rename(&fresh, self.slot_folder_path()));
         linked.map_err(CompareError::io("link", &self.slot_folder_path()))?;
         Ok(self.slot_folder_path())
     }
 
-    fn empty_slot(&self) -> Result<(), CompareError> {
+    fn empty_slot_folder(&self) -> Result<(), CompareError> {
         let slot = self.slot_folder_path();
         let Ok(found) = std::fs::symlink_metadata(&slot) else { return Ok(()) };
         let emptied = if found.is_dir() {
-            // The file in the folder of an interrupted build names the side.
-            match file::read_untrusted_text(&slot.join("side"), MAX_SIDE_LABEL_BYTES) {
+            // The file `side` in the folder that an interrupted build left in the slot names the
+            // side (base or head) to which the folder belongs.
+            match file::read_untrusted_text_up_to(&slot.join("side"), MAX_SIDE_NAME_FILE_BYTES) {
                 Ok(side)
                     if ["base", "head"].contains(&side.as_str())
                         && !self.root.join(&side).join("side").exists() =>
                 {
                     let place = self.root.join(&side);
-                    leftover_files::remove_path(&place).and_then(|()| std::fs::rename(&slot, place))
+                    leftover_files::remove_file_or_folder_if_present(&place)
+                        .and_then(|()| std::fs::rename(&slot, place))
                 }
-                _ => leftover_files::remove_path(&slot),
+                _ => leftover_files::remove_file_or_folder_if_present(&slot),
             }
         } else {
-            leftover_files::remove_path(&slot)
+            leftover_files::remove_file_or_folder_if_present(&slot)
         };
         emptied.map_err(CompareError::io("empty", &slot))
     }
@@ -134,29 +139,30 @@ mod tests {
     #[test]
     fn the_slot_links_to_one_side_at_a_time_even_after_an_interrupted_build() {
         let root = tempfile::tempdir().unwrap();
-        let folder = LockedFolder::open_and_lock(root.path()).unwrap();
-        let busy = LockedFolder::open_and_lock(root.path()).err().unwrap().to_string();
+        let folder = LockedComparisonFolder::open_and_lock_folder(root.path()).unwrap();
+        let busy =
+            LockedComparisonFolder::open_and_lock_folder(root.path()).err().unwrap().to_string();
         insta::assert_snapshot!(busy.replace(root.path().to_str().unwrap(), "FOLDER"), @"another comparison runs in FOLDER: wait for it");
         let mark = |slot: &Path| {
             std::fs::write(slot.join("mark"), "b").map_err(CompareError::io("write", slot))
         };
-        folder.run_in_slot(Arm::Base, mark).unwrap();
-        assert!(folder.side_folder_path(Arm::Base).join("mark").exists());
-        let slot = folder.link_slot_to_side(Arm::Base).unwrap();
+        folder.run_with_side_in_slot(ComparedArm::Base, mark).unwrap();
+        assert!(folder.side_folder_path(ComparedArm::Base).join("mark").exists());
+        let slot = folder.link_slot_to_side(ComparedArm::Base).unwrap();
         assert!(slot.join("mark").exists());
-        assert!(!folder.link_slot_to_side(Arm::Head).unwrap().join("mark").exists());
+        assert!(!folder.link_slot_to_side(ComparedArm::Head).unwrap().join("mark").exists());
         drop(folder);
         std::fs::remove_file(root.path().join("slot")).unwrap();
         std::fs::rename(root.path().join("base"), root.path().join("slot")).unwrap();
-        let folder = LockedFolder::open_and_lock(root.path()).unwrap();
+        let folder = LockedComparisonFolder::open_and_lock_folder(root.path()).unwrap();
         assert!(
-            folder.side_folder_path(Arm::Base).join("mark").exists()
+            folder.side_folder_path(ComparedArm::Base).join("mark").exists()
                 && !folder.slot_folder_path().exists()
         );
     }
 
     #[test]
-    fn foreign_files_at_the_paths_of_a_comparison_are_removed() {
+    fn foreign_files_at_paths_of_the_comparison_folder_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let (root, outside) = (folder.path().join("compare"), folder.path().join("outside"));
         std::fs::write(&outside, "x").unwrap();
@@ -170,10 +176,10 @@ mod tests {
         make_pipe(&root.join("slot/side"));
         make_pipe(&root.join("base/side"));
         std::os::unix::fs::symlink(&outside, root.join("head")).unwrap();
-        let folder = LockedFolder::open_and_lock(&root).unwrap();
-        for arm in [Arm::Base, Arm::Head] {
+        let folder = LockedComparisonFolder::open_and_lock_folder(&root).unwrap();
+        for arm in [ComparedArm::Base, ComparedArm::Head] {
             let label = folder.link_slot_to_side(arm).unwrap().join("side");
-            assert_eq!(std::fs::read_to_string(label).unwrap(), arm.name());
+            assert_eq!(std::fs::read_to_string(label).unwrap(), arm.arm_name());
         }
         assert_eq!(std::fs::read_to_string(outside).unwrap(), "x");
     }

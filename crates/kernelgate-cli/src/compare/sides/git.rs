@@ -1,51 +1,53 @@
-//! Reads the user's repository. Nothing in the user's repository is changed: not its index, work
-//! tree, branches, stash or object store. This module does not copy files for builds; `checkout`
-//! and `snapshot` do.
+//! Reads the user's repository. Reads the user's git repository without changing it: neither index,
+//! work tree, branches, stash nor object store. This module makes no checkouts and snapshots of the
+//! sources; `checkout` and `snapshot` do.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use crate::benches::package::has_manifest;
+use crate::benches::package::is_in_a_cargo_package;
 use crate::commands;
 use crate::compare::CompareError;
-use kernelgate::record::provenance::WITHOUT_HOOKS;
+use kernelgate::record::provenance::GIT_ARGUMENTS_AGAINST_HOOKS;
 
-/// The git repository that contains the user's package.
+/// The user's git repository, which contains the compared package.
 #[derive(Debug, Clone)]
 pub struct GitRepository {
-    /// Root folder of the working tree.
+    /// Root folder of the repository's working tree.
     pub top: PathBuf,
-    /// The package's folder, relative to the repository's root.
+    /// The package's folder, relative to the root of the working tree.
     pub package: PathBuf,
-    /// Folders that hold the git objects of the repository.
+    /// Paths of the folders that contain the repository's git objects.
     pub objects: Vec<PathBuf>,
-    /// Folders in which git keeps the repositories of its submodules, by name.
+    /// Paths of the `modules` folders in which git keeps the repositories of submodules.
     pub modules: Vec<PathBuf>,
     /// "sha1" or "sha256".
     pub object_format: String,
 }
 
-/// A git commit, with the name by which the user gave it.
+/// A git commit, with the name by which the user named it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GitRevision {
-    /// The revision as the user names it: "main", "HEAD~1", "working tree".
+pub struct NamedGitRevision {
+    /// The revision as the user named it: "main", "HEAD~1", "working tree".
     pub name: String,
     /// Full id.
     pub commit: String,
 }
 
-impl GitRevision {
-    /// Returns name and commit of the revision: "main (1a2b3c4d)".
-    pub fn label(&self) -> String {
+impl NamedGitRevision {
+    /// Returns the name and the short commit id of the revision: "main (1a2b3c4d)".
+    pub fn name_and_short_commit(&self) -> String {
         format!("{} ({})", self.name, self.commit.get(..8).unwrap_or(&self.commit))
     }
 }
 
-/// Git in a folder, without the variables that a git hook sets for programs that it runs.
-pub fn git(folder: &Path) -> Command {
+/// Returns a git command for a folder, without the `GIT_*` variables that a git hook sets, and with
+/// hooks disabled.
+pub fn isolated_git(folder: &Path) -> Command {
     let mut command = Command::new("git");
-    // The user's git hooks and file watcher do not run for copies of the index.
-    command.args(WITHOUT_HOOKS);
+    // The user's git hooks and file-system monitor are disabled, because kernelgate's git commands
+    // work on copies of the index.
+    command.args(GIT_ARGUMENTS_AGAINST_HOOKS);
     command.arg("-C").arg(folder);
     for name in [
         "GIT_DIR",
@@ -61,14 +63,15 @@ pub fn git(folder: &Path) -> Command {
 }
 
 /// Runs a git command.
-pub fn output(command: &mut Command) -> Result<Output, CompareError> {
-    commands::print_command(command);
+pub fn run_git_and_return_output(command: &mut Command) -> Result<Output, CompareError> {
+    commands::print_command_if_verbose(command);
     command.output().map_err(CompareError::NoGit)
 }
 
-/// Runs a git command that must succeed, and returns its standard output.
-pub fn run_git(command: &mut Command, action: &str) -> Result<String, CompareError> {
-    let output = output(command)?;
+/// Runs a git command, and returns its standard output; a failure of the command is an error with
+/// git's last message.
+pub fn run_git_or_fail(command: &mut Command, action: &str) -> Result<String, CompareError> {
+    let output = run_git_and_return_output(command)?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
     }
@@ -84,25 +87,26 @@ pub fn run_git(command: &mut Command, action: &str) -> Result<String, CompareErr
 }
 
 impl GitRepository {
-    /// The repository around a package's folder; the error names a missing package first.
-    pub fn around_package(folder: &Path) -> Result<GitRepository, CompareError> {
-        Self::around(folder).map_err(|error| match has_manifest(folder) {
+    /// Opens the git repository that contains a package's folder; if the folder belongs to no
+    /// package, the error says so first.
+    pub fn open_around_package(folder: &Path) -> Result<GitRepository, CompareError> {
+        Self::open_around_folder(folder).map_err(|error| match is_in_a_cargo_package(folder) {
             true => error,
             false => CompareError::NoPackage(folder.to_owned()),
         })
     }
 
-    /// Opens the git repository around a folder.
-    pub fn around(package: &Path) -> Result<GitRepository, CompareError> {
+    /// Opens the git repository that contains a folder.
+    pub fn open_around_folder(package: &Path) -> Result<GitRepository, CompareError> {
         let ask = |arguments: &[&str]| {
-            run_git(
-                git(package).arg("rev-parse").args(arguments),
+            run_git_or_fail(
+                isolated_git(package).arg("rev-parse").args(arguments),
                 "find the repository of this package",
             )
         };
         let at = |relative: String| package.join(relative).canonicalize();
-        // A linked working tree has its own submodule repositories, or uses those of the main
-        // working tree.
+        // A linked git worktree has submodule repositories of its own, or uses those of the main
+        // worktree.
         let kept = [ask(&["--git-dir"])?, ask(&["--git-common-dir"])?];
         let modules = kept.map(|kept| at(kept).map(|kept| kept.join("modules")));
         Ok(Self {
@@ -114,10 +118,10 @@ impl GitRepository {
         })
     }
 
-    /// Finds the commit that a revision's name refers to.
-    pub fn resolve(&self, name: &str) -> Result<GitRevision, CompareError> {
+    /// Finds the commit that a revision's name such as `main` or `HEAD~1` refers to.
+    pub fn resolve_revision(&self, name: &str) -> Result<NamedGitRevision, CompareError> {
         let object = format!("{name}^{{commit}}");
-        let found = output(git(&self.top).args([
+        let found = run_git_and_return_output(isolated_git(&self.top).args([
             "rev-parse",
             "--verify",
             "--quiet",
@@ -126,33 +130,37 @@ impl GitRepository {
         ]))?;
         let commit = String::from_utf8_lossy(&found.stdout).trim().to_owned();
         if found.status.success() && !commit.is_empty() {
-            return Ok(GitRevision { name: name.to_owned(), commit });
+            return Ok(NamedGitRevision { name: name.to_owned(), commit });
         }
-        let refs = run_git(
-            git(&self.top).args(["for-each-ref", "--format=%(refname:short)"]),
+        let refs = run_git_or_fail(
+            isolated_git(&self.top).args(["for-each-ref", "--format=%(refname:short)"]),
             "list refs",
         )
         .unwrap_or_default();
         let heads = ["for-each-ref", "--format=%(refname:short)", "refs/heads"];
-        let branches = run_git(git(&self.top).args(heads), "list branches").unwrap_or_default();
+        let branches = run_git_or_fail(isolated_git(&self.top).args(heads), "list branches")
+            .unwrap_or_default();
         Err(CompareError::NoRevision {
             name: name.to_owned(),
             top: self.top.clone(),
-            similar: similar_names(name, refs.lines()),
+            similar: similar_revision_names(name, refs.lines()),
             branches: branches.lines().map(str::to_owned).collect(),
-            shallow: self.is_shallow(),
+            shallow: self.is_shallow_clone(),
         })
     }
 
-    /// Returns whether the clone is shallow: its history is cut off.
-    fn is_shallow(&self) -> bool {
-        run_git(git(&self.top).args(["rev-parse", "--is-shallow-repository"]), "ask")
-            .is_ok_and(|answer| answer == "true")
+    /// Returns whether the git clone is shallow, that is, its history is cut off.
+    fn is_shallow_clone(&self) -> bool {
+        run_git_or_fail(
+            isolated_git(&self.top).args(["rev-parse", "--is-shallow-repository"]),
+            "ask",
+        )
+        .is_ok_and(|answer| answer == "true")
     }
 }
 
-/// Returns the names of revisions most similar to an unknown name, best first.
-fn similar_names<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
+/// Returns up to three revision names that are most similar to an unknown name, best first.
+fn similar_revision_names<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut scored: Vec<(f64, &str)> =
         names.map(|other| (strsim::normalized_damerau_levenshtein(name, other), other)).collect();
     scored.retain(|(score, other)| *score >= 0.5 || other.ends_with(name));
@@ -164,18 +172,18 @@ fn similar_names<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<St
 pub mod tests {
     use super::*;
 
-    /// Runs git with a user name and an address; `protocol.file.allow` lets it clone submodules
-    /// from folders.
+    /// Test helper: runs git with a user name and an e-mail address, and allows it to clone
+    /// submodules from local folders.
     pub fn at(folder: &Path, arguments: &[&str]) -> String {
         let set = ["user.name=a", "user.email=a@b", "protocol.file.allow=always"];
-        let mut command = git(folder);
+        let mut command = isolated_git(folder);
         for value in set {
             command.args(["-c", value]);
         }
-        run_git(command.args(arguments), "test").unwrap()
+        run_git_or_fail(command.args(arguments), "test").unwrap()
     }
 
-    /// A repository with the file `a` in one commit on `main`.
+    /// Makes a test repository with one commit on `main`, which contains the file `a`.
     pub fn test_repository() -> (tempfile::TempDir, GitRepository) {
         let folder = tempfile::tempdir().unwrap();
         at(folder.path(), &["init", "--quiet", "--initial-branch=main"]);
@@ -183,7 +191,7 @@ pub mod tests {
         std::fs::write(folder.path().join(".gitignore"), "ignored\n").unwrap();
         at(folder.path(), &["add", "."]);
         at(folder.path(), &["commit", "--quiet", "-m", "first"]);
-        let repository = GitRepository::around(folder.path()).unwrap();
+        let repository = GitRepository::open_around_folder(folder.path()).unwrap();
         (folder, repository)
     }
 
@@ -191,10 +199,10 @@ pub mod tests {
     fn an_unknown_revision_is_reported_with_similar_names() {
         let (folder, repository) = test_repository();
         let hidden = |text: String| text.replace(folder.path().to_str().unwrap(), "FOLDER");
-        let message = repository.resolve("mian").unwrap_err().to_string();
+        let message = repository.resolve_revision("mian").unwrap_err().to_string();
         insta::assert_snapshot!(hidden(message), @"no revision `mian` in FOLDER; did you mean main?");
-        assert!(repository.resolve("--help").is_err());
-        let message = repository.resolve("v9.9").unwrap_err().to_string();
+        assert!(repository.resolve_revision("--help").is_err());
+        let message = repository.resolve_revision("v9.9").unwrap_err().to_string();
         insta::assert_snapshot!(hidden(message), @"no revision `v9.9` in FOLDER; its branches are main");
     }
 
@@ -202,13 +210,15 @@ pub mod tests {
     fn a_shallow_clone_is_reported_with_the_command_that_completes_it() {
         let (folder, repository) = test_repository();
         at(folder.path(), &["commit", "--quiet", "--allow-empty", "-m", "second"]);
-        assert!(!repository.resolve("HEAD~7").unwrap_err().to_string().contains("shallow"));
+        assert!(
+            !repository.resolve_revision("HEAD~7").unwrap_err().to_string().contains("shallow")
+        );
         let clone = tempfile::tempdir().unwrap();
         let url = format!("file://{}", folder.path().display());
         at(clone.path(), &["clone", "--quiet", "--depth=1", &url, "."]);
-        let shallow = GitRepository::around(clone.path()).unwrap();
-        assert!(shallow.resolve("HEAD").is_ok());
-        let message = shallow.resolve("HEAD~1").unwrap_err().to_string();
+        let shallow = GitRepository::open_around_folder(clone.path()).unwrap();
+        assert!(shallow.resolve_revision("HEAD").is_ok());
+        let message = shallow.resolve_revision("HEAD~1").unwrap_err().to_string();
         let message = message.replace(clone.path().to_str().unwrap(), "FOLDER");
         insta::assert_snapshot!(message, @"no revision `HEAD~1` in FOLDER; its branches are main; this clone is shallow, so older commits and other branches are not in it: `git fetch --unshallow` gets them, in CI `fetch-depth: 0` of the checkout (GIT_DEPTH: 0 on GitLab)");
     }

@@ -1,5 +1,5 @@
-//! Makes both sides ready: sources are checked out, executables are built and asked for their
-//! versions.
+//! Prepares both sides of a comparison: checks out their sources, builds the executables, copies
+//! them and queries their protocol versions.
 
 pub mod checkout;
 pub mod comparison_folder;
@@ -15,136 +15,149 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::progress::{ComparisonProgress, duration};
-use super::{CompareError, ComparisonRequest, SideSource};
-use crate::benches::bench_requests::{self, RequestSettings};
+use super::progress::{ComparisonProgressDisplay, duration};
+use super::{BuildComparisonRequest, CompareError, ComparedSideSource};
+use crate::benches::bench_requests::{self, BenchRequestSettings};
 use crate::benches::cargo::{
-    self, BenchExecutable, BuildError, BuildOutput, BuildProgress, BuildTargets, CargoBuildOutput,
+    self, BenchBuildTargets, BenchExecutable, BuiltBenchExecutables, CargoBuildError,
+    CargoBuildProgress, CargoStderrLine,
 };
-use crate::benches::child_process::ChildProcess;
-use crate::benches::find::FoundBenches;
-use crate::benches::package::unbuilt_benches;
-use crate::benches::prebuilt::prebuilt_benches;
+use crate::benches::child_process::SharedChildProcess;
+use crate::benches::find::UsableAndUnusableBenches;
+use crate::benches::package::benches_that_need_features;
+use crate::benches::prebuilt::prebuilt_benches_in_folder;
 use crate::benches::versions;
-use crate::gate::paired::Arm;
-use checkout::SnapshotCheckout;
-use comparison_folder::LockedFolder;
-use copy_benches::{BenchDriver, InstalledBenches, SideInstaller, install_benches};
-use git::{GitRepository, GitRevision};
-use kernelgate::protocol::RequestedAction;
+use crate::gate::paired::ComparedArm;
+use checkout::SideCheckout;
+use comparison_folder::LockedComparisonFolder;
+use copy_benches::{
+    BenchControlMethod, BenchCopySettings, CopiedBenchesOfSide, copy_and_query_benches,
+};
+use git::{GitRepository, NamedGitRevision};
+use kernelgate::protocol::RequestedBenchAction;
 use kernelgate::record::file;
-use neighbour_links::{PackageSurroundings, SIDE_SOURCES_FOLDER};
-use seeded_builds::{copy_target_folder, seed_registry};
-use snapshot::{SnapshotOptions, take_working_snapshot};
+use neighbour_links::{CopiedRepositoryPaths, SIDE_SOURCES_FOLDER};
+use seeded_builds::{copy_compiled_registry_crates, copy_target_folder_of_other_side};
+use snapshot::{WorkTreeSnapshotOptions, commit_working_tree_snapshot};
 
-/// Longest lock file of cargo that is read, bytes.
-const MAX_LOCK_FILE_BYTES: u64 = 64 << 20;
+/// Largest `Cargo.lock` that is read, bytes.
+const MAX_CARGO_LOCK_BYTES: u64 = 64 << 20;
 
-/// One side of a comparison (base or head) with its executables.
-pub struct ComparisonSide {
-    /// Name and commit of the compared side: "main (1a2b3c4d)".
+/// One side of a comparison (base or head) with its sources and executables.
+pub struct ComparisonSideWithExecutables {
+    /// Revision name and short commit of this side: "main (1a2b3c4d)".
     pub label: String,
-    /// Commit that the run records of this side state.
+    /// Id of the commit that this side's run records state.
     pub commit: String,
-    /// Commit whose files the side's processes find, if they run in its checkout; `None` if they
-    /// run in the user's package.
+    /// Commit of the checkout in which the side's processes run; `None` if they run in the user's
+    /// own package folder.
     pub sources: Option<String>,
-    /// Folder of the side's package: below the slot that both sides use, or the user's own folder.
+    /// Folder of the side's package: in the slot, which both sides use one after the other, or the
+    /// user's own folder.
     pub package: PathBuf,
-    /// Package folders in which the side's benches run, if cargo reported them.
+    /// For each bench, the package folder in which its processes run, as far as cargo reported it.
     pub packages: BTreeMap<String, PathBuf>,
     /// Executables that can run.
-    pub executables: InstalledBenches,
+    pub executables: CopiedBenchesOfSide,
 }
 
-impl ComparisonSide {
-    /// Folder in which the processes of a bench run.
+impl ComparisonSideWithExecutables {
+    /// Returns the package folder in which the processes of a bench run.
     pub fn package_folder_of(&self, bench: &str) -> &PathBuf {
         self.packages.get(bench).unwrap_or(&self.package)
     }
 }
 
-/// Source of a side's executables: a folder or a revision.
-enum SideExecutableSource<'a> {
+/// Source of a side's executables: a folder of prebuilt ones, or a revision that is built.
+enum ExecutablesFolderOrRevision<'a> {
     Folder(&'a Path),
-    Revision(Box<CheckedOutRevision>),
+    Revision(Box<RevisionWithCheckout>),
 }
 
-/// A revision, and the checkout in which it is built.
-struct CheckedOutRevision {
-    revision: GitRevision,
-    checkout: SnapshotCheckout,
+/// A revision that is to be built, with the checkout in which it is built.
+struct RevisionWithCheckout {
+    revision: NamedGitRevision,
+    checkout: SideCheckout,
     repository: GitRepository,
 }
 
-/// Builds and installs both sides of a comparison.
+/// Builds both sides of a comparison and copies their bench executables.
 #[derive(Clone, Copy)]
 pub struct SideBuilder<'a> {
-    pub request: &'a ComparisonRequest,
-    /// Folder that contains both sides.
-    pub folder: &'a LockedFolder,
+    pub request: &'a BuildComparisonRequest,
+    /// Locked folder that contains the folders of base and head.
+    pub folder: &'a LockedComparisonFolder,
     /// Shows the progress.
-    pub progress: &'a ComparisonProgress,
-    /// Handle of the running build, which an interrupt ends.
-    pub running: &'a ChildProcess,
+    pub progress: &'a ComparisonProgressDisplay,
+    /// Handle of the running cargo build, which Ctrl-C kills.
+    pub running: &'a SharedChildProcess,
 }
 
 impl<'a> SideBuilder<'a> {
-    /// Makes both sides ready. All revisions are resolved before the first one is built.
-    pub fn sides(self) -> Result<[ComparisonSide; 2], CompareError> {
+    /// Makes both sides ready. Prepares base and head; all revisions are resolved before the first
+    /// one is built.
+    pub fn build_base_and_head(self) -> Result<[ComparisonSideWithExecutables; 2], CompareError> {
         self.prepare_both_sides(false)
     }
 
-    /// Makes both sides ready. With `twins`, the folder of the head holds executables that were
-    /// built for the base.
-    fn prepare_both_sides(self, twins: bool) -> Result<[ComparisonSide; 2], CompareError> {
+    /// Makes both sides ready. With `twins`, the head's source is the folder of executables that
+    /// were built for the base.
+    fn prepare_both_sides(
+        self,
+        twins: bool,
+    ) -> Result<[ComparisonSideWithExecutables; 2], CompareError> {
         let Self { request, folder, progress, .. } = self;
-        let find = |arm, source: &'a SideSource| {
+        let find = |arm, source: &'a ComparedSideSource| {
             let name = match source {
-                SideSource::Folder(path) => return Ok(SideExecutableSource::Folder(path)),
-                SideSource::Revision(name) => Some(name),
-                SideSource::WorkTree => None,
+                ComparedSideSource::Folder(path) => {
+                    return Ok(ExecutablesFolderOrRevision::Folder(path));
+                }
+                ComparedSideSource::Revision(name) => Some(name),
+                ComparedSideSource::WorkTree => None,
             };
-            let repository = GitRepository::around_package(&request.package)?;
-            let named = name.map(|name| repository.resolve(name)).transpose()?;
+            let repository = GitRepository::open_around_package(&request.package)?;
+            let named = name.map(|name| repository.resolve_revision(name)).transpose()?;
             let side = folder.side_folder_path(arm);
-            let surroundings = PackageSurroundings::new(&repository.top);
-            let copy = surroundings.make_folder_of_copy(&side)?;
-            let checkout = SnapshotCheckout::open_or_create(&repository, &copy)?;
-            surroundings.update_links(&side)?;
+            let surroundings = CopiedRepositoryPaths::for_repository(&repository.top);
+            let copy = surroundings.make_repository_copy_folder(&side)?;
+            let checkout = SideCheckout::open_or_create_checkout(&repository, &copy)?;
+            surroundings.link_files_beside_repository(&side)?;
             let revision = match named {
                 Some(revision) => revision,
                 None => {
-                    let say = |text: &str| progress.say(text);
+                    let say = |text: &str| progress.print_line(text);
                     let (target, leave_out) = (&request.target, &request.leave_out[..]);
-                    take_working_snapshot(
+                    commit_working_tree_snapshot(
                         &repository,
                         &checkout,
-                        SnapshotOptions { target, leave_out, say: &say },
+                        WorkTreeSnapshotOptions { target, leave_out, say: &say },
                     )?
                 }
             };
-            let found = CheckedOutRevision { revision, checkout, repository };
-            Ok::<_, CompareError>(SideExecutableSource::Revision(Box::new(found)))
+            let found = RevisionWithCheckout { revision, checkout, repository };
+            Ok::<_, CompareError>(ExecutablesFolderOrRevision::Revision(Box::new(found)))
         };
-        let sources = [find(Arm::Base, &request.base)?, find(Arm::Head, &request.head)?];
-        let make = |arm, sources: &SideExecutableSource<'_>| match sources {
-            SideExecutableSource::Folder(path) => {
-                // If both sides are identical, the executables were checked when they were copied
-                // into the base's folder.
-                let built = twins && arm == Arm::Head;
-                self.install_folder(arm, path, built)
+        let sources =
+            [find(ComparedArm::Base, &request.base)?, find(ComparedArm::Head, &request.head)?];
+        let make = |arm, sources: &ExecutablesFolderOrRevision<'_>| match sources {
+            ExecutablesFolderOrRevision::Folder(path) => {
+                // If the head gets copies of the base's executables, these were already checked
+                // when they were copied into the base's folder.
+                let built = twins && arm == ComparedArm::Head;
+                self.prepare_side_from_folder(arm, path, built)
             }
-            SideExecutableSource::Revision(found) => self.install_revision(arm, found),
+            ExecutablesFolderOrRevision::Revision(found) => {
+                self.prepare_side_from_revision(arm, found)
+            }
         };
-        let base = make(Arm::Base, &sources[0])?;
-        if matches!(sources[1], SideExecutableSource::Revision(_)) {
-            self.check_case_filter(&base);
+        let base = make(ComparedArm::Base, &sources[0])?;
+        if matches!(sources[1], ExecutablesFolderOrRevision::Revision(_)) {
+            self.print_note_if_filter_matches_no_base_case(&base);
         }
-        let head = make(Arm::Head, &sources[1])?;
-        for (arm, side) in [(Arm::Base, &base), (Arm::Head, &head)] {
+        let head = make(ComparedArm::Head, &sources[1])?;
+        for (arm, side) in [(ComparedArm::Base, &base), (ComparedArm::Head, &head)] {
             for (bench, reason) in &side.executables.foreign {
-                progress.say(&format!("left alone: {bench} of the {arm}: {reason}"));
+                progress.print_line(&format!("left alone: {bench} of the {arm}: {reason}"));
             }
         }
         for bench in &request.benches {
@@ -158,62 +171,72 @@ impl<'a> SideBuilder<'a> {
         Ok([base, head])
     }
 
-    /// States before the head is built that no case of the base matches the filter, which is often
-    /// a typing error. A case that only the head has is still listed.
-    fn check_case_filter(&self, base: &ComparisonSide) {
+    /// Before the head is built, prints a note if no case of the base matches the filter, which is
+    /// often a typing error. The note is not an error, because the head may have a matching case.
+    fn print_note_if_filter_matches_no_base_case(&self, base: &ComparisonSideWithExecutables) {
         let Self { request, folder, progress, running } = self;
         let driven = &base.executables.driven;
-        if !driven.values().all(|bench| matches!(bench.driver, BenchDriver::Protocol(_))) {
+        if !driven.values().all(|bench| matches!(bench.driver, BenchControlMethod::Protocol(_))) {
             return;
         }
-        let bin = folder.side_folder_path(Arm::Base).join("bin");
+        let bin = folder.side_folder_path(ComparedArm::Base).join("bin");
         let executable = |bench: &String| BenchExecutable {
             bench: bench.clone(),
             path: bin.join(bench),
             root: request.package.clone(),
         };
         let executables = driven.keys().map(executable).collect();
-        let found = FoundBenches { executables, ..FoundBenches::default() };
-        let asking = RequestSettings {
+        let found = UsableAndUnusableBenches { executables, ..UsableAndUnusableBenches::default() };
+        let asking = BenchRequestSettings {
             settings: request.settings.clone(),
             filter: request.filter.as_deref(),
-            timeout: request.wait.unwrap_or(versions::VERSION_TIMEOUT),
+            timeout: request.wait.unwrap_or(versions::VERSION_QUERY_TIMEOUT),
             running,
         };
         if request.filter.is_some()
-            && let Err(error) =
-                bench_requests::ask_all_benches(&found, &asking, &RequestedAction::List)
-            && error.is::<bench_requests::NoMatchingCase>()
+            && let Err(error) = bench_requests::request_from_all_benches(
+                &found,
+                &asking,
+                &RequestedBenchAction::List,
+            )
+            && error.is::<bench_requests::NoMatchingCaseError>()
         {
-            progress.say(&format!("in the base {error}"));
+            progress.print_line(&format!("in the base {error}"));
         }
     }
 
-    /// Prepares two identical sides: the base, and a copy of its executables as head. If the base
-    /// has sources, the head's sources are a link to the base's.
-    pub fn prepare_identical_sides(self) -> Result<[ComparisonSide; 2], CompareError> {
+    /// Prepares two identical sides for a calibration: the base, and as head a copy of the base's
+    /// executables. If the base has checked-out sources, the head's folder `sources` is a link to
+    /// them.
+    pub fn prepare_identical_sides(
+        self,
+    ) -> Result<[ComparisonSideWithExecutables; 2], CompareError> {
         let folder = self.folder;
-        // Removes executables of an earlier build that the new build does not have.
-        for arm in [Arm::Base, Arm::Head] {
+        // Executables of an earlier build are removed first, so that only benches of the new build
+        // remain.
+        for arm in [ComparedArm::Base, ComparedArm::Head] {
             let bin = folder.side_folder_path(arm).join("bin");
-            leftover_files::remove_path(&bin).map_err(CompareError::io("remove", &bin))?;
+            leftover_files::remove_file_or_folder_if_present(&bin)
+                .map_err(CompareError::io("remove", &bin))?;
         }
-        let same = ComparisonRequest {
-            head: SideSource::Folder(folder.side_folder_path(Arm::Base).join("bin")),
+        let same = BuildComparisonRequest {
+            head: ComparedSideSource::Folder(
+                folder.side_folder_path(ComparedArm::Base).join("bin"),
+            ),
             ..self.request.clone()
         };
         let [base, head] = SideBuilder { request: &same, ..self }.prepare_both_sides(true)?;
-        let sources = folder.side_folder_path(Arm::Head).join(SIDE_SOURCES_FOLDER);
+        let sources = folder.side_folder_path(ComparedArm::Head).join(SIDE_SOURCES_FOLDER);
         if std::fs::symlink_metadata(&sources).is_err()
-            && folder.side_folder_path(Arm::Base).join(SIDE_SOURCES_FOLDER).is_dir()
+            && folder.side_folder_path(ComparedArm::Base).join(SIDE_SOURCES_FOLDER).is_dir()
         {
             let linked = std::os::unix::fs::symlink(
-                Path::new("..").join(Arm::Base.name()).join(SIDE_SOURCES_FOLDER),
+                Path::new("..").join(ComparedArm::Base.arm_name()).join(SIDE_SOURCES_FOLDER),
                 &sources,
             );
             linked.map_err(CompareError::io("link", &sources))?;
         }
-        let head = ComparisonSide {
+        let head = ComparisonSideWithExecutables {
             label: base.label.clone(),
             commit: base.commit.clone(),
             sources: base.sources.clone(),
@@ -224,25 +247,26 @@ impl<'a> SideBuilder<'a> {
         Ok([base, head])
     }
 
-    fn side_installer(&self, built: bool) -> SideInstaller<'_> {
-        let timeout = self.request.wait.unwrap_or(versions::VERSION_TIMEOUT);
-        SideInstaller { wanted: &self.request.benches, built, timeout, running: self.running }
+    fn bench_copy_settings(&self, built: bool) -> BenchCopySettings<'_> {
+        let timeout = self.request.wait.unwrap_or(versions::VERSION_QUERY_TIMEOUT);
+        BenchCopySettings { wanted: &self.request.benches, built, timeout, running: self.running }
     }
 
-    fn install_folder(
+    fn prepare_side_from_folder(
         self,
-        arm: Arm,
+        arm: ComparedArm,
         path: &Path,
         built: bool,
-    ) -> Result<ComparisonSide, CompareError> {
+    ) -> Result<ComparisonSideWithExecutables, CompareError> {
         let label = path.display().to_string();
-        let found = prebuilt_benches(path).map_err(CompareError::io("read", path))?;
+        let found = prebuilt_benches_in_folder(path).map_err(CompareError::io("read", path))?;
         let at = self.folder.side_folder_path(arm);
-        let executables = install_benches(&at, &found, &label, self.side_installer(built))?;
+        let executables =
+            copy_and_query_benches(&at, &found, &label, self.bench_copy_settings(built))?;
         if executables.driven.is_empty() && executables.foreign.is_empty() {
             return Err(CompareError::NoExecutable(label));
         }
-        Ok(ComparisonSide {
+        Ok(ComparisonSideWithExecutables {
             label,
             commit: format!("prebuilt-{arm}"),
             sources: None,
@@ -252,59 +276,71 @@ impl<'a> SideBuilder<'a> {
         })
     }
 
-    /// Builds a revision and installs its executables.
-    fn install_revision(
+    /// Builds a revision of the user's repository and copies its bench executables into the side's
+    /// folder.
+    fn prepare_side_from_revision(
         self,
-        arm: Arm,
-        found: &CheckedOutRevision,
-    ) -> Result<ComparisonSide, CompareError> {
+        arm: ComparedArm,
+        found: &RevisionWithCheckout,
+    ) -> Result<ComparisonSideWithExecutables, CompareError> {
         let Self { request, folder, progress, .. } = self;
-        let CheckedOutRevision { revision, checkout, repository } = found;
-        let side_name = arm.name();
-        let label = revision.label();
-        let surroundings = PackageSurroundings::new(&repository.top);
-        let notes = checkout.check_out(revision)?;
-        notes.iter().for_each(|note| progress.say(&format!("{side_name}: {note}")));
-        progress.show_step(&format!("building {side_name}: {label}"));
+        let RevisionWithCheckout { revision, checkout, repository } = found;
+        let side_name = arm.arm_name();
+        let label = revision.name_and_short_commit();
+        let surroundings = CopiedRepositoryPaths::for_repository(&repository.top);
+        let notes = checkout.check_out_revision(revision)?;
+        notes.iter().for_each(|note| progress.print_line(&format!("{side_name}: {note}")));
+        progress.show_current_step(&format!("building {side_name}: {label}"));
         let started = Instant::now();
         let seeded = match arm {
-            Arm::Head => copy_target_folder(
-                &folder.side_folder_path(Arm::Base),
+            ComparedArm::Head => copy_target_folder_of_other_side(
+                &folder.side_folder_path(ComparedArm::Base),
                 &folder.side_folder_path(arm),
             ),
-            Arm::Base => seed_from_user(request, repository, &folder.side_folder_path(arm)),
+            ComparedArm::Base => seed_build_from_users_target_folder(
+                request,
+                repository,
+                &folder.side_folder_path(arm),
+            ),
         };
         if seeded.is_err() {
-            // Cargo then compiles the dependencies again; on a full disk it reports that.
-            let _ =
-                leftover_files::remove_path(&folder.side_folder_path(arm).join("target.partial"));
+            // If copying compiled crates failed, cargo compiles the dependencies again, and reports
+            // a full disk itself.
+            let _ = leftover_files::remove_file_or_folder_if_present(
+                &folder.side_folder_path(arm).join("target.partial"),
+            );
         }
-        let (built, unbuilt) = self.build_side(arm, found, &notes)?;
-        progress.show_step(&format!("built {side_name} in {}", duration(started.elapsed())));
+        let (built, unbuilt) = self.build_checked_out_revision(arm, found, &notes)?;
+        progress
+            .show_current_step(&format!("built {side_name} in {}", duration(started.elapsed())));
         let relocated = |path: PathBuf| match path.strip_prefix(folder.slot_folder_path()) {
             Ok(below) => folder.side_folder_path(arm).join(below),
             Err(_) => path,
         };
-        for outside in surroundings.outside(&folder.slot_folder_path(), &built.manifests) {
-            progress.print_once(&format!(
+        for outside in
+            surroundings.packages_outside_repository(&folder.slot_folder_path(), &built.manifests)
+        {
+            progress.print_line_once(&format!(
                 "{} lies outside of the repository: both sides use it as it is now",
                 outside.display()
             ));
         }
-        let packages = packages_of_benches(&built.benches, (arm, &label))?;
+        let packages = package_folder_of_each_bench(&built.benches, (arm, &label))?;
         let built: BTreeMap<String, PathBuf> =
             built.benches.into_iter().map(|built| (built.bench, relocated(built.path))).collect();
         let (at, name) = (folder.side_folder_path(arm), format!("{side_name} {label}"));
-        let mut executables = install_benches(&at, &built, &name, self.side_installer(true))?;
+        let mut executables =
+            copy_and_query_benches(&at, &built, &name, self.bench_copy_settings(true))?;
         let is_selected =
             |bench: &String| request.benches.is_empty() || request.benches.contains(bench);
         let unbuilt = unbuilt.into_iter();
         let unbuilt = unbuilt.filter(|(bench, _)| is_selected(bench) && !built.contains_key(bench));
         executables.foreign.extend(unbuilt);
-        let package =
-            surroundings.folder_of_copy(&folder.slot_folder_path()).join(&repository.package);
+        let package = surroundings
+            .repository_copy_folder(&folder.slot_folder_path())
+            .join(&repository.package);
         let commit = revision.commit.clone();
-        Ok(ComparisonSide {
+        Ok(ComparisonSideWithExecutables {
             label,
             sources: Some(commit.clone()),
             commit,
@@ -314,33 +350,36 @@ impl<'a> SideBuilder<'a> {
         })
     }
 
-    /// Builds a checked-out revision. Returns the benches that were built, and the package's
-    /// benches that were not, with the reason.
-    fn build_side(
+    /// Builds a checked-out revision, and returns the built benches, and the benches that cargo
+    /// skipped, each with the reason.
+    fn build_checked_out_revision(
         self,
-        arm: Arm,
-        found: &CheckedOutRevision,
+        arm: ComparedArm,
+        found: &RevisionWithCheckout,
         notes: &[String],
-    ) -> Result<(BuildOutput, BTreeMap<String, String>), CompareError> {
+    ) -> Result<(BuiltBenchExecutables, BTreeMap<String, String>), CompareError> {
         let Self { request, folder, progress, .. } = self;
-        let CheckedOutRevision { revision, repository, .. } = found;
-        let (side_name, label, started) = (arm.name(), revision.label(), Instant::now());
-        let surroundings = PackageSurroundings::new(&repository.top);
-        let targets = BuildTargets {
+        let RevisionWithCheckout { revision, repository, .. } = found;
+        let (side_name, label, started) =
+            (arm.arm_name(), revision.name_and_short_commit(), Instant::now());
+        let surroundings = CopiedRepositoryPaths::for_repository(&repository.top);
+        let targets = BenchBuildTargets {
             benches: &request.benches,
             package: request.member.as_deref(),
             profile: &request.profile,
             features: &request.features,
         };
-        let build = |targets: BuildTargets<'_>| {
-            folder.run_in_slot(arm, |slot| {
-                let manifest =
-                    surroundings.folder_of_copy(slot).join(&repository.package).join("Cargo.toml");
+        let build = |targets: BenchBuildTargets<'_>| {
+            folder.run_with_side_in_slot(arm, |slot| {
+                let manifest = surroundings
+                    .repository_copy_folder(slot)
+                    .join(&repository.package)
+                    .join("Cargo.toml");
                 if !manifest.is_file() {
                     let (label, manifest) = (label.clone(), repository.package.join("Cargo.toml"));
                     return Err(CompareError::NoManifest { side: arm, label, manifest });
                 }
-                let mut command = cargo::cargo_bench_command(targets);
+                let mut command = cargo::cargo_bench_build_command(targets);
                 command
                     .arg("--manifest-path")
                     .arg(&manifest)
@@ -348,17 +387,20 @@ impl<'a> SideBuilder<'a> {
                 command
                     .env("CARGO_TARGET_DIR", slot.join("target"))
                     .envs(cargo::CARGO_PROGRESS_VARIABLES);
-                let show = |line: CargoBuildOutput<'_>| {
-                    if let CargoBuildOutput::Progress(BuildProgress { done, all }) = line {
+                let show = |line: CargoStderrLine<'_>| {
+                    if let CargoStderrLine::Progress(CargoBuildProgress { done, all }) = line {
                         let elapsed = duration(started.elapsed());
-                        progress.print_often(&format!(
+                        progress.show_frequent_step(&format!(
                             "building {side_name}: {done} of {all} crates, {elapsed}"
                         ));
                     }
                 };
-                let built =
-                    cargo::run_cargo_build(&mut command, (self.running, request.build_wait), show);
-                let unbuilt = unbuilt_benches(manifest.parent().unwrap_or(slot));
+                let built = cargo::run_cargo_bench_build(
+                    &mut command,
+                    (self.running, request.build_wait),
+                    show,
+                );
+                let unbuilt = benches_that_need_features(manifest.parent().unwrap_or(slot));
                 let not_built = |cause| {
                     let (label, notes, slot) = (label.clone(), notes.to_owned(), slot.to_owned());
                     CompareError::NotBuilt { side: arm, label, cause, notes, slot }
@@ -366,22 +408,23 @@ impl<'a> SideBuilder<'a> {
                 built.map(|built| (built, unbuilt)).map_err(not_built)
             })
         };
-        // A bench that one side lacks does not fail the build: cargo is asked only for benches that
-        // exist.
+        // If cargo reports that a requested bench does not exist on this side, all benches are
+        // built, so that the missing one does not fail the build.
         match build(targets) {
-            Err(CompareError::NotBuilt { cause: BuildError::Failed(lines), .. })
+            Err(CompareError::NotBuilt { cause: CargoBuildError::Failed(lines), .. })
                 if !request.benches.is_empty() && lines.contains("no bench target named") =>
             {
-                build(BuildTargets { benches: &[], ..targets })
+                build(BenchBuildTargets { benches: &[], ..targets })
             }
             other => other,
         }
     }
 }
 
-/// Starts the first build of a side with the registry's crates that the user's own builds compiled.
-fn seed_from_user(
-    request: &ComparisonRequest,
+/// Copies compiled registry crates from the user's target folder into the side's empty target
+/// folder, before the side's first build.
+fn seed_build_from_users_target_folder(
+    request: &BuildComparisonRequest,
     repository: &GitRepository,
     side: &Path,
 ) -> std::io::Result<()> {
@@ -391,17 +434,19 @@ fn seed_from_user(
         own => own,
     };
     let locks = [repository.top.clone(), repository.top.join(&repository.package)];
-    let lock = locks
-        .iter()
-        .find_map(|it| file::read_untrusted_text(&it.join("Cargo.lock"), MAX_LOCK_FILE_BYTES).ok());
-    let count = lock.map(|lock| seed_registry(&request.target, profile, side, &lock));
+    let lock = locks.iter().find_map(|it| {
+        file::read_untrusted_text_up_to(&it.join("Cargo.lock"), MAX_CARGO_LOCK_BYTES).ok()
+    });
+    let count =
+        lock.map(|lock| copy_compiled_registry_crates(&request.target, profile, side, &lock));
     count.transpose().map(drop)
 }
 
-/// Returns the package folder of each bench.
-fn packages_of_benches(
+/// Returns, for each bench, the package folder in which its processes run; two packages with a
+/// bench of one name are an error.
+fn package_folder_of_each_bench(
     built: &[BenchExecutable],
-    (side, label): (Arm, &str),
+    (side, label): (ComparedArm, &str),
 ) -> Result<BTreeMap<String, PathBuf>, CompareError> {
     let mut packages: BTreeMap<String, PathBuf> = BTreeMap::new();
     for BenchExecutable { bench, root: folder, .. } in built {
@@ -423,17 +468,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bench_runs_in_the_folder_of_its_package_and_names_do_not_collide() {
+    fn each_bench_runs_in_its_package_folder_and_equal_names_are_refused() {
         let built = |bench: &str, root: &str| BenchExecutable {
             bench: bench.to_owned(),
             path: PathBuf::from("/t/x"),
             root: PathBuf::from(root),
         };
         let one = [built("a", "/w/one"), built("b", "/w/two")];
-        let packages = packages_of_benches(&one, (Arm::Base, "main")).unwrap();
+        let packages = package_folder_of_each_bench(&one, (ComparedArm::Base, "main")).unwrap();
         assert_eq!(packages["b"], PathBuf::from("/w/two"));
         let both = [one[0].clone(), built("a", "/w/two")];
-        let why = packages_of_benches(&both, (Arm::Base, "main")).unwrap_err().to_string();
+        let why = package_folder_of_each_bench(&both, (ComparedArm::Base, "main"))
+            .unwrap_err()
+            .to_string();
         insta::assert_snapshot!(why, @"base main: the packages in one and two both have a bench `a`: compare in the folder of one of them");
     }
 }

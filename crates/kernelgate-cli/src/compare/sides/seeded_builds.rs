@@ -1,7 +1,8 @@
-//! Starts first builds from crates that are compiled already, so that dependencies are compiled
-//! once: the base's with the registry's crates from the user's target folder, the head's with the
-//! base's target folder. Cargo decides by its own fingerprints which of the copied files it uses.
-//! Deliberately absent: crates of the workspace, which are compiled from the sides' own sources.
+//! Saves compiling dependencies: before a side's first build, copies compiled crates into its
+//! target folder, for the base from the user's target folder, for the head from the base's. Cargo
+//! decides by its own fingerprints which of the copied build files it uses. Crates of the user's
+//! workspace are not copied from the user's target folder, because each side compiles them from its
+//! own sources.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,23 +13,24 @@ use serde::Deserialize;
 use super::leftover_files;
 use super::neighbour_links::SIDE_SOURCES_FOLDER;
 
-/// The content of a `Cargo.lock` file.
+/// The parsed packages of a `Cargo.lock` file.
 #[derive(Deserialize)]
-struct LockFile {
+struct CargoLockFile {
     #[serde(default)]
-    package: Vec<LockedPackage>,
+    package: Vec<CargoLockPackage>,
 }
 
 #[derive(Deserialize)]
-struct LockedPackage {
+struct CargoLockPackage {
     name: String,
     source: Option<String>,
 }
 
-/// Names of the registry crates in a lock file, without names that a local package shares.
-fn registry_crates(lock: &str) -> BTreeSet<String> {
-    let Ok(LockFile { package }) = toml::from_str(lock) else { return BTreeSet::new() };
-    let from_registry = |it: &LockedPackage| {
+/// Returns the names of the registry crates in the text of a `Cargo.lock`, without names that a
+/// local package also has.
+fn registry_crate_names(lock: &str) -> BTreeSet<String> {
+    let Ok(CargoLockFile { package }) = toml::from_str(lock) else { return BTreeSet::new() };
+    let from_registry = |it: &CargoLockPackage| {
         it.source
             .as_ref()
             .is_some_and(|source| source.starts_with("registry+") || source.starts_with("sparse+"))
@@ -38,19 +40,19 @@ fn registry_crates(lock: &str) -> BTreeSet<String> {
     registry.into_iter().map(|it| it.name).filter(|name| !local.contains(name)).collect()
 }
 
-/// The 16 digits by which cargo distinguishes the builds of a crate, in the name of one of its
-/// files or folders: "serde-0123456789abcdef", "libserde-0123456789abcdef.rlib".
-fn split_build_hash(name: &str) -> Option<(&str, &str)> {
+/// Splits a file name of cargo's target folder into crate name and 16-digit build hash:
+/// "serde-0123456789abcdef", "libserde-0123456789abcdef.rlib".
+fn split_crate_name_and_build_hash(name: &str) -> Option<(&str, &str)> {
     let stem = name.split('.').next().unwrap_or(name);
     let (name, digits) = stem.rsplit_once('-')?;
     let hexadecimal = digits.len() == 16 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
     hexadecimal.then_some((name, digits))
 }
 
-/// Copies compiled registry crates of a profile, such as `release`, from the target folder `from`
-/// into a side's empty target folder. `lock` is the text of `Cargo.lock`. Returns the number of
-/// copied crate builds.
-pub fn seed_registry(
+/// Copies the compiled registry crates of a Cargo profile, such as `release`, from the target
+/// folder `from` into a side's target folder, if the side has none yet. The argument `lock` is the
+/// text of the user's `Cargo.lock`. Returns the number of crate builds that were copied.
+pub fn copy_compiled_registry_crates(
     from: &Path,
     profile: &str,
     side: &Path,
@@ -61,26 +63,29 @@ pub fn seed_registry(
     if fresh.exists() || !fingerprints.is_dir() {
         return Ok(0);
     }
-    let crates = registry_crates(lock);
+    let crates = registry_crate_names(lock);
     let names = |folder: &Path| -> std::io::Result<Vec<String>> {
         let entries = std::fs::read_dir(folder)?.flatten();
         Ok(entries.filter_map(|entry| entry.file_name().into_string().ok()).collect())
     };
-    // Cargo writes the fingerprint of a build after its files.
+    // A crate build with a fingerprint is complete, because cargo writes the fingerprint after the
+    // build's files.
     let builds: BTreeSet<String> = names(&fingerprints)?
         .iter()
-        .filter_map(|name| split_build_hash(name))
+        .filter_map(|name| split_crate_name_and_build_hash(name))
         .filter(|(name, _)| crates.contains(*name))
         .map(|(_, digits)| digits.to_owned())
         .collect();
     let partial = side.join("target.partial");
-    leftover_files::remove_path(&partial)?;
+    leftover_files::remove_file_or_folder_if_present(&partial)?;
     for folder in [".fingerprint", "deps", "build"] {
         let (source, target) = (from.join(folder), partial.join(profile).join(folder));
         std::fs::create_dir_all(&target)?;
         for name in names(&source).unwrap_or_default() {
-            if split_build_hash(&name).is_some_and(|(_, digits)| builds.contains(digits)) {
-                copy_entry(&source.join(&name), &target.join(&name))?;
+            if split_crate_name_and_build_hash(&name)
+                .is_some_and(|(_, digits)| builds.contains(digits))
+            {
+                copy_entry_with_file_times(&source.join(&name), &target.join(&name))?;
             }
         }
     }
@@ -88,35 +93,36 @@ pub fn seed_registry(
     Ok(builds.len())
 }
 
-/// Copies `from/target` to `to/target`, times of change kept, unless it exists; the sources of `to`
-/// then count as changed just now, because the copy was built from other sources.
-pub fn copy_target_folder(from: &Path, to: &Path) -> std::io::Result<()> {
+/// Copies `from/target` with its modification times to `to/target`, unless that exists; sets the
+/// times of `to`'s sources to now, so that cargo compiles them.
+pub fn copy_target_folder_of_other_side(from: &Path, to: &Path) -> std::io::Result<()> {
     let (built, fresh) = (from.join("target"), to.join("target"));
     if fresh.exists() || !built.is_dir() {
         return Ok(());
     }
-    // Until it is complete, the copied folder has a temporary name.
+    // The copied folder has a temporary name until the copy is complete.
     let partial = to.join("target.partial");
-    leftover_files::remove_path(&partial)?;
-    copy_with_times(&built, &partial)?;
-    touch_sources(&to.join(SIDE_SOURCES_FOLDER), SystemTime::now())?;
+    leftover_files::remove_file_or_folder_if_present(&partial)?;
+    copy_folder_with_file_times(&built, &partial)?;
+    set_source_times(&to.join(SIDE_SOURCES_FOLDER), SystemTime::now())?;
     std::fs::rename(partial, fresh)
 }
 
-fn copy_with_times(from: &Path, to: &Path) -> std::io::Result<()> {
+fn copy_folder_with_file_times(from: &Path, to: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(to)?;
     for entry in std::fs::read_dir(from)? {
         let entry = entry?;
-        copy_entry(&entry.path(), &to.join(entry.file_name()))?;
+        copy_entry_with_file_times(&entry.path(), &to.join(entry.file_name()))?;
     }
     Ok(())
 }
 
-/// Copies a file with its time of change, or a folder; links and other files are skipped.
-fn copy_entry(from: &Path, to: &Path) -> std::io::Result<()> {
+/// Copies a regular file with its modification time, or a folder with its contents; symbolic links
+/// and other special files are skipped.
+fn copy_entry_with_file_times(from: &Path, to: &Path) -> std::io::Result<()> {
     let facts = std::fs::symlink_metadata(from)?;
     if facts.is_dir() {
-        copy_with_times(from, to)?;
+        copy_folder_with_file_times(from, to)?;
     } else if facts.is_file() {
         std::fs::copy(from, to)?;
         std::fs::File::open(to)?.set_modified(facts.modified()?)?;
@@ -124,12 +130,12 @@ fn copy_entry(from: &Path, to: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-fn touch_sources(folder: &Path, now: SystemTime) -> std::io::Result<()> {
+fn set_source_times(folder: &Path, now: SystemTime) -> std::io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
         let (path, kind) = (entry.path(), entry.file_type()?);
         if kind.is_dir() && entry.file_name() != ".git" {
-            touch_sources(&path, now)?;
+            set_source_times(&path, now)?;
         } else if kind.is_file() {
             std::fs::File::open(&path)?.set_modified(now)?;
         }
@@ -143,7 +149,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn compiled_registry_crates_are_copied_and_workspace_crates_are_not() {
+    fn compiled_registry_crates_are_copied_but_workspace_crates_are_not() {
         let root = tempfile::tempdir().unwrap();
         let (user, side) = (root.path().join("user"), root.path().join("base"));
         let (from, to) = (user.join("release"), side.join("target/release"));
@@ -172,7 +178,7 @@ mod tests {
             name = "serde"
             version = "1.0.0"
             source = "registry+https://example.org/index""#;
-        assert_eq!(seed_registry(&user, "release", &side, lock).unwrap(), 1);
+        assert_eq!(copy_compiled_registry_crates(&user, "release", &side, lock).unwrap(), 1);
         let there = |file: String| to.join(file).exists();
         assert!(
             there(format!("deps/libserde-{serde}.rlib")) && there(format!("deps/serde-{serde}.d"))
@@ -182,15 +188,15 @@ mod tests {
         assert!(!there(format!("deps/libown-{own}.rlib")) && !there("own".to_owned()));
         assert!(!there(format!("deps/libserde-{other}.rlib")), "its fingerprint is missing");
         assert_eq!(
-            seed_registry(&user, "release", &side, lock).unwrap(),
+            copy_compiled_registry_crates(&user, "release", &side, lock).unwrap(),
             0,
             "a folder that is there stays"
         );
-        assert_eq!(registry_crates("no lock file"), BTreeSet::new());
+        assert_eq!(registry_crate_names("no lock file"), BTreeSet::new());
     }
 
     #[test]
-    fn a_target_folder_is_copied_once_with_its_times_and_sources_are_newer() {
+    fn a_target_folder_is_copied_once_with_its_file_times() {
         let root = tempfile::tempdir().unwrap();
         let (from, to) = (root.path().join("base"), root.path().join("head"));
         std::fs::create_dir_all(from.join("target/release")).unwrap();
@@ -202,12 +208,12 @@ mod tests {
             std::fs::write(path, "1").unwrap();
             std::fs::File::options().write(true).open(path).unwrap().set_modified(old).unwrap();
         }
-        copy_target_folder(&from, &to).unwrap();
+        copy_target_folder_of_other_side(&from, &to).unwrap();
         let modified = |path: &Path| std::fs::metadata(path).unwrap().modified().unwrap();
         assert_eq!(modified(&to.join("target/release/x")), old);
         assert!(modified(&source) > old);
         std::fs::write(&built, "2").unwrap();
-        copy_target_folder(&from, &to).unwrap();
+        copy_target_folder_of_other_side(&from, &to).unwrap();
         assert_eq!(
             std::fs::read_to_string(to.join("target/release/x")).unwrap(),
             "1",

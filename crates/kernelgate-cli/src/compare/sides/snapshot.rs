@@ -1,48 +1,56 @@
-//! Stores the work tree with its uncommitted changes as a commit of a checkout.
+//! Stores the user's working tree with its uncommitted changes as a git commit in the object store
+//! of a checkout.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use kernelgate::display;
-use kernelgate::record::text::on_one_line;
+use kernelgate::record::text::join_lines_with_spaces;
 
-use super::checkout::SnapshotCheckout;
-use super::git::{GitRepository, GitRevision, git, output, run_git};
+use super::checkout::SideCheckout;
+use super::git::{
+    GitRepository, NamedGitRevision, isolated_git, run_git_and_return_output, run_git_or_fail,
+};
 use super::submodules;
 use crate::compare::CompareError;
 
-/// Largest size of untracked files that are copied without a note.
+/// If the untracked files of a snapshot have more bytes than this in total, a note with their size
+/// is printed.
 const MAX_UNTRACKED_BYTES_WITHOUT_NOTE: u64 = 50_000_000;
-/// Largest number of files or submodules that a message names.
+/// Largest number of files or submodules that a message about a snapshot names.
 const MAX_NAMED_FILES_IN_MESSAGE: usize = 3;
-const SNAPSHOT_ACTION: &str = "snapshot the working tree";
+const SNAPSHOT_ACTION_IN_ERRORS: &str = "snapshot the working tree";
 
-/// Exclusions of a working-tree snapshot, and where its notes are printed.
+/// Exclusions of a working-tree snapshot, and the function that prints its notes.
 #[derive(Clone, Copy)]
-pub struct SnapshotOptions<'a> {
-    /// Target folder of cargo, which is excluded even if git does not ignore it.
+pub struct WorkTreeSnapshotOptions<'a> {
+    /// Cargo's target folder, which the snapshot excludes even if git does not ignore it.
     pub target: &'a Path,
-    /// Untracked files and folders that are excluded.
+    /// Untracked files and folders that the snapshot excludes.
     pub leave_out: &'a [PathBuf],
-    /// Function that prints a note before many files are copied.
+    /// Function that prints a note if large untracked files become part of the snapshot.
     pub say: &'a dyn Fn(&str),
 }
 
-/// The work tree as a commit: tracked changes, new files that are not ignored, and both also in its
-/// submodules. Working trees with equal content give the same commit.
+/// Stores the working tree as a commit: tracked changes and new files that git does not ignore,
+/// including those in its submodules. Working trees with equal content give an equal snapshot
+/// commit.
 ///
-/// The snapshot's objects go to the store of the checkout.
-pub fn take_working_snapshot(
+/// The git objects of the snapshot are written to the checkout's own store, not to the user's
+/// repository.
+pub fn commit_working_tree_snapshot(
     of: &GitRepository,
-    checkout: &SnapshotCheckout,
-    options: SnapshotOptions<'_>,
-) -> Result<GitRevision, CompareError> {
+    checkout: &SideCheckout,
+    options: WorkTreeSnapshotOptions<'_>,
+) -> Result<NamedGitRevision, CompareError> {
     for path in options.leave_out {
-        check_untracked(of, path)?;
+        check_exclusion_is_untracked(of, path)?;
     }
-    let (revision, changed) = commit_snapshot(of, &checkout.object_folder(), options)?;
-    // The paths come from the author of the repository, who is not trusted.
-    let plain = |path: &PathBuf| on_one_line(&path.display().to_string());
+    let (revision, changed) =
+        commit_snapshot_with_submodules(of, &checkout.snapshot_object_folder(), options)?;
+    // The submodule paths are put on one line, because they come from the author of the repository,
+    // who is not trusted.
+    let plain = |path: &PathBuf| join_lines_with_spaces(&path.display().to_string());
     let name = match &changed[..] {
         [] => return Ok(revision),
         [one] => format!("{}, with changes in submodule {}", revision.name, plain(one)),
@@ -54,30 +62,35 @@ pub fn take_working_snapshot(
             format!("{}, with changes in submodules {}{more}", revision.name, named.join(", "))
         }
     };
-    Ok(GitRevision { name, ..revision })
+    Ok(NamedGitRevision { name, ..revision })
 }
 
-/// Returns the snapshot's commit, and the submodules that contain uncommitted changes. Objects of
-/// submodules are stored below the snapshot's store, by the paths where `checkout` looks for them.
-fn commit_snapshot(
+/// Stores the working tree of a repository and its submodules, and returns the snapshot's commit
+/// and the submodules that contain uncommitted changes. Git objects of submodules are stored below
+/// the snapshot's store, at the paths where the module `checkout` looks for them.
+fn commit_snapshot_with_submodules(
     of: &GitRepository,
     store: &Path,
-    options: SnapshotOptions<'_>,
-) -> Result<(GitRevision, Vec<PathBuf>), CompareError> {
-    let head = of.resolve("HEAD")?;
-    let io = |cause| CompareError::Snapshot { action: SNAPSHOT_ACTION, cause };
+    options: WorkTreeSnapshotOptions<'_>,
+) -> Result<(NamedGitRevision, Vec<PathBuf>), CompareError> {
+    let head = of.resolve_revision("HEAD")?;
+    let io = |cause| CompareError::Snapshot { action: SNAPSHOT_ACTION_IN_ERRORS, cause };
     let objects = store.join("objects");
     std::fs::create_dir_all(&objects).map_err(io)?;
     let folder = tempfile::tempdir().map_err(io)?;
     let index = folder.path().join("index");
-    let own = run_git(git(&of.top).args(["rev-parse", "--git-path", "index"]), SNAPSHOT_ACTION)?;
-    // A copied index saves reading every file again; without one every file is read.
-    if copy_with_time(&of.top.join(own), &index).is_err() {
+    let own = run_git_or_fail(
+        isolated_git(&of.top).args(["rev-parse", "--git-path", "index"]),
+        SNAPSHOT_ACTION_IN_ERRORS,
+    )?;
+    // The snapshot starts from a copy of the user's git index, so that git need not read unchanged
+    // files again; without a copy git reads every file.
+    if copy_git_index_with_time(&of.top.join(own), &index).is_err() {
         let _ = std::fs::remove_file(&index);
     }
     let alternates = std::env::join_paths(&of.objects).unwrap_or_default();
     let plumbing = || {
-        let mut command = git(&of.top);
+        let mut command = isolated_git(&of.top);
         command.env("GIT_INDEX_FILE", &index).env("GIT_OBJECT_DIRECTORY", &objects);
         command.env("GIT_ALTERNATE_OBJECT_DIRECTORIES", &alternates);
         for who in ["AUTHOR", "COMMITTER"] {
@@ -88,55 +101,66 @@ fn commit_snapshot(
         }
         command
     };
-    add(of, plumbing, options)?;
+    add_working_tree_to_index(of, plumbing, options)?;
     let mut changed = Vec::new();
     for link in submodules::submodules_in_index(plumbing())? {
-        let Some(inner) = submodules::work_tree(&of.top.join(&link.path)) else { continue };
+        let Some(inner) = submodules::repository_rooted_at(&of.top.join(&link.path)) else {
+            continue;
+        };
         let below = store.join("submodules").join(&link.path);
-        let (revision, within) = commit_snapshot(&inner, &below, options)?;
+        let (revision, within) = commit_snapshot_with_submodules(&inner, &below, options)?;
         if revision.commit != link.commit {
             let entry = format!("160000,{},{}", revision.commit, link.path.display());
-            run_git(plumbing().args(["update-index", "--cacheinfo", &entry]), SNAPSHOT_ACTION)?;
+            run_git_or_fail(
+                plumbing().args(["update-index", "--cacheinfo", &entry]),
+                SNAPSHOT_ACTION_IN_ERRORS,
+            )?;
             changed.push(link.path.clone());
         }
         changed.extend(within.into_iter().map(|path| link.path.join(path)));
     }
-    let tree = run_git(plumbing().arg("write-tree"), SNAPSHOT_ACTION)?;
-    if tree == run_git(git(&of.top).args(["rev-parse", "HEAD^{tree}"]), SNAPSHOT_ACTION)? {
+    let tree = run_git_or_fail(plumbing().arg("write-tree"), SNAPSHOT_ACTION_IN_ERRORS)?;
+    if tree
+        == run_git_or_fail(
+            isolated_git(&of.top).args(["rev-parse", "HEAD^{tree}"]),
+            SNAPSHOT_ACTION_IN_ERRORS,
+        )?
+    {
         let name = "working tree, no changes".to_owned();
-        return Ok((GitRevision { name, commit: head.commit }, changed));
+        return Ok((NamedGitRevision { name, commit: head.commit }, changed));
     }
-    let commit = run_git(
+    let commit = run_git_or_fail(
         plumbing().args(["commit-tree", &tree, "-p", &head.commit, "-m", "working tree"]),
-        SNAPSHOT_ACTION,
+        SNAPSHOT_ACTION_IN_ERRORS,
     )?;
-    Ok((GitRevision { name: "working tree".to_owned(), commit }, changed))
+    Ok((NamedGitRevision { name: "working tree".to_owned(), commit }, changed))
 }
 
-/// Copies a git index with its modification time. Git skips reading a file of the recorded size and
-/// second only if the index was written in a later second: with a new time on the copy, git would
-/// miss an edit of equal length in the second of the commit.
-fn copy_with_time(from: &Path, to: &Path) -> std::io::Result<()> {
+/// Copies a git index file and keeps its modification time. With a new time on the copied index,
+/// git would miss an edit that keeps the file's size and happens in the same second as the commit.
+fn copy_git_index_with_time(from: &Path, to: &Path) -> std::io::Result<()> {
     std::fs::copy(from, to)?;
     let modified = std::fs::metadata(from)?.modified()?;
     std::fs::File::options().write(true).open(to)?.set_modified(modified)
 }
 
-/// Adds the work tree to an index, without excluded untracked files.
-fn add(
+/// Adds the files of the working tree to the snapshot's index, without the excluded untracked
+/// files.
+fn add_working_tree_to_index(
     of: &GitRepository,
     plumbing: impl Fn() -> Command,
-    options: SnapshotOptions<'_>,
+    options: WorkTreeSnapshotOptions<'_>,
 ) -> Result<(), CompareError> {
     let top = of.top.canonicalize().unwrap_or_else(|_| of.top.clone());
     let below = |path: &PathBuf| {
         let path = path.canonicalize().ok()?.strip_prefix(&top).map(Path::to_owned).ok()?;
         (path.components().next().is_some()).then_some(path)
     };
-    // If it is ignored already, as is usual, git reports an exclusion by name as a mistake.
+    // A path that git ignores already gets no exclusion, because `git add` reports such an
+    // exclusion as an error.
     let ignored = |path: &PathBuf| {
         let ignored_status =
-            git(&of.top).args(["check-ignore", "--quiet", "--"]).arg(path).status();
+            isolated_git(&of.top).args(["check-ignore", "--quiet", "--"]).arg(path).status();
         ignored_status.is_ok_and(|status| status.success())
     };
     let unwanted = options.leave_out.iter().map(PathBuf::as_path).chain([options.target]);
@@ -145,20 +169,28 @@ fn add(
         .filter(|path| !ignored(path))
         .map(|path| format!(":(exclude,literal){}", path.display()))
         .collect();
-    let mut listing = git(&of.top);
+    let mut listing = isolated_git(&of.top);
     listing.args(["ls-files", "--others", "--exclude-standard", "-z", "--", "."]).args(&unwanted);
-    print_untracked_size(of, &run_git(&mut listing, SNAPSHOT_ACTION)?, options.say);
+    print_note_about_large_untracked_files(
+        of,
+        &run_git_or_fail(&mut listing, SNAPSHOT_ACTION_IN_ERRORS)?,
+        options.say,
+    );
     let quietly = ["-c", "core.safecrlf=false", "-c", "advice.addEmbeddedRepo=false", "add"];
     if !unwanted.is_empty() {
-        // Tracked files belong to the snapshot wherever they are.
-        run_git(plumbing().args(quietly).arg("--update"), SNAPSHOT_ACTION)?;
+        // Tracked files belong to the snapshot even if they lie in an excluded folder.
+        run_git_or_fail(plumbing().args(quietly).arg("--update"), SNAPSHOT_ACTION_IN_ERRORS)?;
     }
-    run_git(plumbing().args(quietly).args(["--all", "--", "."]).args(&unwanted), SNAPSHOT_ACTION)
-        .map(drop)
+    run_git_or_fail(
+        plumbing().args(quietly).args(["--all", "--", "."]).args(&unwanted),
+        SNAPSHOT_ACTION_IN_ERRORS,
+    )
+    .map(drop)
 }
 
-/// Prints the size of the untracked files if they are large, because all of them are copied.
-fn print_untracked_size(of: &GitRepository, untracked: &str, say: &dyn Fn(&str)) {
+/// Prints a note with the total size of the untracked files if it is large, because all of them are
+/// copied into the snapshot.
+fn print_note_about_large_untracked_files(of: &GitRepository, untracked: &str, say: &dyn Fn(&str)) {
     let size = |name: &str| std::fs::symlink_metadata(of.top.join(name)).map_or(0, |it| it.len());
     let mut sizes: Vec<(u64, &str)> =
         untracked.split('\0').filter(|it| !it.is_empty()).map(|it| (size(it), it)).collect();
@@ -170,25 +202,26 @@ fn print_untracked_size(of: &GitRepository, untracked: &str, say: &dyn Fn(&str))
     let named: Vec<String> = sizes
         .iter()
         .take(MAX_NAMED_FILES_IN_MESSAGE)
-        .map(|(bytes, name)| format!("{name} ({})", display::byte_text(*bytes)))
+        .map(|(bytes, name)| format!("{name} ({})", display::decimal_byte_size_text(*bytes)))
         .collect();
     say(&format!(
         "{} of untracked files become part of the working tree's side, the largest: {}; \
          .gitignore or --leave-out PATH leaves them out",
-        display::byte_text(sum),
+        display::decimal_byte_size_text(sum),
         named.join(", ")
     ));
 }
 
-/// Refuses a path whose exclusion the user asked for, but which git tracks.
-fn check_untracked(of: &GitRepository, path: &Path) -> Result<(), CompareError> {
+/// Returns an error if the path of a requested exclusion (`--leave-out`) does not exist or is a
+/// file that git tracks.
+fn check_exclusion_is_untracked(of: &GitRepository, path: &Path) -> Result<(), CompareError> {
     let refuse = |why| Err(CompareError::LeaveOut { path: path.to_owned(), why });
     if std::fs::symlink_metadata(path).is_err() {
         return refuse("there is no such file or folder");
     }
-    let mut command = git(&of.top);
+    let mut command = isolated_git(&of.top);
     command.args(["ls-files", "--error-unmatch", "--"]).arg(path);
-    match path.is_dir() || !output(&mut command)?.status.success() {
+    match path.is_dir() || !run_git_and_return_output(&mut command)?.status.success() {
         true => Ok(()),
         false => refuse("git tracks it, so it is part of what is compared"),
     }
@@ -201,17 +234,17 @@ mod tests {
     use super::super::git::tests::{at, test_repository};
     use super::*;
 
-    const NO_EXCLUSIONS: &[PathBuf] = &[];
+    const NO_EXCLUDED_PATHS: &[PathBuf] = &[];
 
-    fn snapshot_work_tree(
+    fn snapshot_test_work_tree(
         of: &GitRepository,
-        checkout: &SnapshotCheckout,
+        checkout: &SideCheckout,
         target: &Path,
-    ) -> GitRevision {
-        take_working_snapshot(
+    ) -> NamedGitRevision {
+        commit_working_tree_snapshot(
             of,
             checkout,
-            SnapshotOptions { target, leave_out: NO_EXCLUSIONS, say: &|_| () },
+            WorkTreeSnapshotOptions { target, leave_out: NO_EXCLUDED_PATHS, say: &|_| () },
         )
         .unwrap()
     }
@@ -220,10 +253,11 @@ mod tests {
     fn a_snapshot_contains_changes_and_new_files_and_leaves_the_repository_untouched() {
         let (folder, repository) = test_repository();
         let elsewhere = tempfile::tempdir().unwrap();
-        let checkout = SnapshotCheckout::open_or_create(&repository, elsewhere.path()).unwrap();
+        let checkout =
+            SideCheckout::open_or_create_checkout(&repository, elsewhere.path()).unwrap();
         let target = folder.path().join("target");
-        let clean = snapshot_work_tree(&repository, &checkout, &target);
-        assert_eq!(clean.commit, repository.resolve("main").unwrap().commit);
+        let clean = snapshot_test_work_tree(&repository, &checkout, &target);
+        assert_eq!(clean.commit, repository.resolve_revision("main").unwrap().commit);
         std::fs::write(folder.path().join("a"), "2").unwrap();
         std::fs::create_dir(&target).unwrap();
         for name in ["new", "ignored", "target/built"] {
@@ -232,30 +266,30 @@ mod tests {
         let status = || at(folder.path(), &["status", "--porcelain"]);
         let objects = || std::fs::read_dir(&repository.objects[0]).unwrap().count();
         let (before, count) = (status(), objects());
-        let changed = snapshot_work_tree(&repository, &checkout, &target);
+        let changed = snapshot_test_work_tree(&repository, &checkout, &target);
         assert_eq!(
-            snapshot_work_tree(&repository, &checkout, &target),
+            snapshot_test_work_tree(&repository, &checkout, &target),
             changed,
             "the same content is the same commit"
         );
         assert_eq!((status(), objects()), (before, count));
         assert!(
-            repository.resolve(&changed.commit).is_err(),
+            repository.resolve_revision(&changed.commit).is_err(),
             "its objects are not in the repository"
         );
-        checkout.check_out(&changed).unwrap();
+        checkout.check_out_revision(&changed).unwrap();
         assert_eq!(std::fs::read_to_string(elsewhere.path().join("a")).unwrap(), "2");
         assert!(
             elsewhere.path().join("new").exists() && !elsewhere.path().join("ignored").exists()
         );
         assert!(!elsewhere.path().join("target").exists());
-        checkout.check_out(&clean).unwrap();
+        checkout.check_out_revision(&clean).unwrap();
         assert!(!elsewhere.path().join("new").exists());
 
-        // Nearly every package has a `.gitignore`, so this test has one.
+        // This test has a `.gitignore`, as nearly every package does.
         std::fs::write(folder.path().join(".gitignore"), "/target\nignored\n").unwrap();
-        let usual = snapshot_work_tree(&repository, &checkout, &target);
-        checkout.check_out(&usual).unwrap();
+        let usual = snapshot_test_work_tree(&repository, &checkout, &target);
+        checkout.check_out_revision(&usual).unwrap();
         assert!(elsewhere.path().join("new").exists() && !elsewhere.path().join("target").exists());
     }
 
@@ -263,7 +297,8 @@ mod tests {
     fn an_edit_of_equal_length_in_the_second_of_the_commit_is_noticed() {
         let (folder, repository) = test_repository();
         let elsewhere = tempfile::tempdir().unwrap();
-        let checkout = SnapshotCheckout::open_or_create(&repository, elsewhere.path()).unwrap();
+        let checkout =
+            SideCheckout::open_or_create_checkout(&repository, elsewhere.path()).unwrap();
         let second = || {
             let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
             (now.as_secs(), Duration::from_nanos(1_000_000_000 - u64::from(now.subsec_nanos())))
@@ -279,8 +314,8 @@ mod tests {
             if began == ended {
                 std::thread::sleep(left);
                 let revision =
-                    snapshot_work_tree(&repository, &checkout, &folder.path().join("target"));
-                checkout.check_out(&revision).unwrap();
+                    snapshot_test_work_tree(&repository, &checkout, &folder.path().join("target"));
+                checkout.check_out_revision(&revision).unwrap();
                 let seen = std::fs::read_to_string(elsewhere.path().join("a")).unwrap();
                 return assert_eq!(seen, format!("{attempt}2"));
             }
@@ -294,34 +329,36 @@ mod tests {
         let elsewhere = tempfile::tempdir().unwrap();
         let large = folder.path().join("data/large");
         std::fs::create_dir(folder.path().join("data")).unwrap();
-        // The file is sparse: large in a listing, quick to copy.
+        // The test's large file is sparse: it has a large size but is quick to copy.
         std::fs::File::create(&large).unwrap().set_len(MAX_UNTRACKED_BYTES_WITHOUT_NOTE).unwrap();
         std::fs::write(folder.path().join("data/small"), "x").unwrap();
         let messages = std::cell::RefCell::new(Vec::<String>::new());
         let say = |text: &str| messages.borrow_mut().push(text.to_owned());
-        let take_snapshot = |checkout: &SnapshotCheckout, leave_out: &[PathBuf]| {
+        let take_snapshot = |checkout: &SideCheckout, leave_out: &[PathBuf]| {
             let target = Path::new("/none");
-            take_working_snapshot(
+            commit_working_tree_snapshot(
                 &repository,
                 checkout,
-                SnapshotOptions { target, leave_out, say: &say },
+                WorkTreeSnapshotOptions { target, leave_out, say: &say },
             )
         };
-        let checkout = SnapshotCheckout::open_or_create(&repository, elsewhere.path()).unwrap();
-        let everything = take_snapshot(&checkout, NO_EXCLUSIONS).unwrap();
+        let checkout =
+            SideCheckout::open_or_create_checkout(&repository, elsewhere.path()).unwrap();
+        let everything = take_snapshot(&checkout, NO_EXCLUDED_PATHS).unwrap();
         let text = messages.take().concat();
         assert!(text.contains("data/large (50.0 MB)") && text.contains("--leave-out"), "{text}");
-        checkout.check_out(&everything).unwrap();
+        checkout.check_out_revision(&everything).unwrap();
         assert!(elsewhere.path().join("data/large").exists());
 
-        // The next comparison keeps no file of the previous comparison.
-        let checkout = SnapshotCheckout::open_or_create(&repository, elsewhere.path()).unwrap();
-        assert!(!checkout.object_folder().exists());
+        // The test opens the checkout again, which removes the objects of the previous snapshot.
+        let checkout =
+            SideCheckout::open_or_create_checkout(&repository, elsewhere.path()).unwrap();
+        assert!(!checkout.snapshot_object_folder().exists());
         std::fs::write(folder.path().join("a"), "2").unwrap();
         let leave_out = [large.clone()];
         let without = take_snapshot(&checkout, &leave_out).unwrap();
         assert_eq!(messages.take(), [""; 0]);
-        checkout.check_out(&without).unwrap();
+        checkout.check_out_revision(&without).unwrap();
         let there = |name: &str| elsewhere.path().join(name).exists();
         assert!(!there("data/large") && there("data/small"));
         assert_eq!(std::fs::read_to_string(elsewhere.path().join("a")).unwrap(), "2");
@@ -337,12 +374,13 @@ mod tests {
         --leave-out FOLDER/a: git tracks it, so it is part of what is compared
         --leave-out FOLDER/nothing: there is no such file or folder
         ");
-        // If a folder with tracked files is excluded, only its untracked files are.
+        // If a folder that contains tracked files is excluded, only its untracked files are left
+        // out of the snapshot.
         at(folder.path(), &["add", "data/small"]);
         at(folder.path(), &["commit", "--quiet", "-m", "small"]);
         std::fs::write(folder.path().join("data/small"), "y").unwrap();
         let folder = [folder.path().join("data")];
-        checkout.check_out(&take_snapshot(&checkout, &folder).unwrap()).unwrap();
+        checkout.check_out_revision(&take_snapshot(&checkout, &folder).unwrap()).unwrap();
         assert!(!there("data/large"));
         assert_eq!(std::fs::read_to_string(elsewhere.path().join("data/small")).unwrap(), "y");
     }

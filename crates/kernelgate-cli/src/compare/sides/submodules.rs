@@ -1,79 +1,90 @@
-//! Lists the commits that a revision records for git submodules, and finds their clones on this
-//! machine. No commit is fetched: a commit that the user's clone lacks is an error that states how
-//! to get it.
+//! Lists the submodule commits that a revision of the repository records, and finds the submodules'
+//! clones on this machine. kernelgate fetches no commits: if the user's clone lacks a submodule's
+//! commit, the error states the command that fetches it.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
-use super::git::{GitRepository, git, output, run_git};
+use super::git::{GitRepository, isolated_git, run_git_and_return_output, run_git_or_fail};
 use crate::compare::CompareError;
 
-/// Mode of a tree's entry that is a commit of another repository.
+/// File mode of a git tree entry that records the commit of a submodule.
 const GITLINK_MODE: &str = "160000";
 
-/// A submodule entry (gitlink) of a git tree or index.
+/// A submodule entry (gitlink) of a git tree or index: path and recorded commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Gitlink {
-    /// Path of the submodule, relative to the repository's root.
+pub struct SubmoduleEntry {
+    /// Path of the submodule, relative to the root of the main repository.
     pub path: PathBuf,
-    /// The commit that the repository records for the submodule.
+    /// The submodule's commit that the main repository records.
     pub commit: String,
 }
 
-/// The submodules that an index records; `command` is git with that index.
-pub fn submodules_in_index(mut command: Command) -> Result<Vec<Gitlink>, CompareError> {
-    let listed = run_git(command.args(["ls-files", "--stage", "-z"]), "list submodules")?;
+/// Lists the submodules in a git index; `command` is a git command that is set up for the index.
+pub fn submodules_in_index(mut command: Command) -> Result<Vec<SubmoduleEntry>, CompareError> {
+    let listed = run_git_or_fail(command.args(["ls-files", "--stage", "-z"]), "list submodules")?;
     // "160000 <commit> <stage>\t<path>"
-    Ok(parse(&listed, 1))
+    Ok(parse_submodule_entries(&listed, 1))
 }
 
-/// Lists the submodules that a commit records.
-pub fn submodules_in_commit(folder: &Path, commit: &str) -> Result<Vec<Gitlink>, CompareError> {
-    let mut command = git(folder);
+/// Lists the submodules, with their commits, that a commit of the main repository records.
+pub fn submodules_in_commit(
+    folder: &Path,
+    commit: &str,
+) -> Result<Vec<SubmoduleEntry>, CompareError> {
+    let mut command = isolated_git(folder);
     command.args(["ls-tree", "-r", "-z", "--full-tree", commit]);
     // "160000 commit <commit>\t<path>"
-    Ok(parse(&run_git(&mut command, "list submodules")?, 2))
+    Ok(parse_submodule_entries(&run_git_or_fail(&mut command, "list submodules")?, 2))
 }
 
-fn parse(listed: &str, place: usize) -> Vec<Gitlink> {
+fn parse_submodule_entries(listed: &str, place: usize) -> Vec<SubmoduleEntry> {
     let entries = listed.split('\0').filter_map(|entry| entry.split_once('\t'));
     let links = entries.filter_map(|(facts, path)| {
         let mut words = facts.split(' ');
         let is_link = words.next() == Some(GITLINK_MODE);
         let commit = words.nth(place - 1)?.to_owned();
         let path = PathBuf::from(path);
-        (is_link && is_below(&path)).then_some(Gitlink { path, commit })
+        (is_link && stays_inside_start_folder(&path)).then_some(SubmoduleEntry { path, commit })
     });
     links.collect()
 }
 
-/// Returns whether a relative path stays inside of the folder where it starts. Git refuses such
-/// paths in its index, but the author of `.gitmodules` may write any name.
-fn is_below(path: &Path) -> bool {
+/// Returns whether a relative path stays inside the folder from which it starts. The check is
+/// necessary because the author of `.gitmodules` may write any path, although git refuses paths out
+/// of the repository in its index.
+fn stays_inside_start_folder(path: &Path) -> bool {
     path.components().next().is_some()
         && path.components().all(|part| matches!(part, Component::Normal(_)))
 }
 
-/// Names of submodules by path, from the `.gitmodules` of a commit.
-pub fn submodule_names(folder: &Path, commit: &str) -> BTreeMap<PathBuf, PathBuf> {
+/// Returns the names of submodules by their paths, as the file `.gitmodules` of a commit states
+/// them.
+pub fn submodule_names_by_path(folder: &Path, commit: &str) -> BTreeMap<PathBuf, PathBuf> {
     let blob = format!("--blob={commit}:.gitmodules");
-    let mut command = git(folder);
+    let mut command = isolated_git(folder);
     command.args(["config", &blob, "-z", "--get-regexp", r"^submodule\..*\.path$"]);
-    // Without `.gitmodules`, or without an entry in the file, git fails.
-    let Ok(listed) = output(&mut command) else { return BTreeMap::new() };
+    // The command `git config` fails if the commit has no `.gitmodules` or the file has no
+    // submodule path; both give an empty map.
+    let Ok(listed) = run_git_and_return_output(&mut command) else { return BTreeMap::new() };
     let text = String::from_utf8_lossy(&listed.stdout);
     let each = text.split('\0').filter_map(|entry| {
         let (key, path) = entry.split_once('\n')?;
         let name = key.strip_prefix("submodule.")?.strip_suffix(".path")?;
-        is_below(Path::new(name)).then(|| (PathBuf::from(path), PathBuf::from(name)))
+        stays_inside_start_folder(Path::new(name))
+            .then(|| (PathBuf::from(path), PathBuf::from(name)))
     });
     each.collect()
 }
 
-/// The local repository of a submodule: its work tree in the user's, and git's copy under its name.
-/// Empty if neither exists.
-pub fn source(of: &GitRepository, path: &Path, name: Option<&PathBuf>) -> GitRepository {
+/// Finds the local clones of a submodule: its working tree in the user's repository, and the copy
+/// in `.git/modules` under the submodule's name. Empty if neither exists.
+pub fn local_repository_of_submodule(
+    of: &GitRepository,
+    path: &Path,
+    name: Option<&PathBuf>,
+) -> GitRepository {
     let top = of.top.join(path);
     let mut found = GitRepository {
         top: top.clone(),
@@ -82,7 +93,7 @@ pub fn source(of: &GitRepository, path: &Path, name: Option<&PathBuf>) -> GitRep
         modules: Vec::new(),
         object_format: of.object_format.clone(),
     };
-    if let Some(work_tree) = work_tree(&top) {
+    if let Some(work_tree) = repository_rooted_at(&top) {
         found.objects.extend(work_tree.objects);
         found.modules.extend(work_tree.modules);
     }
@@ -96,11 +107,11 @@ pub fn source(of: &GitRepository, path: &Path, name: Option<&PathBuf>) -> GitRep
     found
 }
 
-/// The repository whose working tree begins at a folder; `None` if git would answer for a
-/// repository around the folder.
-pub fn work_tree(top: &Path) -> Option<GitRepository> {
+/// Opens the repository whose working tree begins exactly at a folder; `None` if the folder merely
+/// lies inside another repository.
+pub fn repository_rooted_at(top: &Path) -> Option<GitRepository> {
     std::fs::symlink_metadata(top.join(".git")).ok()?;
-    let found = GitRepository::around(top).ok()?;
+    let found = GitRepository::open_around_folder(top).ok()?;
     let same = found.top.canonicalize().ok()? == top.canonicalize().ok()?;
     same.then_some(found)
 }

@@ -1,4 +1,5 @@
-//! Starts artificial load beside the measured processes, to test how the gate handles contention.
+//! Starts artificial CPU or GPU load while the head is measured, with which a calibration tests how
+//! the gate handles contention.
 
 use std::hint::spin_loop;
 use std::sync::Arc;
@@ -6,28 +7,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Artificial load that runs at the same time as a measured process.
+/// Artificial load that a calibration runs at the same time as a measured bench process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CoRunningLoad {
+pub enum ArtificialCoRunningLoad {
     /// No load.
     Nothing,
-    /// Artificial load by this number of spinning threads in this program, which benches see as
-    /// another process.
+    /// CPU load by this number of spinning threads in this program; the measured bench sees it as
+    /// load of another process.
     Threads(usize),
-    /// Artificial load by a second process of the executable, which times its first case again and
-    /// again on the same GPU. The load process starts this long before the measured process.
+    /// GPU load by a second process of the same executable, which times its first case repeatedly
+    /// on the same GPU. The load process starts this long before the measured bench process.
     Process(Duration),
 }
 
-/// Threads that keep the CPU busy until this value is dropped.
-pub struct BusyLoadThreads {
+/// CPU load: threads that spin until this value is dropped.
+pub struct SpinningLoadThreads {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl BusyLoadThreads {
+impl SpinningLoadThreads {
     /// Starts `threads` spinning threads.
-    pub fn start_on_threads(threads: usize) -> BusyLoadThreads {
+    pub fn start_spinning_threads(threads: usize) -> SpinningLoadThreads {
         let stop = Arc::new(AtomicBool::new(false));
         let busy = |_| {
             let stop = Arc::clone(&stop);
@@ -41,7 +42,7 @@ impl BusyLoadThreads {
     }
 }
 
-impl Drop for BusyLoadThreads {
+impl Drop for SpinningLoadThreads {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {

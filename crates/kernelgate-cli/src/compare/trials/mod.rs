@@ -1,4 +1,4 @@
-//! Runs one process of a comparison: starts it and reads its run record.
+//! Runs one bench process (trial) of a comparison and reads its run record.
 
 pub mod artificial_load;
 pub mod by_criterion;

@@ -1,5 +1,6 @@
-//! Starts a process of a trial and waits until it ends or times out. The request and the reading of
-//! its result are up to its driver (`driver`).
+//! Starts one bench process of a comparison, and waits until it ends or kernelgate kills it at its
+//! timeout or memory limit. The modules `by_protocol` and `by_criterion` write the request of the
+//! process and read its result.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -7,61 +8,63 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use crate::benches::bench_requests::MAX_MESSAGE_BYTES;
-use crate::benches::child_process::{ChildProcess, ProcessEnd, memory_kill_reason};
+use crate::benches::bench_requests::MAX_PRINTED_STDERR_BYTES;
+use crate::benches::child_process::{ChildProcessEnd, SharedChildProcess, memory_kill_reason_text};
 use crate::benches::process_output::{
-    CapturedText, FailureLines, KeptOutput, drain_on_thread, wait_for_captured_text,
+    CapturedOutput, FailureLineCollector, KeptPartOfOutput, capture_stream_on_thread,
+    wait_for_captured_output,
 };
-use crate::compare::SideInjection;
-use crate::compare::progress::ComparisonProgress;
-use crate::compare::sides::copy_benches::BenchDriver;
-use kernelgate::record::text::{printable_on_terminal, start_of_quotation};
-use kernelgate::record::{Environment, TrialRequest};
+use crate::compare::InjectedChanges;
+use crate::compare::progress::ComparisonProgressDisplay;
+use crate::compare::sides::copy_benches::BenchControlMethod;
+use kernelgate::record::text::{clean_message_for_terminal, shortened_quotation};
+use kernelgate::record::{RunEnvironment, TrialRequestToBench};
 
-/// Settings that all trials of a comparison share.
-pub struct TrialSetup<'a> {
-    /// Settings of the bench executables, as environment variables.
+/// Settings that all bench processes (trials) of a comparison share.
+pub struct SharedTrialSettings<'a> {
+    /// Environment variables that kernelgate sets for the bench executables.
     pub settings: &'a BTreeMap<String, String>,
     /// Criterion's filter.
     pub filter: Option<&'a str>,
-    /// Folder for the request, the run record and the messages of a trial.
+    /// Folder for the request, the run record and Criterion's results of a trial.
     pub work: &'a Path,
-    /// Handle by which an interrupt ends the process.
-    pub running: &'a ChildProcess,
+    /// Handle of the bench process, which Ctrl-C kills.
+    pub running: &'a SharedChildProcess,
     /// Description of the host.
-    pub environment: &'a Environment,
-    /// Output for messages about processes that reach a limit of time or memory.
-    pub progress: &'a ComparisonProgress,
+    pub environment: &'a RunEnvironment,
+    /// Progress display, for messages about processes that print too much.
+    pub progress: &'a ComparisonProgressDisplay,
 }
 
 /// A process to run.
 #[derive(Clone)]
-pub struct TrialProcess<'a> {
+pub struct TrialProcessToRun<'a> {
     /// The executable.
     pub program: PathBuf,
-    /// Hash of the executable's content.
+    /// Content hash of the bench executable.
     pub hash: &'a str,
-    /// Folder with the sources of the executable's package.
+    /// Folder of the executable's package, in which the process runs.
     pub package: PathBuf,
     /// Commit of the sources.
     pub commit: String,
-    /// Changes that are made to the process on purpose.
-    pub injection: SideInjection,
-    /// How the process gets its request.
-    pub driver: BenchDriver,
-    pub request: &'a TrialRequest,
+    /// Artificial changes, such as delays, that a calibration injects into the process.
+    pub injection: InjectedChanges,
+    /// How the process gets its request: by kernelgate's bench protocol or by Criterion's flags.
+    pub driver: BenchControlMethod,
+    pub request: &'a TrialRequestToBench,
     pub timeout: Duration,
 }
 
-impl TrialProcess<'_> {
-    /// Name of the bench, which is the name of its executable.
-    pub fn bench(&self) -> &str {
+impl TrialProcessToRun<'_> {
+    /// Returns the name of the bench, which is the file name of its executable.
+    pub fn bench_name(&self) -> &str {
         self.program.file_name().and_then(OsStr::to_str).unwrap_or_default()
     }
 }
 
-/// Makes a command that runs an executable in the folder of its package, as cargo does.
-pub fn command_in_package(program: &Path, package: &Path) -> Command {
+/// Makes a command that runs an executable in its package's folder with `CARGO_MANIFEST_DIR` set,
+/// as cargo does.
+pub fn command_in_package_folder(program: &Path, package: &Path) -> Command {
     let mut command = Command::new(program);
     command.env("CARGO_MANIFEST_DIR", package);
     if package.is_dir() {
@@ -70,71 +73,78 @@ pub fn command_in_package(program: &Path, package: &Path) -> Command {
     command
 }
 
-/// How a process ended, and the part of its output that is kept.
-pub struct FinishedProcess {
+/// Exit status of a trial's process, and the captured part of its output.
+pub struct FinishedTrialProcess {
     pub status: ExitStatus,
-    /// Standard output of the process, if it is piped.
-    pub printed: CapturedText,
-    /// The last part of the process's standard error.
+    /// Captured standard output of the process; empty if the command does not pipe it.
+    pub printed: CapturedOutput,
+    /// The last bytes of the process's standard error.
     stderr: Vec<u8>,
 }
 
-impl FinishedProcess {
+impl FinishedTrialProcess {
     /// Returns the last part of the process's standard error as text.
-    pub fn messages(&self) -> String {
+    pub fn end_of_stderr(&self) -> String {
         String::from_utf8_lossy(&self.stderr).into_owned()
     }
 
-    /// The failure in words: the exit status and the message of the panic, or the last lines.
-    pub fn process_failure(&self) -> String {
-        let mut lines = FailureLines::default();
-        self.messages().lines().for_each(|line| lines.push(line));
-        let lines: Vec<_> =
-            lines.into_lines().iter().map(|it| start_of_quotation(it).into_owned()).collect();
+    /// Describes a failed process: its exit status and the message of its last panic, or else its
+    /// last lines.
+    pub fn process_failure_text(&self) -> String {
+        let mut lines = FailureLineCollector::default();
+        self.end_of_stderr().lines().for_each(|line| lines.push_output_line(line));
+        let lines: Vec<_> = lines
+            .into_failure_lines()
+            .iter()
+            .map(|it| shortened_quotation(it).into_owned())
+            .collect();
         let text = lines.join("; ");
         format!(
             "{}{}{}",
             self.status,
             if lines.is_empty() { "" } else { ": " },
-            printable_on_terminal(&text)
+            clean_message_for_terminal(&text)
         )
     }
 }
 
-/// Runs a command to its end, or until its timeout. All of the command's output is read but only a
-/// part is kept, so that a large output takes neither memory nor disk.
-pub fn run_to_end(
-    setup: &TrialSetup<'_>,
+/// Runs a bench command until it ends; kills it at the timeout or if it takes too much memory. All
+/// output of the bench is read but only a limited part is kept, so that a large output takes
+/// neither memory nor disk.
+pub fn run_to_end_or_timeout(
+    setup: &SharedTrialSettings<'_>,
     command: &mut Command,
     timeout: Duration,
-) -> Result<FinishedProcess, String> {
+) -> Result<FinishedTrialProcess, String> {
     command.stdin(Stdio::null()).stderr(Stdio::piped());
     let (stdout, stderr) = setup
         .running
-        .start_process(command)
+        .start_child_process(command)
         .map_err(|cause| format!("failed to start: {cause}"))?;
     let (printed, stderr) = (
-        stdout.map(|it| drain_on_thread(it, KeptOutput::Start)),
-        stderr.map(|it| drain_on_thread(it, KeptOutput::End)),
+        stdout.map(|it| capture_stream_on_thread(it, KeptPartOfOutput::Start)),
+        stderr.map(|it| capture_stream_on_thread(it, KeptPartOfOutput::End)),
     );
-    let ended =
-        setup.running.wait_for_end(timeout).map_err(|cause| format!("was lost: {cause}"))?;
-    let (printed, stderr) = (wait_for_captured_text(printed), wait_for_captured_text(stderr));
-    if stderr.bytes > MAX_MESSAGE_BYTES {
+    let ended = setup
+        .running
+        .wait_or_kill_at_timeout(timeout)
+        .map_err(|cause| format!("was lost: {cause}"))?;
+    let (printed, stderr) = (wait_for_captured_output(printed), wait_for_captured_output(stderr));
+    if stderr.bytes > MAX_PRINTED_STDERR_BYTES {
         let bench = Path::new(command.get_program()).file_name().unwrap_or_default();
-        setup.progress.print_once(&format!(
-            "bench `{}` prints more than {MAX_MESSAGE_BYTES} bytes in a process: only the end is \
+        setup.progress.print_line_once(&format!(
+            "bench `{}` prints more than {MAX_PRINTED_STDERR_BYTES} bytes in a process: only the end is \
              kept, here and where it does so again",
             bench.display(),
         ));
     }
     let stderr = stderr.kept;
     match ended {
-        ProcessEnd::Exited(status) => Ok(FinishedProcess { status, printed, stderr }),
-        ProcessEnd::TimedOut => Err(format!(
+        ChildProcessEnd::Exited(status) => Ok(FinishedTrialProcess { status, printed, stderr }),
+        ChildProcessEnd::TimedOut => Err(format!(
             "treated as hung: killed after {} s (--wait sets this)",
             timeout.as_secs_f64().round()
         )),
-        ProcessEnd::OverMemory(limit) => Err(memory_kill_reason(limit)),
+        ChildProcessEnd::OverMemory(limit) => Err(memory_kill_reason_text(limit)),
     }
 }

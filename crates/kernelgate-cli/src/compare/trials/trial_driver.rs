@@ -1,37 +1,46 @@
-//! Runs a trial with the driver of its bench: by the protocol for benches of this harness, by
-//! Criterion's flags for others.
+//! Runs a trial as its bench requires: by kernelgate's bench protocol, or by Criterion's flags.
 
 use std::process::Stdio;
 
-use super::process::{TrialProcess, TrialSetup};
+use super::process::{SharedTrialSettings, TrialProcessToRun};
 use super::{by_criterion, by_protocol};
-use crate::benches::child_process::ChildProcess;
-use crate::compare::sides::copy_benches::BenchDriver;
-use kernelgate::record::ProcessRun;
+use crate::benches::child_process::SharedChildProcess;
+use crate::compare::sides::copy_benches::BenchControlMethod;
+use kernelgate::record::BenchProcessRun;
 
-/// Runs a trial and returns its run; `None` if it has no requested case.
-pub fn run(setup: &TrialSetup<'_>, trial: &TrialProcess<'_>) -> Result<Option<ProcessRun>, String> {
+/// Runs a trial and returns its run record; `None` if the bench has none of the requested cases.
+pub fn run_trial(
+    setup: &SharedTrialSettings<'_>,
+    trial: &TrialProcessToRun<'_>,
+) -> Result<Option<BenchProcessRun>, String> {
     match trial.driver {
-        BenchDriver::Protocol(_) => by_protocol::measure_by_protocol(setup, trial),
-        BenchDriver::Criterion => by_criterion::measure_criterion_trial(setup, trial).map(Some),
+        BenchControlMethod::Protocol(_) => {
+            by_protocol::measure_by_kernelgate_protocol(setup, trial)
+        }
+        BenchControlMethod::Criterion => {
+            by_criterion::measure_requested_criterion_cases(setup, trial).map(Some)
+        }
     }
 }
 
-/// Starts a trial as background load, without waiting for its end; `co_running` ends it.
-pub fn start_co_running(
-    setup: &TrialSetup<'_>,
-    trial: &TrialProcess<'_>,
-    co_running: &ChildProcess,
+/// Starts a trial's process as artificial load without waiting for it; the caller kills it through
+/// the handle `co_running`.
+pub fn start_trial_as_background_load(
+    setup: &SharedTrialSettings<'_>,
+    trial: &TrialProcessToRun<'_>,
+    co_running: &SharedChildProcess,
 ) -> Result<(), String> {
     let mut command = match trial.driver {
-        BenchDriver::Protocol(_) => by_protocol::trial_command(setup, trial, "co-running.json")?,
-        BenchDriver::Criterion => {
-            by_criterion::measuring_command(setup, trial, "co-running-criterion")?
+        BenchControlMethod::Protocol(_) => {
+            by_protocol::write_request_and_make_trial_command(setup, trial, "co-running.json")?
+        }
+        BenchControlMethod::Criterion => {
+            by_criterion::criterion_measuring_command(setup, trial, "co-running-criterion")?
         }
     };
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     co_running
-        .start_process(&mut command)
+        .start_child_process(&mut command)
         .map(drop)
         .map_err(|cause| format!("failed to start: {cause}"))
 }

@@ -1,46 +1,53 @@
-//! The tolerance for anchors of equal cards, derived from the anchors that a calibration measured
-//! repeatedly.
+//! Derives, from repeated anchor measurements of a calibration, by how much the anchor rates of
+//! equal cards may differ.
 
 use std::collections::BTreeMap;
 
-use super::CalibrationComparison;
-use kernelgate::measure::anchors::{AnchorRates, AnchorRecord};
+use super::CalibrationComparisonRecord;
+use kernelgate::measure::anchors::{AnchorRatesOfDevice, ShardAnchorRecord};
 use kernelgate::stats::{mean, median};
 
-/// Largest number of comparisons of a part that measure the anchors.
-pub const MAX_ANCHOR_MEASUREMENTS: usize = 30;
-/// Smallest number of anchor measurements besides the first one of each card.
-const MIN_ANCHOR_MEASUREMENTS: usize = 10;
-/// Standard deviations within which the anchors of 1000 shards on equal cards stay in 99 % of
-/// merges.
-const TOLERANCE_STANDARD_DEVIATIONS: f64 = 8.0;
-/// Smallest tolerance of anchors, which is a threshold that comparisons can decide.
+/// Largest number of comparisons of a calibration's part for which the anchors are measured.
+pub const MAX_ANCHOR_MEASUREMENTS_PER_PART: usize = 30;
+/// Smallest number of degrees of freedom (anchor measurements beyond the first of each card) from
+/// which an anchor tolerance is derived.
+const MIN_DEGREES_OF_FREEDOM_FOR_TOLERANCE: usize = 10;
+/// The anchor tolerance is this many standard deviations, within which the anchors of 1000 shards
+/// on equal cards stay in 99 % of merges.
+const ANCHOR_TOLERANCE_STANDARD_DEVIATIONS: f64 = 8.0;
+/// Smallest relative anchor tolerance that is recommended; differences below one per cent are below
+/// the thresholds that comparisons can decide.
 const MIN_ANCHOR_TOLERANCE: f64 = 0.01;
 
-/// Largest relative difference of anchors that the noise of one card explains; absent if no card
-/// measured enough anchors.
+/// Returns the largest relative difference of anchor rates that the noise of one card explains;
+/// `None` if too few anchors were measured.
 ///
-/// The standard deviation of the logarithm of a rate is computed for each card separately, so that
-/// a slow card does not widen the tolerance.
-pub fn anchor_tolerance(comparisons: &[CalibrationComparison]) -> Option<f64> {
-    let mut cards: BTreeMap<&str, Vec<AnchorRates>> = BTreeMap::new();
+/// The standard deviation of the logarithm of the anchor rates is computed for each card
+/// separately, so that a slow card does not widen the tolerance.
+pub fn anchor_tolerance_from_noise(comparisons: &[CalibrationComparisonRecord]) -> Option<f64> {
+    let mut cards: BTreeMap<&str, Vec<AnchorRatesOfDevice>> = BTreeMap::new();
     for known in comparisons {
-        if let Some(AnchorRecord::Measured(anchors)) = known.anchors {
+        if let Some(ShardAnchorRecord::Measured(anchors)) = known.anchors {
             cards.entry(&known.card).or_default().push(anchors);
         }
     }
-    let memory = |anchors: &AnchorRates| Some(anchors.memory_bytes_per_s);
-    let matmul = |anchors: &AnchorRates| anchors.matmul_flops_per_s;
-    let deviations = [rate_deviation(&cards, memory), rate_deviation(&cards, matmul)];
+    let memory = |anchors: &AnchorRatesOfDevice| Some(anchors.memory_bytes_per_s);
+    let matmul = |anchors: &AnchorRatesOfDevice| anchors.matmul_flops_per_s;
+    let deviations = [
+        log_rate_deviation_within_cards(&cards, memory),
+        log_rate_deviation_within_cards(&cards, matmul),
+    ];
     let largest = deviations.into_iter().flatten().reduce(f64::max)?;
-    let tolerance = (TOLERANCE_STANDARD_DEVIATIONS * largest).exp_m1().max(MIN_ANCHOR_TOLERANCE);
+    let tolerance =
+        (ANCHOR_TOLERANCE_STANDARD_DEVIATIONS * largest).exp_m1().max(MIN_ANCHOR_TOLERANCE);
     Some((tolerance * 1e3).ceil() / 1e3)
 }
 
-/// Standard deviation of the logarithm of a rate within cards.
-fn rate_deviation(
-    cards: &BTreeMap<&str, Vec<AnchorRates>>,
-    rate: impl Fn(&AnchorRates) -> Option<f64>,
+/// Returns the pooled standard deviation of the logarithm of an anchor rate within cards; `None` if
+/// there are too few measurements.
+fn log_rate_deviation_within_cards(
+    cards: &BTreeMap<&str, Vec<AnchorRatesOfDevice>>,
+    rate: impl Fn(&AnchorRatesOfDevice) -> Option<f64>,
 ) -> Option<f64> {
     let (mut squares, mut degrees) = (0.0, 0usize);
     for anchors in cards.values() {
@@ -49,22 +56,25 @@ fn rate_deviation(
         squares += logs.iter().map(|log| (log - mean).powi(2)).sum::<f64>();
         degrees += logs.len().saturating_sub(1);
     }
-    (degrees >= MIN_ANCHOR_MEASUREMENTS).then(|| (squares / degrees as f64).sqrt())
+    (degrees >= MIN_DEGREES_OF_FREEDOM_FOR_TOLERANCE).then(|| (squares / degrees as f64).sqrt())
 }
 
-/// Median of the anchors of comparisons on one card, or the first failure if none was measured.
-pub fn median_anchors(comparisons: &[CalibrationComparison]) -> Option<AnchorRecord> {
+/// Returns the median anchor rates of a calibration part's comparisons, or the first failure if no
+/// comparison measured anchors.
+pub fn median_anchors_of_comparisons(
+    comparisons: &[CalibrationComparisonRecord],
+) -> Option<ShardAnchorRecord> {
     let records = || comparisons.iter().filter_map(|known| known.anchors.as_ref());
-    let measured: Vec<&AnchorRates> = records()
+    let measured: Vec<&AnchorRatesOfDevice> = records()
         .filter_map(|record| match record {
-            AnchorRecord::Measured(anchors) => Some(anchors),
-            AnchorRecord::Failed(_) => None,
+            ShardAnchorRecord::Measured(anchors) => Some(anchors),
+            ShardAnchorRecord::Failed(_) => None,
         })
         .collect();
     let Some(first) = measured.first() else { return records().next().cloned() };
     let memory: Vec<f64> = measured.iter().map(|it| it.memory_bytes_per_s).collect();
     let matmul: Vec<f64> = measured.iter().filter_map(|it| it.matmul_flops_per_s).collect();
-    Some(AnchorRecord::Measured(AnchorRates {
+    Some(ShardAnchorRecord::Measured(AnchorRatesOfDevice {
         power: first.power,
         memory_bytes_per_s: median(&memory),
         matmul_flops_per_s: (!matmul.is_empty()).then(|| median(&matmul)),
@@ -74,22 +84,23 @@ pub fn median_anchors(comparisons: &[CalibrationComparison]) -> Option<AnchorRec
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gate::calibration::tests::calibration;
-    use kernelgate::measure::power::PowerMode;
+    use crate::gate::calibration::tests::test_calibration;
+    use kernelgate::measure::power::TimingPowerMode;
 
-    /// Comparisons on a card whose rates vary up and down by a share.
-    fn comparisons_on_card(
+    /// Makes test comparisons on a card whose anchor rates alternate up and down by a relative
+    /// amount.
+    fn test_comparisons_on_card(
         card: &str,
         count: usize,
         rate: f64,
         share: f64,
-    ) -> Vec<CalibrationComparison> {
-        let mut comparisons = calibration(count, &[]).comparisons;
+    ) -> Vec<CalibrationComparisonRecord> {
+        let mut comparisons = test_calibration(count, &[]).comparisons;
         for (number, known) in comparisons.iter_mut().enumerate() {
             let factor = if number % 2 == 0 { 1.0 + share } else { 1.0 - share };
             known.card = card.to_owned();
-            known.anchors = Some(AnchorRecord::Measured(AnchorRates {
-                power: PowerMode::Steady,
+            known.anchors = Some(ShardAnchorRecord::Measured(AnchorRatesOfDevice {
+                power: TimingPowerMode::Steady,
                 memory_bytes_per_s: rate * factor,
                 matmul_flops_per_s: Some(9e14),
             }));
@@ -99,32 +110,37 @@ mod tests {
 
     #[test]
     fn the_noise_of_one_card_sets_the_anchor_tolerance() {
-        // 0.5 % each way, 21 of 22 degrees of freedom: 0.51 %, times eight.
-        let tolerance = |cards: &[Vec<CalibrationComparison>]| anchor_tolerance(&cards.concat());
-        assert_eq!(tolerance(&[comparisons_on_card("a", 22, 4e12, 0.005)]), Some(0.042));
-        // In this test a second card is 10 % slower and has equal noise.
+        // The test's rates differ by 0.5 % each way with 21 degrees of freedom for 22 values: a
+        // deviation of 0.51 %, times eight.
+        let tolerance = |cards: &[Vec<CalibrationComparisonRecord>]| {
+            anchor_tolerance_from_noise(&cards.concat())
+        };
+        assert_eq!(tolerance(&[test_comparisons_on_card("a", 22, 4e12, 0.005)]), Some(0.042));
+        // In this test, a second card is 10 % slower and has equal noise.
         let both = [
-            comparisons_on_card("a", 12, 4e12, 0.005),
-            comparisons_on_card("b", 12, 3.6e12, 0.005),
+            test_comparisons_on_card("a", 12, 4e12, 0.005),
+            test_comparisons_on_card("b", 12, 3.6e12, 0.005),
         ];
         assert_eq!(tolerance(&both), Some(0.043));
         assert_eq!(
-            tolerance(&[comparisons_on_card("a", 22, 4e12, 1e-6)]),
+            tolerance(&[test_comparisons_on_card("a", 22, 4e12, 1e-6)]),
             Some(MIN_ANCHOR_TOLERANCE)
         );
-        assert_eq!(tolerance(&[comparisons_on_card("a", 10, 4e12, 0.005)]), None);
-        assert_eq!(tolerance(&[calibration(30, &[]).comparisons]), None);
+        assert_eq!(tolerance(&[test_comparisons_on_card("a", 10, 4e12, 0.005)]), None);
+        assert_eq!(tolerance(&[test_calibration(30, &[]).comparisons]), None);
     }
 
     #[test]
     fn a_part_of_a_calibration_has_the_median_of_its_anchor_rates() {
-        let mut comparisons = comparisons_on_card("a", 3, 4e12, 0.0);
-        comparisons[0].anchors = Some(AnchorRecord::Failed("no memory".to_owned()));
-        let Some(AnchorRecord::Measured(anchors)) = median_anchors(&comparisons) else {
+        let mut comparisons = test_comparisons_on_card("a", 3, 4e12, 0.0);
+        comparisons[0].anchors = Some(ShardAnchorRecord::Failed("no memory".to_owned()));
+        let Some(ShardAnchorRecord::Measured(anchors)) =
+            median_anchors_of_comparisons(&comparisons)
+        else {
             panic!("two were measured");
         };
         assert_eq!(anchors.memory_bytes_per_s, 4e12);
-        assert_eq!(median_anchors(&comparisons[..1]), comparisons[0].anchors);
-        assert_eq!(median_anchors(&calibration(1, &[]).comparisons), None);
+        assert_eq!(median_anchors_of_comparisons(&comparisons[..1]), comparisons[0].anchors);
+        assert_eq!(median_anchors_of_comparisons(&test_calibration(1, &[]).comparisons), None);
     }
 }

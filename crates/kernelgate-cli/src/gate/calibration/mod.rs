@@ -1,12 +1,14 @@
-//! Calibration of the paired decision on a device: comparisons whose answer is known, with all
-//! their times.
+//! A calibration of the gate on a device: comparisons with known correct verdicts, and all their
+//! measured times.
 //!
-//! *Null* comparisons have the same executable on both sides. All other kinds change the head of
-//! such a comparison. *Layout* comparisons have code and memory at other addresses. *Injected*
-//! comparisons delay the head's launches by a share of their time; *work* comparisons do so by
-//! passes over memory; *single* comparisons delay one case alone. *Sham* comparisons run artificial
-//! load beside the head's processes only. This module neither runs comparisons
-//! (`compare::calibrate` does) nor prints.
+//! A *null* comparison has the same executable as base and as head. Every other kind of comparison
+//! in a calibration is a null comparison with a changed head. In a *layout* comparison, the head's
+//! code and memory lie at other addresses. An *injected* comparison delays each launch of the head
+//! by a wait of some per cent of the case's time. A *work* comparison delays each launch of the
+//! head by additional passes over memory. A *single* comparison delays only one case of the head. A
+//! *sham* comparison runs artificial load while the head's processes are timed. This module stores
+//! and evaluates calibrations; it neither runs their comparisons (`compare::calibrate` does) nor
+//! prints.
 
 pub mod anchors;
 pub mod recommend;
@@ -16,43 +18,46 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::Verdict;
-use super::paired::{Arm, BlocksByCase, CaseTiming, TestPlan, TrialBlock};
-pub use anchors::anchor_tolerance;
-use kernelgate::measure::anchors::AnchorRecord;
+use super::VerdictOnCase;
+use super::paired::{
+    CaseTimeInTrial, ComparedArm, ComparisonTestPlan, TimedBlock, TimedBlocksByCase,
+};
+pub use anchors::anchor_tolerance_from_noise;
+use kernelgate::measure::anchors::ShardAnchorRecord;
 use kernelgate::measure::plausibility;
-use kernelgate::record::file::RecordType;
+use kernelgate::record::file::RecordFileType;
 use kernelgate::record::json_columns;
 use kernelgate::record::text;
-use kernelgate::record::{Environment, Provenance, Shard, TrialSampling};
-pub use recommend::{RecommendedThresholds, recommend};
-pub use summary::{CalibrationSummary, summarise_calibration};
+use kernelgate::record::{CommitAndChanges, RunEnvironment, ShardOfWork, TrialSamplingPlan};
+pub use recommend::{RecommendedThresholds, recommend_thresholds};
+pub use summary::{CalibrationSummaryTables, summarise_calibration};
 
-/// Largest number of blocks that a comparison may have.
-const MAX_BLOCKS: usize = 10_000;
+/// Largest number of blocks that the test plan of a recorded comparison may have.
+const MAX_BLOCKS_OF_RECORDED_PLAN: usize = 10_000;
 
-/// The known answer of a calibration's comparison.
+/// Kind of a calibration's comparison, which determines its correct verdicts.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum ComparisonKind {
-    /// Both builds are identical, so no case is slower.
+pub enum CalibrationComparisonKind {
+    /// A/A comparison: base and head are identical, so no case is slower.
     Null,
-    /// The two builds are identical; the host or the GPU had co-running load during the head's
+    /// Base and head are identical, but artificial load ran on the host or GPU during the head's
     /// processes.
     Sham,
-    /// The two builds are identical, but the head's code and memory lay at other addresses.
+    /// Base and head are identical, but the head's code and memory lay at other addresses.
     Layout,
-    /// Every launch of the head is delayed by this percentage of the case's time.
+    /// Every launch of the head is delayed by a wait of this percentage of the case's time.
     Injected(f64),
-    /// Every case of the head is slowed by this percentage through extra work instead of a wait.
+    /// Every launch of the head is slowed by additional work that takes this percentage of the
+    /// case's time.
     Work(f64),
-    /// Only one case of the head is delayed, by this percentage of its time.
+    /// Only one case of the head is delayed, by a wait of this percentage of its time.
     Single(f64),
 }
 
-impl ComparisonKind {
-    /// Name of the kind: "A/A", "sham load", "5 % slower".
-    pub fn name(self) -> String {
+impl CalibrationComparisonKind {
+    /// Returns the name of the kind for reports: "A/A", "sham load", "5 % slower".
+    pub fn kind_name(self) -> String {
         match self {
             Self::Null => "A/A".to_owned(),
             Self::Sham => "sham load".to_owned(),
@@ -63,8 +68,9 @@ impl ComparisonKind {
         }
     }
 
-    /// Injected slow-down of the head, per cent; `None` if nothing was injected.
-    pub const fn injected_percent(self) -> Option<f64> {
+    /// Returns the injected slow-down of the head, per cent of the case's time; `None` if nothing
+    /// was injected.
+    pub const fn injected_slowdown_percent(self) -> Option<f64> {
         match self {
             Self::Null | Self::Sham | Self::Layout => None,
             Self::Injected(percent) | Self::Work(percent) | Self::Single(percent) => Some(percent),
@@ -72,158 +78,172 @@ impl ComparisonKind {
     }
 }
 
-/// Comparisons with a known answer on one device, of one executable, with one plan.
+/// A calibration of the gate on one device: comparisons of one executable with itself, with known
+/// correct verdicts and one test plan.
 ///
-/// In a file the comparisons name a case by its place in `cases`: `#0` is the first.
+/// In a calibration file, the comparisons name a case by its index in `cases`: `#0` is the first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(remote = "Self")]
-pub struct Calibration {
-    /// Start time of the first comparison, RFC 3339, UTC.
+pub struct GateCalibration {
+    /// Start time of the calibration's first comparison, RFC 3339, UTC.
     pub started: String,
     /// Device and build.
-    pub environment: Environment,
+    pub environment: RunEnvironment,
     /// Code of the package.
-    pub provenance: Provenance,
-    /// Facts that comparisons of one calibration share, by name: executables, settings.
+    pub provenance: CommitAndChanges,
+    /// Facts that all comparisons of the calibration share, by name: settings, filter, hashes of
+    /// the executables.
     pub identity: BTreeMap<String, String>,
-    /// The command lines with which the calibration was measured.
+    /// The command lines with which the calibration was measured; merged calibrations have several.
     pub commands: BTreeSet<String>,
-    /// Test plan of each comparison: thresholds and numbers of blocks.
-    pub plan: TestPlan,
-    /// Largest wall time of a round, seconds.
+    /// Test plan of each of the calibration's comparisons: thresholds, error rates and numbers of
+    /// blocks.
+    pub plan: ComparisonTestPlan,
+    /// Largest wall time of each round of a comparison, seconds.
     pub budget_s: f64,
-    /// Duration for which each process timed a case.
-    pub sampling: TrialSampling,
-    /// Nanoseconds per launch of each case, from the process that verified it or from a later
-    /// process.
+    /// How long each process warmed up and timed a case.
+    pub sampling: TrialSamplingPlan,
+    /// Nanoseconds per launch of each calibrated case, from a process before the first comparison.
     pub cases: BTreeMap<String, f64>,
-    /// Cases that the calibration did not measure, with the reason.
+    /// Cases that the calibration did not measure, as lines with the reason.
     pub left_out: BTreeSet<String>,
-    /// Cases of benches that use Criterion alone, whose slow-downs are simulated. Benches whose
-    /// launches cannot be delayed: the injected delay was added to their times instead.
+    /// Cases of benches that use Criterion without kernelgate, whose slow-downs are simulated.
+    /// Launches of these benches cannot be delayed: the injected delay was added to their measured
+    /// times instead.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub simulated: BTreeSet<String>,
-    /// The shard of the calibration that this file holds; absent for a whole calibration.
+    /// Identity of the shard of the calibration that this file holds; `None` for a whole
+    /// calibration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub part: Option<CalibrationPart>,
-    /// Largest relative difference of the anchor rates of two cards of this model whose shards may
-    /// be merged, [`anchor_tolerance()`]; absent if the default applies.
+    pub part: Option<CalibrationShardIdentity>,
+    /// Largest relative difference of anchor rates with which shards from two cards of this model
+    /// may be merged, from [`anchor_tolerance_from_noise()`]; `None` if the default applies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub anchor_tolerance: Option<f64>,
-    /// Thresholds that [`recommend()`] derived when the file was written.
+    /// Thresholds that [`recommend_thresholds()`] derived from the comparisons when the file was
+    /// written.
     pub recommended: Option<RecommendedThresholds>,
-    /// All comparisons of the calibration in order of time. Comparisons name a case by its index in
-    /// the map `cases`: `#0` is the first.
-    pub comparisons: Vec<CalibrationComparison>,
+    /// All comparisons of the calibration, in the order of their start times. In the file,
+    /// comparisons name a case by its index in the map `cases`: `#0` is the first.
+    pub comparisons: Vec<CalibrationComparisonRecord>,
 }
 
-/// The record of one shard of a calibration.
+/// Identity of one shard of a calibration, for files that hold only a part of its comparisons.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CalibrationPart {
+pub struct CalibrationShardIdentity {
     /// The shard.
-    pub shard: Shard,
-    /// Hash of all comparisons of the calibration: equal in all parts.
+    pub shard: ShardOfWork,
+    /// Hash of the list of all comparisons and cases of the calibration; it is equal in all its
+    /// shards.
     pub plan: String,
     /// Comparisons of this part.
     pub comparisons: usize,
 }
 
-/// One comparison of a calibration, whose correct answer is known.
+/// The record of one comparison of a calibration, whose correct verdicts are known.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct CalibrationComparison {
-    /// The change that was made to the head, if any, from which the right answer follows.
-    pub kind: ComparisonKind,
-    /// Number of the comparison within its kind, from 0, over all shards.
+pub struct CalibrationComparisonRecord {
+    /// The change that was injected into the head, if any, which determines the correct verdicts.
+    pub kind: CalibrationComparisonKind,
+    /// Number of this comparison among those of its kind, from 0, counted over all shards.
     pub number: usize,
-    /// Start time of the comparison, RFC 3339, UTC.
+    /// Start time of this comparison, RFC 3339, UTC.
     pub started: String,
     /// Wall time, seconds.
     pub wall_s: f64,
     /// Number of processes.
     pub processes: usize,
-    /// Nanoseconds added to each launch of the head, by case.
+    /// Nanoseconds by which each launch of the head was delayed, by case.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub delays_ns: BTreeMap<String, f64>,
-    /// Verdicts that the gate gave when the comparison was made.
-    pub verdicts: BTreeMap<String, Verdict>,
-    /// Reasons why cases were inconclusive, by case.
+    /// Verdicts that the gate gave when the comparison was made, by case.
+    pub verdicts: BTreeMap<String, VerdictOnCase>,
+    /// Reasons of the inconclusive verdicts, by case.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub reasons: BTreeMap<String, String>,
-    /// Cases that could not be run, or not measured to the end, with the reason: for example, the
-    /// device cannot make the delay.
+    /// Cases that could not be run or measured to the end, each with the reason: for example, the
+    /// delay cannot be added on this device.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub failed: BTreeMap<String, String>,
-    /// Processes that failed, with the reason.
+    /// Bench processes that failed, each with the reason, as lines of text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub broken: Vec<String>,
-    /// All times of the comparison's first round, by case.
+    /// All measured times of the comparison's first round, by case.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty", with = "json_columns")]
-    pub first: BTreeMap<String, BlockSeries>,
-    /// All times of the confirming second round, by case.
+    pub first: BTreeMap<String, CaseBlocksAsColumns>,
+    /// All measured times of the comparison's second round, which confirms regressions, by case.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty", with = "json_columns")]
-    pub second: BTreeMap<String, BlockSeries>,
-    /// Name of the card or host on which the comparison ran.
+    pub second: BTreeMap<String, CaseBlocksAsColumns>,
+    /// Identifier of the GPU or host on which the comparison ran.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub card: String,
-    /// Rates of fixed work on that device, measured just before.
+    /// Anchors (rates of fixed work) of the device, measured just before this comparison; `None` if
+    /// they were not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub anchors: Option<AnchorRecord>,
+    pub anchors: Option<ShardAnchorRecord>,
 }
 
-/// Blocks of a case as columns: two entries a block, in time order.
+/// The timed blocks of one case as columns for a JSON file: each side has two processes per block,
+/// in time order.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct BlockSeries {
-    /// One letter for each block, for the arm that ran first: `b` if the base led, `h` if the head
-    /// did.
+pub struct CaseBlocksAsColumns {
+    /// One letter for each block: `b` if a process of the base ran first in the block, `h` if one
+    /// of the head did.
     pub leaders: String,
-    /// Timings of the base build's processes.
-    pub base: TrialColumn,
-    /// Timings of the head build's processes.
-    pub head: TrialColumn,
-    /// [`CaseTiming::averaged`].
+    /// Timings of the case in the base's processes, two per block.
+    pub base: CaseTimingColumns,
+    /// Timings of the case in the head's processes, two per block.
+    pub head: CaseTimingColumns,
+    /// [`CaseTimeInTrial::averaged`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub averaged: bool,
 }
 
-/// Timings of one case in the processes of one side.
+/// Timings of one case in the processes of one side (base or head), as columns for a JSON file.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct TrialColumn {
-    /// [`CaseTiming::time_ns`].
+pub struct CaseTimingColumns {
+    /// [`CaseTimeInTrial::time_ns`].
     pub time_ns: Vec<f64>,
-    /// Values of [`CaseTiming::cycles`]; empty if no process has them, a single value if it is the
-    /// same for all processes.
+    /// Values of [`CaseTimeInTrial::cycles`] for each process; empty if no process has one, a single
+    /// value if it is equal in all processes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cycles: Vec<Option<f64>>,
-    /// Values of [`CaseTiming::contention`]; empty if no process has them, a single value if it is
-    /// the same for all processes.
+    /// Values of [`CaseTimeInTrial::contention`] for each process; empty if no process has one, a single
+    /// value if it is equal in all processes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub contention: Vec<Option<f64>>,
-    /// Indices of the processes that ran at the power cap, [`CaseTiming::at_cap`].
+    /// Indices of the processes that ran at the GPU's power cap ([`CaseTimeInTrial::at_cap`]).
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub at_cap: BTreeSet<usize>,
-    /// Indices of the processes for which [`CaseTiming::throttled`] is set.
+    /// Indices of the processes in which the GPU was throttled ([`CaseTimeInTrial::throttled`]).
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub throttled: BTreeSet<usize>,
 }
 
-impl TrialColumn {
-    fn from_timings<'a>(observations: impl Iterator<Item = &'a CaseTiming>) -> TrialColumn {
-        let observations: Vec<&CaseTiming> = observations.collect();
-        let optional_column = |value: &dyn Fn(&CaseTiming) -> Option<f64>| -> Vec<Option<f64>> {
-            let values: Vec<Option<f64>> = observations.iter().map(|found| value(found)).collect();
-            let has_values = values.iter().any(Option::is_some);
-            match values.first().filter(|first| values.iter().all(|value| value == *first)) {
-                Some(first) if has_values => vec![*first],
-                _ if has_values => values,
-                _ => Vec::new(),
-            }
-        };
-        // Six digits are less than a hundredth of the noise; more would only make the file larger.
-        let indices = |holds: fn(&CaseTiming) -> bool| -> BTreeSet<usize> {
+impl CaseTimingColumns {
+    fn from_case_timings<'a>(
+        observations: impl Iterator<Item = &'a CaseTimeInTrial>,
+    ) -> CaseTimingColumns {
+        let observations: Vec<&CaseTimeInTrial> = observations.collect();
+        let optional_column =
+            |value: &dyn Fn(&CaseTimeInTrial) -> Option<f64>| -> Vec<Option<f64>> {
+                let values: Vec<Option<f64>> =
+                    observations.iter().map(|found| value(found)).collect();
+                let has_values = values.iter().any(Option::is_some);
+                match values.first().filter(|first| values.iter().all(|value| value == *first)) {
+                    Some(first) if has_values => vec![*first],
+                    _ if has_values => values,
+                    _ => Vec::new(),
+                }
+            };
+        // Times are stored with six significant digits, whose rounding is less than a hundredth of
+        // the noise; more digits would only enlarge the file.
+        let indices = |holds: fn(&CaseTimeInTrial) -> bool| -> BTreeSet<usize> {
             (0..observations.len()).filter(|&index| holds(observations[index])).collect()
         };
         let six_digits = |value: f64| format!("{value:.5e}").parse().unwrap_or(value);
-        let contention = |found: &CaseTiming| found.contention.map(|it| (it * 1e4).round() / 1e4);
+        let contention =
+            |found: &CaseTimeInTrial| found.contention.map(|it| (it * 1e4).round() / 1e4);
         Self {
             time_ns: observations.iter().map(|found| six_digits(found.time_ns)).collect(),
             cycles: optional_column(&|found| found.cycles.map(six_digits)),
@@ -233,7 +253,7 @@ impl TrialColumn {
         }
     }
 
-    fn at(&self, index: usize, averaged: bool) -> Option<CaseTiming> {
+    fn at(&self, index: usize, averaged: bool) -> Option<CaseTimeInTrial> {
         let time_ns = *self.time_ns.get(index)?;
         let value_at = |values: &[Option<f64>]| match values {
             [all] => *all,
@@ -241,35 +261,35 @@ impl TrialColumn {
         };
         let (cycles, contention) = (value_at(&self.cycles), value_at(&self.contention));
         let (at_cap, throttled) = (self.at_cap.contains(&index), self.throttled.contains(&index));
-        Some(CaseTiming { time_ns, cycles, contention, at_cap, throttled, averaged })
+        Some(CaseTimeInTrial { time_ns, cycles, contention, at_cap, throttled, averaged })
     }
 }
 
-impl BlockSeries {
-    /// Stores the blocks of a case as columns.
-    pub fn from_blocks(blocks: &[TrialBlock]) -> BlockSeries {
+impl CaseBlocksAsColumns {
+    /// Converts the timed blocks of a case into columns for a file.
+    pub fn from_trial_blocks(blocks: &[TimedBlock]) -> CaseBlocksAsColumns {
         Self {
             leaders: blocks
                 .iter()
-                .map(|block| if block.leader == Arm::Base { 'b' } else { 'h' })
+                .map(|block| if block.leader == ComparedArm::Base { 'b' } else { 'h' })
                 .collect(),
-            base: TrialColumn::from_timings(blocks.iter().flat_map(|block| &block.base)),
-            head: TrialColumn::from_timings(blocks.iter().flat_map(|block| &block.head)),
+            base: CaseTimingColumns::from_case_timings(blocks.iter().flat_map(|block| &block.base)),
+            head: CaseTimingColumns::from_case_timings(blocks.iter().flat_map(|block| &block.head)),
             averaged: blocks
                 .iter()
                 .any(|block| block.base.iter().chain(&block.head).any(|timing| timing.averaged)),
         }
     }
 
-    /// Restores the blocks of trials from the columns.
-    pub fn blocks(&self) -> Vec<TrialBlock> {
-        let pair = |column: &TrialColumn, block: usize| {
+    /// Converts the columns of a file back into timed blocks.
+    pub fn to_trial_blocks(&self) -> Vec<TimedBlock> {
+        let pair = |column: &CaseTimingColumns, block: usize| {
             let at = |index| column.at(index, self.averaged);
             Some([at(2 * block)?, at(2 * block + 1)?])
         };
         let block = |(index, leader): (usize, char)| {
-            let leader = if leader == 'b' { Arm::Base } else { Arm::Head };
-            Some(TrialBlock {
+            let leader = if leader == 'b' { ComparedArm::Base } else { ComparedArm::Head };
+            Some(TimedBlock {
                 leader,
                 base: pair(&self.base, index)?,
                 head: pair(&self.head, index)?,
@@ -279,76 +299,88 @@ impl BlockSeries {
     }
 }
 
-impl CalibrationComparison {
-    /// Verdicts of the cases that count for the kind: cases that could not be delayed are absent.
-    pub fn judged(&self) -> impl Iterator<Item = (&str, Verdict)> {
+impl CalibrationComparisonRecord {
+    /// Returns the verdicts of the comparison by case; cases that could not be delayed have no
+    /// verdict.
+    pub fn verdicts_by_case(&self) -> impl Iterator<Item = (&str, VerdictOnCase)> {
         self.verdicts.iter().map(|(case, verdict)| (case.as_str(), *verdict))
     }
 
-    /// Returns whether the comparison judged any case as slower.
+    /// Returns whether the comparison's verdict for any case is that the head is slower.
     pub fn has_regressed_case(&self) -> bool {
-        self.judged().any(|(_, verdict)| verdict == Verdict::Regressed)
+        self.verdicts_by_case().any(|(_, verdict)| verdict == VerdictOnCase::Regressed)
     }
 
-    /// Returns whether the comparison judged a case as slower although its code is unchanged.
-    pub fn is_false_alarm(&self) -> bool {
-        let slower = |(case, verdict): (&str, Verdict)| {
-            verdict == Verdict::Regressed && !self.delays_ns.contains_key(case)
+    /// Returns whether the comparison judged a case as slower into which no delay was injected.
+    pub fn has_false_alarm(&self) -> bool {
+        let slower = |(case, verdict): (&str, VerdictOnCase)| {
+            verdict == VerdictOnCase::Regressed && !self.delays_ns.contains_key(case)
         };
-        self.judged().any(slower)
+        self.verdicts_by_case().any(slower)
     }
 
-    /// Blocks of a round, by case, at most `most` for each case.
-    pub fn observed(&self, second: bool, most: usize) -> BlocksByCase {
+    /// Returns the timed blocks of the comparison's first or second round by case, at most `most`
+    /// blocks for each case.
+    pub fn blocks_of_round(&self, second: bool, most: usize) -> TimedBlocksByCase {
         let series = if second { &self.second } else { &self.first };
-        let blocks = |series: &BlockSeries| series.blocks().into_iter().take(most).collect();
+        let blocks = |series: &CaseBlocksAsColumns| {
+            series.to_trial_blocks().into_iter().take(most).collect()
+        };
         series.iter().map(|(case, series)| (case.clone(), blocks(series))).collect()
     }
 }
 
-impl Calibration {
-    /// Sentence before the list of cases whose error rates were simulated.
+impl GateCalibration {
+    /// Sentence that a report prints before the list of Criterion cases, whose slow-downs are
+    /// simulated.
     pub const SIMULATED_CASES_NOTE: &str = "slow-downs are added to the recorded times of these, in which \
                                  nothing can be delayed: ";
 
     /// Comparisons of one kind.
-    pub fn comparisons_of(
+    pub fn comparisons_of_kind(
         &self,
-        kind: ComparisonKind,
-    ) -> impl Iterator<Item = &CalibrationComparison> {
+        kind: CalibrationComparisonKind,
+    ) -> impl Iterator<Item = &CalibrationComparisonRecord> {
         self.comparisons.iter().filter(move |comparison| comparison.kind == kind)
     }
 
-    /// The kinds of the comparisons, in the order of [`ComparisonKind`].
-    pub fn kinds(&self) -> Vec<ComparisonKind> {
+    /// Returns the kinds of comparisons that the calibration contains, each once, in the order of
+    /// [`CalibrationComparisonKind`].
+    pub fn contained_comparison_kinds(&self) -> Vec<CalibrationComparisonKind> {
         let mut kinds: Vec<_> = self.comparisons.iter().map(|comparison| comparison.kind).collect();
         kinds.sort_by(|a, b| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal));
         kinds.dedup();
         kinds
     }
 
-    /// Returns the injected slow-downs, per cent, in ascending order.
-    pub fn injected_percents(&self) -> Vec<f64> {
-        let mut percents: Vec<f64> =
-            self.kinds().into_iter().filter_map(ComparisonKind::injected_percent).collect();
+    /// Returns the sizes of the injected slow-downs, per cent, each once, in ascending order.
+    pub fn injected_slowdown_percents(&self) -> Vec<f64> {
+        let mut percents: Vec<f64> = self
+            .contained_comparison_kinds()
+            .into_iter()
+            .filter_map(CalibrationComparisonKind::injected_slowdown_percent)
+            .collect();
         percents.sort_by(f64::total_cmp);
         percents.dedup();
         percents
     }
 
-    /// Returns whether all comparisons of the calibration's shard were made.
-    pub fn is_complete(&self) -> bool {
+    /// Returns whether all comparisons that the calibration (or its shard) plans were made.
+    pub fn has_all_planned_comparisons(&self) -> bool {
         self.part.as_ref().is_none_or(|part| self.comparisons.len() >= part.comparisons)
     }
 
-    /// The first fact because of which two calibrations cannot be merged: its name and both values.
-    pub fn mismatch(&self, other: &Self) -> Option<(String, [String; 2])> {
-        if let Some(mismatch) = other.environment.mismatches(&self.environment).into_iter().next() {
+    /// Returns the name and both values of the first fact that prevents merging two calibrations;
+    /// `None` if they can be merged.
+    pub fn first_fact_that_prevents_merging(&self, other: &Self) -> Option<(String, [String; 2])> {
+        if let Some(mismatch) =
+            other.environment.incomparable_facts_with_base(&self.environment).into_iter().next()
+        {
             return Some((mismatch.field.to_owned(), [mismatch.base, mismatch.head]));
         }
         let shared = |of: &Self| {
-            // Two cards of one machine may share a calibration, so the identity excludes the
-            // card.
+            // The setting `KERNELGATE_DEVICE` may differ, because two cards of one machine may
+            // share a calibration.
             let own = of.identity.iter().filter(|(name, _)| *name != "KERNELGATE_DEVICE");
             own.map(|(name, value)| (name.clone(), value.clone())).collect::<BTreeMap<_, _>>()
         };
@@ -378,18 +410,19 @@ impl Calibration {
         Some((field.to_owned(), [left, right]))
     }
 
-    /// Merges the comparisons of another calibration; a comparison that is already present is
-    /// counted once.
-    pub fn merge(&mut self, other: Self) -> Result<(), String> {
-        if let Some((field, [left, right])) = self.mismatch(&other) {
+    /// Checks that another calibration belongs to this one, and adds its comparisons; a comparison
+    /// that is already present is not added again.
+    pub fn check_and_merge(&mut self, other: Self) -> Result<(), String> {
+        if let Some((field, [left, right])) = self.first_fact_that_prevents_merging(&other) {
             return Err(format!("{field} is `{left}` and `{right}`"));
         }
-        self.add(other);
+        self.merge_checked_part(other);
         Ok(())
     }
 
-    /// Adds the comparisons of another part of this calibration, which [`Self::mismatch`] accepted.
-    pub fn add(&mut self, other: Self) {
+    /// Adds the comparisons of another part of this calibration, which
+    /// [`Self::first_fact_that_prevents_merging`] must have accepted before.
+    pub fn merge_checked_part(&mut self, other: Self) {
         if self.part != other.part {
             self.part = None;
         }
@@ -403,24 +436,32 @@ impl Calibration {
         self.left_out.extend(other.left_out);
         self.simulated.extend(other.simulated);
         self.started = self.started.clone().min(other.started);
-        // Recommendations are derived from all comparisons, so they are removed and computed anew.
+        // The recommended thresholds are removed after a merge, because they must be derived again
+        // from all comparisons.
         self.recommended = None;
     }
 
-    /// Derives the thresholds for `compare` and the tolerance for `merge` from the comparisons.
-    pub fn derive_thresholds(&mut self) {
-        self.recommended = Some(recommend(self));
-        self.anchor_tolerance = anchor_tolerance(&self.comparisons).or(self.anchor_tolerance);
+    /// Derives from the comparisons the recommended thresholds for `compare` and the anchor
+    /// tolerance for `merge`.
+    pub fn derive_thresholds_and_anchor_tolerance(&mut self) {
+        self.recommended = Some(recommend_thresholds(self));
+        self.anchor_tolerance =
+            anchor_tolerance_from_noise(&self.comparisons).or(self.anchor_tolerance);
     }
 }
 
-/// Checks that a number of a field is in the range of possible values.
-fn in_range(field: &str, value: f64, range: std::ops::Range<f64>) -> Result<(), String> {
+/// Returns an error that names the field if its value is not within the range.
+fn check_value_in_range(
+    field: &str,
+    value: f64,
+    range: std::ops::Range<f64>,
+) -> Result<(), String> {
     if range.contains(&value) { Ok(()) } else { Err(format!("{field} is {value}")) }
 }
 
-/// Checks that the numbers of a test plan are in range.
-pub(super) fn check_plan(plan: &TestPlan) -> Result<(), String> {
+/// Checks that the numbers of a test plan that was read from a file are within their possible
+/// ranges.
+pub(super) fn check_test_plan_ranges(plan: &ComparisonTestPlan) -> Result<(), String> {
     for (field, value) in [
         ("plan.relative", plan.relative),
         ("plan.absolute_ns", plan.absolute_ns),
@@ -428,26 +469,27 @@ pub(super) fn check_plan(plan: &TestPlan) -> Result<(), String> {
         ("plan.contention", plan.contention),
         ("plan.contention_weight", plan.contention_weight),
     ] {
-        in_range(field, value, 0.0..1e12)?;
+        check_value_in_range(field, value, 0.0..1e12)?;
     }
     for (field, value) in [
         ("plan.false_alarms", plan.false_alarms),
         ("plan.missed", plan.missed),
         ("plan.power", plan.power),
     ] {
-        in_range(field, value, f64::MIN_POSITIVE..1.0)?;
+        check_value_in_range(field, value, f64::MIN_POSITIVE..1.0)?;
     }
     for (field, blocks) in
         [("plan.settle_blocks", plan.settle_blocks), ("plan.max_blocks", plan.max_blocks)]
     {
-        if !(1..=MAX_BLOCKS).contains(&blocks) {
+        if !(1..=MAX_BLOCKS_OF_RECORDED_PLAN).contains(&blocks) {
             return Err(format!("{field} is {blocks}"));
         }
     }
     Ok(())
 }
 
-/// Returns the first name whose values differ between two maps.
+/// Returns the first name (in the maps' order) that has different values in two maps, or is in only
+/// one of them.
 pub fn first_differing_name(
     a: &BTreeMap<String, String>,
     b: &BTreeMap<String, String>,
@@ -455,7 +497,8 @@ pub fn first_differing_name(
     a.keys().chain(b.keys()).find(|name| a.get(*name) != b.get(*name)).cloned()
 }
 
-/// The first field that differs between two records of one type: its path and both values.
+/// Returns the path and both values of the first field that differs between two records of one
+/// type.
 pub fn first_differing_field<T: Serialize>(
     name: &str,
     one: &T,
@@ -466,17 +509,17 @@ pub fn first_differing_field<T: Serialize>(
     Some((format!("{name}.{field}"), [value.to_string(), other[field].to_string()]))
 }
 
-impl Serialize for Calibration {
+impl Serialize for GateCalibration {
     fn serialize<S: Serializer>(&self, output: S) -> Result<S::Ok, S::Error> {
         let places: BTreeMap<&String, usize> = self.cases.keys().zip(0..).collect();
         let place = |case: String| places.get(&case).map_or(case, |place| format!("#{place}"));
         let named = self.comparisons.iter().cloned();
-        let comparisons = named.map(|comparison| comparison.rename(&place)).collect();
+        let comparisons = named.map(|comparison| comparison.with_renamed_cases(&place)).collect();
         Self::serialize(&Self { comparisons, ..self.clone() }, output)
     }
 }
 
-impl<'de> Deserialize<'de> for Calibration {
+impl<'de> Deserialize<'de> for GateCalibration {
     fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
         let mut read = Self::deserialize(input)?;
         let cases: Vec<String> = read.cases.keys().cloned().collect();
@@ -486,105 +529,117 @@ impl<'de> Deserialize<'de> for Calibration {
             place.cloned().unwrap_or(name)
         };
         let numbered = std::mem::take(&mut read.comparisons).into_iter();
-        read.comparisons = numbered.map(|comparison| comparison.rename(&case)).collect();
+        read.comparisons =
+            numbered.map(|comparison| comparison.with_renamed_cases(&case)).collect();
         Ok(read)
     }
 }
 
-impl RecordType for Calibration {
+impl RecordFileType for GateCalibration {
     const SCHEMA: &'static str = "kernelgate-calibration";
     const SCHEMA_VERSION: u64 = 2;
     const OLDEST_VERSION: u64 = 2;
     const FILE_KIND: &'static str = "calibration";
-    const ONE_LINE_FIELDS: &'static [&'static str] = &["first", "second"];
-    const FREE_TEXT_FIELDS: &'static [&'static str] =
+    const FIELDS_WITH_ONE_LINE_PER_ENTRY: &'static [&'static str] = &["first", "second"];
+    const FIELDS_WITH_ANY_CHARACTERS: &'static [&'static str] =
         &["anchors", "broken", "commands", "failed", "identity", "left_out"];
 
-    fn validate(&self) -> Result<(), String> {
-        text::check_rfc3339_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
-        self.environment.validate()?;
-        check_plan(&self.plan)?;
-        in_range("budget_s", self.budget_s, 0.0..1e12)?;
-        self.sampling.validate()?;
-        self.anchor_tolerance.map_or(Ok(()), |it| in_range("anchor_tolerance", it, 0.0..1e3))?;
-        self.part.as_ref().map_or(Ok(()), |part| part.shard.validate())?;
+    fn check_record_plausible(&self) -> Result<(), String> {
+        text::check_is_rfc3339_time(&self.started)
+            .map_err(|problem| format!("started: {problem}"))?;
+        self.environment.check_environment_plausible()?;
+        check_test_plan_ranges(&self.plan)?;
+        check_value_in_range("budget_s", self.budget_s, 0.0..1e12)?;
+        self.sampling.check_sampling_plan_plausible()?;
+        self.anchor_tolerance
+            .map_or(Ok(()), |it| check_value_in_range("anchor_tolerance", it, 0.0..1e3))?;
+        self.part.as_ref().map_or(Ok(()), |part| part.shard.check_shard_index_and_count())?;
         for (case, time_ns) in &self.cases {
-            plausibility::check_launch_ns(&format!("case {case}: a time"), *time_ns)?;
+            plausibility::check_launch_ns_plausible(&format!("case {case}: a time"), *time_ns)?;
         }
         if let Some(recommended) = &self.recommended {
-            recommended.validate(&self.plan)?;
+            recommended.check_possible_with_plan(&self.plan)?;
         }
         for comparison in &self.comparisons {
-            comparison.validate()?;
+            comparison.check_plausibility()?;
         }
         Ok(())
     }
 }
 
-/// Returns a map with its keys renamed.
-fn renamed_cases<T>(
+/// Returns a map whose keys are case ids with the case ids replaced through a function.
+fn map_with_renamed_cases<T>(
     map: BTreeMap<String, T>,
     name: &impl Fn(String) -> String,
 ) -> BTreeMap<String, T> {
     map.into_iter().map(|(key, value)| (name(key), value)).collect()
 }
 
-impl CalibrationComparison {
-    /// Returns the comparison with its cases renamed.
-    fn rename(self, name: &impl Fn(String) -> String) -> Self {
+impl CalibrationComparisonRecord {
+    /// Returns the comparison with its case ids replaced through a function: by their indices for
+    /// the file, or back.
+    fn with_renamed_cases(self, name: &impl Fn(String) -> String) -> Self {
         Self {
-            delays_ns: renamed_cases(self.delays_ns, name),
-            verdicts: renamed_cases(self.verdicts, name),
-            reasons: renamed_cases(self.reasons, name),
-            failed: renamed_cases(self.failed, name),
-            first: renamed_cases(self.first, name),
-            second: renamed_cases(self.second, name),
+            delays_ns: map_with_renamed_cases(self.delays_ns, name),
+            verdicts: map_with_renamed_cases(self.verdicts, name),
+            reasons: map_with_renamed_cases(self.reasons, name),
+            failed: map_with_renamed_cases(self.failed, name),
+            first: map_with_renamed_cases(self.first, name),
+            second: map_with_renamed_cases(self.second, name),
             ..self
         }
     }
 
-    /// Checks that the numbers of a comparison are plausible.
-    fn validate(&self) -> Result<(), String> {
-        text::check_rfc3339_time(&self.started).map_err(|problem| format!("started: {problem}"))?;
-        plausibility::check_seconds("wall_s of a comparison", self.wall_s)?;
-        plausibility::check_count("processes", self.processes as u64)?;
-        self.anchors.as_ref().map_or(Ok(()), AnchorRecord::validate)?;
-        if let Some(percent) = self.kind.injected_percent()
+    /// Checks that the numbers of a comparison that was read from a file are plausible.
+    fn check_plausibility(&self) -> Result<(), String> {
+        text::check_is_rfc3339_time(&self.started)
+            .map_err(|problem| format!("started: {problem}"))?;
+        plausibility::check_wall_seconds_plausible("wall_s of a comparison", self.wall_s)?;
+        plausibility::check_count_plausible("processes", self.processes as u64)?;
+        self.anchors.as_ref().map_or(Ok(()), ShardAnchorRecord::check_anchor_rates_plausible)?;
+        if let Some(percent) = self.kind.injected_slowdown_percent()
             && !(percent > 0.0 && percent < 1e4)
         {
             return Err(format!("an injected slow-down of {percent} %"));
         }
         for (case, delay_ns) in &self.delays_ns {
-            plausibility::check_host_ns(*delay_ns).map_err(|why| format!("case {case}: {why}"))?;
+            plausibility::check_host_launch_ns_plausible(*delay_ns)
+                .map_err(|why| format!("case {case}: {why}"))?;
         }
         let mut all = self.first.iter().chain(&self.second);
         all.try_for_each(|(case, series)| {
-            series.validate().map_err(|why| format!("case {case}: {why}"))
+            series.check_column_lengths_and_values().map_err(|why| format!("case {case}: {why}"))
         })
     }
 }
 
-impl BlockSeries {
-    /// Checks that there are two values for each block on each side, and that each number is
-    /// plausible.
-    pub fn validate(&self) -> Result<(), String> {
+impl CaseBlocksAsColumns {
+    /// Checks that each side has two timings per block, and that each number is plausible.
+    pub fn check_column_lengths_and_values(&self) -> Result<(), String> {
         let entries = 2 * self.leaders.chars().count();
-        [&self.base, &self.head].iter().try_for_each(|column| column.validate(entries))
+        [&self.base, &self.head]
+            .iter()
+            .try_for_each(|column| column.check_length_and_values(entries))
     }
 }
 
-impl TrialColumn {
-    fn validate(&self, entries: usize) -> Result<(), String> {
+impl CaseTimingColumns {
+    fn check_length_and_values(&self, entries: usize) -> Result<(), String> {
         let optional = [&self.cycles, &self.contention];
         let mut lengths = optional.iter().map(|values| values.len());
         if self.time_ns.len() != entries || !lengths.all(|length| [0, 1, entries].contains(&length))
         {
             return Err("columns of different length".to_owned());
         }
-        self.time_ns.iter().try_for_each(|ns| plausibility::check_launch_ns("a time", *ns))?;
-        self.cycles.iter().flatten().try_for_each(|cycles| plausibility::check_cycles(*cycles))?;
+        self.time_ns
+            .iter()
+            .try_for_each(|ns| plausibility::check_launch_ns_plausible("a time", *ns))?;
+        self.cycles
+            .iter()
+            .flatten()
+            .try_for_each(|cycles| plausibility::check_cycles_per_launch_plausible(*cycles))?;
         let mut shares = self.contention.iter().flatten();
-        shares.try_for_each(|share| plausibility::check_share("contention", *share))
+        shares.try_for_each(|share| plausibility::check_share_plausible("contention", *share))
     }
 }
 

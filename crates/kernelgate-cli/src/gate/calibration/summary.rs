@@ -1,61 +1,64 @@
-//! Counts with their exact intervals, from comparisons with a known answer.
+//! Summarises a calibration in tables: false alarms, slow-downs found and missed, and noise, with
+//! exact confidence intervals.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::{Calibration, CalibrationComparison, ComparisonKind};
-use crate::gate::Verdict;
-use kernelgate::stats::{WalshAverages, binomial, mean, median, quantile};
+use super::{CalibrationComparisonKind, CalibrationComparisonRecord, GateCalibration};
+use crate::gate::VerdictOnCase;
+use kernelgate::stats::{WalshAverages, binomial, mean, median, quantile_by_interpolation};
 
-/// A proportion of hits, with the exact confidence interval of its probability.
+/// A proportion of hits among trials, with the exact (binomial) 95 % confidence interval of its
+/// probability.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct ProportionWithInterval {
     /// Number of events.
     pub hits: usize,
     /// Number of trials.
     pub of: usize,
-    /// Lower end of the 95 % confidence interval.
+    /// Lower end of the 95 % confidence interval of the probability.
     pub low: f64,
-    /// Upper end of the 95 % confidence interval.
+    /// Upper end of the 95 % confidence interval of the probability.
     pub high: f64,
 }
 
 impl ProportionWithInterval {
-    /// Computes a proportion with its confidence interval.
-    pub fn new(hits: usize, of: usize) -> Self {
-        let (low, high) = binomial::proportion_interval(hits, of);
+    /// Computes the confidence interval of a proportion.
+    pub fn from_counts(hits: usize, of: usize) -> Self {
+        let (low, high) = binomial::probability_interval_95(hits, of);
         Self { hits, of, low, high }
     }
 
-    /// Observed share of hits; 0 if there were no trials.
-    pub fn share(self) -> f64 {
+    /// Returns the observed proportion of hits; 0 if there were no trials.
+    pub fn observed_proportion(self) -> f64 {
         if self.of == 0 { 0.0 } else { self.hits as f64 / self.of as f64 }
     }
 }
 
 /// Tables of a calibration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct CalibrationSummary {
-    /// One row for each kind of the calibration's comparisons: A/A, sham load, other layout, and
+pub struct CalibrationSummaryTables {
+    /// One row for each kind of comparison in the calibration: A/A, sham load, other layout, and
     /// injected slow-downs.
-    pub kinds: Vec<ComparisonTally>,
-    /// Slow-downs that were found, by kind and case; an entry without a case sums all cases.
-    pub power: Vec<MeasuredPower>,
-    /// Time differences between processes of one executable, by case.
-    pub noise: Vec<ProcessNoise>,
+    pub kinds: Vec<TallyOfComparisonKind>,
+    /// Slow-downs that were found, by kind of comparison and case; a row without a case sums all
+    /// cases.
+    pub power: Vec<InjectedSlowdownDetection>,
+    /// Noise between processes of one executable, one row for each case.
+    pub noise: Vec<NoiseBetweenProcesses>,
 }
 
-/// Counts over all comparisons of one kind.
+/// Verdict counts, false alarms and times over all comparisons of one kind of a calibration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct ComparisonTally {
-    /// Name of the kind of comparison: "A/A".
+pub struct TallyOfComparisonKind {
+    /// Name of the kind of comparison, such as "A/A" or "2 % slower".
     pub kind: String,
-    /// Comparisons that called a case slower; if one case alone was made slower, comparisons that
-    /// called another case slower.
+    /// Comparisons that judged any case as slower; where only one case was slowed, comparisons that
+    /// judged another case as slower.
     pub fired: ProportionWithInterval,
-    /// Upper end of the one-sided 95 % interval for the probability of a false alarm, for kinds in
-    /// which nothing is slower.
+    /// Upper end of the one-sided 95 % confidence interval of the false-alarm probability; `None`
+    /// for kinds in which all cases were slowed.
     pub fired_bound: Option<f64>,
     /// Cases called inconclusive.
     pub inconclusive: ProportionWithInterval,
@@ -67,97 +70,114 @@ pub struct ComparisonTally {
     pub unchanged: usize,
     /// Inconclusive cases by reason.
     pub reasons: BTreeMap<String, usize>,
-    /// Comparisons in which a process failed, or a case that was not to be delayed.
+    /// Number of comparisons in which a process failed, or a case failed into which no delay was to
+    /// be injected.
     pub broken: usize,
-    /// Mean number of blocks of a comparison, in both rounds together.
+    /// Mean number of blocks of a comparison, both rounds together.
     pub blocks: f64,
-    /// Mean wall time of a comparison, seconds.
+    /// Mean wall time of a comparison of this kind, seconds.
     pub wall_s: f64,
-    /// Wall time of the longest comparison, seconds.
+    /// Wall time of the longest comparison of this kind, seconds.
     pub longest_s: f64,
 }
 
-/// Numbers of injected slow-downs that comparisons found and missed.
+/// Number of injected slow-downs that comparisons of one kind found and missed, for one case or all
+/// cases.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct MeasuredPower {
-    /// Name of the kind of comparison: "2 % slower".
+pub struct InjectedSlowdownDetection {
+    /// Name of the kind of comparison, with the injected size: "2 % slower".
     pub kind: String,
     /// Requested slow-down, per cent.
     pub percent: f64,
-    /// Id of the case; `None` for the counts of all cases together.
+    /// Id of the case; `None` in the row that counts all cases together.
     pub case: Option<String>,
     /// Cases called slower.
     pub found: ProportionWithInterval,
-    /// Number of slowed cases that were called unchanged or faster.
+    /// Number of slowed cases that were judged as unchanged or faster.
     pub missed: usize,
-    /// Mean of the added time, per cent of the base's time in the comparison itself.
+    /// Mean of the injected delay, per cent of the base's time in the same comparison.
     pub added: f64,
-    /// Mean slow-down that the comparisons with an injected delay estimated, per cent.
+    /// Mean slow-down that the comparisons estimated for the delayed cases, per cent.
     pub measured: f64,
-    /// Comparisons in which the delay could not be made, with the reason.
+    /// Number of comparisons in which the delay could not be injected, with the first reason;
+    /// `None` if every comparison had the delay.
     pub not_injected: Option<(usize, String)>,
 }
 
-/// Differences between processes of one executable, from the pairs of the A/A comparisons.
+/// Time differences of one case between processes of one executable, from the pairs of the A/A
+/// comparisons.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct ProcessNoise {
+pub struct NoiseBetweenProcesses {
     /// The case.
     pub case: String,
-    /// Median time of a launch over the processes, nanoseconds.
+    /// Median of the case's time per launch over all processes, nanoseconds.
     pub time_ns: f64,
     /// Number of pairs.
     pub pairs: usize,
-    /// Per cent by which a process differs from the next: half the width of the middle 68 % of the
-    /// pairs, over √2; for a normal distribution this is the standard deviation.
+    /// Estimated standard deviation between processes, per cent: half the width of the middle 68 %
+    /// of the pairs' differences, divided by √2.
     pub process: f64,
-    /// Half of the width of the middle 95 % of the pairs, per cent.
+    /// Half of the width of the middle 95 % of the pairs' differences, per cent.
     pub widest: f64,
-    /// Median share of the CPU time that co-running processes took, where known.
+    /// Median share of the CPU time that other processes used; `None` if it was not measured.
     pub contention: Option<f64>,
 }
 
-/// Counts the verdicts of all comparisons of a calibration.
-pub fn summarise_calibration(calibration: &Calibration) -> CalibrationSummary {
-    let all = calibration.kinds();
-    let kinds = all.iter().filter_map(|kind| tally_comparisons(calibration, *kind)).collect();
-    let power = all.iter().flat_map(|kind| injection_power(calibration, *kind)).collect();
-    let noise =
-        calibration.cases.keys().filter_map(|case| process_noise(calibration, case)).collect();
-    CalibrationSummary { kinds, power, noise }
+/// Summarises a calibration: counts the verdicts of its comparisons, and computes power and noise.
+pub fn summarise_calibration(calibration: &GateCalibration) -> CalibrationSummaryTables {
+    let all = calibration.contained_comparison_kinds();
+    let kinds =
+        all.iter().filter_map(|kind| tally_comparisons_of_kind(calibration, *kind)).collect();
+    let power = all.iter().flat_map(|kind| detection_rows_of_kind(calibration, *kind)).collect();
+    let noise = calibration
+        .cases
+        .keys()
+        .filter_map(|case| noise_of_case_between_processes(calibration, case))
+        .collect();
+    CalibrationSummaryTables { kinds, power, noise }
 }
 
-fn tally_comparisons(calibration: &Calibration, kind: ComparisonKind) -> Option<ComparisonTally> {
-    let comparisons: Vec<&CalibrationComparison> = calibration.comparisons_of(kind).collect();
+fn tally_comparisons_of_kind(
+    calibration: &GateCalibration,
+    kind: CalibrationComparisonKind,
+) -> Option<TallyOfComparisonKind> {
+    let comparisons: Vec<&CalibrationComparisonRecord> =
+        calibration.comparisons_of_kind(kind).collect();
     let count = comparisons.len();
-    let mean = |value: &dyn Fn(&CalibrationComparison) -> f64| {
+    let mean = |value: &dyn Fn(&CalibrationComparisonRecord) -> f64| {
         comparisons.iter().map(|comparisons| value(comparisons)).sum::<f64>() / count as f64
     };
-    let cases: Vec<Verdict> = comparisons
+    let cases: Vec<VerdictOnCase> = comparisons
         .iter()
-        .flat_map(|comparisons| comparisons.judged().map(|(_, verdict)| verdict))
+        .flat_map(|comparisons| comparisons.verdicts_by_case().map(|(_, verdict)| verdict))
         .collect();
-    let with = |wanted: Verdict| cases.iter().filter(|verdict| **verdict == wanted).count();
-    let everything = matches!(kind, ComparisonKind::Injected(_) | ComparisonKind::Work(_));
-    let has_fired = |comparisons: &&&CalibrationComparison| {
-        if everything { comparisons.has_regressed_case() } else { comparisons.is_false_alarm() }
+    let with = |wanted: VerdictOnCase| cases.iter().filter(|verdict| **verdict == wanted).count();
+    let everything =
+        matches!(kind, CalibrationComparisonKind::Injected(_) | CalibrationComparisonKind::Work(_));
+    let has_fired = |comparisons: &&&CalibrationComparisonRecord| {
+        if everything { comparisons.has_regressed_case() } else { comparisons.has_false_alarm() }
     };
     let fired = comparisons.iter().filter(has_fired).count();
     let mut reasons = BTreeMap::new();
     for reason in comparisons.iter().flat_map(|comparisons| comparisons.reasons.values()) {
         *reasons.entry(reason.clone()).or_default() += 1;
     }
-    let broken = |comparisons: &&&CalibrationComparison| {
+    let broken = |comparisons: &&&CalibrationComparisonRecord| {
         !comparisons.broken.is_empty()
             || comparisons.failed.keys().any(|case| !comparisons.delays_ns.contains_key(case))
     };
-    (count > 0).then(|| ComparisonTally {
-        kind: kind.name(),
-        fired: ProportionWithInterval::new(fired, count),
-        fired_bound: (!everything).then(|| binomial::upper_confidence_bound(fired, count, 0.05)),
-        inconclusive: ProportionWithInterval::new(with(Verdict::Inconclusive), cases.len()),
-        regressed: with(Verdict::Regressed),
-        improved: with(Verdict::Improved),
-        unchanged: with(Verdict::Unchanged),
+    (count > 0).then(|| TallyOfComparisonKind {
+        kind: kind.kind_name(),
+        fired: ProportionWithInterval::from_counts(fired, count),
+        fired_bound: (!everything)
+            .then(|| binomial::upper_bound_of_probability(fired, count, 0.05)),
+        inconclusive: ProportionWithInterval::from_counts(
+            with(VerdictOnCase::Inconclusive),
+            cases.len(),
+        ),
+        regressed: with(VerdictOnCase::Regressed),
+        improved: with(VerdictOnCase::Improved),
+        unchanged: with(VerdictOnCase::Unchanged),
         reasons,
         broken: comparisons.iter().filter(broken).count(),
         blocks: mean(&|comparisons| comparisons.processes as f64 / 4.0),
@@ -166,30 +186,37 @@ fn tally_comparisons(calibration: &Calibration, kind: ComparisonKind) -> Option<
     })
 }
 
-fn injection_power(calibration: &Calibration, kind: ComparisonKind) -> Vec<MeasuredPower> {
-    let Some(percent) = kind.injected_percent() else { return Vec::new() };
-    let comparisons: Vec<&CalibrationComparison> = calibration.comparisons_of(kind).collect();
+fn detection_rows_of_kind(
+    calibration: &GateCalibration,
+    kind: CalibrationComparisonKind,
+) -> Vec<InjectedSlowdownDetection> {
+    let Some(percent) = kind.injected_slowdown_percent() else { return Vec::new() };
+    let comparisons: Vec<&CalibrationComparisonRecord> =
+        calibration.comparisons_of_kind(kind).collect();
     let cases: BTreeSet<&String> =
         comparisons.iter().flat_map(|comparisons| comparisons.delays_ns.keys()).collect();
-    let mut rows: Vec<MeasuredPower> = cases
+    let mut rows: Vec<InjectedSlowdownDetection> = cases
         .iter()
-        .map(|case| power_for_slowdown(&comparisons, (kind, percent), &[case]))
+        .map(|case| detection_of_slowdown_in_cases(&comparisons, (kind, percent), &[case]))
         .collect();
     if rows.len() > 1 {
         let all: Vec<&String> = cases.into_iter().collect();
         rows.insert(
             0,
-            MeasuredPower { case: None, ..power_for_slowdown(&comparisons, (kind, percent), &all) },
+            InjectedSlowdownDetection {
+                case: None,
+                ..detection_of_slowdown_in_cases(&comparisons, (kind, percent), &all)
+            },
         );
     }
     rows
 }
 
-fn power_for_slowdown(
-    comparisons: &[&CalibrationComparison],
-    (kind, percent): (ComparisonKind, f64),
+fn detection_of_slowdown_in_cases(
+    comparisons: &[&CalibrationComparisonRecord],
+    (kind, percent): (CalibrationComparisonKind, f64),
     cases: &[&String],
-) -> MeasuredPower {
+) -> InjectedSlowdownDetection {
     let (mut verdicts, mut added, mut measured) = (Vec::new(), Vec::new(), Vec::new());
     let mut not_injected: Option<(usize, String)> = None;
     for comparison in comparisons {
@@ -206,7 +233,7 @@ fn power_for_slowdown(
                 added.push(100.0 * *delay_ns / median(&series.base.time_ns));
                 measured.push(
                     100.0
-                        * WalshAverages::new(&pair_ratios(series))
+                        * WalshAverages::averages_of_all_pairs(&log_time_ratios_of_pairs(series))
                             .hodges_lehmann_center()
                             .unwrap_or(0.0)
                             .exp_m1(),
@@ -214,26 +241,34 @@ fn power_for_slowdown(
             }
         }
     }
-    let with =
-        |wanted: &[Verdict]| verdicts.iter().filter(|verdict| wanted.contains(verdict)).count();
-    MeasuredPower {
-        kind: kind.name(),
+    let with = |wanted: &[VerdictOnCase]| {
+        verdicts.iter().filter(|verdict| wanted.contains(verdict)).count()
+    };
+    InjectedSlowdownDetection {
+        kind: kind.kind_name(),
         percent,
         case: cases.first().map(|case| (*case).clone()),
-        found: ProportionWithInterval::new(with(&[Verdict::Regressed]), verdicts.len()),
-        missed: with(&[Verdict::Unchanged, Verdict::Improved]),
+        found: ProportionWithInterval::from_counts(
+            with(&[VerdictOnCase::Regressed]),
+            verdicts.len(),
+        ),
+        missed: with(&[VerdictOnCase::Unchanged, VerdictOnCase::Improved]),
         added: mean(&added),
         measured: mean(&measured),
         not_injected,
     }
 }
 
-fn process_noise(calibration: &Calibration, case: &str) -> Option<ProcessNoise> {
+fn noise_of_case_between_processes(
+    calibration: &GateCalibration,
+    case: &str,
+) -> Option<NoiseBetweenProcesses> {
     let series: Vec<_> = calibration
-        .comparisons_of(ComparisonKind::Null)
+        .comparisons_of_kind(CalibrationComparisonKind::Null)
         .filter_map(|known| known.first.get(case))
         .collect();
-    let differences: Vec<f64> = series.iter().flat_map(|series| pair_ratios(series)).collect();
+    let differences: Vec<f64> =
+        series.iter().flat_map(|series| log_time_ratios_of_pairs(series)).collect();
     if differences.is_empty() {
         return None;
     }
@@ -242,9 +277,12 @@ fn process_noise(calibration: &Calibration, case: &str) -> Option<ProcessNoise> 
     let shares: Vec<f64> =
         columns().flat_map(|column| column.contention.iter().flatten().copied()).collect();
     let span = |tail: f64| {
-        100.0 * 0.5 * (quantile(&differences, 1.0 - tail) - quantile(&differences, tail))
+        100.0
+            * 0.5
+            * (quantile_by_interpolation(&differences, 1.0 - tail)
+                - quantile_by_interpolation(&differences, tail))
     };
-    Some(ProcessNoise {
+    Some(NoiseBetweenProcesses {
         case: case.to_owned(),
         time_ns: median(&times),
         pairs: differences.len(),
@@ -254,8 +292,8 @@ fn process_noise(calibration: &Calibration, case: &str) -> Option<ProcessNoise> 
     })
 }
 
-/// Returns ln(head / base) for neighbouring processes.
-fn pair_ratios(series: &super::BlockSeries) -> Vec<f64> {
+/// Returns ln(head time / base time) of each pair of neighbouring base and head processes.
+fn log_time_ratios_of_pairs(series: &super::CaseBlocksAsColumns) -> Vec<f64> {
     series
         .base
         .time_ns

@@ -1,51 +1,52 @@
 use super::*;
-use crate::gate::paired::decide_all;
+use crate::gate::paired::decide_cases_with_one_plan;
 
-/// Blocks whose head takes `ratio` times as long, with noise of `noise` that depends on `seed`
-/// alone.
-fn noisy_blocks(ratio: f64, noise: f64, count: usize, seed: usize) -> Vec<TrialBlock> {
+/// Makes test blocks in which the head takes `ratio` times as long as the base, with relative noise
+/// `noise` that depends only on `seed`.
+fn noisy_test_blocks(ratio: f64, noise: f64, count: usize, seed: usize) -> Vec<TimedBlock> {
     let mut at = seed;
     let mut observe = |time_ns: f64| {
         at = (at * 1_103_515_245 + 12_345) % (1 << 31);
         let unit = at as f64 / (1u64 << 31) as f64 - 0.5;
-        CaseTiming {
+        CaseTimeInTrial {
             time_ns: time_ns * (1.0 + noise * unit),
             contention: Some(0.01),
-            ..CaseTiming::default()
+            ..CaseTimeInTrial::default()
         }
     };
-    let block = |index: usize| TrialBlock {
-        leader: if index.is_multiple_of(2) { Arm::Base } else { Arm::Head },
+    let block = |index: usize| TimedBlock {
+        leader: if index.is_multiple_of(2) { ComparedArm::Base } else { ComparedArm::Head },
         base: [observe(1e6), observe(1e6)],
         head: [observe(ratio * 1e6), observe(ratio * 1e6)],
     };
     (0..count).map(block).collect()
 }
 
-fn calibration_comparison(
-    kind: ComparisonKind,
+fn test_calibration_comparison(
+    kind: CalibrationComparisonKind,
     number: usize,
     ratio: f64,
-    plan: &TestPlan,
-) -> CalibrationComparison {
-    let first = BlocksByCase::from([(
+    plan: &ComparisonTestPlan,
+) -> CalibrationComparisonRecord {
+    let first = TimedBlocksByCase::from([(
         "w/f/a/cpu/hot".to_owned(),
-        noisy_blocks(ratio, 0.01, plan.max_blocks, number + 1),
+        noisy_test_blocks(ratio, 0.01, plan.max_blocks, number + 1),
     )]);
-    let second = BlocksByCase::from([(
+    let second = TimedBlocksByCase::from([(
         "w/f/a/cpu/hot".to_owned(),
-        noisy_blocks(ratio, 0.01, plan.max_blocks, number + 1000),
+        noisy_test_blocks(ratio, 0.01, plan.max_blocks, number + 1000),
     )]);
-    let outcome = decide_all(&first, plan, true);
-    let slower = outcome.count(Verdict::Regressed) > 0;
-    let series = |observed: &BlocksByCase| {
+    let outcome = decide_cases_with_one_plan(&first, plan, true);
+    let slower = outcome.count_cases_with_verdict(VerdictOnCase::Regressed) > 0;
+    let series = |observed: &TimedBlocksByCase| {
         observed
             .iter()
-            .map(|(case, blocks)| (case.clone(), BlockSeries::from_blocks(blocks)))
+            .map(|(case, blocks)| (case.clone(), CaseBlocksAsColumns::from_trial_blocks(blocks)))
             .collect()
     };
-    let delay = kind.injected_percent().map(|_| ("w/f/a/cpu/hot".to_owned(), (ratio - 1.0) * 1e6));
-    CalibrationComparison {
+    let delay =
+        kind.injected_slowdown_percent().map(|_| ("w/f/a/cpu/hot".to_owned(), (ratio - 1.0) * 1e6));
+    CalibrationComparisonRecord {
         kind,
         number,
         started: format!("2026-11-21T10:{number:02}:00Z"),
@@ -67,30 +68,32 @@ fn calibration_comparison(
     }
 }
 
-pub fn calibration(null: usize, injected: &[(f64, usize)]) -> Calibration {
-    let plan = TestPlan { max_blocks: 10, ..TestPlan::default() };
-    let mut comparisons: Vec<CalibrationComparison> = (0..null)
-        .map(|number| calibration_comparison(ComparisonKind::Null, number, 1.0, &plan))
+pub fn test_calibration(null: usize, injected: &[(f64, usize)]) -> GateCalibration {
+    let plan = ComparisonTestPlan { max_blocks: 10, ..ComparisonTestPlan::default() };
+    let mut comparisons: Vec<CalibrationComparisonRecord> = (0..null)
+        .map(|number| {
+            test_calibration_comparison(CalibrationComparisonKind::Null, number, 1.0, &plan)
+        })
         .collect();
     for (percent, count) in injected {
         comparisons.extend((0..*count).map(|number| {
-            calibration_comparison(
-                ComparisonKind::Injected(*percent),
+            test_calibration_comparison(
+                CalibrationComparisonKind::Injected(*percent),
                 number,
                 1.0 + percent / 100.0,
                 &plan,
             )
         }));
     }
-    Calibration {
+    GateCalibration {
         started: "2026-11-21T10:00:00Z".to_owned(),
-        environment: Environment::cpu(),
-        provenance: Provenance::default(),
+        environment: RunEnvironment::environment_of_process_on_cpu(),
+        provenance: CommitAndChanges::default(),
         identity: BTreeMap::from([("base b".to_owned(), "hash".to_owned())]),
         commands: BTreeSet::from(["kernelgate calibrate".to_owned()]),
         plan,
         budget_s: 180.0,
-        sampling: TrialSampling::HOST_SAMPLING,
+        sampling: TrialSamplingPlan::SAMPLING_ON_HOST,
         cases: BTreeMap::from([("w/f/a/cpu/hot".to_owned(), 1e6)]),
         left_out: BTreeSet::new(),
         simulated: BTreeSet::new(),
@@ -103,21 +106,21 @@ pub fn calibration(null: usize, injected: &[(f64, usize)]) -> Calibration {
 
 #[test]
 fn averaged_times_are_stored_in_columns_with_all_digits() {
-    let mut blocks = noisy_blocks(1.0, 0.0, 1, 1);
+    let mut blocks = noisy_test_blocks(1.0, 0.0, 1, 1);
     for timing in blocks.iter_mut().flat_map(|block| block.base.iter_mut().chain(&mut block.head)) {
-        *timing = CaseTiming { time_ns: 1.234_567_8, averaged: true, ..*timing };
+        *timing = CaseTimeInTrial { time_ns: 1.234_567_8, averaged: true, ..*timing };
     }
-    let back = BlockSeries::from_blocks(&blocks).blocks();
+    let back = CaseBlocksAsColumns::from_trial_blocks(&blocks).to_trial_blocks();
     assert_eq!((back[0].base[0].time_ns, back[0].head[1].averaged), (1.23457, true));
-    let json = serde_json::to_value(BlockSeries::from_blocks(&blocks)).unwrap();
+    let json = serde_json::to_value(CaseBlocksAsColumns::from_trial_blocks(&blocks)).unwrap();
     assert_eq!(json["averaged"], true);
 }
 
 #[test]
-fn blocks_are_restored_from_columns_and_from_disk() {
-    let mut original = noisy_blocks(1.02, 0.01, 5, 3);
+fn blocks_are_restored_from_columns_and_from_a_file() {
+    let mut original = noisy_test_blocks(1.02, 0.01, 5, 3);
     original[2].head[0].contention = None;
-    let back = BlockSeries::from_blocks(&original).blocks();
+    let back = CaseBlocksAsColumns::from_trial_blocks(&original).to_trial_blocks();
     assert_eq!(back.len(), 5);
     for (a, b) in original.iter().zip(&back) {
         assert_eq!(
@@ -128,28 +131,28 @@ fn blocks_are_restored_from_columns_and_from_disk() {
         assert!((a.base[0].time_ns - b.base[0].time_ns).abs() <= 5.0);
         assert!(b.base[0].cycles.is_none());
     }
-    let calibration = calibration(2, &[(5.0, 1)]);
+    let calibration = test_calibration(2, &[(5.0, 1)]);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("calibration.json");
-    kernelgate::record::write(&path, &calibration).unwrap();
-    assert_eq!(kernelgate::record::read::<Calibration>(&path).unwrap(), calibration);
+    kernelgate::record::write_record_atomically(&path, &calibration).unwrap();
+    assert_eq!(kernelgate::record::read_record::<GateCalibration>(&path).unwrap(), calibration);
     let text = std::fs::read_to_string(&path).unwrap();
     assert!(text.contains("\"keys\": [\"#0\"]"), "{text}");
     std::fs::write(&path, text.replace("bhbhbhbhbh", "bhbh")).unwrap();
-    let error = kernelgate::record::read::<Calibration>(&path).unwrap_err().to_string();
+    let error = kernelgate::record::read_record::<GateCalibration>(&path).unwrap_err().to_string();
     insta::assert_snapshot!(error.replace(path.to_str().unwrap(), "FILE"), @"failed to read FILE: invalid calibration: case w/f/a/cpu/hot: columns of different length");
 }
 
 #[test]
-fn recommendations_that_no_calibration_can_give_are_refused_with_file_and_field() {
+fn impossible_recommendations_are_refused_with_file_and_field() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("calibration.json");
-    let mut calibration = calibration(20, &[(5.0, 20)]);
-    let recommended = recommend(&calibration);
+    let mut calibration = test_calibration(20, &[(5.0, 20)]);
+    let recommended = recommend_thresholds(&calibration);
     assert!(recommended.relative.is_some() && recommended.settle_blocks.is_some());
     calibration.recommended = Some(recommended);
-    kernelgate::record::write(&path, &calibration).unwrap();
-    assert_eq!(kernelgate::record::read::<Calibration>(&path).unwrap(), calibration);
+    kernelgate::record::write_record_atomically(&path, &calibration).unwrap();
+    assert_eq!(kernelgate::record::read_record::<GateCalibration>(&path).unwrap(), calibration);
     let whole: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
     let mut errors = String::new();
@@ -166,7 +169,8 @@ fn recommendations_that_no_calibration_can_give_are_refused_with_file_and_field(
         let mut edited = whole.clone();
         edited[of][field] = value.into();
         std::fs::write(&path, edited.to_string()).unwrap();
-        let error = kernelgate::record::read::<Calibration>(&path).unwrap_err().to_string();
+        let error =
+            kernelgate::record::read_record::<GateCalibration>(&path).unwrap_err().to_string();
         errors.push_str(&error.replace(path.to_str().unwrap(), "FILE"));
         errors.push('\n');
     }
@@ -175,7 +179,8 @@ fn recommendations_that_no_calibration_can_give_are_refused_with_file_and_field(
         let mut edited = whole.clone();
         edited[of][field] = blocks.into();
         std::fs::write(&path, edited.to_string()).unwrap();
-        let error = kernelgate::record::read::<Calibration>(&path).unwrap_err().to_string();
+        let error =
+            kernelgate::record::read_record::<GateCalibration>(&path).unwrap_err().to_string();
         errors.push_str(&error.replace(path.to_str().unwrap(), "FILE"));
         errors.push('\n');
     }
@@ -195,7 +200,7 @@ fn recommendations_that_no_calibration_can_give_are_refused_with_file_and_field(
 
 #[test]
 fn the_summary_counts_the_outcomes_of_the_calibrations_comparisons() {
-    let summary = summarise_calibration(&calibration(20, &[(5.0, 20)]));
+    let summary = summarise_calibration(&test_calibration(20, &[(5.0, 20)]));
     let null = &summary.kinds[0];
     assert_eq!(
         (null.kind.as_str(), null.fired.hits, null.fired.of, null.inconclusive.hits),
@@ -208,13 +213,13 @@ fn the_summary_counts_the_outcomes_of_the_calibrations_comparisons() {
     assert!((power.added - 5.0).abs() < 0.1 && (power.measured - 5.0).abs() < 0.2, "{power:?}");
     assert!((power.found.low - 0.831_566).abs() < 1e-5);
     let noise = &summary.noise[0];
-    // Uniform noise of ±0.5 % has a standard deviation of 0.29 %.
+    // The test expects a standard deviation of 0.29 %, which is that of uniform noise of ±0.5 %.
     assert!((0.2..0.4).contains(&noise.process) && noise.pairs == 400, "{noise:?}");
 }
 
 #[test]
-fn the_recommended_threshold_is_the_smallest_that_meets_both_error_rates() {
-    let recommended = recommend(&calibration(20, &[(2.0, 20), (5.0, 20)]));
+fn the_smallest_threshold_that_meets_both_error_rates_is_recommended() {
+    let recommended = recommend_thresholds(&test_calibration(20, &[(2.0, 20), (5.0, 20)]));
     assert_eq!(
         (recommended.relative, recommended.note.as_deref()),
         (Some(0.01), None),
@@ -222,38 +227,42 @@ fn the_recommended_threshold_is_the_smallest_that_meets_both_error_rates() {
     );
     let blocks = recommended.settle_blocks.unwrap();
     assert!((4..=10).contains(&blocks) && recommended.budget_s > 0.0);
-    // No injected slow-down in this test is twice 3 % or more.
+    // In this test, no injected slow-down is as large as twice 3 %, so the larger thresholds cannot
+    // be evaluated.
     assert_eq!(
         recommended.tried.iter().find(|tried| tried.relative == 0.03).unwrap().percent,
         None
     );
     assert_eq!(recommended.tried[1].percent, Some(5.0));
-    // If slow-downs of 2 % are missed, a higher threshold is recommended.
-    let mut few = calibration(20, &[(2.0, 20), (5.0, 20)]);
-    for weak in few.comparisons.iter_mut().filter(|it| it.kind == ComparisonKind::Injected(2.0)) {
-        weak.first = calibration_comparison(ComparisonKind::Null, 1, 1.002, &few.plan).first;
+    // In this test, slow-downs of 2 % are missed, so a higher threshold is recommended.
+    let mut few = test_calibration(20, &[(2.0, 20), (5.0, 20)]);
+    for weak in
+        few.comparisons.iter_mut().filter(|it| it.kind == CalibrationComparisonKind::Injected(2.0))
+    {
+        weak.first =
+            test_calibration_comparison(CalibrationComparisonKind::Null, 1, 1.002, &few.plan).first;
         weak.second.clear();
     }
-    assert_eq!(recommend(&few).relative, Some(0.015));
+    assert_eq!(recommend_thresholds(&few).relative, Some(0.015));
 }
 
 #[test]
 fn judging_recorded_comparisons_again_gives_the_same_verdicts() {
-    let calibration = calibration(3, &[(1.0, 3), (5.0, 3)]);
+    let calibration = test_calibration(3, &[(1.0, 3), (5.0, 3)]);
     for known in &calibration.comparisons {
-        let again = recommend::replay(known, &calibration.plan);
+        let again = recommend::judge_recorded_times_again(known, &calibration.plan);
         assert_eq!(again, known.verdicts, "{:?} {}", known.kind, known.number);
     }
 }
 
-/// Judges the recorded times of the committed calibrations again: this gate must give the verdicts
-/// of the gate that recorded them.
+/// This test judges the recorded times of the committed calibrations again; this gate must give the
+/// same verdicts as the gate that recorded them.
 #[test]
-fn committed_calibrations_give_the_same_verdicts_again() {
+fn committed_calibrations_give_the_recorded_verdicts_again() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let files = |folder: &str| std::fs::read_dir(root.join(folder)).unwrap().map(Result::unwrap);
-    // Calibrations of `ci/measure/calibrate` have other thresholds than the default and are stored
-    // beside the evidence.
+    // Calibrations of `ci/measure/calibrate` use another threshold than the default and are stored
+    // beside the evidence, not in `docs/calibrations`.
     let of_ci = files("docs/calibrations").map(|entry| entry.path());
     let of_devices = files("baselines").map(|entry| entry.path().join("calibration.json"));
     let paths: Vec<_> = of_ci.chain(of_devices.filter(|path| path.exists())).collect();
@@ -261,33 +270,40 @@ fn committed_calibrations_give_the_same_verdicts_again() {
     let names = names.map(|name| root.join(format!("docs/calibrations/{name}.json")));
     assert!(names.iter().all(|name| paths.contains(name)), "{paths:?}");
     for path in paths {
-        let calibration = kernelgate::record::read::<Calibration>(&path).unwrap();
+        let calibration = kernelgate::record::read_record::<GateCalibration>(&path).unwrap();
         let (mut inconclusive, mut unchanged) = (0, 0);
         for known in &calibration.comparisons {
-            let verdicts = recommend::replay(known, &calibration.plan);
-            let about = format!("{}: {} {}", path.display(), known.kind.name(), known.number);
+            let verdicts = recommend::judge_recorded_times_again(known, &calibration.plan);
+            let about = format!("{}: {} {}", path.display(), known.kind.kind_name(), known.number);
             match known.kind {
-                ComparisonKind::Injected(_)
-                | ComparisonKind::Work(_)
-                | ComparisonKind::Single(_) => {
-                    for (case, _) in
-                        known.judged().filter(|(_, verdict)| *verdict == Verdict::Regressed)
+                CalibrationComparisonKind::Injected(_)
+                | CalibrationComparisonKind::Work(_)
+                | CalibrationComparisonKind::Single(_) => {
+                    for (case, _) in known
+                        .verdicts_by_case()
+                        .filter(|(_, verdict)| *verdict == VerdictOnCase::Regressed)
                     {
-                        assert_eq!(verdicts[case], Verdict::Regressed, "{about}: {case}");
+                        assert_eq!(verdicts[case], VerdictOnCase::Regressed, "{about}: {case}");
                     }
                 }
-                ComparisonKind::Null | ComparisonKind::Sham | ComparisonKind::Layout => {
+                CalibrationComparisonKind::Null
+                | CalibrationComparisonKind::Sham
+                | CalibrationComparisonKind::Layout => {
                     assert!(
-                        verdicts.values().all(|verdict| *verdict != Verdict::Regressed),
+                        verdicts.values().all(|verdict| *verdict != VerdictOnCase::Regressed),
                         "{about}"
                     )
                 }
             }
-            if known.kind == ComparisonKind::Null {
-                inconclusive +=
-                    verdicts.values().filter(|verdict| **verdict == Verdict::Inconclusive).count();
-                unchanged +=
-                    verdicts.values().filter(|verdict| **verdict == Verdict::Unchanged).count();
+            if known.kind == CalibrationComparisonKind::Null {
+                inconclusive += verdicts
+                    .values()
+                    .filter(|verdict| **verdict == VerdictOnCase::Inconclusive)
+                    .count();
+                unchanged += verdicts
+                    .values()
+                    .filter(|verdict| **verdict == VerdictOnCase::Unchanged)
+                    .count();
             }
         }
         assert!(
@@ -297,7 +313,7 @@ fn committed_calibrations_give_the_same_verdicts_again() {
         );
         assert_eq!(
             calibration.recommended,
-            Some(recommend(&calibration)),
+            Some(recommend_thresholds(&calibration)),
             "{}: recommended otherwise",
             path.display()
         );
@@ -306,22 +322,22 @@ fn committed_calibrations_give_the_same_verdicts_again() {
 
 #[test]
 fn few_comparisons_or_false_alarms_give_no_recommendation() {
-    let few = recommend(&calibration(19, &[(2.0, 20)]));
+    let few = recommend_thresholds(&test_calibration(19, &[(2.0, 20)]));
     assert_eq!(few.relative, None);
     insta::assert_snapshot!(few.note.unwrap(), @"19 A/A comparisons: too few to recommend anything, 20 are needed");
-    let no_power = recommend(&calibration(20, &[(2.0, 19)]));
+    let no_power = recommend_thresholds(&test_calibration(20, &[(2.0, 19)]));
     assert_eq!(no_power.relative, None);
-    let mut alarms = calibration(20, &[(20.0, 20)]);
-    alarms.comparisons[0] = CalibrationComparison {
-        kind: ComparisonKind::Layout,
-        ..calibration_comparison(ComparisonKind::Null, 0, 1.3, &alarms.plan)
+    let mut alarms = test_calibration(20, &[(20.0, 20)]);
+    alarms.comparisons[0] = CalibrationComparisonRecord {
+        kind: CalibrationComparisonKind::Layout,
+        ..test_calibration_comparison(CalibrationComparisonKind::Null, 0, 1.3, &alarms.plan)
     };
-    assert!(alarms.comparisons[0].is_false_alarm());
+    assert!(alarms.comparisons[0].has_false_alarm());
     assert!(
-        !calibration_comparison(ComparisonKind::Single(30.0), 0, 1.3, &alarms.plan)
-            .is_false_alarm()
+        !test_calibration_comparison(CalibrationComparisonKind::Single(30.0), 0, 1.3, &alarms.plan)
+            .has_false_alarm()
     );
-    let recommended = recommend(&alarms);
+    let recommended = recommend_thresholds(&alarms);
     assert!(
         recommended.relative.is_none() && recommended.tried[0].false_alarms == 1,
         "{recommended:#?}"
@@ -330,23 +346,33 @@ fn few_comparisons_or_false_alarms_give_no_recommendation() {
 
 #[test]
 fn parts_of_one_calibration_are_merged_and_others_are_refused() {
-    let (mut a, b) = (calibration(4, &[]), calibration(6, &[(5.0, 1)]));
-    a.merge(b.clone()).unwrap();
-    // Both parts contain four of the same comparisons.
+    let (mut a, b) = (test_calibration(4, &[]), test_calibration(6, &[(5.0, 1)]));
+    a.check_and_merge(b.clone()).unwrap();
+    // In this test, the two parts of the calibration have four comparisons in common.
     assert_eq!(
-        (a.comparisons_of(ComparisonKind::Null).count(), a.injected_percents()),
+        (
+            a.comparisons_of_kind(CalibrationComparisonKind::Null).count(),
+            a.injected_slowdown_percents()
+        ),
         (6, vec![5.0])
     );
     let strangers = [
-        Calibration {
+        GateCalibration {
             identity: BTreeMap::from([("base b".to_owned(), "other".to_owned())]),
             ..b.clone()
         },
-        Calibration { plan: TestPlan { relative: 0.5, ..b.plan }, ..b.clone() },
-        Calibration { environment: Environment { threads: 99, ..Environment::cpu() }, ..b.clone() },
+        GateCalibration { plan: ComparisonTestPlan { relative: 0.5, ..b.plan }, ..b.clone() },
+        GateCalibration {
+            environment: RunEnvironment {
+                threads: 99,
+                ..RunEnvironment::environment_of_process_on_cpu()
+            },
+            ..b.clone()
+        },
     ];
-    let threads = format!("`{}`", Environment::cpu().threads);
-    let errors = strangers.map(|stranger| a.clone().merge(stranger).unwrap_err().to_string());
+    let threads = format!("`{}`", RunEnvironment::environment_of_process_on_cpu().threads);
+    let errors =
+        strangers.map(|stranger| a.clone().check_and_merge(stranger).unwrap_err().to_string());
     insta::assert_snapshot!(errors.join("\n").replace(&threads, "`THREADS`"), @r"
     base b is `hash` and `other`
     plan.relative is `0.01` and `0.5`

@@ -1,9 +1,9 @@
-//! Compares the costs of a launch besides device time between base and head; they are judged if the
-//! package asks for it (`rules`).
+//! Compares the costs of a launch other than device time (memory, commands, host time, energy)
+//! between base and head, if the package's rules limit them.
 //!
-//! Device memory is judged by its measured size, if both sides measured it and it grew by more than
-//! `DEVICE_MEMORY_GRANULARITY`, which the driver's pages, graphs and code of kernels may add by
-//! themselves. If no run measured it, the memory that the rows declare is judged.
+//! Measured device memory counts only if it grew by more than `INSIGNIFICANT_MEMORY_GROWTH_BYTES`,
+//! which driver pages, CUDA graphs and kernel code may add by themselves. If no run measured device
+//! memory, the memory that the implementations declare is compared.
 
 pub mod host_time;
 
@@ -11,77 +11,83 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::limits::AskedLimits;
-use super::rules::{PackageRules, RulesReport};
+use super::limits::RequestedLimits;
+use super::rules::{PackageGateRules, RulesEffectReport};
 use kernelgate::display;
-use kernelgate::record::LaunchCosts;
+use kernelgate::record::LaunchCostsBesidesDeviceTime;
 use kernelgate::stats::median;
 
-/// Costs of a launch besides its time that may grow: memory, host time, energy.
+/// A cost of a launch other than its time: device memory, number of commands, host time or energy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum CaseCost {
-    /// Device memory, measured or as the implementation declares it, bytes.
+pub enum LaunchCostKind {
+    /// Device memory of the case, measured or as its implementation declares it, bytes.
     DeviceMemory,
     /// Commands of a launch.
     Launches,
-    /// Host time to start a launch, nanoseconds.
+    /// Host time to enqueue one launch, nanoseconds.
     HostTime,
     /// Energy of one launch, joules.
     Energy,
 }
 
-/// Growth of measured device memory that is not significant, bytes.
-const DEVICE_MEMORY_GRANULARITY: f64 = (16 << 20) as f64;
+/// Growth of measured device memory up to this size is ignored, bytes.
+const INSIGNIFICANT_MEMORY_GROWTH_BYTES: f64 = (16 << 20) as f64;
 
-/// A cost that grew by more than the package allows.
+/// A cost of a case that grew by more than the package's rules allow.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct CostGrowth {
+pub struct CostGrowthOfCase {
     /// The case.
     pub case: String,
     /// The cost that grew.
-    pub cost: CaseCost,
-    /// Cost of a launch in the base: the median over its runs.
+    pub cost: LaunchCostKind,
+    /// Cost per launch in the base: the median over its runs, or over the further pairs if there
+    /// are any.
     pub base: f64,
     /// Cost of the head.
     pub head: f64,
-    /// Allowed relative growth of the cost.
+    /// Relative growth of the cost that the package's rules allow: 0.1 allows 10 %.
     pub allowed: f64,
-    /// Result of additional pairs of processes, for costs that need them.
+    /// Result of the further process pairs that confirm a growth of the host's launch time; `None`
+    /// for other costs.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub further: Option<ConfirmationPairs>,
+    pub further: Option<GrowthConfirmationPairs>,
 }
 
-/// Further processes of base and head, in pairs; the [`CostGrowth`] then holds their medians.
+/// Result of further pairs of base and head processes that confirm a suspected growth;
+/// [`CostGrowthOfCase`] then holds their medians.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ConfirmationPairs {
+pub struct GrowthConfirmationPairs {
     /// Number of pairs.
     pub pairs: usize,
-    /// Number of pairs in which the cost grew by more than allowed.
+    /// Number of further pairs in which the cost grew by more than allowed.
     pub grown: usize,
-    /// Whether the additional pairs show the growth; otherwise it stays undecided.
+    /// Whether the further pairs show the growth; otherwise the growth stays undecided.
     pub found: bool,
 }
 
-impl CostGrowth {
-    /// Whether the growth of the cost is a finding, rather than only suspected.
-    pub fn is_shown(&self) -> bool {
+impl CostGrowthOfCase {
+    /// Returns whether the growth of the cost is established and not only suspected.
+    pub fn is_growth_established(&self) -> bool {
         self.further.is_none_or(|further| further.found)
     }
 
-    /// The growth in words: "device memory 3.0 GB, was 2.0 GB (+50.0%, 10% are allowed)".
-    pub fn words(&self) -> String {
+    /// Describes the growth of a cost: "device memory 3.0 GB, was 2.0 GB (+50.0%, 10% are
+    /// allowed)".
+    pub fn describe_growth(&self) -> String {
         let (what, show): (_, fn(f64) -> String) = match self.cost {
-            CaseCost::DeviceMemory => ("device memory", |bytes| display::byte_text(bytes as u64)),
-            CaseCost::Launches => ("commands of a launch", |count| format!("{count}")),
-            CaseCost::HostTime => ("host time of a launch", display::time_text),
-            CaseCost::Energy => ("energy of a launch", display::joules_text),
+            LaunchCostKind::DeviceMemory => {
+                ("device memory", |bytes| display::decimal_byte_size_text(bytes as u64))
+            }
+            LaunchCostKind::Launches => ("commands of a launch", |count| format!("{count}")),
+            LaunchCostKind::HostTime => ("host time of a launch", display::time_text),
+            LaunchCostKind::Energy => ("energy of a launch", display::energy_text),
         };
         let (head, base, allowed) = (show(self.head), show(self.base), 100.0 * self.allowed);
         let further = match self.further {
             None => String::new(),
-            Some(ConfirmationPairs { pairs: 0, .. }) => ", not measured again".to_owned(),
-            Some(ConfirmationPairs { pairs, grown, .. }) => {
+            Some(GrowthConfirmationPairs { pairs: 0, .. }) => ", not measured again".to_owned(),
+            Some(GrowthConfirmationPairs { pairs, grown, .. }) => {
                 format!(" in {grown} of {pairs} further pairs of processes")
             }
         };
@@ -93,35 +99,38 @@ impl CostGrowth {
     }
 }
 
-/// A bound of the package on a cost of a case, and whether it could be judged.
+/// A limit that the package's rules set for a cost of a case, with the reason if it could not be
+/// judged.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CostBound {
+pub struct CostLimitOfCase {
     pub case: String,
     /// The bounded cost.
-    pub cost: CaseCost,
-    /// The reason why the cost could not be judged; `None` if it was judged.
+    pub cost: LaunchCostKind,
+    /// The reason why this cost could not be judged; `None` if it was judged.
     pub missing: Option<MissingCostReason>,
 }
 
-/// The reason why the memory, commands, host time or energy of a case cannot be judged.
+/// The reason why the memory, commands, host time or energy of a case cannot be compared between
+/// base and head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MissingCostReason {
-    /// The cost has no meaning, because the case ran on the host.
+    /// The cost does not exist, because the case runs on the host.
     OnHost,
-    /// A bench that uses Criterion alone records no cost.
+    /// The bench uses Criterion without kernelgate, which records no costs.
     Criterion,
-    /// The base build did not record the cost.
+    /// The base did not record this cost of the case.
     Base,
-    /// The head build did not record the cost.
+    /// The head did not record this cost of the case.
     Head,
-    /// Neither build recorded the cost.
+    /// Neither base nor head recorded this cost of the case.
     Both,
-    /// Both builds recorded the cost, but as different figures, which cannot be compared.
+    /// One build recorded only measured memory and the other only declared memory, which cannot be
+    /// compared.
     Figures,
 }
 
 impl MissingCostReason {
-    pub const fn words(self) -> &'static str {
+    pub const fn reason_text(self) -> &'static str {
         match self {
             Self::OnHost => "there is no such cost on the CPU",
             Self::Criterion => "a bench that uses Criterion alone does not record it",
@@ -135,11 +144,11 @@ impl MissingCostReason {
     }
 }
 
-impl CaseCost {
-    const ALL: [Self; 4] = [Self::DeviceMemory, Self::Launches, Self::HostTime, Self::Energy];
+impl LaunchCostKind {
+    const ALL_KINDS: [Self; 4] = [Self::DeviceMemory, Self::Launches, Self::HostTime, Self::Energy];
 
     /// The key in `kernelgate.toml`.
-    pub const fn key(self) -> &'static str {
+    pub const fn kernelgate_toml_key(self) -> &'static str {
         match self {
             Self::DeviceMemory => "device-memory",
             Self::Launches => "launches",
@@ -148,8 +157,8 @@ impl CaseCost {
         }
     }
 
-    /// Growth of the cost that the package allows.
-    pub const fn allowed(self, limits: &AskedLimits) -> Option<f64> {
+    /// Returns the relative growth of this cost that the limits allow; `None` without a limit.
+    pub const fn allowed_growth(self, limits: &RequestedLimits) -> Option<f64> {
         match self {
             Self::DeviceMemory => limits.device_memory,
             Self::Launches => limits.launches,
@@ -158,9 +167,9 @@ impl CaseCost {
         }
     }
 
-    /// Whether a run recorded each figure of the cost; a comparison needs a figure that both builds
-    /// recorded.
-    fn recorded(self, costs: &LaunchCosts) -> Vec<bool> {
+    /// Returns, for each figure of this cost (memory has two), whether a run recorded it; a
+    /// comparison needs one figure that both builds recorded.
+    fn recorded_figures(self, costs: &LaunchCostsBesidesDeviceTime) -> Vec<bool> {
         match self {
             Self::DeviceMemory => {
                 vec![costs.device_bytes.is_some(), costs.measured_device_bytes.is_some()]
@@ -172,18 +181,19 @@ impl CaseCost {
     }
 }
 
-/// The bounds on the costs of a case, each with the reason if its growth ([`grown_costs`]) could
-/// not be judged.
-pub fn cost_bounds(
+/// Returns the limits that are set for the costs of a case, each with the reason if its growth
+/// ([`costs_grown_beyond_limits`]) cannot be judged.
+pub fn cost_limits_of_case(
     case: &str,
-    sides: [&[LaunchCosts]; 2],
-    limits: &AskedLimits,
+    sides: [&[LaunchCostsBesidesDeviceTime]; 2],
+    limits: &RequestedLimits,
     on_host: bool,
-) -> Vec<CostBound> {
-    let missing = |cost: CaseCost| {
-        let figures = cost.recorded(&LaunchCosts::default()).len();
+) -> Vec<CostLimitOfCase> {
+    let missing = |cost: LaunchCostKind| {
+        let figures = cost.recorded_figures(&LaunchCostsBesidesDeviceTime::default()).len();
         let [base, head] = sides.map(|side| {
-            let has_figure = |figure: usize| side.iter().any(|run| cost.recorded(run)[figure]);
+            let has_figure =
+                |figure: usize| side.iter().any(|run| cost.recorded_figures(run)[figure]);
             (0..figures).map(has_figure).collect::<Vec<bool>>()
         });
         if base.iter().zip(&head).any(|(base, head)| *base && *head) {
@@ -198,33 +208,42 @@ pub fn cost_bounds(
             (true, true) => MissingCostReason::Figures,
         })
     };
-    cost_bounds_with(case, limits, missing)
+    cost_limits_with_reasons(case, limits, missing)
 }
 
-/// The bounds on the costs of a case of Criterion alone, none of which can be judged.
-pub fn criterion_cost_bounds(case: &str, limits: &AskedLimits) -> Vec<CostBound> {
-    cost_bounds_with(case, limits, |_| Some(MissingCostReason::Criterion))
+/// Returns the limits that are set for the costs of a Criterion case, none of which can be judged.
+pub fn cost_limits_of_criterion_case(case: &str, limits: &RequestedLimits) -> Vec<CostLimitOfCase> {
+    cost_limits_with_reasons(case, limits, |_| Some(MissingCostReason::Criterion))
 }
 
-/// The bounds that are set, each with the reason that `missing` gives for its cost.
-fn cost_bounds_with(
+/// Returns the limits that are set for the costs of a case, with the reason that `missing` gives
+/// for each cost.
+fn cost_limits_with_reasons(
     case: &str,
-    limits: &AskedLimits,
-    missing: impl Fn(CaseCost) -> Option<MissingCostReason>,
-) -> Vec<CostBound> {
-    let set = CaseCost::ALL.into_iter().filter(|cost| cost.allowed(limits).is_some());
-    set.map(|cost| CostBound { case: case.to_owned(), cost, missing: missing(cost) }).collect()
+    limits: &RequestedLimits,
+    missing: impl Fn(LaunchCostKind) -> Option<MissingCostReason>,
+) -> Vec<CostLimitOfCase> {
+    let set =
+        LaunchCostKind::ALL_KINDS.into_iter().filter(|cost| cost.allowed_growth(limits).is_some());
+    set.map(|cost| CostLimitOfCase { case: case.to_owned(), cost, missing: missing(cost) })
+        .collect()
 }
 
-/// The bounds that could not be judged for some cases, with the number of cases and the reason. A
-/// bound that could be judged for none of its cases is undecided, unless some ran on the host and
-/// none on a device: the same file serves machines without a GPU.
-pub fn unjudged_cost_bounds(rules: &PackageRules, bounds: &[CostBound]) -> RulesReport {
-    let mut report = RulesReport::default();
+/// Reports the cost limits of the package's rules that could not be judged for some cases, with the
+/// number of cases and the reasons. A limit that could be judged for no case is undecided, unless
+/// the reason is that cases ran on the CPU, because machines without a GPU use the same rules.
+pub fn report_unjudged_cost_limits(
+    rules: &PackageGateRules,
+    bounds: &[CostLimitOfCase],
+) -> RulesEffectReport {
+    let mut report = RulesEffectReport::default();
     for rule in &rules.thresholds {
-        for cost in CaseCost::ALL.into_iter().filter(|cost| cost.allowed(&rule.limits).is_some()) {
-            let named = |it: &&CostBound| it.cost == cost && rule.cases.is_match(&it.case);
-            let named: Vec<&CostBound> = bounds.iter().filter(named).collect();
+        for cost in LaunchCostKind::ALL_KINDS
+            .into_iter()
+            .filter(|cost| cost.allowed_growth(&rule.limits).is_some())
+        {
+            let named = |it: &&CostLimitOfCase| it.cost == cost && rule.cases.is_match(&it.case);
+            let named: Vec<&CostLimitOfCase> = bounds.iter().filter(named).collect();
             let mut reasons: BTreeMap<MissingCostReason, usize> = BTreeMap::new();
             for missing in named.iter().filter_map(|it| it.missing) {
                 *reasons.entry(missing).or_default() += 1;
@@ -236,14 +255,14 @@ pub fn unjudged_cost_bounds(rules: &PackageRules, bounds: &[CostBound]) -> Rules
             let why: Vec<String> = reasons
                 .iter()
                 .map(|(missing, of)| match reasons.len() {
-                    1 => missing.words().to_owned(),
-                    _ => format!("{} ({of})", missing.words()),
+                    1 => missing.reason_text().to_owned(),
+                    _ => format!("{} ({of})", missing.reason_text()),
                 })
                 .collect();
             let line = format!(
                 "{}: {} could not be judged for {count} of {all} cases: {}",
-                rule.name(),
-                cost.key(),
+                rule.threshold_entry_name(),
+                cost.kernelgate_toml_key(),
                 why.join(", ")
             );
             let on_device = |it: &MissingCostReason| {
@@ -260,23 +279,24 @@ pub fn unjudged_cost_bounds(rules: &PackageRules, bounds: &[CostBound]) -> Rules
     report
 }
 
-/// Returns the costs of a case that grew by more than allowed; a cost that one side did not record
-/// does not count as grown.
-pub fn grown_costs(
+/// Returns the costs of a case that grew by more than the limits allow; a cost that base or head
+/// did not record does not count.
+pub fn costs_grown_beyond_limits(
     case: &str,
-    [base, head]: [&[LaunchCosts]; 2],
-    limits: &AskedLimits,
-) -> Vec<CostGrowth> {
-    let both = |value: fn(&LaunchCosts) -> Option<f64>| {
-        let middle = |side: &[LaunchCosts]| {
+    [base, head]: [&[LaunchCostsBesidesDeviceTime]; 2],
+    limits: &RequestedLimits,
+) -> Vec<CostGrowthOfCase> {
+    let both = |value: fn(&LaunchCostsBesidesDeviceTime) -> Option<f64>| {
+        let middle = |side: &[LaunchCostsBesidesDeviceTime]| {
             let values: Vec<f64> = side.iter().filter_map(value).collect();
             (!values.is_empty()).then(|| median(&values))
         };
         middle(base).zip(middle(head))
     };
-    let growth_of = |cost: CaseCost, sides: Option<(f64, f64)>, allowed: Option<f64>| {
+    let growth_of = |cost: LaunchCostKind, sides: Option<(f64, f64)>, allowed: Option<f64>| {
         let ((base, head), allowed) = (sides?, allowed?);
-        let growth = CostGrowth { case: case.to_owned(), cost, base, head, allowed, further: None };
+        let growth =
+            CostGrowthOfCase { case: case.to_owned(), cost, base, head, allowed, further: None };
         (head > base * (1.0 + allowed)).then_some(growth)
     };
     let measured = both(|costs| costs.measured_device_bytes.map(|bytes| bytes as f64));
@@ -285,20 +305,29 @@ pub fn grown_costs(
     let host = both(|costs| costs.host_launch_ns);
     let energy = both(|costs| costs.launch_j);
     let costs = [
-        growth_of(CaseCost::DeviceMemory, judged_memory(measured, declared), limits.device_memory),
-        growth_of(CaseCost::Launches, commands, limits.launches),
-        growth_of(CaseCost::HostTime, host, limits.host_time),
-        growth_of(CaseCost::Energy, energy, limits.energy),
+        growth_of(
+            LaunchCostKind::DeviceMemory,
+            device_memory_to_judge(measured, declared),
+            limits.device_memory,
+        ),
+        growth_of(LaunchCostKind::Launches, commands, limits.launches),
+        growth_of(LaunchCostKind::HostTime, host, limits.host_time),
+        growth_of(LaunchCostKind::Energy, energy, limits.energy),
     ];
     costs.into_iter().flatten().collect()
 }
 
-/// Device memory of base and head that is judged: measured or declared.
-fn judged_memory(measured: Option<(f64, f64)>, declared: Option<(f64, f64)>) -> Option<(f64, f64)> {
-    let coarse = |(base, head): &(f64, f64)| (head - base).abs() <= DEVICE_MEMORY_GRANULARITY;
+/// Returns the device memory of base and head that is judged: the measured one, or the declared one
+/// without a significant measured growth.
+fn device_memory_to_judge(
+    measured: Option<(f64, f64)>,
+    declared: Option<(f64, f64)>,
+) -> Option<(f64, f64)> {
+    let coarse =
+        |(base, head): &(f64, f64)| (head - base).abs() <= INSIGNIFICANT_MEMORY_GROWTH_BYTES;
     match measured {
         None => declared,
-        // The rows declare more growth than was measured, so the measurement counts.
+        // If the measured growth is insignificant, a larger declared growth does not count.
         Some(both) if coarse(&both) => declared.filter(coarse),
         fine => fine,
     }
@@ -311,36 +340,50 @@ mod tests {
 
     #[test]
     fn growth_of_the_energy_of_a_launch_is_judged() {
-        let limits = AskedLimits { energy: Some(0.1), ..AskedLimits::default() };
-        let launch_costs =
-            |joules| [LaunchCosts { launch_j: Some(joules), ..LaunchCosts::default() }];
+        let limits = RequestedLimits { energy: Some(0.1), ..RequestedLimits::default() };
+        let launch_costs = |joules| {
+            [LaunchCostsBesidesDeviceTime {
+                launch_j: Some(joules),
+                ..LaunchCostsBesidesDeviceTime::default()
+            }]
+        };
         let (base, same, more) = (launch_costs(0.5), launch_costs(0.54), launch_costs(0.6));
-        assert_eq!(grown_costs("x", [&base, &same], &limits), []);
-        let found = grown_costs("x", [&base, &more], &limits);
+        assert_eq!(costs_grown_beyond_limits("x", [&base, &same], &limits), []);
+        let found = costs_grown_beyond_limits("x", [&base, &more], &limits);
         let words = "energy of a launch 600.0 mJ, was 500.0 mJ (+20.0%, 10% are allowed)";
-        assert_eq!(found[0].words(), words);
-        let unknown = cost_bounds("x", [&[LaunchCosts::default()], &more], &limits, false);
+        assert_eq!(found[0].describe_growth(), words);
+        let unknown = cost_limits_of_case(
+            "x",
+            [&[LaunchCostsBesidesDeviceTime::default()], &more],
+            &limits,
+            false,
+        );
         assert_eq!(unknown[0].missing, Some(MissingCostReason::Base));
     }
 
     #[test]
     fn costs_are_judged_if_both_sides_know_them_and_the_package_asks() {
-        let costs = |bytes, commands, host| LaunchCosts {
+        let costs = |bytes, commands, host| LaunchCostsBesidesDeviceTime {
             device_bytes: Some(bytes),
             measured_device_bytes: None,
             commands: Some(commands),
             host_launch_ns: Some(host),
-            ..LaunchCosts::default()
+            ..LaunchCostsBesidesDeviceTime::default()
         };
         let (base, head) = ([costs(1000, 7, 4e3)], [costs(1500, 8, 5e3)]);
-        let limits = AskedLimits {
+        let limits = RequestedLimits {
             device_memory: Some(0.4),
             launches: Some(0.0),
             host_time: Some(0.3),
-            ..AskedLimits::default()
+            ..RequestedLimits::default()
         };
-        let words = |base: &[LaunchCosts], head: &[LaunchCosts], limits: &AskedLimits| {
-            grown_costs("x", [base, head], limits).iter().map(CostGrowth::words).collect::<Vec<_>>()
+        let words = |base: &[LaunchCostsBesidesDeviceTime],
+                     head: &[LaunchCostsBesidesDeviceTime],
+                     limits: &RequestedLimits| {
+            costs_grown_beyond_limits("x", [base, head], limits)
+                .iter()
+                .map(CostGrowthOfCase::describe_growth)
+                .collect::<Vec<_>>()
         };
         assert_eq!(
             words(&base, &head, &limits),
@@ -349,8 +392,8 @@ mod tests {
                 "commands of a launch 8, was 7 (+14.3%, 0% are allowed)"
             ]
         );
-        assert!(words(&base, &head, &AskedLimits::default()).is_empty());
-        assert!(words(&[LaunchCosts::default()], &head, &limits).is_empty());
+        assert!(words(&base, &head, &RequestedLimits::default()).is_empty());
+        assert!(words(&[LaunchCostsBesidesDeviceTime::default()], &head, &limits).is_empty());
         assert!(words(&base, &base, &limits).is_empty());
         let memory = words(&[costs(0, 7, 4e3)], &head, &limits).remove(0);
         assert_eq!(memory, "device memory 1.50 kB, was 0 (40% more are allowed)");
@@ -359,29 +402,42 @@ mod tests {
     #[test]
     fn a_cost_that_one_side_did_not_record_is_missing_with_the_reason() {
         use MissingCostReason::{Base, Both, Head, OnHost};
-        let limits =
-            AskedLimits { device_memory: Some(0.1), launches: Some(0.0), ..AskedLimits::default() };
-        let recorded = LaunchCosts { commands: Some(7), ..LaunchCosts::default() };
-        let nothing = LaunchCosts::default();
-        let missing = |base: LaunchCosts, head: LaunchCosts, on_host: bool| {
-            let bounds = cost_bounds("x", [&[base], &[head]], &limits, on_host);
+        let limits = RequestedLimits {
+            device_memory: Some(0.1),
+            launches: Some(0.0),
+            ..RequestedLimits::default()
+        };
+        let recorded = LaunchCostsBesidesDeviceTime {
+            commands: Some(7),
+            ..LaunchCostsBesidesDeviceTime::default()
+        };
+        let nothing = LaunchCostsBesidesDeviceTime::default();
+        let missing = |base: LaunchCostsBesidesDeviceTime,
+                       head: LaunchCostsBesidesDeviceTime,
+                       on_host: bool| {
+            let bounds = cost_limits_of_case("x", [&[base], &[head]], &limits, on_host);
             bounds.iter().map(|it| (it.cost, it.missing)).collect::<Vec<_>>()
         };
         let both = |memory, launches| {
-            vec![(CaseCost::DeviceMemory, memory), (CaseCost::Launches, launches)]
+            vec![(LaunchCostKind::DeviceMemory, memory), (LaunchCostKind::Launches, launches)]
         };
         assert_eq!(missing(recorded, recorded, false), both(Some(Both), None));
         assert_eq!(missing(nothing, recorded, false), both(Some(Both), Some(Base)));
         assert_eq!(missing(recorded, nothing, true), both(Some(OnHost), Some(Head)));
         assert_eq!(missing(nothing, nothing, true), both(Some(OnHost), Some(OnHost)));
-        let declared = LaunchCosts { device_bytes: Some(1), ..recorded };
-        let measured = LaunchCosts { measured_device_bytes: Some(1), ..recorded };
+        let declared = LaunchCostsBesidesDeviceTime { device_bytes: Some(1), ..recorded };
+        let measured = LaunchCostsBesidesDeviceTime { measured_device_bytes: Some(1), ..recorded };
         assert_eq!(
             missing(declared, measured, false),
             both(Some(MissingCostReason::Figures), None)
         );
         assert_eq!(
-            cost_bounds("x", [&[recorded], &[recorded]], &AskedLimits::default(), false),
+            cost_limits_of_case(
+                "x",
+                [&[recorded], &[recorded]],
+                &RequestedLimits::default(),
+                false
+            ),
             []
         );
     }
@@ -390,16 +446,17 @@ mod tests {
     fn an_unused_cost_limit_is_reported_and_one_that_no_case_decides_is_inconclusive() {
         let text = "[[threshold]]\ncases = \".\"\ndevice-memory = 0.1\nlaunches = 0\n\
                     [[threshold]]\ncases = \"^b\"\nhost-time = 0.1\n";
-        let rules = rules_file::parse("kernelgate.toml", text).unwrap();
-        let bound = |case: &str, cost, missing| CostBound { case: case.to_owned(), cost, missing };
-        let report = unjudged_cost_bounds(
+        let rules = rules_file::parse_rules("kernelgate.toml", text).unwrap();
+        let bound =
+            |case: &str, cost, missing| CostLimitOfCase { case: case.to_owned(), cost, missing };
+        let report = report_unjudged_cost_limits(
             &rules,
             &[
-                bound("a", CaseCost::DeviceMemory, None),
-                bound("b", CaseCost::DeviceMemory, Some(MissingCostReason::Head)),
-                bound("a", CaseCost::Launches, Some(MissingCostReason::OnHost)),
-                bound("b", CaseCost::Launches, Some(MissingCostReason::OnHost)),
-                bound("b", CaseCost::HostTime, Some(MissingCostReason::Base)),
+                bound("a", LaunchCostKind::DeviceMemory, None),
+                bound("b", LaunchCostKind::DeviceMemory, Some(MissingCostReason::Head)),
+                bound("a", LaunchCostKind::Launches, Some(MissingCostReason::OnHost)),
+                bound("b", LaunchCostKind::Launches, Some(MissingCostReason::OnHost)),
+                bound("b", LaunchCostKind::HostTime, Some(MissingCostReason::Base)),
             ],
         );
         let lines = [
@@ -410,15 +467,15 @@ mod tests {
             "kernelgate.toml: [[threshold]] `.`: launches could not be judged for 2 of 2 cases: \
              there is no such cost on the CPU",
         ];
-        assert_eq!(report.lines(), lines);
+        assert_eq!(report.report_lines(), lines);
         assert_eq!(report.undecided.len(), 1);
-        // The test has benches of Criterion beside other benches without a GPU, beside benches of a
-        // side that recorded nothing, and alone.
+        // The test has Criterion benches beside other benches without a GPU, beside benches that
+        // recorded nothing, and by themselves.
         let beside = |missing| {
-            let launches = |case, missing| bound(case, CaseCost::Launches, Some(missing));
+            let launches = |case, missing| bound(case, LaunchCostKind::Launches, Some(missing));
             let rest =
                 [MissingCostReason::Criterion, missing].map(|missing| launches("x", missing));
-            let report = unjudged_cost_bounds(&rules, &rest);
+            let report = report_unjudged_cost_limits(&rules, &rest);
             (report.notes.len(), report.undecided.len())
         };
         assert_eq!(beside(MissingCostReason::OnHost), (1, 0));
@@ -429,30 +486,30 @@ mod tests {
     #[test]
     fn measured_memory_is_preferred_to_declared_and_small_growth_is_ignored() {
         const MIB: u64 = 1 << 20;
-        let limits = AskedLimits { device_memory: Some(0.1), ..AskedLimits::default() };
-        let costs = |measured: Option<u64>, declared: Option<u64>| LaunchCosts {
+        let limits = RequestedLimits { device_memory: Some(0.1), ..RequestedLimits::default() };
+        let costs = |measured: Option<u64>, declared: Option<u64>| LaunchCostsBesidesDeviceTime {
             device_bytes: declared.map(|it| it * MIB),
             measured_device_bytes: measured.map(|it| it * MIB),
-            ..LaunchCosts::default()
+            ..LaunchCostsBesidesDeviceTime::default()
         };
-        let grew = |base: LaunchCosts, head: LaunchCosts| {
-            let found = grown_costs("x", [&[base], &[head]], &limits);
+        let grew = |base: LaunchCostsBesidesDeviceTime, head: LaunchCostsBesidesDeviceTime| {
+            let found = costs_grown_beyond_limits("x", [&[base], &[head]], &limits);
             found.first().map(|it| (it.base as u64 / MIB, it.head as u64 / MIB))
         };
-        // In this test the head has two more gigabytes of scratch memory, which the row does not
-        // declare.
+        // In this test, the head has two more gigabytes of scratch memory that its implementation
+        // does not declare.
         let same = Some(64);
         assert_eq!(grew(costs(Some(70), same), costs(Some(2118), same)), Some((70, 2118)));
         assert_eq!(grew(costs(Some(70), None), costs(Some(2118), None)), Some((70, 2118)));
         // A few more pages.
         assert_eq!(grew(costs(Some(70), same), costs(Some(84), same)), None);
         assert_eq!(grew(costs(Some(70), None), costs(Some(84), None)), None);
-        // In this test the declared growth is too small to be measured.
+        // In this test, the declared growth of memory is too small to be measured.
         assert_eq!(grew(costs(Some(4), Some(2)), costs(Some(6), Some(4))), Some((2, 4)));
-        // In this test the growth is declared, but was not measured.
+        // In this test, the implementation declares a growth of memory that was not measured.
         assert_eq!(grew(costs(Some(70), same), costs(Some(70), Some(640))), None);
-        // If only one side measured its memory, as with an older baseline, the declared sizes
-        // count.
+        // If only one build measured its memory, as with an older baseline, the declared sizes are
+        // compared.
         assert_eq!(grew(costs(None, same), costs(Some(2118), same)), None);
         assert_eq!(grew(costs(None, same), costs(Some(2118), Some(128))), Some((64, 128)));
     }

@@ -1,45 +1,49 @@
-//! Determines whether the code of a case changed between two builds. The comparison covers the
-//! kernels that the case's implementation uses in both builds: hash of machine code, resources,
-//! launch shapes.
+//! Determines whether the kernels of a case changed between base and head, in machine code,
+//! resources or launch shapes. Compared are the kernels that the case's implementation launches in
+//! each build: hash of the machine code, resources and launch shapes.
 //!
-//! Host code is not compared, nor are kernels of libraries. Changes of the code do not affect
-//! verdicts.
+//! Host code and kernels of libraries such as cuBLAS are not compared. Differences of machine code
+//! change no verdict; they only explain it, and select cases for `--affected`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
 use super::resources;
-use kernelgate::protocol::ResourcesReport;
-use kernelgate::record::resources::KernelResources;
+use kernelgate::protocol::KernelResourcesReport;
+use kernelgate::record::resources::ResourcesOfKernel;
 use kernelgate_cuda::Launch;
-use kernelgate_cuda::compiler::cubin::CompiledKernelFacts;
-use kernelgate_cuda::driver::launch::used_kernels::{UsedKernel, UsedKernels};
+use kernelgate_cuda::compiler::cubin::CompiledKernelResources;
+use kernelgate_cuda::driver::launch::used_kernels::{KernelLoadedForCase, KernelsLoadedForCase};
 
-/// Largest number of facts of a kernel that are named.
-const MAX_NAMED_CODE_FACTS: usize = 6;
+/// Largest number of changed facts of a kernel (registers, spills, ...) that its description names.
+const MAX_NAMED_KERNEL_FACTS: usize = 6;
 
-/// The kernels of a case in both builds.
+/// Differences between the kernels of one case in base and head.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CodeComparison {
-    /// Number of kernels whose machine code is identical.
+pub struct CaseKernelComparison {
+    /// Number of the case's kernels whose machine code is identical in both builds.
     pub same: usize,
     /// Differences in machine code, one line for each kernel.
     pub code: Vec<String>,
-    /// Differences in launches, a line a kernel, and kernels of one build only.
+    /// Differences in launches, one line for each kernel, including kernels that only one build
+    /// launches.
     pub launches: Vec<String>,
-    /// Number of kernels that cannot be compared.
+    /// Number of the case's kernels whose machine code cannot be compared.
     pub unknown: usize,
 }
 
-impl CodeComparison {
-    /// Compares the kernels of a case in two builds.
-    pub fn compare_code(base: &UsedKernels, head: &UsedKernels) -> CodeComparison {
+impl CaseKernelComparison {
+    /// Compares the kernels that a case launches in base and head.
+    pub fn compare_used_kernels(
+        base: &KernelsLoadedForCase,
+        head: &KernelsLoadedForCase,
+    ) -> CaseKernelComparison {
         let mut comparison = Self::default();
         let names: BTreeSet<&String> = base.keys().chain(head.keys()).collect();
         for name in names {
             match (base.get(name), head.get(name)) {
-                (Some(base), Some(head)) => comparison.add(name, base, head),
+                (Some(base), Some(head)) => comparison.add_kernel_in_both_builds(name, base, head),
                 (None, _) => comparison.launches.push(format!("{name}: not in the base")),
                 (_, None) => comparison.launches.push(format!("{name}: not in the head")),
             }
@@ -47,9 +51,9 @@ impl CodeComparison {
         comparison
     }
 
-    /// Adds the number of commands of a launch, where both builds record it: an extra launch of the
-    /// same kernel shows there alone.
-    pub fn compare_command_counts(&mut self, base: Option<u64>, head: Option<u64>) {
+    /// Compares the number of commands per launch, if both builds recorded it; only this number
+    /// shows an additional launch of an equal kernel.
+    pub fn add_command_count_difference(&mut self, base: Option<u64>, head: Option<u64>) {
         if let (Some(base), Some(head)) = (base, head)
             && base != head
         {
@@ -57,61 +61,71 @@ impl CodeComparison {
         }
     }
 
-    fn add(&mut self, name: &str, base: &UsedKernel, head: &UsedKernel) {
+    fn add_kernel_in_both_builds(
+        &mut self,
+        name: &str,
+        base: &KernelLoadedForCase,
+        head: &KernelLoadedForCase,
+    ) {
         match (&base.code, &head.code) {
             (Some(base), Some(head)) if base.hash == head.hash => self.same += 1,
             (Some(base), Some(head)) => {
                 let words = match (&base.facts, &head.facts) {
-                    (Some(base), Some(head)) => changed_kernel_facts(name, base, head),
+                    (Some(base), Some(head)) => describe_changed_kernel_facts(name, base, head),
                     _ => Vec::new(),
                 };
-                self.code.push(format!("{name}: {}", listed_changes(&words)));
+                self.code.push(format!("{name}: {}", join_change_descriptions(&words)));
             }
             _ => self.unknown += 1,
         }
         if base.shapes != head.shapes {
-            let shapes = |kernel: &UsedKernel| {
-                let each: Vec<String> = kernel.shapes.iter().map(launch_shape_text).collect();
+            let shapes = |kernel: &KernelLoadedForCase| {
+                let each: Vec<String> = kernel.shapes.iter().map(describe_launch_shape).collect();
                 each.join(" and ")
             };
             self.launches.push(format!("{name}: {} -> {}", shapes(base), shapes(head)));
         }
     }
 
-    /// Returns whether the kernels of the case are known and can all be compared.
-    pub const fn is_known(&self) -> bool {
-        self.unknown == 0 && (self.same > 0 || self.has_changed())
+    /// Returns whether the case has recorded kernels and all of them can be compared.
+    pub const fn are_all_kernels_comparable(&self) -> bool {
+        self.unknown == 0 && (self.same > 0 || self.has_code_or_launches_changed())
     }
 
-    /// Returns whether machine code or launches differ between the builds.
-    pub const fn has_changed(&self) -> bool {
+    /// Returns whether the machine code or the launches of the case differ between the builds.
+    pub const fn has_code_or_launches_changed(&self) -> bool {
         !self.code.is_empty() || !self.launches.is_empty()
     }
 
-    /// Returns whether machine code and launch shapes are known to be equal in both builds.
-    pub const fn is_same(&self) -> bool {
-        self.is_known() && !self.has_changed()
+    /// Returns whether the machine code and launches of all the case's kernels are known to be
+    /// equal in both builds.
+    pub const fn is_code_known_to_be_identical(&self) -> bool {
+        self.are_all_kernels_comparable() && !self.has_code_or_launches_changed()
     }
 }
 
-/// All kernels of both builds, compiled for one architecture.
+/// Comparison of all kernels of both builds' benches, compiled for one GPU architecture.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ComparedKernels {
+pub struct ArchitectureKernelComparison {
     /// The architecture.
     pub arch: String,
-    /// Kernels whose machine code is identical in both builds.
+    /// Number of kernels whose machine code is identical in both builds.
     pub same: usize,
-    /// Differences between the builds by kernel, including kernels of one build only.
+    /// Description of the difference for each kernel that differs or that only one build has.
     pub changed: BTreeMap<String, String>,
-    /// Benches whose kernels are not compared, with the reason.
+    /// Benches whose kernels could not be compared, each with the reason.
     pub not_compared: BTreeMap<String, String>,
 }
 
-impl ComparedKernels {
-    /// Adds the kernels of a bench; kernels that several benches share count once. If source and
-    /// compiler are the same, the machine code counts as identical: the compiler may choose other
-    /// instructions from one build to the next.
-    pub fn add(&mut self, base: &ResourcesReport, head: &ResourcesReport) {
+impl ArchitectureKernelComparison {
+    /// Adds the kernels of one bench to the comparison; a kernel that several benches share counts
+    /// once. If source and compiler are equal in both builds, the machine code counts as identical,
+    /// because the compiler may choose other instructions in each run.
+    pub fn add_kernels_of_bench(
+        &mut self,
+        base: &KernelResourcesReport,
+        head: &KernelResourcesReport,
+    ) {
         let same_source = |kernel: &String| {
             base.sources.get(kernel).is_some_and(|source| head.sources.get(kernel) == Some(source))
         };
@@ -125,7 +139,7 @@ impl ComparedKernels {
                 kernel.occupancy_percent = before.occupancy_percent;
             }
         }
-        let outcome = resources::compare_resources(&base.resources, &after);
+        let outcome = resources::compare_resources_with_record(&base.resources, &after);
         if let Some(why) = outcome.refused {
             self.not_compared.insert("kernels".to_owned(), why);
             return;
@@ -147,43 +161,47 @@ impl ComparedKernels {
             }
         }
         for (kernel, words) in words {
-            self.changed.insert(kernel, listed_changes(&words));
+            self.changed.insert(kernel, join_change_descriptions(&words));
         }
     }
 }
 
-/// Lists the changes of a kernel in one text. Changed instruction counts are listed last, because
-/// they are the least informative.
-fn listed_changes(words: &[String]) -> String {
+/// Joins the descriptions of a kernel's changes into one text of limited length. Changed
+/// instruction counts come last and are cut first, because they are the least informative.
+fn join_change_descriptions(words: &[String]) -> String {
     match words.len() {
         0 => "other instructions".to_owned(),
-        count if count > MAX_NAMED_CODE_FACTS => {
+        count if count > MAX_NAMED_KERNEL_FACTS => {
             format!(
                 "{} and {} more",
-                words[..MAX_NAMED_CODE_FACTS].join(", "),
-                count - MAX_NAMED_CODE_FACTS
+                words[..MAX_NAMED_KERNEL_FACTS].join(", "),
+                count - MAX_NAMED_KERNEL_FACTS
             )
         }
         _ => words.join(", "),
     }
 }
 
-/// The changed facts in words, as in `resources --check`: "registers 96 -> 128".
-fn changed_kernel_facts(
+/// Describes the changed facts of a kernel's machine code, as `resources --check` does: "registers
+/// 96 -> 128".
+fn describe_changed_kernel_facts(
     name: &str,
-    base: &CompiledKernelFacts,
-    head: &CompiledKernelFacts,
+    base: &CompiledKernelResources,
+    head: &CompiledKernelResources,
 ) -> Vec<String> {
-    let [base, head] = [base, head].map(|facts| KernelResources {
+    let [base, head] = [base, head].map(|facts| ResourcesOfKernel {
         facts: facts.clone(),
         block: 0,
         dynamic_shared_bytes: 0,
         occupancy_percent: None,
     });
-    resources::resource_changes(name, &base, &head).into_iter().map(|change| change.what).collect()
+    resources::changed_resources_of_kernel(name, &base, &head)
+        .into_iter()
+        .map(|change| change.what)
+        .collect()
 }
 
-fn launch_shape_text(shape: &Launch) -> String {
+fn describe_launch_shape(shape: &Launch) -> String {
     let [x, y, z] = shape.grid;
     let shared = match shape.shared_bytes {
         0 => String::new(),
@@ -195,25 +213,28 @@ fn launch_shape_text(shape: &Launch) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use kernelgate::record::resources::RunResources;
-    use kernelgate_cuda::compiler::code::KernelMachineCode;
+    use kernelgate::record::resources::ResourcesOfAllKernels;
+    use kernelgate_cuda::compiler::code::MachineCodeOfKernel;
 
-    /// A kernel of 96 registers, launched once, after a change.
-    pub fn kernels(name: &str, change: impl Fn(&mut UsedKernel)) -> UsedKernels {
-        let facts = CompiledKernelFacts {
+    /// Makes a test kernel of 96 registers that is launched once, modified by `change`.
+    pub fn test_kernel_with_change(
+        name: &str,
+        change: impl Fn(&mut KernelLoadedForCase),
+    ) -> KernelsLoadedForCase {
+        let facts = CompiledKernelResources {
             registers: 96,
             instructions: 400,
-            ..CompiledKernelFacts::default()
+            ..CompiledKernelResources::default()
         };
-        let code = KernelMachineCode { hash: "a".to_owned(), facts: Some(facts) };
+        let code = MachineCodeOfKernel { hash: "a".to_owned(), facts: Some(facts) };
         let shape = Launch::new([132, 1, 1], [128, 1, 1]);
-        let mut kernel = UsedKernel { code: Some(code), shapes: vec![shape] };
+        let mut kernel = KernelLoadedForCase { code: Some(code), shapes: vec![shape] };
         change(&mut kernel);
-        UsedKernels::from([(name.to_owned(), kernel)])
+        KernelsLoadedForCase::from([(name.to_owned(), kernel)])
     }
 
-    /// Replaces the code of a kernel by code that spills registers.
-    pub fn make_kernel_spill(kernel: &mut UsedKernel) {
+    /// Replaces the machine code of a test kernel by code that spills registers.
+    pub fn make_kernel_spill(kernel: &mut KernelLoadedForCase) {
         let code = kernel.code.as_mut().unwrap();
         "b".clone_into(&mut code.hash);
         let facts = code.facts.as_mut().unwrap();
@@ -222,15 +243,24 @@ pub(super) mod tests {
 
     #[test]
     fn a_spill_is_named_and_equal_code_counts_as_identical() {
-        let plain = kernels("k", |_| {});
-        let same = CodeComparison::compare_code(&plain, &plain);
-        assert!(same.is_same() && same.is_known() && !same.has_changed());
-        let spills = CodeComparison::compare_code(&plain, &kernels("k", make_kernel_spill));
-        assert_eq!(spills.code, ["k: stack bytes 0 -> 48, registers 96 -> 128"]);
-        assert!(spills.has_changed() && spills.launches.is_empty());
-        let only_code = CodeComparison::compare_code(
+        let plain = test_kernel_with_change("k", |_| {});
+        let same = CaseKernelComparison::compare_used_kernels(&plain, &plain);
+        assert!(
+            same.is_code_known_to_be_identical()
+                && same.are_all_kernels_comparable()
+                && !same.has_code_or_launches_changed()
+        );
+        let spills = CaseKernelComparison::compare_used_kernels(
             &plain,
-            &kernels("k", |kernel| "c".clone_into(&mut kernel.code.as_mut().unwrap().hash)),
+            &test_kernel_with_change("k", make_kernel_spill),
+        );
+        assert_eq!(spills.code, ["k: stack bytes 0 -> 48, registers 96 -> 128"]);
+        assert!(spills.has_code_or_launches_changed() && spills.launches.is_empty());
+        let only_code = CaseKernelComparison::compare_used_kernels(
+            &plain,
+            &test_kernel_with_change("k", |kernel| {
+                "c".clone_into(&mut kernel.code.as_mut().unwrap().hash)
+            }),
         );
         assert_eq!(only_code.code, ["k: other instructions"]);
     }
@@ -238,20 +268,20 @@ pub(super) mod tests {
     #[test]
     fn kernels_of_equal_source_differ_only_in_their_launches() {
         let report = |hash: &str, source: &str, registers, block| {
-            let facts = CompiledKernelFacts {
+            let facts = CompiledKernelResources {
                 registers,
                 instructions: 400,
-                ..CompiledKernelFacts::default()
+                ..CompiledKernelResources::default()
             };
-            let kernel = KernelResources {
+            let kernel = ResourcesOfKernel {
                 facts,
                 block,
                 dynamic_shared_bytes: 0,
                 occupancy_percent: Some(registers),
             };
             let one = |text: &str| BTreeMap::from([("k".to_owned(), text.to_owned())]);
-            ResourcesReport {
-                resources: RunResources {
+            KernelResourcesReport {
+                resources: ResourcesOfAllKernels {
                     arch: "sm_90a".to_owned(),
                     compiler: "13.0".to_owned(),
                     kernels: BTreeMap::from([("k".to_owned(), kernel)]),
@@ -262,9 +292,9 @@ pub(super) mod tests {
                 sources: one(source),
             }
         };
-        let compared = |head: &ResourcesReport| {
-            let mut compared = ComparedKernels::default();
-            compared.add(&report("a", "s", 89, 256), head);
+        let compared = |head: &KernelResourcesReport| {
+            let mut compared = ArchitectureKernelComparison::default();
+            compared.add_kernels_of_bench(&report("a", "s", 89, 256), head);
             (compared.same, compared.changed.into_values().collect::<Vec<_>>())
         };
         assert_eq!(compared(&report("b", "s", 91, 256)), (1, vec![]));
@@ -274,32 +304,43 @@ pub(super) mod tests {
         );
         let (same, changed) = compared(&report("b", "other", 91, 256));
         assert!(same == 0 && changed[0].contains("registers 89 -> 91"), "{changed:?}");
-        // The test has an executable that records no kernel sources.
+        // In this test, the bench executable records no sources of its kernels.
         let without_source =
-            ResourcesReport { sources: BTreeMap::new(), ..report("b", "s", 89, 256) };
+            KernelResourcesReport { sources: BTreeMap::new(), ..report("b", "s", 89, 256) };
         assert_eq!(compared(&without_source), (0, vec!["other instructions".to_owned()]));
     }
 
     #[test]
     fn launches_are_compared_and_an_unknown_kernel_never_counts_as_identical() {
-        let plain = kernels("k", |_| {});
-        let wider = kernels("k", |kernel| {
+        let plain = test_kernel_with_change("k", |_| {});
+        let wider = test_kernel_with_change("k", |kernel| {
             kernel.shapes[0].grid[0] = 264;
             kernel.shapes[0].shared_bytes = 4096;
         });
-        let launches = CodeComparison::compare_code(&plain, &wider).launches;
+        let launches = CaseKernelComparison::compare_used_kernels(&plain, &wider).launches;
         assert_eq!(launches, ["k: 132×1×1 blocks of 128 -> 264×1×1 blocks of 128 with 4096 B"]);
-        let renamed = CodeComparison::compare_code(&plain, &kernels("other", |_| {}));
+        let renamed = CaseKernelComparison::compare_used_kernels(
+            &plain,
+            &test_kernel_with_change("other", |_| {}),
+        );
         assert_eq!(renamed.launches, ["k: not in the head", "other: not in the base"]);
-        let unknown =
-            CodeComparison::compare_code(&plain, &kernels("k", |kernel| kernel.code = None));
-        assert!(!unknown.is_known() && !unknown.is_same());
-        let mut again = CodeComparison::compare_code(&plain, &plain);
-        again.compare_command_counts(Some(1), None);
-        assert!(again.is_same(), "one side does not record it");
-        again.compare_command_counts(Some(1), Some(2));
+        let unknown = CaseKernelComparison::compare_used_kernels(
+            &plain,
+            &test_kernel_with_change("k", |kernel| kernel.code = None),
+        );
+        assert!(!unknown.are_all_kernels_comparable() && !unknown.is_code_known_to_be_identical());
+        let mut again = CaseKernelComparison::compare_used_kernels(&plain, &plain);
+        again.add_command_count_difference(Some(1), None);
+        assert!(again.is_code_known_to_be_identical(), "one side does not record it");
+        again.add_command_count_difference(Some(1), Some(2));
         assert_eq!(again.launches, ["commands of a launch 1 -> 2"]);
-        let none = CodeComparison::compare_code(&UsedKernels::new(), &UsedKernels::new());
-        assert!(!none.is_known() && !none.is_same(), "code of the host is not compared");
+        let none = CaseKernelComparison::compare_used_kernels(
+            &KernelsLoadedForCase::new(),
+            &KernelsLoadedForCase::new(),
+        );
+        assert!(
+            !none.are_all_kernels_comparable() && !none.is_code_known_to_be_identical(),
+            "code of the host is not compared"
+        );
     }
 }

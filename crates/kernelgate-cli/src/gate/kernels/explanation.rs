@@ -1,43 +1,45 @@
-//! Explains why a case got slower: code, launches, clock, host, or an unknown cause. The evidence
-//! is the machine code of both builds, one profile of each, and the SM clock.
+//! Explains why a case became slower: machine code, launches, clock, host, or an unknown cause. The
+//! evidence of an explanation is the machine code of both builds, one profile of each, and the SM
+//! clock.
 //!
 //! An explanation is printed beside a verdict and does not change it, because one profile of each
-//! build is not a measurement.
+//! build is not statistical evidence.
 
 use serde::{Deserialize, Serialize};
 
-use super::code::CodeComparison;
-use crate::gate::paired::PairedDecision;
+use super::code::CaseKernelComparison;
+use crate::gate::paired::PairedDecisionOnCase;
 use kernelgate::display::time_text;
-use kernelgate::protocol::ProfiledCase;
-use kernelgate::trace::{HostPhaseTime, KernelTimeSum, RecordedIntervalSummary};
+use kernelgate::protocol::CaseProfileResponse;
+use kernelgate::trace::{HostTimeOfPhase, LaunchTimesOfKernel, RecordedKernelsSummary};
 
-/// Largest relative change between two profiles of one launch each that is not reported.
-const MIN_REPORTED_PROFILE_CHANGE: f64 = 0.05;
-/// Relative change of the SM clock from which the explanation reports it.
-const REPORTED_CLOCK_CHANGE: f64 = 0.01;
-/// Largest number of kernels and phases that are named.
-const MAX_NAMED_KERNELS: usize = 4;
+/// Relative difference between the single profiles of base and head up to which a kernel's time is
+/// not reported.
+const UNREPORTED_PROFILE_CHANGE: f64 = 0.05;
+/// Relative decrease of the SM clock in the head from which an explanation reports it.
+const MIN_REPORTED_CLOCK_CHANGE: f64 = 0.01;
+/// Largest number of observations (kernels or phases) that an explanation names for a cause.
+const MAX_NAMED_OBSERVATIONS: usize = 4;
 
-/// A cause of a slow-down that profiles can show.
+/// A cause of a case's slow-down that the machine code, the profiles or the SM clock show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SlowdownCause {
-    /// The machine code of a kernel changed.
+    /// The machine code of a kernel changed between base and head.
     Code,
-    /// Number or shapes of launches, or which kernels are launched.
+    /// The number or shapes of launches changed, or other kernels are launched.
     Launches,
-    /// A kernel takes longer although its machine code is unchanged or unknown.
+    /// A kernel takes longer although its machine code did not change or is unknown.
     Kernels,
     /// The SM clock.
     Clock,
-    /// The host's code, or the time between kernels, takes longer.
+    /// The host's code takes longer, or the GPU is idle for longer between kernels.
     Host,
 }
 
 impl SlowdownCause {
     /// The name in messages.
-    pub const fn words(self) -> &'static str {
+    pub const fn cause_name(self) -> &'static str {
         match self {
             Self::Code => "code",
             Self::Launches => "launches",
@@ -48,24 +50,27 @@ impl SlowdownCause {
     }
 }
 
-/// The reasons why a case is slower, as far as one profile of each build shows them.
+/// The explanation of a case's slow-down, as far as machine code, SM clock and one profile of each
+/// build show it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ChangeExplanation {
-    /// Causes that were found; empty if the cause is unknown.
+pub struct SlowdownExplanation {
+    /// Causes of the slow-down that were found; empty if the cause is unknown.
     pub causes: Vec<SlowdownCause>,
-    /// Observations in the profiles that show the causes.
+    /// Observations in machine code, clock and profiles that show the causes, as texts.
     pub evidence: Vec<String>,
-    /// Whether machine code and launch shapes of all kernels of the case are equal in both builds.
+    /// Whether the machine code and launch shapes of all the case's kernels are equal in both
+    /// builds.
     pub identical_code: bool,
-    /// The reason why a build has no profile.
+    /// The reason why a build could not be profiled; `None` if both were.
     pub not_profiled: Option<String>,
 }
 
-impl ChangeExplanation {
-    /// The explanation in words: "changed: code, launches; registers 96 -> 128; 1 -> 2 launches".
-    /// The case is slower, so if the profiles do not differ, the cause is unknown.
-    pub fn words(&self) -> String {
-        let causes: Vec<&str> = self.causes.iter().map(|cause| cause.words()).collect();
+impl SlowdownExplanation {
+    /// Formats the explanation as text: "changed: code, launches; registers 96 -> 128; 1 -> 2
+    /// launches". If the profiles do not differ although the case is slower, the text states that
+    /// the cause is unknown.
+    pub fn explanation_text(&self) -> String {
+        let causes: Vec<&str> = self.causes.iter().map(|cause| cause.cause_name()).collect();
         let identical = "slower with identical machine code".to_owned();
         let unknown = "cause unknown: one profile of each build does not show the slow-down";
         let found = match (causes.is_empty(), &self.not_profiled) {
@@ -81,26 +86,26 @@ impl ChangeExplanation {
     }
 }
 
-/// Explains a case, whose machine code may be unknown, by profiles of base and head or the reason
-/// why a profile is missing.
-pub fn explain_change(
-    decision: &PairedDecision,
-    code: Option<&CodeComparison>,
-    profiles: Result<[&ProfiledCase; 2], String>,
-) -> ChangeExplanation {
-    let mut explanation = ChangeExplanation {
-        identical_code: code.is_some_and(CodeComparison::is_same),
-        ..ChangeExplanation::default()
+/// Explains a regressed case by its machine code, if known, and by the profiles of base and head,
+/// or the reason why a profile is missing.
+pub fn explain_slowdown(
+    decision: &PairedDecisionOnCase,
+    code: Option<&CaseKernelComparison>,
+    profiles: Result<[&CaseProfileResponse; 2], String>,
+) -> SlowdownExplanation {
+    let mut explanation = SlowdownExplanation {
+        identical_code: code.is_some_and(CaseKernelComparison::is_code_known_to_be_identical),
+        ..SlowdownExplanation::default()
     };
     if let Some(code) = code {
-        explanation.note(SlowdownCause::Code, &code.code);
-        explanation.note(SlowdownCause::Launches, &code.launches);
+        explanation.add_cause_with_evidence(SlowdownCause::Code, &code.code);
+        explanation.add_cause_with_evidence(SlowdownCause::Launches, &code.launches);
     }
     match profiles {
         Ok([base, head]) => match (&base.summary, &head.summary) {
-            (Some(base), Some(head)) => explanation.compare_kernels(base, head),
+            (Some(base), Some(head)) => explanation.compare_kernel_profiles(base, head),
             _ if !base.phases.is_empty() && !head.phases.is_empty() => {
-                explanation.compare_phases(&base.phases, &head.phases);
+                explanation.compare_host_phases(&base.phases, &head.phases);
             }
             _ => {
                 let reason = head.reason.as_ref().or(base.reason.as_ref());
@@ -111,18 +116,18 @@ pub fn explain_change(
         Err(why) => explanation.not_profiled = Some(why),
     }
     if let Some(cycles) = &decision.cycles {
-        // Growth of the time beyond that of the clock cycles, which is due to a lower clock.
+        // The growth of the time beyond the growth of the clock cycles is due to a lower SM clock.
         let shift = decision.ratio.center / cycles.center - 1.0;
-        if shift > REPORTED_CLOCK_CHANGE {
+        if shift > MIN_REPORTED_CLOCK_CHANGE {
             let words = format!("SM clock {:.1}% lower in the head", 100.0 * shift / (1.0 + shift));
-            explanation.note(SlowdownCause::Clock, &[words]);
+            explanation.add_cause_with_evidence(SlowdownCause::Clock, &[words]);
         }
     }
     explanation
 }
 
-impl ChangeExplanation {
-    fn note(&mut self, cause: SlowdownCause, evidence: &[String]) {
+impl SlowdownExplanation {
+    fn add_cause_with_evidence(&mut self, cause: SlowdownCause, evidence: &[String]) {
         if evidence.is_empty() {
             return;
         }
@@ -130,17 +135,21 @@ impl ChangeExplanation {
             self.causes.push(cause);
             self.causes.sort_unstable();
         }
-        self.evidence.extend(evidence.iter().take(MAX_NAMED_KERNELS).cloned());
-        if evidence.len() > MAX_NAMED_KERNELS {
-            self.evidence.push(format!("{} more", evidence.len() - MAX_NAMED_KERNELS));
+        self.evidence.extend(evidence.iter().take(MAX_NAMED_OBSERVATIONS).cloned());
+        if evidence.len() > MAX_NAMED_OBSERVATIONS {
+            self.evidence.push(format!("{} more", evidence.len() - MAX_NAMED_OBSERVATIONS));
         }
     }
 
-    fn compare_kernels(&mut self, base: &RecordedIntervalSummary, head: &RecordedIntervalSummary) {
-        let find = |summary: &RecordedIntervalSummary, name: &str| {
+    fn compare_kernel_profiles(
+        &mut self,
+        base: &RecordedKernelsSummary,
+        head: &RecordedKernelsSummary,
+    ) {
+        let find = |summary: &RecordedKernelsSummary, name: &str| {
             summary.kernels.iter().find(|kernel| kernel.name == name).cloned()
         };
-        let launches = |summary: &RecordedIntervalSummary| {
+        let launches = |summary: &RecordedKernelsSummary| {
             summary.kernels.iter().map(|it| it.count).sum::<usize>()
         };
         let mut counts = Vec::new();
@@ -160,10 +169,11 @@ impl ChangeExplanation {
             if before.count != kernel.count {
                 counts.push(format!("{} {} -> {} times", kernel.name, before.count, kernel.count));
             }
-            let [was, is] = [&before, kernel].map(mean_ns);
-            // A kernel with a small share of the time explains no slow-down.
+            let [was, is] = [&before, kernel].map(mean_kernel_launch_ns);
+            // A kernel that adds less than one per cent of the base's time does not explain the
+            // slow-down.
             let grown = kernel.total_ns.saturating_sub(before.total_ns);
-            if is > was * (1.0 + MIN_REPORTED_PROFILE_CHANGE)
+            if is > was * (1.0 + UNREPORTED_PROFILE_CHANGE)
                 && grown as f64 > 0.01 * base.span_ns as f64
             {
                 let words = format!("{} {} -> {} each", kernel.name, time_text(was), time_text(is));
@@ -173,31 +183,34 @@ impl ChangeExplanation {
         for kernel in base.kernels.iter().filter(|kernel| find(head, &kernel.name).is_none()) {
             counts.push(format!("{} vanished, {}", kernel.name, time_text(kernel.total_ns as f64)));
         }
-        self.note(SlowdownCause::Launches, &counts);
+        self.add_cause_with_evidence(SlowdownCause::Launches, &counts);
         times.sort_by_key(|(grown, _)| std::cmp::Reverse(*grown));
         let times: Vec<String> = times.into_iter().map(|(_, words)| words).collect();
-        // If the code is known to differ, that is why its kernels take longer.
+        // If the machine code changed, longer kernel times are attributed to the code and not
+        // listed as a separate cause.
         let cause = if self.causes.contains(&SlowdownCause::Code) {
             SlowdownCause::Code
         } else {
             SlowdownCause::Kernels
         };
-        self.note(cause, &times);
+        self.add_cause_with_evidence(cause, &times);
         let idle =
-            |summary: &RecordedIntervalSummary| summary.span_ns.saturating_sub(summary.busy_ns);
-        if idle(head) as f64 > idle(base) as f64 + MIN_REPORTED_PROFILE_CHANGE * base.span_ns as f64
-        {
+            |summary: &RecordedKernelsSummary| summary.span_ns.saturating_sub(summary.busy_ns);
+        if idle(head) as f64 > idle(base) as f64 + UNREPORTED_PROFILE_CHANGE * base.span_ns as f64 {
             let [was, is] = [idle(base), idle(head)].map(|ns| time_text(ns as f64));
-            self.note(SlowdownCause::Host, &[format!("no kernel running {was} -> {is}")]);
+            self.add_cause_with_evidence(
+                SlowdownCause::Host,
+                &[format!("no kernel running {was} -> {is}")],
+            );
         }
     }
 
-    fn compare_phases(&mut self, base: &[HostPhaseTime], head: &[HostPhaseTime]) {
+    fn compare_host_phases(&mut self, base: &[HostTimeOfPhase], head: &[HostTimeOfPhase]) {
         let launch =
-            |phases: &[HostPhaseTime]| phases.iter().find(|it| it.name == "launch").cloned();
+            |phases: &[HostTimeOfPhase]| phases.iter().find(|it| it.name == "launch").cloned();
         let (Some(base), Some(head)) = (launch(base), launch(head)) else { return };
         let [was, is] = [&base, &head].map(|phase| phase.total_ns / phase.count.max(1) as f64);
-        if is <= was * (1.0 + MIN_REPORTED_PROFILE_CHANGE) {
+        if is <= was * (1.0 + UNREPORTED_PROFILE_CHANGE) {
             return;
         }
         let mut evidence = vec![format!("a launch {} -> {}", time_text(was), time_text(is))];
@@ -206,34 +219,38 @@ impl ChangeExplanation {
         {
             evidence.push(format!("busy threads {was:.1} -> {is:.1}"));
         }
-        self.note(SlowdownCause::Host, &evidence);
+        self.add_cause_with_evidence(SlowdownCause::Host, &evidence);
     }
 }
 
-fn mean_ns(kernel: &KernelTimeSum) -> f64 {
+fn mean_kernel_launch_ns(kernel: &LaunchTimesOfKernel) -> f64 {
     kernel.total_ns as f64 / kernel.count.max(1) as f64
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::code::tests::{kernels, make_kernel_spill};
+    use super::super::code::tests::{make_kernel_spill, test_kernel_with_change};
     use super::*;
-    use crate::gate::paired::tests::decision;
-    use crate::gate::ratio_interval::TimeRatio;
-    use crate::gate::verdict::Verdict;
-    use kernelgate::protocol::CaseStatus;
+    use crate::gate::paired::tests::test_decision;
+    use crate::gate::ratio_interval::TimeRatioWithInterval;
+    use crate::gate::verdict::VerdictOnCase;
+    use kernelgate::protocol::BenchCaseStatus;
 
-    fn slower_decision(by: f64, cycles: Option<f64>) -> PairedDecision {
-        let ratio = |center| TimeRatio { center, low: center, high: center };
+    fn test_slower_decision(by: f64, cycles: Option<f64>) -> PairedDecisionOnCase {
+        let ratio = |center| TimeRatioWithInterval { center, low: center, high: center };
         let (ratio, cycles) = (ratio(by), cycles.map(ratio));
-        PairedDecision { ratio, cycles, ..decision("x", Verdict::Regressed) }
+        PairedDecisionOnCase { ratio, cycles, ..test_decision("x", VerdictOnCase::Regressed) }
     }
 
-    /// A profile of a case: name, launches and nanoseconds of each kernel, and an idle time.
-    fn profiled_kernels(kernels: &[(&str, usize, u64)], idle_ns: u64) -> ProfiledCase {
-        let kernels: Vec<KernelTimeSum> = kernels
+    /// Makes a test profile of a case from name, number of launches and nanoseconds of each kernel,
+    /// and an idle time.
+    fn test_profile_of_kernels(
+        kernels: &[(&str, usize, u64)],
+        idle_ns: u64,
+    ) -> CaseProfileResponse {
+        let kernels: Vec<LaunchTimesOfKernel> = kernels
             .iter()
-            .map(|&(name, count, each)| KernelTimeSum {
+            .map(|&(name, count, each)| LaunchTimesOfKernel {
                 name: name.to_owned(),
                 count,
                 total_ns: each * count as u64,
@@ -242,10 +259,10 @@ mod tests {
             })
             .collect();
         let busy_ns = kernels.iter().map(|kernel| kernel.total_ns).sum();
-        ProfiledCase {
+        CaseProfileResponse {
             case: "x".to_owned(),
-            status: CaseStatus::Ok,
-            summary: Some(RecordedIntervalSummary { span_ns: busy_ns + idle_ns, busy_ns, kernels }),
+            status: BenchCaseStatus::Ok,
+            summary: Some(RecordedKernelsSummary { span_ns: busy_ns + idle_ns, busy_ns, kernels }),
             phases: Vec::new(),
             samples: None,
             recording: None,
@@ -253,25 +270,31 @@ mod tests {
         }
     }
 
-    fn explain_profiles(base: &ProfiledCase, head: &ProfiledCase) -> ChangeExplanation {
-        explain_change(&slower_decision(1.4, None), None, Ok([base, head]))
+    fn explain_test_profiles(
+        base: &CaseProfileResponse,
+        head: &CaseProfileResponse,
+    ) -> SlowdownExplanation {
+        explain_slowdown(&test_slower_decision(1.4, None), None, Ok([base, head]))
     }
 
     #[test]
     fn a_spill_in_the_head_explains_a_slow_down_by_code() {
-        let code = CodeComparison::compare_code(
-            &kernels("f/spin", |_| {}),
-            &kernels("f/spin", make_kernel_spill),
+        let code = CaseKernelComparison::compare_used_kernels(
+            &test_kernel_with_change("f/spin", |_| {}),
+            &test_kernel_with_change("f/spin", make_kernel_spill),
         );
         let (base, head) = (
-            profiled_kernels(&[("spin", 1, 10_000)], 0),
-            profiled_kernels(&[("spin", 1, 14_000)], 0),
+            test_profile_of_kernels(&[("spin", 1, 10_000)], 0),
+            test_profile_of_kernels(&[("spin", 1, 14_000)], 0),
         );
-        let found =
-            explain_change(&slower_decision(1.4, Some(1.4)), Some(&code), Ok([&base, &head]));
+        let found = explain_slowdown(
+            &test_slower_decision(1.4, Some(1.4)),
+            Some(&code),
+            Ok([&base, &head]),
+        );
         assert_eq!(found.causes, [SlowdownCause::Code]);
         assert_eq!(
-            found.words(),
+            found.explanation_text(),
             "changed: code; f/spin: stack bytes 0 -> 48, registers 96 -> 128; spin 10.00 µs -> \
              14.00 µs each"
         );
@@ -279,46 +302,54 @@ mod tests {
 
     #[test]
     fn an_additional_launch_explains_a_slow_down() {
-        let base = profiled_kernels(&[("a", 1, 10_000)], 0);
-        let head = profiled_kernels(&[("a", 1, 10_000), ("b", 2, 2_000)], 0);
-        let found = explain_profiles(&base, &head);
+        let base = test_profile_of_kernels(&[("a", 1, 10_000)], 0);
+        let head = test_profile_of_kernels(&[("a", 1, 10_000), ("b", 2, 2_000)], 0);
+        let found = explain_test_profiles(&base, &head);
         assert_eq!(found.causes, [SlowdownCause::Launches]);
         assert_eq!(found.evidence, ["1 -> 3 kernels a launch", "b appeared, 4.000 µs"]);
-        let gone = explain_profiles(&head, &base);
+        let gone = explain_test_profiles(&head, &base);
         assert_eq!(gone.evidence[1], "b vanished, 4.000 µs");
     }
 
     #[test]
     fn with_identical_code_a_lower_clock_and_host_time_are_distinguished() {
-        let same = CodeComparison::compare_code(&kernels("a", |_| {}), &kernels("a", |_| {}));
-        let base = profiled_kernels(&[("a", 1, 10_000)], 0);
-        let longer = profiled_kernels(&[("a", 1, 12_000)], 0);
-        let clock =
-            explain_change(&slower_decision(1.2, Some(1.0)), Some(&same), Ok([&base, &longer]));
+        let same = CaseKernelComparison::compare_used_kernels(
+            &test_kernel_with_change("a", |_| {}),
+            &test_kernel_with_change("a", |_| {}),
+        );
+        let base = test_profile_of_kernels(&[("a", 1, 10_000)], 0);
+        let longer = test_profile_of_kernels(&[("a", 1, 12_000)], 0);
+        let clock = explain_slowdown(
+            &test_slower_decision(1.2, Some(1.0)),
+            Some(&same),
+            Ok([&base, &longer]),
+        );
         assert_eq!(clock.causes, [SlowdownCause::Kernels, SlowdownCause::Clock]);
-        insta::assert_snapshot!(clock.words(), @"slower with identical machine code; changed: the time of its kernels, clock; a 10.00 µs -> 12.00 µs each; SM clock 16.7% lower in the head");
-        let idle = explain_profiles(&base, &profiled_kernels(&[("a", 1, 10_000)], 4_000));
+        insta::assert_snapshot!(clock.explanation_text(), @"slower with identical machine code; changed: the time of its kernels, clock; a 10.00 µs -> 12.00 µs each; SM clock 16.7% lower in the head");
+        let idle =
+            explain_test_profiles(&base, &test_profile_of_kernels(&[("a", 1, 10_000)], 4_000));
         assert_eq!((idle.causes, idle.evidence.len()), (vec![SlowdownCause::Host], 1));
-        let noise = explain_profiles(&base, &profiled_kernels(&[("a", 1, 10_100)], 10));
+        let noise = explain_test_profiles(&base, &test_profile_of_kernels(&[("a", 1, 10_100)], 10));
         let words = "cause unknown: one profile of each build does not show the slow-down";
-        assert_eq!(noise.words(), words);
+        assert_eq!(noise.explanation_text(), words);
     }
 
     #[test]
     fn a_host_case_shows_its_launch_and_a_failed_profile_its_reason() {
-        let phases = |ns: f64, threads: f64| ProfiledCase {
+        let phases = |ns: f64, threads: f64| CaseProfileResponse {
             summary: None,
-            phases: vec![HostPhaseTime::from_durations(
+            phases: vec![HostTimeOfPhase::summarize_durations_of_phase(
                 "launch",
                 &[ns, ns],
                 Some(2.0 * ns * threads),
             )],
-            ..profiled_kernels(&[], 0)
+            ..test_profile_of_kernels(&[], 0)
         };
-        let found = explain_profiles(&phases(1e6, 2.0), &phases(2e6, 1.0));
+        let found = explain_test_profiles(&phases(1e6, 2.0), &phases(2e6, 1.0));
         assert_eq!(found.causes, [SlowdownCause::Host]);
         assert_eq!(found.evidence, ["a launch 1.000 ms -> 2.000 ms", "busy threads 2.0 -> 1.0"]);
-        let lost = explain_change(&slower_decision(1.4, None), None, Err("it hung".to_owned()));
-        assert_eq!(lost.words(), "not profiled: it hung");
+        let lost =
+            explain_slowdown(&test_slower_decision(1.4, None), None, Err("it hung".to_owned()));
+        assert_eq!(lost.explanation_text(), "not profiled: it hung");
     }
 }

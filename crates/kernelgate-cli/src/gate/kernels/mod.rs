@@ -1,5 +1,5 @@
-//! Compiled kernels: their machine code in two builds, their recorded resources, and the cause of a
-//! slow-down.
+//! Compares compiled kernels: their machine code in two builds, their resources with a record, and
+//! their role in a slow-down.
 
 pub mod code;
 pub mod explanation;

@@ -1,4 +1,5 @@
-//! Compares the outputs of cases: lost verification, and errors that grew.
+//! Compares the outputs of cases between base and head: verification that was lost, and errors that
+//! grew.
 
 pub mod numerics;
 pub mod verification;

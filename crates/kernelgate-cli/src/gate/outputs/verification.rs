@@ -1,51 +1,55 @@
-//! Determines whether a case was verified less completely than before. If nobody compared the
-//! outputs any more, the time of a case is not "unchanged".
+//! Determines whether the head verified the outputs of a case less completely than the base or
+//! baseline. A case whose outputs are no longer compared with a reference is not reported as
+//! unchanged, whatever its time.
 //!
-//! Deliberately absent: how outputs are compared, and errors that grew
-//! ([`numerics`](super::numerics)).
+//! Comparing outputs with the reference and judging grown errors ([`numerics`](super::numerics))
+//! are not part of this module.
 
-use kernelgate::record::VerificationExtent;
+use kernelgate::record::OutputVerificationExtent;
 use serde::{Deserialize, Serialize};
 
-/// A case that was verified less than its base or baseline.
+/// A case whose outputs the head verified less completely than the base or baseline.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerificationLoss {
     /// The case.
     pub case: String,
-    /// Extent to which the base or the baseline was verified.
-    pub base: VerificationExtent,
-    /// Extent to which the outputs of the head were verified.
-    pub head: VerificationExtent,
+    /// To what extent the base or baseline verified the outputs of the case.
+    pub base: OutputVerificationExtent,
+    /// To what extent the head verified the outputs of the case.
+    pub head: OutputVerificationExtent,
 }
 
 impl VerificationLoss {
-    /// The loss of verification of a case, if the head verifies less than the base. If the baseline
-    /// does not record how far the case was verified, an unverified head may have lost
-    /// verification.
+    /// Returns the loss of verification of a case; `None` if the head verified it at least as
+    /// completely as the base. If the baseline does not record how far it verified the case, an
+    /// unverified head counts as a possible loss.
     pub fn from_extents(
         case: &str,
-        base: VerificationExtent,
-        head: VerificationExtent,
+        base: OutputVerificationExtent,
+        head: OutputVerificationExtent,
     ) -> Option<VerificationLoss> {
         let lost = match base {
-            VerificationExtent::Unknown => head == VerificationExtent::Unverified,
-            base => head.compares_less_than(base),
+            OutputVerificationExtent::Unknown => head == OutputVerificationExtent::Unverified,
+            base => head.is_weaker_than(base),
         };
         lost.then(|| Self { case: case.to_owned(), base, head })
     }
 
-    /// Returns whether a case that was verified before is now compared with nothing, which is a
-    /// failure. Fewer compared elements, and a comparison with the base's outputs only, are
-    /// inconclusive.
-    pub const fn is_failure(&self) -> bool {
-        self.base.is_verified()
-            && matches!(self.head, VerificationExtent::Unverified | VerificationExtent::Unknown)
+    /// Returns whether a case that the base verified is no longer verified at all in the head,
+    /// which fails the comparison. A head that compares fewer elements, or only with the base's
+    /// outputs, makes the case inconclusive but does not fail.
+    pub const fn is_complete_loss(&self) -> bool {
+        self.base.is_compared_with_reference()
+            && matches!(
+                self.head,
+                OutputVerificationExtent::Unverified | OutputVerificationExtent::Unknown
+            )
     }
 
-    /// The loss in words: "no longer verified (before: every element verified)".
-    pub fn words(&self) -> String {
+    /// Describes the loss of verification: "no longer verified (before: every element verified)".
+    pub fn describe_loss(&self) -> String {
         let Self { base, head, .. } = self;
-        match self.is_failure() {
+        match self.is_complete_loss() {
             true => format!("no longer verified (before: {base})"),
             false => format!("less verified: {head} (before: {base})"),
         }
@@ -55,42 +59,62 @@ impl VerificationLoss {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use VerificationExtent::{ComparedWithBase, Unknown, Unverified, Verified};
+    use OutputVerificationExtent::{ComparedWithBase, Unknown, Unverified, Verified};
 
-    const ALL: VerificationExtent = Verified { checked: 1600, total: 1600 };
-    const ONE: VerificationExtent = Verified { checked: 1, total: 1600 };
-    const COMPARED_WITH_BASE: VerificationExtent = ComparedWithBase { checked: 1600, total: 1600 };
+    const ALL_ELEMENTS_VERIFIED: OutputVerificationExtent = Verified { checked: 1600, total: 1600 };
+    const ONE_ELEMENT_VERIFIED: OutputVerificationExtent = Verified { checked: 1, total: 1600 };
+    const ALL_ELEMENTS_COMPARED_WITH_BASE: OutputVerificationExtent =
+        ComparedWithBase { checked: 1600, total: 1600 };
 
     #[test]
     fn a_case_that_is_no_longer_verified_is_a_failure() {
-        for (base, head) in [(ALL, Unverified), (ONE, Unverified), (ALL, Unknown)] {
+        for (base, head) in [
+            (ALL_ELEMENTS_VERIFIED, Unverified),
+            (ONE_ELEMENT_VERIFIED, Unverified),
+            (ALL_ELEMENTS_VERIFIED, Unknown),
+        ] {
             let loss = VerificationLoss::from_extents("a", base, head).unwrap();
-            assert!(loss.is_failure(), "{base} {head}");
-            assert_eq!(loss.words(), format!("no longer verified (before: {base})"));
+            assert!(loss.is_complete_loss(), "{base} {head}");
+            assert_eq!(loss.describe_loss(), format!("no longer verified (before: {base})"));
         }
     }
 
     #[test]
     fn a_case_that_is_now_verified_only_in_part_is_inconclusive() {
-        for (base, head) in
-            [(ALL, ONE), (ALL, COMPARED_WITH_BASE), (COMPARED_WITH_BASE, Unverified)]
-        {
+        for (base, head) in [
+            (ALL_ELEMENTS_VERIFIED, ONE_ELEMENT_VERIFIED),
+            (ALL_ELEMENTS_VERIFIED, ALL_ELEMENTS_COMPARED_WITH_BASE),
+            (ALL_ELEMENTS_COMPARED_WITH_BASE, Unverified),
+        ] {
             let loss = VerificationLoss::from_extents("a", base, head).unwrap();
-            assert!(!loss.is_failure(), "{base} {head}");
+            assert!(!loss.is_complete_loss(), "{base} {head}");
         }
-        let words = VerificationLoss::from_extents("a", ALL, ONE).unwrap().words();
+        let words =
+            VerificationLoss::from_extents("a", ALL_ELEMENTS_VERIFIED, ONE_ELEMENT_VERIFIED)
+                .unwrap()
+                .describe_loss();
         assert_eq!(
             words,
             "less verified: 1 of 1600 elements verified (before: every element verified)"
         );
-        assert!(!VerificationLoss::from_extents("a", Unknown, Unverified).unwrap().is_failure());
+        assert!(
+            !VerificationLoss::from_extents("a", Unknown, Unverified).unwrap().is_complete_loss()
+        );
     }
 
     #[test]
     fn equal_or_better_verification_does_not_count_as_a_loss() {
-        let same = [(ALL, ALL), (Unverified, Unverified), (Unknown, Unknown)];
-        let more =
-            [(ONE, ALL), (Unverified, ALL), (Unverified, COMPARED_WITH_BASE), (Unknown, ALL)];
+        let same = [
+            (ALL_ELEMENTS_VERIFIED, ALL_ELEMENTS_VERIFIED),
+            (Unverified, Unverified),
+            (Unknown, Unknown),
+        ];
+        let more = [
+            (ONE_ELEMENT_VERIFIED, ALL_ELEMENTS_VERIFIED),
+            (Unverified, ALL_ELEMENTS_VERIFIED),
+            (Unverified, ALL_ELEMENTS_COMPARED_WITH_BASE),
+            (Unknown, ALL_ELEMENTS_VERIFIED),
+        ];
         for (base, head) in same.into_iter().chain(more) {
             assert_eq!(VerificationLoss::from_extents("a", base, head), None, "{base} {head}");
         }

@@ -1,77 +1,102 @@
-//! Turns blocks into verdicts.
+//! Turns the timed blocks of base and head into a verdict for each case.
 //!
-//! **Regressed** needs three rejections of "not slower than the threshold" by the signed-rank test
-//! on the pairs: in time, in time without the possible cost of contention, and in cycles if the
-//! clock was read. The p value of a case is the largest of the three (an intersection-union test:
-//! each H0 has to be rejected by itself), each valid at any interim analysis, and
-//! Benjamini-Hochberg over the cases holds at [`TestPlan::false_alarms`]. **Improved** is decided
-//! alike for a faster head. **Unchanged** needs both "slower by the threshold" and "faster by the
-//! threshold" rejected, or, when the blocks end, no evidence of any change and an interval that
-//! excludes changes above [`TestPlan::tolerated`]. All other cases continue, and are
-//! **inconclusive** when the blocks end.
+//! A case is **regressed** if Wilcoxon's signed-rank test on its pairs rejects "the head is not
+//! slower than the threshold" three times: for the time, for the time corrected for contention, and
+//! for the clock cycles if they were recorded. The p value of a case is the largest of these three
+//! p values (an intersection-union test), each of which is valid at any interim analysis. The p
+//! values of all cases are adjusted by Benjamini-Hochberg for the error rate
+//! [`ComparisonTestPlan::false_alarms`]. A case is **improved** if the same tests show that the
+//! head is faster by more than the threshold. A case is **unchanged** if the tests reject both
+//! "slower by the threshold" and "faster by the threshold". At later analyses, a case is also
+//! unchanged if nothing shows a change and the confidence interval excludes changes above
+//! [`ComparisonTestPlan::tolerated`]. All other cases continue, and are
+//! **inconclusive** after the last block.
 
 use super::alpha_spending::{
-    AlphaSpending, FINAL_ANALYSIS_WEIGHT, UnchangedAnalyses, always_valid_p,
+    AlphaSpendingSchedule, FINAL_ANALYSIS_WEIGHT, UnchangedAnalysisSchedule,
+    p_value_valid_at_any_stop,
 };
-use super::log_time_pairs::{ChangeDirection, PairDifferences, mean_arm_contention};
+use super::log_time_pairs::{DirectionOfChange, LogTimePairsOfCase, mean_contention_beside_build};
 use super::{
-    Arm, BlocksByCase, ErrorRateFamily, InconclusiveCause, PairedDecision, PairedOutcome, TestPlan,
+    CauseOfInconclusiveDecision, ComparedArm, ComparisonTestPlan, ErrorRateFamily,
+    PairedDecisionOnCase, PairedDecisionsOfRound, TimedBlocksByCase,
 };
-use crate::gate::ratio_interval::TimeRatio;
-use crate::gate::verdict::Verdict;
-use kernelgate::stats::signed_rank::signed_rank_p_greater;
+use crate::gate::ratio_interval::TimeRatioWithInterval;
+use crate::gate::verdict::VerdictOnCase;
+use kernelgate::stats::signed_rank::signed_rank_p_value_for_upward_shift;
 use kernelgate::stats::{WalshAverages, median, power};
 
-/// Share of the cases, at least two, whose null pairs must show a difference to call the
-/// environment unsound.
-const UNSOUND_CASE_SHARE: f64 = 0.1;
-/// Part of [`TestPlan::missed`] at which a difference from 1 is evidence of a change, so that the
-/// case is not unchanged by the tolerated change. This criterion is strict: this share of identical
-/// builds would be inconclusive.
-const CHANGE_EVIDENCE_PART: f64 = 0.1;
+/// Share of the cases, at least two cases, whose processes of one build must differ significantly
+/// before the whole environment counts as unstable.
+const UNSTABLE_CASE_SHARE: f64 = 0.1;
+/// A case shows evidence of a change if its ratio differs from 1 at this fraction of the error
+/// probability [`ComparisonTestPlan::missed`]; then it cannot be unchanged within the tolerated
+/// change. For identical builds this criterion falsely finds such evidence at that fraction of the
+/// error probability, and makes the case inconclusive.
+const EVIDENCE_OF_CHANGE_FRACTION: f64 = 0.1;
 
-/// Decides the cases for which the blocks so far suffice. This function is pure and may be called
-/// after every block. `last` says that no more blocks come, and must not depend on their results
-/// (the budget is used up, the user interrupted). If all cases are decided, the test at the end of
-/// the comparison is not needed.
+/// Decides every case for which the blocks so far suffice, with one plan for all cases. The
+/// function depends only on its arguments and may be called after every block. The argument `last`
+/// states that no more blocks come; the reason must not depend on the measured results: a spent
+/// budget or an interruption. If all cases are decided before the last block, no final analysis
+/// takes place.
 ///
-/// A case keeps its verdict when more blocks of other cases come. All calls during a comparison
-/// must pass the same set of cases, because their number determines the interim analyses.
-pub fn decide_all(cases: &BlocksByCase, plan: &TestPlan, last: bool) -> PairedOutcome {
-    decide_cases(cases, plan, &|_| *plan, ErrorRateFamily::Given, last)
+/// A decided case keeps its verdict when later blocks of other cases arrive. All calls during a
+/// comparison must pass the same set of cases, because the number of cases determines the interim
+/// analyses.
+pub fn decide_cases_with_one_plan(
+    cases: &TimedBlocksByCase,
+    plan: &ComparisonTestPlan,
+    last: bool,
+) -> PairedDecisionsOfRound {
+    decide_cases_with_own_thresholds(cases, plan, &|_| *plan, ErrorRateFamily::Given, last)
 }
 
-/// Decides with thresholds by case and error rates over a family of cases: `of_case` gives the plan
-/// with the smallest change that matters in that case, and may change nothing else.
-pub fn decide_cases(
-    cases: &BlocksByCase,
-    plan: &TestPlan,
-    of_case: &dyn Fn(&str) -> TestPlan,
+/// Decides the cases with thresholds for each case, and with error rates that are divided over a
+/// family of cases: the function `of_case` returns a case's plan, which may differ from `plan` only
+/// in the thresholds.
+pub fn decide_cases_with_own_thresholds(
+    cases: &TimedBlocksByCase,
+    plan: &ComparisonTestPlan,
+    of_case: &dyn Fn(&str) -> ComparisonTestPlan,
     family: ErrorRateFamily,
     last: bool,
-) -> PairedOutcome {
-    let level = plan.false_alarms / family.family_size(cases.len()) as f64;
+) -> PairedDecisionsOfRound {
+    let level = plan.false_alarms / family.number_of_cases_in_family(cases.len()) as f64;
     let most = plan.max_blocks.saturating_mul(2);
-    let settling = UnchangedAnalyses::new(plan);
-    let plans: Vec<TestPlan> = cases.keys().map(|case| of_case(case)).collect();
-    let (change, same) = (AlphaSpending::new(level, most), AlphaSpending::new(plan.missed, most));
-    let of_plan =
-        |plan| InterimTests { plan, level, change: &change, same: &same, settling: &settling };
-    let tests: Vec<InterimTests<'_>> = plans.iter().map(of_plan).collect();
-    let pairs: Vec<PairDifferences> =
-        cases.values().map(|blocks| PairDifferences::from_blocks(blocks)).collect();
-    // The interim analyses before the end decide first: decided cases are not analysed again.
-    let mut standings: Vec<CaseEvidence> =
-        tests.iter().zip(&pairs).map(|(tests, pairs)| tests.case_evidence(pairs, false)).collect();
-    let before: Vec<CaseConclusion> = conclude_family(&standings, plan, family, true);
+    let settling = UnchangedAnalysisSchedule::for_test_plan(plan);
+    let plans: Vec<ComparisonTestPlan> = cases.keys().map(|case| of_case(case)).collect();
+    let (change, same) = (
+        AlphaSpendingSchedule::for_level_and_most_pairs(level, most),
+        AlphaSpendingSchedule::for_level_and_most_pairs(plan.missed, most),
+    );
+    let of_plan = |plan| InterimTestsOfCase {
+        plan,
+        level,
+        change: &change,
+        same: &same,
+        settling: &settling,
+    };
+    let tests: Vec<InterimTestsOfCase<'_>> = plans.iter().map(of_plan).collect();
+    let pairs: Vec<LogTimePairsOfCase> =
+        cases.values().map(|blocks| LogTimePairsOfCase::from_trial_blocks(blocks)).collect();
+    // The interim analyses before the final one decide first: a decided case gets no final
+    // analysis.
+    let mut standings: Vec<EvidenceOfCase> = tests
+        .iter()
+        .zip(&pairs)
+        .map(|(tests, pairs)| tests.compute_evidence_of_case(pairs, false))
+        .collect();
+    let before: Vec<AdjustedVerdictOnCase> =
+        adjust_verdicts_for_family(&standings, plan, family, true);
     let each = standings.iter_mut().zip(tests.iter().zip(&pairs)).zip(&before);
     for ((standing, (tests, pairs)), concluded) in each {
-        if concluded.at.is_none() && (last || pairs.len() >= most) {
-            *standing = tests.case_evidence(pairs, true);
+        if concluded.at.is_none() && (last || pairs.pair_count() >= most) {
+            *standing = tests.compute_evidence_of_case(pairs, true);
         }
     }
-    let sound = !has_after_effect(&pairs, plan, last);
-    let concluded = conclude_family(&standings, plan, family, sound);
+    let sound = !has_after_effect_on_next_process(&pairs, plan, last);
+    let concluded = adjust_verdicts_for_family(&standings, plan, family, sound);
     let undecided = |index: usize| concluded[index].at.is_none() && !standings[index].ended;
     let names = |keep: &dyn Fn(usize) -> bool| -> Vec<String> {
         cases
@@ -81,266 +106,289 @@ pub fn decide_cases(
             .map(|(_, case)| case.clone())
             .collect()
     };
-    let mut decisions: Vec<PairedDecision> = cases
+    let mut decisions: Vec<PairedDecisionOnCase> = cases
         .iter()
         .zip(tests.iter().zip(pairs.iter().zip(concluded.iter().zip(&standings))))
-        .map(|((case, blocks), (tests, (pairs, (concluded, standing))))| PairedDecision {
+        .map(|((case, blocks), (tests, (pairs, (concluded, standing))))| PairedDecisionOnCase {
             case: case.clone(),
-            base_contention: mean_arm_contention(blocks, Arm::Base),
-            head_contention: mean_arm_contention(blocks, Arm::Head),
-            ..tests.describe_case(pairs, concluded, standing.ended)
+            base_contention: mean_contention_beside_build(blocks, ComparedArm::Base),
+            head_contention: mean_contention_beside_build(blocks, ComparedArm::Head),
+            ..tests.describe_decision_of_case(pairs, concluded, standing.ended)
         })
         .collect();
     decisions.sort_by(|a, b| a.verdict.cmp(&b.verdict).then_with(|| a.case.cmp(&b.case)));
-    PairedOutcome {
+    PairedDecisionsOfRound {
         decisions,
         undecided: names(&undecided),
         null_fired: names(&|index| concluded[index].null_fired),
         environment_sound: concluded
             .iter()
-            .all(|concluded| concluded.reason != Some(InconclusiveCause::Environment)),
+            .all(|concluded| concluded.reason != Some(CauseOfInconclusiveDecision::Environment)),
     }
 }
 
-/// The interim tests of a comparison and the analyses at which they run.
-struct InterimTests<'a> {
-    plan: &'a TestPlan,
-    /// Level of the test of a single case that allows for the number of cases.
+/// The statistical tests of one case, and the interim analyses at which they run.
+struct InterimTestsOfCase<'a> {
+    plan: &'a ComparisonTestPlan,
+    /// Significance level of the test of a single case, already divided by the number of cases.
     level: f64,
-    change: &'a AlphaSpending,
-    /// Alpha spending of the tests for the absence of a change.
-    same: &'a AlphaSpending,
-    /// Analyses at which changes above the tolerated one may be excluded.
-    settling: &'a UnchangedAnalyses,
+    change: &'a AlphaSpendingSchedule,
+    /// Interim analyses of the tests that exclude a change.
+    same: &'a AlphaSpendingSchedule,
+    /// Analyses at which the case may be declared unchanged within the tolerated change.
+    settling: &'a UnchangedAnalysisSchedule,
 }
 
-/// p values of a case that are valid at any interim analysis, for both directions, with the number
-/// of pairs at the analysis that gave them.
-struct ChangeEvidence {
-    /// p value of the test on times, without clock cycles.
+/// Evidence for a change of one case in one direction (slower or faster): p values that are valid
+/// at any stopping time.
+struct EvidenceOfChangeInDirection {
+    /// p value of the test on the times alone, without clock cycles and contention.
     time: f64,
-    /// Largest p value of time, time without contention, and cycles.
+    /// Largest of the p values by time, by time corrected for contention, and by clock cycles.
     all: f64,
-    /// The doubt that gave the largest p value, if it is not the time.
-    objection: InconclusiveCause,
-    /// Pairs at the interim analysis that excluded a relevant change in cycles: more blocks would
-    /// not help the time.
+    /// The doubt, contention or clock, whose p value is larger.
+    objection: CauseOfInconclusiveDecision,
+    /// Number of pairs at the analysis in which clock cycles excluded a relevant change, so that
+    /// more blocks would not help; `None` if none did.
     clock_at: Option<usize>,
-    /// Pairs at the interim analysis of `all`.
+    /// Number of pairs at the interim analysis that gave the p value `all`.
     at: usize,
 }
 
-impl ChangeEvidence {
-    /// The verdict on a change in time that cycles or contention do not confirm.
-    fn unconfirmed_verdict(&self) -> (Verdict, Option<InconclusiveCause>, Option<usize>) {
+impl EvidenceOfChangeInDirection {
+    /// Returns the verdict for a case whose time changed while clock cycles or contention do not
+    /// confirm the change: inconclusive.
+    fn verdict_for_unconfirmed_change(
+        &self,
+    ) -> (VerdictOnCase, Option<CauseOfInconclusiveDecision>, Option<usize>) {
         match self.clock_at {
-            Some(at) => (Verdict::Inconclusive, Some(InconclusiveCause::Clock), Some(at)),
-            None => (Verdict::Inconclusive, Some(self.objection), None),
+            Some(at) => {
+                (VerdictOnCase::Inconclusive, Some(CauseOfInconclusiveDecision::Clock), Some(at))
+            }
+            None => (VerdictOnCase::Inconclusive, Some(self.objection), None),
         }
     }
 }
 
-/// Evidence of one case alone, before the family of cases is considered.
-struct CaseEvidence {
-    slower: ChangeEvidence,
-    faster: ChangeEvidence,
-    /// p values of the null pairs, both directions.
+/// Evidence of one case, before the error rates are adjusted for all cases together.
+struct EvidenceOfCase {
+    slower: EvidenceOfChangeInDirection,
+    faster: EvidenceOfChangeInDirection,
+    /// p values for differences between processes of one build (null pairs), for both directions.
     null: [f64; 2],
-    /// Pairs at the interim analysis that excluded any relevant change.
+    /// Number of pairs at the interim analysis that excluded any relevant change; `None` if none
+    /// did.
     same_at: Option<usize>,
-    /// Whether the comparison has its last block.
+    /// Whether no more blocks of the comparison come.
     ended: bool,
-    /// Verdict if no test decides; it is final after the last block.
-    otherwise: (Verdict, Option<InconclusiveCause>),
+    /// Verdict that the case gets if no test decides; it is final after the last block.
+    otherwise: (VerdictOnCase, Option<CauseOfInconclusiveDecision>),
     /// Number of pairs now.
     pairs: usize,
 }
 
-impl InterimTests<'_> {
-    fn case_evidence(&self, pairs: &PairDifferences, ended: bool) -> CaseEvidence {
+impl InterimTestsOfCase<'_> {
+    fn compute_evidence_of_case(&self, pairs: &LogTimePairsOfCase, ended: bool) -> EvidenceOfCase {
         let plan = self.plan;
-        let n = pairs.len();
+        let n = pairs.pair_count();
         let change = |direction| {
             let p = |test: &dyn Fn(usize) -> f64| {
-                always_valid_p(self.change.analyses_up_to(n, ended), test)
+                p_value_valid_at_any_stop(self.change.analyses_up_to_pairs(n, ended), test)
             };
-            let (time, at) = p(&|n| pairs.p_beyond_threshold(n, direction, plan));
+            let (time, at) = p(&|n| pairs.p_of_no_change_beyond_threshold(n, direction, plan));
             let (contention, contention_at) =
-                p(&|n| pairs.p_beyond_without_contention(n, direction, plan));
-            let (cycles, cycles_at) = p(&|n| pairs.beyond_threshold_in_cycles(n, direction, plan));
-            let (same, same_at) = always_valid_p(self.same.analyses_up_to(n, ended), |n| {
-                pairs.p_within_in_cycles(n, direction, plan)
-            });
-            ChangeEvidence {
+                p(&|n| pairs.p_of_no_change_corrected_for_contention(n, direction, plan));
+            let (cycles, cycles_at) =
+                p(&|n| pairs.p_of_no_change_beyond_threshold_in_cycles(n, direction, plan));
+            let (same, same_at) =
+                p_value_valid_at_any_stop(self.same.analyses_up_to_pairs(n, ended), |n| {
+                    pairs.p_of_change_by_threshold_in_cycles(n, direction, plan)
+                });
+            EvidenceOfChangeInDirection {
                 time,
                 all: time.max(contention).max(cycles),
                 objection: if cycles > contention {
-                    InconclusiveCause::Clock
+                    CauseOfInconclusiveDecision::Clock
                 } else {
-                    InconclusiveCause::Contention
+                    CauseOfInconclusiveDecision::Contention
                 },
                 clock_at: (same <= plan.missed).then_some(same_at.max(at)),
-                at: at.max(contention_at).max(if pairs.cycles_can_decide() {
-                    cycles_at
-                } else {
-                    0
-                }),
+                at: at.max(contention_at).max(if pairs.are_cycles_used() { cycles_at } else { 0 }),
             }
         };
-        let null = [ChangeDirection::Slower, ChangeDirection::Faster].map(|direction| {
-            always_valid_p(self.change.analyses_up_to(n, ended), |n| {
-                pairs.p_null_beyond_threshold(n, direction, plan)
+        let null = [DirectionOfChange::Slower, DirectionOfChange::Faster].map(|direction| {
+            p_value_valid_at_any_stop(self.change.analyses_up_to_pairs(n, ended), |n| {
+                pairs.p_of_equal_null_pairs(n, direction, plan)
             })
             .0
         });
         let same = |direction| {
-            always_valid_p(self.same.analyses_up_to(n, ended), |n| {
-                pairs.p_value_of_change(n, direction, plan)
+            p_value_valid_at_any_stop(self.same.analyses_up_to_pairs(n, ended), |n| {
+                pairs.p_of_change_by_threshold(n, direction, plan)
             })
         };
-        let (slower, faster) = (same(ChangeDirection::Slower), same(ChangeDirection::Faster));
+        let (slower, faster) = (same(DirectionOfChange::Slower), same(DirectionOfChange::Faster));
         let same_at = slower.1.max(faster.1);
         let excluded = slower.0.max(faster.0) <= plan.missed
-            && !self.contention_may_hide_slowdown(pairs, same_at);
+            && !self.may_contention_of_base_hide_slowdown(pairs, same_at);
         let settled_at = || {
-            let UnchangedAnalyses { early, early_tail, .. } = self.settling;
+            let UnchangedAnalysisSchedule { early, early_tail, .. } = self.settling;
             early.iter().copied().find(|analysis| {
-                *analysis <= n && self.settled(pairs, *analysis, *early_tail) == Some(true)
+                *analysis <= n
+                    && self.is_unchanged_within_tolerance(pairs, *analysis, *early_tail)
+                        == Some(true)
             })
         };
-        CaseEvidence {
-            slower: change(ChangeDirection::Slower),
-            faster: change(ChangeDirection::Faster),
+        EvidenceOfCase {
+            slower: change(DirectionOfChange::Slower),
+            faster: change(DirectionOfChange::Faster),
             null,
             same_at: if excluded { Some(same_at) } else { settled_at() },
             ended,
             otherwise: if ended {
-                self.at_end(pairs)
+                self.verdict_after_last_block(pairs)
             } else {
-                (Verdict::Inconclusive, Some(InconclusiveCause::Wide))
+                (VerdictOnCase::Inconclusive, Some(CauseOfInconclusiveDecision::Wide))
             },
             pairs: n,
         }
     }
 
-    /// Returns the pairs at the interim analysis that decides with this number of pairs; if no
-    /// other follows, at the end.
-    fn pairs_at_analysis(&self, analysis: Option<usize>, pairs: usize) -> usize {
+    /// Returns the number of pairs of the given interim analysis, or of the final one if there is
+    /// none.
+    fn pairs_at_analysis_or_end(&self, analysis: Option<usize>, pairs: usize) -> usize {
         analysis.unwrap_or_else(|| self.plan.max_blocks.saturating_mul(2).max(pairs))
     }
 
-    /// Whether contention beside the base may hide a slow-down.
-    fn contention_may_hide_slowdown(&self, pairs: &PairDifferences, n: usize) -> bool {
-        pairs.p_base_not_more_contended(n, self.plan) <= FINAL_ANALYSIS_WEIGHT * self.plan.missed
+    /// Returns whether the base's processes suffered so much more contention than the head's that
+    /// this may hide a slow-down of the head.
+    fn may_contention_of_base_hide_slowdown(&self, pairs: &LogTimePairsOfCase, n: usize) -> bool {
+        pairs.p_of_base_not_more_contended(n, self.plan) <= FINAL_ANALYSIS_WEIGHT * self.plan.missed
     }
 
-    /// Whether the first `n` pairs have no evidence of a change and exclude changes above the
-    /// tolerated one, at this probability on either side; `None` if load may hide a change.
-    fn settled(&self, pairs: &PairDifferences, n: usize, tail: f64) -> Option<bool> {
-        let threshold = pairs.relevant_log_ratio(n, self.plan);
+    /// Returns whether the first `n` pairs show no change and exclude changes above the tolerated
+    /// one, at this error probability for each side; `None` if contention may hide a change.
+    fn is_unchanged_within_tolerance(
+        &self,
+        pairs: &LogTimePairsOfCase,
+        n: usize,
+        tail: f64,
+    ) -> Option<bool> {
+        let threshold = pairs.log_of_threshold_ratio(n, self.plan);
         let margin = self.plan.tolerated.ln_1p().max(threshold);
         let times = &pairs.time[..n];
-        let walsh = WalshAverages::new(times);
+        let walsh = WalshAverages::averages_of_all_pairs(times);
         let all_beyond = |sign: f64| times.iter().all(|time| sign * time > threshold);
-        // If there are too few pairs for so wide an interval, only all of them together count as
-        // evidence.
+        // If there are too few pairs for an interval of this confidence, only pairs that all lie
+        // beyond the threshold count as evidence of a change.
         let evidence = all_beyond(1.0)
             || all_beyond(-1.0)
             || walsh
-                .interval_with_tail(CHANGE_EVIDENCE_PART * tail)
+                .interval_with_tail_probability(EVIDENCE_OF_CHANGE_FRACTION * tail)
                 .is_some_and(|(low, high)| low > 0.0 || high < 0.0);
         let small = !evidence
             && walsh
-                .interval_with_tail(tail)
+                .interval_with_tail_probability(tail)
                 .is_some_and(|(low, high)| low > -margin && high < margin);
-        if small && self.contention_may_hide_slowdown(pairs, n) { None } else { Some(small) }
-    }
-
-    fn at_end(&self, pairs: &PairDifferences) -> (Verdict, Option<InconclusiveCause>) {
-        let n = pairs.len();
-        match self.settled(pairs, n, self.settling.last_tail) {
-            None => (Verdict::Inconclusive, Some(InconclusiveCause::Contention)),
-            Some(true) => (Verdict::Unchanged, None),
-            Some(false) if n < self.change.fewest_pairs(self.level) => {
-                let throttled = pairs.excludes_throttled_blocks();
-                let doubt = if throttled {
-                    InconclusiveCause::Throttled
-                } else {
-                    InconclusiveCause::TooFewPairs
-                };
-                (Verdict::Inconclusive, Some(doubt))
-            }
-            Some(false) => (Verdict::Inconclusive, Some(InconclusiveCause::Wide)),
+        if small && self.may_contention_of_base_hide_slowdown(pairs, n) {
+            None
+        } else {
+            Some(small)
         }
     }
 
-    /// The numbers of a case whose blocks may have `ended`; the decision's contention is added by
-    /// the caller.
-    fn describe_case(
+    fn verdict_after_last_block(
         &self,
-        pairs: &PairDifferences,
-        concluded: &CaseConclusion,
+        pairs: &LogTimePairsOfCase,
+    ) -> (VerdictOnCase, Option<CauseOfInconclusiveDecision>) {
+        let n = pairs.pair_count();
+        match self.is_unchanged_within_tolerance(pairs, n, self.settling.last_tail) {
+            None => (VerdictOnCase::Inconclusive, Some(CauseOfInconclusiveDecision::Contention)),
+            Some(true) => (VerdictOnCase::Unchanged, None),
+            Some(false) if n < self.change.fewest_pairs_for_final_significance(self.level) => {
+                let throttled = pairs.excludes_throttled_blocks();
+                let doubt = if throttled {
+                    CauseOfInconclusiveDecision::Throttled
+                } else {
+                    CauseOfInconclusiveDecision::TooFewPairs
+                };
+                (VerdictOnCase::Inconclusive, Some(doubt))
+            }
+            Some(false) => (VerdictOnCase::Inconclusive, Some(CauseOfInconclusiveDecision::Wide)),
+        }
+    }
+
+    /// Describes the decision on a case: times, ratios, p values and needed pairs; the caller adds
+    /// case id and contention.
+    fn describe_decision_of_case(
+        &self,
+        pairs: &LogTimePairsOfCase,
+        concluded: &AdjustedVerdictOnCase,
         ended: bool,
-    ) -> PairedDecision {
+    ) -> PairedDecisionOnCase {
         let plan = self.plan;
-        let n = pairs.len();
-        let threshold = pairs.relevant_log_ratio(n, plan);
-        let walsh = WalshAverages::new(&pairs.time);
+        let n = pairs.pair_count();
+        let threshold = pairs.log_of_threshold_ratio(n, plan);
+        let walsh = WalshAverages::averages_of_all_pairs(&pairs.time);
         let tail = FINAL_ANALYSIS_WEIGHT * plan.missed;
         let level = FINAL_ANALYSIS_WEIGHT * self.level;
         let center = walsh.hodges_lehmann_center().unwrap_or(0.0).abs();
         let open = matches!(
             concluded.reason,
             None | Some(
-                InconclusiveCause::TooFewPairs
-                    | InconclusiveCause::Throttled
-                    | InconclusiveCause::Wide
+                CauseOfInconclusiveDecision::TooFewPairs
+                    | CauseOfInconclusiveDecision::Throttled
+                    | CauseOfInconclusiveDecision::Wide
             )
-        ) && concluded.verdict == Verdict::Inconclusive;
-        // A larger budget moves the end, which is an analysis.
+        ) && concluded.verdict == VerdictOnCase::Inconclusive;
+        // Once the comparison has ended, only a larger budget helps, and any even number of pairs
+        // can then be its final analysis.
         let analysed_at = |analysis: Option<usize>, pairs: usize| match ended {
             true => pairs.next_multiple_of(2),
-            false => self.pairs_at_analysis(analysis, pairs),
+            false => self.pairs_at_analysis_or_end(analysis, pairs),
         };
-        // A change above the threshold has to be shown to be above it; any other has to be shown to
-        // be below it, or within what is tolerated at an analysis for that.
-        let shown = |distance: f64, settles: f64| match walsh.standard_error() {
-            Some(error) => power::pairs_needed(n, error, distance, settles, plan.power)
-                .map(|needed| needed.max(n + 1)),
-            None => Some(power::fewest_pairs_for_level(settles).max(n + 1)),
+        // A change above the threshold must be shown to exceed it; a smaller one must be shown to
+        // be below it or within the tolerated change.
+        let shown = |distance: f64, settles: f64| match walsh.standard_error_of_center() {
+            Some(error) => {
+                power::pairs_needed_to_find_effect(n, error, distance, settles, plan.power)
+                    .map(|needed| needed.max(n + 1))
+            }
+            None => Some(power::fewest_pairs_that_can_reach_level(settles).max(n + 1)),
         };
         let needed = || {
             if center > threshold {
                 return shown(center - threshold, level)
-                    .map(|pairs| analysed_at(self.change.next_analysis_from(pairs), pairs));
+                    .map(|pairs| analysed_at(self.change.pairs_of_next_analysis(pairs), pairs));
             }
-            let UnchangedAnalyses { early, early_tail, last_tail } = self.settling;
+            let UnchangedAnalysisSchedule { early, early_tail, last_tail } = self.settling;
             let analysis = |pairs: usize| early.iter().copied().find(|it| *it >= pairs);
             let settles = if ended { *last_tail } else { *early_tail };
             let settled = shown(plan.tolerated.ln_1p().max(threshold) - center, settles)
                 .map(|pairs| analysed_at(analysis(pairs), pairs));
             let same = shown(threshold - center, tail)
-                .map(|pairs| analysed_at(self.same.next_analysis_from(pairs), pairs));
+                .map(|pairs| analysed_at(self.same.pairs_of_next_analysis(pairs), pairs));
             [same, settled].into_iter().flatten().min()
         };
         let middle = |times: &[f64]| if times.is_empty() { 0.0 } else { median(times) };
-        PairedDecision {
+        PairedDecisionOnCase {
             case: String::new(),
             verdict: concluded.verdict,
             reason: concluded.reason,
             base_ns: middle(&pairs.base_ns),
             head_ns: middle(&pairs.head_ns),
-            ratio: ratio_with_interval(&walsh, tail),
-            cycles: pairs
-                .cycles
-                .as_ref()
-                .filter(|cycles| !cycles.is_empty())
-                .map(|cycles| ratio_with_interval(&WalshAverages::new(cycles), tail)),
-            null: ratio_with_interval(&WalshAverages::new(&pairs.null), tail),
+            ratio: time_ratio_with_interval(&walsh, tail),
+            cycles: pairs.cycles.as_ref().filter(|cycles| !cycles.is_empty()).map(|cycles| {
+                time_ratio_with_interval(&WalshAverages::averages_of_all_pairs(cycles), tail)
+            }),
+            null: time_ratio_with_interval(
+                &WalshAverages::averages_of_all_pairs(&pairs.null),
+                tail,
+            ),
             threshold: threshold.exp_m1(),
             p_slower: concluded.p_slower,
             p_faster: concluded.p_faster,
-            detectable: power::detectable_shift(&walsh, level, plan.power)
+            detectable: power::detectable_shift_of_signed_rank_test(&walsh, level, plan.power)
                 .map(|shift| (threshold + shift).exp_m1()),
             pairs: n,
             pairs_needed: if open { needed() } else { None },
@@ -351,64 +399,75 @@ impl InterimTests<'_> {
     }
 }
 
-/// Returns the estimate with its interval, or with the range of the differences if there are too
-/// few for an interval.
-fn ratio_with_interval(walsh: &WalshAverages, tail: f64) -> TimeRatio {
+/// Returns the Hodges-Lehmann estimate of the ratio with its confidence interval, or with the range
+/// of the pairs if there are too few for an interval.
+fn time_ratio_with_interval(walsh: &WalshAverages, tail: f64) -> TimeRatioWithInterval {
     let (low, high) = walsh
-        .interval_with_tail(tail)
-        .or(walsh.range())
+        .interval_with_tail_probability(tail)
+        .or(walsh.smallest_and_largest_difference())
         .unwrap_or((f64::NEG_INFINITY, f64::INFINITY));
-    TimeRatio {
+    TimeRatioWithInterval {
         center: walsh.hodges_lehmann_center().unwrap_or(0.0).exp(),
         low: low.exp(),
         high: high.exp(),
     }
 }
 
-/// The null control of all cases together, a value for each block: whether an after-effect of one
-/// build's processes (heat, load that outlives them) slows the process that follows. All cases
-/// share such effects, and their median shows them even if each case alone is too noisy.
-fn has_after_effect(pairs: &[PairDifferences], plan: &TestPlan, last: bool) -> bool {
-    let blocks = pairs.iter().map(|pairs| pairs.len() / 2).max().unwrap_or(0);
+/// Tests over all cases together whether one build's processes leave an after-effect (heat, load)
+/// that slows the next process. All cases share such after-effects, so their median per block shows
+/// them even if each single case is too noisy.
+fn has_after_effect_on_next_process(
+    pairs: &[LogTimePairsOfCase],
+    plan: &ComparisonTestPlan,
+    last: bool,
+) -> bool {
+    let blocks = pairs.iter().map(|pairs| pairs.pair_count() / 2).max().unwrap_or(0);
     let null: Vec<f64> = (0..blocks)
         .map(|block| {
             median(
-                &pairs.iter().filter_map(|pairs| pairs.null_pair_mean(block)).collect::<Vec<_>>(),
+                &pairs
+                    .iter()
+                    .filter_map(|pairs| pairs.mean_of_null_pairs_in_block(block))
+                    .collect::<Vec<_>>(),
             )
         })
         .collect();
     let threshold = plan.relative.ln_1p();
-    let spending = AlphaSpending::new(plan.false_alarms, plan.max_blocks);
+    let spending =
+        AlphaSpendingSchedule::for_level_and_most_pairs(plan.false_alarms, plan.max_blocks);
     [1.0, -1.0].into_iter().any(|sign| {
         let test = |n: usize| {
-            signed_rank_p_greater(
+            signed_rank_p_value_for_upward_shift(
                 &null[..n].iter().map(|value| sign * value - threshold).collect::<Vec<_>>(),
             )
         };
-        always_valid_p(spending.analyses_up_to(blocks, last || blocks >= plan.max_blocks), test).0
-            <= plan.false_alarms
+        p_value_valid_at_any_stop(
+            spending.analyses_up_to_pairs(blocks, last || blocks >= plan.max_blocks),
+            test,
+        )
+        .0 <= plan.false_alarms
     })
 }
 
-/// Conclusion on a case, adjusted for the family of cases.
-struct CaseConclusion {
-    verdict: Verdict,
-    reason: Option<InconclusiveCause>,
-    /// Pairs at the interim analysis that decided.
+/// Verdict on a case, after adjustment for the number of cases.
+struct AdjustedVerdictOnCase {
+    verdict: VerdictOnCase,
+    reason: Option<CauseOfInconclusiveDecision>,
+    /// Number of pairs at the interim analysis that decided the case; `None` if none did.
     at: Option<usize>,
     p_slower: f64,
     p_faster: f64,
     null_fired: bool,
 }
 
-fn conclude_family(
-    standings: &[CaseEvidence],
-    plan: &TestPlan,
+fn adjust_verdicts_for_family(
+    standings: &[EvidenceOfCase],
+    plan: &ComparisonTestPlan,
     family: ErrorRateFamily,
     sound: bool,
-) -> Vec<CaseConclusion> {
-    let adjusted = |p: &dyn Fn(&CaseEvidence) -> f64| {
-        family.adjust_p_values(&standings.iter().map(p).collect::<Vec<_>>())
+) -> Vec<AdjustedVerdictOnCase> {
+    let adjusted = |p: &dyn Fn(&EvidenceOfCase) -> f64| {
+        family.adjust_p_values_for_family(&standings.iter().map(p).collect::<Vec<_>>())
     };
     let significant = |p: f64| p <= plan.false_alarms;
     let (slower, faster) = (adjusted(&|s| s.slower.all), adjusted(&|s| s.faster.all));
@@ -418,26 +477,35 @@ fn conclude_family(
     let fired: Vec<bool> =
         up.iter().zip(&down).map(|(&up, &down)| significant(up.min(down))).collect();
     let count = fired.iter().filter(|fired| **fired).count();
-    let sound = sound && (count < 2 || count as f64 <= UNSOUND_CASE_SHARE * standings.len() as f64);
-    let one = |(i, standing): (usize, &CaseEvidence)| {
+    let sound =
+        sound && (count < 2 || count as f64 <= UNSTABLE_CASE_SHARE * standings.len() as f64);
+    let one = |(i, standing): (usize, &EvidenceOfCase)| {
         let (verdict, reason, at) = if !sound {
-            (Verdict::Inconclusive, Some(InconclusiveCause::Environment), Some(standing.pairs))
+            (
+                VerdictOnCase::Inconclusive,
+                Some(CauseOfInconclusiveDecision::Environment),
+                Some(standing.pairs),
+            )
         } else if fired[i] {
-            (Verdict::Inconclusive, Some(InconclusiveCause::Null), Some(standing.pairs))
+            (
+                VerdictOnCase::Inconclusive,
+                Some(CauseOfInconclusiveDecision::Null),
+                Some(standing.pairs),
+            )
         } else if significant(slower[i]) {
-            (Verdict::Regressed, None, Some(standing.slower.at))
+            (VerdictOnCase::Regressed, None, Some(standing.slower.at))
         } else if significant(faster[i]) {
-            (Verdict::Improved, None, Some(standing.faster.at))
+            (VerdictOnCase::Improved, None, Some(standing.faster.at))
         } else if significant(slower_in_time[i]) {
-            standing.slower.unconfirmed_verdict()
+            standing.slower.verdict_for_unconfirmed_change()
         } else if significant(faster_in_time[i]) {
-            standing.faster.unconfirmed_verdict()
+            standing.faster.verdict_for_unconfirmed_change()
         } else if let Some(at) = standing.same_at {
-            (Verdict::Unchanged, None, Some(at))
+            (VerdictOnCase::Unchanged, None, Some(at))
         } else {
             (standing.otherwise.0, standing.otherwise.1, None)
         };
-        CaseConclusion {
+        AdjustedVerdictOnCase {
             verdict,
             reason,
             at,

@@ -1,18 +1,20 @@
-//! Turns blocks into pairs of logarithmic times, and runs the statistical tests on them.
+//! Converts blocks of processes into pairs of logarithmic times, and runs the statistical tests on
+//! these pairs.
 
-use super::{Arm, CaseTiming, TestPlan, TrialBlock};
-use kernelgate::stats::signed_rank::signed_rank_p_greater;
+use super::{CaseTimeInTrial, ComparedArm, ComparisonTestPlan, TimedBlock};
+use kernelgate::stats::signed_rank::signed_rank_p_value_for_upward_shift;
 use kernelgate::stats::{mean, median};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ChangeDirection {
+pub enum DirectionOfChange {
     Slower,
     Faster,
 }
 
-impl ChangeDirection {
-    /// Factor that makes a change in this direction positive: 1 or -1.
-    const fn sign(self) -> f64 {
+impl DirectionOfChange {
+    /// Factor that makes a logarithmic change in this direction positive: 1 for slower, -1 for
+    /// faster.
+    const fn sign_of_direction(self) -> f64 {
         match self {
             Self::Slower => 1.0,
             Self::Faster => -1.0,
@@ -20,49 +22,51 @@ impl ChangeDirection {
     }
 }
 
-/// A case's blocks, pair by pair in time order; all of the same length.
+/// The pairs of one case in time order: parallel lists with one entry for each pair of neighbouring
+/// processes.
 #[derive(Debug, Clone, Default)]
-pub struct PairDifferences {
-    /// Logarithmic time ratio ln(head / base) of neighbouring processes.
+pub struct LogTimePairsOfCase {
+    /// Logarithmic time ratio ln(head / base) of each pair of neighbouring processes.
     pub time: Vec<f64>,
-    /// Logarithmic ratio ln(head / base) of clock cycles of neighbouring processes, if all
-    /// processes record cycles.
+    /// Logarithmic ratio ln(head / base) of the clock cycles of each pair; `None` unless all
+    /// processes recorded cycles.
     pub cycles: Option<Vec<f64>>,
-    /// Two processes of one build, as a logarithm: second over first of the base, first over second
-    /// of the head. Even drift gives (3, -1) in a block that the base leads and (1, -3) in one that
-    /// the head leads, which is symmetric when the leader alternates. An after-effect that the
-    /// head's processes leave for the next process gives (0, -1) and (-1, 0), as much as it shifts
-    /// the pairs that are judged.
+    /// Null pairs, two processes of one build in each block, as logarithmic ratios: second over
+    /// first for the base, first over second for the head. A steady drift shifts the null pairs of
+    /// a base-first block by (3, -1) and those of a head-first block by (1, -3), which cancels as
+    /// the leaders alternate. An after-effect of the head's processes shifts the null pairs of the
+    /// two block orders by (0, -1) and (-1, 0), as much as it shifts the judged pairs.
     pub null: Vec<f64>,
-    /// Contention beside the head minus contention beside the base; `None` if only one is known, 0
-    /// if neither is known.
+    /// Contention beside the head minus contention beside the base, for each pair; `None` if only
+    /// one is known, 0 if neither is.
     contention: Vec<Option<f64>>,
-    /// Times of the base's processes, nanoseconds.
+    /// Times of the base's processes, nanoseconds per launch, one for each pair.
     pub base_ns: Vec<f64>,
-    /// Times of the head's processes, nanoseconds.
+    /// Times of the head's processes, nanoseconds per launch, one for each pair.
     pub head_ns: Vec<f64>,
-    /// Whether a time is a mean over many iterations, to which [`TestPlan::absolute_ns`] does not
-    /// apply.
+    /// Whether any time is a mean over many iterations (Criterion), to which
+    /// [`ComparisonTestPlan::absolute_ns`] does not apply.
     averaged: bool,
-    /// Number of processes that ran at the power cap.
+    /// Number of processes that ran at the GPU's power cap.
     capped: usize,
-    /// Blocks with a throttled process, whose clock was lowered by heat or the hardware.
+    /// Number of blocks with a throttled process, whose clock was lowered by heat or the hardware.
     throttled: usize,
 }
 
-/// Smallest share of the pairs that must remain when pairs of unequal contention are excluded.
-const MIN_KEPT_PAIR_SHARE: f64 = 0.25;
+/// Smallest share of the pairs that must remain after pairs of unequal contention are excluded.
+const MIN_SHARE_OF_PAIRS_WITH_EQUAL_CONTENTION: f64 = 0.25;
 
-fn is_usable_timing(observation: &CaseTiming) -> bool {
+fn is_positive_and_unthrottled(observation: &CaseTimeInTrial) -> bool {
     observation.time_ns.is_finite() && observation.time_ns > 0.0 && !observation.throttled
 }
 
-impl PairDifferences {
-    /// Makes pairs of the blocks, in time order. A block with a time that is not positive, or of a
-    /// throttled GPU, is excluded.
-    pub fn from_blocks(blocks: &[TrialBlock]) -> PairDifferences {
+impl LogTimePairsOfCase {
+    /// Converts the blocks of a case into pairs of neighbouring base and head processes, in time
+    /// order. A block is excluded if one of its times is not positive or the GPU was throttled in
+    /// one of its processes.
+    pub fn from_trial_blocks(blocks: &[TimedBlock]) -> LogTimePairsOfCase {
         let slowed =
-            |block: &&TrialBlock| block.base.iter().chain(&block.head).any(|it| it.throttled);
+            |block: &&TimedBlock| block.base.iter().chain(&block.head).any(|it| it.throttled);
         let throttled = blocks.iter().filter(slowed).count();
         let mut pairs = Self { cycles: Some(Vec::new()), throttled, ..Self::default() };
         let has_contention = blocks.iter().any(|block| {
@@ -70,8 +74,8 @@ impl PairDifferences {
         });
         let usable = blocks
             .iter()
-            .filter(|block| block.base.iter().chain(&block.head).all(is_usable_timing));
-        for TrialBlock { base, head, leader: _ } in usable {
+            .filter(|block| block.base.iter().chain(&block.head).all(is_positive_and_unthrottled));
+        for TimedBlock { base, head, leader: _ } in usable {
             pairs.averaged |= base.iter().chain(head).any(|timing| timing.averaged);
             pairs.capped += base.iter().chain(head).filter(|timing| timing.at_cap).count();
             for (base, head) in base.iter().zip(head) {
@@ -98,13 +102,13 @@ impl PairDifferences {
     }
 
     /// Number of pairs.
-    pub fn len(&self) -> usize {
+    pub fn pair_count(&self) -> usize {
         self.time.len()
     }
 
-    /// Logarithm of the smallest relevant ratio, slower over faster build, for the times of the
-    /// first `n` pairs.
-    pub fn relevant_log_ratio(&self, n: usize, plan: &TestPlan) -> f64 {
+    /// Returns the logarithm of the smallest time ratio, slower over faster build, that exceeds the
+    /// plan's thresholds, for the times of the first `n` pairs.
+    pub fn log_of_threshold_ratio(&self, n: usize, plan: &ComparisonTestPlan) -> f64 {
         if n == 0 {
             return plan.relative.ln_1p();
         }
@@ -113,119 +117,164 @@ impl PairDifferences {
         plan.relative.max(absolute_ns / faster).ln_1p()
     }
 
-    /// p value of "not by more than the threshold in that direction", by the times of the first `n`
-    /// pairs.
-    pub fn p_beyond_threshold(&self, n: usize, direction: ChangeDirection, plan: &TestPlan) -> f64 {
-        p_of_shifted(&self.time[..n], direction.sign(), -self.relevant_log_ratio(n, plan))
+    /// Returns the p value of "the head changed by at most the threshold in this direction", by the
+    /// times of the first `n` pairs.
+    pub fn p_of_no_change_beyond_threshold(
+        &self,
+        n: usize,
+        direction: DirectionOfChange,
+        plan: &ComparisonTestPlan,
+    ) -> f64 {
+        signed_rank_p_of_shifted_values(
+            &self.time[..n],
+            direction.sign_of_direction(),
+            -self.log_of_threshold_ratio(n, plan),
+        )
     }
 
-    /// Returns whether blocks were excluded because the GPU was throttled.
+    /// Returns whether blocks of this case were excluded because the GPU was throttled.
     pub const fn excludes_throttled_blocks(&self) -> bool {
         self.throttled > 0
     }
 
-    /// Returns whether most processes ran at the power cap, in which case cycles do not decide.
+    /// Returns whether most processes ran at the GPU's power cap, in which case clock cycles are
+    /// not used for the decision.
     pub fn is_mostly_power_capped(&self) -> bool {
         self.capped > self.time.len()
     }
 
-    /// Returns whether cycles were read in every process and count for the decision.
-    pub fn cycles_can_decide(&self) -> bool {
-        self.cycles_that_decide().is_some()
+    /// Returns whether every process recorded its clock cycles and these are used for the decision.
+    pub fn are_cycles_used(&self) -> bool {
+        self.cycles_if_used().is_some()
     }
 
-    /// Returns the clock cycles, if they count for the decision.
-    fn cycles_that_decide(&self) -> Option<&Vec<f64>> {
+    /// Returns the logarithmic ratios of clock cycles if they are used for the decision; `None`
+    /// otherwise.
+    fn cycles_if_used(&self) -> Option<&Vec<f64>> {
         self.cycles.as_ref().filter(|_| !self.is_mostly_power_capped())
     }
 
-    /// p value of "not by more than the threshold in that direction" by the cycles; 0 if cycles do
-    /// not decide, so that they cause no doubt.
-    pub fn beyond_threshold_in_cycles(
+    /// Returns the p value of "the head changed by at most the threshold in this direction" by
+    /// clock cycles; 0 if cycles are not used.
+    pub fn p_of_no_change_beyond_threshold_in_cycles(
         &self,
         n: usize,
-        direction: ChangeDirection,
-        plan: &TestPlan,
+        direction: DirectionOfChange,
+        plan: &ComparisonTestPlan,
     ) -> f64 {
-        self.cycles_that_decide().map_or(0.0, |cycles| {
-            p_of_shifted(&cycles[..n], direction.sign(), -self.relevant_log_ratio(n, plan))
+        self.cycles_if_used().map_or(0.0, |cycles| {
+            signed_rank_p_of_shifted_values(
+                &cycles[..n],
+                direction.sign_of_direction(),
+                -self.log_of_threshold_ratio(n, plan),
+            )
         })
     }
 
-    /// p value of a change by the times without what contention may have cost: pairs with too
-    /// different or unknown contention are excluded, and each other pair is moved against the
-    /// direction by what its difference in contention can explain. Contention on the other side is
-    /// never credited. The result is 1 if few pairs remain, because their selection is then not by
-    /// chance.
-    pub fn p_beyond_without_contention(
+    /// Returns the p value of the change in time after each pair is corrected by the most that
+    /// contention can explain; pairs with unknown or large differences in contention are excluded.
+    /// Contention beside the build that would become faster by the correction is not corrected, so
+    /// that it never supports a change. The p value is 1 if few pairs remain, because the remaining
+    /// pairs are then no random selection.
+    pub fn p_of_no_change_corrected_for_contention(
         &self,
         n: usize,
-        direction: ChangeDirection,
-        plan: &TestPlan,
+        direction: DirectionOfChange,
+        plan: &ComparisonTestPlan,
     ) -> f64 {
-        let threshold = self.relevant_log_ratio(n, plan);
+        let threshold = self.log_of_threshold_ratio(n, plan);
         let pairs = self.time[..n].iter().zip(&self.contention);
         let kept: Vec<f64> = pairs
             .filter_map(|(time, contention)| {
-                Some((direction.sign() * time, direction.sign() * (*contention)?))
+                Some((
+                    direction.sign_of_direction() * time,
+                    direction.sign_of_direction() * (*contention)?,
+                ))
             })
             .filter(|(_, excess)| *excess <= plan.contention)
             .map(|(time, excess)| time - plan.contention_weight * excess.max(0.0) - threshold)
             .collect();
-        if (kept.len() as f64) < MIN_KEPT_PAIR_SHARE * n as f64 {
+        if (kept.len() as f64) < MIN_SHARE_OF_PAIRS_WITH_EQUAL_CONTENTION * n as f64 {
             1.0
         } else {
-            signed_rank_p_greater(&kept)
+            signed_rank_p_value_for_upward_shift(&kept)
         }
     }
 
-    /// p value of "by at least the threshold in that direction".
-    pub fn p_value_of_change(&self, n: usize, direction: ChangeDirection, plan: &TestPlan) -> f64 {
-        p_of_shifted(&self.time[..n], -direction.sign(), self.relevant_log_ratio(n, plan))
+    /// Returns the p value of "the head changed by at least the threshold in this direction", by
+    /// the times of the first `n` pairs.
+    pub fn p_of_change_by_threshold(
+        &self,
+        n: usize,
+        direction: DirectionOfChange,
+        plan: &ComparisonTestPlan,
+    ) -> f64 {
+        signed_rank_p_of_shifted_values(
+            &self.time[..n],
+            -direction.sign_of_direction(),
+            self.log_of_threshold_ratio(n, plan),
+        )
     }
 
-    /// Returns the p value of "by at least the threshold in that direction" by clock cycles; 1 if
-    /// they do not decide.
-    pub fn p_within_in_cycles(&self, n: usize, direction: ChangeDirection, plan: &TestPlan) -> f64 {
-        self.cycles_that_decide().map_or(1.0, |cycles| {
-            p_of_shifted(&cycles[..n], -direction.sign(), self.relevant_log_ratio(n, plan))
+    /// Returns the p value of "the head changed by at least the threshold in this direction" by
+    /// clock cycles; 1 if cycles are not used.
+    pub fn p_of_change_by_threshold_in_cycles(
+        &self,
+        n: usize,
+        direction: DirectionOfChange,
+        plan: &ComparisonTestPlan,
+    ) -> f64 {
+        self.cycles_if_used().map_or(1.0, |cycles| {
+            signed_rank_p_of_shifted_values(
+                &cycles[..n],
+                -direction.sign_of_direction(),
+                self.log_of_threshold_ratio(n, plan),
+            )
         })
     }
 
-    /// p value of "the null pairs differ by at most the threshold in that direction".
-    pub fn p_null_beyond_threshold(
+    /// Returns the p value of "processes of one build (null pairs) differ by at most the threshold
+    /// in this direction".
+    pub fn p_of_equal_null_pairs(
         &self,
         n: usize,
-        direction: ChangeDirection,
-        plan: &TestPlan,
+        direction: DirectionOfChange,
+        plan: &ComparisonTestPlan,
     ) -> f64 {
-        p_of_shifted(&self.null[..n], direction.sign(), -self.relevant_log_ratio(n, plan))
+        signed_rank_p_of_shifted_values(
+            &self.null[..n],
+            direction.sign_of_direction(),
+            -self.log_of_threshold_ratio(n, plan),
+        )
     }
 
-    /// Mean of a block's null pairs, in which an after-effect of the base's processes has one sign
-    /// and one of the head's processes the other sign; `None` beyond the last block.
-    pub fn null_pair_mean(&self, block: usize) -> Option<f64> {
+    /// Returns the mean of a block's two null pairs, whose sign shows whose processes leave an
+    /// after-effect; `None` beyond the last block.
+    pub fn mean_of_null_pairs_in_block(&self, block: usize) -> Option<f64> {
         let pairs = self.null.get(2 * block..2 * block + 2)?;
         Some(0.5 * pairs.iter().sum::<f64>())
     }
 
-    /// Returns the p value of "the base had no more contention than the head": contention beside
-    /// the base hides a slow-down.
-    pub fn p_base_not_more_contended(&self, n: usize, plan: &TestPlan) -> f64 {
+    /// Returns the p value of "the base had no more contention than the head"; contention beside
+    /// the base can hide a slow-down of the head.
+    pub fn p_of_base_not_more_contended(&self, n: usize, plan: &ComparisonTestPlan) -> f64 {
         let differences: Vec<f64> = self.contention[..n].iter().copied().flatten().collect();
-        p_of_shifted(&differences, -1.0, -plan.contention)
+        signed_rank_p_of_shifted_values(&differences, -1.0, -plan.contention)
     }
 }
 
-fn p_of_shifted(values: &[f64], sign: f64, by: f64) -> f64 {
-    signed_rank_p_greater(&values.iter().map(|value| sign * value + by).collect::<Vec<_>>())
+fn signed_rank_p_of_shifted_values(values: &[f64], sign: f64, by: f64) -> f64 {
+    signed_rank_p_value_for_upward_shift(
+        &values.iter().map(|value| sign * value + by).collect::<Vec<_>>(),
+    )
 }
 
-/// Mean contention share beside one build, over the processes that record it.
-pub fn mean_arm_contention(blocks: &[TrialBlock], arm: Arm) -> Option<f64> {
+/// Returns the mean contention share beside the processes of one build, over the processes that
+/// recorded it.
+pub fn mean_contention_beside_build(blocks: &[TimedBlock], arm: ComparedArm) -> Option<f64> {
     let observations = blocks.iter().flat_map(|block| match arm {
-        Arm::Base => block.base,
-        Arm::Head => block.head,
+        ComparedArm::Base => block.base,
+        ComparedArm::Head => block.head,
     });
     let shares: Vec<f64> = observations.filter_map(|observation| observation.contention).collect();
     (!shares.is_empty()).then(|| mean(&shares))

@@ -4,10 +4,10 @@ use super::*;
 
 mod simulation;
 
-/// A test decision with a verdict but without an effect.
-pub fn decision(case: &str, verdict: Verdict) -> PairedDecision {
-    let ratio = TimeRatio { center: 1.0, low: 0.9, high: 1.1 };
-    PairedDecision {
+/// Makes a test decision with this verdict and default numbers.
+pub fn test_decision(case: &str, verdict: VerdictOnCase) -> PairedDecisionOnCase {
+    let ratio = TimeRatioWithInterval { center: 1.0, low: 0.9, high: 1.1 };
+    PairedDecisionOnCase {
         case: case.to_owned(),
         verdict,
         reason: None,
@@ -28,101 +28,112 @@ pub fn decision(case: &str, verdict: Verdict) -> PairedDecision {
     }
 }
 
-/// One block for each pair of head-to-base ratios, with `time_ns` and a little noise for the base,
-/// and alternating leaders.
-fn blocks(ratios: &[[f64; 2]], time_ns: f64) -> Vec<TrialBlock> {
+/// Makes one test block for each pair of head-to-base ratios, with base times near `time_ns` and
+/// alternating leaders.
+fn test_blocks_with_ratios(ratios: &[[f64; 2]], time_ns: f64) -> Vec<TimedBlock> {
     let block = |(index, ratios): (usize, &[f64; 2])| {
         let base = [1.0 + 1e-4 * (index % 3) as f64, 1.0 - 1e-4 * (index % 2) as f64]
-            .map(|factor| timing_of(time_ns * factor));
-        let head = [0, 1].map(|i| timing_of(base[i].time_ns * ratios[i]));
-        TrialBlock { leader: if index % 2 == 0 { Arm::Base } else { Arm::Head }, base, head }
+            .map(|factor| test_timing(time_ns * factor));
+        let head = [0, 1].map(|i| test_timing(base[i].time_ns * ratios[i]));
+        TimedBlock {
+            leader: if index % 2 == 0 { ComparedArm::Base } else { ComparedArm::Head },
+            base,
+            head,
+        }
     };
     ratios.iter().enumerate().map(block).collect()
 }
 
-fn timing_of(time_ns: f64) -> CaseTiming {
-    CaseTiming { time_ns, ..CaseTiming::default() }
+fn test_timing(time_ns: f64) -> CaseTimeInTrial {
+    CaseTimeInTrial { time_ns, ..CaseTimeInTrial::default() }
 }
 
-/// Blocks with ratios around `ratio` by a few tenths of a per cent.
-fn blocks_with_ratio(ratio: f64, count: usize) -> Vec<TrialBlock> {
+/// Makes test blocks whose head-to-base ratios lie within a few tenths of a per cent of `ratio`.
+fn test_blocks_near_ratio(ratio: f64, count: usize) -> Vec<TimedBlock> {
     let ratios: Vec<[f64; 2]> = (0..count)
         .map(|i| [ratio * (1.0 + 1e-3 * (i % 4) as f64), ratio * (1.0 - 1.1e-3 * (i % 5) as f64)])
         .collect();
-    blocks(&ratios, 1e6)
+    test_blocks_with_ratios(&ratios, 1e6)
 }
 
-fn one(blocks: Vec<TrialBlock>, plan: &TestPlan, last: bool) -> PairedOutcome {
-    decide_all(&BlocksByCase::from([("case".to_owned(), blocks)]), plan, last)
+fn decide_one_test_case(
+    blocks: Vec<TimedBlock>,
+    plan: &ComparisonTestPlan,
+    last: bool,
+) -> PairedDecisionsOfRound {
+    decide_cases_with_one_plan(&TimedBlocksByCase::from([("case".to_owned(), blocks)]), plan, last)
 }
 
 #[test]
 fn the_absolute_threshold_does_not_apply_to_means_over_iterations() {
     let small = |averaged| {
-        edit_timings(blocks_with_ratio(1.2, 20), |_, timing| {
+        change_timings_of_blocks(test_blocks_near_ratio(1.2, 20), |_, timing| {
             timing.time_ns /= 1e5;
             timing.averaged = averaged;
         })
     };
     let verdict = |averaged| {
-        let outcome = one(small(averaged), &TestPlan::default(), true);
+        let outcome = decide_one_test_case(small(averaged), &ComparisonTestPlan::default(), true);
         (outcome.decisions[0].verdict, outcome.decisions[0].threshold)
     };
     let (launch, mean) = (verdict(false), verdict(true));
-    assert_eq!(launch.0, Verdict::Unchanged, "2 ns of 10 are less than 100 ns");
-    assert_eq!(mean.0, Verdict::Regressed);
+    assert_eq!(launch.0, VerdictOnCase::Unchanged, "2 ns of 10 are less than 100 ns");
+    assert_eq!(mean.0, VerdictOnCase::Regressed);
     assert!(launch.1 > 9.0 && (mean.1 - 0.01).abs() < 1e-9, "{launch:?}, {mean:?}");
 }
 
-/// The slow-down of 20 % exceeds the threshold; one accepted bound allows it, and a smaller bound
-/// does not.
+/// In this test the slow-down is 20 %, above the threshold; one accepted bound allows it, a smaller
+/// bound does not.
 #[test]
 fn a_threshold_for_some_cases_does_not_change_the_others() {
-    let cases = ["a", "b", "c"].map(|case| (case.to_owned(), blocks_with_ratio(1.2, 40)));
-    let (cases, plan) = (BlocksByCase::from(cases), TestPlan::default());
+    let cases = ["a", "b", "c"].map(|case| (case.to_owned(), test_blocks_near_ratio(1.2, 40)));
+    let (cases, plan) = (TimedBlocksByCase::from(cases), ComparisonTestPlan::default());
     let of_case = |case: &str| match case {
-        "a" => TestPlan { relative: 0.3, ..plan },
-        "b" => TestPlan { relative: 0.1, ..plan },
+        "a" => ComparisonTestPlan { relative: 0.3, ..plan },
+        "b" => ComparisonTestPlan { relative: 0.1, ..plan },
         _ => plan,
     };
-    let outcome = decide_cases(&cases, &plan, &of_case, ErrorRateFamily::Given, true);
+    let outcome =
+        decide_cases_with_own_thresholds(&cases, &plan, &of_case, ErrorRateFamily::Given, true);
     let decided = |case: &str| {
-        let decision = outcome.decision(case).unwrap();
+        let decision = outcome.decision_on_case(case).unwrap();
         (decision.verdict, (100.0 * decision.threshold).round())
     };
-    assert_eq!(decided("a"), (Verdict::Unchanged, 30.0));
-    assert_eq!(decided("b"), (Verdict::Regressed, 10.0));
-    assert_eq!(decided("c"), (Verdict::Regressed, 1.0));
-    let plain = decide_all(&cases, &plan, true);
-    assert!(plain.decisions.iter().all(|decision| decision.verdict == Verdict::Regressed));
+    assert_eq!(decided("a"), (VerdictOnCase::Unchanged, 30.0));
+    assert_eq!(decided("b"), (VerdictOnCase::Regressed, 10.0));
+    assert_eq!(decided("c"), (VerdictOnCase::Regressed, 1.0));
+    let plain = decide_cases_with_one_plan(&cases, &plan, true);
+    assert!(plain.decisions.iter().all(|decision| decision.verdict == VerdictOnCase::Regressed));
 }
 
-fn edit_timings(
-    mut blocks: Vec<TrialBlock>,
-    edit: impl Fn(Arm, &mut CaseTiming),
-) -> Vec<TrialBlock> {
+fn change_timings_of_blocks(
+    mut blocks: Vec<TimedBlock>,
+    edit: impl Fn(ComparedArm, &mut CaseTimeInTrial),
+) -> Vec<TimedBlock> {
     for block in &mut blocks {
-        block.base.iter_mut().for_each(|observation| edit(Arm::Base, observation));
-        block.head.iter_mut().for_each(|observation| edit(Arm::Head, observation));
+        block.base.iter_mut().for_each(|observation| edit(ComparedArm::Base, observation));
+        block.head.iter_mut().for_each(|observation| edit(ComparedArm::Head, observation));
     }
     blocks
 }
 
-fn verdict(blocks: Vec<TrialBlock>) -> (Verdict, Option<InconclusiveCause>) {
-    let outcome = one(blocks, &TestPlan::default(), true);
+fn verdict_on_test_blocks(
+    blocks: Vec<TimedBlock>,
+) -> (VerdictOnCase, Option<CauseOfInconclusiveDecision>) {
+    let outcome = decide_one_test_case(blocks, &ComparisonTestPlan::default(), true);
     (outcome.decisions[0].verdict, outcome.decisions[0].reason)
 }
 
 #[test]
 fn slower_faster_and_unchanged_cases_are_decided_early() {
-    let plan = TestPlan::default();
+    let plan = ComparisonTestPlan::default();
     for (ratio, expected, pairs) in [
-        (1.05, Verdict::Regressed, 10),
-        (0.95, Verdict::Improved, 10),
-        (1.0, Verdict::Unchanged, 8),
-        (1.003, Verdict::Unchanged, 8),
+        (1.05, VerdictOnCase::Regressed, 10),
+        (0.95, VerdictOnCase::Improved, 10),
+        (1.0, VerdictOnCase::Unchanged, 8),
+        (1.003, VerdictOnCase::Unchanged, 8),
     ] {
-        let outcome = one(blocks_with_ratio(ratio, pairs / 2), &plan, false);
+        let outcome = decide_one_test_case(test_blocks_near_ratio(ratio, pairs / 2), &plan, false);
         let decision = &outcome.decisions[0];
         assert_eq!(
             (decision.verdict, decision.decided_at),
@@ -130,77 +141,98 @@ fn slower_faster_and_unchanged_cases_are_decided_early() {
             "{ratio}: {decision:?}"
         );
         assert!(outcome.undecided.is_empty() && outcome.environment_sound);
-        let before = one(blocks_with_ratio(ratio, pairs / 2 - 1), &plan, false);
+        let before =
+            decide_one_test_case(test_blocks_near_ratio(ratio, pairs / 2 - 1), &plan, false);
         assert_eq!(before.undecided, ["case"]);
         assert!((decision.ratio.low..=decision.ratio.high).contains(&ratio), "{decision:?}");
     }
-    assert_eq!(one(blocks_with_ratio(1.0, 1), &plan, false).count(Verdict::Inconclusive), 1);
+    assert_eq!(
+        decide_one_test_case(test_blocks_near_ratio(1.0, 1), &plan, false)
+            .count_cases_with_verdict(VerdictOnCase::Inconclusive),
+        1
+    );
 }
 
 #[test]
 fn too_few_pairs_never_show_a_regression() {
-    let outcome = one(blocks_with_ratio(3.0, 3), &TestPlan::default(), true);
+    let outcome =
+        decide_one_test_case(test_blocks_near_ratio(3.0, 3), &ComparisonTestPlan::default(), true);
     let decision = &outcome.decisions[0];
     assert_eq!(
         (decision.verdict, decision.reason),
-        (Verdict::Inconclusive, Some(InconclusiveCause::TooFewPairs))
+        (VerdictOnCase::Inconclusive, Some(CauseOfInconclusiveDecision::TooFewPairs))
     );
     assert_eq!((decision.detectable, decision.pairs_needed), (None, Some(8)));
     assert!(outcome.undecided.is_empty());
-    assert_eq!(verdict(blocks_with_ratio(3.0, 4)), (Verdict::Regressed, None));
+    assert_eq!(
+        verdict_on_test_blocks(test_blocks_near_ratio(3.0, 4)),
+        (VerdictOnCase::Regressed, None)
+    );
 }
 
 #[test]
 fn blocks_of_a_throttled_gpu_are_excluded() {
-    let mut blocks = blocks_with_ratio(3.0, 6);
+    let mut blocks = test_blocks_near_ratio(3.0, 6);
     blocks.iter_mut().take(3).for_each(|block| block.head[1].throttled = true);
-    let outcome = one(blocks.clone(), &TestPlan::default(), true);
+    let outcome = decide_one_test_case(blocks.clone(), &ComparisonTestPlan::default(), true);
     assert_eq!(
         (outcome.decisions[0].pairs, outcome.decisions[0].reason),
-        (6, Some(InconclusiveCause::Throttled))
+        (6, Some(CauseOfInconclusiveDecision::Throttled))
     );
-    blocks.extend(blocks_with_ratio(3.0, 1));
-    assert_eq!(verdict(blocks), (Verdict::Regressed, None));
+    blocks.extend(test_blocks_near_ratio(3.0, 1));
+    assert_eq!(verdict_on_test_blocks(blocks), (VerdictOnCase::Regressed, None));
 }
 
 #[test]
-fn a_change_below_either_threshold_is_ignored() {
+fn a_change_below_the_relative_or_absolute_threshold_is_ignored() {
     let short = |ratio: f64| {
-        edit_timings(blocks_with_ratio(ratio, 8), |_, observation| observation.time_ns /= 1e3)
+        change_timings_of_blocks(test_blocks_near_ratio(ratio, 8), |_, observation| {
+            observation.time_ns /= 1e3
+        })
     };
-    assert_eq!(verdict(short(1.05)), (Verdict::Unchanged, None), "50 ns of 1 µs");
-    assert_eq!(verdict(short(1.15)), (Verdict::Regressed, None), "150 ns of 1 µs");
-    let plan = TestPlan { relative: 0.1, ..TestPlan::default() };
     assert_eq!(
-        one(blocks_with_ratio(1.05, 8), &plan, true).decisions[0].verdict,
-        Verdict::Unchanged
+        verdict_on_test_blocks(short(1.05)),
+        (VerdictOnCase::Unchanged, None),
+        "50 ns of 1 µs"
+    );
+    assert_eq!(
+        verdict_on_test_blocks(short(1.15)),
+        (VerdictOnCase::Regressed, None),
+        "150 ns of 1 µs"
+    );
+    let plan = ComparisonTestPlan { relative: 0.1, ..ComparisonTestPlan::default() };
+    assert_eq!(
+        decide_one_test_case(test_blocks_near_ratio(1.05, 8), &plan, true).decisions[0].verdict,
+        VerdictOnCase::Unchanged
     );
 }
 
-/// Blocks whose ratios are spread evenly over this percentage around 1, in an order without a
-/// trend.
-fn evenly_spread_blocks(percent: f64, count: usize) -> Vec<TrialBlock> {
+/// Makes test blocks whose head-to-base ratios are spread evenly over this percentage around 1, in
+/// an order without a trend.
+fn test_blocks_evenly_spread(percent: f64, count: usize) -> Vec<TimedBlock> {
     let at = |i: usize| 1.0 + 0.01 * percent * ((i * 37 % 101) as f64 / 100.0 - 0.5);
     let ratios: Vec<[f64; 2]> = (0..count).map(|i| [at(2 * i), at(2 * i + 1)]).collect();
-    blocks(&ratios, 1e6)
+    test_blocks_with_ratios(&ratios, 1e6)
 }
 
 #[test]
 fn quiet_cases_are_decided_after_24_blocks_and_noisy_ones_continue() {
-    let plan = TestPlan::default();
+    let plan = ComparisonTestPlan::default();
     let after = |percent: f64, count: usize| {
-        let outcome = one(evenly_spread_blocks(percent, count), &plan, false);
+        let outcome = decide_one_test_case(test_blocks_evenly_spread(percent, count), &plan, false);
         (outcome.decisions[0].verdict, outcome.decisions[0].decided_at)
     };
-    let (unchanged, open) = (Verdict::Unchanged, (Verdict::Inconclusive, None));
+    let (unchanged, open) = (VerdictOnCase::Unchanged, (VerdictOnCase::Inconclusive, None));
     assert_eq!([after(10.0, 23), after(10.0, 24)], [open, (unchanged, Some(48))]);
     assert_eq!(
         [after(42.0, 24), after(42.0, 47), after(42.0, 48)],
         [open, open, (unchanged, Some(96))]
     );
-    // The reported need is an interim analysis, not the number that the estimate alone would take.
+    // The test checks that the reported number of needed pairs is that of an interim analysis, and
+    // not the raw estimate.
     let needed = |percent: f64, count: usize| {
-        one(evenly_spread_blocks(percent, count), &plan, false).decisions[0].pairs_needed
+        decide_one_test_case(test_blocks_evenly_spread(percent, count), &plan, false).decisions[0]
+            .pairs_needed
     };
     assert_eq!([needed(10.0, 8), needed(42.0, 36)], [Some(48), Some(192)]);
 }
@@ -208,153 +240,179 @@ fn quiet_cases_are_decided_after_24_blocks_and_noisy_ones_continue() {
 #[test]
 fn a_difference_in_clocks_is_not_attributed_to_the_head() {
     let with = |cycles_ratio: f64| {
-        edit_timings(blocks_with_ratio(1.05, 8), |arm, observation| {
-            let ratio = if arm == Arm::Head { cycles_ratio / 1.05 } else { 1.0 };
+        change_timings_of_blocks(test_blocks_near_ratio(1.05, 8), |arm, observation| {
+            let ratio = if arm == ComparedArm::Head { cycles_ratio / 1.05 } else { 1.0 };
             observation.cycles = Some(observation.time_ns * 1.98 * ratio);
         })
     };
-    assert_eq!(verdict(with(1.0)), (Verdict::Inconclusive, Some(InconclusiveCause::Clock)));
-    assert_eq!(verdict(with(1.05)), (Verdict::Regressed, None));
-    let outcome = one(with(1.0), &TestPlan::default(), false);
+    assert_eq!(
+        verdict_on_test_blocks(with(1.0)),
+        (VerdictOnCase::Inconclusive, Some(CauseOfInconclusiveDecision::Clock))
+    );
+    assert_eq!(verdict_on_test_blocks(with(1.05)), (VerdictOnCase::Regressed, None));
+    let outcome = decide_one_test_case(with(1.0), &ComparisonTestPlan::default(), false);
     assert!(outcome.undecided.is_empty(), "the cycles are shown to be the same");
-    let near = one(with(1.009), &TestPlan::default(), false);
+    let near = decide_one_test_case(with(1.009), &ComparisonTestPlan::default(), false);
     assert_eq!(near.undecided, ["case"], "more blocks may still show it in cycles");
     let cycles = outcome.decisions[0].cycles.unwrap();
     assert!((cycles.center - 1.0).abs() < 2e-3, "{cycles:?}");
-    // One process has no clock reading, so clock cycles decide nothing.
+    // In this part of the test, one process has no clock reading, so clock cycles are not used.
     let mut gap = with(1.0);
     gap[3].base[1].cycles = None;
-    assert_eq!(verdict(gap), (Verdict::Regressed, None));
+    assert_eq!(verdict_on_test_blocks(gap), (VerdictOnCase::Regressed, None));
 }
 
 #[test]
 fn load_beside_one_build_makes_it_inconclusive_and_beside_both_does_not() {
     let with = |ratio: f64, base: f64, head: f64| {
-        edit_timings(blocks_with_ratio(ratio, 8), |arm, observation| {
-            observation.contention = Some(if arm == Arm::Head { head } else { base })
+        change_timings_of_blocks(test_blocks_near_ratio(ratio, 8), |arm, observation| {
+            observation.contention = Some(if arm == ComparedArm::Head { head } else { base })
         })
     };
     assert_eq!(
-        verdict(with(1.5, 0.01, 0.30)),
-        (Verdict::Inconclusive, Some(InconclusiveCause::Contention))
+        verdict_on_test_blocks(with(1.5, 0.01, 0.30)),
+        (VerdictOnCase::Inconclusive, Some(CauseOfInconclusiveDecision::Contention))
     );
     assert_eq!(
-        verdict(with(1.03, 0.0, 0.015)),
-        (Verdict::Inconclusive, Some(InconclusiveCause::Contention)),
+        verdict_on_test_blocks(with(1.03, 0.0, 0.015)),
+        (VerdictOnCase::Inconclusive, Some(CauseOfInconclusiveDecision::Contention)),
         "3 % are explained"
     );
-    assert_eq!(verdict(with(1.08, 0.0, 0.015)), (Verdict::Regressed, None), "5 % are left");
-    assert_eq!(verdict(with(1.05, 0.3, 0.3)), (Verdict::Regressed, None));
     assert_eq!(
-        verdict(with(0.7, 0.3, 0.0)),
-        (Verdict::Inconclusive, Some(InconclusiveCause::Contention))
+        verdict_on_test_blocks(with(1.08, 0.0, 0.015)),
+        (VerdictOnCase::Regressed, None),
+        "5 % are left"
+    );
+    assert_eq!(verdict_on_test_blocks(with(1.05, 0.3, 0.3)), (VerdictOnCase::Regressed, None));
+    assert_eq!(
+        verdict_on_test_blocks(with(0.7, 0.3, 0.0)),
+        (VerdictOnCase::Inconclusive, Some(CauseOfInconclusiveDecision::Contention))
     );
     assert_eq!(
-        verdict(with(1.0, 0.3, 0.0)),
-        (Verdict::Inconclusive, Some(InconclusiveCause::Contention)),
+        verdict_on_test_blocks(with(1.0, 0.3, 0.0)),
+        (VerdictOnCase::Inconclusive, Some(CauseOfInconclusiveDecision::Contention)),
         "hides a slow-down"
     );
-    assert_eq!(verdict(with(1.0, 0.0, 0.3)), (Verdict::Unchanged, None), "as fast under load");
-    // In this test two loaded processes of sixteen are excluded, and the others decide.
+    assert_eq!(
+        verdict_on_test_blocks(with(1.0, 0.0, 0.3)),
+        (VerdictOnCase::Unchanged, None),
+        "as fast under load"
+    );
+    // In this part of the test, two processes of sixteen ran under load: their pairs are excluded,
+    // and the others decide.
     let mut some = with(1.5, 0.0, 0.0);
     some[2].head[0].contention = Some(1.0);
     some[5].head[1].contention = Some(1.0);
-    assert_eq!(verdict(some), (Verdict::Regressed, None));
+    assert_eq!(verdict_on_test_blocks(some), (VerdictOnCase::Regressed, None));
 }
 
-/// Under load a process may be too short to record its contention: unknown contention must not pass
-/// for none.
+/// Under load a process may be too short to record its contention, so unknown contention must not
+/// count as no contention.
 #[test]
 fn pairs_without_recorded_contention_are_not_evidence() {
     let loaded = |hidden: usize, unknown: Option<f64>| {
-        let mut blocks = edit_timings(blocks_with_ratio(1.8, 48), |arm, observation| {
-            observation.contention = Some(if arm == Arm::Head { 0.9 } else { 0.0 })
-        });
+        let mut blocks =
+            change_timings_of_blocks(test_blocks_near_ratio(1.8, 48), |arm, observation| {
+                observation.contention = Some(if arm == ComparedArm::Head { 0.9 } else { 0.0 })
+            });
         blocks.iter_mut().take(hidden).for_each(|block| block.head[0].contention = unknown);
-        verdict(blocks)
+        verdict_on_test_blocks(blocks)
     };
     assert_eq!(
         loaded(10, None),
-        (Verdict::Inconclusive, Some(InconclusiveCause::Contention)),
+        (VerdictOnCase::Inconclusive, Some(CauseOfInconclusiveDecision::Contention)),
         "unknown"
     );
     assert_eq!(
         loaded(10, Some(0.0)),
-        (Verdict::Inconclusive, Some(InconclusiveCause::Contention)),
+        (VerdictOnCase::Inconclusive, Some(CauseOfInconclusiveDecision::Contention)),
         "a tenth of the pairs"
     );
-    assert_eq!(loaded(48, Some(0.0)), (Verdict::Regressed, None), "half of the pairs");
+    assert_eq!(loaded(48, Some(0.0)), (VerdictOnCase::Regressed, None), "half of the pairs");
     let nobody_tells =
-        edit_timings(blocks_with_ratio(1.8, 48), |_, observation| observation.contention = None);
-    assert_eq!(verdict(nobody_tells), (Verdict::Regressed, None));
+        change_timings_of_blocks(test_blocks_near_ratio(1.8, 48), |_, observation| {
+            observation.contention = None
+        });
+    assert_eq!(verdict_on_test_blocks(nobody_tells), (VerdictOnCase::Regressed, None));
 }
 
 #[test]
 fn a_build_that_differs_from_itself_makes_its_case_or_all_cases_inconclusive() {
     let odd = || {
-        let mut blocks = blocks_with_ratio(1.05, 8);
+        let mut blocks = test_blocks_near_ratio(1.05, 8);
         for block in &mut blocks {
-            // Later processes of the base and earlier ones of the head are slow, whichever build
-            // leads.
+            // In this test, the later process of the base and the earlier one of the head are slow
+            // in each block, whichever build leads.
             block.base[1].time_ns *= 1.1;
             block.head[0].time_ns *= 1.1;
         }
         blocks
     };
-    let fine = || blocks_with_ratio(1.0, 8);
-    let cases = |odd_ones: usize| -> BlocksByCase {
+    let fine = || test_blocks_near_ratio(1.0, 8);
+    let cases = |odd_ones: usize| -> TimedBlocksByCase {
         (0..12).map(|i| (format!("{i:02}"), if i < odd_ones { odd() } else { fine() })).collect()
     };
-    let plan = TestPlan { max_blocks: 8, ..TestPlan::default() };
-    let outcome = decide_all(&cases(1), &plan, true);
+    let plan = ComparisonTestPlan { max_blocks: 8, ..ComparisonTestPlan::default() };
+    let outcome = decide_cases_with_one_plan(&cases(1), &plan, true);
     assert_eq!(
-        (outcome.decision("00").unwrap().verdict, outcome.decision("00").unwrap().reason),
-        (Verdict::Inconclusive, Some(InconclusiveCause::Null))
+        (
+            outcome.decision_on_case("00").unwrap().verdict,
+            outcome.decision_on_case("00").unwrap().reason
+        ),
+        (VerdictOnCase::Inconclusive, Some(CauseOfInconclusiveDecision::Null))
     );
     assert_eq!(
         (outcome.null_fired.as_slice(), outcome.environment_sound),
         (&["00".to_owned()][..], true)
     );
-    assert_eq!((outcome.count(Verdict::Unchanged), outcome.count(Verdict::Regressed)), (11, 0));
-    let outcome = decide_all(&cases(2), &plan, true);
+    assert_eq!(
+        (
+            outcome.count_cases_with_verdict(VerdictOnCase::Unchanged),
+            outcome.count_cases_with_verdict(VerdictOnCase::Regressed)
+        ),
+        (11, 0)
+    );
+    let outcome = decide_cases_with_one_plan(&cases(2), &plan, true);
     assert!(!outcome.environment_sound && outcome.undecided.is_empty());
     assert!(
         outcome
             .decisions
             .iter()
-            .all(|decision| decision.reason == Some(InconclusiveCause::Environment))
+            .all(|decision| decision.reason == Some(CauseOfInconclusiveDecision::Environment))
     );
 }
 
-/// Every process that runs after the head is 4 % slower, with noise of 0.3 %.
+/// In this test, every process that runs after a process of the head is 4 % slower, with noise of
+/// 0.3 %.
 #[test]
 fn an_after_effect_of_the_head_makes_all_cases_inconclusive() {
-    let lingering = |case: usize| -> Vec<TrialBlock> {
-        let mut before = Arm::Base;
+    let lingering = |case: usize| -> Vec<TimedBlock> {
+        let mut before = ComparedArm::Base;
         (0..16)
             .map(|index| {
-                let leader = if index % 2 == 0 { Arm::Base } else { Arm::Head };
-                let other = if index % 2 == 0 { Arm::Head } else { Arm::Base };
+                let leader = if index % 2 == 0 { ComparedArm::Base } else { ComparedArm::Head };
+                let other = if index % 2 == 0 { ComparedArm::Head } else { ComparedArm::Base };
                 let times = [leader, other, other, leader].map(|arm| {
-                    let slowed = if before == Arm::Head { 1.04 } else { 1.0 };
+                    let slowed = if before == ComparedArm::Head { 1.04 } else { 1.0 };
                     before = arm;
-                    timing_of(1e6 * slowed * (1.0 + 3e-4 * ((7 * index + 3 * case) % 10) as f64))
+                    test_timing(1e6 * slowed * (1.0 + 3e-4 * ((7 * index + 3 * case) % 10) as f64))
                 });
                 let (outer, inner) = ([times[0], times[3]], [times[1], times[2]]);
                 let (base, head) =
-                    if leader == Arm::Base { (outer, inner) } else { (inner, outer) };
-                TrialBlock { leader, base, head }
+                    if leader == ComparedArm::Base { (outer, inner) } else { (inner, outer) };
+                TimedBlock { leader, base, head }
             })
             .collect()
     };
-    let cases: BlocksByCase = (0..20)
+    let cases: TimedBlocksByCase = (0..20)
         .map(lingering)
         .enumerate()
         .map(|(case, blocks)| (case.to_string(), blocks))
         .collect();
-    let outcome = decide_all(&cases, &TestPlan::default(), true);
+    let outcome = decide_cases_with_one_plan(&cases, &ComparisonTestPlan::default(), true);
     assert!(
-        !outcome.environment_sound && outcome.count(Verdict::Inconclusive) == cases.len(),
+        !outcome.environment_sound
+            && outcome.count_cases_with_verdict(VerdictOnCase::Inconclusive) == cases.len(),
         "{:?}",
         outcome.decisions[0]
     );
@@ -362,73 +420,101 @@ fn an_after_effect_of_the_head_makes_all_cases_inconclusive() {
 
 #[test]
 fn a_steady_drift_changes_no_verdict() {
-    // In this test the time drifts by 3 % from process to process.
-    let drifting: Vec<TrialBlock> = (0..12)
+    // In this test, the time drifts by 3 % from each process to the next.
+    let drifting: Vec<TimedBlock> = (0..12)
         .map(|index| {
             let at =
-                |position: i32| timing_of(1e6 * (1.0 + 0.03 * f64::from(4 * index + position)));
+                |position: i32| test_timing(1e6 * (1.0 + 0.03 * f64::from(4 * index + position)));
             let (outer, inner) = ([at(0), at(3)], [at(1), at(2)]);
             let base_leads = index % 2 == 0;
             let (base, head) = if base_leads { (outer, inner) } else { (inner, outer) };
-            TrialBlock { leader: if base_leads { Arm::Base } else { Arm::Head }, base, head }
+            TimedBlock {
+                leader: if base_leads { ComparedArm::Base } else { ComparedArm::Head },
+                base,
+                head,
+            }
         })
         .collect();
-    let outcome = one(drifting, &TestPlan::default(), true);
+    let outcome = decide_one_test_case(drifting, &ComparisonTestPlan::default(), true);
     assert!(
         outcome.null_fired.is_empty()
-            && [Verdict::Unchanged, Verdict::Inconclusive].contains(&outcome.decisions[0].verdict)
+            && [VerdictOnCase::Unchanged, VerdictOnCase::Inconclusive]
+                .contains(&outcome.decisions[0].verdict)
     );
 }
 
 #[test]
 fn empty_or_invalid_times_are_inconclusive() {
-    let outcome = decide_all(&BlocksByCase::new(), &TestPlan::default(), true);
+    let outcome =
+        decide_cases_with_one_plan(&TimedBlocksByCase::new(), &ComparisonTestPlan::default(), true);
     assert!(outcome.decisions.is_empty() && outcome.environment_sound);
-    assert_eq!(verdict(Vec::new()), (Verdict::Inconclusive, Some(InconclusiveCause::TooFewPairs)));
+    assert_eq!(
+        verdict_on_test_blocks(Vec::new()),
+        (VerdictOnCase::Inconclusive, Some(CauseOfInconclusiveDecision::TooFewPairs))
+    );
     for time_ns in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-        let outcome = one(
-            edit_timings(blocks_with_ratio(1.05, 8), |_, observation| {
+        let outcome = decide_one_test_case(
+            change_timings_of_blocks(test_blocks_near_ratio(1.05, 8), |_, observation| {
                 observation.time_ns = time_ns
             }),
-            &TestPlan::default(),
+            &ComparisonTestPlan::default(),
             true,
         );
         assert_eq!(
             (outcome.decisions[0].pairs, outcome.decisions[0].reason),
-            (0, Some(InconclusiveCause::TooFewPairs))
+            (0, Some(CauseOfInconclusiveDecision::TooFewPairs))
         );
     }
-    let none = TestPlan { max_blocks: 0, false_alarms: 0.0, missed: 0.0, ..TestPlan::default() };
+    let none = ComparisonTestPlan {
+        max_blocks: 0,
+        false_alarms: 0.0,
+        missed: 0.0,
+        ..ComparisonTestPlan::default()
+    };
     assert_eq!(
-        one(blocks_with_ratio(1.05, 8), &none, true).decisions[0].verdict,
-        Verdict::Inconclusive
+        decide_one_test_case(test_blocks_near_ratio(1.05, 8), &none, true).decisions[0].verdict,
+        VerdictOnCase::Inconclusive
     );
-    let mut one_bad = blocks_with_ratio(1.05, 8);
+    let mut one_bad = test_blocks_near_ratio(1.05, 8);
     one_bad[0].head[0].time_ns = f64::NAN;
-    assert_eq!(one(one_bad, &TestPlan::default(), true).decisions[0].pairs, 14);
+    assert_eq!(
+        decide_one_test_case(one_bad, &ComparisonTestPlan::default(), true).decisions[0].pairs,
+        14
+    );
 }
 
 #[test]
-fn texts_and_fields_of_decisions_are_unchanged() {
-    let plan = serde_json::to_string(&TestPlan::default()).unwrap();
-    assert_eq!(serde_json::from_str::<TestPlan>(&plan).unwrap(), TestPlan::default());
+fn json_fields_of_plan_and_decision_are_stable() {
+    let plan = serde_json::to_string(&ComparisonTestPlan::default()).unwrap();
+    assert_eq!(
+        serde_json::from_str::<ComparisonTestPlan>(&plan).unwrap(),
+        ComparisonTestPlan::default()
+    );
     let decision = serde_json::to_value(
-        &one(blocks_with_ratio(1.05, 8), &TestPlan::default(), true).decisions[0],
+        &decide_one_test_case(
+            test_blocks_near_ratio(1.05, 8),
+            &ComparisonTestPlan::default(),
+            true,
+        )
+        .decisions[0],
     )
     .unwrap();
     assert_eq!(
         (decision["verdict"].as_str(), decision["case"].as_str()),
         (Some("regressed"), Some("case"))
     );
-    assert_eq!(serde_json::to_value(InconclusiveCause::TooFewPairs).unwrap(), "too_few_pairs");
+    assert_eq!(
+        serde_json::to_value(CauseOfInconclusiveDecision::TooFewPairs).unwrap(),
+        "too_few_pairs"
+    );
 }
 
 prop_compose! {
     fn arbitrary_blocks()(
         ratio in 0.9f64..1.1,
         noise in prop::collection::vec(prop::array::uniform2(-0.03f64..0.03), 1..20),
-    ) -> Vec<TrialBlock> {
-        blocks(
+    ) -> Vec<TimedBlock> {
+        test_blocks_with_ratios(
             &noise.iter().map(|pair| pair.map(|noise| ratio * (1.0 + noise))).collect::<Vec<_>>(),
             1e6,
         )
@@ -442,14 +528,14 @@ proptest! {
     fn exchanging_the_builds_mirrors_the_verdict(blocks in arbitrary_blocks(), last: bool) {
         let swapped = blocks
             .iter()
-            .map(|block| TrialBlock { leader: block.leader, base: block.head, head: block.base })
+            .map(|block| TimedBlock { leader: block.leader, base: block.head, head: block.base })
             .collect();
         let (there, back) =
-            (one(blocks, &TestPlan::default(), last), one(swapped, &TestPlan::default(), last));
+            (decide_one_test_case(blocks, &ComparisonTestPlan::default(), last), decide_one_test_case(swapped, &ComparisonTestPlan::default(), last));
         let (there, back) = (&there.decisions[0], &back.decisions[0]);
         let mirrored = match there.verdict {
-            Verdict::Regressed => Verdict::Improved,
-            Verdict::Improved => Verdict::Regressed,
+            VerdictOnCase::Regressed => VerdictOnCase::Improved,
+            VerdictOnCase::Improved => VerdictOnCase::Regressed,
             other => other,
         };
         prop_assert_eq!(back.verdict, mirrored);
@@ -462,19 +548,19 @@ proptest! {
 
     #[test]
     fn a_factor_common_to_all_times_changes_no_verdict(blocks in arbitrary_blocks(), factor in 1.0f64..1e4) {
-        let plan = TestPlan { absolute_ns: 0.0, ..TestPlan::default() };
-        let scaled = edit_timings(blocks.clone(), |_, observation| observation.time_ns *= factor);
-        let (a, b) = (one(blocks, &plan, true), one(scaled, &plan, true));
+        let plan = ComparisonTestPlan { absolute_ns: 0.0, ..ComparisonTestPlan::default() };
+        let scaled = change_timings_of_blocks(blocks.clone(), |_, observation| observation.time_ns *= factor);
+        let (a, b) = (decide_one_test_case(blocks, &plan, true), decide_one_test_case(scaled, &plan, true));
         prop_assert_eq!(a.decisions[0].verdict, b.decisions[0].verdict);
         prop_assert!((a.decisions[0].ratio.low - b.decisions[0].ratio.low).abs() < 1e-9);
     }
 
     #[test]
     fn a_decision_is_kept_while_further_blocks_come(blocks in arbitrary_blocks(), settle_blocks in 0usize..12) {
-        let plan = TestPlan { settle_blocks, ..TestPlan::default() };
-        let mut decided: Option<Verdict> = None;
+        let plan = ComparisonTestPlan { settle_blocks, ..ComparisonTestPlan::default() };
+        let mut decided: Option<VerdictOnCase> = None;
         for count in 1..=blocks.len() {
-            let outcome = one(blocks[..count].to_vec(), &plan, false);
+            let outcome = decide_one_test_case(blocks[..count].to_vec(), &plan, false);
             if let Some(before) = decided {
                 prop_assert!(outcome.undecided.is_empty(), "{before:?} at {count}");
             } else if outcome.undecided.is_empty() {
@@ -495,9 +581,10 @@ proptest! {
         for (block, share) in loaded.iter_mut().zip(shares) {
             block.head[0].contention = Some(share);
         }
-        // The p values may change: decided cases are not analysed again.
+        // The test compares verdicts and not p values: a case that is decided at an earlier
+        // analysis ignores all later blocks in its p values.
         let regressed = |blocks| {
-            one(blocks, &TestPlan::default(), true).decisions[0].verdict == Verdict::Regressed
+            decide_one_test_case(blocks, &ComparisonTestPlan::default(), true).decisions[0].verdict == VerdictOnCase::Regressed
         };
         prop_assert!(!regressed(loaded) || regressed(blocks));
     }
@@ -505,19 +592,26 @@ proptest! {
 
 #[test]
 fn clock_cycles_do_not_decide_at_the_power_cap() {
-    // The head is 5 % slower at equal cycles: the clock caused it, unless the power cap sets the
-    // clock.
+    // In this test, the head is 5 % slower with equal cycles, so the clock is the cause, unless the
+    // power cap sets the clock.
     let with = |capped: fn(usize) -> bool| {
-        let mut blocks = edit_timings(blocks_with_ratio(1.05, 8), |arm, observation| {
-            let ratio = if arm == Arm::Head { 1.0 / 1.05 } else { 1.0 };
-            observation.cycles = Some(observation.time_ns * 1.98 * ratio);
-        });
+        let mut blocks =
+            change_timings_of_blocks(test_blocks_near_ratio(1.05, 8), |arm, observation| {
+                let ratio = if arm == ComparedArm::Head { 1.0 / 1.05 } else { 1.0 };
+                observation.cycles = Some(observation.time_ns * 1.98 * ratio);
+            });
         for (number, block) in blocks.iter_mut().enumerate() {
             block.base.iter_mut().chain(&mut block.head).for_each(|it| it.at_cap = capped(number));
         }
-        verdict(blocks)
+        verdict_on_test_blocks(blocks)
     };
-    assert_eq!(with(|_| true), (Verdict::Regressed, None));
-    assert_eq!(with(|number| number == 0), (Verdict::Inconclusive, Some(InconclusiveCause::Clock)));
-    assert_eq!(with(|_| false), (Verdict::Inconclusive, Some(InconclusiveCause::Clock)));
+    assert_eq!(with(|_| true), (VerdictOnCase::Regressed, None));
+    assert_eq!(
+        with(|number| number == 0),
+        (VerdictOnCase::Inconclusive, Some(CauseOfInconclusiveDecision::Clock))
+    );
+    assert_eq!(
+        with(|_| false),
+        (VerdictOnCase::Inconclusive, Some(CauseOfInconclusiveDecision::Clock))
+    );
 }

@@ -1,142 +1,155 @@
-//! `kernelgate.toml`: the rules that a package commits for its gate. Thresholds by case; slow-downs
-//! that are accepted, with a bound, a reason, and until the next baseline; earlier names of cases.
+//! The rules in `kernelgate.toml`, which a package commits for its gate. The rules set thresholds
+//! for cases, accept slow-downs (with bound and reason, until the next baseline), and give the
+//! earlier ids of renamed cases.
 //!
-//! Deliberately absent: reading the file (`rules_file`), and any rule that would make a wrong case
-//! pass.
+//! The module `rules_file` reads the file; no rule can let a case pass whose outputs are wrong.
 
 pub mod rules_file;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::limits::{AskedLimits, CaseLimits, LimitSource};
-use kernelgate::record::Provenance;
+use super::limits::{CaseLimits, LimitSource, RequestedLimits};
+use kernelgate::record::CommitAndChanges;
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 
-/// Name of the rules file, next to `Cargo.toml`.
-pub const RULES_FILE: &str = "kernelgate.toml";
+/// Name of the package's rules file, which lies beside `Cargo.toml`.
+pub const RULES_FILE_NAME: &str = "kernelgate.toml";
 
-/// Rules of a package; empty if it has no rules file.
+/// The gate rules of a package, from `kernelgate.toml`; empty if the package has no such file.
 #[derive(Debug, Clone, Default)]
-pub struct PackageRules {
+pub struct PackageGateRules {
     /// Whether the file exists.
     pub exists: bool,
-    /// Threshold rules in the order of the file.
-    pub thresholds: Vec<ThresholdRule>,
-    /// Acceptance rules in the order of the file.
-    pub accepted: Vec<AcceptanceRule>,
-    /// Present ids of cases by their earlier ids, for histories.
+    /// The `[[threshold]]` entries, in the order of the file.
+    pub thresholds: Vec<CaseThresholdRule>,
+    /// The `[[accept]]` entries, in the order of the file.
+    pub accepted: Vec<CaseAcceptanceRule>,
+    /// Current case ids by the earlier ids of renamed cases, so that histories continue.
     pub renamed: BTreeMap<String, String>,
-    /// The meaning of a case that the head no longer has.
+    /// Effect on the outcome if the head no longer has a case of the base.
     pub removed: RemovedCasesMeaning,
 }
 
-/// The meaning of a case that only the base of a comparison has, if its removal is not accepted.
+/// Effect on the outcome of a comparison if a case exists only in the base and no `[[accept]]`
+/// allows its removal.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RemovedCasesMeaning {
     /// The comparison is inconclusive.
     #[default]
     Inconclusive,
-    /// A removed case fails the comparison, as a slower case does.
+    /// A removed case fails the comparison, like a regressed case.
     Fail,
-    /// Cases may be removed; the report lists them.
+    /// Removed cases do not affect the outcome; the report lists them.
     Ignore,
 }
 
-/// Limits for some cases. An absent limit keeps the value that other cases have.
+/// Limits for some cases. A limit that the threshold rule does not set keeps the value that other
+/// cases have.
 #[derive(Debug, Clone)]
-pub struct ThresholdRule {
-    /// Pattern of the case ids to which the rule applies.
+pub struct CaseThresholdRule {
+    /// Regular expression for the ids of the cases to which the threshold rule applies.
     pub cases: Regex,
-    /// Limits that the rule sets for its cases.
-    pub limits: AskedLimits,
+    /// Limits that the threshold rule sets for its cases.
+    pub limits: RequestedLimits,
 }
 
-/// A slow-down, or a loss of accuracy, that is intended.
+/// An `[[accept]]` entry: an intended slow-down, loss of accuracy, loss of verification or removal
+/// of cases, with its reason.
 #[derive(Debug, Clone)]
-pub struct AcceptanceRule {
-    /// Pattern of the case ids to which the rule applies.
+pub struct CaseAcceptanceRule {
+    /// Regular expression for the ids of the cases to which the acceptance applies.
     pub cases: Regex,
-    /// Largest accepted relative growth of the time.
+    /// Largest accepted relative growth of a case's time; `None` accepts none.
     pub slower: Option<f64>,
-    /// Largest accepted growth of errors, a ratio.
+    /// Largest accepted ratio of the head's to the base's output error; `None` accepts no growth.
     pub growth: Option<f64>,
-    /// Whether the cases of the rule may be verified less completely than before.
+    /// Whether the acceptance allows its cases to be verified less completely than before.
     pub less_verified: bool,
-    /// Whether the rule accepts that its cases are removed.
+    /// Whether the acceptance allows its cases to be removed.
     pub removed: bool,
     pub reason: String,
-    /// First digits of the commit of the baseline from which the growth is measured.
+    /// First digits of the baseline's commit: the acceptance expires when the baseline is from
+    /// another commit.
     pub baseline: Option<String>,
 }
 
-/// An acceptance that applied to a case, for the report.
+/// An acceptance that applied to a judged case, for the report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct AppliedAcceptance {
+pub struct AcceptanceAppliedToCase {
     /// The case.
     pub case: String,
-    /// Largest accepted relative growth of the time.
+    /// Largest relative growth of this case's time that the rule accepts; `None` if it accepts
+    /// none.
     pub slower: Option<f64>,
-    /// Largest accepted growth of errors, a ratio.
+    /// Largest ratio of the head's to the base's output error that the rule accepts for this case;
+    /// `None` if it accepts no growth.
     pub growth: Option<f64>,
-    /// Whether the case may be verified less completely than before.
+    /// Whether the rule allows this case to be verified less completely than before.
     pub less_verified: bool,
-    /// Whether the rules accept that the case is removed.
+    /// Whether the rule allows this case to be removed.
     pub removed: bool,
     /// The reason.
     pub reason: String,
 }
 
-/// Effects of the file on a comparison.
+/// Effects of `kernelgate.toml` on one comparison: rules that applied, had no effect, or could not
+/// be judged.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct RulesReport {
-    /// Path of the rules file; `None` without a file.
+pub struct RulesEffectReport {
+    /// Name of the rules file; `None` if the package has none.
     pub file: Option<String>,
-    /// The effect on the verdict of a case that the head no longer has.
+    /// Effect on the outcome of a case that the head no longer has.
     pub removed: RemovedCasesMeaning,
-    /// Thresholds in words, and the number of judged cases that each names.
+    /// Each threshold rule as text, with the number of judged cases to which it applied.
     pub thresholds: Vec<(String, usize)>,
-    /// Acceptances of the rules file that apply to cases.
-    pub accepted: Vec<AppliedAcceptance>,
-    /// Notes, one sentence for each rule of the rules file that has no effect.
+    /// Acceptances of the rules file that applied to judged cases.
+    pub accepted: Vec<AcceptanceAppliedToCase>,
+    /// Sentences about rules that had no effect, such as a pattern that matches no case.
     pub notes: Vec<String>,
-    /// Patterns that match no case of a shard, in sentences: all shards together decide.
+    /// Sentences about patterns that match no case of this shard; they become notes only if no
+    /// shard has a matching case.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub unmatched: BTreeSet<String>,
-    /// Limits that could not be judged for any of their cases, as sentences; they make the outcome
+    /// Sentences about limits that could be judged for none of their cases; they make the outcome
     /// inconclusive.
     pub undecided: Vec<String>,
 }
 
-impl PackageRules {
-    /// Text that differs whenever the rules differ; `None` without a file.
-    pub fn identity(&self) -> Option<String> {
-        let lines = self.report(&[], None).thresholds.into_iter().map(|(words, _)| words);
+impl PackageGateRules {
+    /// Returns a text that changes whenever the rules change, to detect that a comparison is
+    /// resumed with other rules; `None` without a rules file.
+    pub fn text_that_identifies_rules(&self) -> Option<String> {
+        let lines = self.report_effects(&[], None).thresholds.into_iter().map(|(words, _)| words);
         let accepted = self.accepted.iter().map(|it| format!("{it:?}"));
         let removed = std::iter::once(format!("removed {:?}", self.removed));
         self.exists.then(|| lines.chain(accepted).chain(removed).collect::<Vec<_>>().join("; "))
     }
 
-    /// The limits that are set for a case: the last pattern that names it and sets a limit counts.
-    pub fn limits(&self, case: &str) -> AskedLimits {
+    /// Returns the limits that the `[[threshold]]` entries set for a case; for each limit, the last
+    /// matching entry counts.
+    pub fn threshold_limits_for_case(&self, case: &str) -> RequestedLimits {
         let of_case = self.thresholds.iter().filter(|rule| rule.cases.is_match(case));
-        of_case.fold(AskedLimits::default(), |before, rule| rule.limits.or(before))
+        of_case.fold(RequestedLimits::default(), |before, rule| rule.limits.or(before))
     }
 
-    /// The limits of a case: the common limits, replaced by the case's thresholds and raised by its
-    /// acceptances.
-    pub fn resolve(&self, case: &str, of_all: &CaseLimits) -> CaseLimits {
-        let accepted = self.acceptances_for(case);
-        of_all.overridden_by(&self.limits(case), LimitSource::Threshold).larger_with_accepted(
-            accepted.iter().find_map(|it| it.slower),
-            accepted.iter().find_map(|it| it.growth),
-        )
+    /// Returns the limits of a case: the common limits, replaced by its `[[threshold]]` entries and
+    /// raised by its `[[accept]]` entries.
+    pub fn limits_of_case(&self, case: &str, of_all: &CaseLimits) -> CaseLimits {
+        let accepted = self.acceptances_of_case(case);
+        of_all
+            .overridden_by(&self.threshold_limits_for_case(case), LimitSource::Threshold)
+            .raised_by_acceptance(
+                accepted.iter().find_map(|it| it.slower),
+                accepted.iter().find_map(|it| it.growth),
+            )
     }
 
-    /// The acceptances of a case: the last entry that names it and sets a bound counts. The result
-    /// is in the order of the file, one for each entry of which a bound holds.
-    pub fn acceptances_for(&self, case: &str) -> Vec<AppliedAcceptance> {
+    /// Returns the `[[accept]]` entries that apply to a case; for each kind of acceptance, the last
+    /// matching entry counts. The acceptances are in the order of the file; an entry without any
+    /// bound that counts is absent.
+    pub fn acceptances_of_case(&self, case: &str) -> Vec<AcceptanceAppliedToCase> {
         let (mut has_slower, mut has_growth) = (false, false);
         let (mut has_verified, mut has_removed) = (false, false);
         let mut found = Vec::new();
@@ -151,7 +164,7 @@ impl PackageRules {
             has_removed |= removed;
             if slower.is_some() || growth.is_some() || less_verified || removed {
                 let (case, reason) = (case.to_owned(), rule.reason.clone());
-                found.push(AppliedAcceptance {
+                found.push(AcceptanceAppliedToCase {
                     case,
                     slower,
                     growth,
@@ -165,40 +178,50 @@ impl PackageRules {
         found
     }
 
-    /// Returns whether a case may be verified less completely than before.
-    pub fn accepts_less_verified(&self, case: &str) -> bool {
-        self.acceptances_for(case).iter().any(|it| it.less_verified)
+    /// Returns whether an `[[accept]]` entry allows a case to be verified less completely than
+    /// before.
+    pub fn accepts_less_verification(&self, case: &str) -> bool {
+        self.acceptances_of_case(case).iter().any(|it| it.less_verified)
     }
 
-    /// The rules without acceptances that another state of the file has too: the base includes
-    /// their effect.
-    pub fn rules_added_since(mut self, base: &Self) -> (Self, Vec<String>) {
+    /// Returns the rules without the acceptances that the base's rules file has too, because the
+    /// base already includes their effect; also returns a note for each of these.
+    pub fn without_acceptances_of_base(mut self, base: &Self) -> (Self, Vec<String>) {
         let (expired, new) =
             self.accepted.into_iter().partition(|rule| base.accepted.contains(rule));
         self.accepted = new;
         let notes = expired.iter().map(|rule| {
-            format!("{} is accepted in the base already: expired, remove it", rule.words())
+            format!(
+                "{} is accepted in the base already: expired, remove it",
+                rule.acceptance_entry_name()
+            )
         });
         let notes = notes.collect();
         (self, notes)
     }
 
-    /// Returns the rules without the acceptances of cases that do not belong to a baseline of this
-    /// code. An acceptance names the first digits of the baseline's commit; a baseline that was
-    /// saved with uncommitted changes cannot be named. An entry that names no case of the baseline
-    /// stays as it is.
-    pub fn rules_for_baseline(
+    /// Returns the rules without the acceptances that do not name the commit of the current
+    /// baseline of their cases; also returns a note for each of these. A baseline that was saved
+    /// with uncommitted changes has no commit that an acceptance could name. An acceptance that
+    /// matches no case of the baseline is kept.
+    pub fn without_expired_acceptances(
         mut self,
-        code_of: impl Fn(&Regex) -> Vec<Provenance>,
+        code_of: impl Fn(&Regex) -> Vec<CommitAndChanges>,
     ) -> (Self, Vec<String>) {
         let mut notes = Vec::new();
         self.accepted.retain(|rule| {
             let code = code_of(&rule.cases);
-            let same = |wanted: &String| code.iter().all(|it| it.is_of(wanted));
-            let found = code.iter().map(Provenance::short_commit).collect::<BTreeSet<_>>();
+            let same =
+                |wanted: &String| code.iter().all(|it| it.is_clean_commit_beginning_with(wanted));
+            let found = code
+                .iter()
+                .map(CommitAndChanges::short_commit_with_changes_mark)
+                .collect::<BTreeSet<_>>();
             let several = found.len() > 1;
             let found = found.into_iter().collect::<Vec<_>>().join(" and ");
-            let unnamed = code.iter().any(|it| !it.is_of(&it.short_commit()));
+            let unnamed = code
+                .iter()
+                .any(|it| !it.is_clean_commit_beginning_with(&it.short_commit_with_changes_mark()));
             let holds = code.is_empty() || rule.baseline.as_ref().is_some_and(same);
             if !holds {
                 let why = match &rule.baseline {
@@ -220,16 +243,17 @@ impl PackageRules {
                          \"{found}\"` makes it hold until the next baseline"
                     ),
                 };
-                notes.push(format!("{}: {why}", rule.words()));
+                notes.push(format!("{}: {why}", rule.acceptance_entry_name()));
             }
             holds
         });
         (self, notes)
     }
 
-    /// Effects of the file on the cases that are judged. `known` holds all existing case ids, if no
-    /// others can exist.
-    pub fn report(&self, judged: &[&str], known: Option<&[&str]>) -> RulesReport {
+    /// Reports which rules apply to the judged cases, and which match no case. The argument `known`
+    /// holds all existing case ids; `None` if there may be others, so that no pattern is reported
+    /// as unmatched.
+    pub fn report_effects(&self, judged: &[&str], known: Option<&[&str]>) -> RulesEffectReport {
         let count =
             |cases: &Regex, ids: &[&str]| ids.iter().filter(|id| cases.is_match(id)).count();
         let patterns = self.thresholds.iter().map(|rule| ("threshold", &rule.cases));
@@ -237,16 +261,16 @@ impl PackageRules {
         let nothing = patterns
             .filter(|(_, cases)| known.is_some_and(|known| count(cases, known) == 0))
             .map(|(kind, cases)| {
-                format!("[[{kind}]] `{}` matches no case", one_line(cases.as_str()))
+                format!("[[{kind}]] `{}` matches no case", text_on_one_line(cases.as_str()))
             });
-        let accepted = judged.iter().flat_map(|case| self.acceptances_for(case));
-        RulesReport {
-            file: self.exists.then(|| RULES_FILE.to_owned()),
+        let accepted = judged.iter().flat_map(|case| self.acceptances_of_case(case));
+        RulesEffectReport {
+            file: self.exists.then(|| RULES_FILE_NAME.to_owned()),
             removed: self.removed,
             thresholds: self
                 .thresholds
                 .iter()
-                .map(|rule| (rule.words(), count(&rule.cases, judged)))
+                .map(|rule| (rule.threshold_rule_text(), count(&rule.cases, judged)))
                 .collect(),
             accepted: accepted.collect(),
             notes: nothing.collect(),
@@ -256,15 +280,16 @@ impl PackageRules {
     }
 }
 
-/// Text that others wrote, on one line: further lines could be taken for the program's.
-pub fn one_line(text: &str) -> String {
+/// Puts a text that others wrote on one line, because further lines could be mistaken for output of
+/// the program.
+pub fn text_on_one_line(text: &str) -> String {
     text.split(|c: char| c.is_whitespace() || c.is_control())
         .filter(|word| !word.is_empty())
         .collect::<Vec<_>>()
         .join(" ")
 }
 
-impl PartialEq for AcceptanceRule {
+impl PartialEq for CaseAcceptanceRule {
     fn eq(&self, other: &Self) -> bool {
         self.cases.as_str() == other.cases.as_str()
             && (self.slower, self.growth) == (other.slower, other.growth)
@@ -274,16 +299,16 @@ impl PartialEq for AcceptanceRule {
     }
 }
 
-impl AcceptanceRule {
-    fn words(&self) -> String {
-        format!("[[accept]] `{}`", one_line(self.cases.as_str()))
+impl CaseAcceptanceRule {
+    fn acceptance_entry_name(&self) -> String {
+        format!("[[accept]] `{}`", text_on_one_line(self.cases.as_str()))
     }
 }
 
-impl ThresholdRule {
-    /// The threshold rule as text: "`^denoise/`: 3%, 200 ns".
-    fn words(&self) -> String {
-        let AskedLimits {
+impl CaseThresholdRule {
+    /// Formats a threshold rule as text: "`^denoise/`: 3%, 200 ns".
+    fn threshold_rule_text(&self) -> String {
+        let RequestedLimits {
             relative,
             absolute_ns,
             growth,
@@ -305,18 +330,18 @@ impl ThresholdRule {
             percent("energy ", energy),
         ];
         let words: Vec<String> = words.into_iter().flatten().collect();
-        format!("`{}`: {}", one_line(self.cases.as_str()), words.join(", "))
+        format!("`{}`: {}", text_on_one_line(self.cases.as_str()), words.join(", "))
     }
 
-    /// Name of a rule's entry, as in the file: ``[[threshold]] `^denoise/` ``.
-    pub fn name(&self) -> String {
-        format!("[[threshold]] `{}`", one_line(self.cases.as_str()))
+    /// Returns the name of a rule's entry, as the file writes it: ``[[threshold]] `^denoise/` ``.
+    pub fn threshold_entry_name(&self) -> String {
+        format!("[[threshold]] `{}`", text_on_one_line(self.cases.as_str()))
     }
 }
 
-impl AppliedAcceptance {
-    /// The acceptance in words: "up to 12% slower: the reason".
-    pub fn words(&self) -> String {
+impl AcceptanceAppliedToCase {
+    /// Formats an acceptance as text: "up to 12% slower: the reason".
+    pub fn acceptance_text(&self) -> String {
         let slower = self.slower.map(|slower| format!("up to {}% slower", 100.0 * slower));
         let growth = self.growth.map(|growth| format!("errors up to {growth} times as large"));
         let verified = self.less_verified.then(|| "less verified".to_owned());
@@ -327,19 +352,20 @@ impl AppliedAcceptance {
     }
 }
 
-impl RulesReport {
-    /// Returns whether the rules accept that a case is removed.
-    pub fn accepts_removed(&self, case: &str) -> bool {
+impl RulesEffectReport {
+    /// Returns whether an applied acceptance allows a case to be removed.
+    pub fn accepts_removal_of_case(&self, case: &str) -> bool {
         self.accepted.iter().any(|accepted| accepted.removed && accepted.case == case)
     }
 
-    /// Returns the lines about the rules that the report must show.
-    pub fn lines(&self) -> Vec<String> {
-        let file = self.file.as_deref().unwrap_or(RULES_FILE);
+    /// Returns the lines about rules for the report: undecided limits, acceptances, thresholds and
+    /// notes.
+    pub fn report_lines(&self) -> Vec<String> {
+        let file = self.file.as_deref().unwrap_or(RULES_FILE_NAME);
         let accepted = self
             .accepted
             .iter()
-            .map(|it| format!("accepted in {file}: {}: {}", it.case, it.words()));
+            .map(|it| format!("accepted in {file}: {}: {}", it.case, it.acceptance_text()));
         let thresholds = self.thresholds.iter().filter(|(_, count)| *count > 0);
         let thresholds = thresholds.map(|(words, count)| {
             let cases = if *count == 1 { "case" } else { "cases" };
@@ -347,7 +373,7 @@ impl RulesReport {
         });
         let notes = self.notes.iter().map(|note| format!("{file}: {note}"));
         let undecided = self.undecided.iter().map(|why| format!("inconclusive: {file}: {why}"));
-        // Undecided bounds come first, because the end of a long list is cut.
+        // Limits that could not be judged come first, because the end of a long list is cut off.
         undecided.chain(accepted).chain(thresholds).chain(notes).collect()
     }
 }
@@ -357,17 +383,17 @@ mod tests {
     use super::rules_file;
     use super::*;
 
-    fn parse(text: &str) -> Result<PackageRules, String> {
-        rules_file::parse("kernelgate.toml", text).map_err(|error| error.to_string())
+    fn parse_test_rules(text: &str) -> Result<PackageGateRules, String> {
+        rules_file::parse_rules("kernelgate.toml", text).map_err(|error| error.to_string())
     }
 
-    fn code_provenance(text: &str) -> Provenance {
+    fn test_provenance(text: &str) -> CommitAndChanges {
         let clean = text.strip_suffix("+changes");
         let (commit, dirty) = (clean.unwrap_or(text).to_owned(), clean.is_some());
-        Provenance { commit: Some(commit), dirty }
+        CommitAndChanges { commit: Some(commit), dirty }
     }
 
-    const COMPLETE_RULES: &str = r#"
+    const TEST_RULES_FILE: &str = r#"
         [[threshold]]
         cases = "^denoise/"
         relative = 0.03
@@ -388,28 +414,30 @@ mod tests {
 
     #[test]
     fn the_last_of_several_matching_patterns_sets_the_limit() {
-        let rules = parse(COMPLETE_RULES).unwrap();
-        let both = rules.limits("denoise/loop/graph/hot");
+        let rules = parse_test_rules(TEST_RULES_FILE).unwrap();
+        let both = rules.threshold_limits_for_case("denoise/loop/graph/hot");
         assert_eq!(
             (both.relative, both.absolute_ns, both.launches),
             (Some(0.1), Some(200.0), Some(0.0))
         );
-        let first = rules.limits("denoise/loop/fused/hot");
+        let first = rules.threshold_limits_for_case("denoise/loop/fused/hot");
         assert_eq!((first.relative, first.growth), (Some(0.03), None));
-        assert_eq!(rules.limits("attention/x"), AskedLimits::default());
-        let resolved = rules.resolve("denoise/loop/x", &CaseLimits::default_limit(0.01));
+        assert_eq!(rules.threshold_limits_for_case("attention/x"), RequestedLimits::default());
+        let resolved =
+            rules.limits_of_case("denoise/loop/x", &CaseLimits::default_with_relative_limit(0.01));
         assert_eq!((resolved.accepted, resolved.relative.value), (Some(0.12), 0.03));
         assert_eq!(resolved.relative.source, LimitSource::Threshold);
-        assert!(rules.acceptances_for("denoise/step/x").is_empty());
+        assert!(rules.acceptances_of_case("denoise/step/x").is_empty());
     }
 
     #[test]
     fn an_acceptance_ends_with_the_next_baseline_or_when_the_base_has_it() {
-        let rules = parse(COMPLETE_RULES).unwrap();
+        let rules = parse_test_rules(TEST_RULES_FILE).unwrap();
         let holds = |commits: &[&str]| {
-            let commits: Vec<Provenance> = commits.iter().map(|it| code_provenance(it)).collect();
-            let (rules, notes) = rules.clone().rules_for_baseline(|_| commits.clone());
-            (!rules.acceptances_for("denoise/loop/x").is_empty(), notes.join(" "))
+            let commits: Vec<CommitAndChanges> =
+                commits.iter().map(|it| test_provenance(it)).collect();
+            let (rules, notes) = rules.clone().without_expired_acceptances(|_| commits.clone());
+            (!rules.acceptances_of_case("denoise/loop/x").is_empty(), notes.join(" "))
         };
         assert_eq!(holds(&["951c29400d"]), (true, String::new()));
         assert_eq!(holds(&["951c294"]), (true, String::new()));
@@ -421,28 +449,35 @@ mod tests {
         };
         ended(&["2af5b74"]);
         ended(&["951c294", "2af5b74"]);
-        // The baseline has no case of the entry, so nothing can expire.
+        // In this part of the test, the baseline has no case that the acceptance matches, so the
+        // acceptance does not expire.
         assert_eq!(holds(&[]), (true, String::new()));
-        // A baseline that was saved with changes is not the baseline of that commit.
+        // A baseline that was saved with uncommitted changes is not the baseline of its commit, so
+        // the acceptance expires.
         ended(&["951c29400d+changes"]);
         ended(&["951c29400d", "951c29400d+changes"]);
-        // The test has texts that do not name a commit, or have too few digits.
+        // This part of the test has baselines whose commit text is not a commit id, or has too few
+        // digits.
         ["9", "", "951c29", "951c294zz"].iter().for_each(|other| ended(&[other]));
-        let nameless = parse(&COMPLETE_RULES.replace("baseline = \"951c294\"", "")).unwrap();
+        let nameless =
+            parse_test_rules(&TEST_RULES_FILE.replace("baseline = \"951c294\"", "")).unwrap();
         let at = |commits: &[&str]| {
-            let commits: Vec<Provenance> = commits.iter().map(|it| code_provenance(it)).collect();
-            nameless.clone().rules_for_baseline(|_| commits.clone())
+            let commits: Vec<CommitAndChanges> =
+                commits.iter().map(|it| test_provenance(it)).collect();
+            nameless.clone().without_expired_acceptances(|_| commits.clone())
         };
         for commits in [&["2af5b74"][..], &["9"], &["2af5b74+changes"], &["2af5b74", "951c294"]] {
             let (unheld, notes) = at(commits);
-            assert!(unheld.acceptances_for("denoise/loop/x").is_empty());
+            assert!(unheld.acceptances_of_case("denoise/loop/x").is_empty());
             texts.push_str(&format!("without a baseline, {commits:?}: {}\n", notes.join(" ")));
         }
-        // In a comparison an acceptance applies as long as the base build's file does not have it.
-        let (new, notes) = nameless.clone().rules_added_since(&PackageRules::default());
-        assert!(!new.acceptances_for("denoise/loop/x").is_empty() && notes.is_empty());
-        let (old, notes) = nameless.clone().rules_added_since(&nameless);
-        assert!(old.acceptances_for("denoise/loop/x").is_empty());
+        // In a comparison of two builds, an acceptance applies until the base's rules file also
+        // contains it.
+        let (new, notes) =
+            nameless.clone().without_acceptances_of_base(&PackageGateRules::default());
+        assert!(!new.acceptances_of_case("denoise/loop/x").is_empty() && notes.is_empty());
+        let (old, notes) = nameless.clone().without_acceptances_of_base(&nameless);
+        assert!(old.acceptances_of_case("denoise/loop/x").is_empty());
         texts.push_str(&notes.join(" "));
         insta::assert_snapshot!(texts);
     }
@@ -452,7 +487,7 @@ mod tests {
         let entry = |cases: &str, bounds: &str, reason: &str| {
             format!("[[accept]]\ncases = \"{cases}\"\n{bounds}\nreason = \"{reason}\"\n")
         };
-        let rules = parse(
+        let rules = parse_test_rules(
             &[
                 entry("^a/", "slower = 0.5", "first"),
                 entry("^a/b", "growth = 3", "second\\n2 regressed, 0 improved"),
@@ -462,12 +497,12 @@ mod tests {
         )
         .unwrap();
         let accepted = |case: &str| {
-            let limits = rules.resolve(case, &CaseLimits::default_limit(0.01));
+            let limits = rules.limits_of_case(case, &CaseLimits::default_with_relative_limit(0.01));
             (limits.accepted, limits.growth.value)
         };
         assert_eq!(accepted("a/b"), (Some(0.5), 3.0));
         assert_eq!(accepted("a/c"), (Some(0.2), 2.0));
-        let lines = rules.report(&["a/b", "a/c"], None).lines();
+        let lines = rules.report_effects(&["a/b", "a/c"], None).report_lines();
         let lines_expected = [
             "accepted in kernelgate.toml: a/b: up to 50% slower: first",
             "accepted in kernelgate.toml: a/b: errors up to 3 times as large: second 2 regressed, \
@@ -480,18 +515,18 @@ mod tests {
 
     #[test]
     fn the_report_states_which_rules_matched_cases_and_which_did_not() {
-        let rules = parse(COMPLETE_RULES).unwrap();
+        let rules = parse_test_rules(TEST_RULES_FILE).unwrap();
         let judged = ["denoise/loop/a", "denoise/step/b"];
-        let report = rules.report(&judged, Some(&judged));
+        let report = rules.report_effects(&judged, Some(&judged));
         let expected = [
             "accepted in kernelgate.toml: denoise/loop/a: up to 12% slower: exact sums",
             "threshold in kernelgate.toml: `^denoise/`: 3%, 200 ns (2 cases)",
             "kernelgate.toml: [[threshold]] `/graph/` matches no case",
         ];
-        assert_eq!(report.lines(), expected);
-        assert_eq!(rules.report(&judged, None).lines(), expected[..2]);
+        assert_eq!(report.report_lines(), expected);
+        assert_eq!(rules.report_effects(&judged, None).report_lines(), expected[..2]);
         assert_eq!(
-            PackageRules::default().report(&judged, Some(&judged)).lines(),
+            PackageGateRules::default().report_effects(&judged, Some(&judged)).report_lines(),
             Vec::<String>::new()
         );
     }

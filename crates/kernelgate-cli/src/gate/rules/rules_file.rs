@@ -1,4 +1,4 @@
-//! Reads `kernelgate.toml` and reports problems with the file, the line and the key.
+//! Reads and checks `kernelgate.toml`; errors name the file, the line and the key.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,131 +6,142 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 
 use kernelgate::record::file;
-use kernelgate::record::provenance::is_commit;
-use kernelgate::record::text::{shortened_message, start_of_quotation};
+use kernelgate::record::provenance::is_unambiguous_commit_id;
+use kernelgate::record::text::{cut_middle_of_long_message, shortened_quotation};
 use regex::Regex;
 use serde::Deserialize;
 use toml::Spanned;
 
 use super::{
-    AcceptanceRule, PackageRules, RULES_FILE, RemovedCasesMeaning, ThresholdRule, one_line,
+    CaseAcceptanceRule, CaseThresholdRule, PackageGateRules, RULES_FILE_NAME, RemovedCasesMeaning,
+    text_on_one_line,
 };
-use crate::gate::limits::AskedLimits;
+use crate::gate::limits::RequestedLimits;
 
-/// Largest rules file that is read, bytes.
-const MAX_RULES_BYTES: u64 = 1 << 20;
+/// Largest `kernelgate.toml` that is read, bytes.
+const MAX_RULES_FILE_BYTES: u64 = 1 << 20;
 
-/// Largest bound of a ratio or a relative change: a bound beyond it allows everything.
-pub const MAX_RULE_RATIO: f64 = 1e6;
-/// Largest bound of a time, nanoseconds: a quarter of an hour.
-pub const MAX_ACCEPTED_TIME_NS: f64 = 1e12;
+/// Largest value of a ratio or relative change in `kernelgate.toml`; a larger value would allow
+/// everything and is refused.
+pub const MAX_RATIO_IN_RULES: f64 = 1e6;
+/// Largest value of a time in `kernelgate.toml`, nanoseconds: about a quarter of an hour.
+pub const MAX_TIME_IN_RULES_NS: f64 = 1e12;
 
-/// A problem with the rules file, with its place.
+/// Error: `kernelgate.toml` cannot be read or contains an invalid entry; states the file, the line
+/// and the problem.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{file}{}: {problem}", line.as_ref().map(ToString::to_string).unwrap_or_default())]
-pub struct RulesError {
-    /// Path of the rules file, as messages show it.
+pub struct RulesFileError {
+    /// Path of the rules file, as the error message shows it.
     pub file: String,
-    /// The faulty line, if the problem is in one line.
-    pub line: Option<FaultyRulesLine>,
-    /// The key of the rules file, and what is wrong with it.
+    /// The faulty line of the rules file; `None` if the problem is not in one line.
+    pub line: Option<FaultyLineOfRulesFile>,
+    /// The problem in the rules file, beginning with the key if the problem concerns one key.
     pub problem: String,
 }
 
-/// A faulty line of the rules file.
+/// A faulty line of the rules file, for the error message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FaultyRulesLine {
-    /// Number of the line, counted from 1.
+pub struct FaultyLineOfRulesFile {
+    /// Number of the faulty line in the rules file, counted from 1.
     pub number: usize,
-    /// Text of the invalid value, cut if it is long.
+    /// Text of the faulty line, cut if it is long.
     pub text: String,
 }
 
-impl fmt::Display for FaultyRulesLine {
+impl fmt::Display for FaultyLineOfRulesFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, ", line {} (`{}`)", self.number, self.text)
     }
 }
 
-/// Reads the file in a folder; without one the rules are empty.
-pub fn read_rules_of_folder(folder: &Path) -> Result<PackageRules, RulesError> {
-    let path = folder.join(RULES_FILE);
+/// Reads `kernelgate.toml` in a folder; if the file does not exist, the rules are empty.
+pub fn read_rules_in_folder(folder: &Path) -> Result<PackageGateRules, RulesFileError> {
+    let path = folder.join(RULES_FILE_NAME);
     let shown = path.display().to_string();
-    read(&path, &shown)
+    read_rules_file(&path, &shown)
 }
 
-/// Reads the rules in the file at `path`, which error messages name as `shown`.
-pub fn read(path: &Path, shown: &str) -> Result<PackageRules, RulesError> {
-    let failed = |problem| RulesError { file: shown.to_owned(), line: None, problem };
-    let text = match file::read_untrusted_text(path, MAX_RULES_BYTES) {
+/// Reads the rules in the file at `path`, which error messages call `shown`; if the file does not
+/// exist, the rules are empty.
+pub fn read_rules_file(path: &Path, shown: &str) -> Result<PackageGateRules, RulesFileError> {
+    let failed = |problem| RulesFileError { file: shown.to_owned(), line: None, problem };
+    let text = match file::read_untrusted_text_up_to(path, MAX_RULES_FILE_BYTES) {
         Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => {
-            return Ok(PackageRules::default());
+            return Ok(PackageGateRules::default());
         }
         Err(cause) => return Err(failed(cause.to_string())),
         Ok(text) => text,
     };
-    parse(shown, &text)
+    parse_rules(shown, &text)
 }
 
-/// Parses the text of the file, which errors call `shown`.
-pub fn parse(shown: &str, text: &str) -> Result<PackageRules, RulesError> {
-    let source = RulesSource { shown, text };
-    let RulesFile { threshold, accept, renamed, removed } = toml::from_str(text)
-        .map_err(|error| source.error(error.span().map(|span| span.start), error.message()))?;
+/// Parses the text of a rules file, which error messages call `shown`.
+pub fn parse_rules(shown: &str, text: &str) -> Result<PackageGateRules, RulesFileError> {
+    let source = RulesFileText { shown, text };
+    let RulesFileContents { threshold, accept, renamed, removed } =
+        toml::from_str(text).map_err(|error| {
+            source.error_at_position(error.span().map(|span| span.start), error.message())
+        })?;
     let ratio = |name, value: &Option<Spanned<f64>>| {
-        source.read_number(name, value.as_ref(), 0.0..=MAX_RULE_RATIO)
+        source.read_number_in_range(name, value.as_ref(), 0.0..=MAX_RATIO_IN_RULES)
     };
     let growth = |value: &Option<Spanned<f64>>| {
-        source.read_number("growth", value.as_ref(), 1.0..=MAX_RULE_RATIO)
+        source.read_number_in_range("growth", value.as_ref(), 1.0..=MAX_RATIO_IN_RULES)
     };
     let thresholds = threshold.iter().map(|rule| {
         let absolute_ns = rule.absolute_ns.as_ref();
-        let limits = AskedLimits {
+        let limits = RequestedLimits {
             relative: ratio("relative", &rule.relative)?,
-            absolute_ns: source.read_number(
+            absolute_ns: source.read_number_in_range(
                 "absolute-ns",
                 absolute_ns,
-                0.0..=MAX_ACCEPTED_TIME_NS,
+                0.0..=MAX_TIME_IN_RULES_NS,
             )?,
             growth: growth(&rule.growth)?,
             device_memory: ratio("device-memory", &rule.device_memory)?,
             launches: ratio("launches", &rule.launches)?,
             host_time: ratio("host-time", &rule.host_time)?,
             energy: ratio("energy", &rule.energy)?,
-            ..AskedLimits::default()
+            ..RequestedLimits::default()
         };
-        if limits == AskedLimits::default() {
+        if limits == RequestedLimits::default() {
             let at = Some(rule.cases.span().start);
-            return Err(source.error(at, "this [[threshold]] sets nothing"));
+            return Err(source.error_at_position(at, "this [[threshold]] sets nothing"));
         }
-        Ok(ThresholdRule { cases: source.compile_case_pattern(&rule.cases)?, limits })
+        Ok(CaseThresholdRule { cases: source.compile_case_pattern(&rule.cases)?, limits })
     });
     let accepted = accept.iter().map(|rule| {
-        let problem_here = |problem: &str| source.error(Some(rule.cases.span().start), problem);
+        let problem_here =
+            |problem: &str| source.error_at_position(Some(rule.cases.span().start), problem);
         let bounded = rule.slower.is_some() || rule.growth.is_some();
         if !bounded && !rule.less_verified && !rule.removed {
             return Err(problem_here(
                 "this [[accept]] has no bound: `slower`, `growth`, `less-verified` or `removed`",
             ));
         }
-        if one_line(rule.reason.get_ref()).is_empty() {
-            return Err(source.error(Some(rule.reason.span().start), "reason: it is empty"));
+        if text_on_one_line(rule.reason.get_ref()).is_empty() {
+            return Err(
+                source.error_at_position(Some(rule.reason.span().start), "reason: it is empty")
+            );
         }
-        if let Some(commit) = rule.baseline.as_ref().filter(|it| !is_commit(it.get_ref())) {
+        if let Some(commit) =
+            rule.baseline.as_ref().filter(|it| !is_unambiguous_commit_id(it.get_ref()))
+        {
             let problem = "baseline: not a commit (7 to 64 hexadecimal digits)";
-            return Err(source.error(Some(commit.span().start), problem));
+            return Err(source.error_at_position(Some(commit.span().start), problem));
         }
-        Ok(AcceptanceRule {
+        Ok(CaseAcceptanceRule {
             cases: source.compile_case_pattern(&rule.cases)?,
             slower: ratio("slower", &rule.slower)?,
             growth: growth(&rule.growth)?,
             less_verified: rule.less_verified,
             removed: rule.removed,
-            reason: one_line(rule.reason.get_ref()),
+            reason: text_on_one_line(rule.reason.get_ref()),
             baseline: rule.baseline.as_ref().map(|commit| commit.get_ref().clone()),
         })
     });
-    Ok(PackageRules {
+    Ok(PackageGateRules {
         exists: true,
         thresholds: thresholds.collect::<Result<_, _>>()?,
         accepted: accepted.collect::<Result<_, _>>()?,
@@ -141,11 +152,11 @@ pub fn parse(shown: &str, text: &str) -> Result<PackageRules, RulesError> {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RulesFile {
+struct RulesFileContents {
     #[serde(default)]
-    threshold: Vec<FileThreshold>,
+    threshold: Vec<ThresholdEntryInFile>,
     #[serde(default)]
-    accept: Vec<FileAcceptance>,
+    accept: Vec<AcceptEntryInFile>,
     #[serde(default)]
     renamed: BTreeMap<String, String>,
     #[serde(default, rename = "removed-cases")]
@@ -154,7 +165,7 @@ struct RulesFile {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct FileThreshold {
+struct ThresholdEntryInFile {
     cases: Spanned<String>,
     relative: Option<Spanned<f64>>,
     absolute_ns: Option<Spanned<f64>>,
@@ -167,7 +178,7 @@ struct FileThreshold {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct FileAcceptance {
+struct AcceptEntryInFile {
     cases: Spanned<String>,
     slower: Option<Spanned<f64>>,
     growth: Option<Spanned<f64>>,
@@ -179,44 +190,48 @@ struct FileAcceptance {
     baseline: Option<Spanned<String>>,
 }
 
-/// A text with its name, for messages.
-struct RulesSource<'a> {
+/// The text of a rules file and its name, for error messages.
+struct RulesFileText<'a> {
     shown: &'a str,
     text: &'a str,
 }
 
-impl RulesSource<'_> {
-    fn error(&self, at: Option<usize>, problem: &str) -> RulesError {
+impl RulesFileText<'_> {
+    fn error_at_position(&self, at: Option<usize>, problem: &str) -> RulesFileError {
         let line = at.map(|at| {
             let before = self.text[..at.min(self.text.len())].matches('\n').count();
             let text = self.text.lines().nth(before).unwrap_or_default().trim();
-            FaultyRulesLine { number: before + 1, text: start_of_quotation(text).into_owned() }
+            FaultyLineOfRulesFile {
+                number: before + 1,
+                text: shortened_quotation(text).into_owned(),
+            }
         });
-        RulesError {
+        RulesFileError {
             file: self.shown.to_owned(),
             line,
-            problem: shortened_message(problem.to_owned()),
+            problem: cut_middle_of_long_message(problem.to_owned()),
         }
     }
 
-    fn compile_case_pattern(&self, cases: &Spanned<String>) -> Result<Regex, RulesError> {
+    fn compile_case_pattern(&self, cases: &Spanned<String>) -> Result<Regex, RulesFileError> {
         Regex::new(cases.get_ref()).map_err(|error| {
             let reason = error.to_string();
             let reason = reason.lines().last().unwrap_or_default().trim_start_matches("error: ");
-            self.error(
+            self.error_at_position(
                 Some(cases.span().start),
                 &format!("cases: not a regular expression: {reason}"),
             )
         })
     }
 
-    /// Reads the number of a key and checks that it is in a range.
-    fn read_number(
+    /// Reads the number of a key in the rules file and checks that it is within a range; `None` if
+    /// the key is absent.
+    fn read_number_in_range(
         &self,
         key: &str,
         value: Option<&Spanned<f64>>,
         range: RangeInclusive<f64>,
-    ) -> Result<Option<f64>, RulesError> {
+    ) -> Result<Option<f64>, RulesFileError> {
         let Some(value) = value else { return Ok(None) };
         let number = *value.get_ref();
         if range.contains(&number) {
@@ -224,7 +239,7 @@ impl RulesSource<'_> {
         }
         let (least, most) = range.into_inner();
         let problem = format!("{key}: {number:?} is no number from {least} to {most}");
-        Err(self.error(Some(value.span().start), &problem))
+        Err(self.error_at_position(Some(value.span().start), &problem))
     }
 }
 
@@ -255,7 +270,8 @@ mod tests {
             "[threshold]",
             "x = ",
         ];
-        let messages = texts.map(|text| parse(RULES_FILE, text).unwrap_err().to_string());
+        let messages =
+            texts.map(|text| parse_rules(RULES_FILE_NAME, text).unwrap_err().to_string());
         insta::assert_snapshot!(messages.join("\n"), @r#"
         kernelgate.toml, line 2 (`cases = 3`): invalid type: integer `3`, expected a string
         kernelgate.toml, line 3 (`relativ = 1`): unknown field `relativ`, expected one of `cases`, `relative`, `absolute-ns`, `growth`, `device-memory`, `launches`, `host-time`, `energy`
@@ -277,38 +293,41 @@ mod tests {
         kernelgate.toml, line 1 (`[threshold]`): invalid type: map, expected a sequence
         kernelgate.toml, line 1 (`x =`): string values must be quoted, expected literal string
         "#);
-        assert!(parse(RULES_FILE, "").is_ok());
-        assert!(parse(RULES_FILE, "[[threshold]]\ncases = \"x\"\nrelative = 1e6").is_ok());
+        assert!(parse_rules(RULES_FILE_NAME, "").is_ok());
+        assert!(
+            parse_rules(RULES_FILE_NAME, "[[threshold]]\ncases = \"x\"\nrelative = 1e6").is_ok()
+        );
     }
 
     #[test]
     fn long_quotations_in_rule_messages_are_cut() {
         let long = "x".repeat(900_000);
         for text in [format!("{long} = "), format!("[[threshold]]\n{long} = 1")] {
-            let message = parse(RULES_FILE, &text).unwrap_err().to_string();
+            let message = parse_rules(RULES_FILE_NAME, &text).unwrap_err().to_string();
             assert!(message.len() < 1000 && message.contains("xxx…`)"), "{}", message.len());
         }
     }
 
-    /// A commit may contain a link to a device, which has no length and no end.
+    /// In a test, the rules file is a link to a device, as a commit may contain: such a file has no
+    /// length and no end.
     #[test]
-    fn a_rules_file_that_is_a_device_or_too_long_is_not_read() {
+    fn a_rules_file_that_is_a_device_or_too_long_is_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(RULES_FILE);
+        let path = folder.path().join(RULES_FILE_NAME);
         let message = || {
-            let error = read_rules_of_folder(folder.path()).unwrap_err().to_string();
+            let error = read_rules_in_folder(folder.path()).unwrap_err().to_string();
             error.replace(&folder.path().display().to_string(), "FOLDER")
         };
         std::os::unix::fs::symlink("/dev/null", &path).unwrap();
         insta::assert_snapshot!(message(), @"FOLDER/kernelgate.toml: it is no file but a device, a pipe or a socket");
         std::fs::remove_file(&path).unwrap();
-        assert!(!read_rules_of_folder(folder.path()).unwrap().exists);
+        assert!(!read_rules_in_folder(folder.path()).unwrap().exists);
         std::os::unix::fs::symlink("nowhere.toml", &path).unwrap();
         insta::assert_snapshot!(message(), @"FOLDER/kernelgate.toml: a link to nothing (nowhere.toml)");
         std::fs::remove_file(&path).unwrap();
-        std::fs::write(&path, vec![b' '; MAX_RULES_BYTES as usize + 1]).unwrap();
+        std::fs::write(&path, vec![b' '; MAX_RULES_FILE_BYTES as usize + 1]).unwrap();
         insta::assert_snapshot!(message(), @"FOLDER/kernelgate.toml: larger than 1048576 bytes");
-        std::fs::write(&path, vec![b' '; MAX_RULES_BYTES as usize]).unwrap();
-        assert!(read_rules_of_folder(folder.path()).is_ok());
+        std::fs::write(&path, vec![b' '; MAX_RULES_FILE_BYTES as usize]).unwrap();
+        assert!(read_rules_in_folder(folder.path()).is_ok());
     }
 }

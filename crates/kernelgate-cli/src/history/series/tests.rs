@@ -1,77 +1,92 @@
 use std::path::Path;
 
-use kernelgate::record::{Baseline, CaseRecord, Environment, ProcessRun, file};
-use kernelgate::stats::change_points::{MIN_SEQUENCE_VALUES, noise_deviation as noise_of};
+use kernelgate::record::{
+    BaselineFile, BenchProcessRun, CaseRecordWithSamples, RunEnvironment, file,
+};
+use kernelgate::stats::change_points::{
+    MIN_VALUES_TO_SEARCH_LEVEL_CHANGES, noise_standard_deviation as noise_of,
+};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::*;
-use crate::gate::calibration::{BlockSeries, Calibration, ComparisonKind};
-use crate::history::HistoryStore;
-use crate::history::case_index::IndexedFolder;
-use crate::history::import::import_records;
-use crate::history::indexed_run::IndexedRun;
+use crate::gate::calibration::{CalibrationComparisonKind, CaseBlocksAsColumns, GateCalibration};
+use crate::history::HistoryRecordStore;
+use crate::history::case_index::IndexedRecordFolder;
+use crate::history::import::import_records_into_store;
+use crate::history::indexed_run::ProcessRunInIndex;
 
-const HISTORY_CASE: &str = "w/f/n1/cpu/hot";
+const TEST_CASE_ID: &str = "w/f/n1/cpu/hot";
 
-fn run(session: usize, commit: &str, minute: usize, time_ns: f64) -> ProcessRun {
-    ProcessRun {
+fn test_run(session: usize, commit: &str, minute: usize, time_ns: f64) -> BenchProcessRun {
+    BenchProcessRun {
         started: format!("2026-01-01T{:02}:{:02}:00.000Z", minute / 60, minute % 60),
-        cases: [(HISTORY_CASE.to_owned(), CaseRecord::untimed_samples(vec![time_ns; 3]))].into(),
-        ..ProcessRun::start_now(
+        cases: [(
+            TEST_CASE_ID.to_owned(),
+            CaseRecordWithSamples::example_with_sample_times(vec![time_ns; 3]),
+        )]
+        .into(),
+        ..BenchProcessRun::empty_run_starting_now(
             "bench",
             &format!("s{session}"),
-            Environment { machine: Some("host".to_owned()), ..Environment::cpu() },
-            Provenance { commit: Some(commit.to_owned()), dirty: false },
+            RunEnvironment {
+                machine: Some("host".to_owned()),
+                ..RunEnvironment::environment_of_process_on_cpu()
+            },
+            CommitAndChanges { commit: Some(commit.to_owned()), dirty: false },
         )
     }
 }
 
-fn write(root: &Path, run: &ProcessRun) {
-    file::write(&root.join("runs").join(&run.session).join("bench.json"), run).unwrap();
+fn write_test_run(root: &Path, run: &BenchProcessRun) {
+    file::write_record_atomically(&root.join("runs").join(&run.session).join("bench.json"), run)
+        .unwrap();
 }
 
-fn history_query<'a>(
-    cases: &'a CaseFilter,
+fn test_history_query<'a>(
+    cases: &'a CaseIdFilter,
     renamed: &'a BTreeMap<String, String>,
-) -> HistoryQuery<'a> {
-    HistoryQuery {
+) -> CaseHistoryQuery<'a> {
+    CaseHistoryQuery {
         package: None,
         cases,
         renamed,
         join_cards: false,
         known_only: false,
-        smallest: MIN_REPORTED_CHANGE,
+        smallest: MIN_REPORTED_LEVEL_CHANGE,
     }
 }
 
-fn all(root: &Path, order: &CommitOrder) -> Vec<CaseHistory> {
+fn all_test_histories(root: &Path, order: &GitCommitOrder) -> Vec<CaseTimeHistory> {
     let renamed = BTreeMap::new();
-    case_histories(
-        &HistoryStore::at(root).index().unwrap().0,
-        &history_query(&CaseFilter::All, &renamed),
+    compute_case_histories(
+        &HistoryRecordStore::at(root).update_and_return_index().unwrap().0,
+        &test_history_query(&CaseIdFilter::All, &renamed),
         order,
     )
     .unwrap()
 }
 
-fn numbered_commits(count: usize) -> Vec<String> {
+fn numbered_test_commits(count: usize) -> Vec<String> {
     (0..count).map(|number| format!("{number:040x}")).collect()
 }
 
 #[test]
-fn history_runs_are_in_commit_order_and_a_change_names_its_commits() {
+fn history_points_are_in_commit_order_and_changes_name_their_commits() {
     let folder = tempfile::tempdir().unwrap();
-    let commits = numbered_commits(20);
-    // The test has two runs of every other commit, measured from the last commit to the first, as
-    // if the clock went backwards. In this test the case is slower from commit 12 on.
+    let commits = numbered_test_commits(20);
+    // The test has two runs of every other commit, measured from the last commit to the first. In
+    // this test, the case is slower from commit 12 on.
     for (session, commit) in (0..20).step_by(2).rev().flat_map(|commit| [commit; 2]).enumerate() {
         let slower = if commit >= 12 { 1.1 } else { 1.0 };
         let wobble = 1.0 + 0.002 * (session % 3) as f64;
-        write(folder.path(), &run(session, &commits[commit], session, 1e6 * slower * wobble));
+        write_test_run(
+            folder.path(),
+            &test_run(session, &commits[commit], session, 1e6 * slower * wobble),
+        );
     }
-    let order = CommitOrder::new(commits.clone());
-    let found = all(folder.path(), &order);
+    let order = GitCommitOrder::from_oldest_first(commits.clone());
+    let found = all_test_histories(folder.path(), &order);
     let [history] = &found[..] else { panic!("{found:?}") };
     let points: Vec<_> = history.points.iter().map(|it| it.commit.clone().unwrap()).collect();
     assert_eq!(points, commits.iter().step_by(2).cloned().collect::<Vec<_>>());
@@ -83,9 +98,9 @@ fn history_runs_are_in_commit_order_and_a_change_names_its_commits() {
     );
     assert_eq!(change.commits, commits[11..=12]);
     assert!((change.change - 0.1).abs() < 0.01 && change.low <= 0.1 && !change.same_build);
-    // Without git the runs are ordered by recorded time, and a change within one build is not due
-    // to its code.
-    let by_time = &all(folder.path(), &CommitOrder::default())[0];
+    // Without git, runs are ordered by their start time, and a change between runs of one build is
+    // not attributed to its code.
+    let by_time = &all_test_histories(folder.path(), &GitCommitOrder::default())[0];
     assert_eq!(
         (by_time.placed_by_time, by_time.points[0].commit.as_ref()),
         (20, Some(&commits[18]))
@@ -93,46 +108,46 @@ fn history_runs_are_in_commit_order_and_a_change_names_its_commits() {
     let only = tempfile::tempdir().unwrap();
     for session in 0..20 {
         let slower = if session >= 12 { 1.1 } else { 1.0 };
-        write(only.path(), &run(session, &commits[0], session, 1e6 * slower));
+        write_test_run(only.path(), &test_run(session, &commits[0], session, 1e6 * slower));
     }
-    let change = &all(only.path(), &order)[0].changes[0];
+    let change = &all_test_histories(only.path(), &order)[0].changes[0];
     assert!(change.same_build && change.commits.is_empty(), "{change:?}");
 }
 
 #[test]
 fn a_run_that_is_also_in_a_baseline_counts_once_and_renamed_cases_continue() {
     let folder = tempfile::tempdir().unwrap();
-    let commits = numbered_commits(2);
-    let runs = [run(0, &commits[0], 0, 1e6), run(1, &commits[1], 1, 2e6)];
+    let commits = numbered_test_commits(2);
+    let runs = [test_run(0, &commits[0], 0, 1e6), test_run(1, &commits[1], 1, 2e6)];
     let mut renamed = runs[1].clone();
     let odd = "w/f/é <b>|\"'%_\\/cpu/hot".to_owned();
-    renamed.cases = [(odd.clone(), renamed.cases[HISTORY_CASE].clone())].into();
-    write(folder.path(), &runs[0]);
-    write(folder.path(), &renamed);
-    let mut baseline = Baseline::new("main");
-    baseline.merge_run(&runs[0]);
+    renamed.cases = [(odd.clone(), renamed.cases[TEST_CASE_ID].clone())].into();
+    write_test_run(folder.path(), &runs[0]);
+    write_test_run(folder.path(), &renamed);
+    let mut baseline = BaselineFile::empty_with_name("main");
+    baseline.merge_run_replacing_other_code(&runs[0]);
     let path = folder.path().join("elsewhere/main.json");
-    file::write(&path, &baseline).unwrap();
-    let store = HistoryStore::at(folder.path());
-    let imported = import_records(&store, &[path.clone(), path]).unwrap();
+    file::write_record_atomically(&path, &baseline).unwrap();
+    let store = HistoryRecordStore::at(folder.path());
+    let imported = import_records_into_store(&store, &[path.clone(), path]).unwrap();
     assert_eq!((imported.new, imported.known), (1, 1));
-    let order = CommitOrder::new(commits);
-    assert_eq!(all(folder.path(), &order).len(), 2);
+    let order = GitCommitOrder::from_oldest_first(commits);
+    assert_eq!(all_test_histories(folder.path(), &order).len(), 2);
     let names =
-        BTreeMap::from([(HISTORY_CASE.to_owned(), "x".to_owned()), ("x".to_owned(), odd.clone())]);
-    let found = case_histories(
-        &store.index().unwrap().0,
-        &history_query(&CaseFilter::Exact(odd.clone()), &names),
+        BTreeMap::from([(TEST_CASE_ID.to_owned(), "x".to_owned()), ("x".to_owned(), odd.clone())]);
+    let found = compute_case_histories(
+        &store.update_and_return_index().unwrap().0,
+        &test_history_query(&CaseIdFilter::Exact(odd.clone()), &names),
         &order,
     )
     .unwrap();
     let times: Vec<f64> = found[0].points.iter().flat_map(|it| it.runs_ns.clone()).collect();
     assert_eq!((found.len(), times), (1, vec![1e6, 2e6]));
-    assert_eq!(found[0].formerly, BTreeSet::from([HISTORY_CASE.to_owned()]));
+    assert_eq!(found[0].formerly, BTreeSet::from([TEST_CASE_ID.to_owned()]));
     let circle = BTreeMap::from([(odd.clone(), "x".to_owned()), ("x".to_owned(), odd)]);
-    let error = case_histories(
-        &store.index().unwrap().0,
-        &history_query(&CaseFilter::All, &circle),
+    let error = compute_case_histories(
+        &store.update_and_return_index().unwrap().0,
+        &test_history_query(&CaseIdFilter::All, &circle),
         &order,
     )
     .unwrap_err();
@@ -142,68 +157,88 @@ fn a_run_that_is_also_in_a_baseline_counts_once_and_renamed_cases_continue() {
 #[test]
 fn runs_of_another_package_form_another_history() {
     let folder = tempfile::tempdir().unwrap();
-    let commits = numbered_commits(3);
+    let commits = numbered_test_commits(3);
     let package =
-        |name: &str| CargoPackage { name: name.to_owned(), manifest: "Cargo.toml".to_owned() };
-    let run_of = |at: usize, package| ProcessRun { package, ..run(at, &commits[at], at, 1e6) };
+        |name: &str| CargoPackageId { name: name.to_owned(), manifest: "Cargo.toml".to_owned() };
+    let run_of =
+        |at: usize, package| BenchProcessRun { package, ..test_run(at, &commits[at], at, 1e6) };
     let runs = [run_of(0, Some(package("one"))), run_of(1, Some(package("two"))), run_of(2, None)];
-    runs.iter().for_each(|run| write(folder.path(), run));
-    let (order, renamed, one) = (CommitOrder::new(commits), BTreeMap::new(), package("one"));
-    let index = HistoryStore::at(folder.path()).index().unwrap().0;
-    let query = HistoryQuery { package: Some(&one), ..history_query(&CaseFilter::All, &renamed) };
-    let found = case_histories(&index, &query, &order).unwrap();
+    runs.iter().for_each(|run| write_test_run(folder.path(), run));
+    let (order, renamed, one) =
+        (GitCommitOrder::from_oldest_first(commits), BTreeMap::new(), package("one"));
+    let index = HistoryRecordStore::at(folder.path()).update_and_return_index().unwrap().0;
+    let query = CaseHistoryQuery {
+        package: Some(&one),
+        ..test_history_query(&CaseIdFilter::All, &renamed)
+    };
+    let found = compute_case_histories(&index, &query, &order).unwrap();
     assert_eq!((found.len(), found[0].points.len()), (1, 2));
     assert_eq!(found[0].package.as_deref(), Some("one (Cargo.toml)"));
-    assert_eq!(all(folder.path(), &order).len(), 3);
+    assert_eq!(all_test_histories(folder.path(), &order).len(), 3);
     let counts = [("one (Cargo.toml)".to_owned(), 1), ("two (Cargo.toml)".to_owned(), 1)];
-    assert_eq!(index.packages(), counts.into());
+    assert_eq!(index.run_count_by_package(), counts.into());
 }
 
 #[test]
 fn other_devices_and_revisions_form_other_histories() {
     let folder = tempfile::tempdir().unwrap();
-    let commits = numbered_commits(4);
-    let mut runs: Vec<ProcessRun> = (0..4).map(|at| run(at, &commits[at], at, 1e6)).collect();
+    let commits = numbered_test_commits(4);
+    let mut runs: Vec<BenchProcessRun> =
+        (0..4).map(|at| test_run(at, &commits[at], at, 1e6)).collect();
     runs[1].environment.machine = Some("another".to_owned());
     runs[2].environment.cores += 1;
-    runs[3].cases.get_mut(HISTORY_CASE).unwrap().revision = 2;
-    runs.iter().for_each(|run| write(folder.path(), run));
-    let order = CommitOrder::new(commits);
-    assert_eq!(all(folder.path(), &order).len(), 4);
-    let (store, renamed) = (HistoryStore::at(folder.path()), BTreeMap::new());
-    let joined = HistoryQuery { join_cards: true, ..history_query(&CaseFilter::All, &renamed) };
-    assert_eq!(case_histories(&store.index().unwrap().0, &joined, &order).unwrap().len(), 3);
+    runs[3].cases.get_mut(TEST_CASE_ID).unwrap().revision = 2;
+    runs.iter().for_each(|run| write_test_run(folder.path(), run));
+    let order = GitCommitOrder::from_oldest_first(commits);
+    assert_eq!(all_test_histories(folder.path(), &order).len(), 4);
+    let (store, renamed) = (HistoryRecordStore::at(folder.path()), BTreeMap::new());
+    let joined =
+        CaseHistoryQuery { join_cards: true, ..test_history_query(&CaseIdFilter::All, &renamed) };
+    assert_eq!(
+        compute_case_histories(&store.update_and_return_index().unwrap().0, &joined, &order)
+            .unwrap()
+            .len(),
+        3
+    );
 }
 
 #[test]
-fn only_the_last_of_100_000_runs_are_searched_for_changes() {
-    let (runs, commits) = (100_000, numbered_commits(1000));
+fn only_the_latest_runs_are_searched_for_level_changes() {
+    let (runs, commits) = (100_000, numbered_test_commits(1000));
     let folder = tempfile::tempdir().unwrap();
-    let example = &run(0, &commits[0], 0, 1e6);
+    let example = &test_run(0, &commits[0], 0, 1e6);
     let process_run = |number: usize| {
         let median_ns = if number < runs - 500 { 1e6 } else { 1.1e6 };
-        IndexedRun {
+        ProcessRunInIndex {
             process: "bench".to_owned(),
             package: None,
             started_ms: number as i64,
-            model: example.environment.environment_fingerprint(),
+            model: example.environment.name_of_comparable_environments(),
             card: "host".to_owned(),
             device: "a host".to_owned(),
-            provenance: Provenance { commit: Some(commits[number / 100].clone()), dirty: false },
-            cases: [(HISTORY_CASE.to_owned(), (1, median_ns))].into(),
+            provenance: CommitAndChanges {
+                commit: Some(commits[number / 100].clone()),
+                dirty: false,
+            },
+            cases: [(TEST_CASE_ID.to_owned(), (1, median_ns))].into(),
         }
     };
     let runs_of_all = (0..runs).map(process_run).collect();
-    let all = IndexedFolder { modified: 1, runs: runs_of_all, skipped: vec![] };
-    let mut index = HistoryIndex::default();
+    let all = IndexedRecordFolder { modified: 1, runs: runs_of_all, skipped: vec![] };
+    let mut index = HistoryStoreIndex::default();
     index.folders.insert("imported/all".to_owned(), all);
     let path = folder.path().join("index");
-    assert!(index.write(&path));
-    let index = HistoryIndex::read(&path).unwrap();
-    let (renamed, order) = (BTreeMap::new(), CommitOrder::new(commits));
-    let found = case_histories(&index, &history_query(&CaseFilter::All, &renamed), &order).unwrap();
+    assert!(index.write_index_file(&path));
+    let index = HistoryStoreIndex::read_index_file(&path).unwrap();
+    let (renamed, order) = (BTreeMap::new(), GitCommitOrder::from_oldest_first(commits));
+    let found =
+        compute_case_histories(&index, &test_history_query(&CaseIdFilter::All, &renamed), &order)
+            .unwrap();
     let [history] = &found[..] else { panic!("{} histories", found.len()) };
-    assert_eq!((history.points.len(), history.not_searched), (1000, runs - MAX_SEQUENCE_VALUES));
+    assert_eq!(
+        (history.points.len(), history.not_searched),
+        (1000, runs - MAX_VALUES_TO_SEARCH_LEVEL_CHANGES)
+    );
     let changes: Vec<usize> = history.changes.iter().map(|change| change.point).collect();
     assert_eq!(changes, [995]);
 }
@@ -211,8 +246,8 @@ fn only_the_last_of_100_000_runs_are_searched_for_changes() {
 #[test]
 fn foreign_files_are_named_and_a_broken_index_is_rebuilt() {
     let folder = tempfile::tempdir().unwrap();
-    let order = CommitOrder::new(numbered_commits(1));
-    write(folder.path(), &run(0, &numbered_commits(1)[0], 0, 1e6));
+    let order = GitCommitOrder::from_oldest_first(numbered_test_commits(1));
+    write_test_run(folder.path(), &test_run(0, &numbered_test_commits(1)[0], 0, 1e6));
     let whole = std::fs::read_to_string(folder.path().join("runs/s0/bench.json")).unwrap();
     for (name, text) in [
         ("cut.json", &whole[..whole.len() / 2]),
@@ -221,10 +256,10 @@ fn foreign_files_are_named_and_a_broken_index_is_rebuilt() {
     ] {
         std::fs::write(folder.path().join("runs/s0").join(name), text).unwrap();
     }
-    let store = HistoryStore::at(folder.path());
+    let store = HistoryRecordStore::at(folder.path());
     let check = || -> String {
-        assert_eq!(all(folder.path(), &order)[0].points.len(), 1);
-        let skipped = store.skipped(&store.index().unwrap().0);
+        assert_eq!(all_test_histories(folder.path(), &order)[0].points.len(), 1);
+        let skipped = store.files_without_runs(&store.update_and_return_index().unwrap().0);
         let runs = folder.path().join("runs/s0").display().to_string();
         let problems = skipped.iter().map(|it| it.problem.replace(&runs, "RUNS"));
         let mut problems: Vec<String> = problems.collect();
@@ -246,17 +281,18 @@ fn foreign_files_are_named_and_a_broken_index_is_rebuilt() {
     std::fs::remove_file(&index).unwrap();
     assert_eq!(check(), problems);
     std::fs::remove_dir_all(folder.path().join("runs/s0")).unwrap();
-    assert_eq!(all(folder.path(), &order), []);
+    assert_eq!(all_test_histories(folder.path(), &order), []);
 }
 
-/// The logarithms of the process medians of each case in A/A comparisons, in the order of
-/// measurement, a sequence for each comparison.
-fn recorded_sequences() -> Vec<Vec<f64>> {
-    const RECORDED_FILE: &str = "../../docs/calibrations/h200.json";
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(RECORDED_FILE);
-    let calibration: Calibration = file::read(&path).unwrap();
-    let comparisons: Vec<_> = calibration.comparisons_of(ComparisonKind::Null).collect();
-    let in_order = |series: &BlockSeries| -> Vec<f64> {
+/// Returns, for each case and each A/A comparison, the logarithms of the process medians in the
+/// order of measurement.
+fn recorded_log_time_sequences() -> Vec<Vec<f64>> {
+    const H200_CALIBRATION_FILE: &str = "../../docs/calibrations/h200.json";
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(H200_CALIBRATION_FILE);
+    let calibration: GateCalibration = file::read_record(&path).unwrap();
+    let comparisons: Vec<_> =
+        calibration.comparisons_of_kind(CalibrationComparisonKind::Null).collect();
+    let in_order = |series: &CaseBlocksAsColumns| -> Vec<f64> {
         let blocks = series.leaders.chars().enumerate().flat_map(|(block, leader)| {
             let [base, head] = [&series.base, &series.head].map(|it| &it.time_ns[2 * block..]);
             match leader {
@@ -271,8 +307,9 @@ fn recorded_sequences() -> Vec<Vec<f64>> {
     each.map(in_order).collect()
 }
 
-/// Recorded sequences without their levels, scaled to a standard deviation of 1 %.
-fn recorded_noise(sequences: &[Vec<f64>]) -> Vec<f64> {
+/// Returns the values of the recorded sequences without their levels, scaled to a standard
+/// deviation of 1 %.
+fn recorded_noise_scaled_to_one_percent(sequences: &[Vec<f64>]) -> Vec<f64> {
     let mut values: Vec<f64> = Vec::new();
     for sequence in sequences {
         let (level, width) = (median(sequence), noise_of(sequence));
@@ -282,26 +319,27 @@ fn recorded_noise(sequences: &[Vec<f64>]) -> Vec<f64> {
     values.iter().map(|it| 0.01 * it / variance.sqrt()).collect()
 }
 
-fn draw_noise(noise: &[f64], count: usize, random: &mut impl Rng) -> Vec<f64> {
+fn draw_noise_at_random(noise: &[f64], count: usize, random: &mut impl Rng) -> Vec<f64> {
     (0..count).map(|_| noise[random.random_range(0..noise.len())]).collect()
 }
 
-/// Checks the rates that the documentation states, on recorded noise of one executable on an H200;
-/// `KERNELGATE_SIMULATIONS` sets the number of sequences.
+/// The test checks the detection and false-alarm rates in the documentation, on noise of one
+/// executable on an H200; `KERNELGATE_SIMULATIONS` sets the number of sequences.
 #[test]
 fn level_changes_are_found_in_recorded_noise_with_few_false_alarms() {
     let count = std::env::var("KERNELGATE_SIMULATIONS").ok().and_then(|it| it.parse().ok());
     let count: u64 = count.unwrap_or(100);
-    let found =
-        |values: &[f64]| change_points(values, MIN_REPORTED_CHANGE.ln_1p(), MIN_RELATIVE_NOISE);
-    let sequences = recorded_sequences();
-    let noise = recorded_noise(&sequences);
+    let found = |values: &[f64]| {
+        detect_level_changes(values, MIN_REPORTED_LEVEL_CHANGE.ln_1p(), MIN_ASSUMED_RELATIVE_NOISE)
+    };
+    let sequences = recorded_log_time_sequences();
+    let noise = recorded_noise_scaled_to_one_percent(&sequences);
     let mut random = ChaCha8Rng::seed_from_u64(19);
     let (mut missed, mut alarms) = (0, 0);
     for _ in 0..count {
-        let values = draw_noise(&noise, 100, &mut random);
+        let values = draw_noise_at_random(&noise, 100, &mut random);
         let alarm = |runs: usize| !found(&values[..runs]).is_empty();
-        alarms += u32::from((MIN_SEQUENCE_VALUES..=100).any(alarm));
+        alarms += u32::from((MIN_VALUES_TO_SEARCH_LEVEL_CHANGES..=100).any(alarm));
         let mut values = values;
         values[40..].iter_mut().for_each(|value| *value += 0.05f64.ln_1p());
         let seen = |runs: usize| found(&values[..runs]).iter().any(|it| it.at.abs_diff(40) <= 1);
@@ -311,7 +349,7 @@ fn level_changes_are_found_in_recorded_noise_with_few_false_alarms() {
     let slack = |rate: f64| rate * count as f64 + 3.0 * (rate * count as f64).sqrt();
     assert!(f64::from(missed) <= slack(0.05), "{missed}");
     assert!(f64::from(alarms) <= slack(0.01), "{alarms}");
-    // The recorded sequences in their own order.
+    // This part of the test uses the recorded sequences in their original order.
     let alarms = sequences.iter().filter(|values| !found(values).is_empty()).count();
     assert_eq!(alarms, 0, "of {}", sequences.len());
     assert!(sequences.len() >= 64, "{}", sequences.len());

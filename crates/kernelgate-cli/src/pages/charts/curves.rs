@@ -1,103 +1,110 @@
-//! Charts of time, rate and share of the limit over each axis that varies, with a curve for each
-//! implementation.
+//! Draws charts of time, rate and share of the limit over each problem axis that varies, with one
+//! curve for each implementation.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{ChartFigure, ChartGallery};
-use crate::pages::measured_runs::{MeasuredCase, ProblemAxes, ReportMeasurements};
+use super::{ChartWithFileName, ChartsOfOneKind};
+use crate::pages::measured_runs::{CaseWithItsRuns, MeasurementsOfOneDevice, ProblemAxisValues};
 use crate::plot::{
-    ChartAxis, ChartBody, ChartWithTitle, CurveMark, CurveSeries, GuideLine, PlottedUnit,
-    ScaleKind, Xy,
+    AxisScaleKind, ChartAxis, ChartBody, CurveOrPointSeries, PlottedUnit, PointWithRange,
+    ReferenceLine, TitledChart, Xy,
 };
 
-/// Largest number of groups of problems that are drawn for one workload and axis.
-const MAX_GROUPS_PER_AXIS: usize = 3;
+/// Largest number of chart groups that are drawn for one workload and axis.
+const MAX_CURVE_GROUPS_PER_AXIS: usize = 3;
 /// Largest number of charts.
-const MAX_CHARTS: usize = 150;
+const MAX_CURVE_CHARTS: usize = 150;
 
-/// A quantity that a chart shows over an axis of the problems.
-struct PlottedQuantity {
-    /// Part of the name of the chart's file.
+/// A quantity (time, rate or share of the limit) that a chart shows over a problem axis.
+struct QuantityOverAxis {
+    /// Word for this quantity in the name of the chart's file.
     name: &'static str,
     label: &'static str,
-    kind: ScaleKind,
+    kind: AxisScaleKind,
     quantity: PlottedUnit,
-    /// Function that computes the quantity from a case and its time in nanoseconds.
-    value: fn(&MeasuredCase, f64) -> Option<f64>,
+    /// Function that computes the quantity of a case from a time in nanoseconds.
+    value: fn(&CaseWithItsRuns, f64) -> Option<f64>,
 }
 
-const TIME_QUANTITY: PlottedQuantity = PlottedQuantity {
+const LAUNCH_TIME_QUANTITY: QuantityOverAxis = QuantityOverAxis {
     name: "time",
     label: "time of a launch",
-    kind: ScaleKind::Log,
+    kind: AxisScaleKind::Log,
     quantity: PlottedUnit::Time,
     value: |_, time_ns| Some(time_ns),
 };
 
-fn rate_quantity(unit: &'static str) -> PlottedQuantity {
-    PlottedQuantity {
+fn throughput_quantity(unit: &'static str) -> QuantityOverAxis {
+    QuantityOverAxis {
         name: "rate",
         label: "rate",
-        kind: ScaleKind::Log,
+        kind: AxisScaleKind::Log,
         quantity: PlottedUnit::Rate(unit),
-        value: |case, time_ns| Some(case.amount()?.0 / time_ns * 1e9),
+        value: |case, time_ns| Some(case.declared_amount_and_unit()?.0 / time_ns * 1e9),
     }
 }
 
-const SHARE_QUANTITY: PlottedQuantity = PlottedQuantity {
+const SHARE_OF_LIMIT_QUANTITY: QuantityOverAxis = QuantityOverAxis {
     name: "of-limit",
     label: "share of the limit",
-    kind: ScaleKind::FromZero,
+    kind: AxisScaleKind::FromZero,
     quantity: PlottedUnit::Share,
-    value: |case, time_ns| Some(case.limit.as_ref()?.fraction(time_ns)),
+    value: |case, time_ns| Some(case.limit.as_ref()?.share_of_limit_reached(time_ns)),
 };
 
-/// Problems of a workload that differ in only one axis.
-struct CurveGroup<'a> {
+/// Cases of a workload whose problems differ in only one axis, drawn as curves over that axis.
+struct CurvesOverOneAxis<'a> {
     workload: &'a str,
     axis: &'a str,
-    /// Axis values and words that all curves of the chart share.
-    rest: ProblemAxes,
+    /// The other axis values, which all curves of the chart share.
+    rest: ProblemAxisValues,
     cache: &'a str,
-    cases: Vec<(u64, &'a MeasuredCase)>,
-    /// Values of the axis that occur in the cases.
+    cases: Vec<(u64, &'a CaseWithItsRuns)>,
+    /// Values that the varying axis has among the cases.
     values: BTreeSet<u64>,
 }
 
-/// Three charts for each group of problems that differ in one axis.
-pub fn curves(measured: &ReportMeasurements) -> ChartGallery {
-    let mut gallery = ChartGallery::default();
+/// Draws up to three charts (time, rate, share of the limit) for each group of problems that differ
+/// in only one axis.
+pub fn curve_charts(measured: &MeasurementsOfOneDevice) -> ChartsOfOneKind {
+    let mut gallery = ChartsOfOneKind::default();
     let mut drawn: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-    for group in curve_groups(&measured.cases) {
-        let figures = curve_figures(measured, &group);
+    for group in group_cases_by_varying_axis(&measured.cases) {
+        let figures = figures_of_curve_group(measured, &group);
         let count = drawn.entry((group.workload, group.axis)).or_default();
         *count += 1;
-        if *count > MAX_GROUPS_PER_AXIS {
+        if *count > MAX_CURVE_GROUPS_PER_AXIS {
             gallery.left_out += figures.len();
         } else {
-            gallery.add(MAX_CHARTS, figures);
+            gallery.add_all_or_skip(MAX_CURVE_CHARTS, figures);
         }
     }
     gallery
 }
 
-/// Groups of cases that have at least three values of the axis. The axes with most values come
-/// first, and within an axis the groups with most values and cases.
-fn curve_groups(cases: &[MeasuredCase]) -> Vec<CurveGroup<'_>> {
-    type CurveKey<'a> = (&'a str, &'a str, ProblemAxes, &'a str);
-    let mut groups: BTreeMap<CurveKey<'_>, Vec<(u64, &MeasuredCase)>> = BTreeMap::new();
+/// Groups the cases that differ in only one axis, if that axis has at least three values. Within a
+/// workload, the axes with the most values come first; within an axis, the groups with the most
+/// values and cases.
+fn group_cases_by_varying_axis(cases: &[CaseWithItsRuns]) -> Vec<CurvesOverOneAxis<'_>> {
+    type CurveGroupKey<'a> = (&'a str, &'a str, ProblemAxisValues, &'a str);
+    let mut groups: BTreeMap<CurveGroupKey<'_>, Vec<(u64, &CaseWithItsRuns)>> = BTreeMap::new();
     for case in cases {
         for (axis, value) in &case.axes.numbers {
-            let key = (&*case.workload, axis.as_str(), case.axes.without(&[axis]), &*case.cache);
+            let key = (
+                &*case.workload,
+                axis.as_str(),
+                case.axes.without_numeric_axes(&[axis]),
+                &*case.cache,
+            );
             groups.entry(key).or_default().push((*value, case));
         }
     }
-    let mut all: Vec<CurveGroup<'_>> = groups
+    let mut all: Vec<CurvesOverOneAxis<'_>> = groups
         .into_iter()
         .map(|((workload, axis, rest, cache), cases)| {
             let values = cases.iter().map(|(value, _)| *value).collect();
-            CurveGroup { workload, axis, rest, cache, cases, values }
+            CurvesOverOneAxis { workload, axis, rest, cache, cases, values }
         })
         .filter(|group| group.values.len() > 2)
         .collect();
@@ -107,7 +114,7 @@ fn curve_groups(cases: &[MeasuredCase]) -> Vec<CurveGroup<'_>> {
         *most = (*most).max(group.values.len());
     }
     let of_axis =
-        |group: &CurveGroup<'_>| most[&(group.workload.to_owned(), group.axis.to_owned())];
+        |group: &CurvesOverOneAxis<'_>| most[&(group.workload.to_owned(), group.axis.to_owned())];
     all.sort_by_key(|group| {
         let size = (group.values.len(), group.cache == "hot", group.cases.len());
         (group.workload, Reverse(of_axis(group)), group.axis, Reverse(size))
@@ -115,30 +122,38 @@ fn curve_groups(cases: &[MeasuredCase]) -> Vec<CurveGroup<'_>> {
     all
 }
 
-fn curve_figures(measured: &ReportMeasurements, group: &CurveGroup<'_>) -> Vec<ChartFigure> {
-    let unit = group.cases.iter().find_map(|(_, case)| Some(case.amount()?.1));
-    let views = [Some(TIME_QUANTITY), unit.map(rate_quantity), Some(SHARE_QUANTITY)];
-    views.into_iter().flatten().filter_map(|view| curve_figure(measured, group, &view)).collect()
+fn figures_of_curve_group(
+    measured: &MeasurementsOfOneDevice,
+    group: &CurvesOverOneAxis<'_>,
+) -> Vec<ChartWithFileName> {
+    let unit = group.cases.iter().find_map(|(_, case)| Some(case.declared_amount_and_unit()?.1));
+    let views =
+        [Some(LAUNCH_TIME_QUANTITY), unit.map(throughput_quantity), Some(SHARE_OF_LIMIT_QUANTITY)];
+    views
+        .into_iter()
+        .flatten()
+        .filter_map(|view| figure_of_curve_group(measured, group, &view))
+        .collect()
 }
 
-fn curve_figure(
-    measured: &ReportMeasurements,
-    group: &CurveGroup<'_>,
-    view: &PlottedQuantity,
-) -> Option<ChartFigure> {
-    let mut lines: BTreeMap<&str, Vec<CurveMark>> = BTreeMap::new();
-    let mut peers: BTreeMap<&str, BTreeMap<u64, CurveMark>> = BTreeMap::new();
+fn figure_of_curve_group(
+    measured: &MeasurementsOfOneDevice,
+    group: &CurvesOverOneAxis<'_>,
+    view: &QuantityOverAxis,
+) -> Option<ChartWithFileName> {
+    let mut lines: BTreeMap<&str, Vec<PointWithRange>> = BTreeMap::new();
+    let mut peers: BTreeMap<&str, BTreeMap<u64, PointWithRange>> = BTreeMap::new();
     let mut limit: BTreeMap<u64, f64> = BTreeMap::new();
     for (value, case) in &group.cases {
-        let Some(y) = (view.value)(case, case.median_time_ns()) else { continue };
-        let (low, high) = case.median_range_ns();
+        let Some(y) = (view.value)(case, case.median_launch_ns()) else { continue };
+        let (low, high) = case.range_of_run_medians_ns();
         let end = |time_ns| (view.value)(case, time_ns).unwrap_or(y);
         let (a, b) = (end(low), end(high));
-        let mark = CurveMark { x: *value as f64, y, range: (a.min(b), a.max(b)) };
+        let mark = PointWithRange { x: *value as f64, y, range: (a.min(b), a.max(b)) };
         lines.entry(&case.implementation).or_default().push(mark);
-        for time in measured.peers_of(case) {
-            let mark =
-                (view.value)(case, time.peer_ns).map(|y| (*value, CurveMark::at(*value as f64, y)));
+        for time in measured.peer_times_for_case(case) {
+            let mark = (view.value)(case, time.peer_ns)
+                .map(|y| (*value, PointWithRange::at(*value as f64, y)));
             peers.entry(&time.peer).or_default().extend(mark);
         }
         if let Some(allowed) = &case.limit
@@ -150,45 +165,49 @@ fn curve_figure(
     if lines.is_empty() {
         return None;
     }
-    // Peers get the colours after those of the implementations.
+    // Peers (other people's kernels) get the colours after those of the workload's implementations.
     let first = measured.colours.keys().filter(|(workload, _)| workload == group.workload).count();
-    let peers = peers.into_iter().enumerate().map(|(i, (name, marks))| CurveSeries {
+    let peers = peers.into_iter().enumerate().map(|(i, (name, marks))| CurveOrPointSeries {
         name: name.to_owned(),
         colour: first + i,
         joined: true,
         marks: marks.into_values().collect(),
     });
-    let series: Vec<CurveSeries> = lines
+    let series: Vec<CurveOrPointSeries> = lines
         .into_iter()
         .map(|(name, mut marks)| {
             marks.sort_by(|a, b| a.x.total_cmp(&b.x));
-            let colour = measured.colour(group.workload, name);
-            CurveSeries { name: name.to_owned(), colour, joined: true, marks }
+            let colour = measured.colour_of_implementation(group.workload, name);
+            CurveOrPointSeries { name: name.to_owned(), colour, joined: true, marks }
         })
         .chain(peers)
         .collect();
     let points: Vec<(f64, f64)> = limit.into_iter().map(|(x, y)| (x as f64, y)).collect();
     let guides = match points.is_empty() {
         true => vec![],
-        false => vec![GuideLine { name: "limit".to_owned(), points }],
+        false => vec![ReferenceLine { name: "limit".to_owned(), points }],
     };
     let ends = group.values.first().zip(group.values.last());
     let spaced = ends.is_some_and(|(first, last)| *first > 0 && last / first >= 4);
-    let kind = if spaced { ScaleKind::Log } else { ScaleKind::Linear };
-    let x = ChartAxis::new(group.axis, PlottedUnit::Count, kind);
-    let spacing = if view.kind == ScaleKind::Log { ", logarithmic" } else { "" };
+    let kind = if spaced { AxisScaleKind::Log } else { AxisScaleKind::Linear };
+    let x = ChartAxis::with_round_ticks(group.axis, PlottedUnit::Count, kind);
+    let spacing = if view.kind == AxisScaleKind::Log { ", logarithmic" } else { "" };
     let rest = group.rest.to_string();
-    let chart = ChartWithTitle {
+    let chart = TitledChart {
         title: format!("{} over {}", group.workload, group.axis),
         subtitle: format!("{rest}{}{}", if rest.is_empty() { "" } else { ", " }, group.cache),
         body: ChartBody::Xy(Xy {
-            x: x.with_ticks(group.values.iter().map(|value| *value as f64)),
-            y: ChartAxis::new(&format!("{}{spacing}", view.label), view.quantity, view.kind),
+            x: x.with_ticks_at(group.values.iter().map(|value| *value as f64)),
+            y: ChartAxis::with_round_ticks(
+                &format!("{}{spacing}", view.label),
+                view.quantity,
+                view.kind,
+            ),
             series,
             guides,
             broad: false,
         }),
     };
     let words = [group.workload, group.axis, &rest, group.cache, view.name];
-    Some(ChartFigure::new(&words, chart))
+    Some(ChartWithFileName::with_file_name_from_words(&words, chart))
 }

@@ -1,26 +1,30 @@
-//! Charts of times over commits, with the levels of the times.
+//! Draws charts of case times over commits, with lines at the levels of the times.
 
-use super::{ChartFigure, ChartGallery};
-use crate::history::CaseHistory;
-use crate::history::series::HistoryPoint;
-use crate::pages::measured_runs::{MeasuredCase, ReportMeasurements};
+use super::{ChartWithFileName, ChartsOfOneKind};
+use crate::history::CaseTimeHistory;
+use crate::history::series::HistoryPointOfCommit;
+use crate::pages::measured_runs::{CaseWithItsRuns, MeasurementsOfOneDevice};
 use crate::plot::{
-    ChartAxis, ChartBody, ChartWithTitle, CurveMark, CurveSeries, GuideLine, PlottedUnit,
-    ScaleKind, Xy,
+    AxisScaleKind, ChartAxis, ChartBody, CurveOrPointSeries, PlottedUnit, PointWithRange,
+    ReferenceLine, TitledChart, Xy,
 };
-use crate::report::judgement_cells::percent;
+use crate::report::judgement_cells::ratio_as_percent_change;
 use kernelgate::stats::median;
 
-/// Largest number of commits of a chart; the last ones are drawn.
-const MAX_COMMITS: usize = 120;
+/// Largest number of commits in a history chart; only the last ones are drawn.
+const MAX_COMMITS_IN_HISTORY_CHART: usize = 120;
 /// Largest number of charts.
-const MAX_CHARTS: usize = 24;
-/// Smallest relative range of an axis around the last level, so that noise does not fill the chart.
-const MIN_AXIS_RANGE: f64 = 0.03;
+const MAX_HISTORY_CHARTS: usize = 24;
+/// A history chart's time axis extends at least this relative distance below and above the last
+/// level, so that noise does not fill the chart.
+const MIN_RELATIVE_RANGE_OF_TIME_AXIS: f64 = 0.03;
 
-/// One chart for each case, the latest changes first.
-pub fn history(measured: &ReportMeasurements, histories: &[CaseHistory]) -> ChartGallery {
-    let mut drawn: Vec<(&MeasuredCase, &CaseHistory)> = measured
+/// Draws one history chart for each case; the cases whose time changed most recently come first.
+pub fn history_charts(
+    measured: &MeasurementsOfOneDevice,
+    histories: &[CaseTimeHistory],
+) -> ChartsOfOneKind {
+    let mut drawn: Vec<(&CaseWithItsRuns, &CaseTimeHistory)> = measured
         .cases
         .iter()
         .flat_map(|case| {
@@ -28,44 +32,51 @@ pub fn history(measured: &ReportMeasurements, histories: &[CaseHistory]) -> Char
             of_case.map(move |history| (case, history))
         })
         .collect();
-    let since = |history: &CaseHistory| {
+    let since = |history: &CaseTimeHistory| {
         let point = history.changes.last().map(|change| &history.points[change.point]);
         point.map(|point| point.started_ms)
     };
     drawn.sort_by_key(|(_, history)| std::cmp::Reverse(since(history)));
-    let mut gallery = ChartGallery::default();
-    drawn
-        .into_iter()
-        .for_each(|(case, history)| gallery.add(MAX_CHARTS, vec![history_figure(case, history)]));
+    let mut gallery = ChartsOfOneKind::default();
+    drawn.into_iter().for_each(|(case, history)| {
+        gallery.add_all_or_skip(MAX_HISTORY_CHARTS, vec![history_chart_of_case(case, history)])
+    });
     gallery
 }
 
-fn history_figure(case: &MeasuredCase, history: &CaseHistory) -> ChartFigure {
-    let hidden = history.points.len().saturating_sub(MAX_COMMITS);
+fn history_chart_of_case(case: &CaseWithItsRuns, history: &CaseTimeHistory) -> ChartWithFileName {
+    let hidden = history.points.len().saturating_sub(MAX_COMMITS_IN_HISTORY_CHART);
     let points = &history.points[hidden..];
-    let mark = |(at, point): (usize, &HistoryPoint)| CurveMark {
+    let mark = |(at, point): (usize, &HistoryPointOfCommit)| PointWithRange {
         x: at as f64,
         y: point.median_ns,
         range: (point.low_ns, point.high_ns),
     };
-    let level = level_line(history, hidden);
+    let level = corners_of_level_line(history, hidden);
     let last = level.last().map_or(0.0, |(_, ns)| *ns);
-    let name = |at: usize| (at as f64, points[at].code().short_commit());
+    let name = |at: usize| (at as f64, points[at].measured_code().short_commit_with_changes_mark());
     let changed = history.changes.iter().filter_map(|change| change.point.checked_sub(hidden));
     let mut ticks: Vec<usize> = changed.chain([0, points.len() - 1]).collect();
     ticks.sort_unstable();
     ticks.dedup();
     let x = ChartAxis {
         ticks: ticks.into_iter().map(name).collect(),
-        ..ChartAxis::new("commits, the last on the right", PlottedUnit::Count, ScaleKind::Linear)
+        ..ChartAxis::with_round_ticks(
+            "commits, the last on the right",
+            PlottedUnit::Count,
+            AxisScaleKind::Linear,
+        )
     };
     let y = ChartAxis {
-        shows: vec![last * (1.0 - MIN_AXIS_RANGE), last * (1.0 + MIN_AXIS_RANGE)],
-        ..ChartAxis::new("time of a launch", PlottedUnit::Time, ScaleKind::Linear)
+        shows: vec![
+            last * (1.0 - MIN_RELATIVE_RANGE_OF_TIME_AXIS),
+            last * (1.0 + MIN_RELATIVE_RANGE_OF_TIME_AXIS),
+        ],
+        ..ChartAxis::with_round_ticks("time of a launch", PlottedUnit::Time, AxisScaleKind::Linear)
     };
     let change = history.changes.last().map(|change| {
-        let code = history.points[change.point].code().short_commit();
-        format!(", last change {} at {code}", percent(1.0 + change.change))
+        let code = history.points[change.point].measured_code().short_commit_with_changes_mark();
+        format!(", last change {} at {code}", ratio_as_percent_change(1.0 + change.change))
     });
     let revision = match history.revision {
         1 => String::new(),
@@ -73,37 +84,37 @@ fn history_figure(case: &MeasuredCase, history: &CaseHistory) -> ChartFigure {
     };
     let card = history.card.as_ref().map(|card| format!("; {card}")).unwrap_or_default();
     let older = if hidden > 0 { format!("; {hidden} older commits hidden") } else { String::new() };
-    let chart = ChartWithTitle {
+    let chart = TitledChart {
         title: format!("{} {}", case.workload, case.problem),
         subtitle: format!("{} {}{revision}{older}{card}", case.implementation, case.cache),
         body: ChartBody::Xy(Xy {
             x,
             y,
-            series: vec![CurveSeries {
+            series: vec![CurveOrPointSeries {
                 name: "median and range of a commit's runs".to_owned(),
                 colour: 0,
                 joined: false,
                 marks: points.iter().enumerate().map(mark).collect(),
             }],
-            guides: vec![GuideLine {
+            guides: vec![ReferenceLine {
                 name: format!("level{}", change.unwrap_or_default()),
                 points: level,
             }],
             broad: false,
         }),
     };
-    ChartFigure::new(&[&history.case, "history"], chart)
+    ChartWithFileName::with_file_name_from_words(&[&history.case, "history"], chart)
 }
 
-/// Corner points of a line that shows the level between changes, which is the median of the process
-/// runs there, over the points from `hidden` on.
-fn level_line(history: &CaseHistory, hidden: usize) -> Vec<(f64, f64)> {
+/// Returns the corners of the line that shows the time level between changes (the median of the
+/// process runs there), for the points from `hidden` on.
+fn corners_of_level_line(history: &CaseTimeHistory, hidden: usize) -> Vec<(f64, f64)> {
     let count = history.points.len();
     let mut ends: Vec<usize> = history.changes.iter().map(|change| change.point).collect();
     ends.extend([0, count]);
     ends.sort_unstable();
     ends.dedup();
-    // A change of the level is drawn half-way between the two neighbouring points.
+    // A change of the level is drawn half-way between the two neighbouring points of the history.
     let edge = |point: usize| match point.saturating_sub(hidden) {
         0 => 0.0,
         shown if point == count => shown as f64 - 1.0,
@@ -121,24 +132,37 @@ fn level_line(history: &CaseHistory, hidden: usize) -> Vec<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::history::series::LevelChange;
-    use kernelgate::record::{CaseRecord, Environment, Measurement, ProcessRun, Provenance};
+    use crate::history::series::TimeLevelChange;
+    use kernelgate::record::{
+        BenchProcessRun, CaseRecordWithSamples, CommitAndChanges, MeasurementOfRuns, RunEnvironment,
+    };
 
     const TEST_CASE_ID: &str = "w/f/n1/cpu/hot";
 
-    fn measured_history() -> ReportMeasurements {
-        let mut run = ProcessRun::start_now("b", "1", Environment::cpu(), Provenance::default());
+    fn test_measurements_of_one_run() -> MeasurementsOfOneDevice {
+        let mut run = BenchProcessRun::empty_run_starting_now(
+            "b",
+            "1",
+            RunEnvironment::environment_of_process_on_cpu(),
+            CommitAndChanges::default(),
+        );
         run.cases = [TEST_CASE_ID, "w/f/n2/cpu/hot"]
-            .map(|id| (id.to_owned(), CaseRecord::untimed_samples(vec![100.0])))
+            .map(|id| {
+                (id.to_owned(), CaseRecordWithSamples::example_with_sample_times(vec![100.0]))
+            })
             .into();
-        ReportMeasurements::new(&Measurement::group_into_measurements([run]), &[]).unwrap()
+        MeasurementsOfOneDevice::join_runs_and_baselines(
+            &MeasurementOfRuns::group_matching_runs_into_measurements([run]),
+            &[],
+        )
+        .unwrap()
     }
 
-    /// A history with a level of 100 ns before the point `slower` and of 110 ns from there on; 0
-    /// means no change.
-    fn history(case: &str, points: usize, slower_from: usize) -> CaseHistory {
+    /// Makes a test history with a level of 100 ns before the point `slower_from` and 110 ns from
+    /// there on; 0 means no change.
+    fn test_history(case: &str, points: usize, slower_from: usize) -> CaseTimeHistory {
         let time = |at: usize| if at >= slower_from { 110.0 } else { 100.0 };
-        let point = |at: usize| HistoryPoint {
+        let point = |at: usize| HistoryPointOfCommit {
             commit: Some(format!("{at:08x}")),
             dirty: false,
             started_ms: at as i64,
@@ -147,7 +171,7 @@ mod tests {
             high_ns: time(at),
             runs_ns: vec![time(at)],
         };
-        let change = LevelChange {
+        let change = TimeLevelChange {
             point: slower_from,
             after: None,
             up_to: None,
@@ -158,7 +182,7 @@ mod tests {
             confidence: 0.99,
             same_build: false,
         };
-        CaseHistory {
+        CaseTimeHistory {
             package: None,
             case: case.to_owned(),
             formerly: [].into(),
@@ -173,20 +197,21 @@ mod tests {
         }
     }
 
-    fn xy_body(figure: &ChartFigure) -> &Xy {
+    fn xy_body_of_figure(figure: &ChartWithFileName) -> &Xy {
         let ChartBody::Xy(body) = &figure.chart.body else { panic!("curves") };
         body
     }
 
     #[test]
     fn charts_of_changed_cases_come_first_and_show_their_levels() {
-        let steady = history(TEST_CASE_ID, 5, 0);
-        let changed = history("w/f/n2/cpu/hot", 6, 4);
-        let of_another = history("w/f/n3/cpu/hot", 5, 0);
-        let gallery = super::history(&measured_history(), &[steady, changed, of_another]);
+        let steady = test_history(TEST_CASE_ID, 5, 0);
+        let changed = test_history("w/f/n2/cpu/hot", 6, 4);
+        let of_another = test_history("w/f/n3/cpu/hot", 5, 0);
+        let gallery =
+            history_charts(&test_measurements_of_one_run(), &[steady, changed, of_another]);
         let titles: Vec<&str> = gallery.figures.iter().map(|it| it.chart.title.as_str()).collect();
         assert_eq!(titles, ["w/f n2", "w/f n1"]);
-        let drawn = xy_body(&gallery.figures[0]);
+        let drawn = xy_body_of_figure(&gallery.figures[0]);
         assert_eq!(drawn.guides[0].name, "level, last change +10.0% at 00000004");
         assert_eq!(
             drawn.guides[0].points,
@@ -199,11 +224,14 @@ mod tests {
 
     #[test]
     fn only_the_last_of_many_commits_are_drawn() {
-        let gallery = super::history(&measured_history(), &[history(TEST_CASE_ID, 500, 100)]);
-        let drawn = xy_body(&gallery.figures[0]);
-        assert_eq!(drawn.series[0].marks.len(), MAX_COMMITS);
+        let gallery = history_charts(
+            &test_measurements_of_one_run(),
+            &[test_history(TEST_CASE_ID, 500, 100)],
+        );
+        let drawn = xy_body_of_figure(&gallery.figures[0]);
+        assert_eq!(drawn.series[0].marks.len(), MAX_COMMITS_IN_HISTORY_CHART);
         assert_eq!(drawn.guides[0].points, [(0.0, 110.0), (119.0, 110.0)]);
         insta::assert_snapshot!(gallery.figures[0].chart.subtitle, @"cpu hot; 380 older commits hidden");
-        gallery.figures[0].chart.svg().unwrap();
+        gallery.figures[0].chart.render_svg().unwrap();
     }
 }

@@ -1,80 +1,88 @@
-//! The implementations of a problem as bars: a ladder from the slowest to the fastest.
+//! Draws the implementations of a problem as bars (a ladder), from the slowest to the fastest.
 
-use super::{ChartFigure, ChartGallery};
-use crate::pages::measured_runs::{MeasuredCase, PeerTime, ReportMeasurements};
+use super::{ChartWithFileName, ChartsOfOneKind};
+use crate::pages::measured_runs::{CaseWithItsRuns, MeasurementsOfOneDevice, PeerTimeForProblem};
 use crate::plot::{
-    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, LabelledRow, LabelledRows, MAX_ROWS,
-    PlottedUnit, ScaleKind,
+    AxisScaleKind, ChartAxis, ChartBody, ChartRowWithLabel, LabelledRowsChart, MAX_ROWS_PER_CHART,
+    MarkInChartRow, PlottedUnit, TitledChart,
 };
 use kernelgate::display::time_text;
 
-/// Smallest number of implementations of a ladder.
-const MIN_LADDER_RUNGS: usize = 3;
-/// Largest number of ladders that are drawn for one workload.
+/// Smallest number of implementations of a problem for which a ladder chart is drawn.
+const MIN_LADDER_IMPLEMENTATIONS: usize = 3;
+/// Largest number of ladder charts that are drawn for one workload.
 const MAX_LADDERS_PER_WORKLOAD: usize = 3;
 /// Largest number of charts.
-const MAX_CHARTS: usize = 40;
-/// Ratio of the slowest to the fastest from which bars are logarithmic.
-const MIN_RATIO_FOR_LOG_AXIS: f64 = 12.0;
+const MAX_LADDER_CHARTS: usize = 40;
+/// Ratio of the slowest to the fastest time from which a ladder chart has a logarithmic axis.
+const MIN_TIME_RATIO_FOR_LOG_AXIS: f64 = 12.0;
 
-/// A chart for the problems with most implementations.
-pub fn ladder_charts(measured: &ReportMeasurements) -> ChartGallery {
-    let mut gallery = ChartGallery::default();
-    let same = |a: &MeasuredCase, b: &MeasuredCase| {
+/// Draws a ladder chart for each workload's problems with the most implementations.
+pub fn ladder_charts(measured: &MeasurementsOfOneDevice) -> ChartsOfOneKind {
+    let mut gallery = ChartsOfOneKind::default();
+    let same = |a: &CaseWithItsRuns, b: &CaseWithItsRuns| {
         (&a.workload, &a.problem, &a.cache) == (&b.workload, &b.problem, &b.cache)
     };
-    let mut problems: Vec<&[MeasuredCase]> =
-        measured.cases.chunk_by(same).filter(|cases| cases.len() >= MIN_LADDER_RUNGS).collect();
-    // Longer ladders come first; among equally long ones, ladders of larger problems.
+    let mut problems: Vec<&[CaseWithItsRuns]> = measured
+        .cases
+        .chunk_by(same)
+        .filter(|cases| cases.len() >= MIN_LADDER_IMPLEMENTATIONS)
+        .collect();
+    // Ladders with more implementations come first; among equally long ones, those with the larger
+    // time.
     problems.sort_by(|a, b| {
-        let size = |cases: &[MeasuredCase]| (cases.len(), cases[0].cache == "hot");
+        let size = |cases: &[CaseWithItsRuns]| (cases.len(), cases[0].cache == "hot");
         (&a[0].workload, size(b))
             .cmp(&(&b[0].workload, size(a)))
-            .then(b[0].median_time_ns().total_cmp(&a[0].median_time_ns()))
+            .then(b[0].median_launch_ns().total_cmp(&a[0].median_launch_ns()))
     });
     for workload in problems.chunk_by(|a, b| a[0].workload == b[0].workload) {
         for cases in workload.iter().take(MAX_LADDERS_PER_WORKLOAD) {
-            gallery.add(MAX_CHARTS, vec![ladder_figure(measured, cases)]);
+            gallery
+                .add_all_or_skip(MAX_LADDER_CHARTS, vec![ladder_chart_of_problem(measured, cases)]);
         }
         gallery.left_out += workload.len().saturating_sub(MAX_LADDERS_PER_WORKLOAD);
     }
     gallery
 }
 
-/// Chart of all implementations of one problem, the fastest first.
-fn ladder_figure(measured: &ReportMeasurements, cases: &[MeasuredCase]) -> ChartFigure {
+/// Draws the ladder chart of all implementations of one problem, from the slowest to the fastest.
+fn ladder_chart_of_problem(
+    measured: &MeasurementsOfOneDevice,
+    cases: &[CaseWithItsRuns],
+) -> ChartWithFileName {
     let first = &cases[0];
-    let peers = measured.peers_of(first);
-    let row = |case: &MeasuredCase| {
+    let peers = measured.peer_times_for_case(first);
+    let row = |case: &CaseWithItsRuns| {
         let share =
             case.fraction_of_limit().map(|share| format!(", {:.1}% of limit", 100.0 * share));
-        let limit = case.limit.iter().map(|limit| ChartRowMark::Tick(limit.time_ns));
-        let row = LabelledRow {
+        let limit = case.limit.iter().map(|limit| MarkInChartRow::Tick(limit.time_ns));
+        let row = ChartRowWithLabel {
             label: case.implementation.clone(),
-            value: time_text(case.median_time_ns()) + &share.unwrap_or_default(),
-            marks: [ChartRowMark::Bar(case.median_time_ns(), usize::from(!case.best))]
+            value: time_text(case.median_launch_ns()) + &share.unwrap_or_default(),
+            marks: [MarkInChartRow::Bar(case.median_launch_ns(), usize::from(!case.best))]
                 .into_iter()
                 .chain(limit)
                 .collect(),
         };
-        (case.median_time_ns(), row)
+        (case.median_launch_ns(), row)
     };
-    let peer_row = |peer: &&PeerTime| {
-        let marks = vec![ChartRowMark::Bar(peer.peer_ns, 2)];
+    let peer_row = |peer: &&PeerTimeForProblem| {
+        let marks = vec![MarkInChartRow::Bar(peer.peer_ns, 2)];
         (
             peer.peer_ns,
-            LabelledRow { label: peer.peer.clone(), value: time_text(peer.peer_ns), marks },
+            ChartRowWithLabel { label: peer.peer.clone(), value: time_text(peer.peer_ns), marks },
         )
     };
-    let mut rows: Vec<(f64, LabelledRow)> =
+    let mut rows: Vec<(f64, ChartRowWithLabel)> =
         cases.iter().map(row).chain(peers.iter().map(peer_row)).collect();
     rows.sort_by(|a, b| b.0.total_cmp(&a.0));
-    // The slowest are skipped: nobody reads a picture of thousands of rows, which would be
-    // gigabytes.
-    let left_out = rows.len().saturating_sub(MAX_ROWS);
+    // The slowest implementations are skipped, because a chart of thousands of rows is unreadable
+    // and takes gigabytes.
+    let left_out = rows.len().saturating_sub(MAX_ROWS_PER_CHART);
     let rows = rows.split_off(left_out);
     let (slowest, fastest) = (rows[0].0, rows[rows.len() - 1].0);
-    let wide = slowest > MIN_RATIO_FOR_LOG_AXIS * fastest;
+    let wide = slowest > MIN_TIME_RATIO_FOR_LOG_AXIS * fastest;
     let more = match left_out {
         0 => String::new(),
         count => format!("; {count} slower cases in the table"),
@@ -84,44 +92,62 @@ fn ladder_figure(measured: &ReportMeasurements, cases: &[MeasuredCase]) -> Chart
     let by =
         first.limit.as_ref().map(|limit| format!("; upright line: the limit, set by {}", limit.by));
     let (kind, spacing) = match wide {
-        true => (ScaleKind::Log, ", logarithmic"),
-        false => (ScaleKind::FromZero, ""),
+        true => (AxisScaleKind::Log, ", logarithmic"),
+        false => (AxisScaleKind::FromZero, ""),
     };
-    let chart = ChartWithTitle {
+    let chart = TitledChart {
         title: format!("{} {}", first.workload, first.problem),
         subtitle: format!("{}{}{more}", first.cache, by.unwrap_or_default()),
-        body: ChartBody::Rows(LabelledRows {
-            axis: ChartAxis::new(&format!("time of a launch{spacing}"), PlottedUnit::Time, kind),
+        body: ChartBody::Rows(LabelledRowsChart {
+            axis: ChartAxis::with_round_ticks(
+                &format!("time of a launch{spacing}"),
+                PlottedUnit::Time,
+                kind,
+            ),
             legend: legend.map(str::to_owned).collect(),
             rows: rows.into_iter().map(|(_, row)| row).collect(),
             origin: None,
         }),
     };
-    ChartFigure::new(&[&first.workload, &first.problem, &first.cache, "ladder"], chart)
+    ChartWithFileName::with_file_name_from_words(
+        &[&first.workload, &first.problem, &first.cache, "ladder"],
+        chart,
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate::record::{CaseRecord, Environment, Measurement, ProcessRun, Provenance};
+    use kernelgate::record::{
+        BenchProcessRun, CaseRecordWithSamples, CommitAndChanges, MeasurementOfRuns, RunEnvironment,
+    };
 
     #[test]
     fn a_chart_of_many_implementations_shows_the_fastest_and_states_it() {
-        let mut run = ProcessRun::start_now("b", "s", Environment::cpu(), Provenance::default());
-        for i in 0..MAX_ROWS + 40 {
+        let mut run = BenchProcessRun::empty_run_starting_now(
+            "b",
+            "s",
+            RunEnvironment::environment_of_process_on_cpu(),
+            CommitAndChanges::default(),
+        );
+        for i in 0..MAX_ROWS_PER_CHART + 40 {
             let name = format!("cuda/row{i:03}");
-            let timed = CaseRecord::untimed_samples(vec![1000.0 + i as f64]);
-            let case = CaseRecord { implementation: name.clone(), ..timed };
+            let timed = CaseRecordWithSamples::example_with_sample_times(vec![1000.0 + i as f64]);
+            let case = CaseRecordWithSamples { implementation: name.clone(), ..timed };
             run.cases.insert(format!("w/f/n1/{name}/hot"), case);
         }
         let drawn = ladder_charts(
-            &ReportMeasurements::new(&Measurement::group_into_measurements([run]), &[]).unwrap(),
+            &MeasurementsOfOneDevice::join_runs_and_baselines(
+                &MeasurementOfRuns::group_matching_runs_into_measurements([run]),
+                &[],
+            )
+            .unwrap(),
         );
         let chart = &drawn.figures[0].chart;
         insta::assert_snapshot!(chart.subtitle, @"hot; 40 slower cases in the table");
         let ChartBody::Rows(rows) = &chart.body else { panic!("no rows") };
         let labels: Vec<&str> = rows.rows.iter().map(|row| row.label.as_str()).collect();
-        assert_eq!(labels.len(), MAX_ROWS);
-        assert_eq!([labels[0], labels[MAX_ROWS - 1]], ["cuda/row059", "cuda/row000"]);
+        assert_eq!(labels.len(), MAX_ROWS_PER_CHART);
+        assert_eq!([labels[0], labels[MAX_ROWS_PER_CHART - 1]], ["cuda/row059", "cuda/row000"]);
     }
 }

@@ -1,25 +1,27 @@
-//! Charts that compare other people's kernels with ours for the same problems.
+//! Draws charts that compare peers (other people's kernels) with the project's own implementations
+//! for the same problems.
 
-use super::ChartGallery;
-use super::speed::charts_of_at_most_max_rows;
-use crate::pages::measured_runs::PeerTime;
+use super::ChartsOfOneKind;
+use super::speed::divide_rows_into_charts;
+use crate::pages::measured_runs::PeerTimeForProblem;
 use crate::plot::{
-    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, LabelledRow, LabelledRows, PlottedUnit,
-    ScaleKind,
+    AxisScaleKind, ChartAxis, ChartBody, ChartRowWithLabel, LabelledRowsChart, MarkInChartRow,
+    PlottedUnit, TitledChart,
 };
 
 /// Largest number of charts.
-const MAX_CHARTS: usize = 8;
+const MAX_PEER_CHARTS: usize = 8;
 
-/// A row for each peer of a problem: the time of the peer over ours.
-pub fn peers(times: &[PeerTime]) -> ChartGallery {
-    let row = |time: &PeerTime| {
+/// Draws a row for each peer and problem: the peer's time divided by the time of the project's own
+/// implementation.
+pub fn peer_comparison_charts(times: &[PeerTimeForProblem]) -> ChartsOfOneKind {
+    let row = |time: &PeerTimeForProblem| {
         let ratio = time.peer_ns / time.ours_ns;
         let shown = kernelgate::display::time_text;
-        LabelledRow {
+        ChartRowWithLabel {
             label: format!("{} {} / {}", time.problem, time.peer, time.implementation),
             value: format!("{} / {}", shown(time.peer_ns), shown(time.ours_ns)),
-            marks: vec![ChartRowMark::Interval(
+            marks: vec![MarkInChartRow::Interval(
                 ratio.min(1.0),
                 ratio,
                 ratio.max(1.0),
@@ -27,20 +29,22 @@ pub fn peers(times: &[PeerTime]) -> ChartGallery {
             )],
         }
     };
-    let mut gallery = ChartGallery::default();
-    gallery.add(
-        MAX_CHARTS,
-        charts_of_at_most_max_rows("peers", "", times.iter().map(row).collect(), |part| {
-            ChartWithTitle {
-                title: format!("Peers{part}"),
-                subtitle: "the peer's time over ours, logarithmic".to_owned(),
-                body: ChartBody::Rows(LabelledRows {
-                    axis: ChartAxis::new("peer over ours", PlottedUnit::Count, ScaleKind::Log),
-                    legend: vec!["ours is faster".to_owned(), "the peer is faster".to_owned()],
-                    rows: vec![],
-                    origin: Some(1.0),
-                }),
-            }
+    let mut gallery = ChartsOfOneKind::default();
+    gallery.add_all_or_skip(
+        MAX_PEER_CHARTS,
+        divide_rows_into_charts("peers", "", times.iter().map(row).collect(), |part| TitledChart {
+            title: format!("Peers{part}"),
+            subtitle: "the peer's time over ours, logarithmic".to_owned(),
+            body: ChartBody::Rows(LabelledRowsChart {
+                axis: ChartAxis::with_round_ticks(
+                    "peer over ours",
+                    PlottedUnit::Count,
+                    AxisScaleKind::Log,
+                ),
+                legend: vec!["ours is faster".to_owned(), "the peer is faster".to_owned()],
+                rows: vec![],
+                origin: Some(1.0),
+            }),
         }),
     );
     gallery

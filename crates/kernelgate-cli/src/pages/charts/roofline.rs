@@ -1,25 +1,27 @@
-//! The roofline: operations a second over operations a byte, for all cases, with their limits. The
-//! chart takes the limit of a case from its record, as tables do for the share of the limit.
+//! Draws the roofline chart: operations per second over operations per byte for all cases, with
+//! their limits. The roofline chart takes the limit of a case from its record, as the tables do for
+//! the share of the limit.
 
 use std::collections::BTreeMap;
 
-use kernelgate::measure::limits::MemoryLimit;
+use kernelgate::measure::limits::MeasuredMemoryLimit;
 
-use super::ChartFigure;
-use crate::pages::measured_runs::{MeasuredCase, ReportMeasurements};
+use super::ChartWithFileName;
+use crate::pages::measured_runs::{CaseWithItsRuns, MeasurementsOfOneDevice};
 use crate::plot::{
-    ChartAxis, ChartBody, ChartWithTitle, CurveMark, CurveSeries, GuideLine, PlottedUnit,
-    ScaleKind, Xy,
+    AxisScaleKind, ChartAxis, ChartBody, CurveOrPointSeries, PlottedUnit, PointWithRange,
+    ReferenceLine, TitledChart, Xy,
 };
 
-/// The roofline of the cases that declare operations and bytes; `None` without such a case.
-pub fn roofline_figure(measured: &ReportMeasurements) -> Option<ChartFigure> {
-    let mut series: BTreeMap<&str, Vec<CurveMark>> = BTreeMap::new();
-    let mut limits: Vec<CurveMark> = Vec::new();
+/// Draws the roofline chart of the cases that declare operations and bytes; `None` if there is no
+/// such case.
+pub fn roofline_chart_of_cases(measured: &MeasurementsOfOneDevice) -> Option<ChartWithFileName> {
+    let mut series: BTreeMap<&str, Vec<PointWithRange>> = BTreeMap::new();
+    let mut limits: Vec<PointWithRange> = Vec::new();
     for case in measured.cases.iter().filter(|case| case.cache != "cold") {
-        if let Some((x, y)) = roofline_point(case) {
-            series.entry(&case.workload).or_default().push(CurveMark::at(x, y));
-            let limit = case.fraction_of_limit().map(|share| CurveMark::at(x, y / share));
+        if let Some((x, y)) = roofline_coordinates(case) {
+            series.entry(&case.workload).or_default().push(PointWithRange::at(x, y));
+            let limit = case.fraction_of_limit().map(|share| PointWithRange::at(x, y / share));
             limits.extend(limit.filter(|limit| !limits.contains(limit)));
         }
     }
@@ -29,9 +31,9 @@ pub fn roofline_figure(measured: &ReportMeasurements) -> Option<ChartFigure> {
     if low > high {
         return None;
     }
-    let guides = roofline_guides(measured, (low, high));
+    let guides = roofline_reference_lines(measured, (low, high));
     let named = series.into_iter().chain((!limits.is_empty()).then_some(("limit", limits)));
-    let series = named.enumerate().map(|(colour, (name, marks))| CurveSeries {
+    let series = named.enumerate().map(|(colour, (name, marks))| CurveOrPointSeries {
         name: name.to_owned(),
         colour,
         joined: false,
@@ -42,54 +44,64 @@ pub fn roofline_figure(measured: &ReportMeasurements) -> Option<ChartFigure> {
         false => "a point a case with hot caches, its limit above it; lines: measured ceilings"
             .to_owned(),
     };
-    let chart = ChartWithTitle {
+    let chart = TitledChart {
         title: "Roofline".to_owned(),
         subtitle,
         body: ChartBody::Xy(Xy {
-            x: ChartAxis::new("operations a byte, logarithmic", PlottedUnit::Count, ScaleKind::Log),
-            y: ChartAxis::new(
+            x: ChartAxis::with_round_ticks(
+                "operations a byte, logarithmic",
+                PlottedUnit::Count,
+                AxisScaleKind::Log,
+            ),
+            y: ChartAxis::with_round_ticks(
                 "operations a second, logarithmic",
                 PlottedUnit::Rate("FLOP"),
-                ScaleKind::Log,
+                AxisScaleKind::Log,
             ),
             series: series.collect(),
             guides,
             broad: true,
         }),
     };
-    Some(ChartFigure::new(&["roofline"], chart))
+    Some(ChartWithFileName::with_file_name_from_words(&["roofline"], chart))
 }
 
-fn roofline_point(case: &MeasuredCase) -> Option<(f64, f64)> {
-    // Operations outside GEMMs are negligible beside GEMMs.
-    let flops = match case.work.matmul_flops() {
-        0 => case.flops(),
+fn roofline_coordinates(case: &CaseWithItsRuns) -> Option<(f64, f64)> {
+    // If a case has GEMM operations, only these are counted, because its other operations are
+    // negligible.
+    let flops = match case.work.matmul_flops_of_all_dtypes() {
+        0 => case.total_declared_flops(),
         matmul => matmul as f64,
     };
-    let bytes = case.work.total_bytes() as f64;
-    (flops > 0.0 && bytes > 0.0).then(|| (flops / bytes, flops / case.median_time_ns() * 1e9))
+    let bytes = case.work.bytes_read_and_written() as f64;
+    (flops > 0.0 && bytes > 0.0).then(|| (flops / bytes, flops / case.median_launch_ns() * 1e9))
 }
 
-/// Roofline lines: the memory ceiling of the largest traffic rises up to the highest measured rate
-/// of operations, and each rate is a flat line from where memory allows it.
-fn roofline_guides(measured: &ReportMeasurements, (low, high): (f64, f64)) -> Vec<GuideLine> {
+/// Returns the lines of the roofline: the memory ceiling rises with operations per byte, and each
+/// measured peak rate is a flat line from where memory allows it.
+fn roofline_reference_lines(
+    measured: &MeasurementsOfOneDevice,
+    (low, high): (f64, f64),
+) -> Vec<ReferenceLine> {
     let limits = &measured.limits;
     let top = limits.flops_per_s.values().copied().fold(0.0, f64::max);
-    let memory = limits.largest_memory().map(MemoryLimit::bytes_per_s);
+    let memory = limits
+        .memory_limit_with_most_bytes()
+        .map(MeasuredMemoryLimit::bytes_read_and_written_per_s);
     let mut guides = Vec::new();
     if let Some(rate) = memory {
         let end = if top > 0.0 { (top / rate).min(high) } else { high };
         if end > low {
-            guides.push(GuideLine {
-                name: format!("memory {}", PlottedUnit::Rate("B").text(rate)),
+            guides.push(ReferenceLine {
+                name: format!("memory {}", PlottedUnit::Rate("B").short_text_with_unit(rate)),
                 points: vec![(low, low * rate), (end, end * rate)],
             });
         }
     }
     for (unit, rate) in &limits.flops_per_s {
         let from = memory.map_or(low, |memory| (rate / memory).clamp(low, high));
-        guides.push(GuideLine {
-            name: format!("{unit} {}", PlottedUnit::Rate("FLOP").text(*rate)),
+        guides.push(ReferenceLine {
+            name: format!("{unit} {}", PlottedUnit::Rate("FLOP").short_text_with_unit(*rate)),
             points: vec![(from, *rate), (high, *rate)],
         });
     }

@@ -1,24 +1,26 @@
-//! Charts of the differences between the process runs of each case.
+//! Draws charts of the differences between the process runs of each case.
 
 use std::collections::BTreeMap;
 
-use super::ChartGallery;
-use super::speed::change_charts;
-use crate::pages::measured_runs::{MeasuredCase, ReportMeasurements};
-use crate::plot::{ChartRowMark, LabelledRow};
+use super::ChartsOfOneKind;
+use super::speed::relative_change_charts;
+use crate::pages::measured_runs::{CaseWithItsRuns, MeasurementsOfOneDevice};
+use crate::plot::{ChartRowWithLabel, MarkInChartRow};
 use kernelgate::display::time_text;
-use kernelgate::stats::{QuartileSpread, relative_half_range};
+use kernelgate::stats::{MedianAndQuartiles, half_range_by_median};
 
-/// Largest number of runs that are drawn one by one; more are drawn by their quartiles and ends.
-const MAX_RUNS_DRAWN_SINGLY: usize = 12;
+/// Largest number of runs of a case that are drawn as single dots; more runs are drawn as range and
+/// quartiles.
+const MAX_RUNS_DRAWN_AS_DOTS: usize = 12;
 
-/// The medians of the process runs relative to their median, a row for each case with several runs.
-pub fn run_distributions(measured: &ReportMeasurements) -> ChartGallery {
-    let mut rows: BTreeMap<&str, Vec<LabelledRow>> = BTreeMap::new();
+/// Draws, for each case with several process runs, the runs' median times relative to the median of
+/// these.
+pub fn charts_of_differences_between_runs(measured: &MeasurementsOfOneDevice) -> ChartsOfOneKind {
+    let mut rows: BTreeMap<&str, Vec<ChartRowWithLabel>> = BTreeMap::new();
     for case in measured.cases.iter().filter(|case| case.medians_ns.len() > 1) {
-        rows.entry(&case.workload).or_default().push(row(case));
+        rows.entry(&case.workload).or_default().push(chart_row_of_case_runs(case));
     }
-    change_charts(
+    relative_change_charts(
         rows,
         "runs",
         (
@@ -29,25 +31,26 @@ pub fn run_distributions(measured: &ReportMeasurements) -> ChartGallery {
     )
 }
 
-fn row(case: &MeasuredCase) -> LabelledRow {
-    let middle = case.median_time_ns();
+fn chart_row_of_case_runs(case: &CaseWithItsRuns) -> ChartRowWithLabel {
+    let middle = case.median_launch_ns();
     let relative: Vec<f64> = case.medians_ns.iter().map(|median| median / middle).collect();
-    let marks = if relative.len() <= MAX_RUNS_DRAWN_SINGLY {
-        vec![ChartRowMark::Dots(relative, 0)]
+    let marks = if relative.len() <= MAX_RUNS_DRAWN_AS_DOTS {
+        vec![MarkInChartRow::Dots(relative, 0)]
     } else {
-        let (low, high) = case.median_range_ns();
-        let QuartileSpread { q1, q3, .. } = QuartileSpread::from_values(&relative);
+        let (low, high) = case.range_of_run_medians_ns();
+        let MedianAndQuartiles { q1, q3, .. } =
+            MedianAndQuartiles::median_and_quartiles_from_values(&relative);
         vec![
-            ChartRowMark::Interval(low / middle, 1.0, high / middle, 0),
-            ChartRowMark::Span(q1, q3, 0),
+            MarkInChartRow::Interval(low / middle, 1.0, high / middle, 0),
+            MarkInChartRow::Span(q1, q3, 0),
         ]
     };
-    LabelledRow {
+    ChartRowWithLabel {
         label: format!("{} {} {}", case.problem, case.implementation, case.cache),
         value: format!(
             "{} ±{:.2}%",
             time_text(middle),
-            100.0 * relative_half_range(&case.medians_ns)
+            100.0 * half_range_by_median(&case.medians_ns)
         ),
         marks,
     }

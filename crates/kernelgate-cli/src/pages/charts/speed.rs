@@ -1,44 +1,45 @@
-//! Charts of cold caches against hot ones, and of errors against speed.
+//! Draws charts of times with cold caches against hot caches, and of output errors against speed.
 
 use std::collections::BTreeMap;
 
-use super::{ChartFigure, ChartGallery};
-use crate::pages::measured_runs::{MeasuredCase, ReportMeasurements};
+use super::{ChartWithFileName, ChartsOfOneKind};
+use crate::pages::measured_runs::{CaseWithItsRuns, MeasurementsOfOneDevice};
 use crate::plot::{
-    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, CurveMark, CurveSeries, LabelledRow,
-    LabelledRows, MAX_ROWS, PlottedUnit, ScaleKind, Xy,
+    AxisScaleKind, ChartAxis, ChartBody, ChartRowWithLabel, CurveOrPointSeries, LabelledRowsChart,
+    MAX_ROWS_PER_CHART, MarkInChartRow, PlottedUnit, PointWithRange, TitledChart, Xy,
 };
 use kernelgate::display::time_text;
 
-/// Largest number of charts of a kind.
-const MAX_SPEED_CHARTS: usize = 30;
+/// Largest number of charts of each kind that this module draws.
+const MAX_CHARTS_OF_A_KIND: usize = 30;
 
-/// A chart for each workload: the additional time of a launch with cold caches.
-pub fn cold_cache_charts(measured: &ReportMeasurements) -> ChartGallery {
-    let key = |case: &MeasuredCase| {
+/// Draws a chart for each workload: the time of a launch with cold caches relative to the time with
+/// hot caches.
+pub fn cold_against_hot_cache_charts(measured: &MeasurementsOfOneDevice) -> ChartsOfOneKind {
+    let key = |case: &CaseWithItsRuns| {
         (case.workload.clone(), case.problem.clone(), case.implementation.clone())
     };
-    let cold: BTreeMap<_, &MeasuredCase> = measured
+    let cold: BTreeMap<_, &CaseWithItsRuns> = measured
         .cases
         .iter()
         .filter(|case| case.cache == "cold")
         .map(|case| (key(case), case))
         .collect();
-    let mut rows: BTreeMap<&str, Vec<LabelledRow>> = BTreeMap::new();
+    let mut rows: BTreeMap<&str, Vec<ChartRowWithLabel>> = BTreeMap::new();
     for hot in measured.cases.iter().filter(|case| case.cache == "hot") {
         let Some(cold) = cold.get(&key(hot)) else { continue };
-        let ratio = cold.median_time_ns() / hot.median_time_ns();
-        rows.entry(&hot.workload).or_default().push(LabelledRow {
+        let ratio = cold.median_launch_ns() / hot.median_launch_ns();
+        rows.entry(&hot.workload).or_default().push(ChartRowWithLabel {
             label: format!("{} {}", hot.problem, hot.implementation),
             value: format!(
                 "{} hot, {} cold",
-                time_text(hot.median_time_ns()),
-                time_text(cold.median_time_ns())
+                time_text(hot.median_launch_ns()),
+                time_text(cold.median_launch_ns())
             ),
-            marks: vec![ChartRowMark::Interval(ratio.min(1.0), ratio, ratio.max(1.0), 0)],
+            marks: vec![MarkInChartRow::Interval(ratio.min(1.0), ratio, ratio.max(1.0), 0)],
         });
     }
-    change_charts(
+    relative_change_charts(
         rows,
         "caches",
         (
@@ -49,23 +50,27 @@ pub fn cold_cache_charts(measured: &ReportMeasurements) -> ChartGallery {
     )
 }
 
-/// Charts of changes, one for each workload. `name` begins the names of the charts; their title and
-/// subtitle follow the workload, and the axis has the given name.
-pub fn change_charts(
-    rows: BTreeMap<&str, Vec<LabelledRow>>,
+/// Draws a chart of relative changes for each workload. The argument `name` is part of the charts'
+/// file names; title and subtitle follow the workload's name; `axis` names the axis.
+pub fn relative_change_charts(
+    rows: BTreeMap<&str, Vec<ChartRowWithLabel>>,
     name: &str,
     (title, subtitle): (&str, &str),
     axis: &str,
-) -> ChartGallery {
-    let mut gallery = ChartGallery::default();
+) -> ChartsOfOneKind {
+    let mut gallery = ChartsOfOneKind::default();
     for (workload, rows) in rows {
-        gallery.add(
-            MAX_SPEED_CHARTS,
-            charts_of_at_most_max_rows(workload, name, rows, |part| ChartWithTitle {
+        gallery.add_all_or_skip(
+            MAX_CHARTS_OF_A_KIND,
+            divide_rows_into_charts(workload, name, rows, |part| TitledChart {
                 title: format!("{workload}: {title}{part}"),
                 subtitle: subtitle.to_owned(),
-                body: ChartBody::Rows(LabelledRows {
-                    axis: ChartAxis::new(axis, PlottedUnit::Change, ScaleKind::Linear),
+                body: ChartBody::Rows(LabelledRowsChart {
+                    axis: ChartAxis::with_round_ticks(
+                        axis,
+                        PlottedUnit::Change,
+                        AxisScaleKind::Linear,
+                    ),
                     legend: vec![],
                     rows: vec![],
                     origin: Some(1.0),
@@ -76,36 +81,36 @@ pub fn change_charts(
     gallery
 }
 
-/// Divides rows into charts of at most [`MAX_ROWS`] rows; `chart` makes an empty chart whose title
-/// gets these words.
-pub fn charts_of_at_most_max_rows(
+/// Divides rows into charts of at most [`MAX_ROWS_PER_CHART`] rows; the function `chart` makes an
+/// empty chart whose title ends with the given text.
+pub fn divide_rows_into_charts(
     workload: &str,
     name: &str,
-    rows: Vec<LabelledRow>,
-    chart: impl Fn(&str) -> ChartWithTitle,
-) -> Vec<ChartFigure> {
-    let parts = rows.len().div_ceil(MAX_ROWS);
-    let each = rows.chunks(MAX_ROWS).enumerate().map(|(i, rows)| {
+    rows: Vec<ChartRowWithLabel>,
+    chart: impl Fn(&str) -> TitledChart,
+) -> Vec<ChartWithFileName> {
+    let parts = rows.len().div_ceil(MAX_ROWS_PER_CHART);
+    let each = rows.chunks(MAX_ROWS_PER_CHART).enumerate().map(|(i, rows)| {
         let part = if parts > 1 { format!(" ({} of {parts})", i + 1) } else { String::new() };
         let mut chart = chart(&part);
         if let ChartBody::Rows(body) = &mut chart.body {
             body.rows = rows.to_vec();
         }
-        ChartFigure::new(&[workload, name, &part], chart)
+        ChartWithFileName::with_file_name_from_words(&[workload, name, &part], chart)
     });
     each.collect()
 }
 
-/// Errors against the reference over the time relative to the fastest row of the problem, for
+/// Draws the output error over the time relative to the problem's fastest implementation, for
 /// workloads with several implementations.
-pub fn errors(measured: &ReportMeasurements) -> ChartGallery {
+pub fn error_against_speed_charts(measured: &MeasurementsOfOneDevice) -> ChartsOfOneKind {
     let fastest: BTreeMap<(&str, &str, &str), f64> = measured
         .cases
         .iter()
         .filter(|case| case.best)
-        .map(|case| ((&*case.workload, &*case.problem, &*case.cache), case.median_time_ns()))
+        .map(|case| ((&*case.workload, &*case.problem, &*case.cache), case.median_launch_ns()))
         .collect();
-    let mut workloads: BTreeMap<&str, BTreeMap<&str, Vec<CurveMark>>> = BTreeMap::new();
+    let mut workloads: BTreeMap<&str, BTreeMap<&str, Vec<PointWithRange>>> = BTreeMap::new();
     let mut exact: BTreeMap<&str, usize> = BTreeMap::new();
     for case in measured.cases.iter().filter(|case| case.cache != "cold") {
         let Some(errors) = case.errors else { continue };
@@ -114,7 +119,7 @@ pub fn errors(measured: &ReportMeasurements) -> ChartGallery {
             continue;
         }
         let best = fastest[&(&*case.workload, &*case.problem, &*case.cache)];
-        let mark = CurveMark::at(case.median_time_ns() / best, errors.max_error);
+        let mark = PointWithRange::at(case.median_launch_ns() / best, errors.max_error);
         workloads
             .entry(&case.workload)
             .or_default()
@@ -122,32 +127,39 @@ pub fn errors(measured: &ReportMeasurements) -> ChartGallery {
             .or_default()
             .push(mark);
     }
-    let mut gallery = ChartGallery::default();
-    // A workload with one implementation has nothing to compare.
+    let mut gallery = ChartsOfOneKind::default();
+    // A workload with a single implementation gets no chart, because there is nothing to compare.
     for (workload, series) in workloads.into_iter().filter(|(_, series)| series.len() > 1) {
         let exact = exact.get(workload).map(|count| format!("; {count} exact cases are not shown"));
-        let series = series.into_iter().map(|(name, marks)| CurveSeries {
+        let series = series.into_iter().map(|(name, marks)| CurveOrPointSeries {
             name: name.to_owned(),
-            colour: measured.colour(workload, name),
+            colour: measured.colour_of_implementation(workload, name),
             joined: false,
             marks,
         });
-        let chart = ChartWithTitle {
+        let chart = TitledChart {
             title: format!("{workload}: errors beside speed"),
             subtitle: format!("largest error over the largest value{}", exact.unwrap_or_default()),
             body: ChartBody::Xy(Xy {
-                x: ChartAxis::new(
+                x: ChartAxis::with_round_ticks(
                     "time over the fastest of the problem",
                     PlottedUnit::Count,
-                    ScaleKind::Log,
+                    AxisScaleKind::Log,
                 ),
-                y: ChartAxis::new("error, logarithmic", PlottedUnit::Error, ScaleKind::Log),
+                y: ChartAxis::with_round_ticks(
+                    "error, logarithmic",
+                    PlottedUnit::Error,
+                    AxisScaleKind::Log,
+                ),
                 series: series.collect(),
                 guides: vec![],
                 broad: false,
             }),
         };
-        gallery.add(MAX_SPEED_CHARTS, vec![ChartFigure::new(&[workload, "errors"], chart)]);
+        gallery.add_all_or_skip(
+            MAX_CHARTS_OF_A_KIND,
+            vec![ChartWithFileName::with_file_name_from_words(&[workload, "errors"], chart)],
+        );
     }
     gallery
 }

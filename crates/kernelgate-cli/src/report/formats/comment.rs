@@ -1,56 +1,64 @@
-//! Makes the comment for a pull request: headline and slower cases are visible, the rest is folded.
-//! The comment is never longer than a forge allows.
+//! Makes the verdict comment for a pull request in Markdown: its headline and the slower cases are
+//! visible, everything else is folded. A pull-request comment is never longer than its service,
+//! such as GitHub, allows.
 
 use std::fmt::Write as _;
 
-use crate::gate::judgement::Judgement;
-use crate::gate::verdict::Verdict;
+use crate::gate::judgement::CaseJudgement;
+use crate::gate::verdict::VerdictOnCase;
 use crate::report::summary::VerdictSummary;
 use crate::report::{intervals, judgement_cells};
-use kernelgate::display::harmless_text::MarkdownText;
-use kernelgate::display::table::TextTable;
+use kernelgate::display::harmless_text::EscapedForMarkdown;
+use kernelgate::display::table::AlignedTextTable;
 
-/// Largest number of bytes of a comment. GitHub accepts 65,536 characters; the remainder is for
-/// text that scripts add.
-pub const MAX_COMMENT_BYTES: usize = 60_000;
-/// Numbers of entries per list that are tried one after the other until the comment is short
-/// enough.
-const CASES_TO_TRY: [usize; 8] = [usize::MAX, 1000, 500, 200, 100, 50, 20, 5];
-/// Largest number of characters of a line of notes.
-const MAX_COMMENT_LINE: usize = 400;
+/// Largest number of bytes of a pull-request comment. GitHub accepts comments of 65,536 characters;
+/// the rest is left for text that scripts add to the comment.
+pub const MAX_PULL_REQUEST_COMMENT_BYTES: usize = 60_000;
+/// Largest numbers of entries per list of the comment, tried from the first on until the comment is
+/// short enough.
+const MAX_LIST_ENTRIES_TO_TRY: [usize; 8] = [usize::MAX, 1000, 500, 200, 100, 50, 20, 5];
+/// Largest number of characters of a line of notes in a pull-request comment.
+const MAX_COMMENT_LINE_CHARACTERS: usize = 400;
 
 /// The comment as Markdown.
-pub fn markdown(summary: &VerdictSummary) -> String {
-    for shown in CASES_TO_TRY {
-        let text = comment_with_at_most(summary, shown);
-        if text.len() <= MAX_COMMENT_BYTES {
+pub fn pull_request_comment_markdown(summary: &VerdictSummary) -> String {
+    for shown in MAX_LIST_ENTRIES_TO_TRY {
+        let text = comment_with_entries_limit(summary, shown);
+        if text.len() <= MAX_PULL_REQUEST_COMMENT_BYTES {
             return text;
         }
     }
-    let mut text = comment_with_at_most(summary, 1);
-    text.truncate(text.floor_char_boundary(MAX_COMMENT_BYTES));
+    let mut text = comment_with_entries_limit(summary, 1);
+    text.truncate(text.floor_char_boundary(MAX_PULL_REQUEST_COMMENT_BYTES));
     text.push_str("\n\n… cut: the whole result is what `--format json` prints\n");
     text
 }
 
-fn comment_with_at_most(summary: &VerdictSummary, shown: usize) -> String {
+fn comment_with_entries_limit(summary: &VerdictSummary, shown: usize) -> String {
     let mut out = format!("**{}**\n\n", summary.headline);
     for (name, words) in &summary.facts {
-        let _ = writeln!(out, "- {name}: {}", escaped_line(words));
+        let _ = writeln!(out, "- {name}: {}", escaped_and_shortened_line(words));
     }
-    let slower = |row: &&Judgement| [Verdict::Regressed, Verdict::Accepted].contains(&row.verdict);
+    let slower = |row: &&CaseJudgement| {
+        [VerdictOnCase::Regressed, VerdictOnCase::Accepted].contains(&row.verdict)
+    };
     let (mut worst, rest): (Vec<_>, Vec<_>) = summary.rows.iter().partition(slower);
     worst.sort_by(|a, b| a.verdict.cmp(&b.verdict).then(b.ratio.center.total_cmp(&a.ratio.center)));
     if !worst.is_empty() {
-        let accepted = worst.iter().any(|row| row.verdict == Verdict::Accepted);
-        let _ = writeln!(out, "\n{}", judgement_rows(&worst, shown, summary.evidence, accepted));
+        let accepted = worst.iter().any(|row| row.verdict == VerdictOnCase::Accepted);
+        let _ = writeln!(
+            out,
+            "\n{}",
+            markdown_table_of_judgements(&worst, shown, summary.evidence, accepted)
+        );
     }
-    if let Some(drawn) = intervals::interval_plot(&summary.rows) {
+    if let Some(drawn) = intervals::intervals_text_plot(&summary.rows) {
         let _ = writeln!(out, "\n```\n{}\n```", drawn.replace('`', "'"));
     }
-    out.push_str(&markdown_list(&summary.notes, shown));
+    out.push_str(&markdown_list_with_limit(&summary.notes, shown));
     if !rest.is_empty() {
-        let (count, rest) = (rest.len(), judgement_rows(&rest, shown, summary.evidence, true));
+        let (count, rest) =
+            (rest.len(), markdown_table_of_judgements(&rest, shown, summary.evidence, true));
         let _ = writeln!(
             out,
             "\n<details><summary>{count} other cases</summary>\n\n{rest}\n\n</details>"
@@ -58,50 +66,62 @@ fn comment_with_at_most(summary: &VerdictSummary, shown: usize) -> String {
     }
     let words = "change: of the time, above 0 is slower; detectable: the smallest slow-down that \
                  would have been found";
-    let (details, reproduce) = (markdown_list(&summary.details, shown), &summary.reproduce);
+    let (details, reproduce) =
+        (markdown_list_with_limit(&summary.details, shown), &summary.reproduce);
     let _ =
         writeln!(out, "\n<details><summary>Details, and how to repeat this</summary>\n\n- {words}");
     let _ = writeln!(out, "{}\n```\n{reproduce}\n```\n\n</details>", details.trim_start());
     out
 }
 
-/// A Markdown list of the lines, after an empty line; an empty text without lines.
-fn markdown_list(lines: &[String], shown: usize) -> String {
+/// A Markdown list of at most `shown` lines, preceded by an empty line; without lines the text is
+/// empty.
+fn markdown_list_with_limit(lines: &[String], shown: usize) -> String {
     let mut out = if lines.is_empty() { String::new() } else { "\n".to_owned() };
     for each in lines.iter().take(shown) {
-        let _ = writeln!(out, "- {}", escaped_line(each));
+        let _ = writeln!(out, "- {}", escaped_and_shortened_line(each));
     }
-    out + &omitted_rows_note(lines.len(), shown, "notes")
+    out + &note_on_rows_left_out_for_length(lines.len(), shown, "notes")
 }
 
-fn judgement_rows(rows: &[&Judgement], shown: usize, evidence: &str, verdicts: bool) -> String {
-    let tested = rows.iter().any(|row| judgement_cells::p_value_of_slower(row).is_some());
+fn markdown_table_of_judgements(
+    rows: &[&CaseJudgement],
+    shown: usize,
+    evidence: &str,
+    verdicts: bool,
+) -> String {
+    let tested = rows.iter().any(|row| judgement_cells::p_value_of_not_slower(row).is_some());
     let mut header = vec!["case", "change", "interval", "detectable"];
     header.extend(tested.then_some("p"));
     header.extend(["base", "head", evidence]);
     if verdicts {
         header.push("verdict");
     }
-    let mut table = TextTable::new(&header);
+    let mut table = AlignedTextTable::new(&header);
     for row in rows.iter().take(shown) {
-        let (change, interval) = (judgement_cells::change(row), judgement_cells::interval(row));
-        let mut line = vec![row.case.clone(), change, interval, judgement_cells::detectable(row)];
+        let (change, interval) = (
+            judgement_cells::time_change_cell(row),
+            judgement_cells::time_change_interval_cell(row),
+        );
+        let mut line =
+            vec![row.case.clone(), change, interval, judgement_cells::detectable_change_cell(row)];
         line.extend(tested.then(|| judgement_cells::p(row)));
         line.extend([
             judgement_cells::base_time_cell(row),
-            judgement_cells::head(row),
-            judgement_cells::evidence(row),
+            judgement_cells::head_time_cell(row),
+            judgement_cells::evidence_count_cell(row),
         ]);
         if verdicts {
-            let reason = row.reason().map(|reason| format!(": {reason}")).unwrap_or_default();
-            line.push(format!("{}{reason}", row.verdict.name()));
+            let reason =
+                row.joined_reasons().map(|reason| format!(": {reason}")).unwrap_or_default();
+            line.push(format!("{}{reason}", row.verdict.verdict_name()));
         }
-        table.row(line);
+        table.add_row(line);
     }
-    table.to_markdown() + &omitted_rows_note(rows.len(), shown, "cases")
+    table.to_markdown() + &note_on_rows_left_out_for_length(rows.len(), shown, "cases")
 }
 
-fn omitted_rows_note(count: usize, shown: usize, what: &str) -> String {
+fn note_on_rows_left_out_for_length(count: usize, shown: usize, what: &str) -> String {
     if count <= shown {
         String::new()
     } else {
@@ -109,11 +129,11 @@ fn omitted_rows_note(count: usize, shown: usize, what: &str) -> String {
     }
 }
 
-/// A text as one line of limited length, with its markup escaped.
-fn escaped_line(text: &str) -> String {
-    let mut text = MarkdownText(text).to_string();
-    if text.chars().count() > MAX_COMMENT_LINE {
-        text = text.chars().take(MAX_COMMENT_LINE).chain(['…']).collect();
+/// A text on one line of limited length, with Markdown characters escaped.
+fn escaped_and_shortened_line(text: &str) -> String {
+    let mut text = EscapedForMarkdown(text).to_string();
+    if text.chars().count() > MAX_COMMENT_LINE_CHARACTERS {
+        text = text.chars().take(MAX_COMMENT_LINE_CHARACTERS).chain(['…']).collect();
     }
     text
 }
@@ -121,17 +141,21 @@ fn escaped_line(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gate::judgement::tests::timed;
-    use crate::gate::ratio_interval::TimeRatio;
+    use crate::gate::judgement::tests::test_judgement_with_ratio;
+    use crate::gate::ratio_interval::TimeRatioWithInterval;
     use crate::report::summary::UnjudgedEntry;
 
-    fn row(i: usize, verdict: Verdict) -> Judgement {
+    fn judgement_of_case_number(i: usize, verdict: VerdictOnCase) -> CaseJudgement {
         let case =
             format!("family/operation/n{i}_with_a_rather_long_name_f32/cuda/implementation/hot");
-        timed(&case, verdict, TimeRatio { center: 1.25, low: 1.24, high: 1.26 })
+        test_judgement_with_ratio(
+            &case,
+            verdict,
+            TimeRatioWithInterval { center: 1.25, low: 1.24, high: 1.26 },
+        )
     }
 
-    fn summary_with_notes(rows: Vec<Judgement>, notes: Vec<String>) -> VerdictSummary {
+    fn verdict_summary_with_notes(rows: Vec<CaseJudgement>, notes: Vec<String>) -> VerdictSummary {
         VerdictSummary {
             verb: "kernelgate compare",
             package: None,
@@ -139,7 +163,7 @@ mod tests {
             facts: vec![],
             rows,
             others: Vec::<UnjudgedEntry>::new(),
-            rules: crate::gate::rules::RulesReport::default(),
+            rules: crate::gate::rules::RulesEffectReport::default(),
             notes,
             details: vec![],
             evidence: "pairs",
@@ -148,16 +172,19 @@ mod tests {
     }
 
     #[test]
-    fn a_comment_stays_below_the_length_limit() {
-        let few = markdown(&summary_with_notes(vec![row(0, Verdict::Regressed)], vec![]));
+    fn a_pull_request_comment_stays_below_the_length_limit() {
+        let few = pull_request_comment_markdown(&verdict_summary_with_notes(
+            vec![judgement_of_case_number(0, VerdictOnCase::Regressed)],
+            vec![],
+        ));
         assert!(few.contains("n0_") && !few.contains("omitted"));
         let mut omitted = Vec::new();
-        for verdict in [Verdict::Regressed, Verdict::Unchanged] {
-            let many = markdown(&summary_with_notes(
-                (0..5000).map(|i| row(i, verdict)).collect(),
+        for verdict in [VerdictOnCase::Regressed, VerdictOnCase::Unchanged] {
+            let many = pull_request_comment_markdown(&verdict_summary_with_notes(
+                (0..5000).map(|i| judgement_of_case_number(i, verdict)).collect(),
                 [vec!["x".repeat(100_000); 30], vec!["x".repeat(100); 3000]].concat(),
             ));
-            assert!(many.len() <= MAX_COMMENT_BYTES, "{}", many.len());
+            assert!(many.len() <= MAX_PULL_REQUEST_COMMENT_BYTES, "{}", many.len());
             omitted.extend(many.lines().filter(|it| it.contains("omitted")).map(str::to_owned));
             assert_eq!(many.matches("<details>").count(), many.matches("</details>").count());
             assert!(many.contains("--base main"));
@@ -170,18 +197,22 @@ mod tests {
             "… and 4900 more cases, omitted for length",
         ]
         "#);
-        let mut endless = row(0, Verdict::Regressed);
+        let mut endless = judgement_of_case_number(0, VerdictOnCase::Regressed);
         endless.case = "ä".repeat(100_000);
         assert!(
-            markdown(&summary_with_notes(vec![endless], vec![])).len() <= MAX_COMMENT_BYTES + 100
+            pull_request_comment_markdown(&verdict_summary_with_notes(vec![endless], vec![])).len()
+                <= MAX_PULL_REQUEST_COMMENT_BYTES + 100
         );
     }
 
     #[test]
-    fn foreign_text_in_a_comment_is_escaped() {
-        let text = markdown(&summary_with_notes(vec![], vec!["a <b>\nc | d".to_owned()]));
+    fn foreign_text_in_a_pull_request_comment_is_escaped() {
+        let text = pull_request_comment_markdown(&verdict_summary_with_notes(
+            vec![],
+            vec!["a <b>\nc | d".to_owned()],
+        ));
         assert!(text.contains("- a &lt;b> c \\| d\n"), "{text}");
-        let text = markdown(&summary_with_notes(
+        let text = pull_request_comment_markdown(&verdict_summary_with_notes(
             vec![],
             vec!["\u{1b}[31mred\u{7} ![x](http://y) \\[z]".to_owned()],
         ));

@@ -1,40 +1,47 @@
-//! Verdicts as JUnit XML, for the test views of CI systems, with a test case for each case.
+//! Writes verdicts as JUnit XML for the test views of CI systems: one JUnit test case for each
+//! benchmark case.
 //!
-//! Regressed is a failure, wrong or refused an error, and an unjudged or inconclusive case is
-//! skipped with its reason. The bound that the package accepts for a case is its output, so that it
-//! differs from a plain pass; all effects of `kernelgate.toml` are properties. Equal results give
-//! equal bytes: the file contains no times of day and no random ids.
+//! In JUnit XML a regressed case is a failure, a wrong or refused case is an error, and an unjudged
+//! or inconclusive case is skipped with its reason. A regressed case within a bound that
+//! `kernelgate.toml` accepts passes, with the bound as its output; all effects of `kernelgate.toml`
+//! are JUnit properties. Equal verdicts give byte-for-byte equal JUnit XML: the file contains no
+//! times of day and no random ids.
 
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
-use crate::gate::judgement::Judgement;
-use crate::gate::rules::RULES_FILE;
-use crate::gate::verdict::Verdict;
+use crate::gate::judgement::CaseJudgement;
+use crate::gate::rules::RULES_FILE_NAME;
+use crate::gate::verdict::VerdictOnCase;
 use crate::report::judgement_cells;
 use crate::report::summary::{UnjudgedKind, VerdictSummary};
-use kernelgate::display::harmless_text::JunitText;
+use kernelgate::display::harmless_text::EscapedForJunit;
 
-pub fn xml(summary: &VerdictSummary) -> String {
+pub fn junit_xml_of_verdicts(summary: &VerdictSummary) -> String {
     let mut suite = TestSuite::new(summary.verb);
     for (name, words) in &summary.facts {
-        suite.add_property((*name, &*escape_xml(words)));
+        suite.add_property((*name, &*escape_for_junit_xml(words)));
     }
-    for line in summary.rules.lines() {
-        suite.add_property((RULES_FILE, &*escape_xml(&line)));
+    for line in summary.rules.report_lines() {
+        suite.add_property((RULES_FILE_NAME, &*escape_for_junit_xml(&line)));
     }
     suite.add_test_cases(summary.rows.iter().map(|row| {
-        let mut case = junit_case(&row.case, junit_status(row, summary.evidence));
-        let facts = junit_properties(row);
+        let mut case =
+            junit_case_of_workload(&row.case, junit_status_of_judgement(row, summary.evidence));
+        let facts = junit_properties_of_judgement(row);
         case.add_properties(facts.iter().map(|(name, value)| (*name, value.as_str())));
         let accepted = summary.rules.accepted.iter().filter(|it| it.case == row.case);
-        let mut accepted: Vec<String> =
-            accepted.map(|it| format!("accepted in {RULES_FILE}: {}", it.words())).collect();
-        if row.verdict == Verdict::Accepted {
-            let (change, interval) = (judgement_cells::change(row), judgement_cells::interval(row));
+        let mut accepted: Vec<String> = accepted
+            .map(|it| format!("accepted in {RULES_FILE_NAME}: {}", it.acceptance_text()))
+            .collect();
+        if row.verdict == VerdictOnCase::Accepted {
+            let (change, interval) = (
+                judgement_cells::time_change_cell(row),
+                judgement_cells::time_change_interval_cell(row),
+            );
             accepted.push(format!("slower by {change} ({interval})"));
         }
         if !accepted.is_empty() {
-            case.set_system_out(&*escape_xml(&accepted.join("\n")));
+            case.set_system_out(&*escape_for_junit_xml(&accepted.join("\n")));
         }
         case
     }));
@@ -42,17 +49,19 @@ pub fn xml(summary: &VerdictSummary) -> String {
         let kind =
             if other.kind == UnjudgedKind::Skipped { None } else { Some(NonSuccessKind::Error) };
         let mut status = kind.map_or_else(TestCaseStatus::skipped, TestCaseStatus::non_success);
-        status.set_message(&*escape_xml(&other.why));
+        status.set_message(&*escape_for_junit_xml(&other.why));
         if kind.is_some() {
             status.set_type(if other.kind == UnjudgedKind::Refused { "refused" } else { "failed" });
         }
-        let mut case = junit_case(&other.name, status);
-        let escape = |(name, value): &(String, String)| (escape_xml(name), escape_xml(value));
+        let mut case = junit_case_of_workload(&other.name, status);
+        let escape = |(name, value): &(String, String)| {
+            (escape_for_junit_xml(name), escape_for_junit_xml(value))
+        };
         let facts: Vec<_> = other.facts.iter().map(escape).collect();
         case.add_properties(facts.iter().map(|(name, value)| (name.as_str(), value.as_str())));
         suite.add_test_case(case);
     }
-    let mut report = Report::new(&*escape_xml(&summary.headline));
+    let mut report = Report::new(&*escape_for_junit_xml(&summary.headline));
     report.add_test_suite(suite);
     let mut xml = report.to_string().expect("text in memory can be written");
     if !xml.ends_with('\n') {
@@ -61,12 +70,15 @@ pub fn xml(summary: &VerdictSummary) -> String {
     xml
 }
 
-/// The properties of a test case in JUnit XML.
-fn junit_properties(row: &Judgement) -> Vec<(&'static str, String)> {
+/// The JUnit properties of a benchmark case: verdict, threshold, times, ratio with interval,
+/// detectable change and reasons.
+fn junit_properties_of_judgement(row: &CaseJudgement) -> Vec<(&'static str, String)> {
     let share = |value: f64| format!("{value:.6}");
-    let mut facts =
-        vec![("verdict", row.verdict.name().to_owned()), ("threshold", share(row.threshold.value))];
-    if row.is_timed() {
+    let mut facts = vec![
+        ("verdict", row.verdict.verdict_name().to_owned()),
+        ("threshold", share(row.threshold.value)),
+    ];
+    if row.has_times() {
         let ratio = row.ratio;
         facts.extend([
             ("base_ns", format!("{:.1}", row.base_ns)),
@@ -77,18 +89,19 @@ fn junit_properties(row: &Judgement) -> Vec<(&'static str, String)> {
         ]);
         facts.extend(row.detectable.map(|it| ("detectable", share(it))));
     }
-    facts.extend(row.reasons.iter().map(|reason| ("reason", reason.name().to_owned())));
+    facts.extend(row.reasons.iter().map(|reason| ("reason", reason.json_kind().to_owned())));
     facts
 }
 
-/// Escapes text that others wrote for XML.
-fn escape_xml(text: &str) -> String {
-    JunitText(text).to_string()
+/// Escapes text of others, such as case names, for XML.
+fn escape_for_junit_xml(text: &str) -> String {
+    EscapedForJunit(text).to_string()
 }
 
-/// A test case in the class of its workload: "attention.forward".
-fn junit_case(name: &str, status: TestCaseStatus) -> TestCase {
-    let name = &*escape_xml(name);
+/// A JUnit test case; its class name is the workload of the benchmark case, such as
+/// "attention.forward".
+fn junit_case_of_workload(name: &str, status: TestCaseStatus) -> TestCase {
+    let name = &*escape_for_junit_xml(name);
     let mut case = TestCase::new(name, status);
     let mut parts = name.split('/');
     if let (Some(family), Some(operation), Some(_)) = (parts.next(), parts.next(), parts.next()) {
@@ -99,33 +112,36 @@ fn junit_case(name: &str, status: TestCaseStatus) -> TestCase {
     case
 }
 
-fn junit_status(row: &Judgement, evidence: &str) -> TestCaseStatus {
-    let p = judgement_cells::p_value_of_slower(row)
+fn junit_status_of_judgement(row: &CaseJudgement, evidence: &str) -> TestCaseStatus {
+    let p = judgement_cells::p_value_of_not_slower(row)
         .map(|_| format!(", p {}", judgement_cells::p(row)))
         .unwrap_or_default();
     let (base, head, count) = (
         judgement_cells::base_time_cell(row),
-        judgement_cells::head(row),
-        judgement_cells::evidence(row),
+        judgement_cells::head_time_cell(row),
+        judgement_cells::evidence_count_cell(row),
     );
-    let (change, interval) = (judgement_cells::change(row), judgement_cells::interval(row));
-    let detectable = judgement_cells::detectable(row);
+    let (change, interval) =
+        (judgement_cells::time_change_cell(row), judgement_cells::time_change_interval_cell(row));
+    let detectable = judgement_cells::detectable_change_cell(row);
     let numbers = format!(
         "{change} ({interval}), {base} to {head}, detectable {detectable}{p}, {count} {evidence}"
     );
     match row.verdict {
-        Verdict::Regressed => {
+        VerdictOnCase::Regressed => {
             let mut status = TestCaseStatus::non_success(NonSuccessKind::Failure);
             status.set_type("regressed").set_message(format!("slower by {numbers}"));
             status
         }
-        Verdict::Inconclusive => {
+        VerdictOnCase::Inconclusive => {
             let mut status = TestCaseStatus::skipped();
-            let numbers = if row.is_timed() { format!(": {numbers}") } else { String::new() };
-            let reason = row.reason().unwrap_or_else(|| "no reason".to_owned());
-            status.set_message(format!("inconclusive: {}{numbers}", escape_xml(&reason)));
+            let numbers = if row.has_times() { format!(": {numbers}") } else { String::new() };
+            let reason = row.joined_reasons().unwrap_or_else(|| "no reason".to_owned());
+            status.set_message(format!("inconclusive: {}{numbers}", escape_for_junit_xml(&reason)));
             status
         }
-        Verdict::Improved | Verdict::Unchanged | Verdict::Accepted => TestCaseStatus::success(),
+        VerdictOnCase::Improved | VerdictOnCase::Unchanged | VerdictOnCase::Accepted => {
+            TestCaseStatus::success()
+        }
     }
 }

@@ -1,70 +1,78 @@
-//! Times in the small JSON formats of continuous-benchmarking services.
+//! Writes measured times and energies in the JSON formats of Bencher and github-action-benchmark,
+//! two services for continuous benchmarking.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
 use crate::gate::comparison::Comparison;
-use kernelgate::record::{CaseRecord, ProcessRun};
-use kernelgate::stats::{QuartileSpread, median};
+use kernelgate::record::{BenchProcessRun, CaseRecordWithSamples};
+use kernelgate::stats::{MedianAndQuartiles, median};
 
-/// A metric: a number with a range.
+/// A metric of a case: a measured value (time or energy) with an optional range.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct CaseMetric {
+pub struct MetricWithRange {
     /// The number.
     pub value: f64,
-    /// Lower end of the metric's range; `None` if unknown.
+    /// Lower end of the metric's range; `None` if the range has no finite lower end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lower_value: Option<f64>,
-    /// Upper end of the metric's range; `None` if unknown.
+    /// Upper end of the metric's range; `None` if the range has no finite upper end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upper_value: Option<f64>,
 }
 
 /// Measures of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct CaseMetricValues {
-    /// Time of one launch, nanoseconds.
-    pub latency: CaseMetric,
-    /// Energy of a launch, joules; absent without `--energy`.
+pub struct LatencyAndEnergy {
+    /// Time of one launch in nanoseconds.
+    pub latency: MetricWithRange,
+    /// Energy of one launch in joules; `None` unless it was measured with `--energy`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub energy: Option<CaseMetric>,
+    pub energy: Option<MetricWithRange>,
 }
 
 /// Measured values by case.
-pub type MetricsByCase = BTreeMap<String, CaseMetricValues>;
+pub type MetricsByCase = BTreeMap<String, LatencyAndEnergy>;
 
-/// Metrics of runs: the median over the process runs with their range; for a single run the
-/// quartiles of its samples, and the accuracy of its energy. A case without samples gets no metric.
-pub fn from_runs(runs: &[ProcessRun]) -> MetricsByCase {
-    let mut cases: BTreeMap<&String, Vec<&CaseRecord>> = BTreeMap::new();
+/// Time and energy of each case: the median over several process runs with their range, or, for a
+/// single run, the quartiles of its samples and the accuracy of its energy. A case without samples
+/// is not among the metrics.
+pub fn metrics_of_process_runs(runs: &[BenchProcessRun]) -> MetricsByCase {
+    let mut cases: BTreeMap<&String, Vec<&CaseRecordWithSamples>> = BTreeMap::new();
     for (id, case) in runs.iter().flat_map(|run| &run.cases) {
         if !case.samples.launches.is_empty() {
             cases.entry(id).or_default().push(case);
         }
     }
-    let metrics = |runs: &[&CaseRecord]| {
-        let spreads: Vec<QuartileSpread> = runs
+    let metrics = |runs: &[&CaseRecordWithSamples]| {
+        let spreads: Vec<MedianAndQuartiles> = runs
             .iter()
-            .map(|case| QuartileSpread::from_values(&case.samples.per_launch_ns()))
+            .map(|case| {
+                MedianAndQuartiles::median_and_quartiles_from_values(
+                    &case.samples.launch_times_by_sample_ns(),
+                )
+            })
             .collect();
         let times: Vec<[f64; 3]> = spreads.iter().map(|it| [it.q1, it.median, it.q3]).collect();
-        let energy = runs.iter().filter_map(|case| case.samples.energy.as_ref()?.measured_energy());
+        let energy =
+            runs.iter().filter_map(|case| case.samples.energy.as_ref()?.measured_launch_energy());
         let energies: Vec<[f64; 3]> = energy
             .map(|it| [1.0 - it.relative, 1.0, 1.0 + it.relative].map(|share| share * it.launch_j))
             .collect();
-        Some(CaseMetricValues {
-            latency: metric_over_runs(&times)?,
-            energy: metric_over_runs(&energies),
+        Some(LatencyAndEnergy {
+            latency: median_and_range_over_runs(&times)?,
+            energy: median_and_range_over_runs(&energies),
         })
     };
-    let case = |(id, runs): (&String, Vec<&CaseRecord>)| Some((id.clone(), metrics(&runs)?));
+    let case =
+        |(id, runs): (&String, Vec<&CaseRecordWithSamples>)| Some((id.clone(), metrics(&runs)?));
     cases.into_iter().filter_map(case).collect()
 }
 
-/// Median of the middles of several runs with their range, or the only run with its own range;
-/// `None` without a run.
-fn metric_over_runs(runs: &[[f64; 3]]) -> Option<CaseMetric> {
+/// The median of the middle values of several process runs with their range, or a single run with
+/// its own low and high; `None` without a run.
+fn median_and_range_over_runs(runs: &[[f64; 3]]) -> Option<MetricWithRange> {
     let middles: Vec<f64> = runs.iter().map(|[_, middle, _]| *middle).collect();
     let (low, high) = match runs {
         [] => return None,
@@ -74,51 +82,57 @@ fn metric_over_runs(runs: &[[f64; 3]]) -> Option<CaseMetric> {
             middles.iter().copied().fold(0.0, f64::max),
         ),
     };
-    Some(CaseMetric { value: median(&middles), lower_value: Some(low), upper_value: Some(high) })
+    Some(MetricWithRange {
+        value: median(&middles),
+        lower_value: Some(low),
+        upper_value: Some(high),
+    })
 }
 
-/// Metrics of a comparison: times of the head, with the interval of the change as range.
-pub fn metrics_of_comparison(comparison: &Comparison) -> MetricsByCase {
-    let timed = comparison.judged.iter().filter(|judged| judged.is_timed());
+/// Time of each case in the head build of a comparison; its range is the interval of the change
+/// from base to head.
+pub fn head_metrics_of_comparison(comparison: &Comparison) -> MetricsByCase {
+    let timed = comparison.judged.iter().filter(|judged| judged.has_times());
     let metric = |value: f64, low: f64, high: f64| {
         let end = |end: f64| Some(end).filter(|end| end.is_finite() && *end > 0.0);
-        CaseMetric { value, lower_value: end(value * low), upper_value: end(value * high) }
+        MetricWithRange { value, lower_value: end(value * low), upper_value: end(value * high) }
     };
     timed
         .map(|judged| {
             let (ratio, time_ns) = (judged.ratio, judged.head_ns);
             let latency = metric(time_ns, ratio.low / ratio.center, ratio.high / ratio.center);
-            (judged.case.clone(), CaseMetricValues { latency, energy: None })
+            (judged.case.clone(), LatencyAndEnergy { latency, energy: None })
         })
         .collect()
 }
 
 /// Bencher Metric Format: Formats metrics as `{"CASE": {"latency": {"value": …}}}`, for `bencher
-/// run --adapter json`. Bencher defines `latency` in nanoseconds; this program adds `energy` in
-/// joules.
+/// run --adapter json`. Bencher itself defines `latency` in nanoseconds; kernelgate adds the metric
+/// `energy` in joules.
 pub fn bencher_metric_format(metrics: &MetricsByCase) -> impl Serialize {
     metrics
 }
 
-/// The list that github-action-benchmark takes as its tool `customSmallerIsBetter`.
-pub fn smaller_is_better_format(metrics: &MetricsByCase) -> impl Serialize {
+/// Formats metrics as the JSON list that github-action-benchmark reads with its tool setting
+/// `customSmallerIsBetter`.
+pub fn github_action_benchmark_format(metrics: &MetricsByCase) -> impl Serialize {
     #[derive(Serialize)]
-    struct MetricEntry {
+    struct NamedMetricEntry {
         name: String,
         unit: &'static str,
         value: f64,
         #[serde(skip_serializing_if = "Option::is_none")]
         range: Option<String>,
     }
-    let entry = |name: String, unit, metric: &CaseMetric| {
+    let entry = |name: String, unit, metric: &MetricWithRange| {
         let half = metric.upper_value.zip(metric.lower_value).map(|(high, low)| (high - low) / 2.0);
         let range = half.map(|half| match unit {
             "ns" => format!("± {half:.1}"),
             _ => format!("± {half:.3e}"),
         });
-        MetricEntry { name, unit, value: metric.value, range }
+        NamedMetricEntry { name, unit, value: metric.value, range }
     };
-    let entries = |(id, metrics): (&String, &CaseMetricValues)| {
+    let entries = |(id, metrics): (&String, &LatencyAndEnergy)| {
         let energy = metrics.energy.as_ref();
         let energy = energy.map(|metric| entry(format!("{id} (energy)"), "J", metric));
         [entry(id.clone(), "ns", &metrics.latency)].into_iter().chain(energy)
@@ -129,19 +143,24 @@ pub fn smaller_is_better_format(metrics: &MetricsByCase) -> impl Serialize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate::measure::energy::{EnergyMeasurement, LaunchEnergy};
-    use kernelgate::record::{Environment, Provenance};
+    use kernelgate::measure::energy::{LaunchEnergyMeasurement, LaunchEnergyOrReason};
+    use kernelgate::record::{CommitAndChanges, RunEnvironment};
 
     #[test]
-    fn energy_is_a_separate_metric() {
-        let mut run = ProcessRun::start_now("b", "s", Environment::cpu(), Provenance::default());
-        let mut case = CaseRecord::untimed_samples(vec![2e6, 2e6]);
+    fn energy_is_a_metric_besides_latency() {
+        let mut run = BenchProcessRun::empty_run_starting_now(
+            "b",
+            "s",
+            RunEnvironment::environment_of_process_on_cpu(),
+            CommitAndChanges::default(),
+        );
+        let mut case = CaseRecordWithSamples::example_with_sample_times(vec![2e6, 2e6]);
         run.cases.insert("w/f/n1/cpu/hot".to_owned(), case.clone());
         let energy =
-            EnergyMeasurement { launch_j: 0.5, relative: 0.1, power_w: 250.0, window_s: 1.0 };
-        case.samples.energy = Some(LaunchEnergy::Measured(energy));
+            LaunchEnergyMeasurement { launch_j: 0.5, relative: 0.1, power_w: 250.0, window_s: 1.0 };
+        case.samples.energy = Some(LaunchEnergyOrReason::Measured(energy));
         run.cases.insert("w/f/n1/cuda/fast/hot".to_owned(), case);
-        let metrics = from_runs(&[run]);
+        let metrics = metrics_of_process_runs(&[run]);
         let cpu = serde_json::json!({
             "latency": {"value": 2e6, "lower_value": 2e6, "upper_value": 2e6},
         });
@@ -149,7 +168,7 @@ mod tests {
         gpu["energy"] = serde_json::json!({"value": 0.5, "lower_value": 0.45, "upper_value": 0.55});
         let bmf = serde_json::to_value(bencher_metric_format(&metrics)).unwrap();
         assert_eq!(bmf, serde_json::json!({"w/f/n1/cpu/hot": cpu, "w/f/n1/cuda/fast/hot": gpu}));
-        let list = serde_json::to_value(smaller_is_better_format(&metrics)).unwrap();
+        let list = serde_json::to_value(github_action_benchmark_format(&metrics)).unwrap();
         let units: Vec<_> = list.as_array().unwrap().iter().map(|it| it["unit"].clone()).collect();
         assert_eq!(units, ["ns", "ns", "J"]);
         assert_eq!(list[2]["name"], "w/f/n1/cuda/fast/hot (energy)");

@@ -1,4 +1,5 @@
-//! Verdicts and times for reviewers and for other programs.
+//! Formats the verdicts and times for reviewers (pull-request comment) and for other programs
+//! (JUnit XML, metrics in JSON).
 
 pub mod comment;
 pub mod junit;

@@ -1,27 +1,28 @@
-//! `kernelgate list`: workloads with their axes, implementations, and the selected cases.
+//! `kernelgate list`: prints the workloads of a package with their axes and implementations, and
+//! the selected cases.
 
 use std::collections::BTreeMap;
 
 use kernelgate::display;
-use kernelgate::display::table::TextTable;
+use kernelgate::display::table::AlignedTextTable;
 use kernelgate::display::terminal;
-use kernelgate::exit::ExitReason;
+use kernelgate::exit::ProcessExitReason;
 use kernelgate::protocol::{
-    BenchListing, BenchResponseBody, ListedCase, ListedProblem, RequestedAction,
+    BenchCaseListing, ListedBenchCase, ListedWorkload, RequestedBenchAction, ResponseToBenchAction,
 };
-use kernelgate::record::BaselineStore;
+use kernelgate::record::RecordFoldersOfPackage;
 use serde::Serialize;
 
-use crate::verbs::shared::case_selection::{CaseSelection, unexpected_response};
-use crate::verbs::shared::output::{OutputFormat, print_json};
+use crate::verbs::shared::case_selection::{CaseSelectionFlags, error_for_unexpected_response};
+use crate::verbs::shared::output::{OutputFormat, print_as_json};
 
-/// Width of descriptions if output is not a terminal.
-const COLUMNS: usize = 100;
+/// Width in columns of the printed descriptions if the output is not a terminal.
+const DESCRIPTION_COLUMNS_WITHOUT_TERMINAL: usize = 100;
 
 #[derive(Debug, clap::Args)]
-pub struct ListArguments {
+pub struct ListCommandArguments {
     #[command(flatten)]
-    choice: CaseSelection,
+    choice: CaseSelectionFlags,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: OutputFormat,
@@ -32,20 +33,26 @@ pub struct ListArguments {
 struct ListedCaseJson<'a> {
     bench: &'a str,
     case: &'a str,
-    /// Text "ok" if the case can run on this machine, or the reason why not.
+    /// The text "runs here" if the case can run on this machine, else "skipped: " and the reason.
     status: String,
     matmul_flops: u64,
     bytes: u64,
     host_bytes: u64,
-    /// Device memory that GPU implementations declare; absent if nothing is declared.
+    /// Bytes of GPU memory that the implementation declares for the case; `None` if nothing is
+    /// declared.
     device_bytes: Option<u64>,
 }
 
-pub fn run(arguments: &ListArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
-    let mut listings: Vec<(String, BenchListing)> = Vec::new();
-    for (bench, answer) in arguments.choice.ask_package(store, &RequestedAction::List)? {
-        let BenchResponseBody::List(listing) = answer else {
-            return Err(unexpected_response(&bench));
+pub fn run(
+    arguments: &ListCommandArguments,
+    store: &RecordFoldersOfPackage,
+) -> anyhow::Result<ProcessExitReason> {
+    let mut listings: Vec<(String, BenchCaseListing)> = Vec::new();
+    for (bench, answer) in
+        arguments.choice.answers_of_package_benches(store, &RequestedBenchAction::List)?
+    {
+        let ResponseToBenchAction::List(listing) = answer else {
+            return Err(error_for_unexpected_response(&bench));
         };
         listings.push((bench, listing));
     }
@@ -55,35 +62,38 @@ pub fn run(arguments: &ListArguments, store: &BaselineStore) -> anyhow::Result<E
             .flat_map(|(bench, listing)| listing.cases.iter().map(move |case| (bench, case)))
     };
     if arguments.format == OutputFormat::Json {
-        print_json(
+        print_as_json(
             &cases().map(|(bench, case)| listed_case_json(bench, case)).collect::<Vec<_>>(),
         )?;
-        return Ok(ExitReason::Fine);
+        return Ok(ProcessExitReason::Fine);
     }
     if arguments.choice.filter.is_none() && arguments.format == OutputFormat::Text {
-        listings.iter().flat_map(|(_, listing)| &listing.workloads).for_each(print_workload);
+        listings
+            .iter()
+            .flat_map(|(_, listing)| &listing.workloads)
+            .for_each(print_workload_with_axes);
         println!();
     }
     let (runs, skipped): (Vec<_>, Vec<_>) =
         cases().map(|(_, case)| case).partition(|case| case.reason.is_none());
     if !runs.is_empty() {
-        let table = listed_table(&runs);
-        println!("{}", arguments.format.table(&table));
-        println!("\n{}", WORK_COLUMN_LEGEND);
+        let table = work_and_memory_table(&runs);
+        println!("{}", arguments.format.format_table(&table));
+        println!("\n{}", LEGEND_OF_WORK_AND_MEMORY_COLUMNS);
     }
     let verb = if runs.len() == 1 { "runs" } else { "run" };
     let cases = display::counted_noun(runs.len(), "case");
-    println!("{cases} {verb} here{}", arguments.choice.shard_words());
+    println!("{cases} {verb} here{}", arguments.choice.shard_suffix());
     let (never, not_here): (Vec<_>, Vec<_>) =
         skipped.into_iter().partition(|case| case.unsupported);
-    for (reason, ids) in cases_by_skip_reason(&not_here) {
+    for (reason, ids) in skipped_cases_by_reason(&not_here) {
         let more = match ids.len() - 1 {
             0 => String::new(),
             more => format!(", and {more} more"),
         };
-        let (count, reason) = (ids.len(), arguments.format.words(reason));
-        let id = arguments.format.words(ids[0]);
-        arguments.format.print(&format!("skipped {count}: {reason}\n    {id}{more}"));
+        let (count, reason) = (ids.len(), arguments.format.escape_foreign_text(reason));
+        let id = arguments.format.escape_foreign_text(ids[0]);
+        arguments.format.print_wrapped_lines(&format!("skipped {count}: {reason}\n    {id}{more}"));
     }
     if !never.is_empty() {
         println!(
@@ -92,33 +102,37 @@ pub fn run(arguments: &ListArguments, store: &BaselineStore) -> anyhow::Result<E
             never.len()
         );
     }
-    Ok(ExitReason::Fine)
+    Ok(ProcessExitReason::Fine)
 }
 
 /// Meaning of the columns.
-const WORK_COLUMN_LEGEND: &str = "work: of GEMMs, else fewest bytes moved; memory: of the host at the peak;\nGPU memory: as the implementation declares it";
+const LEGEND_OF_WORK_AND_MEMORY_COLUMNS: &str = "work: of GEMMs, else fewest bytes moved; memory: of the host at the peak;\nGPU memory: as the implementation declares it";
 
-fn listed_table(cases: &[&ListedCase]) -> TextTable {
+fn work_and_memory_table(cases: &[&ListedBenchCase]) -> AlignedTextTable {
     let on_gpu = cases.iter().any(|case| case.device_bytes.is_some());
     let columns = ["case", "work", "memory", "GPU memory"];
-    let mut table = TextTable::new(if on_gpu { &columns } else { &columns[..3] });
+    let mut table = AlignedTextTable::new(if on_gpu { &columns } else { &columns[..3] });
     for case in cases {
         let work = match (case.matmul_flops, case.bytes) {
             (0, 0) => "-".to_owned(),
-            (0, bytes) => display::byte_text(bytes),
+            (0, bytes) => display::decimal_byte_size_text(bytes),
             (flops, _) => format!("{:.2} GFLOP", flops as f64 / 1e9),
         };
-        let mut cells = vec![case.case.clone(), work, display::byte_text(case.host_bytes)];
+        let mut cells =
+            vec![case.case.clone(), work, display::decimal_byte_size_text(case.host_bytes)];
         if on_gpu {
-            cells.push(case.device_bytes.map_or_else(|| "-".to_owned(), display::byte_text));
+            cells.push(
+                case.device_bytes.map_or_else(|| "-".to_owned(), display::decimal_byte_size_text),
+            );
         }
-        table.row(cells);
+        table.add_row(cells);
     }
     table
 }
 
-/// Joins cases with the same reason in one line: on a host without a GPU, all GPU rows.
-fn cases_by_skip_reason<'a>(cases: &[&'a ListedCase]) -> BTreeMap<&'a str, Vec<&'a str>> {
+/// Groups skipped cases by the reason of the skip, so that a host without a GPU gets one line for
+/// all its GPU cases.
+fn skipped_cases_by_reason<'a>(cases: &[&'a ListedBenchCase]) -> BTreeMap<&'a str, Vec<&'a str>> {
     let mut grouped: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for case in cases {
         let reason = case.reason.as_deref().unwrap_or_default();
@@ -127,9 +141,9 @@ fn cases_by_skip_reason<'a>(cases: &[&'a ListedCase]) -> BTreeMap<&'a str, Vec<&
     grouped
 }
 
-fn print_workload(workload: &ListedProblem) {
-    let columns = terminal::terminal_columns().unwrap_or(COLUMNS);
-    let wrapped = |text: &str, indent| terminal::wrap_terminal_line(text, indent, columns);
+fn print_workload_with_axes(workload: &ListedWorkload) {
+    let columns = terminal::terminal_columns().unwrap_or(DESCRIPTION_COLUMNS_WITHOUT_TERMINAL);
+    let wrapped = |text: &str, indent| terminal::break_line_to_columns(text, indent, columns);
     println!("{}", wrapped(&format!("{}: {}", workload.name, workload.about), 4));
     for [name, values, about] in &workload.axes {
         println!("{}", wrapped(&format!("    axis {name:<9} {values}: {about}"), 19));
@@ -139,8 +153,8 @@ fn print_workload(workload: &ListedProblem) {
     }
 }
 
-fn listed_case_json<'a>(bench: &'a str, case: &'a ListedCase) -> ListedCaseJson<'a> {
-    let ListedCase { matmul_flops, bytes, host_bytes, device_bytes, .. } = *case;
+fn listed_case_json<'a>(bench: &'a str, case: &'a ListedBenchCase) -> ListedCaseJson<'a> {
+    let ListedBenchCase { matmul_flops, bytes, host_bytes, device_bytes, .. } = *case;
     ListedCaseJson {
         bench,
         case: &case.case,

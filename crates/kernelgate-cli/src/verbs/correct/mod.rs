@@ -1,4 +1,4 @@
-//! Verbs that list cases and check their outputs.
+//! Verbs of kernelgate that list cases and compare their outputs with a reference.
 
 pub mod list;
 pub mod numerics;

@@ -1,60 +1,77 @@
-//! Records output errors for several seeds (`verify --seeds`) by bench executable, so that a
-//! baseline can store them for the gate.
+//! Records the output errors of each bench executable for several seeds (`kernelgate verify
+//! --seeds`); a baseline can later store these errors for the gate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::Context as _;
 
-use super::verified::VerifiedCases;
-use crate::verbs::shared::case_selection::{BenchClient, unexpected_response};
+use super::verified::PartialVerification;
+use crate::verbs::shared::case_selection::{BenchClient, error_for_unexpected_response};
 use kernelgate::display::counted_noun;
-use kernelgate::protocol::{BenchResponseBody, CaseStatus, RequestedAction, VerifiedCase};
-use kernelgate::record::numerics::{CONSTANT_DATA_SET, DataSetsByCase};
-use kernelgate::record::text::printable_path;
-use kernelgate::record::{BaselineStore, FileLock, Numerics, Provenance, file};
-use kernelgate::verify::OutputErrors;
+use kernelgate::protocol::{
+    BenchCaseStatus, CaseVerificationResponse, RequestedBenchAction, ResponseToBenchAction,
+};
+use kernelgate::record::numerics::{DATA_SET_EQUAL_FOR_ALL_SEEDS, VerifiedDataSetsByCase};
+use kernelgate::record::text::path_for_terminal;
+use kernelgate::record::{
+    CommitAndChanges, ExclusiveFileLock, OutputErrorsOfExecutable, RecordFoldersOfPackage, file,
+};
+use kernelgate::verify::ErrorsRelativeToReference;
 
-/// Verifies with `count` seeds, and records the errors after each seed. Each case is returned with
-/// the seed that gave its largest error.
-pub fn record_errors(
+/// Verifies all selected cases with `count` seeds of input data, and writes the output errors to a
+/// file after each seed. Returns each case once, with the largest errors over all seeds, or with
+/// the first seed that made the case fail.
+pub fn verify_and_record_errors_of_seeds(
     client: &BenchClient<'_>,
-    store: &BaselineStore,
+    store: &RecordFoldersOfPackage,
     count: u64,
-) -> anyhow::Result<VerifiedCases> {
-    let seeds = client.verification_seeds(count);
-    // The records of other benches are neither read nor replaced.
+) -> anyhow::Result<PartialVerification> {
+    let seeds = client.seeds_for_verification(count);
+    // The error records of benches without selected cases are neither read nor replaced.
     let mut with_cases = BTreeSet::new();
-    client.ask_each(seeds[0], &RequestedAction::List, |bench, _| {
+    client.request_with_seed_from_each(seeds[0], &RequestedBenchAction::List, |bench, _| {
         with_cases.insert(bench.to_owned());
         Ok(())
     })?;
-    let mut benches: BTreeMap<String, BenchErrors> = BTreeMap::new();
-    client.ask_each(seeds[0], &RequestedAction::Environment, |bench, answer| {
-        if with_cases.contains(bench) {
-            benches.insert(bench.to_owned(), BenchErrors::new(bench, answer, client, store)?);
-        }
-        Ok(())
-    })?;
-    let mut rows: BTreeMap<String, VerifiedCase> = BTreeMap::new();
+    let mut benches: BTreeMap<String, BenchErrorRecorder> = BTreeMap::new();
+    client.request_with_seed_from_each(
+        seeds[0],
+        &RequestedBenchAction::Environment,
+        |bench, answer| {
+            if with_cases.contains(bench) {
+                benches.insert(
+                    bench.to_owned(),
+                    BenchErrorRecorder::with_checked_record_file(bench, answer, client, store)?,
+                );
+            }
+            Ok(())
+        },
+    )?;
+    let mut rows: BTreeMap<String, CaseVerificationResponse> = BTreeMap::new();
     let verified = seeds.iter().try_for_each(|&seed| {
         eprintln!("seed {seed}, {count} in all");
-        client.ask_each(seed, &RequestedAction::Verify { dump: None }, |bench, answer| {
-            let BenchResponseBody::Verify(verified) = answer else {
-                return Err(unexpected_response(bench));
-            };
-            let recorded = benches.get_mut(bench).ok_or_else(|| unexpected_response(bench))?;
-            let verified = recorded.keep_cases_with_new_data(verified);
-            verified.iter().for_each(|case| keep_largest_errors(&mut rows, seed, case));
-            recorded.add(store, seed, &verified)
-        })
+        client.request_with_seed_from_each(
+            seed,
+            &RequestedBenchAction::Verify { dump: None },
+            |bench, answer| {
+                let ResponseToBenchAction::Verify(verified) = answer else {
+                    return Err(error_for_unexpected_response(bench));
+                };
+                let recorded =
+                    benches.get_mut(bench).ok_or_else(|| error_for_unexpected_response(bench))?;
+                let verified = recorded.cases_with_new_inputs_or_failure(verified);
+                verified.iter().for_each(|case| merge_worst_result_of_case(&mut rows, seed, case));
+                recorded.add_errors_of_seed(store, seed, &verified)
+            },
+        )
     });
-    benches.values().for_each(|bench| bench.print_saved_errors(store));
-    VerifiedCases::new(rows.into_values().collect(), verified)
+    benches.values().for_each(|bench| bench.print_recorded_seeds_and_cases(store));
+    PartialVerification::from_rows_and_outcome(rows.into_values().collect(), verified)
 }
 
-/// Prints that errors of several seeds are now part of a baseline.
-pub fn print_saved_errors(record: &Numerics, cases: usize) {
+/// Prints for how many seeds and cases the output errors of a bench are now part of a baseline.
+pub fn print_errors_saved_in_baseline(record: &OutputErrorsOfExecutable, cases: usize) {
     let seeds = record.cases.values().map(|case| case.seeds.len()).max().unwrap_or_default();
     if cases > 0 {
         let (seeds, cases) = (counted_noun(seeds, "seed"), counted_noun(cases, "case"));
@@ -62,59 +79,63 @@ pub fn print_saved_errors(record: &Numerics, cases: usize) {
     }
 }
 
-/// A bench executable whose output errors are recorded.
-struct BenchErrors {
-    /// Record of the bench without the errors of earlier seeds.
-    empty: Numerics,
-    /// Data sets that each case was verified with.
-    data_sets: DataSetsByCase,
-    /// Inputs of the seeds, for cases that are one data set whatever the seed.
-    golden_inputs: DataSetsByCase,
+/// The output errors of one bench executable while its cases are verified with several seeds.
+struct BenchErrorRecorder {
+    /// Record of the bench executable without any case's errors.
+    empty: OutputErrorsOfExecutable,
+    /// For each case, the input data sets with which the case was verified.
+    data_sets: VerifiedDataSetsByCase,
+    /// For cases whose expected output is a constant data set whatever the seed, the hashes of the
+    /// inputs that the seeds gave.
+    golden_inputs: VerifiedDataSetsByCase,
     /// Cases for which a seed gave the inputs of an earlier seed.
     repeated: BTreeSet<String>,
-    /// Whether the bench reported any verified case.
+    /// Whether the bench has answered a verification request.
     answered: bool,
-    /// Number of seeds and cases that were recorded now.
+    /// Number of seeds whose errors this call has recorded.
     seeds: usize,
     cases: BTreeSet<String>,
-    /// Largest number of seeds of a case, and number of cases, in its record.
+    /// Largest number of seeds of a case in the record file, and number of cases in the record
+    /// file.
     held: (usize, usize),
 }
 
-impl BenchErrors {
-    /// Checks that the record of errors can be read and written, before anything is verified.
-    fn new(
+impl BenchErrorRecorder {
+    /// Checks that the file of recorded errors can be read and written, before any case is
+    /// verified.
+    fn with_checked_record_file(
         bench: &str,
-        answer: BenchResponseBody,
+        answer: ResponseToBenchAction,
         client: &BenchClient<'_>,
-        store: &BaselineStore,
+        store: &RecordFoldersOfPackage,
     ) -> anyhow::Result<Self> {
         let mut executables = client.found.executables.iter();
         let executable = executables.find(|executable| executable.bench == bench);
-        let (Some(executable), BenchResponseBody::Environment(environment)) = (executable, answer)
+        let (Some(executable), ResponseToBenchAction::Environment(environment)) =
+            (executable, answer)
         else {
-            return Err(unexpected_response(bench));
+            return Err(error_for_unexpected_response(bench));
         };
-        let empty = Numerics {
+        let empty = OutputErrorsOfExecutable {
             bench: bench.to_owned(),
-            started: kernelgate::record::current_timestamp(),
+            started: kernelgate::record::current_time_for_records(),
             environment: *environment,
-            provenance: Provenance::detect_from_git(&store.root),
-            executable: file::content_hash_of_file(&executable.path)?,
+            provenance: CommitAndChanges::from_git_or_variable(&store.root),
+            executable: file::file_content_hash_hex(&executable.path)?,
             cases: BTreeMap::new(),
         };
-        let path = store.seed_errors_path(bench);
-        file::check_writable(&path)?;
+        let path = store.path_of_output_errors(bench);
+        file::check_file_is_writable(&path)?;
         if let Some(why) =
-            recorded_numerics(&path)?.and_then(|there| incomparable_field(&there, &empty))
+            read_recorded_errors(&path)?.and_then(|there| first_incomparable_field(&there, &empty))
         {
-            let path = printable_path(&path);
+            let path = path_for_terminal(&path);
             eprintln!("the errors in {path} are of another {why}: they will be replaced");
         }
         Ok(Self {
             empty,
-            data_sets: DataSetsByCase::default(),
-            golden_inputs: DataSetsByCase::default(),
+            data_sets: VerifiedDataSetsByCase::default(),
+            golden_inputs: VerifiedDataSetsByCase::default(),
             repeated: BTreeSet::new(),
             answered: false,
             seeds: 0,
@@ -123,69 +144,79 @@ impl BenchErrors {
         })
     }
 
-    /// Returns the cases whose inputs no earlier seed had: others give no new information, unless
-    /// they fail now. A case with golden tensors should fail for inputs of another seed, but not
-    /// for inputs of an earlier seed.
-    fn keep_cases_with_new_data(&mut self, verified: Vec<VerifiedCase>) -> Vec<VerifiedCase> {
+    /// Returns the verified cases whose input data no earlier seed had; a case with repeated inputs
+    /// is returned only if it has failed now. A case with golden tensors is expected to fail for
+    /// inputs of another seed, so such a failure is dropped; its failure for inputs of an earlier
+    /// seed is kept.
+    fn cases_with_new_inputs_or_failure(
+        &mut self,
+        verified: Vec<CaseVerificationResponse>,
+    ) -> Vec<CaseVerificationResponse> {
         let (new, repeated): (Vec<_>, Vec<_>) = verified.into_iter().partition(|it| {
-            let golden = it.data_set.as_deref() == Some(CONSTANT_DATA_SET);
-            let other_inputs = self.golden_inputs.is_new_data_set(&it.case, it.inputs.as_deref());
-            let new = self.data_sets.is_new_data_set(&it.case, it.data_set.as_deref());
-            new || (it.status == CaseStatus::Failed && !(golden && other_inputs))
+            let golden = it.data_set.as_deref() == Some(DATA_SET_EQUAL_FOR_ALL_SEEDS);
+            let other_inputs =
+                self.golden_inputs.record_and_check_if_new(&it.case, it.inputs.as_deref());
+            let new = self.data_sets.record_and_check_if_new(&it.case, it.data_set.as_deref());
+            new || (it.status == BenchCaseStatus::Failed && !(golden && other_inputs))
         });
         self.repeated.extend(repeated.into_iter().map(|it| it.case));
         new
     }
 
-    /// Cases with errors that had one data set, whatever the seed.
-    fn cases_with_one_data_set(&self) -> impl Iterator<Item = &String> {
-        self.repeated.intersection(&self.cases).filter(|case| self.data_sets.has_one_data_set(case))
+    /// Cases with recorded errors whose input data are the same for every seed.
+    fn cases_with_same_inputs_for_every_seed(&self) -> impl Iterator<Item = &String> {
+        self.repeated
+            .intersection(&self.cases)
+            .filter(|case| self.data_sets.has_equal_data_for_all_seeds(case))
     }
 
-    /// Adds the errors of a seed to the recorded ones of other seeds and cases.
-    fn add(
+    /// Writes the errors of one seed into the bench's record file, beside the recorded errors of
+    /// other seeds and cases.
+    fn add_errors_of_seed(
         &mut self,
-        store: &BaselineStore,
+        store: &RecordFoldersOfPackage,
         seed: u64,
-        verified: &[VerifiedCase],
+        verified: &[CaseVerificationResponse],
     ) -> anyhow::Result<()> {
         self.answered = true;
-        let right: Vec<_> = verified.iter().filter(|case| case.status == CaseStatus::Ok).collect();
+        let right: Vec<_> =
+            verified.iter().filter(|case| case.status == BenchCaseStatus::Ok).collect();
         if right.is_empty() && self.cases.is_empty() {
             // Earlier records stay.
             return Ok(());
         }
-        let path = store.seed_errors_path(&self.empty.bench);
-        // Another process may record the errors of other cases at the same time.
-        let _lock = FileLock::acquire_for_file(&path)?;
-        let there = recorded_numerics(&path)?
-            .filter(|there| incomparable_field(there, &self.empty).is_none());
+        let path = store.path_of_output_errors(&self.empty.bench);
+        // The lock is needed because another process may record errors of other cases in the file
+        // at the same time.
+        let _lock = ExclusiveFileLock::acquire_lock_for_file(&path)?;
+        let there = read_recorded_errors(&path)?
+            .filter(|there| first_incomparable_field(there, &self.empty).is_none());
         let mut record = self.empty.clone();
         if let Some(there) = there {
             (record.started, record.cases) = (there.started, there.cases);
         }
         let any = !right.is_empty();
         for case in right {
-            let VerifiedCase { max_error, relative_l2, rounding, .. } = *case;
-            let errors = OutputErrors { max_error, relative_l2, rounding };
+            let CaseVerificationResponse { max_error, relative_l2, rounding, .. } = *case;
+            let errors = ErrorsRelativeToReference { max_error, relative_l2, rounding };
             let errors_of_case = record.cases.entry(case.case.clone()).or_default();
-            errors_of_case.insert_seed(seed, errors, &case.by_output);
+            errors_of_case.set_errors_of_seed(seed, errors, &case.by_output);
             self.cases.insert(case.case.clone());
         }
         for case in self.repeated.intersection(&self.cases) {
             if let Some(known) = record.cases.get_mut(case) {
-                known.one_data_set = self.data_sets.has_one_data_set(case);
+                known.one_data_set = self.data_sets.has_equal_data_for_all_seeds(case);
             }
         }
-        file::write(&path, &record)?;
+        file::write_record_atomically(&path, &record)?;
         self.seeds += usize::from(any);
         let most = record.cases.values().map(|case| case.seeds.len()).max().unwrap_or_default();
         self.held = (most, record.cases.len());
         Ok(())
     }
 
-    fn print_saved_errors(&self, store: &BaselineStore) {
-        let path = printable_path(&store.seed_errors_path(&self.empty.bench));
+    fn print_recorded_seeds_and_cases(&self, store: &RecordFoldersOfPackage) {
+        let path = path_for_terminal(&store.path_of_output_errors(&self.empty.bench));
         let (seeds, cases) = (self.seeds, self.cases.len());
         if !self.answered {
             return;
@@ -204,34 +235,45 @@ impl BenchErrors {
         };
         let (seeds, cases) = (counted_noun(seeds, "seed"), counted_noun(cases, "case"));
         eprintln!("errors of {seeds} and {cases} are in {path}{more}");
-        if let one @ 1.. = self.cases_with_one_data_set().count() {
+        if let one @ 1.. = self.cases_with_same_inputs_for_every_seed().count() {
             eprintln!("with 1 data set, whatever the seed: {}", counted_noun(one, "case"));
         }
     }
 }
 
-/// The errors that are recorded in a file.
-fn recorded_numerics(path: &Path) -> anyhow::Result<Option<Numerics>> {
-    match file::read::<Numerics>(path) {
-        Err(error) if error.is_not_found() => Ok(None),
+/// Reads the output errors in a record file; `None` if the file does not exist.
+fn read_recorded_errors(path: &Path) -> anyhow::Result<Option<OutputErrorsOfExecutable>> {
+    match file::read_record::<OutputErrorsOfExecutable>(path) {
+        Err(error) if error.is_because_file_is_missing() => Ok(None),
         Err(error) => Err(error).context("remove it, and verify again"),
         Ok(there) => Ok(Some(there)),
     }
 }
 
-/// Returns the difference because of which errors cannot be stored in one record.
-fn incomparable_field(one: &Numerics, other: &Numerics) -> Option<&'static str> {
+/// Name of the first field (executable or environment) that differs between two error records,
+/// which then cannot share a file; `None` if nothing differs.
+fn first_incomparable_field(
+    one: &OutputErrorsOfExecutable,
+    other: &OutputErrorsOfExecutable,
+) -> Option<&'static str> {
     if one.executable != other.executable {
         return Some("executable");
     }
-    one.environment.mismatches(&other.environment).first().map(|mismatch| mismatch.field)
+    one.environment
+        .incomparable_facts_with_base(&other.environment)
+        .first()
+        .map(|mismatch| mismatch.field)
 }
 
-/// Keeps the worst result: a case that failed with one seed has failed, and its errors are the
-/// largest of all seeds.
-fn keep_largest_errors(rows: &mut BTreeMap<String, VerifiedCase>, seed: u64, case: &VerifiedCase) {
+/// Keeps the worst result of a case over all seeds: failed if any seed failed, else the largest
+/// errors of any seed.
+fn merge_worst_result_of_case(
+    rows: &mut BTreeMap<String, CaseVerificationResponse>,
+    seed: u64,
+    case: &CaseVerificationResponse,
+) {
     let mut case = case.clone();
-    if case.status == CaseStatus::Failed {
+    if case.status == BenchCaseStatus::Failed {
         case.reason = case.reason.map(|reason| format!("with seed {seed}: {reason}"));
     }
     let Some(worst) = rows.get_mut(&case.case) else {
@@ -239,8 +281,8 @@ fn keep_largest_errors(rows: &mut BTreeMap<String, VerifiedCase>, seed: u64, cas
         return;
     };
     match (worst.status, case.status) {
-        (CaseStatus::Failed, _) => {}
-        (_, CaseStatus::Failed) => *worst = case,
+        (BenchCaseStatus::Failed, _) => {}
+        (_, BenchCaseStatus::Failed) => *worst = case,
         _ => {
             worst.max_error = worst.max_error.max(case.max_error);
             worst.relative_l2 = worst.relative_l2.max(case.relative_l2);

@@ -1,18 +1,23 @@
-//! The result of a verification, which may be incomplete.
+//! The result of a verification of cases, which may have ended early.
 
-use kernelgate::protocol::VerifiedCase;
+use kernelgate::protocol::CaseVerificationResponse;
 
-/// Verified cases, and the error that ended the verification early: the cases are shown in any
-/// case.
-pub struct VerifiedCases {
-    pub rows: Vec<VerifiedCase>,
-    /// A bench that broke after others had answered, or a record that cannot be written.
+/// The verified cases, and the error that ended the verification early, if any; the cases are
+/// printed even with an error.
+pub struct PartialVerification {
+    pub rows: Vec<CaseVerificationResponse>,
+    /// Error that ended the verification early: a bench broke after other benches had answered, or
+    /// a record file cannot be written.
     pub broken: Option<anyhow::Error>,
 }
 
-impl VerifiedCases {
-    /// The cases with an error, or the error alone if nothing was verified.
-    pub fn new(rows: Vec<VerifiedCase>, outcome: anyhow::Result<()>) -> anyhow::Result<Self> {
+impl PartialVerification {
+    /// Returns the verified cases together with the error, or only the error if no case was
+    /// verified.
+    pub fn from_rows_and_outcome(
+        rows: Vec<CaseVerificationResponse>,
+        outcome: anyhow::Result<()>,
+    ) -> anyhow::Result<Self> {
         match outcome {
             Err(error) if rows.is_empty() => Err(error),
             outcome => Ok(Self { rows, broken: outcome.err() }),

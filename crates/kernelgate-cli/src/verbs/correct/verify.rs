@@ -1,35 +1,40 @@
-//! `kernelgate verify`: every selected case against the fp64 reference, and on request all tensors
-//! as safetensors.
+//! `kernelgate verify`: compares the output of every selected case with its fp64 reference, and can
+//! write all tensors of the cases as safetensors.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use kernelgate::display::table::TextTable;
-use kernelgate::exit::ExitReason;
-use kernelgate::protocol::{BenchResponseBody, CaseStatus, RequestedAction, VerifiedCase};
-use kernelgate::record::text::printable_path;
+use kernelgate::display::table::AlignedTextTable;
+use kernelgate::exit::ProcessExitReason;
+use kernelgate::protocol::{
+    BenchCaseStatus, CaseVerificationResponse, RequestedBenchAction, ResponseToBenchAction,
+};
+use kernelgate::record::text::path_for_terminal;
 use kernelgate::record::{
-    BaselineStore, Environment, Provenance, Shard, current_timestamp, file, tensors,
+    CommitAndChanges, RecordFoldersOfPackage, RunEnvironment, ShardOfWork,
+    current_time_for_records, file, tensors,
 };
 use kernelgate::workload::{Dtype, Tensors};
 use safetensors::tensor::TensorView;
 
 use super::numerics;
-use super::verified::VerifiedCases;
-use crate::fleet::verification::VerificationShard;
-use crate::verbs::shared::case_selection::{BenchClient, CaseSelection, unexpected_response};
-use crate::verbs::shared::output::{OutputFormat, print_json};
+use super::verified::PartialVerification;
+use crate::fleet::verification::VerificationShardRecord;
+use crate::verbs::shared::case_selection::{
+    BenchClient, CaseSelectionFlags, error_for_unexpected_response,
+};
+use crate::verbs::shared::output::{OutputFormat, print_as_json};
 
 #[derive(Debug, clap::Args)]
-pub struct VerifyArguments {
+pub struct VerifyCommandArguments {
     #[command(flatten)]
-    choice: CaseSelection,
+    choice: CaseSelectionFlags,
     /// Write inputs, outputs and reference of each case to DIR/CASE.safetensors
     #[arg(long, value_name = "DIR")]
     dump: Option<PathBuf>,
-    /// Number of seeds to verify with; the errors are recorded. `baseline add` adds them to a
-    /// baseline, and `gate` compares them with it
+    /// Number of seeds of input data to verify with; the output errors are recorded. `baseline add`
+    /// stores the recorded errors in a baseline, and `gate` compares later errors with them
     #[arg(
         long,
         value_name = "COUNT",
@@ -38,8 +43,8 @@ pub struct VerifyArguments {
         value_parser = clap::value_parser!(u64).range(1..=64)
     )]
     seeds: u64,
-    /// File of the shard that `--shard` verifies, for `kernelgate merge` [default: I-of-N.json in
-    /// kernelgate/verify/ of the target folder]
+    /// File of the shard that `--shard` verifies, for `kernelgate merge` [default:
+    /// kernelgate/verify/I-of-N.json in cargo's target folder]
     #[arg(long, value_name = "FILE")]
     shard_output: Option<PathBuf>,
     /// How to print
@@ -47,67 +52,79 @@ pub struct VerifyArguments {
     format: OutputFormat,
 }
 
-pub fn run(arguments: &VerifyArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
+pub fn run(
+    arguments: &VerifyCommandArguments,
+    store: &RecordFoldersOfPackage,
+) -> anyhow::Result<ProcessExitReason> {
     let context = |folder: &Path| format!("failed to write {}", folder.display());
     let raw = match &arguments.dump {
         Some(folder) => {
             std::fs::create_dir_all(folder).with_context(|| context(folder))?;
-            // The raw files are written in the target folder, which needs as much room anyway.
-            Some(file::temporary_folder(folder).with_context(|| context(folder))?)
+            // The bench writes raw tensors to a temporary folder inside the `--dump` folder, which
+            // needs as much free space for the safetensors anyway.
+            Some(file::create_temporary_folder_in(folder).with_context(|| context(folder))?)
         }
         None => None,
     };
-    // The path is absolute, because the bench runs in another folder.
+    // The path is absolute, because a bench process runs in another working folder.
     let dump = raw.as_ref().map(|(raw, _held)| raw.path().canonicalize()).transpose()?;
     if let Some(folder) = dump.as_ref().filter(|folder| folder.to_str().is_none()) {
         anyhow::bail!("--dump: {} is not UTF-8, which a request cannot name", folder.display());
     }
     let client = arguments.choice.bench_client(store)?;
     let verified = if arguments.seeds > 1 {
-        numerics::record_errors(&client, store, arguments.seeds)?
+        numerics::verify_and_record_errors_of_seeds(&client, store, arguments.seeds)?
     } else {
-        verify_once(&client, &RequestedAction::Verify { dump })?
+        verify_with_single_seed(&client, &RequestedBenchAction::Verify { dump })?
     };
-    let VerifiedCases { rows, broken } = verified;
+    let PartialVerification { rows, broken } = verified;
     let dumped = match (&arguments.dump, &raw) {
-        (Some(folder), Some((raw, _held))) => dump_all_cases(folder, raw.path(), &rows),
+        (Some(folder), Some((raw, _held))) => {
+            convert_dumps_to_safetensors(folder, raw.path(), &rows)
+        }
         _ => Ok(()),
     };
     let broken = broken.or(dumped.err());
-    if let Some(shard) = arguments.choice.shard() {
-        let usual = || store.work.join("verify").join(format!("{}.json", shard.shard_file_label()));
+    if let Some(shard) = arguments.choice.requested_shard() {
+        let usual =
+            || store.work.join("verify").join(format!("{}.json", shard.label_for_file_name()));
         let path = arguments.shard_output.clone().unwrap_or_else(usual);
-        let record =
-            verification_shard(arguments, (&client, store), (shard, broken.is_none()), &rows)?;
-        file::write(&path, &record)?;
-        eprintln!("shard {shard} in {}: `kernelgate merge` takes it", printable_path(&path));
+        let record = verification_record_of_shard(
+            arguments,
+            (&client, store),
+            (shard, broken.is_none()),
+            &rows,
+        )?;
+        file::write_record_atomically(&path, &record)?;
+        eprintln!("shard {shard} in {}: `kernelgate merge` takes it", path_for_terminal(&path));
     }
-    let exit = print_verified_cases(&rows, arguments.format, &arguments.choice.shard_words())?;
+    let exit = print_verified_cases(&rows, arguments.format, &arguments.choice.shard_suffix())?;
     if let Some(broken) = broken {
         return Err(broken);
     }
-    let any = rows.iter().any(|row| row.status != CaseStatus::Skipped);
-    // A shard without cases passes, because another shard may have them; a shard whose cases are
-    // all skipped does not pass.
-    let other_shards = rows.is_empty() && arguments.choice.shard().is_some();
+    let any = rows.iter().any(|row| row.status != BenchCaseStatus::Skipped);
+    // A shard without cases passes, because the other shards have the cases; a shard whose cases
+    // are all skipped does not pass.
+    let other_shards = rows.is_empty() && arguments.choice.requested_shard().is_some();
     anyhow::ensure!(any || other_shards, "nothing was verified: every case was skipped");
     Ok(exit)
 }
 
-/// Prints verified cases; the text `suffix` follows their number.
+/// Prints a table or JSON of the verified cases; the text `suffix` follows the line with their
+/// counts.
 ///
 /// # Errors
 /// Fails if the cases cannot be written as JSON.
 pub fn print_verified_cases(
-    rows: &[VerifiedCase],
+    rows: &[CaseVerificationResponse],
     format: OutputFormat,
     suffix: &str,
-) -> anyhow::Result<ExitReason> {
-    let failed = rows.iter().filter(|row| row.status == CaseStatus::Failed).count();
+) -> anyhow::Result<ProcessExitReason> {
+    let failed = rows.iter().filter(|row| row.status == BenchCaseStatus::Failed).count();
     match format {
-        OutputFormat::Json => print_json(&rows)?,
+        OutputFormat::Json => print_as_json(&rows)?,
         OutputFormat::Text | OutputFormat::Markdown => {
-            let mut table = TextTable::new(&[
+            let mut table = AlignedTextTable::new(&[
                 "case",
                 "status",
                 "checked",
@@ -115,126 +132,140 @@ pub fn print_verified_cases(
                 "relative L2",
                 "same bits again",
             ]);
-            // Reasons are too long for cells: each distinct reason follows the table once.
-            let ran = rows.iter().filter(|row| row.status != CaseStatus::Skipped);
-            ran.for_each(|row| table.row(verified_cells(row)));
-            if !table.is_empty() {
-                println!("{}", format.table(&table));
+            // Reasons of skips are too long for table cells: each distinct reason is printed once,
+            // below the table.
+            let ran = rows.iter().filter(|row| row.status != BenchCaseStatus::Skipped);
+            ran.for_each(|row| table.add_row(table_cells_of_verified_case(row)));
+            if !table.has_no_rows() {
+                println!("{}", format.format_table(&table));
             }
-            for (reason, ids) in skips_by_reason(rows) {
+            for (reason, ids) in skipped_verifications_by_reason(rows) {
                 let more = match ids.len() - 1 {
                     0 => String::new(),
                     more => format!(", and {more} more"),
                 };
-                let (count, reason) = (ids.len(), format.words(reason));
-                let id = format.words(ids[0]);
-                format.print(&format!("skipped {count}: {reason}: {id}{more}"));
+                let (count, reason) = (ids.len(), format.escape_foreign_text(reason));
+                let id = format.escape_foreign_text(ids[0]);
+                format.print_wrapped_lines(&format!("skipped {count}: {reason}: {id}{more}"));
             }
-            for row in rows.iter().filter(|row| row.status == CaseStatus::Failed) {
+            for row in rows.iter().filter(|row| row.status == BenchCaseStatus::Failed) {
                 let reason = row.reason.as_deref().unwrap_or_default();
-                let reason = format.words(reason);
-                let id = format.words(&row.case);
-                format.print(&format!("FAILED {id}: {reason}"));
+                let reason = format.escape_foreign_text(reason);
+                let id = format.escape_foreign_text(&row.case);
+                format.print_wrapped_lines(&format!("FAILED {id}: {reason}"));
             }
             let count = |status| rows.iter().filter(|row| row.status == status).count();
             println!(
                 "{} ok, {failed} failed, {} skipped{}",
-                count(CaseStatus::Ok),
-                count(CaseStatus::Skipped),
+                count(BenchCaseStatus::Ok),
+                count(BenchCaseStatus::Skipped),
                 suffix
             );
         }
     }
-    Ok(if failed > 0 { ExitReason::Regression } else { ExitReason::Fine })
+    Ok(if failed > 0 { ProcessExitReason::Regression } else { ProcessExitReason::Fine })
 }
 
-/// The record of a shard, complete if every bench answered.
-fn verification_shard(
-    arguments: &VerifyArguments,
-    (client, store): (&BenchClient<'_>, &BaselineStore),
-    (shard, complete): (Shard, bool),
-    rows: &[VerifiedCase],
-) -> anyhow::Result<VerificationShard> {
+/// The verification record of one shard, marked as complete if every bench answered.
+fn verification_record_of_shard(
+    arguments: &VerifyCommandArguments,
+    (client, store): (&BenchClient<'_>, &RecordFoldersOfPackage),
+    (shard, complete): (ShardOfWork, bool),
+    rows: &[CaseVerificationResponse],
+) -> anyhow::Result<VerificationShardRecord> {
     let choice = &arguments.choice;
     let mut facts: Vec<String> = Vec::new();
-    client.each_of_all_shards(&RequestedAction::List, |bench, answer| {
-        let BenchResponseBody::List(listing) = answer else {
-            return Err(unexpected_response(bench));
+    client.request_all_shards_from_each(&RequestedBenchAction::List, |bench, answer| {
+        let ResponseToBenchAction::List(listing) = answer else {
+            return Err(error_for_unexpected_response(bench));
         };
         facts.push(bench.to_owned());
         facts.extend(listing.cases.into_iter().map(|case| case.case));
         Ok(())
     })?;
-    let mut environment = Environment::cpu();
-    client.each_of_all_shards(&RequestedAction::Environment, |bench, answer| {
-        let BenchResponseBody::Environment(found) = answer else {
-            return Err(unexpected_response(bench));
+    let mut environment = RunEnvironment::environment_of_process_on_cpu();
+    client.request_all_shards_from_each(&RequestedBenchAction::Environment, |bench, answer| {
+        let ResponseToBenchAction::Environment(found) = answer else {
+            return Err(error_for_unexpected_response(bench));
         };
         environment = *found;
         Ok(())
     })?;
-    let mut identity = choice.variables();
+    let mut identity = choice.bench_variables();
     identity.retain(|name, _| name != "KERNELGATE_SHARD" && name != "KERNELGATE_DEVICE");
     identity.insert("filter".to_owned(), choice.filter.clone().unwrap_or_default());
     identity.insert("seeds".to_owned(), arguments.seeds.to_string());
     for executable in &client.found.executables {
-        let hash = file::content_hash_of_file(&executable.path)?;
-        let name = format!("{}{}", VerificationShard::EXECUTABLE_HASH_NAME, executable.bench);
+        let hash = file::file_content_hash_hex(&executable.path)?;
+        let name =
+            format!("{}{}", VerificationShardRecord::EXECUTABLE_HASH_NAME_PREFIX, executable.bench);
         identity.insert(name, hash);
     }
-    Ok(VerificationShard {
+    Ok(VerificationShardRecord {
         shard,
-        plan: file::hash_of_all(facts.iter().map(String::as_str)),
+        plan: file::hash_of_texts_hex(facts.iter().map(String::as_str)),
         complete,
-        ended: current_timestamp(),
+        ended: current_time_for_records(),
         environment,
-        provenance: Provenance::detect_from_git(&store.root),
+        provenance: CommitAndChanges::from_git_or_variable(&store.root),
         identity,
         rows: rows.to_vec(),
     })
 }
 
-/// Verifies the cases once with the chosen seed.
-fn verify_once(
+/// Verifies the selected cases with one seed of input data.
+fn verify_with_single_seed(
     client: &BenchClient<'_>,
-    action: &RequestedAction,
-) -> anyhow::Result<VerifiedCases> {
-    let mut rows: Vec<VerifiedCase> = Vec::new();
-    let outcome = client.ask_each(client.verification_seeds(1)[0], action, |bench, answer| {
-        let BenchResponseBody::Verify(verified) = answer else {
-            return Err(unexpected_response(bench));
-        };
-        rows.extend(verified);
-        Ok(())
-    });
-    VerifiedCases::new(rows, outcome)
+    action: &RequestedBenchAction,
+) -> anyhow::Result<PartialVerification> {
+    let mut rows: Vec<CaseVerificationResponse> = Vec::new();
+    let outcome = client.request_with_seed_from_each(
+        client.seeds_for_verification(1)[0],
+        action,
+        |bench, answer| {
+            let ResponseToBenchAction::Verify(verified) = answer else {
+                return Err(error_for_unexpected_response(bench));
+            };
+            rows.extend(verified);
+            Ok(())
+        },
+    );
+    PartialVerification::from_rows_and_outcome(rows, outcome)
 }
 
-/// Writes a file with the tensors of each case that is right.
-fn dump_all_cases(folder: &Path, raw: &Path, rows: &[VerifiedCase]) -> anyhow::Result<()> {
+/// Converts the raw tensors of each case with a correct output to a safetensors file.
+fn convert_dumps_to_safetensors(
+    folder: &Path,
+    raw: &Path,
+    rows: &[CaseVerificationResponse],
+) -> anyhow::Result<()> {
     let mut cases: BTreeMap<String, &str> = BTreeMap::new();
-    for row in rows.iter().filter(|row| row.status == CaseStatus::Ok) {
+    for row in rows.iter().filter(|row| row.status == BenchCaseStatus::Ok) {
         let name = row.case.replace('/', "_");
         if let Some(other) = cases.insert(name.clone(), &row.case) {
             let both = format!("{other} and {}", row.case);
             anyhow::bail!("--dump: {both} have one file name: choose one of them by a filter");
         }
         let path = raw.join(format!("{name}.tensors"));
-        let tensors = tensors::read(&path).with_context(|| {
+        let tensors = tensors::read_tensor_file(&path).with_context(|| {
             format!("--dump: the tensors of {} were not written to {}", row.case, folder.display())
         })?;
-        write_safetensors(&folder.join(format!("{name}.safetensors")), &row.case, &tensors)?;
+        write_tensors_as_safetensors(
+            &folder.join(format!("{name}.safetensors")),
+            &row.case,
+            &tensors,
+        )?;
         std::fs::remove_file(&path)
             .with_context(|| format!("failed to remove {}", path.display()))?;
     }
     Ok(())
 }
 
-/// Writes a temporary file in the same folder and renames it, so that a full disk leaves no
-/// incomplete file.
-fn write_safetensors(path: &Path, case: &str, tensors: &Tensors) -> anyhow::Result<()> {
+/// Writes a temporary file beside the safetensors file and renames it at the end, so that a full
+/// disk leaves no incomplete file.
+fn write_tensors_as_safetensors(path: &Path, case: &str, tensors: &Tensors) -> anyhow::Result<()> {
     let context = || format!("failed to write {}", path.display());
-    let temporary = file::temporary_beside(path).with_context(context)?;
+    let temporary = file::create_temporary_file_beside(path).with_context(context)?;
     let views = tensors
         .iter()
         .map(|(name, tensor)| {
@@ -265,37 +296,39 @@ fn safetensors_dtype(dtype: Dtype) -> safetensors::Dtype {
     }
 }
 
-/// Skipped cases, grouped by the reason of the skip.
-fn skips_by_reason(rows: &[VerifiedCase]) -> BTreeMap<&str, Vec<&str>> {
+/// Ids of skipped cases, grouped by the reason of the skip.
+fn skipped_verifications_by_reason(rows: &[CaseVerificationResponse]) -> BTreeMap<&str, Vec<&str>> {
     let mut grouped: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for row in rows.iter().filter(|row| row.status == CaseStatus::Skipped) {
+    for row in rows.iter().filter(|row| row.status == BenchCaseStatus::Skipped) {
         let reason = row.reason.as_deref().unwrap_or_default();
         grouped.entry(reason).or_default().push(&row.case);
     }
     grouped
 }
 
-fn verified_cells(row: &VerifiedCase) -> Vec<String> {
+fn table_cells_of_verified_case(row: &CaseVerificationResponse) -> Vec<String> {
     let dash = || "-".to_owned();
     let (checked, max_error, relative_l2) = match row.status {
-        CaseStatus::Ok if row.max_error == 0.0 => (dash(), "exact".to_owned(), "exact".to_owned()),
-        CaseStatus::Ok => {
+        BenchCaseStatus::Ok if row.max_error == 0.0 => {
+            (dash(), "exact".to_owned(), "exact".to_owned())
+        }
+        BenchCaseStatus::Ok => {
             (dash(), format!("{:.1e}", row.max_error), format!("{:.1e}", row.relative_l2))
         }
         _ => (dash(), dash(), dash()),
     };
-    if row.status == CaseStatus::Ok && row.checked == 0 {
-        // A case without a reference was only checked for finite elements.
+    if row.status == BenchCaseStatus::Ok && row.checked == 0 {
+        // A case without a reference was checked only for NaN and infinite output elements.
         let repeatable = row.repeatable.map_or("-", |same| if same { "yes" } else { "no" });
         let cells = [&row.case, "unverified", "0%", "-", "-", repeatable];
         return cells.map(str::to_owned).into();
     }
-    let checked = if row.status == CaseStatus::Ok {
+    let checked = if row.status == BenchCaseStatus::Ok {
         format!("{:.4}%", 100.0 * row.checked as f64 / row.total.max(1) as f64)
     } else {
         checked
     };
-    let status = row.status.name().to_owned();
+    let status = row.status.name_in_responses().to_owned();
     let repeatable = row
         .repeatable
         .map_or_else(dash, |repeatable| if repeatable { "yes" } else { "no" }.to_owned());

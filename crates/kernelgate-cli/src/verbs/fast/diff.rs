@@ -1,26 +1,27 @@
-//! `kernelgate diff`: shows the medians of two recorded runs side by side. Deliberately absent: a
-//! verdict, because two runs differ by machine, load and time; `compare` and `gate` decide.
+//! `kernelgate diff`: prints the median times of two recorded runs side by side. `kernelgate diff`
+//! gives no verdict, because two runs may differ in machine, load and time of day; `kernelgate
+//! compare` and `kernelgate gate` give verdicts.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use kernelgate::display;
-use kernelgate::display::table::TextTable;
-use kernelgate::exit::ExitReason;
-use kernelgate::record::environment::EnvironmentMismatch;
-use kernelgate::record::{BaselineStore, ProcessRun};
+use kernelgate::display::table::AlignedTextTable;
+use kernelgate::exit::ProcessExitReason;
+use kernelgate::record::environment::IncomparableEnvironmentField;
+use kernelgate::record::{BenchProcessRun, RecordFoldersOfPackage};
 use serde::Serialize;
 
 use crate::report::formats::metrics::{self, MetricsByCase};
 use crate::report::judgement_cells;
-use crate::verbs::shared::output::{OutputFormat, print_json};
+use crate::verbs::shared::output::{OutputFormat, print_as_json};
 
 #[derive(Debug, clap::Args)]
-pub struct DiffArguments {
-    /// Run to compare with: its name, or its folder
+pub struct DiffCommandArguments {
+    /// Base run of the comparison: its name, or its folder
     #[arg(value_name = "BASE")]
     base: PathBuf,
-    /// Run that is compared with BASE: its name, or its folder
+    /// Head run, which is compared with BASE: its name, or its folder
     #[arg(value_name = "HEAD")]
     head: PathBuf,
     /// How to print
@@ -28,84 +29,107 @@ pub struct DiffArguments {
     format: OutputFormat,
 }
 
-/// A table row: one case in two runs.
+/// A table row with the median times of one case in two recorded runs.
 #[derive(Debug, Serialize)]
-struct DiffRow {
+struct CaseInTwoRuns {
     case: String,
     base_ns: Option<f64>,
     head_ns: Option<f64>,
-    /// Relative change of the time from base to head.
+    /// Relative change of the case's time from the base run to the head run.
     change: Option<f64>,
 }
 
-pub fn run(arguments: &DiffArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
-    let base = read(&arguments.base, store)?;
-    let head = read(&arguments.head, store)?;
-    let rows = metric_rows(&metrics::from_runs(&base), &metrics::from_runs(&head));
+pub fn run(
+    arguments: &DiffCommandArguments,
+    store: &RecordFoldersOfPackage,
+) -> anyhow::Result<ProcessExitReason> {
+    let base = read_runs_by_folder_or_name(&arguments.base, store)?;
+    let head = read_runs_by_folder_or_name(&arguments.head, store)?;
+    let rows = rows_of_cases_in_either_run(
+        &metrics::metrics_of_process_runs(&base),
+        &metrics::metrics_of_process_runs(&head),
+    );
     if arguments.format == OutputFormat::Json {
-        print_json(&rows)?;
-        return Ok(ExitReason::Fine);
+        print_as_json(&rows)?;
+        return Ok(ProcessExitReason::Fine);
     }
-    let mut table = TextTable::new(&["case", "base", "head", "change"]);
+    let mut table = AlignedTextTable::new(&["case", "base", "head", "change"]);
     let time = |ns: Option<f64>| ns.map_or_else(|| "-".to_owned(), display::time_text);
     for row in &rows {
-        let change = row
-            .change
-            .map_or_else(|| "-".to_owned(), |change| judgement_cells::percent(1.0 + change));
-        table.row(vec![row.case.clone(), time(row.base_ns), time(row.head_ns), change]);
+        let change = row.change.map_or_else(
+            || "-".to_owned(),
+            |change| judgement_cells::ratio_as_percent_change(1.0 + change),
+        );
+        table.add_row(vec![row.case.clone(), time(row.base_ns), time(row.head_ns), change]);
     }
     let note = "Medians of two recorded runs, not a verdict: `kernelgate compare` decides.";
-    let differing = differing_facts(&base, &head);
-    arguments.format.print(&format!("{}\n{differing}{note}", arguments.format.table(&table)));
-    Ok(ExitReason::Fine)
+    let differing = differing_environment_facts(&base, &head);
+    arguments.format.print_wrapped_lines(&format!(
+        "{}\n{differing}{note}",
+        arguments.format.format_table(&table)
+    ));
+    Ok(ProcessExitReason::Fine)
 }
 
-/// The process runs in a folder, or of a recorded session of that name.
-fn read(run: &Path, store: &BaselineStore) -> anyhow::Result<Vec<ProcessRun>> {
+/// Reads the process runs in a folder, or those of the recorded session with this name.
+fn read_runs_by_folder_or_name(
+    run: &Path,
+    store: &RecordFoldersOfPackage,
+) -> anyhow::Result<Vec<BenchProcessRun>> {
     let folder = if run.is_dir() { run.to_owned() } else { store.runs.join(run) };
-    let sessions = store.sessions_in_folders([folder.as_path()])?;
+    let sessions = store.read_sessions_in_folders([folder.as_path()])?;
     Ok(sessions.into_iter().flat_map(|session| session.runs).collect())
 }
 
-fn metric_rows(base: &MetricsByCase, head: &MetricsByCase) -> Vec<DiffRow> {
+fn rows_of_cases_in_either_run(base: &MetricsByCase, head: &MetricsByCase) -> Vec<CaseInTwoRuns> {
     let ids: BTreeSet<&String> = base.keys().chain(head.keys()).collect();
     let row = |id: &String| {
         let [base_ns, head_ns] = [base, head].map(|side| Some(side.get(id)?.latency.value));
         let change = base_ns.zip(head_ns).map(|(base, head)| head / base - 1.0);
-        DiffRow { case: id.clone(), base_ns, head_ns, change }
+        CaseInTwoRuns { case: id.clone(), base_ns, head_ns, change }
     };
     ids.into_iter().map(row).collect()
 }
 
-/// A line for each fact in which the environments differ.
-fn differing_facts(base: &[ProcessRun], head: &[ProcessRun]) -> String {
+/// A line for each fact of the environment (GPU, driver, …) that differs between the two runs.
+fn differing_environment_facts(base: &[BenchProcessRun], head: &[BenchProcessRun]) -> String {
     let pair = base.first().zip(head.first());
-    let mismatches = pair.map(|(base, head)| head.environment.mismatches(&base.environment));
-    let line = |EnvironmentMismatch { field, base, head }: EnvironmentMismatch| {
-        format!("{field}: {base}, now {head}\n")
-    };
+    let mismatches =
+        pair.map(|(base, head)| head.environment.incomparable_facts_with_base(&base.environment));
+    let line =
+        |IncomparableEnvironmentField { field, base, head }: IncomparableEnvironmentField| {
+            format!("{field}: {base}, now {head}\n")
+        };
     mismatches.unwrap_or_default().into_iter().map(line).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernelgate::record::{CaseRecord, Environment, Provenance};
+    use kernelgate::record::{CaseRecordWithSamples, CommitAndChanges, RunEnvironment};
 
     #[test]
-    fn a_case_with_a_single_run_has_no_change_of_time() {
+    fn the_change_of_a_case_in_only_one_run_is_unknown() {
         let side = |cases: [(&str, f64); 2]| {
-            let mut run =
-                ProcessRun::start_now("b", "s", Environment::cpu(), Provenance::default());
-            let case =
-                |(id, ns): (&str, f64)| (id.to_owned(), CaseRecord::untimed_samples(vec![ns]));
+            let mut run = BenchProcessRun::empty_run_starting_now(
+                "b",
+                "s",
+                RunEnvironment::environment_of_process_on_cpu(),
+                CommitAndChanges::default(),
+            );
+            let case = |(id, ns): (&str, f64)| {
+                (id.to_owned(), CaseRecordWithSamples::example_with_sample_times(vec![ns]))
+            };
             run.cases.extend(cases.map(case));
-            run.cases.insert("empty".to_owned(), CaseRecord::untimed_samples(vec![]));
-            metrics::from_runs(&[run])
+            run.cases.insert(
+                "empty".to_owned(),
+                CaseRecordWithSamples::example_with_sample_times(vec![]),
+            );
+            metrics::metrics_of_process_runs(&[run])
         };
         let base = side([("both", 100.0), ("gone", 5.0)]);
         let head = side([("both", 150.0), ("new", 7.0)]);
-        let rows = metric_rows(&base, &head);
+        let rows = rows_of_cases_in_either_run(&base, &head);
         let changes: Vec<_> = rows.iter().map(|row| (row.case.as_str(), row.change)).collect();
         assert_eq!(changes, [("both", Some(0.5)), ("gone", None), ("new", None)]);
     }

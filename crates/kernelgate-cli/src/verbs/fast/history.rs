@@ -1,4 +1,5 @@
-//! `kernelgate history`: shows times over commits, and manages the store that they come from.
+//! `kernelgate history`: prints the times of cases over commits, and imports, merges and prunes the
+//! store of these times.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,26 +8,26 @@ use clap::{Subcommand, ValueEnum};
 use serde::Serialize;
 
 use crate::gate::rules::rules_file;
-use crate::history::import::{ImportResult, import_records};
-use crate::history::prune::prune_store;
-use crate::history::series::MIN_REPORTED_CHANGE;
+use crate::history::import::{RecordImportResult, import_records_into_store};
+use crate::history::prune::prune_old_record_folders;
+use crate::history::series::MIN_REPORTED_LEVEL_CHANGE;
 use crate::history::{
-    CaseHistory, CommitOrder, HistoryIndex, HistoryQuery, HistoryStore, SkippedRecordFile,
-    case_histories,
+    CaseHistoryQuery, CaseTimeHistory, FileWithoutRun, GitCommitOrder, HistoryRecordStore,
+    HistoryStoreIndex, compute_case_histories,
 };
 use crate::report;
-use crate::verbs::shared::output::print_json;
+use crate::verbs::shared::output::print_as_json;
 use crate::verbs::shared::sessions;
-use crate::verbs::shared::settings::parse_fraction;
+use crate::verbs::shared::settings::parse_fraction_or_percentage;
 use kernelgate::display::terminal;
-use kernelgate::exit::ExitReason;
-use kernelgate::harness::filter::CaseFilter;
-use kernelgate::record::BaselineStore;
-use kernelgate::record::text::printable_path;
+use kernelgate::exit::ProcessExitReason;
+use kernelgate::harness::filter::CaseIdFilter;
+use kernelgate::record::RecordFoldersOfPackage;
+use kernelgate::record::text::path_for_terminal;
 
 /// How histories are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-enum HistoryFormat {
+enum HistoryOutputFormat {
     /// For a terminal
     #[default]
     Text,
@@ -36,78 +37,79 @@ enum HistoryFormat {
 
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
-pub struct HistoryArguments {
+pub struct HistoryCommandArguments {
     #[command(subcommand)]
-    verb: Option<HistoryVerb>,
+    verb: Option<HistorySubverb>,
     #[command(flatten)]
-    show: HistoryShowArguments,
+    show: HistoryShowFlags,
 }
 
 #[derive(Debug, clap::Args)]
-struct HistoryShowArguments {
+struct HistoryShowFlags {
     /// Id of a case, or a regular expression that ids match [default: all cases]
     case: Option<String>,
     #[command(flatten)]
-    place: HistoryStoreArguments,
+    place: HistoryStoreFlags,
     /// Show only runs of commits in the history of this revision [default: all runs, in the order
     /// of HEAD's history, those of other commits by their recorded start]
     #[arg(long, value_name = "REV")]
     branch: Option<String>,
-    /// Treat all cards of one model, or all hosts, as one device
+    /// Treat all GPUs of one model as one device, and all CPU hosts as one device
     #[arg(long)]
     join_cards: bool,
     /// Count runs of the case OLD as runs of the case NEW (repeatable; `[renamed]` in
     /// kernelgate.toml does it for every call)
-    #[arg(long = "as", value_name = "OLD=NEW", value_parser = parse_case_rename)]
+    #[arg(long = "as", value_name = "OLD=NEW", value_parser = parse_old_and_new_case_id)]
     renamed: Vec<(String, String)>,
-    /// Smallest change of the level that is reported, as a fraction of the time
-    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction, default_value_t = MIN_REPORTED_CHANGE)]
+    /// Smallest change of a case's time level that is reported, as a fraction of the time
+    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction_or_percentage, default_value_t = MIN_REPORTED_LEVEL_CHANGE)]
     smallest: f64,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
-    format: HistoryFormat,
+    format: HistoryOutputFormat,
 }
 
 /// Selects a store.
 #[derive(Debug, clap::Args)]
-struct HistoryStoreArguments {
-    /// Folder of the store [default: KERNELGATE_HISTORY, else kernelgate/ of the target folder]
+struct HistoryStoreFlags {
+    /// Folder of the history store [default: the one in KERNELGATE_HISTORY, else kernelgate/ of
+    /// cargo's target folder]
     #[arg(long, value_name = "DIR")]
     store: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
-enum HistoryVerb {
-    /// Import runs and baselines from files and folders
+enum HistorySubverb {
+    /// Import recorded runs and baselines from files and folders into the history store
     Import {
         /// Files of runs or baselines, or folders, which are searched with their subfolders
         #[arg(required = true, value_name = "FILE|DIR")]
         sources: Vec<PathBuf>,
         #[command(flatten)]
-        place: HistoryStoreArguments,
+        place: HistoryStoreFlags,
     },
-    /// Import all records of other stores
+    /// Import all records of other history stores
     Merge {
-        /// Folders of the other stores
+        /// Folders of the other history stores
         #[arg(required = true, value_name = "DIR")]
         stores: Vec<PathBuf>,
         #[command(flatten)]
-        place: HistoryStoreArguments,
+        place: HistoryStoreFlags,
     },
-    /// Remove the records of old runs
+    /// Remove the records of old runs from the history store
     Prune {
-        /// Number of runs to keep of each bench on each device, the latest ones
+        /// Number of runs to keep of each bench on each device; the latest runs are kept
         #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
         keep: u32,
-        /// Print the number of sessions that would be removed, and remove none
+        /// Print the number of recorded sessions that would be removed, and remove none
         #[arg(long)]
         dry_run: bool,
         #[command(flatten)]
-        place: HistoryStoreArguments,
+        place: HistoryStoreFlags,
     },
 }
 
-fn parse_case_rename(text: &str) -> Result<(String, String), String> {
+fn parse_old_and_new_case_id(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((old, new)) if !old.is_empty() && !new.is_empty() => {
             Ok((old.to_owned(), new.to_owned()))
@@ -116,108 +118,123 @@ fn parse_case_rename(text: &str) -> Result<(String, String), String> {
     }
 }
 
-impl HistoryStoreArguments {
-    /// Opens the store for a verb that reads; a named store must exist.
-    fn open_store_to_read(&self, store: &BaselineStore) -> anyhow::Result<HistoryStore> {
-        self.store.as_ref().map_or(Ok(()), |folder| check_store(folder))?;
-        Ok(self.open(store))
+impl HistoryStoreFlags {
+    /// Opens the history store for a verb that only reads; a store named by a flag must already
+    /// exist.
+    fn open_existing_store(
+        &self,
+        store: &RecordFoldersOfPackage,
+    ) -> anyhow::Result<HistoryRecordStore> {
+        self.store.as_ref().map_or(Ok(()), |folder| require_history_store(folder))?;
+        Ok(self.open_or_default_history_store(store))
     }
 
-    fn open(&self, store: &BaselineStore) -> HistoryStore {
-        let store_at = |folder: &PathBuf| HistoryStore::at(folder);
-        self.store.as_ref().map_or_else(|| HistoryStore::around_run_folder(&store.runs), store_at)
+    fn open_or_default_history_store(&self, store: &RecordFoldersOfPackage) -> HistoryRecordStore {
+        let store_at = |folder: &PathBuf| HistoryRecordStore::at(folder);
+        self.store
+            .as_ref()
+            .map_or_else(|| HistoryRecordStore::with_runs_folder(&store.runs), store_at)
     }
 }
 
-pub fn run(arguments: &HistoryArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
+pub fn run(
+    arguments: &HistoryCommandArguments,
+    store: &RecordFoldersOfPackage,
+) -> anyhow::Result<ProcessExitReason> {
     match &arguments.verb {
-        None => show_history(&arguments.show, store),
-        Some(HistoryVerb::Import { sources, place }) => {
-            let place = place.open(store);
-            Ok(report_imported_files(&place, &import_records(&place, sources)?))
+        None => print_histories(&arguments.show, store),
+        Some(HistorySubverb::Import { sources, place }) => {
+            let place = place.open_or_default_history_store(store);
+            Ok(print_import_result(&place, &import_records_into_store(&place, sources)?))
         }
-        Some(HistoryVerb::Merge { stores, place }) => {
-            stores.iter().try_for_each(|folder| check_store(folder))?;
-            let place = place.open(store);
+        Some(HistorySubverb::Merge { stores, place }) => {
+            stores.iter().try_for_each(|folder| require_history_store(folder))?;
+            let place = place.open_or_default_history_store(store);
             let parts = stores.iter().flat_map(|it| [it.join("runs"), it.join("imported")]);
             let parts: Vec<PathBuf> = parts.filter(|part| part.is_dir()).collect();
-            Ok(report_imported_files(&place, &import_records(&place, &parts)?))
+            Ok(print_import_result(&place, &import_records_into_store(&place, &parts)?))
         }
-        Some(HistoryVerb::Prune { keep, dry_run, place }) => {
-            let place = place.open_store_to_read(store)?;
-            let removed = prune_store(&place, usize::try_from(*keep)?, *dry_run)?;
+        Some(HistorySubverb::Prune { keep, dry_run, place }) => {
+            let place = place.open_existing_store(store)?;
+            let removed = prune_old_record_folders(&place, usize::try_from(*keep)?, *dry_run)?;
             let what = if *dry_run { "would be removed" } else { "removed" };
-            println!("{removed} sessions {what} in {}", printable_path(place.root()));
-            Ok(ExitReason::Fine)
+            println!("{removed} sessions {what} in {}", path_for_terminal(place.root_folder()));
+            Ok(ProcessExitReason::Fine)
         }
     }
 }
 
-/// Refuses a folder that was given as a history store but does not hold one.
-pub fn check_store(folder: &Path) -> anyhow::Result<()> {
+/// Returns an error for a folder that the user named as a history store but that is not one.
+pub fn require_history_store(folder: &Path) -> anyhow::Result<()> {
     anyhow::ensure!(
-        HistoryStore::is_store(folder),
+        HistoryRecordStore::is_history_store_folder(folder),
         "{} is not a store: it has neither runs/ nor imported/",
         folder.display()
     );
     Ok(())
 }
 
-/// Prints the result of an import; broken input if no named file is a record.
-fn report_imported_files(place: &HistoryStore, imported: &ImportResult) -> ExitReason {
-    let ImportResult { new, known, skipped } = imported;
+/// Prints how many files were imported; the exit code is "broken input" if no named file is a
+/// record.
+fn print_import_result(
+    place: &HistoryRecordStore,
+    imported: &RecordImportResult,
+) -> ProcessExitReason {
+    let RecordImportResult { new, known, skipped } = imported;
     if !skipped.is_empty() {
-        eprintln!("{}", report::history::skipped(skipped));
+        eprintln!("{}", report::history::skipped_record_files_text(skipped));
     }
-    println!("{new} new records, {known} known, in {}", printable_path(place.root()));
+    println!("{new} new records, {known} known, in {}", path_for_terminal(place.root_folder()));
     if new + known > 0 {
-        return ExitReason::Fine;
+        return ProcessExitReason::Fine;
     }
     if skipped.is_empty() {
         eprintln!(
             "error: no record in what was named: runs and baselines are files ending in .json"
         );
     }
-    ExitReason::Usage
+    ProcessExitReason::Usage
 }
 
-/// Names on standard error the packages whose runs in the store are not used.
-fn warn_of_other_packages(index: &HistoryIndex, store: &BaselineStore) {
+/// Warns on standard error of packages whose runs are in the history store but are not used.
+fn warn_of_runs_of_other_packages(index: &HistoryStoreIndex, store: &RecordFoldersOfPackage) {
     let Some(own) = &store.package else { return };
-    for (package, runs) in index.packages().into_iter().filter(|(it, _)| *it != own.to_string()) {
-        sessions::report_unused_runs(runs, &package, own);
+    for (package, runs) in
+        index.run_count_by_package().into_iter().filter(|(it, _)| *it != own.to_string())
+    {
+        sessions::print_unused_runs(runs, &package, own);
     }
 }
 
 /// Output of `--format json`.
 #[derive(Serialize)]
-struct HistoryOutput<'a> {
-    histories: &'a [CaseHistory],
-    skipped: &'a [SkippedRecordFile],
+struct HistoriesJson<'a> {
+    histories: &'a [CaseTimeHistory],
+    skipped: &'a [FileWithoutRun],
 }
 
-fn show_history(
-    arguments: &HistoryShowArguments,
-    store: &BaselineStore,
-) -> anyhow::Result<ExitReason> {
+fn print_histories(
+    arguments: &HistoryShowFlags,
+    store: &RecordFoldersOfPackage,
+) -> anyhow::Result<ProcessExitReason> {
     let smallest = arguments.smallest;
     anyhow::ensure!(
         (0.0..10.0).contains(&smallest),
         "--smallest takes a fraction of the time, from 0"
     );
     let mut renamed: BTreeMap<String, String> =
-        rules_file::read_rules_of_folder(&store.root)?.renamed;
+        rules_file::read_rules_in_folder(&store.root)?.renamed;
     renamed.extend(arguments.renamed.iter().cloned());
-    let place = arguments.place.open_store_to_read(store)?;
-    let (index, kept) = place.index()?;
+    let place = arguments.place.open_existing_store(store)?;
+    let (index, kept) = place.update_and_return_index()?;
     if !kept {
-        let root = printable_path(place.root());
+        let root = path_for_terminal(place.root_folder());
         eprintln!("no index can be written in {root}: its records are read each time");
     }
-    warn_of_other_packages(&index, store);
-    let order = CommitOrder::from_repository_around(&store.root, arguments.branch.as_deref())?;
-    let find = |cases: &CaseFilter| {
-        let query = HistoryQuery {
+    warn_of_runs_of_other_packages(&index, store);
+    let order = GitCommitOrder::ancestors_in_repository(&store.root, arguments.branch.as_deref())?;
+    let find = |cases: &CaseIdFilter| {
+        let query = CaseHistoryQuery {
             package: store.package.as_ref(),
             cases,
             renamed: &renamed,
@@ -225,25 +242,26 @@ fn show_history(
             known_only: arguments.branch.is_some(),
             smallest,
         };
-        case_histories(&index, &query, &order)
+        compute_case_histories(&index, &query, &order)
     };
-    // An id selects that case, even if it has another meaning as a regular expression.
-    let exact = arguments.case.as_ref().map(|case| find(&CaseFilter::Exact(case.clone())));
+    // A text equal to a case id selects that case, even if the text also is a regular expression
+    // that other ids match.
+    let exact = arguments.case.as_ref().map(|case| find(&CaseIdFilter::Exact(case.clone())));
     let found = match exact.transpose()? {
         Some(found) if !found.is_empty() => found,
-        _ => find(&CaseFilter::parse(arguments.case.as_deref(), false)?)?,
+        _ => find(&CaseIdFilter::parse_exact_or_regex(arguments.case.as_deref(), false)?)?,
     };
-    let skipped = place.skipped(&index);
+    let skipped = place.files_without_runs(&index);
     match arguments.format {
-        HistoryFormat::Json => {
-            print_json(&HistoryOutput { histories: &found, skipped: &skipped })?;
+        HistoryOutputFormat::Json => {
+            print_as_json(&HistoriesJson { histories: &found, skipped: &skipped })?;
         }
-        HistoryFormat::Text => {
+        HistoryOutputFormat::Text => {
             if !skipped.is_empty() {
-                eprintln!("{}", report::history::skipped(&skipped));
+                eprintln!("{}", report::history::skipped_record_files_text(&skipped));
             }
             if !found.is_empty() {
-                terminal::print_wrapped(&report::history::text(
+                terminal::print_broken_to_terminal_width(&report::history::histories_report_text(
                     &found,
                     &order,
                     terminal::terminal_columns(),
@@ -251,13 +269,13 @@ fn show_history(
             }
         }
     }
-    anyhow::ensure!(!found.is_empty(), no_history_message(arguments, place.root()));
-    Ok(ExitReason::Fine)
+    anyhow::ensure!(!found.is_empty(), no_selected_run_message(arguments, place.root_folder()));
+    Ok(ProcessExitReason::Fine)
 }
 
-/// The message that no run was selected.
-fn no_history_message(arguments: &HistoryShowArguments, root: &Path) -> String {
-    let root = printable_path(root);
+/// The error message for a history without any selected run.
+fn no_selected_run_message(arguments: &HistoryShowFlags, root: &Path) -> String {
+    let root = path_for_terminal(root);
     match (&arguments.case, &arguments.branch) {
         (Some(case), _) => {
             format!("no run of a case `{case}` in {root}: `kernelgate history` lists all cases")

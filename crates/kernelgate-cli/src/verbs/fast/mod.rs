@@ -1,4 +1,4 @@
-//! Verbs that show times, of one run and over commits.
+//! Verbs of kernelgate that show recorded times: of one run, of two runs, or over commits.
 
 pub mod diff;
 pub mod history;

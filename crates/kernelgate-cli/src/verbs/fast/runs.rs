@@ -1,4 +1,5 @@
-//! `kernelgate runs`: what the last run measured, again, or for another program.
+//! `kernelgate runs`: prints the recorded measurements of the last run again, as tables or in a
+//! format for another program.
 
 use std::path::PathBuf;
 
@@ -6,35 +7,38 @@ use clap::ValueEnum;
 
 use crate::report::costs;
 use crate::report::formats::metrics;
-use crate::verbs::shared::output::{json, print_json, write_files};
-use crate::verbs::shared::sessions::SelectedSessions;
+use crate::verbs::shared::output::{
+    json_safe_for_terminals, print_as_json, write_all_files_or_none,
+};
+use crate::verbs::shared::sessions::SessionSelectionFlags;
 use kernelgate::display::{runs, terminal};
-use kernelgate::exit::ExitReason;
-use kernelgate::record::text::printable_on_terminal;
-use kernelgate::record::{BaselineStore, ProcessRun};
+use kernelgate::exit::ProcessExitReason;
+use kernelgate::record::text::clean_message_for_terminal;
+use kernelgate::record::{BenchProcessRun, RecordFoldersOfPackage};
 
 /// How runs are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-enum RunsFormat {
-    /// The tables that `cargo bench` prints
+enum RunsOutputFormat {
+    /// The tables of times that `cargo bench` prints
     #[default]
     Text,
     /// The records
     Json,
-    /// Bencher Metric Format, for `bencher run --adapter json`
+    /// JSON in Bencher Metric Format, for `bencher run --adapter json`
     Bmf,
     /// For github-action-benchmark's tool customSmallerIsBetter
     SmallerIsBetter,
 }
 
 #[derive(Debug, clap::Args)]
-pub struct RunsArguments {
+pub struct RunsCommandArguments {
     #[command(flatten)]
-    sessions: SelectedSessions,
+    sessions: SessionSelectionFlags,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
-    format: RunsFormat,
-    /// Show device memory, commands and host time of a launch, and errors, in place of times
+    format: RunsOutputFormat,
+    /// Show device memory, commands, host time and errors of each case's launch, in place of its
+    /// time
     #[arg(long)]
     costs: bool,
     /// Also write runs.txt, runs.json, bmf.json and smaller-is-better.json into this folder
@@ -42,40 +46,51 @@ pub struct RunsArguments {
     out: Option<PathBuf>,
 }
 
-pub fn run(arguments: &RunsArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
-    let found = arguments.sessions.read(store)?;
-    let interrupted = interrupted_runs(&found);
+pub fn run(
+    arguments: &RunsCommandArguments,
+    store: &RecordFoldersOfPackage,
+) -> anyhow::Result<ProcessExitReason> {
+    let found = arguments.sessions.read_runs_of_package(store)?;
+    let interrupted = lines_on_interrupted_benches(&found);
     match arguments.format {
-        RunsFormat::Text => {
+        RunsOutputFormat::Text => {
             let columns = terminal::terminal_columns();
-            let table = if arguments.costs { costs::costs_text } else { runs::results_text };
-            terminal::print_wrapped(&(table(&found, columns) + &interrupted));
+            let table = if arguments.costs {
+                costs::launch_costs_table_text
+            } else {
+                runs::results_table_and_remarks_text
+            };
+            terminal::print_broken_to_terminal_width(&(table(&found, columns) + &interrupted));
         }
-        RunsFormat::Json => print_json(&found)?,
-        RunsFormat::Bmf => {
-            print_json(&metrics::bencher_metric_format(&metrics::from_runs(&found)))?
-        }
-        RunsFormat::SmallerIsBetter => {
-            print_json(&metrics::smaller_is_better_format(&metrics::from_runs(&found)))?
-        }
+        RunsOutputFormat::Json => print_as_json(&found)?,
+        RunsOutputFormat::Bmf => print_as_json(&metrics::bencher_metric_format(
+            &metrics::metrics_of_process_runs(&found),
+        ))?,
+        RunsOutputFormat::SmallerIsBetter => print_as_json(
+            &metrics::github_action_benchmark_format(&metrics::metrics_of_process_runs(&found)),
+        )?,
     }
     if let Some(folder) = &arguments.out {
-        let metrics = metrics::from_runs(&found);
+        let metrics = metrics::metrics_of_process_runs(&found);
         let files = [
-            ("runs.txt", runs::results_text(&found, None) + &interrupted + "\n"),
-            ("runs.json", json(&found)?),
-            ("bmf.json", json(&metrics::bencher_metric_format(&metrics))?),
-            ("smaller-is-better.json", json(&metrics::smaller_is_better_format(&metrics))?),
+            ("runs.txt", runs::results_table_and_remarks_text(&found, None) + &interrupted + "\n"),
+            ("runs.json", json_safe_for_terminals(&found)?),
+            ("bmf.json", json_safe_for_terminals(&metrics::bencher_metric_format(&metrics))?),
+            (
+                "smaller-is-better.json",
+                json_safe_for_terminals(&metrics::github_action_benchmark_format(&metrics))?,
+            ),
         ];
-        write_files(folder, files, &[])?;
+        write_all_files_or_none(folder, files, &[])?;
     }
-    Ok(ExitReason::Fine)
+    Ok(ProcessExitReason::Fine)
 }
 
-/// A line for each bench process that ended before its cases did.
-fn interrupted_runs(runs: &[ProcessRun]) -> String {
+/// A line for each bench process that ended before all its cases were measured.
+fn lines_on_interrupted_benches(runs: &[BenchProcessRun]) -> String {
     let ended = runs.iter().filter(|run| !run.complete);
-    let line =
-        |run: &ProcessRun| format!("\n{}", printable_on_terminal(&run.interrupted_message()));
+    let line = |run: &BenchProcessRun| {
+        format!("\n{}", clean_message_for_terminal(&run.message_of_interrupted_run()))
+    };
     ended.map(line).collect()
 }

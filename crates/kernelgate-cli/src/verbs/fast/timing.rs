@@ -1,38 +1,42 @@
-//! `kernelgate timing`: measures how accurate event timing is on this GPU, with a bench executable
-//! of the package.
+//! `kernelgate timing`: measures how accurate timing with CUDA events is on this GPU, with a bench
+//! executable of the package.
 
 use std::time::Duration;
 
-use kernelgate::display::table::TextTable;
-use kernelgate::display::{byte_text, time_text};
-use kernelgate::exit::ExitReason;
-use kernelgate::harness::filter::CaseFilter;
-use kernelgate::measure::accuracy::{EventAndCuptiTimeRow, HotAndColdReadRow, TimedSpinRow};
-use kernelgate::measure::limits::DeviceLimits;
-use kernelgate::protocol::{self, BenchResponseBody, RequestedAction, TimingMethodReport};
-use kernelgate::record::BaselineStore;
+use kernelgate::display::table::AlignedTextTable;
+use kernelgate::display::{decimal_byte_size_text, time_text};
+use kernelgate::exit::ProcessExitReason;
+use kernelgate::harness::filter::CaseIdFilter;
+use kernelgate::measure::accuracy::{
+    EventAndCuptiTimeRow, HotAndColdReadTimesRow, SpinTimedByEventsRow,
+};
+use kernelgate::measure::limits::MeasuredDeviceLimits;
+use kernelgate::protocol::{
+    self, RequestedBenchAction, ResponseToBenchAction, TimingAccuracyReport,
+};
+use kernelgate::record::RecordFoldersOfPackage;
 use kernelgate_cuda::driver::device;
 
-use crate::benches::bench_requests::{self, RequestSettings};
+use crate::benches::bench_requests::{self, BenchRequestSettings};
 use crate::compare::progress::parse_duration;
-use crate::verbs::shared::bench_flags::BenchFlags;
-use crate::verbs::shared::case_selection::unexpected_response;
+use crate::verbs::shared::bench_flags::BenchExecutableFlags;
+use crate::verbs::shared::case_selection::error_for_unexpected_response;
 use crate::verbs::shared::interrupt;
-use crate::verbs::shared::output::{OutputFormat, print_json};
+use crate::verbs::shared::output::{OutputFormat, print_as_json};
 
 #[derive(Debug, clap::Args)]
-pub struct TimingArguments {
-    /// Measure only cases whose id matches this regular expression, with `--part cases`
+pub struct TimingCommandArguments {
+    /// With `--part cases`, measure only cases whose id matches this regular expression
     filter: Option<String>,
     /// Number of the GPU, counted from 0
     #[arg(long, env = "KERNELGATE_DEVICE", value_name = "NUMBER", default_value_t = 0)]
     device: usize,
     /// Measure only this part
     #[arg(long, value_enum)]
-    part: Option<TimingPart>,
+    part: Option<MeasuredTimingFacts>,
     #[command(flatten)]
-    benches: BenchFlags,
-    /// Time after which a bench that has given no response is ended
+    benches: BenchExecutableFlags,
+    /// Time after which a bench process that gives no response is killed
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
     wait: Duration,
     /// How to print
@@ -41,87 +45,90 @@ pub struct TimingArguments {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum TimingPart {
+enum MeasuredTimingFacts {
     /// Spins of known length.
     Spins,
-    /// Copies, against CUPTI's record of the same launches.
+    /// Device copies, timed with events and compared with CUPTI's record of the same launches.
     Cupti,
-    /// Cases of the benches, hot, against CUPTI's record of the same launches; measured only if
-    /// named.
+    /// Cases of the benches with hot caches, timed with events and compared with CUPTI's record of
+    /// the same launches; measured only if named in `--part`.
     Cases,
-    /// Reads with the caches hot and cold.
+    /// Reads of GPU memory with the caches hot and cold.
     Cold,
     /// Bandwidths and GEMMs.
     Limits,
 }
 
-impl From<TimingPart> for protocol::TimingReportPart {
-    fn from(part: TimingPart) -> Self {
+impl From<MeasuredTimingFacts> for protocol::TimingAccuracyReportPart {
+    fn from(part: MeasuredTimingFacts) -> Self {
         match part {
-            TimingPart::Spins => Self::Spins,
-            TimingPart::Cupti => Self::Cupti,
-            TimingPart::Cases => Self::Cases,
-            TimingPart::Cold => Self::Cold,
-            TimingPart::Limits => Self::Limits,
+            MeasuredTimingFacts::Spins => Self::Spins,
+            MeasuredTimingFacts::Cupti => Self::Cupti,
+            MeasuredTimingFacts::Cases => Self::Cases,
+            MeasuredTimingFacts::Cold => Self::Cold,
+            MeasuredTimingFacts::Limits => Self::Limits,
         }
     }
 }
 
-pub fn run(arguments: &TimingArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
-    // The GPU is checked before benches are built.
-    device::gpu_count().map_err(|error| anyhow::anyhow!("timing needs a GPU: {error}"))?;
-    let running = &interrupt::watched_processes()?;
-    let found = arguments.benches.find(&store.root, running)?;
+pub fn run(
+    arguments: &TimingCommandArguments,
+    store: &RecordFoldersOfPackage,
+) -> anyhow::Result<ProcessExitReason> {
+    // The GPU is checked before cargo builds the benches.
+    device::count_gpus().map_err(|error| anyhow::anyhow!("timing needs a GPU: {error}"))?;
+    let running = &interrupt::kill_child_and_exit_on_interrupt()?;
+    let found = arguments.benches.find_selected_benches(&store.root, running)?;
     let settings = [
         ("KERNELGATE_BACKEND", "cuda".to_owned()),
         ("KERNELGATE_DEVICE", arguments.device.to_string()),
     ];
     let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     let filter = arguments.filter.as_deref();
-    let asking = RequestSettings { settings, filter, timeout: arguments.wait, running };
-    let action = RequestedAction::Timing { part: arguments.part.map(Into::into) };
+    let asking = BenchRequestSettings { settings, filter, timeout: arguments.wait, running };
+    let action = RequestedBenchAction::Timing { part: arguments.part.map(Into::into) };
     let show = |bench: &str, answer| {
         match answer {
-            BenchResponseBody::Timing(report) => match arguments.format {
-                OutputFormat::Json => print_json(&report)?,
-                format => print_timing(&report, |table| format.table(table)),
+            ResponseToBenchAction::Timing(report) => match arguments.format {
+                OutputFormat::Json => print_as_json(&report)?,
+                format => print_timing_report(&report, |table| format.format_table(table)),
             },
-            BenchResponseBody::Refused(reason) => anyhow::bail!("{reason}"),
-            _ => return Err(unexpected_response(bench)),
+            ResponseToBenchAction::Refused(reason) => anyhow::bail!("{reason}"),
+            _ => return Err(error_for_unexpected_response(bench)),
         }
         Ok(())
     };
     match arguments.part {
-        Some(TimingPart::Cases) => {
-            CaseFilter::parse(filter, false)?;
-            bench_requests::ask_each_bench(&found, &asking, &action, show)?;
+        Some(MeasuredTimingFacts::Cases) => {
+            CaseIdFilter::parse_exact_or_regex(filter, false)?;
+            bench_requests::request_from_each_bench(&found, &asking, &action, show)?;
         }
         _ => {
             anyhow::ensure!(filter.is_none(), "a filter of cases goes with --part cases");
-            // Only the first bench is asked, because every bench would measure the same facts about
-            // timing.
+            // Only the first bench executable is asked, because facts about event timing do not
+            // depend on the bench.
             let bench = &found.executables[0];
-            show(&bench.bench, bench_requests::ask_one_bench(bench, &asking, &action)?)?;
+            show(&bench.bench, bench_requests::request_from_one_bench(bench, &asking, &action)?)?;
         }
     }
-    Ok(ExitReason::Fine)
+    Ok(ProcessExitReason::Fine)
 }
 
-fn print_timing(report: &TimingMethodReport, show: impl Fn(&TextTable) -> String) {
+fn print_timing_report(report: &TimingAccuracyReport, show: impl Fn(&AlignedTextTable) -> String) {
     let environment = &report.environment;
     let driver = match environment.gpus.is_empty() {
         true => "unknown".to_owned(),
-        false => environment.gpus.values(|gpu| gpu.driver.clone()),
+        false => environment.gpus.distinct_values_of_gpus(|gpu| gpu.driver.clone()),
     };
     println!("{}, driver {driver}", environment.device_name);
-    let mut tables = vec![overhead_table(report)];
+    let mut tables = vec![launch_overhead_table(report)];
     if let Some(limits) = &report.limits {
-        tables.push(bandwidth_table(limits));
-        tables.extend((!limits.flops_per_s.is_empty()).then(|| matmul_rate_table(limits)));
+        tables.push(memory_bandwidth_table(limits));
+        tables.extend((!limits.flops_per_s.is_empty()).then(|| arithmetic_rate_table(limits)));
     }
-    tables.extend(report.spins.as_deref().map(spins_table));
-    tables.extend(report.cupti.as_deref().map(recorded_table));
-    tables.extend(report.cold.as_deref().map(cold_read_table));
+    tables.extend(report.spins.as_deref().map(spin_kernel_times_table));
+    tables.extend(report.cupti.as_deref().map(event_and_cupti_times_table));
+    tables.extend(report.cold.as_deref().map(hot_and_cold_reads_table));
     for table in tables {
         println!("\n{}", show(&table));
     }
@@ -130,10 +137,10 @@ fn print_timing(report: &TimingMethodReport, show: impl Fn(&TextTable) -> String
     }
 }
 
-/// A table of the overheads of launches and events.
-fn overhead_table(report: &TimingMethodReport) -> TextTable {
+/// A table of the overheads of launches and events on the GPU, as times.
+fn launch_overhead_table(report: &TimingAccuracyReport) -> AlignedTextTable {
     let overhead = report.overhead;
-    let mut table = TextTable::new(&["overhead", "time"]);
+    let mut table = AlignedTextTable::new(&["overhead", "time"]);
     for (what, ns) in [
         ("between two events with nothing between them", overhead.event_pair_ns),
         ("of a launch in a stream, on the device", overhead.launch_ns),
@@ -142,37 +149,37 @@ fn overhead_table(report: &TimingMethodReport) -> TextTable {
         ("of the events around a launch, subtracted", overhead.around_launch_ns),
         ("of the events around a graph, subtracted", overhead.around_graph_ns),
     ] {
-        table.row(vec![what.to_owned(), time_text(ns)]);
+        table.add_row(vec![what.to_owned(), time_text(ns)]);
     }
     table
 }
 
-fn bandwidth_table(limits: &DeviceLimits) -> TextTable {
-    let mut table = TextTable::new(&["read", "written", "time", "rate", "fastest pass"]);
+fn memory_bandwidth_table(limits: &MeasuredDeviceLimits) -> AlignedTextTable {
+    let mut table = AlignedTextTable::new(&["read", "written", "time", "rate", "fastest pass"]);
     for limit in &limits.memory {
-        table.row(vec![
-            byte_text(limit.traffic.read_bytes),
-            byte_text(limit.traffic.write_bytes),
+        table.add_row(vec![
+            decimal_byte_size_text(limit.traffic.read_bytes),
+            decimal_byte_size_text(limit.traffic.write_bytes),
             time_text(limit.time_ns),
-            format!("{:.0} GB/s", limit.bytes_per_s() / 1e9),
+            format!("{:.0} GB/s", limit.bytes_read_and_written_per_s() / 1e9),
             limit.pass.clone(),
         ]);
     }
     table
 }
 
-/// A table of the rates of arithmetic units.
-fn matmul_rate_table(limits: &DeviceLimits) -> TextTable {
-    let mut table = TextTable::new(&["unit", "rate"]);
+/// A table of measured operations per second of the GPU's arithmetic units, by unit and dtype.
+fn arithmetic_rate_table(limits: &MeasuredDeviceLimits) -> AlignedTextTable {
+    let mut table = AlignedTextTable::new(&["unit", "rate"]);
     for (unit, rate) in &limits.flops_per_s {
-        table.row(vec![unit.clone(), format!("{:.1} TFLOP/s", rate / 1e12)]);
+        table.add_row(vec![unit.clone(), format!("{:.1} TFLOP/s", rate / 1e12)]);
     }
     table
 }
 
-/// A table of spins of known length, by the device's timer and by events.
-fn spins_table(rows: &[TimedSpinRow]) -> TextTable {
-    let mut table = TextTable::new(&[
+/// A table of spin kernels of known length: their time by the GPU's own timer and by CUDA events.
+fn spin_kernel_times_table(rows: &[SpinTimedByEventsRow]) -> AlignedTextTable {
+    let mut table = AlignedTextTable::new(&[
         "spin of",
         "by the device's timer",
         "by events",
@@ -183,21 +190,22 @@ fn spins_table(rows: &[TimedSpinRow]) -> TextTable {
     for row in rows {
         let difference = row.events_ns - row.spent_ns;
         let calibrated = difference - row.offset_ns;
-        table.row(vec![
+        table.add_row(vec![
             time_text(row.wanted_ns as f64),
             time_text(row.spent_ns),
             time_text(row.events_ns),
-            signed_time(difference),
-            signed_time(calibrated),
+            time_text_with_sign(difference),
+            time_text_with_sign(calibrated),
             format!("{:+.2}%", 100.0 * calibrated / row.spent_ns),
         ]);
     }
     table
 }
 
-/// A table of launches, by events and by CUPTI.
-fn recorded_table(rows: &[EventAndCuptiTimeRow]) -> TextTable {
-    let mut table = TextTable::new(&[
+/// A table of launches with the time by CUDA events and the time by CUPTI's records of the same
+/// launches.
+fn event_and_cupti_times_table(rows: &[EventAndCuptiTimeRow]) -> AlignedTextTable {
+    let mut table = AlignedTextTable::new(&[
         "kernel",
         "cache",
         "by events",
@@ -208,25 +216,25 @@ fn recorded_table(rows: &[EventAndCuptiTimeRow]) -> TextTable {
     ]);
     for row in rows {
         let difference = row.events_recorded_ns - row.cupti_ns;
-        table.row(vec![
+        table.add_row(vec![
             row.what.clone(),
             row.cache.clone(),
             time_text(row.events_ns),
             time_text(row.events_recorded_ns),
             time_text(row.cupti_ns),
-            signed_time(difference),
-            format!("{:+.2}%", row.event_excess_percent()),
+            time_text_with_sign(difference),
+            format!("{:+.2}%", row.event_time_excess_over_cupti_percent()),
         ]);
     }
     table
 }
 
-/// A table of reads with caches hot and cold.
-fn cold_read_table(rows: &[HotAndColdReadRow]) -> TextTable {
-    let mut table = TextTable::new(&["read of", "hot", "cold", "memory's best"]);
+/// A table of memory reads with the caches hot and cold.
+fn hot_and_cold_reads_table(rows: &[HotAndColdReadTimesRow]) -> AlignedTextTable {
+    let mut table = AlignedTextTable::new(&["read of", "hot", "cold", "memory's best"]);
     for row in rows {
-        table.row(vec![
-            byte_text(row.bytes),
+        table.add_row(vec![
+            decimal_byte_size_text(row.bytes),
             time_text(row.hot_ns),
             time_text(row.cold_ns),
             time_text(row.memory_ns),
@@ -235,6 +243,6 @@ fn cold_read_table(rows: &[HotAndColdReadRow]) -> TextTable {
     table
 }
 
-fn signed_time(ns: f64) -> String {
+fn time_text_with_sign(ns: f64) -> String {
     format!("{}{}", if ns < 0.0 { "-" } else { "+" }, time_text(ns.abs()))
 }

@@ -1,27 +1,30 @@
-//! `kernelgate merge`: the records of all shards as one measurement, comparison or calibration.
+//! `kernelgate merge`: merges the records of all shards into one measurement, comparison,
+//! calibration or verification.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::fleet::counted_shards::{AnchorTolerance, MergeAccount, RecordPiece};
-use crate::fleet::merge::{self, MergeError, MergedRecordKind, MergedRuns, MergedVerifications};
-use crate::gate::calibration::Calibration;
+use crate::fleet::counted_shards::{AnchorTolerance, ShardMergeAccount, ShardRecordWithFile};
+use crate::fleet::merge::{
+    self, MergeError, MergedRecordKind, MergedRunRecords, MergedVerificationShards,
+};
+use crate::gate::calibration::GateCalibration;
 use crate::gate::comparison_shard;
-use crate::gate::rules::rules_file::MAX_RULE_RATIO;
+use crate::gate::rules::rules_file::MAX_RATIO_IN_RULES;
 use crate::report::formats::metrics;
 use crate::report::verdicts;
 use crate::verbs::correct::verify;
-use crate::verbs::shared::output::{OutputFormat, print_json};
-use crate::verbs::shared::settings::{check_flag_range, parse_fraction};
+use crate::verbs::shared::output::{OutputFormat, print_as_json};
+use crate::verbs::shared::settings::{check_flag_in_range, parse_fraction_or_percentage};
 use crate::verbs::slower::calibrate;
-use crate::verbs::slower::verdict::{VerdictFormat, VerdictOutput};
+use crate::verbs::slower::verdict::{VerdictOutputFlags, VerdictOutputFormat};
 use kernelgate::display::{counted_noun, terminal};
-use kernelgate::exit::ExitReason;
-use kernelgate::protocol::CaseStatus;
-use kernelgate::record::text::{printable_on_terminal, printable_path};
-use kernelgate::record::{BaselineStore, ProcessRun, file};
+use kernelgate::exit::ProcessExitReason;
+use kernelgate::protocol::BenchCaseStatus;
+use kernelgate::record::text::{clean_message_for_terminal, path_for_terminal};
+use kernelgate::record::{BenchProcessRun, RecordFoldersOfPackage, file};
 
 #[derive(Debug, clap::Args)]
 #[command(
@@ -29,99 +32,113 @@ use kernelgate::record::{BaselineStore, ProcessRun, file};
                   interrupted; of a comparison those of `kernelgate compare`; 2 a file cannot be \
                   read; 4 records that do not belong together."
 )]
-pub struct MergeArguments {
-    /// Records of shards, or folders, which are searched with their subfolders
+pub struct MergeCommandArguments {
+    /// Record files of shards, or folders, which are searched with their subfolders
     #[arg(value_name = "PATH", required = true)]
     paths: Vec<PathBuf>,
     /// Folder of the merged session, or file of the merged calibration [default: a folder among
     /// the recorded runs, or baselines/DEVICE/calibration.json]
     #[arg(long, value_name = "PATH")]
     output: Option<PathBuf>,
-    /// Largest relative difference of the anchors of two shards that are merged [default: 0.03 on
-    /// GPUs, 0.3 on hosts, or what the calibration of the device has]
-    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
+    /// Largest relative difference between the anchors (rates of fixed work) of two shards that are
+    /// merged [default: 0.03 on GPUs, 0.3 on hosts, or what the calibration of the device has]
+    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction_or_percentage)]
     anchor_tolerance: Option<f64>,
     #[command(flatten)]
-    verdict: VerdictOutput,
+    verdict: VerdictOutputFlags,
 }
 
-/// A merged session in JSON output.
+/// A merged session of runs in JSON output.
 #[derive(Serialize)]
 struct MergedSessionJson<'a> {
     session: &'a Path,
     cases: usize,
     devices: Vec<String>,
     not_run: usize,
-    /// By file of a shard, its cases beside which another process computed on the GPU.
+    /// For each file of a shard, how many of its cases were measured while another process computed
+    /// on the GPU.
     shared_gpu: BTreeMap<&'a Path, usize>,
     #[serde(rename = "records")]
-    account: &'a MergeAccount,
+    account: &'a ShardMergeAccount,
 }
 
 /// Merges the records.
-pub fn run(arguments: &MergeArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
-    check_flag_range("--anchor-tolerance", arguments.anchor_tolerance, 0.0..=MAX_RULE_RATIO)?;
-    let files = merge::record_files(&arguments.paths)?;
-    let merged = match merge::kind(&files)? {
-        MergedRecordKind::Runs => merge_runs_to_store(arguments, store, &files),
-        MergedRecordKind::Comparisons => merge_comparisons(arguments, store, &files),
-        MergedRecordKind::Calibrations => merge_calibrations_to_file(arguments, store, &files),
-        MergedRecordKind::Verifications => merge_verifications(arguments, &files),
+pub fn run(
+    arguments: &MergeCommandArguments,
+    store: &RecordFoldersOfPackage,
+) -> anyhow::Result<ProcessExitReason> {
+    check_flag_in_range(
+        "--anchor-tolerance",
+        arguments.anchor_tolerance,
+        0.0..=MAX_RATIO_IN_RULES,
+    )?;
+    let files = merge::collect_record_files(&arguments.paths)?;
+    let merged = match merge::common_kind_of_records(&files)? {
+        MergedRecordKind::Runs => merge_run_shards_into_store(arguments, store, &files),
+        MergedRecordKind::Comparisons => merge_and_print_comparison(arguments, store, &files),
+        MergedRecordKind::Calibrations => {
+            merge_calibration_shards_to_file(arguments, store, &files)
+        }
+        MergedRecordKind::Verifications => merge_and_print_verifications(arguments, &files),
     };
     match merged {
         Err(refused) if matches!(refused.downcast_ref(), Some(MergeError::Refused { .. })) => {
-            println!("{}", printable_on_terminal(&refused.to_string()));
-            Ok(ExitReason::Refused)
+            println!("{}", clean_message_for_terminal(&refused.to_string()));
+            Ok(ProcessExitReason::Refused)
         }
         merged => merged,
     }
 }
 
-/// The tolerance of a flag, else of the calibration of a device.
-fn merge_tolerance(
-    arguments: &MergeArguments,
-    store: &BaselineStore,
+/// The largest accepted relative difference between the anchors (rates of fixed work) of two
+/// shards: from the flag, else from the calibration of the device.
+fn anchor_tolerance_from_flag_or_calibration(
+    arguments: &MergeCommandArguments,
+    store: &RecordFoldersOfPackage,
     slug: Option<String>,
 ) -> AnchorTolerance {
     let calibrated = || {
-        let calibration: Calibration = file::read(&store.calibration_path(&slug?)).ok()?;
+        let calibration: GateCalibration =
+            file::read_record(&store.path_of_calibration(&slug?)).ok()?;
         calibration.anchor_tolerance
     };
     AnchorTolerance(arguments.anchor_tolerance.or_else(calibrated))
 }
 
-fn merge_runs_to_store(
-    arguments: &MergeArguments,
-    store: &BaselineStore,
+fn merge_run_shards_into_store(
+    arguments: &MergeCommandArguments,
+    store: &RecordFoldersOfPackage,
     files: &[PathBuf],
-) -> anyhow::Result<ExitReason> {
-    let slug = merge::device_of_run(&files[0])?;
-    let merged = merge::merge_runs(files, merge_tolerance(arguments, store, Some(slug)))?;
-    let MergedRuns { runs, account, not_run } = &merged;
-    let digest = file::hash_of_all(runs.iter().map(|piece| &*piece.hash));
+) -> anyhow::Result<ProcessExitReason> {
+    let slug = merge::baseline_folder_of_run_record(&files[0])?;
+    let merged = merge::merge_run_shards(
+        files,
+        anchor_tolerance_from_flag_or_calibration(arguments, store, Some(slug)),
+    )?;
+    let MergedRunRecords { runs, account, not_run } = &merged;
+    let digest = file::hash_of_texts_hex(runs.iter().map(|piece| &*piece.hash));
     let usual = || store.runs.join(format!("merged-{}", &digest[..8]));
     let session = arguments.output.clone().unwrap_or_else(usual);
     if !runs.is_empty() {
-        merge::write_session(&session, runs)?;
+        merge::write_merged_runs_into_folder(&session, runs)?;
     }
     let cases = runs.iter().map(|piece| piece.record.cases.len()).sum();
     let mut devices: Vec<String> =
-        runs.iter().map(|piece| piece.environment.device_identifier()).collect();
+        runs.iter().map(|piece| piece.environment.id_of_gpus_or_host()).collect();
     devices.sort();
     devices.dedup();
-    let shared_gpu = shared_gpu(runs);
-    match arguments.verdict.verdict_format() {
-        VerdictFormat::Json => {
+    let shared_gpu = cases_with_shared_gpu_by_file(runs);
+    match arguments.verdict.requested_verdict_format() {
+        VerdictOutputFormat::Json => {
             let (session, not_run) = (&*session, *not_run);
             let merged =
                 MergedSessionJson { session, cases, devices, not_run, shared_gpu, account };
-            print_json(&merged)?;
+            print_as_json(&merged)?;
         }
         _ => {
-            account
-                .lines()
-                .iter()
-                .for_each(|line| terminal::print_wrapped(&printable_on_terminal(line)));
+            account.report_lines().iter().for_each(|line| {
+                terminal::print_broken_to_terminal_width(&clean_message_for_terminal(line))
+            });
             if *not_run > 0 {
                 println!("not run: {not_run} cases, for want of time or of the device");
             }
@@ -129,85 +146,113 @@ fn merge_runs_to_store(
                 println!(
                     "cases of {} beside which another process computed on the GPU: {cases}; \
                      `gate` gives no verdict against them",
-                    printable_path(path)
+                    path_for_terminal(path)
                 );
             }
             if !runs.is_empty() {
-                let (cards, folder) = (devices.len(), printable_path(&session));
+                let (cards, folder) = (devices.len(), path_for_terminal(&session));
                 let (cases, cards) = (counted_noun(cases, "case"), counted_noun(cards, "device"));
                 println!("{cases} on {cards} in {folder}");
             }
         }
     }
-    let whole = account.is_whole() && *not_run == 0;
-    Ok(if whole { ExitReason::Fine } else { ExitReason::Inconclusive })
+    let whole = account.has_every_shard_complete() && *not_run == 0;
+    Ok(if whole { ProcessExitReason::Fine } else { ProcessExitReason::Inconclusive })
 }
 
-/// By file of a shard, how many of its cases another process on the GPU ran beside; without the
-/// shards that have none.
-fn shared_gpu(runs: &[RecordPiece<ProcessRun>]) -> BTreeMap<&Path, usize> {
-    let shared = |run: &ProcessRun| {
-        run.cases.values().filter(|case| case.samples.conditions.shared_gpu()).count()
+/// For each file of a shard, the number of its cases that ran while another process used the GPU;
+/// files without such cases are absent.
+fn cases_with_shared_gpu_by_file(
+    runs: &[ShardRecordWithFile<BenchProcessRun>],
+) -> BTreeMap<&Path, usize> {
+    let shared = |run: &BenchProcessRun| {
+        run.cases
+            .values()
+            .filter(|case| case.samples.conditions.was_gpu_shared_with_other_processes())
+            .count()
     };
     let counted = runs.iter().map(|piece| (&*piece.path, shared(&piece.record)));
     counted.filter(|&(_, cases)| cases > 0).collect()
 }
 
-fn merge_comparisons(
-    arguments: &MergeArguments,
-    store: &BaselineStore,
+fn merge_and_print_comparison(
+    arguments: &MergeCommandArguments,
+    store: &RecordFoldersOfPackage,
     files: &[PathBuf],
-) -> anyhow::Result<ExitReason> {
-    arguments.verdict.check()?;
-    let slug = merge::device_of_comparison(&files[0])?;
-    let merged =
-        merge::merge_comparison_shards(files, merge_tolerance(arguments, store, Some(slug)))?;
+) -> anyhow::Result<ProcessExitReason> {
+    arguments.verdict.check_output_folder_is_writable()?;
+    let slug = merge::baseline_folder_of_comparison_shard(&files[0])?;
+    let merged = merge::merge_comparison_shards(
+        files,
+        anchor_tolerance_from_flag_or_calibration(arguments, store, Some(slug)),
+    )?;
     let account = merged.account;
-    account.lines().iter().for_each(|line| eprintln!("{}", printable_on_terminal(line)));
-    let Some(comparison) = comparison_shard::merge(merged.shards, account.missing) else {
-        return Ok(ExitReason::Inconclusive);
+    account
+        .report_lines()
+        .iter()
+        .for_each(|line| eprintln!("{}", clean_message_for_terminal(line)));
+    let Some(comparison) =
+        comparison_shard::merge_comparison_shard_records(merged.shards, account.missing)
+    else {
+        return Ok(ProcessExitReason::Inconclusive);
     };
     let again = format!("kernelgate merge {}", merge::paths_on_one_line(&arguments.paths));
-    let summary = verdicts::summary(&comparison, &again);
-    arguments.verdict.print_and_write(
-        &verdicts::text(&comparison, terminal::terminal_columns()),
+    let summary = verdicts::verdict_report_summary(&comparison, &again);
+    arguments.verdict.print_and_write_all_formats(
+        &verdicts::verdict_report_text(&comparison, terminal::terminal_columns()),
         &summary,
         &comparison,
-        &metrics::metrics_of_comparison(&comparison),
+        &metrics::head_metrics_of_comparison(&comparison),
     )?;
-    Ok(comparison.exit())
+    Ok(comparison.exit_reason())
 }
 
-fn merge_calibrations_to_file(
-    arguments: &MergeArguments,
-    store: &BaselineStore,
+fn merge_calibration_shards_to_file(
+    arguments: &MergeCommandArguments,
+    store: &RecordFoldersOfPackage,
     files: &[PathBuf],
-) -> anyhow::Result<ExitReason> {
-    let slug = merge::device_of_calibration(&files[0])?;
-    let merged =
-        merge::merge_calibration_records(files, merge_tolerance(arguments, store, Some(slug)))?;
+) -> anyhow::Result<ProcessExitReason> {
+    let slug = merge::baseline_folder_of_calibration_part(&files[0])?;
+    let merged = merge::merge_calibration_records(
+        files,
+        anchor_tolerance_from_flag_or_calibration(arguments, store, Some(slug)),
+    )?;
     let account = merged.account;
-    account.lines().iter().for_each(|line| eprintln!("{}", printable_on_terminal(line)));
+    account
+        .report_lines()
+        .iter()
+        .for_each(|line| eprintln!("{}", clean_message_for_terminal(line)));
     if let Some(calibration) = merged.calibration {
-        calibrate::save_and_print(&calibration, arguments.output.as_deref(), store)?;
+        calibrate::save_and_print_calibration(&calibration, arguments.output.as_deref(), store)?;
     }
-    Ok(if account.is_whole() { ExitReason::Fine } else { ExitReason::Inconclusive })
+    Ok(if account.has_every_shard_complete() {
+        ProcessExitReason::Fine
+    } else {
+        ProcessExitReason::Inconclusive
+    })
 }
 
-fn merge_verifications(
-    arguments: &MergeArguments,
+fn merge_and_print_verifications(
+    arguments: &MergeCommandArguments,
     files: &[PathBuf],
-) -> anyhow::Result<ExitReason> {
-    let MergedVerifications { rows, account } = merge::merge_verification_shards(files)?;
-    account.lines().iter().for_each(|line| eprintln!("{}", printable_on_terminal(line)));
-    let format = match arguments.verdict.verdict_format() {
-        VerdictFormat::Json => OutputFormat::Json,
-        VerdictFormat::Markdown => OutputFormat::Markdown,
+) -> anyhow::Result<ProcessExitReason> {
+    let MergedVerificationShards { rows, account } = merge::merge_verification_shards(files)?;
+    account
+        .report_lines()
+        .iter()
+        .for_each(|line| eprintln!("{}", clean_message_for_terminal(line)));
+    let format = match arguments.verdict.requested_verdict_format() {
+        VerdictOutputFormat::Json => OutputFormat::Json,
+        VerdictOutputFormat::Markdown => OutputFormat::Markdown,
         _ => OutputFormat::Text,
     };
     let exit = verify::print_verified_cases(&rows, format, "")?;
-    if rows.iter().all(|row| row.status == CaseStatus::Skipped) {
+    if rows.iter().all(|row| row.status == BenchCaseStatus::Skipped) {
         anyhow::bail!("nothing was verified: every case was skipped");
     }
-    Ok(if account.is_whole() { exit } else { exit.more_severe(ExitReason::Inconclusive) })
+    Ok(if account.has_every_shard_complete() {
+        exit
+    } else {
+        exit.more_severe(ProcessExitReason::Inconclusive)
+    })
 }

@@ -1,4 +1,5 @@
-//! Verbs for several machines, which run and merge shards.
+//! Verbs of kernelgate that spread cases over several machines as shards, and merge the records of
+//! the shards.
 
 pub mod kubernetes;
 pub mod merge;

@@ -1,34 +1,37 @@
-//! How submitted work is divided, and the verb that the shards run.
+//! Flags that divide a submission into shards, and the kernelgate verb that each shard runs.
 
 use anyhow::Context as _;
 use kernelgate::display::words_without_flags;
 
-use crate::gate::rules::rules_file::MAX_RULE_RATIO;
-use crate::verbs::shared::settings::{check_flag_range, parse_fraction};
+use crate::gate::rules::rules_file::MAX_RATIO_IN_RULES;
+use crate::verbs::shared::settings::{check_flag_in_range, parse_fraction_or_percentage};
 
-/// Flags of `compare` that name its sides; the job has the sides as folders.
+/// Flags of `kernelgate compare` that name base and head; a job gets folders with both builds in
+/// their place.
 const COMPARED_SIDE_FLAGS: [&str; 5] =
     ["--base", "--head", "--base-dir", "--head-dir", "--leave-out"];
 
-/// Flags that divide the work into shards.
+/// Command-line flags that divide the work of a submission into shards.
 #[derive(Debug, clap::Args)]
-pub struct ShardDivision {
+pub struct ShardDivisionFlags {
     /// Number of shards
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub shards: u32,
-    /// Number of further attempts of a shard that failed
+    /// Number of further attempts of a shard after it failed
     #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub retries: u32,
-    /// Largest relative difference of the anchors of two shards that are merged
-    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
+    /// Largest relative difference between the anchors (rates of fixed work) of two shards that are
+    /// merged
+    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction_or_percentage)]
     pub anchor_tolerance: Option<f64>,
-    /// `bench`, `compare` or `calibrate` with their flags, without --shard
+    /// Command that each shard runs, which is `bench`, `compare` or `calibrate` with its flags,
+    /// without --shard
     #[arg(last = true, required = true, value_name = "VERB FLAGS")]
     pub command: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ShardVerb {
+pub enum VerbOfShards {
     /// `cargo bench`.
     Bench,
     /// `kernelgate compare`.
@@ -37,17 +40,17 @@ pub enum ShardVerb {
     Calibrate,
 }
 
-impl ShardDivision {
-    /// Splits the command into its verb and its flags.
+impl ShardDivisionFlags {
+    /// Splits the command for the shards into its verb and its flags.
     ///
     /// # Errors
-    /// Fails if the verb cannot be divided.
-    pub fn split_verb_and_flags(&self) -> anyhow::Result<(ShardVerb, &[String])> {
+    /// Fails if kernelgate cannot divide the verb into shards.
+    pub fn split_into_verb_and_flags(&self) -> anyhow::Result<(VerbOfShards, &[String])> {
         let (verb, flags) = self.command.split_first().context("no verb")?;
         let verb = match verb.as_str() {
-            "bench" => ShardVerb::Bench,
-            "compare" => ShardVerb::Compare,
-            "calibrate" => ShardVerb::Calibrate,
+            "bench" => VerbOfShards::Bench,
+            "compare" => VerbOfShards::Compare,
+            "calibrate" => VerbOfShards::Calibrate,
             other => anyhow::bail!("`{other}`: bench, compare and calibrate can be submitted"),
         };
         let own = |flag: &&String| {
@@ -60,12 +63,12 @@ impl ShardDivision {
                 "{flag}: the job sets it; `submit` takes --dir, --shards and --folder before `--`"
             );
         }
-        check_flag_range("--anchor-tolerance", self.anchor_tolerance, 0.0..=MAX_RULE_RATIO)?;
+        check_flag_in_range("--anchor-tolerance", self.anchor_tolerance, 0.0..=MAX_RATIO_IN_RULES)?;
         Ok((verb, flags))
     }
 }
 
-/// Flags of `compare` without those that name base and head.
-pub fn without_side_flags(flags: &[String]) -> Vec<String> {
+/// The flags of `kernelgate compare` except those that name base and head.
+pub fn without_base_and_head_flags(flags: &[String]) -> Vec<String> {
     words_without_flags(flags.iter().cloned(), &COMPARED_SIDE_FLAGS, &[])
 }

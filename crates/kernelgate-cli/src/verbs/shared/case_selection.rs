@@ -1,150 +1,171 @@
-//! Selects the cases and bench executables of a verb, and asks the executables.
+//! Command-line flags that select cases and bench executables, and the requests to these
+//! executables.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use kernelgate::harness::filter::CaseFilter;
-use kernelgate::protocol::{BenchResponseBody, RequestedAction};
-use kernelgate::record::{BaselineStore, Shard};
+use kernelgate::harness::filter::CaseIdFilter;
+use kernelgate::protocol::{RequestedBenchAction, ResponseToBenchAction};
+use kernelgate::record::{RecordFoldersOfPackage, ShardOfWork};
 
-use super::bench_flags::BenchFlags;
+use super::bench_flags::BenchExecutableFlags;
 use super::interrupt;
-use super::settings::{BenchProcessSettings, SHARD_VARIABLE};
-use crate::benches::bench_requests::{self, RequestSettings};
-use crate::benches::child_process::ChildProcess;
-use crate::benches::find::FoundBenches;
+use super::settings::{BenchSettingsFlags, SHARD_ENVIRONMENT_VARIABLE};
+use crate::benches::bench_requests::{self, BenchRequestSettings};
+use crate::benches::child_process::SharedChildProcess;
+use crate::benches::find::UsableAndUnusableBenches;
 use crate::benches::versions;
 use crate::compare::progress::parse_duration;
 
-/// Timeout of a bench without a timeout of its own.
-const ANSWER_TIMEOUT_DEFAULT: Duration = Duration::from_secs(1800);
+/// Time within which a bench must answer if `--wait` is not given.
+const DEFAULT_BENCH_ANSWER_TIMEOUT: Duration = Duration::from_secs(1800);
 
-/// Answers of the bench executables, by name.
-pub type BenchAnswers = Vec<(String, BenchResponseBody)>;
+/// The answer of each bench executable, after the name of the bench.
+pub type AnswersByBench = Vec<(String, ResponseToBenchAction)>;
 
 #[derive(Debug, clap::Args)]
-pub struct CaseSelection {
+pub struct CaseSelectionFlags {
     /// Use only cases whose id matches this regular expression
     pub filter: Option<String>,
     #[command(flatten)]
-    benches: ChosenBenches,
+    benches: BenchSelectionFlags,
 }
 
-/// Selects bench executables, with their settings and timeout.
+/// Command-line flags that select bench executables, their settings and their timeout.
 #[derive(Debug, Clone, clap::Args)]
-pub struct ChosenBenches {
+pub struct BenchSelectionFlags {
     #[command(flatten)]
-    settings: BenchProcessSettings,
+    settings: BenchSettingsFlags,
     #[command(flatten)]
-    benches: BenchFlags,
-    /// Time after which a bench that has given no response is ended [default: 30m, and 20s where it
-    /// is asked for its version]
+    benches: BenchExecutableFlags,
+    /// Time after which a bench process that gives no response is killed [default: 30m, and 20s
+    /// where it is asked for its version]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     wait: Option<Duration>,
 }
 
-impl CaseSelection {
-    /// Selects the cases of some executables that match a regular expression.
-    pub fn matching(filter: &str, benches: &ChosenBenches) -> CaseSelection {
+impl CaseSelectionFlags {
+    /// Selects the cases whose id matches a regular expression, in the selected bench executables.
+    pub fn flags_for_matching_cases(
+        filter: &str,
+        benches: &BenchSelectionFlags,
+    ) -> CaseSelectionFlags {
         Self { filter: Some(filter.to_owned()), benches: benches.clone() }
     }
 
-    /// Returns the settings as environment variables for the executables.
-    pub fn variables(&self) -> BTreeMap<String, String> {
-        self.benches.settings.variables()
+    /// The settings of the bench executables as environment variables.
+    pub fn bench_variables(&self) -> BTreeMap<String, String> {
+        self.benches.settings.bench_variables()
     }
 
-    /// Returns the shard of the cases that was requested.
-    pub const fn shard(&self) -> Option<Shard> {
-        self.benches.settings.shard()
+    /// The shard of the cases that `--shard` requests; `None` without the flag.
+    pub const fn requested_shard(&self) -> Option<ShardOfWork> {
+        self.benches.settings.requested_shard()
     }
 
-    /// Text of the shard that follows a number of cases; empty if no shard was requested.
-    pub fn shard_words(&self) -> String {
-        self.benches.settings.shard_text()
+    /// Text that names the requested shard after a number of cases, "; of shard 1/4 only"; empty
+    /// without `--shard`.
+    pub fn shard_suffix(&self) -> String {
+        self.benches.settings.shard_suffix()
     }
 
-    /// Returns the answers of every bench executable of the package.
-    pub fn ask_package(
+    /// Sends a request to every selected bench executable of the package, and returns all answers.
+    pub fn answers_of_package_benches(
         &self,
-        store: &BaselineStore,
-        action: &RequestedAction,
-    ) -> anyhow::Result<BenchAnswers> {
-        self.bench_client(store)?.ask(action)
+        store: &RecordFoldersOfPackage,
+        action: &RequestedBenchAction,
+    ) -> anyhow::Result<AnswersByBench> {
+        self.bench_client(store)?.request_from_all(action)
     }
 
-    /// Finds the executables, which can then be asked several times. The function must be called
-    /// once only, because it watches for Ctrl-C.
-    pub fn bench_client(&self, store: &BaselineStore) -> anyhow::Result<BenchClient<'_>> {
-        CaseFilter::parse(self.filter.as_deref(), false)?;
-        let running = interrupt::watched_processes()?;
-        let timeout = self.benches.wait.unwrap_or(versions::VERSION_TIMEOUT);
-        let found = self.benches.benches.choice().find_benches(&store.root, timeout, &running)?;
+    /// Builds or finds the selected bench executables, and returns a client that can send them
+    /// several requests. Call this function only once in a process, because it installs a handler
+    /// for Ctrl-C.
+    pub fn bench_client(&self, store: &RecordFoldersOfPackage) -> anyhow::Result<BenchClient<'_>> {
+        CaseIdFilter::parse_exact_or_regex(self.filter.as_deref(), false)?;
+        let running = interrupt::kill_child_and_exit_on_interrupt()?;
+        let timeout = self.benches.wait.unwrap_or(versions::VERSION_QUERY_TIMEOUT);
+        let found = self.benches.benches.bench_choice().find_kernelgate_benches(
+            &store.root,
+            timeout,
+            &running,
+        )?;
         Ok(BenchClient { choice: self, found, running })
     }
 }
 
-/// Client of the executables that were found.
+/// Sends requests to the selected bench executables that were found.
 pub struct BenchClient<'a> {
-    choice: &'a CaseSelection,
+    choice: &'a CaseSelectionFlags,
     /// The executables.
-    pub found: FoundBenches,
-    running: ChildProcess,
+    pub found: UsableAndUnusableBenches,
+    running: SharedChildProcess,
 }
 
 impl BenchClient<'_> {
-    /// `count` seeds for verification, from the chosen seed upwards.
-    pub fn verification_seeds(&self, count: u64) -> Vec<u64> {
-        let first = self.choice.benches.settings.input_seed();
+    /// Returns `count` consecutive seeds of input data for verification, starting at the seed of
+    /// `--seed`.
+    pub fn seeds_for_verification(&self, count: u64) -> Vec<u64> {
+        let first = self.choice.benches.settings.input_data_seed();
         (0..count).map(|more| first.wrapping_add(more)).collect()
     }
 
-    /// Sends the request to all executables and collects their responses.
-    pub fn ask(&self, action: &RequestedAction) -> anyhow::Result<BenchAnswers> {
-        bench_requests::ask_all_benches(&self.found, &self.request_settings(None), action)
+    /// Sends a request to each of the selected bench executables and collects their answers.
+    pub fn request_from_all(
+        &self,
+        action: &RequestedBenchAction,
+    ) -> anyhow::Result<AnswersByBench> {
+        bench_requests::request_from_all_benches(
+            &self.found,
+            &self.bench_request_settings(None),
+            action,
+        )
     }
 
-    /// Asks every bench with a seed, and passes on each answer when it arrives.
-    pub fn ask_each(
+    /// Sends a request with this seed to each bench executable, and passes each answer to
+    /// `answered` when it arrives.
+    pub fn request_with_seed_from_each(
         &self,
         seed: u64,
-        action: &RequestedAction,
-        answered: impl FnMut(&str, BenchResponseBody) -> anyhow::Result<()>,
+        action: &RequestedBenchAction,
+        answered: impl FnMut(&str, ResponseToBenchAction) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        bench_requests::ask_each_bench(
+        bench_requests::request_from_each_bench(
             &self.found,
-            &self.request_settings(Some(seed)),
+            &self.bench_request_settings(Some(seed)),
             action,
             answered,
         )
     }
 
-    /// Returns the answers for all shards, whichever one was requested.
-    pub fn each_of_all_shards(
+    /// Sends a request to each bench executable for all cases, even if `--shard` requests a shard,
+    /// and passes on each answer.
+    pub fn request_all_shards_from_each(
         &self,
-        action: &RequestedAction,
-        answered: impl FnMut(&str, BenchResponseBody) -> anyhow::Result<()>,
+        action: &RequestedBenchAction,
+        answered: impl FnMut(&str, ResponseToBenchAction) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let mut request_settings = self.request_settings(None);
-        // An empty variable counts as unset, also if this process has the variable.
-        request_settings.settings.insert(SHARD_VARIABLE.to_owned(), String::new());
-        bench_requests::ask_each_bench(&self.found, &request_settings, action, answered)
+        let mut request_settings = self.bench_request_settings(None);
+        // An empty variable counts as unset in the bench process, even if this process has the
+        // variable.
+        request_settings.settings.insert(SHARD_ENVIRONMENT_VARIABLE.to_owned(), String::new());
+        bench_requests::request_from_each_bench(&self.found, &request_settings, action, answered)
     }
 
-    fn request_settings(&self, seed: Option<u64>) -> RequestSettings<'_> {
-        let mut settings = self.choice.variables();
+    fn bench_request_settings(&self, seed: Option<u64>) -> BenchRequestSettings<'_> {
+        let mut settings = self.choice.bench_variables();
         settings.extend(seed.map(|seed| ("KERNELGATE_SEED".to_owned(), seed.to_string())));
-        RequestSettings {
+        BenchRequestSettings {
             settings,
             filter: self.choice.filter.as_deref(),
-            timeout: self.choice.benches.wait.unwrap_or(ANSWER_TIMEOUT_DEFAULT),
+            timeout: self.choice.benches.wait.unwrap_or(DEFAULT_BENCH_ANSWER_TIMEOUT),
             running: &self.running,
         }
     }
 }
 
-/// The error for an executable whose answer does not fit the request: it is broken, or has a
-/// foreign protocol.
-pub fn unexpected_response(bench: &str) -> anyhow::Error {
+/// The error for a bench executable whose answer does not fit the request, because the bench is
+/// broken or speaks another protocol.
+pub fn error_for_unexpected_response(bench: &str) -> anyhow::Error {
     anyhow::anyhow!("bench `{bench}` answered something else than it was asked")
 }

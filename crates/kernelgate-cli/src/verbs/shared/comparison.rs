@@ -1,14 +1,15 @@
-//! Flags of the verbs that compare builds, and the comparison that they ask for.
+//! Command-line flags of the verbs that compare builds, and the comparison request made from these
+//! flags.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::settings::{BenchProcessSettings, ProcessTimeouts, ThresholdFlags};
-use crate::compare::{ComparisonRequest, PlanBasis, SideInjection, SideSource};
-use kernelgate::record::BaselineStore;
+use super::settings::{BenchSettingsFlags, ProcessTimeoutFlags, ThresholdFlags};
+use crate::compare::{BuildComparisonRequest, ComparedSideSource, InjectedChanges, TestPlanBasis};
+use kernelgate::record::RecordFoldersOfPackage;
 
 #[derive(Debug, clap::Args)]
-pub struct ComparisonFlags {
+pub struct ComparisonCommandFlags {
     /// Use only this bench binary (repeatable)
     #[arg(long, value_name = "NAME")]
     bench: Vec<String>,
@@ -18,43 +19,43 @@ pub struct ComparisonFlags {
     #[command(flatten)]
     pub limits: ThresholdFlags,
     #[command(flatten)]
-    timeouts: ProcessTimeouts,
-    /// Cargo profile of the builds
+    timeouts: ProcessTimeoutFlags,
+    /// Cargo profile with which both sides are built
     #[arg(long, value_name = "NAME", default_value = "bench")]
     profile: String,
-    /// Cargo features of the builds (repeatable)
+    /// Cargo features with which both sides are built (repeatable)
     #[arg(long, value_name = "NAMES")]
     features: Vec<String>,
     #[command(flatten)]
-    pub settings: BenchProcessSettings,
+    pub settings: BenchSettingsFlags,
 }
 
-impl ComparisonFlags {
-    /// Makes a request to compare the working tree with itself, for every case of the chosen
-    /// benches, whatever shard this process has.
-    pub fn request(
+impl ComparisonCommandFlags {
+    /// Makes a request to compare the working tree with itself, for every case of the selected
+    /// benches, even if this process has a shard.
+    pub fn working_tree_against_itself(
         &self,
-        store: &BaselineStore,
-        basis: PlanBasis,
+        store: &RecordFoldersOfPackage,
+        basis: TestPlanBasis,
         budget: Duration,
         folder: PathBuf,
-    ) -> anyhow::Result<ComparisonRequest> {
-        Ok(ComparisonRequest {
-            base: SideSource::WorkTree,
-            head: SideSource::WorkTree,
+    ) -> anyhow::Result<BuildComparisonRequest> {
+        Ok(BuildComparisonRequest {
+            base: ComparedSideSource::WorkTree,
+            head: ComparedSideSource::WorkTree,
             benches: self.bench.clone(),
             member: self.package.clone(),
             shard: None,
             filter: None,
-            settings: self.settings.variables_without_shard(),
-            injection: SideInjection::default(),
+            settings: self.settings.bench_variables_without_shard(),
+            injection: InjectedChanges::default(),
             time_identical: false,
             affected: false,
             profile_slower: false,
             wait: self.timeouts.wait,
             build_wait: self.timeouts.build_wait,
-            plan: self.limits.plan(basis)?,
-            sampling: self.limits.sampling(),
+            plan: self.limits.plan_over_basis(basis)?,
+            sampling: self.limits.warm_up_and_timing_durations(),
             budget,
             profile: self.profile.clone(),
             features: self.features.clone(),

@@ -1,75 +1,79 @@
-//! Handles Ctrl-C and termination signals for verbs that start processes.
+//! Handles Ctrl-C and termination signals for kernelgate verbs that start child processes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::benches::child_process::ChildProcess;
-use kernelgate::exit::ExitReason;
+use crate::benches::child_process::SharedChildProcess;
+use kernelgate::exit::ProcessExitReason;
 
-/// Watches for interrupts: an interrupt ends the running process and its descendants, and then the
-/// program. To be called once.
-pub fn watched_processes() -> anyhow::Result<ChildProcess> {
-    watch_interrupts_printing(String::new)
+/// Installs a signal handler: an interrupt kills the running child process with its descendants,
+/// and then ends the program. To be called once.
+pub fn kill_child_and_exit_on_interrupt() -> anyhow::Result<SharedChildProcess> {
+    print_and_exit_on_interrupt(String::new)
 }
 
-/// Watches for interrupts; the text that `last` returns is printed then.
-pub fn watch_interrupts_printing(
+/// Installs a signal handler that kills the child process, prints the text that `last` returns, and
+/// ends the program.
+pub fn print_and_exit_on_interrupt(
     last: impl Fn() -> String + Send + 'static,
-) -> anyhow::Result<ChildProcess> {
-    watch_interrupts_with(last, PartialResults::default())
+) -> anyhow::Result<SharedChildProcess> {
+    install_interrupt_handler(last, PartialResultsOnInterrupt::default())
 }
 
-/// Passes interrupts on to the running process, for a verb whose processes handle them, and ends
-/// the program with that process. To be called once.
-pub fn forward_interrupts() -> anyhow::Result<ChildProcess> {
-    let running = ChildProcess::default();
+/// Installs a signal handler that passes interrupts on to the running child process, which handles
+/// them; the program goes on until the child ends. To be called once.
+pub fn forward_interrupts_to_child() -> anyhow::Result<SharedChildProcess> {
+    let running = SharedChildProcess::default();
     let held = running.clone();
-    ctrlc::set_handler(move || held.interrupt())
+    ctrlc::set_handler(move || held.interrupt_child())
         .map_err(|error| anyhow::anyhow!("failed to watch for Ctrl-C: {error}"))?;
     Ok(running)
 }
 
-/// State for a verb that shows partial results when it is interrupted.
+/// State shared with the signal handler of a verb that prints partial results after an interrupt.
 #[derive(Clone, Default)]
-pub struct PartialResults {
+pub struct PartialResultsOnInterrupt {
     has_some: Arc<AtomicBool>,
     interrupted: Arc<AtomicBool>,
 }
 
-impl PartialResults {
-    /// After this call, the first interrupt ends the running process but not the program, which
-    /// must check [`Self::was_interrupted`].
-    pub fn catch_interrupts(&self) {
+impl PartialResultsOnInterrupt {
+    /// After this call, the first interrupt kills the running child process but does not end the
+    /// program, which must check [`Self::was_interrupted`].
+    pub fn survive_first_interrupt(&self) {
         self.has_some.store(true, Ordering::SeqCst);
     }
 
-    /// Whether an interrupt came after [`Self::catch_interrupts`] was called.
+    /// Whether an interrupt has arrived; the program survives it only after a call of
+    /// [`Self::survive_first_interrupt`].
     pub fn was_interrupted(&self) -> bool {
         self.interrupted.load(Ordering::SeqCst)
     }
 }
 
-/// Watches for interrupts as [`watched_processes`] does, for a verb that shows partial results.
-pub fn watch_interrupts_partial() -> anyhow::Result<(ChildProcess, PartialResults)> {
-    let partial = PartialResults::default();
-    Ok((watch_interrupts_with(String::new, partial.clone())?, partial))
+/// Installs a signal handler as [`kill_child_and_exit_on_interrupt`] does, for a verb that can
+/// print partial results after the first interrupt.
+pub fn keep_partial_results_on_interrupt()
+-> anyhow::Result<(SharedChildProcess, PartialResultsOnInterrupt)> {
+    let partial = PartialResultsOnInterrupt::default();
+    Ok((install_interrupt_handler(String::new, partial.clone())?, partial))
 }
 
-fn watch_interrupts_with(
+fn install_interrupt_handler(
     last: impl Fn() -> String + Send + 'static,
-    partial: PartialResults,
-) -> anyhow::Result<ChildProcess> {
-    let running = ChildProcess::in_process_groups();
+    partial: PartialResultsOnInterrupt,
+) -> anyhow::Result<SharedChildProcess> {
+    let running = SharedChildProcess::with_own_process_groups();
     let held = running.clone();
     let handler = move || {
         let first = !partial.interrupted.swap(true, Ordering::SeqCst);
         if first && partial.has_some.load(Ordering::SeqCst) {
-            held.kill_and_wait();
+            held.kill_child_and_wait();
             return;
         }
-        held.kill_all();
+        held.kill_child_and_block_new_ones();
         eprintln!("\ninterrupted{}", last());
-        std::process::exit(ExitReason::INTERRUPTED_EXIT_CODE);
+        std::process::exit(ProcessExitReason::INTERRUPTED_EXIT_CODE);
     };
     ctrlc::set_handler(handler)
         .map_err(|error| anyhow::anyhow!("failed to watch for Ctrl-C: {error}"))?;

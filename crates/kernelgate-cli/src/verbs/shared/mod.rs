@@ -1,4 +1,4 @@
-//! Flags, files and output that several verbs share.
+//! Command-line flags, files and output that several kernelgate verbs share.
 
 pub mod bench_flags;
 pub mod case_selection;

@@ -1,5 +1,5 @@
-//! Installs NVRTC, which compiles kernels without a GPU, with pip: in a Python environment in the
-//! target folder.
+//! Installs NVRTC, NVIDIA's runtime compiler, with pip into a Python environment in the target
+//! folder; NVRTC compiles kernels without a GPU.
 
 use crate::commands;
 use std::path::{Path, PathBuf};
@@ -7,19 +7,20 @@ use std::process::{Command, Stdio};
 
 use anyhow::Context as _;
 
-/// A version of NVRTC that pip can install.
+/// A CUDA version whose NVRTC pip can install.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum NvrtcMajor {
-    /// CUDA 13.0, which the resources of this repository were recorded with
+pub enum InstallableNvrtc {
+    /// NVRTC of CUDA 13.0, with which the recorded resources of this repository's kernels were
+    /// compiled
     #[value(name = "13")]
     Cuda13,
-    /// CUDA 12.4, that of the oldest supported driver
+    /// NVRTC of CUDA 12.4, the CUDA version of the oldest supported driver
     #[value(name = "12")]
     Cuda12,
 }
 
-impl NvrtcMajor {
-    const fn environment_folder(self) -> &'static str {
+impl InstallableNvrtc {
+    const fn python_environment_folder_name(self) -> &'static str {
         match self {
             Self::Cuda13 => "cuda-compiler-venv",
             Self::Cuda12 => "cuda-compiler-12-venv",
@@ -33,44 +34,46 @@ impl NvrtcMajor {
         }
     }
 
-    /// Path of the library below the folder `nvidia` of the environment.
-    const fn library(self) -> &'static str {
+    /// Path of the NVRTC library below the folder `nvidia` of the Python environment.
+    const fn nvrtc_library_path(self) -> &'static str {
         match self {
             Self::Cuda13 => "cu13/lib/libnvrtc.so.13",
             Self::Cuda12 => "cuda_nvrtc/lib/libnvrtc.so.12",
         }
     }
 
-    /// The library's folder, for `KERNELGATE_CUDA_LIBS`; pip installs it on the first call.
-    pub fn fetch(self, target: &Path) -> anyhow::Result<PathBuf> {
-        let environment = target.join(self.environment_folder());
-        if let Some(folder) = self.installed(&environment) {
+    /// Folder of the NVRTC library, for `KERNELGATE_CUDA_LIBS`; pip installs the library on the
+    /// first call.
+    pub fn install_nvrtc_if_missing(self, target: &Path) -> anyhow::Result<PathBuf> {
+        let environment = target.join(self.python_environment_folder_name());
+        if let Some(folder) = self.folder_if_installed(&environment) {
             return Ok(folder);
         }
         let packages = self.nvrtc_pip_packages().join(" ");
         eprintln!("fetching {packages} with pip into {}", environment.display());
         if !environment.join("bin/python").exists() {
-            run(Command::new("python3").args(["-m", "venv"]).arg(&environment))?;
+            run_install_command(Command::new("python3").args(["-m", "venv"]).arg(&environment))?;
         }
         let mut pip = Command::new(environment.join("bin/pip"));
-        run(pip.args(["install", "--quiet"]).args(self.nvrtc_pip_packages()))?;
-        self.installed(&environment)
-            .with_context(|| format!("{} has no {}", environment.display(), self.library()))
+        run_install_command(pip.args(["install", "--quiet"]).args(self.nvrtc_pip_packages()))?;
+        self.folder_if_installed(&environment).with_context(|| {
+            format!("{} has no {}", environment.display(), self.nvrtc_library_path())
+        })
     }
 
-    fn installed(self, environment: &Path) -> Option<PathBuf> {
+    fn folder_if_installed(self, environment: &Path) -> Option<PathBuf> {
         let pythons = std::fs::read_dir(environment.join("lib")).ok()?;
-        let libraries = pythons
-            .flatten()
-            .map(|python| python.path().join("site-packages/nvidia").join(self.library()));
+        let libraries = pythons.flatten().map(|python| {
+            python.path().join("site-packages/nvidia").join(self.nvrtc_library_path())
+        });
         let library = libraries.into_iter().find(|library| library.is_file())?;
         library.parent()?.canonicalize().ok()
     }
 }
 
-fn run(command: &mut Command) -> anyhow::Result<()> {
+fn run_install_command(command: &mut Command) -> anyhow::Result<()> {
     let program = command.get_program().to_string_lossy().into_owned();
-    commands::print_command(command);
+    commands::print_command_if_verbose(command);
     let status = command
         .stdin(Stdio::null())
         .stdout(std::io::stderr())
@@ -85,17 +88,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_installed_compiler_is_not_downloaded_again() {
+    fn an_installed_nvrtc_is_not_downloaded_again() {
         let target = tempfile::tempdir().unwrap();
-        for nvrtc in [NvrtcMajor::Cuda13, NvrtcMajor::Cuda12] {
-            let nvidia =
-                format!("{}/lib/python3.12/site-packages/nvidia", nvrtc.environment_folder());
-            let library = target.path().join(nvidia).join(nvrtc.library());
-            assert_eq!(nvrtc.installed(&target.path().join(nvrtc.environment_folder())), None);
+        for nvrtc in [InstallableNvrtc::Cuda13, InstallableNvrtc::Cuda12] {
+            let nvidia = format!(
+                "{}/lib/python3.12/site-packages/nvidia",
+                nvrtc.python_environment_folder_name()
+            );
+            let library = target.path().join(nvidia).join(nvrtc.nvrtc_library_path());
+            assert_eq!(
+                nvrtc.folder_if_installed(
+                    &target.path().join(nvrtc.python_environment_folder_name())
+                ),
+                None
+            );
             std::fs::create_dir_all(library.parent().unwrap()).unwrap();
             std::fs::write(&library, "").unwrap();
             let folder = library.parent().unwrap().canonicalize().unwrap();
-            assert_eq!(nvrtc.fetch(target.path()).unwrap(), folder);
+            assert_eq!(nvrtc.install_nvrtc_if_missing(target.path()).unwrap(), folder);
         }
     }
 }

@@ -1,19 +1,20 @@
-//! Output of verbs: formats, JSON, the command line again.
+//! Output of the kernelgate verbs: text, Markdown and JSON, files of results, and the command line
+//! that repeats a call.
 
 use std::path::Path;
 
 use anyhow::Context as _;
 
-use crate::fleet::job_commands::shell_quoted;
+use crate::fleet::job_commands::shell_quoted_if_necessary;
 use clap::ValueEnum;
 use kernelgate::display;
-use kernelgate::display::harmless_text::MarkdownText;
-use kernelgate::display::table::TextTable;
+use kernelgate::display::harmless_text::EscapedForMarkdown;
+use kernelgate::display::table::AlignedTextTable;
 use kernelgate::display::terminal;
-use kernelgate::record::file_set::PreparedFileSet;
-use kernelgate::record::text::{indent_lines, json_with_escaped_controls};
+use kernelgate::record::file_set::ReplacementFileSet;
+use kernelgate::record::text::{escape_control_characters_in_json, indent_every_line};
 
-/// Format in which a result is printed: text, Markdown or JSON.
+/// Format in which a verb prints its result: text, Markdown or JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum OutputFormat {
     /// Text for a terminal.
@@ -21,45 +22,51 @@ pub enum OutputFormat {
     Text,
     /// JSON for programs.
     Json,
-    /// Markdown for a pull request or a page.
+    /// Markdown for a pull-request comment or a page.
     Markdown,
 }
 
 impl OutputFormat {
-    /// Text that others wrote, such as a message, harmless in this format.
-    pub fn words(self, text: &str) -> String {
-        if self == Self::Markdown { MarkdownText(text).to_string() } else { indent_lines(text) }
+    /// Escapes a text that others wrote, such as a failure message, so that it is harmless in this
+    /// output format.
+    pub fn escape_foreign_text(self, text: &str) -> String {
+        if self == Self::Markdown {
+            EscapedForMarkdown(text).to_string()
+        } else {
+            indent_every_line(text)
+        }
     }
 }
 
 impl OutputFormat {
-    /// A table in this format, within the terminal's width if there is a terminal. In Markdown an
-    /// empty line follows the text.
-    pub fn table(self, table: &TextTable) -> String {
+    /// Formats a table for this output format, as wide as the terminal if the output is a terminal.
+    /// In Markdown an empty line follows the table.
+    pub fn format_table(self, table: &AlignedTextTable) -> String {
         match self {
             Self::Markdown => table.to_markdown() + "\n",
-            _ => table.text_within(terminal::terminal_columns()),
+            _ => table.aligned_text_for_terminal(terminal::terminal_columns()),
         }
     }
 
-    /// Prints lines in this format: wrapped to the terminal's width, unless they are Markdown.
-    pub fn print(self, text: &str) {
+    /// Prints lines in this output format: wrapped to the width of the terminal, unless the format
+    /// is Markdown.
+    pub fn print_wrapped_lines(self, text: &str) {
         match self {
             Self::Markdown => println!("{text}"),
-            _ => terminal::print_wrapped(text),
+            _ => terminal::print_broken_to_terminal_width(text),
         }
     }
 }
 
-pub fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    print!("{}", json(value)?);
+pub fn print_as_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    print!("{}", json_safe_for_terminals(value)?);
     Ok(())
 }
 
-/// Refuses to overwrite a file that is also read, even if a link names it.
-pub fn refuse_overwriting_source(flag: &str, out: &Path, source: &Path) -> anyhow::Result<()> {
+/// Returns an error if the output file of a flag is the same file as an input, even through a link.
+pub fn refuse_to_overwrite_input(flag: &str, out: &Path, source: &Path) -> anyhow::Result<()> {
     let same = match (out.canonicalize(), source.canonicalize()) {
-        (Ok(out), Ok(source)) => out == source || are_same_file(&out, &source),
+        (Ok(out), Ok(source)) => out == source || are_paths_of_same_file(&out, &source),
         _ => false,
     };
     anyhow::ensure!(
@@ -71,47 +78,47 @@ pub fn refuse_overwriting_source(flag: &str, out: &Path, source: &Path) -> anyho
     Ok(())
 }
 
-/// Whether two names refer to one file.
-fn are_same_file(one: &Path, two: &Path) -> bool {
+/// Whether two paths refer to the same existing file.
+fn are_paths_of_same_file(one: &Path, two: &Path) -> bool {
     use std::os::unix::fs::MetadataExt as _;
     let id = |path: &Path| path.metadata().ok().map(|facts| (facts.dev(), facts.ino()));
     id(one).is_some_and(|one| id(two) == Some(one))
 }
 
-/// Writes a set of files, given as names with texts, into a folder: all or none. `absent` are files
-/// of an earlier set that this one lacks.
-pub fn write_files<'a>(
+/// Writes a set of files, given as file names and texts, into a folder: either all files or none.
+/// `absent` names files of an earlier set that the new set lacks; these files are removed.
+pub fn write_all_files_or_none<'a>(
     folder: &Path,
     files: impl IntoIterator<Item = (&'a str, String)>,
     absent: &[&str],
 ) -> anyhow::Result<()> {
     let write = || {
-        let set = PreparedFileSet::new(folder)?;
-        files.into_iter().try_for_each(|(name, text)| set.add(name, text))?;
-        set.replace_file_set(absent)
+        let set = ReplacementFileSet::begin_for_folder(folder)?;
+        files.into_iter().try_for_each(|(name, text)| set.add_synced_file(name, text))?;
+        set.replace_earlier_set(absent)
     };
     write().context("--out")
 }
 
-/// Formats JSON so that terminals show it safely.
-pub fn json(value: &impl serde::Serialize) -> anyhow::Result<String> {
-    Ok(json_with_escaped_controls(serde_json::to_string_pretty(value)?) + "\n")
+/// Formats a value as JSON, with characters that control a terminal escaped.
+pub fn json_safe_for_terminals(value: &impl serde::Serialize) -> anyhow::Result<String> {
+    Ok(escape_control_characters_in_json(serde_json::to_string_pretty(value)?) + "\n")
 }
 
-/// The arguments of the program, as text.
-pub fn arguments_of_process() -> impl Iterator<Item = String> {
+/// The command-line arguments of this process, as text.
+pub fn command_line_arguments_of_process() -> impl Iterator<Item = String> {
     std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned())
 }
 
-/// The command line that repeats the call in a shell, without some flags; the flags of the first
-/// list have a value.
-pub fn shell_command_line(
+/// A shell command line that repeats the call of this process without some flags; the flags of the
+/// first list have a value.
+pub fn shell_command_line_without_flags(
     arguments: impl Iterator<Item = String>,
     valued: &[&str],
     bare: &[&str],
 ) -> String {
     let words = display::words_without_flags(arguments, valued, bare);
-    let words = words.iter().map(|word| shell_quoted(word));
+    let words = words.iter().map(|word| shell_quoted_if_necessary(word));
     std::iter::once("kernelgate".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
 }
 
@@ -122,7 +129,7 @@ mod tests {
     #[test]
     fn a_printed_command_line_can_be_typed_into_a_shell() {
         let line = |words: &[&str]| {
-            shell_command_line(
+            shell_command_line_without_flags(
                 words.iter().map(|word| (*word).to_owned()),
                 &["--dir", "--output"],
                 &["--resume"],

@@ -1,48 +1,51 @@
-//! The end of a verb that gives no result because its records or sides do not belong together.
+//! The error with which a kernelgate verb ends if its records, or base and head, cannot be
+//! compared.
 
 use std::fmt::Display;
 
-use kernelgate::exit::ExitReason;
-use kernelgate::record::text::printable_on_terminal;
+use kernelgate::exit::ProcessExitReason;
+use kernelgate::record::text::clean_message_for_terminal;
 
 use crate::compare::CompareError;
 
-/// The reason for a refusal. The program prints it in place of an error and ends with the exit
-/// code of refusals.
+/// A refusal: the reason why records, or base and head, cannot be compared. The program prints a
+/// refusal without the word "error" and ends with the exit code of refusals, 4.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
-pub struct Refusal {
+pub struct RefusalToCompare {
     text: String,
-    /// Whether it is the verb's result, which goes to standard output.
+    /// Whether the refusal is the result of the verb, which is printed on standard output;
+    /// otherwise it goes to standard error.
     is_result: bool,
 }
 
-impl Refusal {
-    /// A refusal that is the verb's result.
-    pub fn result(why: impl Display) -> Self {
+impl RefusalToCompare {
+    /// A refusal that is the result of the verb and is printed on standard output.
+    pub fn on_standard_output(why: impl Display) -> Self {
         Self { text: format!("refused: {why}"), is_result: true }
     }
 
-    /// A refusal on standard error.
-    pub fn message(why: impl Display) -> Self {
+    /// A refusal that is printed on standard error.
+    pub fn on_standard_error(why: impl Display) -> Self {
         Self { text: format!("refused: {why}"), is_result: false }
     }
 
-    /// The error of a comparison, which may be a refusal.
-    pub fn or_error(error: CompareError) -> anyhow::Error {
-        match error.exit() {
-            ExitReason::Refused => Self { text: error.to_string(), is_result: false }.into(),
+    /// Turns the error of a comparison into a refusal, if the sides cannot be compared, or else
+    /// into an ordinary error.
+    pub fn from_compare_error(error: CompareError) -> anyhow::Error {
+        match error.exit_reason() {
+            ProcessExitReason::Refused => Self { text: error.to_string(), is_result: false }.into(),
             _ => error.into(),
         }
     }
 
     /// Prints the reason.
-    pub fn print(&self) -> ExitReason {
-        let text = printable_on_terminal(&self.text);
+    pub fn print_and_return_exit_reason(&self) -> ProcessExitReason {
+        let text = clean_message_for_terminal(&self.text);
         match self.is_result {
             true => println!("{text}"),
             false => eprintln!("{text}"),
         }
-        ExitReason::Refused
+        ProcessExitReason::Refused
     }
 }

@@ -1,21 +1,22 @@
-//! Selects the recorded sessions of a verb.
+//! Command-line flags that select the recorded sessions (calls of `cargo bench`) that a kernelgate
+//! verb reads.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use kernelgate::display::counted_noun;
-use kernelgate::record::store::StoreError;
-use kernelgate::record::text::printable_on_terminal;
-use kernelgate::record::{BaselineStore, CargoPackage, ProcessRun, Session};
+use kernelgate::record::store::RecordLookupError;
+use kernelgate::record::text::clean_message_for_terminal;
+use kernelgate::record::{BenchProcessRun, CargoPackageId, RecordFoldersOfPackage, SessionOfRuns};
 
-/// Selects the recorded sessions of a verb.
+/// Flags that select the recorded sessions (calls of `cargo bench`) that a kernelgate verb reads.
 #[derive(Debug, clap::Args)]
-pub struct SelectedSessions {
-    /// Use this recorded invocation in place of the last one: its folder (repeatable; each one is a
-    /// process run)
+pub struct SessionSelectionFlags {
+    /// Use this recorded session in place of the last one: its folder (repeatable; each session is
+    /// a process run)
     #[arg(long, value_name = "DIR")]
     session: Vec<PathBuf>,
-    /// Number of recorded invocations to use, the latest first; each one is a process run
+    /// Number of recorded sessions to use, the latest first; each session is a process run
     #[arg(
         long,
         value_name = "COUNT",
@@ -26,30 +27,34 @@ pub struct SelectedSessions {
     last: u16,
 }
 
-impl SelectedSessions {
-    /// Reads the sessions, with the runs of the package in the current folder, no run twice.
-    pub fn read(&self, store: &BaselineStore) -> anyhow::Result<Vec<ProcessRun>> {
+impl SessionSelectionFlags {
+    /// Reads the process runs of the selected sessions, without runs of packages other than the one
+    /// in the current folder, and no run twice.
+    pub fn read_runs_of_package(
+        &self,
+        store: &RecordFoldersOfPackage,
+    ) -> anyhow::Result<Vec<BenchProcessRun>> {
         let sessions = match self.session.is_empty() {
-            true => store.last_sessions(self.last.into())?,
-            false => store.sessions_in_folders(self.session.iter().map(PathBuf::as_path))?,
+            true => store.read_last_sessions(self.last.into())?,
+            false => store.read_sessions_in_folders(self.session.iter().map(PathBuf::as_path))?,
         };
-        let sessions = without_other_packages(sessions, store)?;
-        let mut runs: Vec<ProcessRun> = sessions.into_iter().flat_map(|it| it.runs).collect();
+        let sessions = without_runs_of_other_packages(sessions, store)?;
+        let mut runs: Vec<BenchProcessRun> = sessions.into_iter().flat_map(|it| it.runs).collect();
         if !self.session.is_empty() {
-            runs.sort_by_cached_key(ProcessRun::baseline_key);
+            runs.sort_by_cached_key(BenchProcessRun::key_in_baseline);
         }
         Ok(runs)
     }
 }
 
-/// Removes runs of other packages, which may share the target folder, and names them on standard
-/// error. Outside of a package, runs of all packages are used.
-pub fn without_other_packages(
-    mut sessions: Vec<Session>,
-    store: &BaselineStore,
-) -> anyhow::Result<Vec<Session>> {
+/// Removes the runs of other packages, which may share the target folder, and names these packages
+/// on standard error. Outside a package, the runs of all packages are kept.
+pub fn without_runs_of_other_packages(
+    mut sessions: Vec<SessionOfRuns>,
+    store: &RecordFoldersOfPackage,
+) -> anyhow::Result<Vec<SessionOfRuns>> {
     let Some(own) = &store.package else { return Ok(sessions) };
-    let mut others: BTreeMap<CargoPackage, usize> = BTreeMap::new();
+    let mut others: BTreeMap<CargoPackageId, usize> = BTreeMap::new();
     let mut unnamed = 0;
     for run in sessions.iter().flat_map(|session| &session.runs) {
         match &run.package {
@@ -59,10 +64,10 @@ pub fn without_other_packages(
         }
     }
     for session in &mut sessions {
-        session.runs.retain(|run| run.may_be_of_package(own));
+        session.runs.retain(|run| run.may_belong_to_package(own));
     }
     if sessions.iter().all(|session| session.runs.is_empty()) {
-        return Err(StoreError::OtherPackages {
+        return Err(RecordLookupError::OtherPackages {
             package: own.clone(),
             folder: sessions.first().map(|it| it.folder.clone()).unwrap_or_default(),
             others: others.into_keys().collect(),
@@ -70,19 +75,19 @@ pub fn without_other_packages(
         .into());
     }
     for (package, runs) in others {
-        report_unused_runs(runs, &package.to_string(), own);
+        print_unused_runs(runs, &package.to_string(), own);
     }
     if unnamed > 0 {
         let runs = counted_noun(unnamed, "run");
         let text = format!("{runs} without a recorded package counted as of package {own}");
-        eprintln!("{}", printable_on_terminal(&text));
+        eprintln!("{}", clean_message_for_terminal(&text));
     }
     Ok(sessions)
 }
 
-/// Names on standard error the runs of another package that are not used.
-pub fn report_unused_runs(runs: usize, package: &str, own: &CargoPackage) {
+/// Prints on standard error how many runs of another package are not used.
+pub fn print_unused_runs(runs: usize, package: &str, own: &CargoPackageId) {
     let runs = counted_noun(runs, "run");
     let text = format!("{runs} of package {package} not used: this is package {own}");
-    eprintln!("{}", printable_on_terminal(&text));
+    eprintln!("{}", clean_message_for_terminal(&text));
 }

@@ -1,4 +1,5 @@
-//! Flags of a bench binary that verbs with bench processes also have.
+//! Settings of bench processes (effort, backend, device, seed, shard) as command-line flags, for
+//! all verbs that start bench processes.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -7,41 +8,42 @@ use std::time::Duration;
 use clap::ValueEnum as _;
 
 use crate::compare::progress::parse_duration;
-use crate::compare::{PlanBasis, PlanRequest};
-use crate::gate::limits::AskedLimits;
-use crate::gate::paired::TestPlan;
-use crate::gate::rules::rules_file::{MAX_ACCEPTED_TIME_NS, MAX_RULE_RATIO};
+use crate::compare::{TestPlanBasis, TestPlanRequest};
+use crate::gate::limits::RequestedLimits;
+use crate::gate::paired::ComparisonTestPlan;
+use crate::gate::rules::rules_file::{MAX_RATIO_IN_RULES, MAX_TIME_IN_RULES_NS};
 use kernelgate::harness::args::{BackendFlagValue, EffortFlagValue, PowerFlagValue};
 use kernelgate::harness::scheduler::parse_shard;
-use kernelgate::record::{Shard, TrialSampling};
-use kernelgate::workload::AxisOverride;
+use kernelgate::record::{ShardOfWork, TrialSamplingPlan};
+use kernelgate::workload::AxisValuesFromCommandLine;
 
-/// Share of a case's time that is used to warm up.
-const WARM_UP_SECONDS: f64 = 0.25;
+/// Share of the time that a process spends on a case (`--case-time`) that is used to warm up.
+const WARM_UP_SHARE_OF_CASE_TIME: f64 = 0.25;
 
-/// Variable that gives a shard to benches.
-pub const SHARD_VARIABLE: &str = "KERNELGATE_SHARD";
+/// Environment variable that names the shard of the cases that a bench process runs.
+pub const SHARD_ENVIRONMENT_VARIABLE: &str = "KERNELGATE_SHARD";
 
-/// Settings of bench executables: cases, device and inputs.
+/// Command-line flags with settings of bench processes: effort, power state, axes, backend, device,
+/// seed, timeout and shard.
 #[derive(Debug, Clone, clap::Args)]
-pub struct BenchProcessSettings {
-    /// Number of cases and samples, as in `cargo bench`
+pub struct BenchSettingsFlags {
+    /// How many cases are run and how many samples are taken, as in `cargo bench`
     #[arg(long, env = "KERNELGATE_EFFORT", value_enum)]
     effort: Option<EffortFlagValue>,
-    /// Power state of a GPU while a case is timed
+    /// Power state in which a GPU is while a case is timed
     #[arg(long, env = "KERNELGATE_POWER", value_enum)]
     power: Option<PowerFlagValue>,
-    /// Replace an axis' values, for example --axis s=512,777 (repeatable; values of one axis add
-    /// up)
+    /// Replace the values of a workload's axis, for example --axis s=512,777 (repeatable; values of
+    /// one axis add up)
     #[arg(long, env = "KERNELGATE_AXIS", value_name = "AXIS=VALUE[,VALUE]", value_delimiter = ' ')]
-    axis: Vec<AxisOverride>,
-    /// Backend to run on: auto is the GPU if there is one, else the CPU
+    axis: Vec<AxisValuesFromCommandLine>,
+    /// Backend on which cases run: auto is the GPU if there is one, else the CPU
     #[arg(long, env = "KERNELGATE_BACKEND", value_enum)]
     backend: Option<BackendFlagValue>,
-    /// Number of the GPU, counted from 0
+    /// Ordinal of the GPU on which cases run, counted from 0
     #[arg(long, env = "KERNELGATE_DEVICE", value_name = "NUMBER")]
     device: Option<usize>,
-    /// GPUs of cases over several: their numbers (0,1), or a count of the first ones (2)
+    /// GPUs for cases that use several: their numbers (0,1), or how many GPUs from number 0 on (2)
     #[arg(
         long,
         env = "KERNELGATE_DEVICES",
@@ -49,39 +51,40 @@ pub struct BenchProcessSettings {
         conflicts_with = "device"
     )]
     devices: Option<String>,
-    /// Seed of the random inputs
+    /// Seed of the random input data
     #[arg(long, env = "KERNELGATE_SEED", value_name = "NUMBER")]
     seed: Option<u64>,
-    /// Seconds after which a kernel on the GPU is treated as hung
+    /// Seconds after which a kernel that has not finished on the GPU is treated as hung
     #[arg(long, env = "KERNELGATE_TIMEOUT", value_name = "SECONDS")]
     timeout: Option<u64>,
-    /// One of N parts of the work; auto takes I and N from the variables of Slurm, GitLab or
+    /// One of N parts of the cases; auto takes I and N from the variables of Slurm, GitLab or
     /// Kubernetes, or from KERNELGATE_SHARD_INDEX and KERNELGATE_SHARD_COUNT
-    #[arg(long, env = SHARD_VARIABLE, value_name = "I/N|auto", value_parser = parse_shard)]
-    shard: Option<Shard>,
+    #[arg(long, env = SHARD_ENVIRONMENT_VARIABLE, value_name = "I/N|auto", value_parser = parse_shard)]
+    shard: Option<ShardOfWork>,
 }
 
-impl BenchProcessSettings {
-    /// Returns the shard of the work that was requested.
-    pub const fn shard(&self) -> Option<Shard> {
+impl BenchSettingsFlags {
+    /// The shard of the cases that `--shard` requests; `None` without the flag.
+    pub const fn requested_shard(&self) -> Option<ShardOfWork> {
         self.shard
     }
 
-    /// Text of the shard that follows a number of cases; empty if no shard was requested.
-    pub fn shard_text(&self) -> String {
+    /// Text that names the requested shard after a number of cases, "; of shard 1/4 only"; empty
+    /// without `--shard`.
+    pub fn shard_suffix(&self) -> String {
         self.shard.map_or_else(String::new, |shard| format!("; of shard {shard} only"))
     }
 
-    /// The settings as variables for benches that must list every case, even if this process has a
-    /// shard.
-    pub fn variables_without_shard(&self) -> BTreeMap<String, String> {
-        let mut variables = self.variables();
-        variables.remove(SHARD_VARIABLE);
+    /// The settings as environment variables for bench processes that must list every case, even if
+    /// this process has a shard.
+    pub fn bench_variables_without_shard(&self) -> BTreeMap<String, String> {
+        let mut variables = self.bench_variables();
+        variables.remove(SHARD_ENVIRONMENT_VARIABLE);
         variables
     }
 
-    /// The settings as environment variables.
-    pub fn variables(&self) -> BTreeMap<String, String> {
+    /// The settings as environment variables for bench processes.
+    pub fn bench_variables(&self) -> BTreeMap<String, String> {
         let word = |value: &dyn Fn() -> Option<clap::builder::PossibleValue>| {
             value().map(|value| value.get_name().to_owned())
         };
@@ -105,65 +108,71 @@ impl BenchProcessSettings {
             ("KERNELGATE_DEVICES", self.devices.clone()),
             ("KERNELGATE_SEED", self.seed.map(|seed| seed.to_string())),
             ("KERNELGATE_TIMEOUT", self.timeout.map(|seconds| seconds.to_string())),
-            (SHARD_VARIABLE, self.shard.map(|shard| shard.to_string())),
+            (SHARD_ENVIRONMENT_VARIABLE, self.shard.map(|shard| shard.to_string())),
         ];
         settings.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
     }
 
-    /// Seed of the inputs: the requested one, or the benches' default.
-    pub fn input_seed(&self) -> u64 {
+    /// Seed of the input data: the one of `--seed`, or 1, the default of the benches.
+    pub fn input_data_seed(&self) -> u64 {
         self.seed.unwrap_or(1)
     }
 
-    /// Returns whether axis values select the cases.
-    pub const fn names_axes(&self) -> bool {
+    /// Whether `--axis` selects the values of an axis, and thereby the cases.
+    pub const fn overrides_axes(&self) -> bool {
         !self.axis.is_empty()
     }
 }
 
-/// Flags that set thresholds and the measurement time. These flags have no default values, because
-/// the device's calibration precedes the defaults.
+/// Command-line flags with the thresholds of a comparison and the time for a case. The threshold
+/// flags have no default values, because thresholds of the device's calibration come before the
+/// program's defaults.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ThresholdFlags {
-    /// Largest number of blocks of four processes [default: as calibrated, else 96]
+    /// Largest number of blocks of four processes (two of base, two of head) [default: as
+    /// calibrated, else 96]
     #[arg(long, value_name = "COUNT")]
     max_blocks: Option<usize>,
-    /// Smallest change that matters, as a fraction of the time [default: as calibrated, else 0.01]
-    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
+    /// Smallest change of a case's time that matters, as a fraction of the time [default: as
+    /// calibrated, else 0.01]
+    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction_or_percentage)]
     relative: Option<f64>,
-    /// Smallest change that matters, in nanoseconds [default: as calibrated, else 100]
+    /// Smallest change of a case's time that matters, in nanoseconds [default: as calibrated, else
+    /// 100]
     #[arg(long, value_name = "NS")]
     absolute: Option<f64>,
-    /// Equivalence margin: a case without a visible change is unchanged if slow-downs above this
-    /// fraction are excluded. Tested after 24, 48, 96 … blocks [default: as calibrated, else 0.05
-    /// and 24 blocks]
-    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
+    /// Equivalence margin: a case without a significant change counts as unchanged if the test
+    /// excludes slow-downs above this fraction. This test runs after 24, 48, 96 … blocks [default:
+    /// as calibrated, else 0.05 and 24 blocks]
+    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction_or_percentage)]
     tolerated: Option<f64>,
-    /// Time for which a process times a case, a quarter of it to warm up [default: 0.4s, on a GPU
+    /// Time that a process spends on a case, a quarter of it to warm up [default: 0.4s, on a GPU
     /// 0.15s]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     case_time: Option<Duration>,
 }
 
-/// Flags that set timeouts for processes that may hang.
+/// Command-line flags with timeouts for bench processes and builds that may hang.
 #[derive(Debug, Clone, clap::Args)]
-pub struct ProcessTimeouts {
-    /// Time after which a process of a bench is treated as hung and ended [default: 20s to report
-    /// its version, 1m to list its cases, 30m to verify them; later processes 1m and ten times the
-    /// time of the verification]
+pub struct ProcessTimeoutFlags {
+    /// Time after which a bench process is treated as hung and killed [default: 20s to report its
+    /// version, 1m to list its cases, 30m to verify them; later processes 1m and ten times the time
+    /// of the verification]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub wait: Option<Duration>,
-    /// Time after which a build is treated as hung and ended
+    /// Time after which a build is treated as hung and killed
     #[arg(long, value_name = "TIME", default_value = "4h", value_parser = parse_duration)]
     pub build_wait: Duration,
 }
 
-/// Variables of a bench that change what is measured, which a comparison sets for the head alone.
-pub const INJECTION_VARIABLES: [&str; 2] = ["KERNELGATE_DELAY", "KERNELGATE_LAYOUT"];
+/// Environment variables of a bench process that change what is measured (an added delay, another
+/// memory layout); a comparison sets them only for the head.
+pub const CHANGE_INJECTION_VARIABLES: [&str; 2] = ["KERNELGATE_DELAY", "KERNELGATE_LAYOUT"];
 
-/// Refuses environment variables that would change both compared sides.
-pub fn refuse_injected_changes() -> anyhow::Result<()> {
-    for variable in INJECTION_VARIABLES {
+/// Returns an error if this process has variables that inject a change, because both base and head
+/// would be changed.
+pub fn refuse_injection_variables_of_user() -> anyhow::Result<()> {
+    for variable in CHANGE_INJECTION_VARIABLES {
         anyhow::ensure!(
             std::env::var_os(variable).is_none_or(|value| value.is_empty()),
             "{variable} is set: it would change both sides; unset it"
@@ -172,8 +181,8 @@ pub fn refuse_injected_changes() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Parses a fraction from text such as "0.05" or "5%".
-pub fn parse_fraction(text: &str) -> Result<f64, String> {
+/// Parses a fraction from a text such as "0.05" or "5%".
+pub fn parse_fraction_or_percentage(text: &str) -> Result<f64, String> {
     let number = |text: &str| text.trim().parse::<f64>().ok().filter(|value| value.is_finite());
     let fraction = match text.strip_suffix('%') {
         Some(percent) => number(percent).map(|percent| percent / 100.0),
@@ -182,8 +191,8 @@ pub fn parse_fraction(text: &str) -> Result<f64, String> {
     fraction.ok_or_else(|| "write a fraction or a percentage, for example 0.05 or 5%".to_owned())
 }
 
-/// Checks the value of a flag, if it is set.
-pub fn check_flag_range(
+/// Returns an error if the value of a flag is set and lies outside the range.
+pub fn check_flag_in_range(
     flag: &str,
     value: impl Into<Option<f64>>,
     range: RangeInclusive<f64>,
@@ -195,50 +204,55 @@ pub fn check_flag_range(
 }
 
 impl ThresholdFlags {
-    /// The plan with these flags over a basis.
-    pub fn plan(&self, basis: PlanBasis) -> anyhow::Result<PlanRequest> {
+    /// The measurement plan: the thresholds of these flags, with values of `basis` where a flag is
+    /// not set.
+    pub fn plan_over_basis(&self, basis: TestPlanBasis) -> anyhow::Result<TestPlanRequest> {
         for (flag, value, most) in [
-            ("--relative", self.relative, MAX_RULE_RATIO),
-            ("--absolute", self.absolute, MAX_ACCEPTED_TIME_NS),
-            ("--tolerated", self.tolerated, MAX_RULE_RATIO),
+            ("--relative", self.relative, MAX_RATIO_IN_RULES),
+            ("--absolute", self.absolute, MAX_TIME_IN_RULES_NS),
+            ("--tolerated", self.tolerated, MAX_RATIO_IN_RULES),
         ] {
-            check_flag_range(flag, value, 0.0..=most)?;
+            check_flag_in_range(flag, value, 0.0..=most)?;
         }
-        let most = self.max_blocks.unwrap_or(TestPlan::default().max_blocks);
+        let most = self.max_blocks.unwrap_or(ComparisonTestPlan::default().max_blocks);
         anyhow::ensure!(
             (1..=10_000).contains(&most),
             "--max-blocks takes a number from 1 to 10000"
         );
-        let limits = AskedLimits {
+        let limits = RequestedLimits {
             relative: self.relative,
             absolute_ns: self.absolute,
             tolerated: self.tolerated,
-            ..AskedLimits::default()
+            ..RequestedLimits::default()
         };
-        Ok(PlanRequest { asked: limits, max_blocks: self.max_blocks, basis })
+        Ok(TestPlanRequest { asked: limits, max_blocks: self.max_blocks, basis })
     }
 
-    /// Time for which a process times a case.
-    pub fn sampling(&self) -> Option<TrialSampling> {
+    /// How long a process warms a case up and times it, from `--case-time`; `None` without the
+    /// flag.
+    pub fn warm_up_and_timing_durations(&self) -> Option<TrialSamplingPlan> {
         let whole_s = self.case_time?.as_secs_f64();
-        Some(TrialSampling {
-            warm_up_s: WARM_UP_SECONDS * whole_s,
-            measurement_s: (1.0 - WARM_UP_SECONDS) * whole_s,
-            ..TrialSampling::HOST_SAMPLING
+        Some(TrialSamplingPlan {
+            warm_up_s: WARM_UP_SHARE_OF_CASE_TIME * whole_s,
+            measurement_s: (1.0 - WARM_UP_SHARE_OF_CASE_TIME) * whole_s,
+            ..TrialSamplingPlan::SAMPLING_ON_HOST
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::parse_fraction;
+    use super::parse_fraction_or_percentage;
 
     #[test]
     fn a_fraction_on_the_command_line_may_be_a_percentage() {
-        assert_eq!(parse_fraction("0.05"), Ok(0.05));
-        assert_eq!(parse_fraction("5%"), Ok(0.05));
+        assert_eq!(parse_fraction_or_percentage("0.05"), Ok(0.05));
+        assert_eq!(parse_fraction_or_percentage("5%"), Ok(0.05));
         for text in ["", "%", "five", "5 percent", "inf", "NaN%"] {
-            assert!(parse_fraction(text).unwrap_err().contains("0.05 or 5%"), "{text}");
+            assert!(
+                parse_fraction_or_percentage(text).unwrap_err().contains("0.05 or 5%"),
+                "{text}"
+            );
         }
     }
 }

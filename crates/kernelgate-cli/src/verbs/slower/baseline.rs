@@ -1,39 +1,41 @@
-//! The verb `kernelgate baseline`, which manages the committed baselines.
+//! `kernelgate baseline`: saves, lists, shows, extends, imports and exports the committed
+//! baselines.
 
-use kernelgate::record::text::{printable_on_terminal, printable_path};
+use kernelgate::record::text::{clean_message_for_terminal, path_for_terminal};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::benches::bench_requests::{self, RequestSettings};
+use crate::benches::bench_requests::{self, BenchRequestSettings};
 use crate::verbs::correct::numerics;
-use crate::verbs::shared::bench_flags::BenchFlags;
-use crate::verbs::shared::case_selection::unexpected_response;
+use crate::verbs::shared::bench_flags::BenchExecutableFlags;
+use crate::verbs::shared::case_selection::error_for_unexpected_response;
 use crate::verbs::shared::interrupt;
-use crate::verbs::shared::output::{OutputFormat, print_json, refuse_overwriting_source};
-use crate::verbs::shared::refusal::Refusal;
-use crate::verbs::shared::sessions::SelectedSessions;
-use crate::verbs::shared::settings::BenchProcessSettings;
-use kernelgate::display::harmless_text::CsvText;
-use kernelgate::display::table::TextTable;
+use crate::verbs::shared::output::{OutputFormat, print_as_json, refuse_to_overwrite_input};
+use crate::verbs::shared::refusal::RefusalToCompare;
+use crate::verbs::shared::sessions::SessionSelectionFlags;
+use crate::verbs::shared::settings::BenchSettingsFlags;
+use kernelgate::display::harmless_text::EscapedForCsv;
+use kernelgate::display::table::AlignedTextTable;
 use kernelgate::display::{counted_noun, time_text};
-use kernelgate::exit::ExitReason;
-use kernelgate::protocol::{BenchResponseBody, RequestedAction};
-use kernelgate::record::environment::EnvironmentMismatch;
-use kernelgate::record::store::check_path_component;
+use kernelgate::exit::ProcessExitReason;
+use kernelgate::protocol::{RequestedBenchAction, ResponseToBenchAction};
+use kernelgate::record::environment::IncomparableEnvironmentField;
+use kernelgate::record::store::check_baseline_file_name;
 use kernelgate::record::{
-    Baseline, BaselineStore, CaseRun, Environment, FileLock, Measurement, ProcessRun, file,
+    BaselineFile, BenchProcessRun, CaseSummaryOfRun, ExclusiveFileLock, MeasurementOfRuns,
+    RecordFoldersOfPackage, RunEnvironment, file,
 };
 use kernelgate::stats::median;
 
-/// Timeout of a bench that is asked for its device.
-const DEVICE_ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+/// Time within which a bench process must answer which device it uses.
+const DEVICE_QUERY_TIMEOUT: Duration = Duration::from_secs(120);
 
 #[derive(Debug, clap::Subcommand)]
-pub enum BaselineVerb {
-    /// Run the benches several times and make a baseline of it
-    Save(super::save::SaveArguments),
+pub enum BaselineSubverb {
+    /// Run `cargo bench` several times and make a baseline of the runs
+    Save(super::save::SaveBaselineArguments),
     /// List baselines with device, age and cases, and broken files
     List {
         /// How to print
@@ -42,21 +44,21 @@ pub enum BaselineVerb {
     },
     /// Print the path of this machine's baseline
     ///
-    /// `gate` would use this baseline for the device. Exits with 2 if the device has no such
-    /// baseline.
+    /// `gate` would use this baseline for the device. Exits with code 2 if this device has no
+    /// baseline of that name.
     Find {
         /// Name of the baseline
         name: String,
         #[command(flatten)]
-        settings: BenchProcessSettings,
+        settings: BenchSettingsFlags,
         #[command(flatten)]
-        benches: BenchFlags,
+        benches: BenchExecutableFlags,
     },
-    /// Show the cases of one baseline
+    /// Show the cases of one baseline with their times
     Show {
         /// Name of the baseline
         name: String,
-        /// Folder of the device in baselines/ [default: that of this machine]
+        /// Folder of the device in baselines/ [default: the device of this machine]
         #[arg(long)]
         device: Option<String>,
         /// How to print
@@ -67,136 +69,153 @@ pub enum BaselineVerb {
     ///
     /// With several process runs `gate` finds smaller changes.
     Add {
-        /// Name of the baseline; a missing one is created
+        /// Name of the baseline, which is created if it does not exist
         name: String,
         #[command(flatten)]
-        sessions: SelectedSessions,
+        sessions: SessionSelectionFlags,
     },
     /// Check a baseline file and copy it to where `gate` reads it
     Import {
         /// File of a baseline
         file: PathBuf,
-        /// Name of the copy [default: the one in the file]
+        /// Name of the copied baseline [default: the name in the file]
         #[arg(long)]
         name: Option<String>,
-        /// Replace a baseline of that name
+        /// Replace an existing baseline of that name
         #[arg(long)]
         force: bool,
     },
-    /// Accept a baseline file that was edited or merged by hand
+    /// Accept a baseline file edited or merged by hand: write its checksum again
     Seal {
         /// File of a baseline
         file: PathBuf,
     },
-    /// Copy a baseline to a file, as JSON or as a CSV with one line per case and run
+    /// Copy a baseline to a file, as JSON or as CSV with one line per case and run
     Export {
         /// Name of the baseline
         name: String,
-        /// File to write, with the ending .json or .csv
+        /// File to which the baseline is written, with the ending .json or .csv
         file: PathBuf,
-        /// Folder of the device in baselines/ [default: that of this machine]
+        /// Folder of the device in baselines/ [default: the device of this machine]
         #[arg(long)]
         device: Option<String>,
     },
 }
 
-pub fn run(verb: &BaselineVerb, store: &BaselineStore) -> anyhow::Result<ExitReason> {
+pub fn run(
+    verb: &BaselineSubverb,
+    store: &RecordFoldersOfPackage,
+) -> anyhow::Result<ProcessExitReason> {
     match verb {
-        BaselineVerb::Save(arguments) => super::save::run(arguments, store),
-        BaselineVerb::Find { name, settings, benches } => {
-            find_baseline(store, name, settings, benches)
+        BaselineSubverb::Save(arguments) => super::save::run(arguments, store),
+        BaselineSubverb::Find { name, settings, benches } => {
+            print_baseline_path_of_this_device(store, name, settings, benches)
         }
-        BaselineVerb::Seal { file } => seal_baseline(file),
-        BaselineVerb::List { format } => list_baselines(store, *format),
-        BaselineVerb::Show { name, device, format } => {
-            print_baseline(&read(store, device.as_deref(), name)?, *format)
+        BaselineSubverb::Seal { file } => renew_baseline_checksum(file),
+        BaselineSubverb::List { format } => print_baselines(store, *format),
+        BaselineSubverb::Show { name, device, format } => print_cases_of_baseline(
+            &read_baseline_of_device(store, device.as_deref(), name)?,
+            *format,
+        ),
+        BaselineSubverb::Add { name, sessions } => {
+            add_runs_to_baseline(store, name, sessions.read_runs_of_package(store)?)
         }
-        BaselineVerb::Add { name, sessions } => add(store, name, sessions.read(store)?),
-        BaselineVerb::Import { file, name, force } => {
-            import_baseline(store, file, name.as_deref(), *force)
+        BaselineSubverb::Import { file, name, force } => {
+            import_baseline_file(store, file, name.as_deref(), *force)
         }
-        BaselineVerb::Export { name, file, device } => {
-            let device = device_of_baseline(store, device.as_deref(), name)?;
-            refuse_overwriting_source("the export", file, &store.baseline_path(&device, name)?)?;
-            export_csv(&store.baseline(&device, name)?, file)
+        BaselineSubverb::Export { name, file, device } => {
+            let device = device_folder_of_baseline(store, device.as_deref(), name)?;
+            refuse_to_overwrite_input("the export", file, &store.path_of_baseline(&device, name)?)?;
+            export_baseline_as_csv(&store.read_baseline(&device, name)?, file)
         }
     }
 }
 
-fn read(store: &BaselineStore, device: Option<&str>, name: &str) -> anyhow::Result<Baseline> {
-    Ok(store.baseline(&device_of_baseline(store, device, name)?, name)?)
+fn read_baseline_of_device(
+    store: &RecordFoldersOfPackage,
+    device: Option<&str>,
+    name: &str,
+) -> anyhow::Result<BaselineFile> {
+    Ok(store.read_baseline(&device_folder_of_baseline(store, device, name)?, name)?)
 }
 
-/// Returns the named device, or the only device with a baseline of that name, or the CPU of this
-/// machine.
-fn device_of_baseline(
-    store: &BaselineStore,
+/// Returns the named device, or the only device that has a baseline of that name, or the CPU of
+/// this machine.
+fn device_folder_of_baseline(
+    store: &RecordFoldersOfPackage,
     device: Option<&str>,
     name: &str,
 ) -> anyhow::Result<String> {
     if let Some(device) = device {
-        check_path_component(device).map_err(|_| {
+        check_baseline_file_name(device).map_err(|_| {
             anyhow::anyhow!("--device {device}: no folder of baselines has such a name")
         })?;
         return Ok(device.to_owned());
     }
     let devices: Vec<String> = store
-        .baseline_files()?
+        .list_baseline_files()?
         .into_iter()
         .filter(|file| file.1 == name)
         .map(|file| file.0)
         .collect();
     Ok(match &devices[..] {
         [only] => only.clone(),
-        _ => Environment::cpu().baseline_folder_name(),
+        _ => RunEnvironment::environment_of_process_on_cpu().baseline_folder_of_device_and_count(),
     })
 }
 
-fn find_baseline(
-    store: &BaselineStore,
+fn print_baseline_path_of_this_device(
+    store: &RecordFoldersOfPackage,
     name: &str,
-    settings: &BenchProcessSettings,
-    benches: &BenchFlags,
-) -> anyhow::Result<ExitReason> {
-    // The name is checked before benches are built to find the device.
-    check_path_component(name)?;
-    let running = &interrupt::watched_processes()?;
-    let found = benches.find(&store.root, running)?;
-    let settings = settings.variables();
+    settings: &BenchSettingsFlags,
+    benches: &BenchExecutableFlags,
+) -> anyhow::Result<ProcessExitReason> {
+    // The name of the baseline is checked before benches are built to find out the device.
+    check_baseline_file_name(name)?;
+    let running = &interrupt::kill_child_and_exit_on_interrupt()?;
+    let found = benches.find_selected_benches(&store.root, running)?;
+    let settings = settings.bench_variables();
     let asking =
-        RequestSettings { settings, filter: None, timeout: DEVICE_ANSWER_TIMEOUT, running };
-    // Every bench of a supported device runs on that device.
+        BenchRequestSettings { settings, filter: None, timeout: DEVICE_QUERY_TIMEOUT, running };
+    // All benches of a supported device run on that device, so the first answer decides.
     let mut devices: Vec<String> = Vec::new();
-    for (bench, answer) in
-        bench_requests::ask_all_benches(&found, &asking, &RequestedAction::Environment)?
-    {
-        let BenchResponseBody::Environment(environment) = answer else {
-            return Err(unexpected_response(&bench));
+    for (bench, answer) in bench_requests::request_from_all_benches(
+        &found,
+        &asking,
+        &RequestedBenchAction::Environment,
+    )? {
+        let ResponseToBenchAction::Environment(environment) = answer else {
+            return Err(error_for_unexpected_response(&bench));
         };
-        devices.push(environment.baseline_folder_name());
+        devices.push(environment.baseline_folder_of_device_and_count());
     }
     devices.dedup();
     let baselines = devices
         .iter()
-        .map(|device| store.baseline(device, name).map(|_| device))
+        .map(|device| store.read_baseline(device, name).map(|_| device))
         .collect::<Vec<_>>();
     let device = match baselines.into_iter().reduce(|first, next| first.or(next)) {
         Some(found) => found?,
         None => anyhow::bail!("no bench says what it runs on"),
     };
-    println!("{}", store.baseline_path(device, name)?.display());
-    Ok(ExitReason::Fine)
+    println!("{}", store.path_of_baseline(device, name)?.display());
+    Ok(ProcessExitReason::Fine)
 }
 
-fn add(store: &BaselineStore, name: &str, runs: Vec<ProcessRun>) -> anyhow::Result<ExitReason> {
-    let measurement = Measurement::from_runs(runs).map_err(Refusal::result)?;
-    for missing in measurement.missing_shards() {
+fn add_runs_to_baseline(
+    store: &RecordFoldersOfPackage,
+    name: &str,
+    runs: Vec<BenchProcessRun>,
+) -> anyhow::Result<ProcessExitReason> {
+    let measurement = MeasurementOfRuns::from_matching_runs(runs)
+        .map_err(RefusalToCompare::on_standard_output)?;
+    for missing in measurement.shards_without_run() {
         eprintln!("warning: {missing} is missing: the baseline gets the cases of the others");
     }
-    let runs = measurement.process_runs();
-    let path = store.baseline_path(&measurement.device_folder(), name)?;
-    let _lock = FileLock::acquire_for_file(&path)?;
-    let mut baseline = Baseline::open_or_empty(&path, name)?;
+    let runs = measurement.process_runs_of_measurement();
+    let path = store.path_of_baseline(&measurement.baseline_folder_of_device(), name)?;
+    let _lock = ExclusiveFileLock::acquire_lock_for_file(&path)?;
+    let mut baseline = BaselineFile::read_or_create_empty(&path, name)?;
     anyhow::ensure!(
         runs.iter().any(|run| !run.cases.is_empty()),
         "no case was measured: there is nothing to add"
@@ -204,39 +223,42 @@ fn add(store: &BaselineStore, name: &str, runs: Vec<ProcessRun>) -> anyhow::Resu
     for run in runs.iter().filter(|run| !run.complete) {
         eprintln!(
             "warning: the run {} did not get to its end: only its {} finished cases are added",
-            run.baseline_key(),
+            run.key_in_baseline(),
             run.cases.len()
         );
     }
     for run in runs.iter().filter(|run| run.stated_commit) {
         eprintln!(
             "the commit {} of the run {} is as KERNELGATE_COMMIT stated it",
-            run.provenance.short_commit(),
-            run.baseline_key()
+            run.provenance.short_commit_with_changes_mark(),
+            run.key_in_baseline()
         );
     }
     for run in runs.iter().filter(|run| !run.cases.is_empty()) {
-        if let Err(differing) = baseline.add(run) {
-            for EnvironmentMismatch { field, base, head } in differing {
+        if let Err(differing) = baseline.add_comparable_run(run) {
+            for IncomparableEnvironmentField { field, base, head } in differing {
                 println!(
                     "refused: {field} is `{base}` in the baseline and `{head}` in the run {}",
-                    run.baseline_key()
+                    run.key_in_baseline()
                 );
             }
-            return Ok(ExitReason::Refused);
+            return Ok(ProcessExitReason::Refused);
         }
     }
-    for record in store.numerics(runs)? {
-        numerics::print_saved_errors(&record, baseline.add_seed_errors(&record));
+    for record in store.read_output_errors_of_executables(runs)? {
+        numerics::print_errors_saved_in_baseline(
+            &record,
+            baseline.add_output_errors_by_seed(&record),
+        );
     }
-    file::write(&path, &baseline)?;
+    file::write_record_atomically(&path, &baseline)?;
     let most = baseline.cases.values().map(|case| case.runs.len()).max().unwrap_or_default();
     println!(
         "{}, up to {most} runs each, in {}",
         counted_noun(baseline.cases.len(), "case"),
-        printable_path(&path)
+        path_for_terminal(&path)
     );
-    Ok(ExitReason::Fine)
+    Ok(ProcessExitReason::Fine)
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -245,25 +267,28 @@ struct ListedBaselineJson {
     name: String,
     cases: usize,
     runs: usize,
-    /// Start time of the newest run.
+    /// Start time of the newest process run in the baseline.
     newest: Option<String>,
     commit: Option<String>,
-    /// The reason why the file cannot be used.
+    /// The reason why the baseline file cannot be used; `None` if it can.
     error: Option<String>,
 }
 
-fn list_baselines(store: &BaselineStore, format: OutputFormat) -> anyhow::Result<ExitReason> {
-    let files = store.baseline_files()?;
+fn print_baselines(
+    store: &RecordFoldersOfPackage,
+    format: OutputFormat,
+) -> anyhow::Result<ProcessExitReason> {
+    let files = store.list_baseline_files()?;
     let mut listed = Vec::new();
     for (device, name, path) in files {
         let mut row = ListedBaselineJson { device, name, ..ListedBaselineJson::default() };
-        match file::read::<Baseline>(&path) {
+        match file::read_record::<BaselineFile>(&path) {
             Ok(baseline) => {
                 let newest = baseline.runs.values().max_by(|a, b| a.started.cmp(&b.started));
                 row.cases = baseline.cases.len();
                 row.runs = baseline.runs.len();
                 row.newest = newest.map(|run| run.started.clone());
-                row.commit = newest.map(|run| run.provenance.short_commit());
+                row.commit = newest.map(|run| run.provenance.short_commit_with_changes_mark());
             }
             Err(error) => row.error = Some(error.to_string()),
         }
@@ -271,11 +296,11 @@ fn list_baselines(store: &BaselineStore, format: OutputFormat) -> anyhow::Result
     }
     let broken = listed.iter().any(|row| row.error.is_some());
     if format == OutputFormat::Json {
-        print_json(&listed)?;
+        print_as_json(&listed)?;
     } else {
-        let mut table = TextTable::new(&["baseline", "cases", "runs", "newest", "commit"]);
+        let mut table = AlignedTextTable::new(&["baseline", "cases", "runs", "newest", "commit"]);
         for row in listed.iter().filter(|row| row.error.is_none()) {
-            table.row(vec![
+            table.add_row(vec![
                 format!("{}/{}", row.device, row.name),
                 row.cases.to_string(),
                 row.runs.to_string(),
@@ -289,20 +314,23 @@ fn list_baselines(store: &BaselineStore, format: OutputFormat) -> anyhow::Result
                 store.baselines.display()
             );
         } else {
-            println!("{}", format.table(&table));
+            println!("{}", format.format_table(&table));
         }
         listed
             .iter()
             .filter_map(|row| row.error.as_ref())
-            .for_each(|error| println!("broken: {}", printable_on_terminal(error)));
+            .for_each(|error| println!("broken: {}", clean_message_for_terminal(error)));
     }
-    Ok(if broken { ExitReason::Usage } else { ExitReason::Fine })
+    Ok(if broken { ProcessExitReason::Usage } else { ProcessExitReason::Fine })
 }
 
-fn print_baseline(baseline: &Baseline, format: OutputFormat) -> anyhow::Result<ExitReason> {
+fn print_cases_of_baseline(
+    baseline: &BaselineFile,
+    format: OutputFormat,
+) -> anyhow::Result<ProcessExitReason> {
     if format == OutputFormat::Json {
-        print!("{}", file::record_text(baseline));
-        return Ok(ExitReason::Fine);
+        print!("{}", file::json_text_of_record(baseline));
+        return Ok(ProcessExitReason::Fine);
     }
     for (key, run) in &baseline.runs {
         println!(
@@ -310,35 +338,38 @@ fn print_baseline(baseline: &Baseline, format: OutputFormat) -> anyhow::Result<E
             run.started,
             run.environment.device_name,
             run.environment.threads,
-            run.provenance.short_commit(),
+            run.provenance.short_commit_with_changes_mark(),
             if run.stated_commit { " (as stated)" } else { "" }
         );
     }
-    let mut table = TextTable::new(&["case", "time", "spread", "runs"]);
+    let mut table = AlignedTextTable::new(&["case", "time", "spread", "runs"]);
     for (id, case) in &baseline.cases {
         let medians: Vec<f64> = case.runs.values().map(|run| run.median_ns).collect();
         let relative: Vec<f64> = case.runs.values().map(|run| run.spread).collect();
-        table.row(vec![
+        table.add_row(vec![
             id.clone(),
             time_text(median(&medians)),
             format!("±{:.1}%", 100.0 * median(&relative)),
             case.runs.len().to_string(),
         ]);
     }
-    println!("\n{}", format.table(&table));
-    Ok(ExitReason::Fine)
+    println!("\n{}", format.format_table(&table));
+    Ok(ProcessExitReason::Fine)
 }
 
-fn import_baseline(
-    store: &BaselineStore,
+fn import_baseline_file(
+    store: &RecordFoldersOfPackage,
     from: &Path,
     name: Option<&str>,
     force: bool,
-) -> anyhow::Result<ExitReason> {
-    let mut baseline: Baseline = file::read(from)?;
+) -> anyhow::Result<ProcessExitReason> {
+    let mut baseline: BaselineFile = file::read_record(from)?;
     anyhow::ensure!(!baseline.cases.is_empty(), "{} holds no case", from.display());
-    let devices: std::collections::BTreeSet<String> =
-        baseline.runs.values().map(|run| run.environment.baseline_folder_name()).collect();
+    let devices: std::collections::BTreeSet<String> = baseline
+        .runs
+        .values()
+        .map(|run| run.environment.baseline_folder_of_device_and_count())
+        .collect();
     anyhow::ensure!(
         devices.len() == 1,
         "{} holds runs of {} devices, a baseline has one",
@@ -349,55 +380,58 @@ fn import_baseline(
         baseline.name = name.to_owned();
     }
     let device = devices.into_iter().next().unwrap_or_default();
-    let path = store.baseline_path(&device, &baseline.name)?;
-    let _lock = FileLock::acquire_for_file(&path)?;
+    let path = store.path_of_baseline(&device, &baseline.name)?;
+    let _lock = ExclusiveFileLock::acquire_lock_for_file(&path)?;
     anyhow::ensure!(force || !path.exists(), "{} exists: --force replaces it", path.display());
-    if !file::has_checksum(from) {
+    if !file::file_contains_checksum(from) {
         eprintln!(
             "warning: {} has no checksum, so that nobody knows whether it was edited: it is \
              taken as it is",
             from.display()
         );
     }
-    file::write(&path, &baseline)?;
-    println!("{} to {}", counted_noun(baseline.cases.len(), "case"), printable_path(&path));
-    Ok(ExitReason::Fine)
+    file::write_record_atomically(&path, &baseline)?;
+    println!("{} to {}", counted_noun(baseline.cases.len(), "case"), path_for_terminal(&path));
+    Ok(ProcessExitReason::Fine)
 }
 
-fn seal_baseline(path: &Path) -> anyhow::Result<ExitReason> {
-    let path = &file::follow_link(path);
-    // Without the file, reading it gives the most helpful error.
-    let _lock = path.is_file().then(|| FileLock::acquire_for_file(path)).transpose()?;
-    let baseline: Baseline = file::read_without_checksum(path)?;
-    file::write(path, &baseline)?;
+fn renew_baseline_checksum(path: &Path) -> anyhow::Result<ProcessExitReason> {
+    let path = &file::resolve_symbolic_link(path);
+    // If the file does not exist, the read error names the problem best.
+    let _lock =
+        path.is_file().then(|| ExclusiveFileLock::acquire_lock_for_file(path)).transpose()?;
+    let baseline: BaselineFile = file::read_record_ignoring_checksum(path)?;
+    file::write_record_atomically(path, &baseline)?;
     let cases = counted_noun(baseline.cases.len(), "case");
-    println!("sealed without change: {cases} in {}", printable_path(path));
-    Ok(ExitReason::Fine)
+    println!("sealed without change: {cases} in {}", path_for_terminal(path));
+    Ok(ProcessExitReason::Fine)
 }
 
-fn export_csv(baseline: &Baseline, to: &Path) -> anyhow::Result<ExitReason> {
+fn export_baseline_as_csv(baseline: &BaselineFile, to: &Path) -> anyhow::Result<ProcessExitReason> {
     let text = match to.extension().and_then(|ending| ending.to_str()) {
-        Some("json") => file::record_text(baseline),
-        Some("csv") => csv(baseline),
+        Some("json") => file::json_text_of_record(baseline),
+        Some("csv") => baseline_as_csv(baseline),
         _ => anyhow::bail!("{}: the ending says the format: .json or .csv", to.display()),
     };
-    file::write_text(to, &text)?;
-    println!("{} to {}", counted_noun(baseline.cases.len(), "case"), printable_path(to));
-    Ok(ExitReason::Fine)
+    file::write_text_atomically(to, &text)?;
+    println!("{} to {}", counted_noun(baseline.cases.len(), "case"), path_for_terminal(to));
+    Ok(ProcessExitReason::Fine)
 }
 
-/// A field of a CSV file, quoted by RFC 4180.
-fn csv_cell(text: &str) -> String {
-    let text = CsvText(text).to_string();
+/// A field of a CSV file, quoted as RFC 4180 demands if it contains a comma, quotation mark or line
+/// break.
+fn quoted_csv_field(text: &str) -> String {
+    let text = EscapedForCsv(text).to_string();
     if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
 }
 
-/// A CSV with one line for each case and run.
-fn csv(baseline: &Baseline) -> String {
+/// The runs of a baseline as CSV, with one line for each case and run.
+fn baseline_as_csv(baseline: &BaselineFile) -> String {
     let mut text = "case,run,samples,launches,median_ns,spread\n".to_owned();
     for (id, case) in &baseline.cases {
-        for (run, CaseRun { samples, total_launches, median_ns, spread, .. }) in &case.runs {
-            let (id, run) = (csv_cell(id), csv_cell(run));
+        for (run, CaseSummaryOfRun { samples, total_launches, median_ns, spread, .. }) in &case.runs
+        {
+            let (id, run) = (quoted_csv_field(id), quoted_csv_field(run));
             text.push_str(&format!("{id},{run},{samples},{total_launches},{median_ns},{spread}\n"));
         }
     }
@@ -410,6 +444,9 @@ mod tests {
 
     #[test]
     fn a_csv_cell_is_quoted_only_if_necessary() {
-        assert_eq!(["a/b", "a,b", "a \"b\""].map(csv_cell), ["a/b", "\"a,b\"", "\"a \"\"b\"\"\""]);
+        assert_eq!(
+            ["a/b", "a,b", "a \"b\""].map(quoted_csv_field),
+            ["a/b", "\"a,b\"", "\"a \"\"b\"\"\""]
+        );
     }
 }

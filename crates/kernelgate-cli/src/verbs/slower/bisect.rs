@@ -1,36 +1,36 @@
-//! `kernelgate bisect`: finds the first slower commit, by paired comparisons.
+//! `kernelgate bisect`: finds the first slower commit between two revisions by comparing builds.
 
 use std::time::Duration;
 
-use crate::bisect::{self, Bisection, BisectionRequest, SearchEnd};
+use crate::bisect::{self, BisectionEnd, BisectionRequest, BisectionResult};
 use crate::compare::progress::parse_duration;
-use crate::compare::{ComparisonRequest, PlanBasis, SideSource};
+use crate::compare::{BuildComparisonRequest, ComparedSideSource, TestPlanBasis};
 use crate::report;
-use crate::verbs::shared::comparison::ComparisonFlags;
-use crate::verbs::shared::output::{OutputFormat, print_json};
-use crate::verbs::shared::refusal::Refusal;
-use crate::verbs::shared::settings::refuse_injected_changes;
+use crate::verbs::shared::comparison::ComparisonCommandFlags;
+use crate::verbs::shared::output::{OutputFormat, print_as_json};
+use crate::verbs::shared::refusal::RefusalToCompare;
+use crate::verbs::shared::settings::refuse_injection_variables_of_user;
 use kernelgate::display::terminal;
-use kernelgate::exit::ExitReason;
-use kernelgate::record::BaselineStore;
-use kernelgate::record::text::printable_on_terminal;
+use kernelgate::exit::ProcessExitReason;
+use kernelgate::record::RecordFoldersOfPackage;
+use kernelgate::record::text::clean_message_for_terminal;
 
 #[derive(Debug, clap::Args)]
-pub struct BisectArguments {
+pub struct BisectCommandArguments {
     /// Id of the case
     case: String,
-    /// Revision at which the case was not slow
+    /// Revision at which the case was not slow yet
     #[arg(long, value_name = "REV")]
     good: String,
-    /// Revision at which the case is slow; a descendant of the good one
+    /// Revision at which the case is slow; a descendant of the good revision
     #[arg(long, value_name = "REV", default_value = "HEAD")]
     bad: String,
-    /// Time limit of the first comparison of a commit; a second and a third, if needed, take twice
-    /// and four times as long
+    /// Time limit of the first comparison of a commit; a second and a third comparison, if needed,
+    /// may take twice and four times as long
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
     budget: Duration,
     #[command(flatten)]
-    flags: ComparisonFlags,
+    flags: ComparisonCommandFlags,
     /// Continue the last search, which was interrupted
     #[arg(long)]
     resume: bool,
@@ -39,14 +39,17 @@ pub struct BisectArguments {
     format: OutputFormat,
 }
 
-pub fn run(arguments: &BisectArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
-    refuse_injected_changes()?;
-    let basis = PlanBasis::Calibration(store.clone());
+pub fn run(
+    arguments: &BisectCommandArguments,
+    store: &RecordFoldersOfPackage,
+) -> anyhow::Result<ProcessExitReason> {
+    refuse_injection_variables_of_user()?;
+    let basis = TestPlanBasis::Calibration(store.clone());
     let folder = store.work.join("bisect");
-    let comparison = ComparisonRequest {
-        base: SideSource::Revision(arguments.good.clone()),
-        head: SideSource::Revision(arguments.bad.clone()),
-        ..arguments.flags.request(store, basis, arguments.budget, folder)?
+    let comparison = BuildComparisonRequest {
+        base: ComparedSideSource::Revision(arguments.good.clone()),
+        head: ComparedSideSource::Revision(arguments.bad.clone()),
+        ..arguments.flags.working_tree_against_itself(store, basis, arguments.budget, folder)?
     };
     let request = BisectionRequest {
         good: arguments.good.clone(),
@@ -55,26 +58,30 @@ pub fn run(arguments: &BisectArguments, store: &BaselineStore) -> anyhow::Result
         comparison,
         resume: arguments.resume,
     };
-    let found = bisect::run(&request).map_err(Refusal::or_error)?;
-    let text = report::bisection::text(&found);
+    let found = bisect::bisect_slowdown(&request).map_err(RefusalToCompare::from_compare_error)?;
+    let text = report::bisection::bisection_report_text(&found);
     match arguments.format {
-        OutputFormat::Json => print_json(&found)?,
-        OutputFormat::Text => terminal::print_wrapped(&printable_on_terminal(&text)),
-        OutputFormat::Markdown => println!("{}", report::bisection::markdown(&text)),
+        OutputFormat::Json => print_as_json(&found)?,
+        OutputFormat::Text => {
+            terminal::print_broken_to_terminal_width(&clean_message_for_terminal(&text))
+        }
+        OutputFormat::Markdown => {
+            println!("{}", report::bisection::report_as_markdown_code_block(&text))
+        }
     }
-    Ok(bisection_exit(&found))
+    Ok(exit_reason_of_bisection(&found))
 }
 
-/// The exit code: success if one commit was found and confirmed; a search that cannot name one is
-/// inconclusive.
-fn bisection_exit(bisection: &Bisection) -> ExitReason {
+/// The exit code of a bisection: success if one commit was found and confirmed; inconclusive if no
+/// single commit could be confirmed.
+fn exit_reason_of_bisection(bisection: &BisectionResult) -> ProcessExitReason {
     match &bisection.ended {
-        SearchEnd::Found(found)
-            if found.is_confirmed() && found.last_good + 1 == found.first_bad =>
+        BisectionEnd::Found(found)
+            if found.is_slowdown_confirmed() && found.last_good + 1 == found.first_bad =>
         {
-            ExitReason::Fine
+            ProcessExitReason::Fine
         }
-        SearchEnd::Found(_) | SearchEnd::EndsUndecided(_) => ExitReason::Inconclusive,
-        SearchEnd::NoDifference(_) | SearchEnd::EndUnusable(_) => ExitReason::Refused,
+        BisectionEnd::Found(_) | BisectionEnd::EndsUndecided(_) => ProcessExitReason::Inconclusive,
+        BisectionEnd::NoDifference(_) | BisectionEnd::EndUnusable(_) => ProcessExitReason::Refused,
     }
 }

@@ -1,7 +1,7 @@
-//! Runs comparisons whose answer is known (`kernelgate calibrate`), and recommends thresholds from
-//! the results.
+//! `kernelgate calibrate`: runs comparisons with a known correct verdict, and recommends thresholds
+//! from the rate of wrong verdicts.
 
-use kernelgate::record::text::printable_path;
+use kernelgate::record::text::path_for_terminal;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -9,67 +9,68 @@ use anyhow::Context;
 
 use crate::compare::calibrate::{self, CalibrationRequest};
 use crate::compare::progress::parse_duration;
-use crate::compare::{ComparisonRequest, PlanBasis, SideSource};
-use crate::gate::calibration::{Calibration, CalibrationSummary, summarise_calibration};
-use crate::gate::paired::TestPlan;
+use crate::compare::{BuildComparisonRequest, ComparedSideSource, TestPlanBasis};
+use crate::gate::calibration::{CalibrationSummaryTables, GateCalibration, summarise_calibration};
+use crate::gate::paired::ComparisonTestPlan;
 use crate::report::calibration;
-use crate::verbs::shared::comparison::ComparisonFlags;
+use crate::verbs::shared::comparison::ComparisonCommandFlags;
 use crate::verbs::shared::output::{
-    OutputFormat, arguments_of_process, print_json, shell_command_line,
+    OutputFormat, command_line_arguments_of_process, print_as_json,
+    shell_command_line_without_flags,
 };
-use crate::verbs::shared::refusal::Refusal;
-use crate::verbs::shared::settings::refuse_injected_changes;
+use crate::verbs::shared::refusal::RefusalToCompare;
+use crate::verbs::shared::settings::refuse_injection_variables_of_user;
 use kernelgate::display::terminal;
-use kernelgate::exit::ExitReason;
-use kernelgate::harness::filter::CaseFilter;
-use kernelgate::record::{BaselineStore, file};
+use kernelgate::exit::ProcessExitReason;
+use kernelgate::harness::filter::CaseIdFilter;
+use kernelgate::record::{RecordFoldersOfPackage, file};
 
 #[derive(Debug, clap::Args)]
-pub struct CalibrateArguments {
-    /// Use all cases whose id matches this regular expression; without it and without --axis a few
+pub struct CalibrateCommandArguments {
+    /// Use all cases whose id matches this regular expression; without it and without --axis, a few
     /// cases are chosen by their time
     filter: Option<String>,
     /// Folder with bench executables, in place of a build of the working tree
     #[arg(long, value_name = "DIR", conflicts_with = "package")]
     dir: Option<PathBuf>,
-    /// Number of comparisons of an executable with itself
+    /// Number of comparisons of a bench executable with itself
     #[arg(long, value_name = "COUNT", default_value_t = 200)]
     comparisons: usize,
-    /// Slow-downs to inject into the head, per cent of each case's time
+    /// Slow-downs to inject into the head as an added wait, per cent of each case's time
     #[arg(long, value_name = "PERCENT[,PERCENT]", value_delimiter = ',', default_value = "1,2,5")]
     inject: Vec<f64>,
-    /// Number of comparisons for each slow-down of --inject and --work
+    /// Number of comparisons for each slow-down of --inject and of --work
     #[arg(long, value_name = "COUNT", default_value_t = 20)]
     power_comparisons: usize,
-    /// Slow-downs of the head by passes over memory in place of a wait, per cent of each case's
-    /// time
+    /// Slow-downs to inject into the head as added passes over memory, per cent of each case's time
     #[arg(long, value_name = "PERCENT[,PERCENT]", value_delimiter = ',')]
     work: Vec<f64>,
-    /// Number of comparisons for each slow-down in which only one case is slower, another one each
-    /// time
+    /// Number of comparisons for each slow-down in which only one case is made slower, a different
+    /// one in each comparison
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     single: usize,
-    /// Number of comparisons of an executable with itself in which the head's code and memory have
-    /// other addresses
+    /// Number of comparisons of a bench executable with itself in which the head's code and memory
+    /// have other addresses
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     layouts: usize,
     /// Number of comparisons in which another load runs on the host's cores, or on the GPU, beside
     /// the head's processes [default: one for 20 of --comparisons]
     #[arg(long, value_name = "COUNT")]
     sham: Option<usize>,
-    /// Time of a comparison's round, after which undecided cases are inconclusive
+    /// Time limit of one measuring round of a comparison, after which undecided cases are
+    /// inconclusive
     #[arg(long, value_name = "TIME", default_value = "3m", value_parser = parse_duration)]
     budget: Duration,
-    /// Time limit of the calibration, builds included; a comparison that may take longer is not
-    /// started, and --resume continues. The estimate is the longest comparison so far, at first
-    /// --budget
+    /// Time limit of the whole calibration, builds included; a comparison that may take longer is
+    /// not started, and --resume continues. The estimate for a comparison is the duration of the
+    /// longest comparison so far, at first that of --budget
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     total_time: Option<Duration>,
-    /// Largest number of cases that are chosen where none are named
+    /// Largest number of cases that are chosen if neither a filter nor --axis selects cases
     #[arg(long, value_name = "COUNT", default_value_t = 4)]
     cases: usize,
     #[command(flatten)]
-    flags: ComparisonFlags,
+    flags: ComparisonCommandFlags,
     /// Continue the last calibration, which was interrupted or ran out of time
     #[arg(long)]
     resume: bool,
@@ -91,41 +92,50 @@ pub struct CalibrateArguments {
     format: OutputFormat,
 }
 
-impl CalibrateArguments {
-    fn sham_comparisons(&self) -> usize {
+impl CalibrateCommandArguments {
+    fn number_of_sham_comparisons(&self) -> usize {
         self.sham.unwrap_or(self.comparisons / 20)
     }
 }
 
-/// Flags about this machine's files and output, which do not change the measurement.
-const LOCAL_ONLY_FLAGS: &[&str] = &["--dir", "--output", "--baselines", "--records", "--format"];
+/// Flags on files and output of this machine, which are dropped from the recorded command because
+/// they do not change the measurement.
+const FLAGS_NOT_RECORDED: &[&str] = &["--dir", "--output", "--baselines", "--records", "--format"];
 
-/// JSON output of a calibration: counts and recommendations, without times.
+/// JSON output of `kernelgate calibrate`: counts of verdicts and recommended thresholds, without
+/// the measured times.
 #[derive(serde::Serialize)]
 struct CalibrationReportJson<'a> {
     calibration: &'a Path,
-    summary: CalibrationSummary,
+    summary: CalibrationSummaryTables,
     recommended: Option<&'a crate::gate::calibration::RecommendedThresholds>,
 }
 
-pub fn run(arguments: &CalibrateArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
+pub fn run(
+    arguments: &CalibrateCommandArguments,
+    store: &RecordFoldersOfPackage,
+) -> anyhow::Result<ProcessExitReason> {
     if !arguments.merge.is_empty() {
-        return merge_calibration_files(arguments, store);
+        return merge_calibration_files_of_flag(arguments, store);
     }
-    check_arguments(arguments)?;
+    check_calibrate_arguments(arguments)?;
     let folder = store.work.join("calibrate");
-    let state = match arguments.flags.settings.shard() {
-        Some(shard) => folder.join(format!("part-{}.json", shard.shard_file_label())),
+    let state = match arguments.flags.settings.requested_shard() {
+        Some(shard) => folder.join(format!("part-{}.json", shard.label_for_file_name())),
         None => folder.join("state.json"),
     };
-    let basis = PlanBasis::Fixed(TestPlan::default());
-    let request = ComparisonRequest {
-        base: arguments.dir.clone().map_or(SideSource::WorkTree, SideSource::Folder),
+    let basis = TestPlanBasis::Fixed(ComparisonTestPlan::default());
+    let request = BuildComparisonRequest {
+        base: arguments
+            .dir
+            .clone()
+            .map_or(ComparedSideSource::WorkTree, ComparedSideSource::Folder),
         filter: arguments.filter.clone(),
         time_identical: true,
-        ..arguments.flags.request(store, basis, arguments.budget, folder)?
+        ..arguments.flags.working_tree_against_itself(store, basis, arguments.budget, folder)?
     };
-    let measured = TestPlan::default().overridden_by(&request.plan.asked, request.plan.max_blocks);
+    let measured = ComparisonTestPlan::default()
+        .with_requested_limits(&request.plan.asked, request.plan.max_blocks);
     let settings = CalibrationRequest {
         null: arguments.comparisons,
         layouts: arguments.layouts,
@@ -133,44 +143,48 @@ pub fn run(arguments: &CalibrateArguments, store: &BaselineStore) -> anyhow::Res
         work: arguments.work.clone(),
         each: arguments.power_comparisons,
         single: arguments.single,
-        sham: arguments.sham_comparisons(),
-        shard: arguments.flags.settings.shard(),
+        sham: arguments.number_of_sham_comparisons(),
+        shard: arguments.flags.settings.requested_shard(),
         plan: measured,
         cases: arguments.cases,
-        named: selects_cases(arguments),
+        named: user_selects_cases(arguments),
         total: arguments.total_time,
-        command: shell_command_line(arguments_of_process(), LOCAL_ONLY_FLAGS, &["--resume"]),
+        command: shell_command_line_without_flags(
+            command_line_arguments_of_process(),
+            FLAGS_NOT_RECORDED,
+            &["--resume"],
+        ),
         state: state.clone(),
         resume: arguments.resume,
     };
-    let (calibration, left) =
-        calibrate::run_calibration(&request, &settings).map_err(Refusal::or_error)?;
-    let save = |path: &Path| file::write(path, &calibration);
+    let (calibration, left) = calibrate::run_calibration(&request, &settings)
+        .map_err(RefusalToCompare::from_compare_error)?;
+    let save = |path: &Path| file::write_record_atomically(path, &calibration);
     if left > 0 {
         arguments.output.as_deref().map(save).transpose()?;
-        print_calibration(arguments.format, &calibration, &state)?;
+        print_calibration_report(arguments.format, &calibration, &state)?;
         eprintln!(
             "{left} comparisons are left: the same command with --resume goes on; so far in {}",
             state.display()
         );
-        return Ok(ExitReason::Inconclusive);
+        return Ok(ProcessExitReason::Inconclusive);
     }
-    let otherwise = if arguments.flags.settings.shard().is_some() {
+    let otherwise = if arguments.flags.settings.requested_shard().is_some() {
         state
     } else {
-        store.calibration_path(&calibration.environment.baseline_folder_name())
+        store.path_of_calibration(&calibration.environment.baseline_folder_of_device_and_count())
     };
     let output = arguments.output.clone().unwrap_or(otherwise);
     save(&output)?;
-    print_calibration(arguments.format, &calibration, &output)?;
-    Ok(ExitReason::Fine)
+    print_calibration_report(arguments.format, &calibration, &output)?;
+    Ok(ProcessExitReason::Fine)
 }
 
-const fn selects_cases(arguments: &CalibrateArguments) -> bool {
-    arguments.filter.is_some() || arguments.flags.settings.names_axes()
+const fn user_selects_cases(arguments: &CalibrateCommandArguments) -> bool {
+    arguments.filter.is_some() || arguments.flags.settings.overrides_axes()
 }
 
-fn check_arguments(arguments: &CalibrateArguments) -> anyhow::Result<()> {
+fn check_calibrate_arguments(arguments: &CalibrateCommandArguments) -> anyhow::Result<()> {
     for (flag, percents) in [("--inject", &arguments.inject), ("--work", &arguments.work)] {
         for percent in percents {
             anyhow::ensure!(
@@ -184,90 +198,93 @@ fn check_arguments(arguments: &CalibrateArguments) -> anyhow::Result<()> {
         ("--power-comparisons", arguments.power_comparisons),
         ("--single", arguments.single),
         ("--layouts", arguments.layouts),
-        ("--sham", arguments.sham_comparisons()),
+        ("--sham", arguments.number_of_sham_comparisons()),
     ] {
         anyhow::ensure!(count <= 100_000, "{flag} takes a number up to 100000");
     }
     anyhow::ensure!(arguments.cases > 0, "--cases takes a number from 1");
-    refuse_injected_changes()?;
-    CaseFilter::parse(arguments.filter.as_deref(), false)?;
+    refuse_injection_variables_of_user()?;
+    CaseIdFilter::parse_exact_or_regex(arguments.filter.as_deref(), false)?;
     anyhow::ensure!(
-        arguments.flags.settings.shard().is_none() || selects_cases(arguments),
+        arguments.flags.settings.requested_shard().is_none() || user_selects_cases(arguments),
         "--shard needs a filter or --axis: which cases are short enough may differ from part to \
          part"
     );
     Ok(())
 }
 
-fn merge_calibration_files(
-    arguments: &CalibrateArguments,
-    store: &BaselineStore,
-) -> anyhow::Result<ExitReason> {
-    let merged = merged_calibration(&arguments.merge)?;
-    let output = write_calibration(&merged, arguments.output.as_deref(), store)?;
-    print_calibration(arguments.format, &merged, &output)?;
-    Ok(ExitReason::Fine)
+fn merge_calibration_files_of_flag(
+    arguments: &CalibrateCommandArguments,
+    store: &RecordFoldersOfPackage,
+) -> anyhow::Result<ProcessExitReason> {
+    let merged = read_and_merge_calibrations(&arguments.merge)?;
+    let output = write_calibration_file(&merged, arguments.output.as_deref(), store)?;
+    print_calibration_report(arguments.format, &merged, &output)?;
+    Ok(ProcessExitReason::Fine)
 }
 
-/// Writes a merged calibration to its file and prints it.
-pub fn save_and_print(
-    merged: &Calibration,
+/// Writes a merged calibration to its file and prints its report.
+pub fn save_and_print_calibration(
+    merged: &GateCalibration,
     output: Option<&Path>,
-    store: &BaselineStore,
+    store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<()> {
-    let output = write_calibration(merged, output, store)?;
-    print_calibration(OutputFormat::Text, merged, &output)
+    let output = write_calibration_file(merged, output, store)?;
+    print_calibration_report(OutputFormat::Text, merged, &output)
 }
 
-/// Merges the calibrations in files.
-fn merged_calibration(files: &[PathBuf]) -> anyhow::Result<Calibration> {
-    let mut merged: Option<Calibration> = None;
+/// Reads several calibration files and merges them into one calibration.
+fn read_and_merge_calibrations(files: &[PathBuf]) -> anyhow::Result<GateCalibration> {
+    let mut merged: Option<GateCalibration> = None;
     for path in files {
-        let read: Calibration = file::read(path)?;
+        let read: GateCalibration = file::read_record(path)?;
         match &mut merged {
             None => merged = Some(read),
             Some(merged) => {
-                if let Err(differs) = merged.merge(read) {
+                if let Err(differs) = merged.check_and_merge(read) {
                     let (other, first) = (path.display(), files[0].display());
                     let why = format!("{other} is of something else than {first}: {differs}");
-                    return Err(Refusal::message(why).into());
+                    return Err(RefusalToCompare::on_standard_error(why).into());
                 }
             }
         }
     }
     let mut merged = merged.context("--merge takes files")?;
-    merged.derive_thresholds();
+    merged.derive_thresholds_and_anchor_tolerance();
     Ok(merged)
 }
 
-/// Writes a calibration, and returns the path.
-fn write_calibration(
-    merged: &Calibration,
+/// Writes a calibration to the file of `--output` or to its default place, and returns the path.
+fn write_calibration_file(
+    merged: &GateCalibration,
     output: Option<&Path>,
-    store: &BaselineStore,
+    store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<PathBuf> {
-    let usual = || store.calibration_path(&merged.environment.baseline_folder_name());
+    let usual =
+        || store.path_of_calibration(&merged.environment.baseline_folder_of_device_and_count());
     let output = output.map_or_else(usual, Path::to_owned);
-    file::write(&output, merged)?;
+    file::write_record_atomically(&output, merged)?;
     Ok(output)
 }
 
-fn print_calibration(
+fn print_calibration_report(
     format: OutputFormat,
-    calibration: &Calibration,
+    calibration: &GateCalibration,
     at: &Path,
 ) -> anyhow::Result<()> {
     match format {
-        OutputFormat::Text => {
-            terminal::print_wrapped(&calibration::text(calibration, terminal::terminal_columns()))
+        OutputFormat::Text => terminal::print_broken_to_terminal_width(
+            &calibration::calibration_report_text(calibration, terminal::terminal_columns()),
+        ),
+        OutputFormat::Markdown => {
+            println!("{}", calibration::calibration_report_markdown(calibration))
         }
-        OutputFormat::Markdown => println!("{}", calibration::markdown(calibration)),
-        OutputFormat::Json => print_json(&CalibrationReportJson {
+        OutputFormat::Json => print_as_json(&CalibrationReportJson {
             calibration: at,
             summary: summarise_calibration(calibration),
             recommended: calibration.recommended.as_ref(),
         })?,
     }
-    eprintln!("written to {}", printable_path(at));
+    eprintln!("written to {}", path_for_terminal(at));
     Ok(())
 }

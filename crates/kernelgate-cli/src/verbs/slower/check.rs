@@ -1,8 +1,9 @@
-//! `kernelgate check`: the performance gate of a pull request, for any CI. The verb chooses how to
-//! judge, judges, checks the kernels' resources, and writes a comment, JUnit XML and JSON.
+//! `kernelgate check`: judges the performance of a pull request in any CI system. `kernelgate
+//! check` chooses between compare and gate, judges the head, checks the compiled kernels'
+//! resources, and writes a comment, JUnit XML and JSON.
 //!
-//! Each part is a separate call of this program or of cargo, whose command is printed to standard
-//! error, so that each part can be repeated alone.
+//! Each step of `kernelgate check` is a call of this program or of cargo, whose command line is
+//! printed on standard error, so that a user can repeat the step alone.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -13,25 +14,25 @@ use anyhow::Context as _;
 use clap::ValueEnum;
 use clap::builder::FalseyValueParser;
 
-use super::resources::{self, check_architecture_name};
+use super::resources::{self, require_architecture_name};
 use crate::benches::cargo;
-use crate::benches::child_process::{ChildProcess, ProcessEnd};
+use crate::benches::child_process::{ChildProcessEnd, SharedChildProcess};
 use crate::commands;
-use crate::compare::sides::git::{self, GitRepository, git};
+use crate::compare::sides::git::{self, GitRepository, isolated_git};
 use crate::compare::sides::leftover_files;
-use crate::fleet::job_commands::shell_quoted;
-use crate::report::bisection::markdown as fenced;
+use crate::fleet::job_commands::shell_quoted_if_necessary;
+use crate::report::bisection::report_as_markdown_code_block as fenced;
 use crate::verbs::shared::interrupt;
-use crate::verbs::shared::nvrtc::NvrtcMajor;
-use kernelgate::display::harmless_text::MarkdownText;
-use kernelgate::exit::ExitReason;
-use kernelgate::record::{BaselineStore, file};
+use crate::verbs::shared::nvrtc::InstallableNvrtc;
+use kernelgate::display::harmless_text::EscapedForMarkdown;
+use kernelgate::exit::ProcessExitReason;
+use kernelgate::record::{RecordFoldersOfPackage, file};
 use kernelgate_cuda::library;
 
-/// Time after which a part is treated as hung.
-const CHECK_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
-/// Output files of the previous check, which are removed before this one.
-const CHECK_OUTPUT_FILES: [&str; 8] = [
+/// Time after which a step of `kernelgate check` is treated as hung.
+const CHECK_STEP_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+/// Output files of the previous `kernelgate check`, which are removed before the next check starts.
+const CHECK_OUTPUT_FILE_NAMES: [&str; 8] = [
     "comment.md",
     "report.html",
     "change.svg",
@@ -41,25 +42,26 @@ const CHECK_OUTPUT_FILES: [&str; 8] = [
     "smaller-is-better.json",
     "resources.txt",
 ];
-/// Smallest exit code of a part that was ended by a signal from outside.
-const MIN_SIGNAL_EXIT_CODE: i32 = 128;
-/// Largest comment of a part that is read, in bytes; a comment has at most 60,000.
+/// Smallest exit code that a step has if a signal ended it.
+const MIN_EXIT_CODE_OF_SIGNAL: i32 = 128;
+/// Largest accepted size in bytes of the comment file that compare or gate wrote; a comment has at
+/// most 60,000 bytes.
 const MAX_COMMENT_FILE_BYTES: u64 = 1 << 20;
-/// Largest number of lines of `resources.txt` in the comment.
-const MAX_SHOWN_OUTPUT_LINES: usize = 30;
-/// Largest number of kernels that got worse and are visible in the comment.
-const MAX_SHOWN_WORSE_KERNELS: usize = 10;
+/// Largest number of lines of `resources.txt` that the pull-request comment shows.
+const MAX_RESOURCE_LINES_IN_COMMENT: usize = 30;
+/// Largest number of kernels with worse resources that the pull-request comment shows unfolded.
+const MAX_UNFOLDED_WORSE_KERNELS: usize = 10;
 
-/// The method by which a pull request is judged.
+/// How a pull request is judged: against a build of its base, or against a committed baseline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-enum JudgingMode {
-    /// Compare if git has the base and both sides build with such benches, else gate if this device
-    /// has a baseline
+enum JudgingMethod {
+    /// Compare if git has the base and both sides build with kernelgate benches, else gate if this
+    /// device has a baseline
     #[default]
     Auto,
     /// Build base and head here and interleave their processes: sees the smallest differences
     Compare,
-    /// Time the head and compare it with the committed baseline of this device
+    /// Time the head with `cargo bench` and compare it with the committed baseline of this device
     Gate,
 }
 
@@ -70,30 +72,31 @@ enum JudgingMode {
                         3 inconclusive, which is no pass unless --allow-inconclusive is given; 0 \
                         fine. Another code of a part (130: interrupted) ends the check at once."
 )]
-pub struct CheckArguments {
-    /// Revision to compare with, at its merge base with HEAD: changes that were merged later do not
-    /// count [default: origin/main where git has it, else main]
+pub struct CheckCommandArguments {
+    /// Revision to compare with; the base is its merge base with HEAD, so that changes merged later
+    /// do not count [default: origin/main where git has it, else main]
     #[arg(long, env = "PERF_BASE", value_name = "REV")]
     base: Option<String>,
     /// How to judge
     #[arg(long, env = "PERF_MODE", value_enum, default_value = "auto")]
-    mode: JudgingMode,
+    mode: JudgingMethod,
     /// Use only cases whose id matches this regular expression
     #[arg(long, env = "PERF_FILTER", value_name = "REGEX")]
     filter: Option<String>,
     /// Use only this bench binary (repeatable)
     #[arg(long, value_name = "NAME")]
     bench: Vec<String>,
-    /// Time limit of a comparison; the confirmation of slower cases may take as long again
+    /// Time limit of the comparison's measurement; the confirmation of slower cases may take as
+    /// long again
     #[arg(long, env = "PERF_BUDGET", value_name = "TIME", default_value = "10m")]
     budget: String,
-    /// How long a process of a comparison times a case [default: 0.4s, on a GPU 0.15s]
+    /// Time that a process of the comparison spends on a case [default: 0.4s, on a GPU 0.15s]
     #[arg(long, env = "PERF_CASE_TIME", value_name = "TIME")]
     case_time: Option<String>,
     /// Baseline of the gate
     #[arg(long, env = "PERF_BASELINE", value_name = "NAME", default_value = "main")]
     baseline: String,
-    /// Runs of `cargo bench -- --quick` that the gate judges
+    /// Number of runs of `cargo bench -- --quick` that the gate judges
     #[arg(
         long,
         env = "PERF_RUNS",
@@ -111,107 +114,117 @@ pub struct CheckArguments {
     /// machine or, if python3 is there, one that pip fetches
     #[arg(long, env = "PERF_ARCH", value_name = "ARCH", default_value = "sm_90a")]
     arch: String,
-    /// Exit with 0 in place of 3, on runners that are too noisy for a verdict
+    /// Exit with 0 in place of 3 (inconclusive), on runners that are too noisy for a verdict
     #[arg(long, env = "PERF_ALLOW_INCONCLUSIVE", value_parser = FalseyValueParser::new())]
     allow_inconclusive: bool,
-    /// Print the commands and run none
+    /// Print the commands of the check's steps and run none
     #[arg(long)]
     dry_run: bool,
 }
 
-struct CheckRun<'a> {
-    arguments: &'a CheckArguments,
-    store: &'a BaselineStore,
+struct CheckInProgress<'a> {
+    arguments: &'a CheckCommandArguments,
+    store: &'a RecordFoldersOfPackage,
     out: PathBuf,
     program: PathBuf,
-    running: ChildProcess,
+    running: SharedChildProcess,
 }
 
 /// Outcome of a method.
-struct CompareOrGateExit {
+struct CompareOrGateOutcome {
     method: &'static str,
-    exit: ExitReason,
-    /// The exit of `cargo bench`, if a bench died.
+    exit: ProcessExitReason,
+    /// The message that `cargo bench` ended with an error; `None` if all its runs ended well.
     died: Option<String>,
 }
 
-/// Outcome of the check of the kernels' resources.
-struct CheckedResources {
-    exit: ExitReason,
-    /// Text that the comment shows unfolded; empty if no kernel got worse.
+/// Outcome of the check of the compiled kernels' resources (registers, spills) against their
+/// record.
+struct KernelResourcesOutcome {
+    exit: ProcessExitReason,
+    /// Markdown that the pull-request comment shows unfolded; empty if no kernel got worse.
     seen: String,
     /// Folded text.
     text: String,
 }
 
-pub fn run(arguments: &CheckArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
-    check_architecture_name("--arch", &arguments.arch)?;
+pub fn run(
+    arguments: &CheckCommandArguments,
+    store: &RecordFoldersOfPackage,
+) -> anyhow::Result<ProcessExitReason> {
+    require_architecture_name("--arch", &arguments.arch)?;
     let target = store.work.parent().map(PathBuf::from).unwrap_or_default();
-    let check = CheckRun {
+    let check = CheckInProgress {
         arguments,
         store,
         out: arguments.out.clone().unwrap_or_else(|| target.join("perf-check")),
         program: std::env::current_exe().context("failed to find this program")?,
-        running: interrupt::forward_interrupts()?,
+        running: interrupt::forward_interrupts_to_child()?,
     };
     if !arguments.dry_run {
         std::fs::create_dir_all(&check.out)
             .with_context(|| format!("--out: failed to make {}", check.out.display()))?;
-        for name in CHECK_OUTPUT_FILES {
-            leftover_files::remove_path(&check.out.join(name))
+        for name in CHECK_OUTPUT_FILE_NAMES {
+            leftover_files::remove_file_or_folder_if_present(&check.out.join(name))
                 .with_context(|| format!("--out: failed to remove {name} of the last check"))?;
         }
     }
-    let judged = check.judge()?;
-    let checked = check.resources(&target)?;
+    let judged = check.compare_or_gate()?;
+    let checked = check.check_kernel_resources(&target)?;
     if arguments.dry_run {
-        return Ok(ExitReason::Fine);
+        return Ok(ProcessExitReason::Fine);
     }
-    check.write_comment(&judged, &checked)?;
+    check.complete_and_print_comment(&judged, &checked)?;
     let exit = judged.exit.more_severe(checked.exit);
-    if exit == ExitReason::Inconclusive && arguments.allow_inconclusive {
-        say("inconclusive, and allowed");
-        return Ok(ExitReason::Fine);
+    if exit == ProcessExitReason::Inconclusive && arguments.allow_inconclusive {
+        print_check_message("inconclusive, and allowed");
+        return Ok(ProcessExitReason::Fine);
     }
     Ok(exit)
 }
 
-fn say(text: &str) {
+fn print_check_message(text: &str) {
     eprintln!("check: {text}");
 }
 
-impl CheckRun<'_> {
-    /// Prints a command for a shell before it runs, unless `--verbose` prints it as it is started.
-    fn announce(&self, command: &str) {
-        if self.arguments.dry_run || !commands::are_commands_shown() {
-            say(command);
+impl CheckInProgress<'_> {
+    /// Prints a step's command line before the step runs, unless `--verbose` prints every command
+    /// anyway.
+    fn print_step_command(&self, command: &str) {
+        if self.arguments.dry_run || !commands::is_command_printing_enabled() {
+            print_check_message(command);
         }
     }
 
-    /// Judges the head with the first method that is possible.
-    fn judge(&self) -> anyhow::Result<CompareOrGateExit> {
+    /// Judges the head of the pull request by compare if that is possible, else by gate.
+    fn compare_or_gate(&self) -> anyhow::Result<CompareOrGateOutcome> {
         let mode = self.arguments.mode;
         let base = match mode {
-            JudgingMode::Gate => Err(String::new()),
-            JudgingMode::Auto | JudgingMode::Compare => self.commit_to_compare_with(),
+            JudgingMethod::Gate => Err(String::new()),
+            JudgingMethod::Auto | JudgingMethod::Compare => self.merge_base_commit(),
         };
         let why_not = match (base, mode) {
             (Ok(base), _) => {
-                let exit = self.compare(&base)?;
-                // If the comparison wrote no result file, nothing was compared.
-                let failed = exit == ExitReason::Usage && !self.out.join("result.json").is_file();
-                let gate =
-                    mode == JudgingMode::Auto && failed && self.has_baseline_for_device()?.is_ok();
+                let exit = self.run_compare_verb(&base)?;
+                // If `kernelgate compare` wrote no result file, it compared nothing, and the gate
+                // may judge in its place.
+                let failed =
+                    exit == ProcessExitReason::Usage && !self.out.join("result.json").is_file();
+                let gate = mode == JudgingMethod::Auto
+                    && failed
+                    && self.find_baseline_for_device()?.is_ok();
                 if !gate {
-                    return Ok(CompareOrGateExit { method: "compare", exit, died: None });
+                    return Ok(CompareOrGateOutcome { method: "compare", exit, died: None });
                 }
-                say("compare was not possible (above): the committed baseline is the second best");
-                return self.gate();
+                print_check_message(
+                    "compare was not possible (above): the committed baseline is the second best",
+                );
+                return self.run_benches_and_gate_verb();
             }
-            (Err(why), JudgingMode::Compare) => anyhow::bail!("compare is not possible: {why}"),
+            (Err(why), JudgingMethod::Compare) => anyhow::bail!("compare is not possible: {why}"),
             (Err(why), _) => why,
         };
-        if let Err(missing) = self.has_baseline_for_device()? {
+        if let Err(missing) = self.find_baseline_for_device()? {
             let why_not = match why_not.is_empty() {
                 true => String::new(),
                 false => format!(" No comparison: {why_not}."),
@@ -223,21 +236,23 @@ impl CheckRun<'_> {
                 self.arguments.baseline
             );
         }
-        self.gate()
+        self.run_benches_and_gate_verb()
     }
 
-    /// The commit with which the head of the pull request is compared.
-    fn commit_to_compare_with(&self) -> Result<String, String> {
-        let repository = GitRepository::around(&self.store.root)
+    /// The base commit of the pull request: the merge base of `--base` and HEAD. The error states
+    /// why kernelgate found no merge base.
+    fn merge_base_commit(&self) -> Result<String, String> {
+        let repository = GitRepository::open_around_folder(&self.store.root)
             .map_err(|_| "this is no git checkout".to_owned())?;
-        let resolve = |name: &str| repository.resolve(name).map_err(|error| error.to_string());
+        let resolve =
+            |name: &str| repository.resolve_revision(name).map_err(|error| error.to_string());
         let base = match &self.arguments.base {
             Some(name) => resolve(name)?,
             None => resolve("origin/main").or_else(|_| resolve("main"))?,
         };
-        let mut merge_base = git(&repository.top);
+        let mut merge_base = isolated_git(&repository.top);
         merge_base.args(["merge-base", &base.commit, "HEAD"]);
-        git::run_git(&mut merge_base, "find the merge base").map_err(|_| {
+        git::run_git_or_fail(&mut merge_base, "find the merge base").map_err(|_| {
             format!(
                 "`{}` and HEAD have no common commit here (a shallow clone: fetch the whole \
                  history)",
@@ -246,16 +261,18 @@ impl CheckRun<'_> {
         })
     }
 
-    fn compare(&self, base: &str) -> anyhow::Result<ExitReason> {
+    fn run_compare_verb(&self, base: &str) -> anyhow::Result<ProcessExitReason> {
         let short = |commit: &str| commit.get(..12).unwrap_or(commit).to_owned();
-        let CheckArguments { budget, case_time, filter, .. } = self.arguments;
+        let CheckCommandArguments { budget, case_time, filter, .. } = self.arguments;
         let mut line = vec!["compare".to_owned(), "--base".to_owned(), short(base)];
         line.extend(["--budget".to_owned(), budget.clone()]);
         line.extend(["--out".to_owned(), self.out.display().to_string()]);
-        line.extend(self.bench_arguments());
-        // A clean checkout is compared as its commit; otherwise its working tree is compared, with
-        // its changes.
-        let ask = |arguments: &[&str]| git::run_git(git(&self.store.root).args(arguments), "ask");
+        line.extend(self.bench_flags_for_steps());
+        // If the checkout is clean, its commit is the head of the comparison; otherwise the head is
+        // the working tree with its changes.
+        let ask = |arguments: &[&str]| {
+            git::run_git_or_fail(isolated_git(&self.store.root).args(arguments), "ask")
+        };
         if ask(&["status", "--porcelain"]).is_ok_and(|changes| changes.is_empty())
             && let Ok(head) = ask(&["rev-parse", "HEAD"])
         {
@@ -263,151 +280,177 @@ impl CheckRun<'_> {
         }
         line.extend(case_time.iter().flat_map(|time| ["--case-time".to_owned(), time.clone()]));
         line.extend(filter.clone());
-        self.call_own_verb(&line)
+        self.run_own_verb_as_child(&line)
     }
 
-    /// Returns whether a baseline exists for this device, or the reason why it does not.
-    fn has_baseline_for_device(&self) -> anyhow::Result<Result<(), String>> {
+    /// Runs `kernelgate baseline find`, and returns `Ok` if a baseline exists for this device, else
+    /// the reason why no baseline was found.
+    fn find_baseline_for_device(&self) -> anyhow::Result<Result<(), String>> {
         let name = &self.arguments.baseline;
-        self.announce(&format!("kernelgate baseline find {}", shell_quoted(name)));
+        self.print_step_command(&format!(
+            "kernelgate baseline find {}",
+            shell_quoted_if_necessary(name)
+        ));
         if self.arguments.dry_run {
             return Ok(Ok(()));
         }
         let mut command = Command::new(&self.program);
         command.args(["baseline", "find", name]);
-        commands::print_command(&command);
+        commands::print_command_if_verbose(&command);
         let found =
             command.stdin(Stdio::null()).output().context("failed to start this program again")?;
         let why = String::from_utf8_lossy(&found.stderr).trim().to_owned();
         Ok(if found.status.success() { Ok(()) } else { Err(why) })
     }
 
-    /// Times the head in several sessions and judges them together.
-    fn gate(&self) -> anyhow::Result<CompareOrGateExit> {
-        let CheckArguments { runs, filter, baseline, dry_run, .. } = self.arguments;
+    /// Times the head in several runs of `cargo bench`, and judges all runs together with
+    /// `kernelgate gate`.
+    fn run_benches_and_gate_verb(&self) -> anyhow::Result<CompareOrGateOutcome> {
+        let CheckCommandArguments { runs, filter, baseline, dry_run, .. } = self.arguments;
         let started = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
         let (mut sessions, mut died) = (Vec::new(), None);
         for number in 1..=*runs {
             let mut line = vec!["bench".to_owned(), "--no-fail-fast".to_owned()];
-            line.extend(self.bench_arguments());
+            line.extend(self.bench_flags_for_steps());
             line.extend(["--", "--quick", "--noplot"].map(str::to_owned));
             line.extend(filter.clone());
-            self.announce(&format!("cargo {} (run {number} of {runs})", typed_arguments(&line)));
+            self.print_step_command(&format!(
+                "cargo {} (run {number} of {runs})",
+                shell_quoted_arguments(&line)
+            ));
             let session = format!("check-{started}-{}-{number}", std::process::id());
             let folder = self.store.runs.join(&session);
             sessions.extend(["--session".to_owned(), folder.display().to_string()]);
             if *dry_run {
                 continue;
             }
-            let mut bench = Command::new(cargo::cargo_program());
+            let mut bench = Command::new(cargo::cargo_program_path());
             bench.args(&line).env("KERNELGATE_SESSION", &session);
-            let code = self.exit_code_of_command(&mut bench)?;
-            if code >= MIN_SIGNAL_EXIT_CODE {
+            let code = self.run_step_and_return_exit_code(&mut bench)?;
+            if code >= MIN_EXIT_CODE_OF_SIGNAL {
                 std::process::exit(code);
             }
             if code != 0 {
                 died = Some(format!("`cargo bench` ended with {code} (run {number} of {runs})"));
-                died.iter().for_each(|died| say(died));
+                died.iter().for_each(|died| print_check_message(died));
                 if !folder.is_dir() {
-                    return Ok(CompareOrGateExit { method: "gate", exit: ExitReason::Usage, died });
+                    return Ok(CompareOrGateOutcome {
+                        method: "gate",
+                        exit: ProcessExitReason::Usage,
+                        died,
+                    });
                 }
             }
         }
-        // If a page cannot be drawn, the verdict does not change.
+        // If the report page cannot be drawn, the verdict stays the same.
         let page = self.out.join("report").display().to_string();
         let report = [&["report".to_owned()], &sessions[..], &["--out".to_owned(), page]].concat();
-        self.announce(&format!("kernelgate {}", typed_arguments(&report)));
-        if !dry_run && self.exit_code_of_command(Command::new(&self.program).args(&report))? != 0 {
-            say("no page was drawn");
+        self.print_step_command(&format!("kernelgate {}", shell_quoted_arguments(&report)));
+        if !dry_run
+            && self.run_step_and_return_exit_code(Command::new(&self.program).args(&report))? != 0
+        {
+            print_check_message("no page was drawn");
         }
         let out = ["--out".to_owned(), self.out.display().to_string()];
         let gate = ["gate".to_owned(), "--baseline".to_owned(), baseline.clone()];
-        let exit = self.call_own_verb(&[&gate[..], &sessions, &out].concat())?;
-        // A wrong case ends cargo like a bench that died, and its record fails the gate.
-        let fails = ![ExitReason::Fine, ExitReason::Inconclusive].contains(&exit);
-        let exit = if died.is_some() && !fails { ExitReason::Usage } else { exit };
-        Ok(CompareOrGateExit { method: "gate", exit, died })
+        let exit = self.run_own_verb_as_child(&[&gate[..], &sessions, &out].concat())?;
+        // A wrong output also makes `cargo bench` fail; its record fails the gate, so only an
+        // otherwise passing gate becomes an error.
+        let fails = ![ProcessExitReason::Fine, ProcessExitReason::Inconclusive].contains(&exit);
+        let exit = if died.is_some() && !fails { ProcessExitReason::Usage } else { exit };
+        Ok(CompareOrGateOutcome { method: "gate", exit, died })
     }
 
-    fn bench_arguments(&self) -> impl Iterator<Item = String> {
+    fn bench_flags_for_steps(&self) -> impl Iterator<Item = String> {
         self.arguments.bench.iter().flat_map(|name| ["--bench".to_owned(), name.clone()])
     }
 
-    /// Calls this program again; its results go to standard error.
-    fn call_own_verb(&self, line: &[String]) -> anyhow::Result<ExitReason> {
-        self.announce(&format!("kernelgate {}", typed_arguments(line)));
+    /// Runs another verb of this program in a child process, with standard output redirected to
+    /// standard error.
+    fn run_own_verb_as_child(&self, line: &[String]) -> anyhow::Result<ProcessExitReason> {
+        self.print_step_command(&format!("kernelgate {}", shell_quoted_arguments(line)));
         if self.arguments.dry_run {
-            return Ok(ExitReason::Fine);
+            return Ok(ProcessExitReason::Fine);
         }
-        let code = self.exit_code_of_command(Command::new(&self.program).args(line))?;
-        Ok(exit_of_code(code))
+        let code = self.run_step_and_return_exit_code(Command::new(&self.program).args(line))?;
+        Ok(exit_reason_or_end_check(code))
     }
 
-    /// Runs a command and returns its exit code.
-    fn exit_code_of_command(&self, command: &mut Command) -> anyhow::Result<i32> {
+    /// Runs a step's command with standard output redirected to standard error, and returns its
+    /// exit code.
+    fn run_step_and_return_exit_code(&self, command: &mut Command) -> anyhow::Result<i32> {
         let program = command.get_program().to_string_lossy().into_owned();
         command.stdin(Stdio::null()).stdout(std::io::stderr());
-        // Parts of the check that need much memory limit it themselves.
-        let ended = self.running.start_process(command);
-        let ended = ended.and_then(|_| self.running.finish_within(CHECK_TIMEOUT, u64::MAX));
+        // The step has no memory limit here, because a step that needs much memory limits its own
+        // bench processes.
+        let ended = self.running.start_child_process(command);
+        let ended =
+            ended.and_then(|_| self.running.wait_or_kill_at_limits(CHECK_STEP_TIMEOUT, u64::MAX));
         let ended = ended.with_context(|| format!("failed to start {program}"))?;
         match ended {
-            // If a signal from outside ended the part, the whole check ends.
-            ProcessEnd::Exited(status) => {
-                Ok(status.code().unwrap_or(ExitReason::INTERRUPTED_EXIT_CODE))
+            // A step that a signal ended counts as interrupted (130), which ends the whole check.
+            ChildProcessEnd::Exited(status) => {
+                Ok(status.code().unwrap_or(ProcessExitReason::INTERRUPTED_EXIT_CODE))
             }
-            ProcessEnd::TimedOut | ProcessEnd::OverMemory(_) => {
+            ChildProcessEnd::TimedOut | ChildProcessEnd::OverMemory(_) => {
                 anyhow::bail!("{program} was ended")
             }
         }
     }
 
-    /// Checks the kernels' resources against their record, if there is a record and NVRTC.
-    fn resources(&self, target: &Path) -> anyhow::Result<CheckedResources> {
+    /// Compiles the kernels and compares their resources with the record, if there is a record and
+    /// NVRTC is found or can be installed.
+    fn check_kernel_resources(&self, target: &Path) -> anyhow::Result<KernelResourcesOutcome> {
         let arch = &self.arguments.arch;
-        let unchecked = |why: String| CheckedResources {
-            exit: ExitReason::Fine,
+        let unchecked = |why: String| KernelResourcesOutcome {
+            exit: ProcessExitReason::Fine,
             seen: String::new(),
             text: format!("not checked: {why}"),
         };
         let line = ["resources", "--arch", arch, "--check"].map(str::to_owned);
         if self.arguments.dry_run {
-            say(&format!("kernelgate {} (where resources are recorded)", typed_arguments(&line)));
+            print_check_message(&format!(
+                "kernelgate {} (where resources are recorded)",
+                shell_quoted_arguments(&line)
+            ));
             return Ok(unchecked(String::new()));
         }
-        let record = resources::path(self.store, arch);
+        let record = resources::resources_record_path(self.store, arch);
         if !record.is_file() {
             return Ok(unchecked(format!("nothing is recorded for {arch}")));
         }
         let mut command = Command::new(&self.program);
-        if library::choose_nvrtc().is_none() {
-            match NvrtcMajor::Cuda13.fetch(target) {
+        if library::choose_nvrtc_library().is_none() {
+            match InstallableNvrtc::Cuda13.install_nvrtc_if_missing(target) {
                 Ok(folder) => drop(command.env("KERNELGATE_CUDA_LIBS", folder)),
                 Err(error) => return Ok(unchecked(format!("no NVRTC here, and {error:#}"))),
             }
         }
-        self.announce(&format!("kernelgate {}", typed_arguments(&line)));
+        self.print_step_command(&format!("kernelgate {}", shell_quoted_arguments(&line)));
         command.args(&line);
-        commands::print_command(&command);
+        commands::print_command_if_verbose(&command);
         let output =
             command.stdin(Stdio::null()).output().context("failed to start this program again")?;
-        let exit = exit_of_code(output.status.code().unwrap_or(ExitReason::INTERRUPTED_EXIT_CODE));
+        let exit = exit_reason_or_end_check(
+            output.status.code().unwrap_or(ProcessExitReason::INTERRUPTED_EXIT_CODE),
+        );
         let text = [&output.stdout[..], &output.stderr[..]].concat();
         let path = self.out.join("resources.txt");
         let text = String::from_utf8_lossy(&text);
-        write(&path, &text)?;
-        Ok(resources_for_comment(exit, &text))
+        replace_output_file(&path, &text)?;
+        Ok(resources_part_of_comment(exit, &text))
     }
 
-    /// Adds the kernel resources and the commands to the method's comment, and prints it.
-    fn write_comment(
+    /// Adds the kernel resources and the commands of the steps to the comment of compare or gate,
+    /// and prints the comment.
+    fn complete_and_print_comment(
         &self,
-        judged: &CompareOrGateExit,
-        checked: &CheckedResources,
+        judged: &CompareOrGateOutcome,
+        checked: &KernelResourcesOutcome,
     ) -> anyhow::Result<()> {
         let path = self.out.join("comment.md");
-        let mut text =
-            file::read_untrusted_text(&path, MAX_COMMENT_FILE_BYTES).unwrap_or_else(|_| {
+        let mut text = file::read_untrusted_text_up_to(&path, MAX_COMMENT_FILE_BYTES)
+            .unwrap_or_else(|_| {
                 format!(
                     "**check: nothing was judged** (exit {} of `{}`): the log says why.\n",
                     judged.exit as u8, judged.method
@@ -426,58 +469,60 @@ impl CheckRun<'_> {
             self.arguments.arch,
             fenced(&checked.text)
         );
-        write(&path, &text)?;
+        replace_output_file(&path, &text)?;
         print!("{text}");
         Ok(())
     }
 }
 
-/// Replaces a file of the set; on an error the file keeps its contents.
-fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    file::write_text(path, text).context("--out")
+/// Replaces an output file of the check; if the write fails, the file keeps its old contents.
+fn replace_output_file(path: &Path, text: &str) -> anyhow::Result<()> {
+    file::write_text_atomically(path, text).context("--out")
 }
 
-/// Returns the exit code of a part; a code that this program does not define ends the check.
-fn exit_of_code(code: i32) -> ExitReason {
-    ExitReason::from_code(code).unwrap_or_else(|| {
-        say(&format!("ended with {code}"));
+/// The exit reason that the exit code of a step means; a code that kernelgate does not define ends
+/// the whole check.
+fn exit_reason_or_end_check(code: i32) -> ProcessExitReason {
+    ProcessExitReason::from_exit_code(code).unwrap_or_else(|| {
+        print_check_message(&format!("ended with {code}"));
         std::process::exit(code)
     })
 }
 
-/// The arguments of a part as typed in a shell.
-fn typed_arguments(line: &[String]) -> String {
-    line.iter().map(|word| shell_quoted(word)).collect::<Vec<_>>().join(" ")
+/// Command-line arguments of a step, quoted as in a shell.
+fn shell_quoted_arguments(line: &[String]) -> String {
+    line.iter().map(|word| shell_quoted_if_necessary(word)).collect::<Vec<_>>().join(" ")
 }
 
-/// Makes kernels that got worse visible in the comment, and folds the rest.
-fn resources_for_comment(exit: ExitReason, text: &str) -> CheckedResources {
+/// Makes the comment's part on kernel resources: kernels that got worse are visible, the rest is
+/// folded.
+fn resources_part_of_comment(exit: ProcessExitReason, text: &str) -> KernelResourcesOutcome {
     let first = text.lines().next().unwrap_or_default();
     let seen = match exit {
-        ExitReason::Fine => String::new(),
-        ExitReason::Regression => {
-            say("kernel resources got worse");
+        ProcessExitReason::Fine => String::new(),
+        ProcessExitReason::Regression => {
+            print_check_message("kernel resources got worse");
             let worse = text.lines().filter_map(|line| line.strip_prefix("WORSE "));
             let worse: Vec<String> = worse
-                .take(MAX_SHOWN_WORSE_KERNELS)
-                .map(|line| format!("- {}", MarkdownText(line)))
+                .take(MAX_UNFOLDED_WORSE_KERNELS)
+                .map(|line| format!("- {}", EscapedForMarkdown(line)))
                 .collect();
             format!(
                 "**Kernel resources got worse** ({}):\n\n{}",
-                MarkdownText(first),
+                EscapedForMarkdown(first),
                 worse.join("\n")
             )
         }
-        ExitReason::Usage | ExitReason::Inconclusive | ExitReason::Refused => {
-            say("kernel resources were not compared");
-            format!("**Kernel resources were not compared**: {}", MarkdownText(first))
+        ProcessExitReason::Usage | ProcessExitReason::Inconclusive | ProcessExitReason::Refused => {
+            print_check_message("kernel resources were not compared");
+            format!("**Kernel resources were not compared**: {}", EscapedForMarkdown(first))
         }
     };
-    let mut lines: Vec<&str> = text.lines().take(MAX_SHOWN_OUTPUT_LINES).collect();
-    if text.lines().count() > MAX_SHOWN_OUTPUT_LINES {
+    let mut lines: Vec<&str> = text.lines().take(MAX_RESOURCE_LINES_IN_COMMENT).collect();
+    if text.lines().count() > MAX_RESOURCE_LINES_IN_COMMENT {
         lines.push("…");
     }
-    CheckedResources { exit, seen, text: lines.join("\n") }
+    KernelResourcesOutcome { exit, seen, text: lines.join("\n") }
 }
 
 #[cfg(test)]
@@ -487,25 +532,28 @@ mod tests {
     #[test]
     fn exit_codes_of_this_program_are_kept_and_others_end_the_check() {
         assert_eq!(
-            [0, 1, 2, 3, 4].map(|code| ExitReason::from_code(code).map(|exit| exit as i32)),
+            [0, 1, 2, 3, 4]
+                .map(|code| ProcessExitReason::from_exit_code(code).map(|exit| exit as i32)),
             [0, 1, 2, 3, 4].map(Some)
         );
-        assert_eq!([101, 130, 141].map(ExitReason::from_code), [None; 3]);
+        assert_eq!([101, 130, 141].map(ProcessExitReason::from_exit_code), [None; 3]);
     }
 
     #[test]
-    fn worsened_kernels_stay_visible_when_long_lists_are_cut() {
+    fn kernels_that_got_worse_stay_visible_in_a_shortened_comment() {
         let lines: Vec<String> = (0..40).map(|i| format!("WORSE k{i}: registers")).collect();
         let text = format!("sm_90a: 40 kernels\n{}\n", lines.join("\n"));
-        let worse = resources_for_comment(ExitReason::Regression, &text);
+        let worse = resources_part_of_comment(ProcessExitReason::Regression, &text);
         let heading = "**Kernel resources got worse** (sm_90a: 40 kernels):";
         assert_eq!(worse.seen.lines().next(), Some(heading));
-        assert_eq!(worse.seen.lines().count(), 2 + MAX_SHOWN_WORSE_KERNELS);
-        assert_eq!(worse.text.lines().count(), MAX_SHOWN_OUTPUT_LINES + 1);
-        let fine = resources_for_comment(ExitReason::Fine, "sm_90a: nothing changed");
+        assert_eq!(worse.seen.lines().count(), 2 + MAX_UNFOLDED_WORSE_KERNELS);
+        assert_eq!(worse.text.lines().count(), MAX_RESOURCE_LINES_IN_COMMENT + 1);
+        let fine = resources_part_of_comment(ProcessExitReason::Fine, "sm_90a: nothing changed");
         assert_eq!((fine.seen.as_str(), fine.text.as_str()), ("", "sm_90a: nothing changed"));
-        let refused =
-            resources_for_comment(ExitReason::Refused, "refused: compiler is `a` and `b`");
+        let refused = resources_part_of_comment(
+            ProcessExitReason::Refused,
+            "refused: compiler is `a` and `b`",
+        );
         insta::assert_snapshot!(refused.seen, @"**Kernel resources were not compared**: refused: compiler is `a` and `b`");
     }
 }

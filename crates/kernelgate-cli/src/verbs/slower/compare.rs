@@ -1,36 +1,40 @@
-//! `kernelgate compare`: compares two builds, whose processes are interleaved until every case is
-//! decided.
+//! `kernelgate compare`: compares two builds by running their bench processes alternately until
+//! every case has a verdict.
 
-use kernelgate::record::text::{printable_on_terminal, printable_path};
+use kernelgate::record::text::{clean_message_for_terminal, path_for_terminal};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
 
-use super::resources::check_architecture_name;
-use super::verdict::{VerdictFormat, VerdictOutput};
+use super::resources::require_architecture_name;
+use super::verdict::{VerdictOutputFlags, VerdictOutputFormat};
 use crate::compare::progress::parse_duration;
-use crate::compare::{self, ComparisonOutcome, ComparisonRequest, PlanBasis, SideSource};
-use crate::gate::rules::rules_file::MAX_RULE_RATIO;
+use crate::compare::{
+    self, BuildComparisonRequest, ComparedSideSource, ComparisonOutcome, TestPlanBasis,
+};
+use crate::gate::rules::rules_file::MAX_RATIO_IN_RULES;
 use crate::report::formats::metrics;
 use crate::report::{comparison, verdicts};
-use crate::verbs::shared::comparison::ComparisonFlags;
-use crate::verbs::shared::output::{arguments_of_process, print_json, shell_command_line};
-use crate::verbs::shared::refusal::Refusal;
-use crate::verbs::shared::settings::{check_flag_range, refuse_injected_changes};
+use crate::verbs::shared::comparison::ComparisonCommandFlags;
+use crate::verbs::shared::output::{
+    command_line_arguments_of_process, print_as_json, shell_command_line_without_flags,
+};
+use crate::verbs::shared::refusal::RefusalToCompare;
+use crate::verbs::shared::settings::{check_flag_in_range, refuse_injection_variables_of_user};
 use kernelgate::display::terminal;
-use kernelgate::exit::ExitReason;
-use kernelgate::harness::filter::CaseFilter;
-use kernelgate::record::{BaselineStore, file};
+use kernelgate::exit::ProcessExitReason;
+use kernelgate::harness::filter::CaseIdFilter;
+use kernelgate::record::{RecordFoldersOfPackage, file};
 
 #[derive(Debug, clap::Args)]
-pub struct CompareArguments {
-    /// Use only cases whose id matches this regular expression
+pub struct CompareCommandArguments {
+    /// Compare only cases whose id matches this regular expression
     filter: Option<String>,
-    /// Revision to compare with: any that git knows
+    /// Revision of the base: any that git knows
     #[arg(long, value_name = "REV", required_unless_present = "base_dir")]
     base: Option<String>,
-    /// Revision to judge [default: the working tree with uncommitted changes]
+    /// Revision of the head [default: the working tree with uncommitted changes]
     #[arg(long, value_name = "REV")]
     head: Option<String>,
     /// Folder with the bench executables of the base, in place of a build
@@ -43,22 +47,24 @@ pub struct CompareArguments {
     /// .gitignore names are always excluded
     #[arg(long, value_name = "PATH")]
     leave_out: Vec<PathBuf>,
-    /// Time limit of the measurement, after which undecided cases are inconclusive. The
-    /// confirmation of slower cases may take as long again
+    /// Time limit of the comparison's measurement, after which undecided cases are inconclusive.
+    /// The confirmation of slower cases may take as long again
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
     budget: Duration,
     #[command(flatten)]
-    flags: ComparisonFlags,
-    /// Ratio of a case's errors against the reference above which they have grown [default: 1.5]
+    flags: ComparisonCommandFlags,
+    /// Factor by which a case's output errors against the reference may grow from base to head
+    /// [default: 1.5]
     #[arg(long, value_name = "RATIO")]
     growth: Option<f64>,
-    /// Also time cases whose executable is the same file on both sides, byte by byte
+    /// Also time cases whose bench executable is equal byte by byte on both sides
     #[arg(long)]
     time_identical: bool,
-    /// Time only cases whose kernels or launches changed, or are unknown. Host code is not compared
+    /// Time only cases whose kernels or launches changed, or are unknown. Changes of host code are
+    /// not seen
     #[arg(long)]
     affected: bool,
-    /// List the kernels that differ when they are compiled for this architecture, and time nothing
+    /// List the kernels whose machine code for this architecture differs, and time nothing
     /// (repeatable); needs NVRTC and no GPU
     #[arg(
         long,
@@ -66,14 +72,14 @@ pub struct CompareArguments {
         conflicts_with_all = ["affected", "resume", "shard_output", "build_only", "out"]
     )]
     kernels: Vec<String>,
-    /// Do not profile both builds if a case got slower
+    /// Do not profile base and head if a case got slower
     #[arg(long)]
     no_profile: bool,
     /// Continue the last comparison, which was interrupted
     #[arg(long)]
     resume: bool,
-    /// File of the shard that `--shard` measures, for `kernelgate merge` [default: I-of-N.json in
-    /// kernelgate/compare/shards/ of the target folder]
+    /// File of the shard that `--shard` measures, for `kernelgate merge` [default:
+    /// kernelgate/compare/shards/I-of-N.json in cargo's target folder]
     #[arg(long, value_name = "FILE")]
     shard_output: Option<PathBuf>,
     /// Build both sides into DIR/base and DIR/head, and compare nothing; --base-dir and --head-dir
@@ -81,99 +87,108 @@ pub struct CompareArguments {
     #[arg(long, value_name = "DIR", conflicts_with_all = ["resume", "shard_output"])]
     build_only: Option<PathBuf>,
     #[command(flatten)]
-    output: VerdictOutput,
+    output: VerdictOutputFlags,
 }
 
-/// Prints the kernels that differ between the builds. Passes if each architecture has a compared
-/// kernel.
-fn list_changed_kernels(
-    request: &ComparisonRequest,
-    arguments: &CompareArguments,
-) -> anyhow::Result<ExitReason> {
-    let kernels = compare::list_kernels(request, &arguments.kernels)?;
-    let lines: Vec<String> = kernels.iter().flat_map(comparison::kernels).collect();
-    match arguments.output.verdict_format() {
-        VerdictFormat::Json => print_json(&serde_json::json!({ "kernels": kernels }))?,
-        _ => terminal::print_wrapped(&printable_on_terminal(&lines.join("\n"))),
+/// Prints the kernels whose machine code differs between base and head, and times nothing. The exit
+/// code is 0 if at least one kernel was compared for each architecture, else 3.
+fn print_changed_kernels(
+    request: &BuildComparisonRequest,
+    arguments: &CompareCommandArguments,
+) -> anyhow::Result<ProcessExitReason> {
+    let kernels = compare::compare_kernels_of_both_builds(request, &arguments.kernels)?;
+    let lines: Vec<String> = kernels.iter().flat_map(comparison::changed_kernel_lines).collect();
+    match arguments.output.requested_verdict_format() {
+        VerdictOutputFormat::Json => print_as_json(&serde_json::json!({ "kernels": kernels }))?,
+        _ => {
+            terminal::print_broken_to_terminal_width(&clean_message_for_terminal(&lines.join("\n")))
+        }
     }
     let compared = kernels.iter().all(|it| it.same + it.changed.len() > 0);
-    Ok(if compared { ExitReason::Fine } else { ExitReason::Inconclusive })
+    Ok(if compared { ProcessExitReason::Fine } else { ProcessExitReason::Inconclusive })
 }
 
-/// Absolute paths, because git runs in another folder.
-fn absolute_path_list(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+/// Paths are made absolute, because git runs in another working folder.
+fn paths_from_working_folder(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     let here = std::env::current_dir().context("failed to find the working folder")?;
     Ok(paths.iter().map(|path| here.join(path)).collect())
 }
 
-fn source(folder: Option<&PathBuf>, revision: Option<&String>) -> SideSource {
+fn side_source_of_flags(folder: Option<&PathBuf>, revision: Option<&String>) -> ComparedSideSource {
     match (folder, revision) {
-        (Some(folder), _) => SideSource::Folder(folder.clone()),
-        (_, Some(revision)) => SideSource::Revision(revision.clone()),
-        _ => SideSource::WorkTree,
+        (Some(folder), _) => ComparedSideSource::Folder(folder.clone()),
+        (_, Some(revision)) => ComparedSideSource::Revision(revision.clone()),
+        _ => ComparedSideSource::WorkTree,
     }
 }
 
-pub fn run(arguments: &CompareArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
-    refuse_injected_changes()?;
-    CaseFilter::parse(arguments.filter.as_deref(), false)?;
-    check_flag_range("--growth", arguments.growth, 1.0..=MAX_RULE_RATIO)?;
+pub fn run(
+    arguments: &CompareCommandArguments,
+    store: &RecordFoldersOfPackage,
+) -> anyhow::Result<ProcessExitReason> {
+    refuse_injection_variables_of_user()?;
+    CaseIdFilter::parse_exact_or_regex(arguments.filter.as_deref(), false)?;
+    check_flag_in_range("--growth", arguments.growth, 1.0..=MAX_RATIO_IN_RULES)?;
     for arch in &arguments.kernels {
-        check_architecture_name("--kernels", arch)?;
-        let format = arguments.output.verdict_format();
-        let has_form = matches!(format, VerdictFormat::Text | VerdictFormat::Json);
+        require_architecture_name("--kernels", arch)?;
+        let format = arguments.output.requested_verdict_format();
+        let has_form = matches!(format, VerdictOutputFormat::Text | VerdictOutputFormat::Json);
         anyhow::ensure!(has_form, "--kernels prints text or JSON only");
     }
-    let (flags, shard) = (&arguments.flags, arguments.flags.settings.shard());
+    let (flags, shard) = (&arguments.flags, arguments.flags.settings.requested_shard());
     let folder = store.work.join("compare");
-    let folder = shard.map_or(folder.clone(), |shard| folder.join(shard.shard_file_label()));
-    let basis = PlanBasis::Calibration(store.clone());
-    let mut request = ComparisonRequest {
-        base: source(arguments.base_dir.as_ref(), arguments.base.as_ref()),
-        head: source(arguments.head_dir.as_ref(), arguments.head.as_ref()),
+    let folder = shard.map_or(folder.clone(), |shard| folder.join(shard.label_for_file_name()));
+    let basis = TestPlanBasis::Calibration(store.clone());
+    let mut request = BuildComparisonRequest {
+        base: side_source_of_flags(arguments.base_dir.as_ref(), arguments.base.as_ref()),
+        head: side_source_of_flags(arguments.head_dir.as_ref(), arguments.head.as_ref()),
         shard,
         filter: arguments.filter.clone(),
-        settings: flags.settings.variables(),
+        settings: flags.settings.bench_variables(),
         time_identical: arguments.time_identical,
         affected: arguments.affected,
         profile_slower: !arguments.no_profile,
         resume: arguments.resume,
-        leave_out: absolute_path_list(&arguments.leave_out)?,
-        ..flags.request(store, basis, arguments.budget, folder)?
+        leave_out: paths_from_working_folder(&arguments.leave_out)?,
+        ..flags.working_tree_against_itself(store, basis, arguments.budget, folder)?
     };
     request.plan.asked.growth = arguments.growth;
     if let Some(output) = &arguments.build_only {
-        compare::build_sides_once(&request, output)?;
-        eprintln!("built into base/ and head/ of {}", printable_path(output));
-        return Ok(ExitReason::Fine);
+        compare::build_sides_into_folder(&request, output)?;
+        eprintln!("built into base/ and head/ of {}", path_for_terminal(output));
+        return Ok(ProcessExitReason::Fine);
     }
-    arguments.output.check()?;
+    arguments.output.check_output_folder_is_writable()?;
     if !arguments.kernels.is_empty() {
-        return list_changed_kernels(&request, arguments);
+        return print_changed_kernels(&request, arguments);
     }
     let ComparisonOutcome { comparison: outcome, shard: kept } =
-        compare::run(&request).map_err(Refusal::or_error)?;
-    let again = shell_command_line(arguments_of_process(), &["--format", "--out"], &["--resume"]);
-    let mut summary = verdicts::summary(&outcome, &again);
+        compare::run_comparison(&request).map_err(RefusalToCompare::from_compare_error)?;
+    let again = shell_command_line_without_flags(
+        command_line_arguments_of_process(),
+        &["--format", "--out"],
+        &["--resume"],
+    );
+    let mut summary = verdicts::verdict_report_summary(&outcome, &again);
     let own = || store.package.as_ref().map(|package| package.name.clone());
     summary.package = flags.package.clone().or_else(own);
-    arguments.output.print_and_write(
-        &verdicts::text(&outcome, terminal::terminal_columns()),
+    arguments.output.print_and_write_all_formats(
+        &verdicts::verdict_report_text(&outcome, terminal::terminal_columns()),
         &summary,
         &outcome,
-        &metrics::metrics_of_comparison(&outcome),
+        &metrics::head_metrics_of_comparison(&outcome),
     )?;
-    let Some(kept) = kept else { return Ok(outcome.exit()) };
+    let Some(kept) = kept else { return Ok(outcome.exit_reason()) };
     let usual = || {
-        store.work.join("compare/shards").join(format!("{}.json", kept.shard.shard_file_label()))
+        store.work.join("compare/shards").join(format!("{}.json", kept.shard.label_for_file_name()))
     };
     let path = arguments.shard_output.clone().unwrap_or_else(usual);
-    file::write(&path, &*kept)?;
+    file::write_record_atomically(&path, &*kept)?;
     eprintln!(
         "shard {} in {}: `kernelgate merge` decides when all {} are there",
         kept.shard,
-        printable_path(&path),
+        path_for_terminal(&path),
         kept.shard.count
     );
-    Ok(ExitReason::Fine)
+    Ok(ProcessExitReason::Fine)
 }

@@ -1,109 +1,128 @@
-//! `kernelgate gate`: compares the last run with a committed baseline.
+//! `kernelgate gate`: compares the times of the last run with a committed baseline.
 
 use std::collections::BTreeMap;
 
-use super::verdict::VerdictOutput;
+use super::verdict::VerdictOutputFlags;
 use crate::benches::package;
 use crate::gate::baseline::{
-    self, BaselineFacts, BaselineStaleness, GatePolicy, GateReport, judge_numerics,
+    self, AgeOfBaseline, BaselineComparisonFacts, BaselineJudgementSettings, BaselineVerdicts,
+    judge_output_errors,
 };
-use crate::gate::calibration::Calibration;
-use crate::gate::limits::{AskedLimits, LimitSource};
-use crate::gate::rules::PackageRules;
-use crate::gate::rules::rules_file::{self, MAX_ACCEPTED_TIME_NS, MAX_RULE_RATIO};
-use crate::gate::single_run::CalibratedSpreads;
+use crate::gate::calibration::GateCalibration;
+use crate::gate::limits::{LimitSource, RequestedLimits};
+use crate::gate::rules::PackageGateRules;
+use crate::gate::rules::rules_file::{self, MAX_RATIO_IN_RULES, MAX_TIME_IN_RULES_NS};
+use crate::gate::single_run::CalibratedSpreadsByCase;
 use crate::report::formats::metrics;
 use crate::report::verdicts;
-use crate::verbs::shared::refusal::Refusal;
-use crate::verbs::shared::sessions::SelectedSessions;
-use crate::verbs::shared::settings::{check_flag_range, parse_fraction};
+use crate::verbs::shared::refusal::RefusalToCompare;
+use crate::verbs::shared::sessions::SessionSelectionFlags;
+use crate::verbs::shared::settings::{check_flag_in_range, parse_fraction_or_percentage};
 use kernelgate::display::terminal;
-use kernelgate::exit::ExitReason;
-use kernelgate::record::store::StoreError;
-use kernelgate::record::{Baseline, BaselineStore, Measurement, ProcessRun, Provenance, file};
+use kernelgate::exit::ProcessExitReason;
+use kernelgate::record::store::RecordLookupError;
+use kernelgate::record::{
+    BaselineFile, BenchProcessRun, CommitAndChanges, MeasurementOfRuns, RecordFoldersOfPackage,
+    file,
+};
 use regex::Regex;
 
 #[derive(Debug, clap::Args)]
-pub struct GateArguments {
+pub struct GateCommandArguments {
     /// The baseline: baselines/DEVICE/NAME.json
     #[arg(long, value_name = "NAME")]
     baseline: String,
     #[command(flatten)]
-    sessions: SelectedSessions,
-    /// Smallest change that matters, as a fraction of the baseline's time [default: 0.05]
-    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction)]
+    sessions: SessionSelectionFlags,
+    /// Smallest change of a case's time that matters, as a fraction of the baseline's time
+    /// [default: 0.05]
+    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction_or_percentage)]
     relative: Option<f64>,
-    /// Smallest change that matters, in nanoseconds [default: 100]
+    /// Smallest change of a case's time that matters, in nanoseconds [default: 100]
     #[arg(long, value_name = "NS")]
     absolute: Option<f64>,
-    /// Difference that two devices of one model may have, as a fraction; added to --relative if the
-    /// baseline may be of another device
-    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction, default_value_t = GatePolicy::default().other_device)]
+    /// Difference in time between two devices of one model, as a fraction; added to --relative if
+    /// the baseline may come from another device
+    #[arg(long, value_name = "FRACTION", value_parser = parse_fraction_or_percentage, default_value_t = BaselineJudgementSettings::default().other_device)]
     other_device: f64,
-    /// Ratio of a case's errors against the reference above which they have grown [default: 1.5]
+    /// Factor by which a case's output errors against the reference may grow from the baseline to
+    /// the run [default: 1.5]
     #[arg(long, value_name = "RATIO")]
     growth: Option<f64>,
     #[command(flatten)]
-    output: VerdictOutput,
+    output: VerdictOutputFlags,
 }
 
-pub fn run(arguments: &GateArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
-    check_flag_range("--relative", arguments.relative, 0.0..=MAX_RULE_RATIO)?;
-    check_flag_range("--absolute", arguments.absolute, 0.0..=MAX_ACCEPTED_TIME_NS)?;
-    check_flag_range("--other-device", arguments.other_device, 0.0..=MAX_RULE_RATIO)?;
-    check_flag_range("--growth", arguments.growth, 1.0..=MAX_RULE_RATIO)?;
-    kernelgate::record::store::check_path_component(&arguments.baseline)?;
+pub fn run(
+    arguments: &GateCommandArguments,
+    store: &RecordFoldersOfPackage,
+) -> anyhow::Result<ProcessExitReason> {
+    check_flag_in_range("--relative", arguments.relative, 0.0..=MAX_RATIO_IN_RULES)?;
+    check_flag_in_range("--absolute", arguments.absolute, 0.0..=MAX_TIME_IN_RULES_NS)?;
+    check_flag_in_range("--other-device", arguments.other_device, 0.0..=MAX_RATIO_IN_RULES)?;
+    check_flag_in_range("--growth", arguments.growth, 1.0..=MAX_RATIO_IN_RULES)?;
+    kernelgate::record::store::check_baseline_file_name(&arguments.baseline)?;
     let measurement =
-        Measurement::from_runs(arguments.sessions.read(store)?).map_err(Refusal::result)?;
-    let flags = AskedLimits {
+        MeasurementOfRuns::from_matching_runs(arguments.sessions.read_runs_of_package(store)?)
+            .map_err(RefusalToCompare::on_standard_output)?;
+    let flags = RequestedLimits {
         relative: arguments.relative,
         absolute_ns: arguments.absolute,
         growth: arguments.growth,
-        ..AskedLimits::default()
+        ..RequestedLimits::default()
     };
-    let usual = GatePolicy::default();
+    let usual = BaselineJudgementSettings::default();
     let limits = usual.limits.overridden_by(&flags, LimitSource::Flag);
-    let policy = GatePolicy { limits, other_device: arguments.other_device, ..usual };
-    let report = judge_measurement(store, &arguments.baseline, &measurement, policy)?;
-    let mut summary = verdicts::summary(&report, &local_reproduction_commands(&arguments.baseline));
+    let policy =
+        BaselineJudgementSettings { limits, other_device: arguments.other_device, ..usual };
+    let report = judge_against_named_baseline(store, &arguments.baseline, &measurement, policy)?;
+    let mut summary = verdicts::verdict_report_summary(
+        &report,
+        &gate_commands_to_run_locally(&arguments.baseline),
+    );
     summary.package = store.package.as_ref().map(|package| package.name.clone());
-    arguments.output.print_and_write(
-        &verdicts::text(&report, terminal::terminal_columns()),
+    arguments.output.print_and_write_all_formats(
+        &verdicts::verdict_report_text(&report, terminal::terminal_columns()),
         &summary,
         &report,
-        &metrics::from_runs(measurement.process_runs()),
+        &metrics::metrics_of_process_runs(measurement.process_runs_of_measurement()),
     )?;
-    Ok(report.exit())
+    Ok(report.exit_reason())
 }
 
-/// Judges a measurement against a baseline, with the rules of the package.
-pub fn judge_measurement(
-    store: &BaselineStore,
+/// Judges a measurement against the named baseline, with the rules of the package's
+/// `kernelgate.toml`.
+pub fn judge_against_named_baseline(
+    store: &RecordFoldersOfPackage,
     baseline: &str,
-    measurement: &Measurement,
-    policy: GatePolicy,
-) -> anyhow::Result<GateReport> {
-    let rules = rules_file::read_rules_of_folder(&store.root)?;
-    compare_with_baseline(store, baseline, measurement, (policy, rules))
-        .map_err(|error| suggest_packages(error, store, baseline))
+    measurement: &MeasurementOfRuns,
+    policy: BaselineJudgementSettings,
+) -> anyhow::Result<BaselineVerdicts> {
+    let rules = rules_file::read_rules_in_folder(&store.root)?;
+    compare_with_baseline_of_device(store, baseline, measurement, (policy, rules))
+        .map_err(|error| suggest_packages_with_baseline(error, store, baseline))
 }
 
-/// The commands that repeat the judgement locally.
-pub fn local_reproduction_commands(baseline: &str) -> String {
+/// The commands with which a reader repeats the gate's judgement locally, as text.
+pub fn gate_commands_to_run_locally(baseline: &str) -> String {
     format!(
         "cargo bench   # as often as wanted\nkernelgate gate --baseline {baseline} --last COUNT"
     )
 }
 
-/// Adds to an error the packages of the workspace that have a baseline of that name, if this one
-/// has none.
-fn suggest_packages(error: StoreError, store: &BaselineStore, name: &str) -> anyhow::Error {
+/// If this package has no baseline of that name, adds to the error which other packages of the
+/// workspace have one.
+fn suggest_packages_with_baseline(
+    error: RecordLookupError,
+    store: &RecordFoldersOfPackage,
+    name: &str,
+) -> anyhow::Error {
     let mut others = Vec::new();
-    if matches!(error, StoreError::NoBaseline { .. }) {
-        others = package::other_baselines(store);
+    if matches!(error, RecordLookupError::NoBaseline { .. }) {
+        others = package::baseline_folders_of_other_packages(store);
         others.retain(|folder| {
-            let there = BaselineStore { baselines: folder.clone(), ..store.clone() };
-            there.baseline_files().is_ok_and(|files| files.iter().any(|(_, it, _)| it == name))
+            let there = RecordFoldersOfPackage { baselines: folder.clone(), ..store.clone() };
+            there.list_baseline_files().is_ok_and(|files| files.iter().any(|(_, it, _)| it == name))
         });
     }
     let error = anyhow::Error::from(error);
@@ -117,60 +136,65 @@ fn suggest_packages(error: StoreError, store: &BaselineStore, name: &str) -> any
     }
 }
 
-/// Compares a measurement with the baseline of its device. If the baseline of that name exists for
-/// another device only, the refusal states so.
-fn compare_with_baseline(
-    store: &BaselineStore,
+/// Compares a measurement with the named baseline of the device on which it was measured. If
+/// another device has a baseline of that name and this device has none, the report refuses to
+/// compare and names the difference.
+fn compare_with_baseline_of_device(
+    store: &RecordFoldersOfPackage,
     name: &str,
-    measurement: &Measurement,
-    (policy, rules): (GatePolicy, PackageRules),
-) -> Result<GateReport, StoreError> {
-    let (runs, device) = (measurement.process_runs(), measurement.device_folder());
-    let spreads = match file::read::<Calibration>(&store.calibration_path(&device)) {
-        Ok(calibration) => CalibratedSpreads::from_calibration(&calibration),
-        Err(error) if error.is_not_found() => CalibratedSpreads::default(),
+    measurement: &MeasurementOfRuns,
+    (policy, rules): (BaselineJudgementSettings, PackageGateRules),
+) -> Result<BaselineVerdicts, RecordLookupError> {
+    let (runs, device) =
+        (measurement.process_runs_of_measurement(), measurement.baseline_folder_of_device());
+    let spreads = match file::read_record::<GateCalibration>(&store.path_of_calibration(&device)) {
+        Ok(calibration) => CalibratedSpreadsByCase::from_calibration(&calibration),
+        Err(error) if error.is_because_file_is_missing() => CalibratedSpreadsByCase::default(),
         Err(error) => return Err(error.into()),
     };
-    let records = store.numerics(runs)?;
-    let compare = |baseline: &Baseline| {
-        let (rules, expired) =
-            rules.clone().rules_for_baseline(|cases| code_versions_of_cases(baseline, runs, cases));
+    let records = store.read_output_errors_of_executables(runs)?;
+    let compare = |baseline: &BaselineFile| {
+        let (rules, expired) = rules.clone().without_expired_acceptances(|cases| {
+            baseline_commits_of_matching_cases(baseline, runs, cases)
+        });
         let report =
             baseline::judge_against_baseline(baseline, measurement, policy, &spreads, &rules);
-        let report = judge_numerics(report, baseline, measurement, &records, &rules);
+        let report = judge_output_errors(report, baseline, measurement, &records, &rules);
         let recorded = runs.iter().flat_map(|run| run.cases.keys().chain(run.skipped.keys()));
         let ids: Vec<&str> = baseline.cases.keys().chain(recorded).map(String::as_str).collect();
-        let mut of_rules = rules.report(&report.cases(), Some(&ids));
+        let mut of_rules = rules.report_effects(&report.judged_case_ids(), Some(&ids));
         of_rules.notes.extend(expired);
         of_rules.notes.extend(report.rules.notes);
         of_rules.undecided.extend(report.rules.undecided);
-        GateReport { rules: of_rules, ..report }
+        BaselineVerdicts { rules: of_rules, ..report }
     };
-    match store.baseline(&device, name) {
+    match store.read_baseline(&device, name) {
         Ok(baseline) => {
             let report = compare(&baseline);
-            let staleness = baseline_staleness(store, &baseline, &report);
-            let unsealed = !file::has_checksum(&store.baseline_path(&device, name)?);
-            let facts = BaselineFacts { staleness, unsealed, ..report.facts };
-            Ok(GateReport { facts, ..report })
+            let staleness = age_of_oldest_used_baseline_run(store, &baseline, &report);
+            let unsealed = !file::file_contains_checksum(&store.path_of_baseline(&device, name)?);
+            let facts = BaselineComparisonFacts { staleness, unsealed, ..report.facts };
+            Ok(BaselineVerdicts { facts, ..report })
         }
-        Err(missing @ StoreError::NoBaseline { .. }) => {
+        Err(missing @ RecordLookupError::NoBaseline { .. }) => {
             let elsewhere =
-                store.baseline_files()?.into_iter().filter(|(_, other, _)| other == name);
-            let reports = elsewhere
-                .filter_map(|(device, ..)| Some(compare(&store.baseline(&device, name).ok()?)));
+                store.list_baseline_files()?.into_iter().filter(|(_, other, _)| other == name);
+            let reports = elsewhere.filter_map(|(device, ..)| {
+                Some(compare(&store.read_baseline(&device, name).ok()?))
+            });
             reports.into_iter().find(|report| !report.refused.is_empty()).ok_or(missing)
         }
         Err(error) => Err(error),
     }
 }
 
-/// Distinct code versions of the baseline's cases that were measured now and match.
-fn code_versions_of_cases(
-    baseline: &Baseline,
-    runs: &[ProcessRun],
+/// Distinct commits with which the baseline recorded those cases that were measured now and match
+/// the regular expression.
+fn baseline_commits_of_matching_cases(
+    baseline: &BaselineFile,
+    runs: &[BenchProcessRun],
     wanted: &Regex,
-) -> Vec<Provenance> {
+) -> Vec<CommitAndChanges> {
     let cases = runs.iter().flat_map(|run| run.cases.keys()).filter(|case| wanted.is_match(case));
     let keys = cases.filter_map(|id| baseline.cases.get(id)).flat_map(|case| case.runs.keys());
     let code = keys.map(|key| &baseline.runs[key].provenance);
@@ -178,19 +202,19 @@ fn code_versions_of_cases(
     code.into_values().cloned().collect()
 }
 
-/// Age of the oldest baseline run that a judged case uses.
-fn baseline_staleness(
-    store: &BaselineStore,
-    baseline: &Baseline,
-    report: &GateReport,
-) -> Option<BaselineStaleness> {
+/// Age, in days and commits, of the oldest baseline run that any judged case uses.
+fn age_of_oldest_used_baseline_run(
+    store: &RecordFoldersOfPackage,
+    baseline: &BaselineFile,
+    report: &BaselineVerdicts,
+) -> Option<AgeOfBaseline> {
     let used = report.judged.iter().flat_map(|judged| baseline.cases[&judged.case].runs.keys());
     let oldest = used.map(|key| &baseline.runs[key]).min_by(|a, b| a.started.cmp(&b.started))?;
     let started: Option<jiff::Timestamp> = oldest.started.parse().ok();
-    Some(BaselineStaleness {
+    Some(AgeOfBaseline {
         recorded: oldest.started.clone(),
-        commit: oldest.provenance.short_commit(),
+        commit: oldest.provenance.short_commit_with_changes_mark(),
         days: started.map(|started| jiff::Timestamp::now().duration_since(started).as_hours() / 24),
-        commits: oldest.provenance.commits_behind(&store.root),
+        commits: oldest.provenance.commits_behind_checkout(&store.root),
     })
 }

@@ -1,4 +1,5 @@
-//! Verbs that judge, and the baselines that they use.
+//! Verbs of kernelgate that judge whether kernels got slower, and the verbs that save, check and
+//! calibrate their baselines.
 
 pub mod baseline;
 pub mod bisect;

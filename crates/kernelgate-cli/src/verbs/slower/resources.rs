@@ -6,42 +6,45 @@ use std::time::Duration;
 
 use anyhow::Context;
 use kernelgate::display::counted_noun;
-use kernelgate::display::table::TextTable;
-use kernelgate::exit::ExitReason;
-use kernelgate::harness::filter::CaseFilter;
-use kernelgate::protocol::{BenchResponseBody, RequestedAction};
-use kernelgate::record::BaselineStore;
-use kernelgate::record::resources::{KernelResources, RunResources};
-use kernelgate::record::text::printable_path;
+use kernelgate::display::table::AlignedTextTable;
+use kernelgate::exit::ProcessExitReason;
+use kernelgate::harness::filter::CaseIdFilter;
+use kernelgate::protocol::{RequestedBenchAction, ResponseToBenchAction};
+use kernelgate::record::RecordFoldersOfPackage;
+use kernelgate::record::resources::{ResourcesOfAllKernels, ResourcesOfKernel};
+use kernelgate::record::text::path_for_terminal;
 use kernelgate_cuda::architecture;
 
-use crate::benches::bench_requests::{self, RequestSettings};
-use crate::benches::child_process::ChildProcess;
-use crate::benches::find::FoundBenches;
+use crate::benches::bench_requests::{self, BenchRequestSettings};
+use crate::benches::child_process::SharedChildProcess;
+use crate::benches::find::UsableAndUnusableBenches;
 use crate::compare::progress::parse_duration;
-use crate::gate::kernels::resources::{ResourcesOutcome, compare_resources, keep_listed_kernels};
-use crate::verbs::shared::bench_flags::BenchFlags;
-use crate::verbs::shared::case_selection::unexpected_response;
+use crate::gate::kernels::resources::{
+    ResourceCheckResult, compare_resources_with_record, retain_kernels_listed_by_benches,
+};
+use crate::verbs::shared::bench_flags::BenchExecutableFlags;
+use crate::verbs::shared::case_selection::error_for_unexpected_response;
 use crate::verbs::shared::interrupt;
-use crate::verbs::shared::output::{OutputFormat, json};
+use crate::verbs::shared::output::{OutputFormat, json_safe_for_terminals};
 
 #[derive(Debug, clap::Args)]
-pub struct ResourcesArguments {
+pub struct ResourcesCommandArguments {
     /// Use only kernels whose name matches this regular expression
     filter: Option<String>,
-    /// Architecture to compile for (repeatable); JSON of several is a list
+    /// Architecture for which kernels are compiled (repeatable); the JSON of several architectures
+    /// is a list
     #[arg(long, value_name = "ARCH", default_value = "sm_90a")]
     arch: Vec<String>,
-    /// Record the result in baselines/resources/ARCH.json
+    /// Record the resources of the kernels in baselines/resources/ARCH.json
     #[arg(long, conflicts_with_all = ["filter", "check"])]
     save: bool,
-    /// Compare with the record; exit with 1 if a kernel spills more, loses occupancy, grows, or its
-    /// tensor instructions no longer overlap
+    /// Compare the resources with the record; exit with 1 if a kernel spills more, loses occupancy,
+    /// grows, or its tensor instructions no longer overlap
     #[arg(long)]
     check: bool,
     #[command(flatten)]
-    benches: BenchFlags,
-    /// Time after which a bench that has given no response is ended
+    benches: BenchExecutableFlags,
+    /// Time after which a bench process that gives no response is killed
     #[arg(long, value_name = "TIME", default_value = "30m", value_parser = parse_duration)]
     wait: Duration,
     /// How to print
@@ -49,107 +52,118 @@ pub struct ResourcesArguments {
     format: OutputFormat,
 }
 
-pub fn run(arguments: &ResourcesArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
-    let filter = CaseFilter::parse(arguments.filter.as_deref(), false)?;
-    let mut bases: BTreeMap<&str, RunResources> = BTreeMap::new();
+pub fn run(
+    arguments: &ResourcesCommandArguments,
+    store: &RecordFoldersOfPackage,
+) -> anyhow::Result<ProcessExitReason> {
+    let filter = CaseIdFilter::parse_exact_or_regex(arguments.filter.as_deref(), false)?;
+    let mut bases: BTreeMap<&str, ResourcesOfAllKernels> = BTreeMap::new();
     for arch in &arguments.arch {
-        check_architecture_name("--arch", arch)?;
+        require_architecture_name("--arch", arch)?;
         if arguments.check {
-            // The resource record is read before anything is built.
-            let mut base = RunResources::read(&path(store, arch)).map_err(|error| {
-                let advice = match error.is_not_found() {
-                    true => format!(": `kernelgate resources --arch {arch} --save` makes a record"),
-                    false => String::new(),
-                };
-                anyhow::anyhow!("{error}{advice}")
-            })?;
-            keep_matching_kernels(&mut base, &filter);
+            // The recorded resources are read before any bench is built, so that a broken record is
+            // reported at once.
+            let mut base =
+                ResourcesOfAllKernels::read_resources_file(&resources_record_path(store, arch))
+                    .map_err(|error| {
+                        let advice = match error.is_because_file_is_missing() {
+                            true => format!(
+                                ": `kernelgate resources --arch {arch} --save` makes a record"
+                            ),
+                            false => String::new(),
+                        };
+                        anyhow::anyhow!("{error}{advice}")
+                    })?;
+            keep_kernels_that_match_filter(&mut base, &filter);
             bases.insert(arch, base);
         }
     }
-    let running = interrupt::watched_processes()?;
-    let found = arguments.benches.find(&store.root, &running)?;
-    let (mut exit, mut outcomes, mut listed) = (ExitReason::Fine, Vec::new(), Vec::new());
+    let running = interrupt::kill_child_and_exit_on_interrupt()?;
+    let found = arguments.benches.find_selected_benches(&store.root, &running)?;
+    let (mut exit, mut outcomes, mut listed) = (ProcessExitReason::Fine, Vec::new(), Vec::new());
     for arch in &arguments.arch {
-        let mut resources = compile_all_kernels(&found, arch, arguments, &running)?;
+        let mut resources = compile_kernels_of_all_benches(&found, arch, arguments, &running)?;
         if arguments.save {
-            let path = path(store, arch);
-            resources.write(&path)?;
+            let path = resources_record_path(store, arch);
+            resources.write_resources_file(&path)?;
             let kernels = counted_noun(resources.kernels.len(), "kernel");
-            println!("recorded in {}: {kernels}", printable_path(&path));
+            println!("recorded in {}: {kernels}", path_for_terminal(&path));
             continue;
         }
-        keep_matching_kernels(&mut resources, &filter);
+        keep_kernels_that_match_filter(&mut resources, &filter);
         let text = arguments.filter.as_deref().unwrap_or_default();
         let none = resources.kernels.is_empty() && resources.left_out.is_empty();
         anyhow::ensure!(!none, "no kernel's name matches `{text}`");
         if let Some(base) = bases.get_mut(arch.as_str()) {
-            if arguments.benches.names_some() {
-                keep_listed_kernels(base, &resources);
+            if arguments.benches.selects_some_benches() {
+                retain_kernels_listed_by_benches(base, &resources);
             }
-            let outcome = compare_resources(base, &resources);
-            exit = exit.more_severe(outcome.exit());
+            let outcome = compare_resources_with_record(base, &resources);
+            exit = exit.more_severe(outcome.exit_reason());
             if arguments.format != OutputFormat::Json {
-                print_resource_changes(&outcome, arguments.format);
+                print_changes_of_kernel_resources(&outcome, arguments.format);
             }
             outcomes.push(outcome);
         } else {
             if arguments.format != OutputFormat::Json {
-                print_resources(&resources, arguments.format);
+                print_kernel_resources(&resources, arguments.format);
             }
             listed.push(resources);
         }
     }
     if arguments.format == OutputFormat::Json {
-        print!("{}{}", json_document(&outcomes)?, json_document(&listed)?);
+        print!("{}{}", json_object_or_list(&outcomes)?, json_object_or_list(&listed)?);
     }
     Ok(exit)
 }
 
-/// The document of one architecture, or a list of several: one JSON document either way, empty
-/// without a document.
-fn json_document(documents: &[impl serde::Serialize]) -> anyhow::Result<String> {
+/// One JSON document: an object for one architecture, a list for several architectures, an empty
+/// text for none.
+fn json_object_or_list(documents: &[impl serde::Serialize]) -> anyhow::Result<String> {
     match documents {
         [] => Ok(String::new()),
-        [only] => json(only),
-        several => json(&several),
+        [only] => json_safe_for_terminals(only),
+        several => json_safe_for_terminals(&several),
     }
 }
 
-/// Refuses a text that cannot name an architecture, because such names become file names.
-pub fn check_architecture_name(flag: &str, arch: &str) -> anyhow::Result<()> {
-    let is_known = architecture::capability_number(arch).is_some();
+/// Returns an error for a text that is not a GPU architecture, because architecture names become
+/// file names.
+pub fn require_architecture_name(flag: &str, arch: &str) -> anyhow::Result<()> {
+    let is_known = architecture::compute_capability_number(arch).is_some();
     anyhow::ensure!(is_known, "{flag} takes a real architecture such as sm_90a, not `{arch}`");
     Ok(())
 }
 
-/// Keeps the kernels, and the builds that do not run, whose names match.
-fn keep_matching_kernels(resources: &mut RunResources, filter: &CaseFilter) {
-    resources.kernels.retain(|name, _| filter.matches_id(name));
-    resources.left_out.retain(|name, _| filter.matches_id(name));
+/// Keeps only kernels whose names match the filter, also among the kernels that cannot run on the
+/// architecture.
+fn keep_kernels_that_match_filter(resources: &mut ResourcesOfAllKernels, filter: &CaseIdFilter) {
+    resources.kernels.retain(|name, _| filter.selects_case_id(name));
+    resources.left_out.retain(|name, _| filter.selects_case_id(name));
 }
 
-pub fn path(store: &BaselineStore, arch: &str) -> std::path::PathBuf {
+pub fn resources_record_path(store: &RecordFoldersOfPackage, arch: &str) -> std::path::PathBuf {
     store.baselines.join("resources").join(format!("{arch}.json"))
 }
 
-/// Makes every bench compile its kernels for an architecture, and prints the builds that cannot run
-/// on it. Several benches may list the same kernels.
-fn compile_all_kernels(
-    found: &FoundBenches,
+/// Asks every bench to compile its kernels for one architecture, and prints which kernels cannot
+/// run on it. Several benches may list the same kernel, which must then have the same resources in
+/// all of them.
+fn compile_kernels_of_all_benches(
+    found: &UsableAndUnusableBenches,
     arch: &str,
-    arguments: &ResourcesArguments,
-    running: &ChildProcess,
-) -> anyhow::Result<RunResources> {
+    arguments: &ResourcesCommandArguments,
+    running: &SharedChildProcess,
+) -> anyhow::Result<ResourcesOfAllKernels> {
     let (settings, timeout) = (BTreeMap::new(), arguments.wait);
-    let asking = RequestSettings { settings, filter: None, timeout, running };
+    let asking = BenchRequestSettings { settings, filter: None, timeout, running };
     let (arch, filter) = (arch.to_owned(), arguments.filter.clone());
-    let action = RequestedAction::Resources { arch: arch.clone(), filter };
-    let mut all: Option<RunResources> = None;
+    let action = RequestedBenchAction::Resources { arch: arch.clone(), filter };
+    let mut all: Option<ResourcesOfAllKernels> = None;
     let mut left_out: Vec<String> = Vec::new();
-    for (bench, answer) in bench_requests::ask_all_benches(found, &asking, &action)? {
-        let BenchResponseBody::Resources(report) = answer else {
-            return Err(unexpected_response(&bench));
+    for (bench, answer) in bench_requests::request_from_all_benches(found, &asking, &action)? {
+        let ResponseToBenchAction::Resources(report) = answer else {
+            return Err(error_for_unexpected_response(&bench));
         };
         left_out.extend(report.left_out);
         let Some(all) = &mut all else {
@@ -163,7 +177,7 @@ fn compile_all_kernels(
             "bench `{bench}` compiles by NVRTC {other}, the others by {one}"
         );
         for (name, kernel) in report.resources.kernels {
-            let twice: Option<KernelResources> = all.kernels.insert(name.clone(), kernel.clone());
+            let twice: Option<ResourcesOfKernel> = all.kernels.insert(name.clone(), kernel.clone());
             let same = twice.is_none_or(|twice| twice == kernel);
             anyhow::ensure!(
                 same,
@@ -177,8 +191,8 @@ fn compile_all_kernels(
     all.context("no bench lists a kernel")
 }
 
-fn print_resources(resources: &RunResources, format: OutputFormat) {
-    let mut table = TextTable::new(&[
+fn print_kernel_resources(resources: &ResourcesOfAllKernels, format: OutputFormat) {
+    let mut table = AlignedTextTable::new(&[
         "kernel",
         "registers",
         "spills",
@@ -198,7 +212,7 @@ fn print_resources(resources: &RunResources, format: OutputFormat) {
             .map(|(class, count)| format!("{class} {count}"))
             .collect::<Vec<_>>()
             .join(", ");
-        table.row(vec![
+        table.add_row(vec![
             name.clone(),
             kernel.facts.registers.to_string(),
             (kernel.facts.spill_store_bytes + kernel.facts.spill_load_bytes).to_string(),
@@ -213,15 +227,15 @@ fn print_resources(resources: &RunResources, format: OutputFormat) {
         ]);
     }
     println!("{}, NVRTC {}", resources.arch, resources.compiler);
-    println!("{}", format.table(&table));
+    println!("{}", format.format_table(&table));
     for (name, kernel) in &resources.kernels {
         if let Some(loss) = &kernel.facts.performance_loss {
-            println!("{}", format.words(&format!("{name}: {loss}")));
+            println!("{}", format.escape_foreign_text(&format!("{name}: {loss}")));
         }
     }
 }
 
-fn print_resource_changes(outcome: &ResourcesOutcome, format: OutputFormat) {
+fn print_changes_of_kernel_resources(outcome: &ResourceCheckResult, format: OutputFormat) {
     let bullet = if format == OutputFormat::Markdown { "- " } else { "" };
     if let Some(refused) = &outcome.refused {
         println!("{}: refused: {refused}", outcome.arch);
@@ -243,7 +257,7 @@ fn print_resource_changes(outcome: &ResourcesOutcome, format: OutputFormat) {
     for (worse, word) in [(true, "WORSE "), (false, "")] {
         for change in outcome.changes.iter().filter(|change| change.worse == worse) {
             let text = format!("{word}{}: {}", change.kernel, change.what);
-            println!("{bullet}{}", format.words(&text));
+            println!("{bullet}{}", format.escape_foreign_text(&text));
         }
     }
 }
@@ -254,9 +268,10 @@ mod tests {
 
     #[test]
     fn resources_of_several_architectures_form_one_json_document() {
-        assert_eq!(json_document(&["a"; 0]).unwrap(), "");
-        assert_eq!(json_document(&["a"]).unwrap(), "\"a\"\n");
-        let both: Vec<String> = serde_json::from_str(&json_document(&["a", "b"]).unwrap()).unwrap();
+        assert_eq!(json_object_or_list(&["a"; 0]).unwrap(), "");
+        assert_eq!(json_object_or_list(&["a"]).unwrap(), "\"a\"\n");
+        let both: Vec<String> =
+            serde_json::from_str(&json_object_or_list(&["a", "b"]).unwrap()).unwrap();
         assert_eq!(both, ["a", "b"]);
     }
 }

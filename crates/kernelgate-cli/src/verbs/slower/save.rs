@@ -1,5 +1,5 @@
-//! `kernelgate baseline save`: makes a baseline of several runs of `cargo bench`, each with new
-//! processes.
+//! `kernelgate baseline save`: runs `cargo bench` several times, each time with new processes, and
+//! makes a baseline of all the runs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -7,24 +7,28 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::benches::cargo;
-use crate::benches::child_process::{ChildProcess, ProcessEnd, memory_kill_reason, start_and_wait};
+use crate::benches::child_process::{
+    ChildProcessEnd, SharedChildProcess, memory_kill_reason_text, run_child_process_to_end,
+};
 use crate::verbs::correct::numerics;
 use crate::verbs::shared::interrupt;
 use crate::verbs::shared::sessions;
-use kernelgate::exit::ExitReason;
-use kernelgate::record::environment::EnvironmentMismatch;
-use kernelgate::record::store::check_path_component;
-use kernelgate::record::text::{printable_on_terminal, printable_path};
-use kernelgate::record::{Baseline, BaselineStore, FileLock, Measurement, Session, file};
+use kernelgate::exit::ProcessExitReason;
+use kernelgate::record::environment::IncomparableEnvironmentField;
+use kernelgate::record::store::check_baseline_file_name;
+use kernelgate::record::text::{clean_message_for_terminal, path_for_terminal};
+use kernelgate::record::{
+    BaselineFile, ExclusiveFileLock, MeasurementOfRuns, RecordFoldersOfPackage, SessionOfRuns, file,
+};
 
-/// Time after which a `cargo bench` is treated as hung.
-const SAVE_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+/// Time after which a run of `cargo bench` is treated as hung.
+const CARGO_BENCH_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 #[derive(Debug, clap::Args)]
-pub struct SaveArguments {
+pub struct SaveBaselineArguments {
     /// Name of the baseline
     name: String,
-    /// Number of runs of the benches; five show how runs differ, one does not
+    /// Number of runs of `cargo bench`; five runs show how much runs differ, one run does not
     #[arg(
         long,
         value_name = "COUNT",
@@ -37,50 +41,59 @@ pub struct SaveArguments {
     arguments: Vec<String>,
 }
 
-/// Folders of the finished runs, kept for the advice after an interrupt.
-type FinishedRunFolders = Arc<Mutex<Vec<PathBuf>>>;
+/// Folders of the finished runs of `cargo bench`, shared with the interrupt handler, which prints
+/// them.
+type SharedFoldersOfFinishedRuns = Arc<Mutex<Vec<PathBuf>>>;
 
-/// Runs the benches and writes the baseline at the end. After an error or an interrupt the baseline
-/// is unchanged, and the finished runs are kept.
-pub fn run(arguments: &SaveArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
-    check_path_component(&arguments.name)?;
-    check_baselines_writable(store, &arguments.name)?;
-    let finished = FinishedRunFolders::default();
+/// Runs `cargo bench` the requested number of times, and writes the baseline after the last run.
+/// After an error or an interrupt, the baseline file is unchanged, and the records of finished runs
+/// are kept.
+pub fn run(
+    arguments: &SaveBaselineArguments,
+    store: &RecordFoldersOfPackage,
+) -> anyhow::Result<ProcessExitReason> {
+    check_baseline_file_name(&arguments.name)?;
+    check_baselines_before_measuring(store, &arguments.name)?;
+    let finished = SharedFoldersOfFinishedRuns::default();
     let (held, name) = (Arc::clone(&finished), arguments.name.clone());
-    let running = interrupt::watch_interrupts_printing(move || {
-        format!(": baseline `{name}` is as it was{}", advice_on_finished_runs(&held, &name))
+    let running = interrupt::print_and_exit_on_interrupt(move || {
+        format!(": baseline `{name}` is as it was{}", advice_after_interrupt(&held, &name))
     })?;
-    let outcome = measure_sessions(arguments, store, &running, &finished)
-        .and_then(|sessions| sessions::without_other_packages(sessions, store))
-        .and_then(|sessions| write_baseline(arguments, store, sessions));
+    let outcome = measure_sessions_with_cargo_bench(arguments, store, &running, &finished)
+        .and_then(|sessions| sessions::without_runs_of_other_packages(sessions, store))
+        .and_then(|sessions| write_baseline_from_sessions(arguments, store, sessions));
     match outcome {
-        Ok(ExitReason::Fine) => Ok(ExitReason::Fine),
+        Ok(ProcessExitReason::Fine) => Ok(ProcessExitReason::Fine),
         Ok(other) => {
             eprintln!(
                 "the baseline is as it was{}",
-                advice_on_finished_runs(&finished, &arguments.name)
+                advice_after_interrupt(&finished, &arguments.name)
             );
             Ok(other)
         }
         Err(error) => anyhow::bail!(
             "{error:#}: the baseline is as it was{}",
-            advice_on_finished_runs(&finished, &arguments.name)
+            advice_after_interrupt(&finished, &arguments.name)
         ),
     }
 }
 
-/// Checks before anything is measured that baselines of that name can be read, and their folder
-/// written.
-fn check_baselines_writable(store: &BaselineStore, name: &str) -> anyhow::Result<()> {
-    for (.., path) in store.baseline_files()?.iter().filter(|(_, there, _)| there == name) {
-        file::read::<Baseline>(path)?;
-        file::check_writable(path)?;
+/// Checks, before anything is measured, that existing baselines of that name can be read and
+/// replaced.
+fn check_baselines_before_measuring(
+    store: &RecordFoldersOfPackage,
+    name: &str,
+) -> anyhow::Result<()> {
+    for (.., path) in store.list_baseline_files()?.iter().filter(|(_, there, _)| there == name) {
+        file::read_record::<BaselineFile>(path)?;
+        file::check_file_is_writable(path)?;
     }
-    Ok(file::check_writable(&store.baselines.join(name))?)
+    Ok(file::check_file_is_writable(&store.baselines.join(name))?)
 }
 
-/// Text on how to use the finished runs; empty if no run was finished.
-fn advice_on_finished_runs(finished: &FinishedRunFolders, name: &str) -> String {
+/// Advice on how to add the finished runs to the baseline after an interrupt; empty if no run has
+/// finished.
+fn advice_after_interrupt(finished: &SharedFoldersOfFinishedRuns, name: &str) -> String {
     let folders = finished.lock().unwrap_or_else(PoisonError::into_inner);
     if folders.is_empty() {
         return String::new();
@@ -93,30 +106,31 @@ fn advice_on_finished_runs(finished: &FinishedRunFolders, name: &str) -> String 
     )
 }
 
-/// Measures the requested number of sessions, one after the other.
-fn measure_sessions(
-    arguments: &SaveArguments,
-    store: &BaselineStore,
-    running: &ChildProcess,
-    finished: &FinishedRunFolders,
-) -> anyhow::Result<Vec<Session>> {
+/// Runs `cargo bench` the requested number of times, one run after the other, and reads the
+/// recorded session of each run.
+fn measure_sessions_with_cargo_bench(
+    arguments: &SaveBaselineArguments,
+    store: &RecordFoldersOfPackage,
+    running: &SharedChildProcess,
+    finished: &SharedFoldersOfFinishedRuns,
+) -> anyhow::Result<Vec<SessionOfRuns>> {
     let started = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
-    let mut sessions: Vec<Session> = Vec::new();
+    let mut sessions: Vec<SessionOfRuns> = Vec::new();
     for number in 1..=arguments.runs {
         eprintln!("run {number} of {}", arguments.runs);
         let name = format!("{started}-{}-{number}", std::process::id());
-        run_cargo_bench(store, &name, &arguments.arguments, running)?;
+        run_cargo_bench_once(store, &name, &arguments.arguments, running)?;
         let folder = store.runs.join(&name);
-        let session = store.open_session(&folder)?;
+        let session = store.read_session_in_folder(&folder)?;
         if let Some(interrupted) = session.runs.iter().find(|run| !run.complete) {
             anyhow::bail!("bench `{}` did not get to its end in run {number}", interrupted.bench);
         }
         finished.lock().unwrap_or_else(PoisonError::into_inner).push(folder);
         if number == 1 {
-            // The device is known only after a run.
-            let device = session.runs[0].environment.baseline_folder_name();
-            check_baseline_writable(
-                &store.baseline_path(&device, &arguments.name)?,
+            // The device, and thereby the baseline's file, is known only after the first run.
+            let device = session.runs[0].environment.baseline_folder_of_device_and_count();
+            check_baseline_file_is_writable(
+                &store.path_of_baseline(&device, &arguments.name)?,
                 &arguments.name,
             )?;
         }
@@ -125,77 +139,84 @@ fn measure_sessions(
     Ok(sessions)
 }
 
-fn check_baseline_writable(path: &Path, name: &str) -> anyhow::Result<()> {
-    Baseline::open_or_empty(path, name)?;
-    Ok(file::check_writable(path)?)
+fn check_baseline_file_is_writable(path: &Path, name: &str) -> anyhow::Result<()> {
+    BaselineFile::read_or_create_empty(path, name)?;
+    Ok(file::check_file_is_writable(path)?)
 }
 
-/// Makes the baseline from the sessions: the first session replaces other runs of its cases, later
-/// sessions add to it.
-fn write_baseline(
-    arguments: &SaveArguments,
-    store: &BaselineStore,
-    sessions: Vec<Session>,
-) -> anyhow::Result<ExitReason> {
+/// Writes the baseline: the first session replaces older runs of its cases (unless of the same
+/// build), and later sessions are added.
+fn write_baseline_from_sessions(
+    arguments: &SaveBaselineArguments,
+    store: &RecordFoldersOfPackage,
+    sessions: Vec<SessionOfRuns>,
+) -> anyhow::Result<ProcessExitReason> {
     let of_first_session = sessions.first().map_or(0, |session| session.runs.len());
     let runs = sessions.into_iter().flat_map(|session| session.runs).collect();
-    let measurement = match Measurement::from_runs(runs) {
+    let measurement = match MeasurementOfRuns::from_matching_runs(runs) {
         Ok(measurement) => measurement,
         Err(differing) => {
-            println!("refused: {}", printable_on_terminal(&differing.to_string()));
-            return Ok(ExitReason::Refused);
+            println!("refused: {}", clean_message_for_terminal(&differing.to_string()));
+            return Ok(ProcessExitReason::Refused);
         }
     };
-    let path = store.baseline_path(&measurement.device_folder(), &arguments.name)?;
-    let _lock = FileLock::acquire_for_file(&path)?;
-    let mut baseline = Baseline::open_or_empty(&path, &arguments.name)?;
-    let (first, others) = measurement.process_runs().split_at(of_first_session);
+    let path = store.path_of_baseline(&measurement.baseline_folder_of_device(), &arguments.name)?;
+    let _lock = ExclusiveFileLock::acquire_lock_for_file(&path)?;
+    let mut baseline = BaselineFile::read_or_create_empty(&path, &arguments.name)?;
+    let (first, others) = measurement.process_runs_of_measurement().split_at(of_first_session);
     for run in first {
-        for replaced in baseline.runs_replaced_by(run, run.cases.keys().map(String::as_str)) {
+        for replaced in
+            baseline.runs_that_merge_would_replace(run, run.cases.keys().map(String::as_str))
+        {
             eprintln!("replaced {replaced}");
         }
-        baseline.merge_run(run);
+        baseline.merge_run_replacing_other_code(run);
     }
     for run in others {
-        let Err(differing) = baseline.add(run) else { continue };
-        for EnvironmentMismatch { field, base, head } in differing {
+        let Err(differing) = baseline.add_comparable_run(run) else { continue };
+        for IncomparableEnvironmentField { field, base, head } in differing {
             println!(
                 "refused: {field} is `{base}` in the first run and `{head}` in the run {}",
-                run.baseline_key()
+                run.key_in_baseline()
             );
         }
-        return Ok(ExitReason::Refused);
+        return Ok(ProcessExitReason::Refused);
     }
     anyhow::ensure!(!baseline.cases.is_empty(), "no case was measured: there is nothing to save");
-    for record in store.numerics(measurement.process_runs())? {
-        numerics::print_saved_errors(&record, baseline.add_seed_errors(&record));
+    for record in
+        store.read_output_errors_of_executables(measurement.process_runs_of_measurement())?
+    {
+        numerics::print_errors_saved_in_baseline(
+            &record,
+            baseline.add_output_errors_by_seed(&record),
+        );
     }
-    file::write(&path, &baseline)?;
+    file::write_record_atomically(&path, &baseline)?;
     let cases: Vec<usize> = first
         .iter()
         .flat_map(|run| run.cases.keys())
         .filter_map(|id| Some(baseline.cases.get(id)?.runs.len()))
         .collect();
-    // Runs of the same build that the baseline already has count as well.
+    // The printed number of runs includes older runs of the same build, which the baseline keeps.
     let fewest = cases.iter().min().copied().unwrap_or_default();
     let runs = match cases.iter().max() {
         Some(&most) if most > fewest => format!("{fewest} to {most}"),
         _ => fewest.to_string(),
     };
     let cases = kernelgate::display::counted_noun(cases.len(), "case");
-    println!("{cases}, {runs} runs each, in {}", printable_path(&path));
-    Ok(ExitReason::Fine)
+    println!("{cases}, {runs} runs each, in {}", path_for_terminal(&path));
+    Ok(ProcessExitReason::Fine)
 }
 
-/// Runs `cargo bench` once. Cargo's output goes to standard error, because standard output holds
-/// the verb's result.
-fn run_cargo_bench(
-    store: &BaselineStore,
+/// Runs `cargo bench` once; cargo's output goes to standard error, because
+/// standard output holds the result of the verb.
+fn run_cargo_bench_once(
+    store: &RecordFoldersOfPackage,
     session: &str,
     arguments: &[String],
-    running: &ChildProcess,
+    running: &SharedChildProcess,
 ) -> anyhow::Result<()> {
-    let cargo = cargo::cargo_program();
+    let cargo = cargo::cargo_program_path();
     let mut command = Command::new(&cargo);
     command
         .arg("bench")
@@ -204,22 +225,23 @@ fn run_cargo_bench(
         .env("KERNELGATE_SESSION", session)
         .stdin(Stdio::null());
     command.stdout(std::io::stderr());
-    // Relative to where the program was called, as for cargo, and not to the package.
+    // A relative `CARGO_TARGET_DIR` refers to the folder where kernelgate was called, as in cargo,
+    // not to the package's folder.
     if let (Some(target), Ok(here)) =
         (std::env::var_os("CARGO_TARGET_DIR"), std::env::current_dir())
     {
         command.env("CARGO_TARGET_DIR", here.join(target));
     }
-    let ended = start_and_wait(&mut command, SAVE_TIMEOUT, running)
+    let ended = run_child_process_to_end(&mut command, CARGO_BENCH_TIMEOUT, running)
         .map_err(|error| anyhow::anyhow!("failed to start {}: {error}", cargo.display()))?;
     match ended {
-        ProcessEnd::Exited(status) if status.success() => Ok(()),
-        ProcessEnd::Exited(status) => anyhow::bail!("cargo bench ended with {status}"),
-        ProcessEnd::OverMemory(limit) => {
-            anyhow::bail!("cargo bench was {}", memory_kill_reason(limit))
+        ChildProcessEnd::Exited(status) if status.success() => Ok(()),
+        ChildProcessEnd::Exited(status) => anyhow::bail!("cargo bench ended with {status}"),
+        ChildProcessEnd::OverMemory(limit) => {
+            anyhow::bail!("cargo bench was {}", memory_kill_reason_text(limit))
         }
-        ProcessEnd::TimedOut => {
-            anyhow::bail!("cargo bench took more than {} s", SAVE_TIMEOUT.as_secs())
+        ChildProcessEnd::TimedOut => {
+            anyhow::bail!("cargo bench took more than {} s", CARGO_BENCH_TIMEOUT.as_secs())
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Prints the result of verbs that end in a verdict.
+//! Prints the verdicts of a kernelgate verb in the requested format, and writes them to files in
+//! all formats.
 
 use std::path::PathBuf;
 
@@ -10,58 +11,61 @@ use crate::pages::verdict;
 use crate::report::formats::metrics::{self, MetricsByCase};
 use crate::report::formats::{comment, junit};
 use crate::report::summary::VerdictSummary;
-use crate::verbs::shared::output::{json, print_json, write_files};
+use crate::verbs::shared::output::{
+    json_safe_for_terminals, print_as_json, write_all_files_or_none,
+};
 use kernelgate::display::terminal;
 use kernelgate::record::file;
 
-/// Format in which a verdict is printed.
+/// Format in which verdicts are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum VerdictFormat {
+pub enum VerdictOutputFormat {
     /// For a terminal
     #[default]
     Text,
     /// Everything, for programs
     Json,
-    /// The comment for a pull request, at most 60,000 bytes
+    /// The comment for a pull request in Markdown, at most 60,000 bytes
     Markdown,
     /// JUnit XML, for the test view of a CI system
     Junit,
-    /// Bencher Metric Format: the times only, for `bencher run --adapter json`
+    /// JSON in Bencher Metric Format: only the times, for `bencher run --adapter json`
     Bmf,
-    /// The times only, for github-action-benchmark's tool customSmallerIsBetter
+    /// JSON with only the times, for github-action-benchmark's tool setting customSmallerIsBetter
     SmallerIsBetter,
 }
 
-/// Picture of the changes; absent where no case was timed.
-const CHANGE_CHART_FILE: &str = "change.svg";
+/// File of the chart of time changes; not written if no case was timed.
+const TIME_CHANGE_CHART_FILE: &str = "change.svg";
 
-/// Flags of a verb that ends in a verdict.
+/// Command-line flags on the output of a verb that ends in a verdict.
 #[derive(Debug, clap::Args)]
-pub struct VerdictOutput {
+pub struct VerdictOutputFlags {
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
-    format: VerdictFormat,
+    format: VerdictOutputFormat,
     /// Also write comment.md, report.html, change.svg, junit.xml, result.json, bmf.json and
     /// smaller-is-better.json into this folder
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
 
-impl VerdictOutput {
+impl VerdictOutputFlags {
     /// How results are printed.
-    pub const fn verdict_format(&self) -> VerdictFormat {
+    pub const fn requested_verdict_format(&self) -> VerdictOutputFormat {
         self.format
     }
 
-    /// Looks before anything is measured: whether the folder that was asked for can be written.
-    pub fn check(&self) -> anyhow::Result<()> {
+    /// Checks, before anything is measured, that the folder of `--out` can be written.
+    pub fn check_output_folder_is_writable(&self) -> anyhow::Result<()> {
         let Some(folder) = &self.out else { return Ok(()) };
-        file::check_writable(&folder.join("result.json")).context("--out")
+        file::check_file_is_writable(&folder.join("result.json")).context("--out")
     }
 
-    /// Prints a result, then writes all its formats where asked for: what cannot be written costs
-    /// no verdict. `text` is the form for a terminal, `result` the whole result for JSON.
-    pub fn print_and_write(
+    /// Prints the verdicts in the requested format, then writes all formats to the folder of
+    /// `--out`; a file that cannot be written is an error after the verdicts were printed. `text`
+    /// is the report for a terminal, and `result` is what JSON shows.
+    pub fn print_and_write_all_formats(
         &self,
         text: &str,
         summary: &VerdictSummary,
@@ -69,30 +73,35 @@ impl VerdictOutput {
         metrics: &MetricsByCase,
     ) -> anyhow::Result<()> {
         match self.format {
-            VerdictFormat::Text => terminal::print_wrapped(text),
-            VerdictFormat::Json => print_json(result)?,
-            VerdictFormat::Markdown => print!("{}", comment::markdown(summary)),
-            VerdictFormat::Junit => print!("{}", junit::xml(summary)),
-            VerdictFormat::Bmf => print_json(&metrics::bencher_metric_format(metrics))?,
-            VerdictFormat::SmallerIsBetter => {
-                print_json(&metrics::smaller_is_better_format(metrics))?
+            VerdictOutputFormat::Text => terminal::print_broken_to_terminal_width(text),
+            VerdictOutputFormat::Json => print_as_json(result)?,
+            VerdictOutputFormat::Markdown => {
+                print!("{}", comment::pull_request_comment_markdown(summary))
+            }
+            VerdictOutputFormat::Junit => print!("{}", junit::junit_xml_of_verdicts(summary)),
+            VerdictOutputFormat::Bmf => print_as_json(&metrics::bencher_metric_format(metrics))?,
+            VerdictOutputFormat::SmallerIsBetter => {
+                print_as_json(&metrics::github_action_benchmark_format(metrics))?
             }
         }
         if let Some(folder) = &self.out {
             let mut files = vec![
-                ("comment.md", comment::markdown(summary)),
-                ("junit.xml", junit::xml(summary)),
-                ("result.json", json(result)?),
-                ("bmf.json", json(&metrics::bencher_metric_format(metrics))?),
-                ("smaller-is-better.json", json(&metrics::smaller_is_better_format(metrics))?),
-                ("report.html", verdict::page(summary).context("--out")?),
+                ("comment.md", comment::pull_request_comment_markdown(summary)),
+                ("junit.xml", junit::junit_xml_of_verdicts(summary)),
+                ("result.json", json_safe_for_terminals(result)?),
+                ("bmf.json", json_safe_for_terminals(&metrics::bencher_metric_format(metrics))?),
+                (
+                    "smaller-is-better.json",
+                    json_safe_for_terminals(&metrics::github_action_benchmark_format(metrics))?,
+                ),
+                ("report.html", verdict::verdict_page(summary).context("--out")?),
             ];
-            let figure = verdict::changes(summary);
+            let figure = verdict::time_change_chart(summary);
             if let Some(figure) = &figure {
-                files.push((CHANGE_CHART_FILE, figure.chart.svg().context("--out")?));
+                files.push((TIME_CHANGE_CHART_FILE, figure.chart.render_svg().context("--out")?));
             }
-            let absent: &[&str] = if figure.is_some() { &[] } else { &[CHANGE_CHART_FILE] };
-            write_files(folder, files, absent)?;
+            let absent: &[&str] = if figure.is_some() { &[] } else { &[TIME_CHANGE_CHART_FILE] };
+            write_all_files_or_none(folder, files, absent)?;
         }
         Ok(())
     }

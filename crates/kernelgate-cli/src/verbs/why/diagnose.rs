@@ -1,18 +1,19 @@
-//! `kernelgate diagnose`: what is wrong with a trace, or with a case that is recorded now, with
-//! evidence; of two traces what changed.
+//! `kernelgate diagnose`: finds what costs time in a trace or in a case that is recorded now, with
+//! evidence, or shows what changed between two traces.
 
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
-use kernelgate::exit::ExitReason;
-use kernelgate::record::text::{printable_on_terminal, printable_path};
-use kernelgate::record::{BaselineStore, file};
+use kernelgate::exit::ProcessExitReason;
+use kernelgate::record::text::{clean_message_for_terminal, path_for_terminal};
+use kernelgate::record::{RecordFoldersOfPackage, file};
 use kernelgate_trace::TraceError;
-use kernelgate_trace::diagnose::difference::{TraceSums, compare_sums};
-use kernelgate_trace::diagnose::ranks::{self, JoinedJob};
+use kernelgate_trace::diagnose::difference::{SummedTrace, compare_summed_traces};
+use kernelgate_trace::diagnose::ranks::{self, JobOfJoinedRanks};
 use kernelgate_trace::diagnose::{
-    FindingSeverity, TraceDiagnosis, checklist, diagnose, diagnose_streamed,
+    FindingSeverity, TraceDiagnosis, checklist, diagnose_export_while_reading,
+    diagnose_trace_in_memory,
 };
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::WantedTraceParts;
@@ -20,51 +21,55 @@ use serde_json::{Value, json};
 
 use super::{profile, trace_file};
 use crate::pages;
-use crate::plot::PlotError;
-use crate::verbs::shared::case_selection::ChosenBenches;
-use crate::verbs::shared::output::{print_json, refuse_overwriting_source};
+use crate::plot::ChartDrawingError;
+use crate::verbs::shared::case_selection::BenchSelectionFlags;
+use crate::verbs::shared::output::{print_as_json, refuse_to_overwrite_input};
 
-/// The version of the JSON around the diagnoses, which have one of their own.
-const DIAGNOSIS_SCHEMA: u32 = 1;
+/// Version of the outer JSON object of `kernelgate diagnose`; each diagnosis inside has a version
+/// of its own.
+const DIAGNOSE_JSON_VERSION: u32 = 1;
 
 #[derive(Debug, Args)]
-pub struct DiagnoseArguments {
-    /// Traces: SQLite exports or reports of Nsight Systems, reports or CSV of Nsight Compute, JSON
-    /// of PyTorch's profiler, JAX or rocprofv3 (.gz too), recordings of `kernelgate profile`. Two
-    /// are compared, unless --each is given. Or one case, or a regular expression of several, to
-    /// record and diagnose
+pub struct DiagnoseCommandArguments {
+    /// Traces: Traces to diagnose, which are SQLite exports or reports of Nsight Systems, reports
+    /// or CSV of Nsight Compute, JSON of PyTorch's profiler, JAX or rocprofv3 (.gz too), or
+    /// recordings of `kernelgate profile`. Two traces are compared with each other, unless --each
+    /// is given. In place of traces: one case id, or a regular expression of several, to record and
+    /// diagnose
     #[arg(required = true, value_name = "TRACE|CASE")]
     traces: Vec<PathBuf>,
-    /// Use only work that was launched inside ranges of this path, or of a path with this end; `*`
-    /// matches any text
+    /// Use only GPU work that was launched inside ranges of this path, or of a path with this end;
+    /// `*` matches any text
     #[arg(long, value_name = "PATH")]
     range: Option<String>,
     /// Diagnose two traces one after the other, in place of comparing them
     #[arg(long)]
     each: bool,
-    /// Join the traces as ranks of one job, and show which rank waits for which. The default for
-    /// three or more traces that communicate, and for two that declare different ranks
+    /// Join the traces as ranks of one distributed job, and show which rank waits for which. This
+    /// is the default for three or more traces that communicate, and for two that declare different
+    /// ranks
     #[arg(long, conflicts_with_all = ["each", "range", "checklist"])]
     ranks: bool,
-    /// Print the checklist of the profiling guides, filled in, in place of the diagnosis
+    /// Print the checklist of the profiling guides with the trace's answers, in place of the
+    /// diagnosis
     #[arg(long)]
     checklist: bool,
-    /// Exit with 1 if a finding is as severe as this, or more
+    /// Exit with 1 if a finding is at least as severe as this
     #[arg(long, value_enum, value_name = "SEVERITY")]
     fail_on: Option<FailOnSeverity>,
-    /// How the result is printed
+    /// Format in which the diagnosis is printed
     #[arg(long, value_enum, default_value_t)]
-    format: DiagnosisFormat,
+    format: DiagnosisOutputFormat,
     /// Also write an HTML page into this file: findings, timeline and tables of one trace, or of
     /// the ranks of one job
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     #[command(flatten, next_help_heading = "Options for a case")]
-    benches: ChosenBenches,
+    benches: BenchSelectionFlags,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-enum DiagnosisFormat {
+enum DiagnosisOutputFormat {
     /// For a terminal
     #[default]
     Text,
@@ -72,14 +77,15 @@ enum DiagnosisFormat {
     Json,
 }
 
-/// The least severity of a finding that makes the exit code 1 (flag `--fail-on`).
+/// Least severity of a finding that makes the exit code of `kernelgate diagnose` 1 (flag
+/// `--fail-on`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum FailOnSeverity {
     /// Any finding
     Information,
-    /// A finding that costs time
+    /// A finding that costs any time
     Warning,
-    /// A finding that costs a tenth of the time or more
+    /// A finding that costs at least a tenth of the time
     Severe,
 }
 
@@ -93,34 +99,40 @@ impl From<FailOnSeverity> for FindingSeverity {
     }
 }
 
-/// The outcome of all diagnoses of a call.
+/// Whether the diagnoses of a call answered anything, and their worst finding, which decide the
+/// exit code.
 #[derive(Debug, Clone, Copy, Default)]
-struct DiagnosesOutcome {
-    /// Whether any question about a GPU was answered.
+struct DiagnosesForExitCode {
+    /// Whether any diagnosis could answer a question about a GPU.
     answered: bool,
     worst: Option<FindingSeverity>,
 }
 
-impl DiagnosesOutcome {
-    fn add(&mut self, diagnosis: &TraceDiagnosis) {
+impl DiagnosesForExitCode {
+    fn add_diagnosis(&mut self, diagnosis: &TraceDiagnosis) {
         self.answered |= diagnosis.answers_any_gpu_question();
-        self.worst = self.worst.max(diagnosis.worst_severity());
+        self.worst = self.worst.max(diagnosis.worst_severity_of_findings());
     }
 
-    fn exit(self, fail_on: Option<FailOnSeverity>) -> ExitReason {
+    fn exit_reason(self, fail_on: Option<FailOnSeverity>) -> ProcessExitReason {
         let fails = fail_on.is_some_and(|flag| self.worst >= Some(flag.into()));
         match self.answered {
-            false => ExitReason::Inconclusive,
-            true if fails => ExitReason::Regression,
-            true => ExitReason::Fine,
+            false => ProcessExitReason::Inconclusive,
+            true if fails => ProcessExitReason::Regression,
+            true => ProcessExitReason::Fine,
         }
     }
 }
 
-pub fn run(arguments: &DiagnoseArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
+pub fn run(
+    arguments: &DiagnoseCommandArguments,
+    store: &RecordFoldersOfPackage,
+) -> anyhow::Result<ProcessExitReason> {
     let folder = tempfile::tempdir()?;
-    let traces: Vec<(String, PathBuf)> = match case_filter_word(&arguments.traces) {
-        Some(filter) => profile::record_cases(&filter, &arguments.benches, store, folder.path())?,
+    let traces: Vec<(String, PathBuf)> = match argument_as_case_filter(&arguments.traces) {
+        Some(filter) => {
+            profile::record_cases_to_folder(&filter, &arguments.benches, store, folder.path())?
+        }
         None => {
             let named = |path: &PathBuf| (path.display().to_string(), path.clone());
             arguments.traces.iter().map(named).collect()
@@ -129,21 +141,24 @@ pub fn run(arguments: &DiagnoseArguments, store: &BaselineStore) -> anyhow::Resu
     if let Some(page) = &arguments.html {
         traces
             .iter()
-            .try_for_each(|(_, trace)| refuse_overwriting_source("--html", page, trace))?;
+            .try_for_each(|(_, trace)| refuse_to_overwrite_input("--html", page, trace))?;
     }
-    if let Some(job) = job(arguments, &traces)? {
+    if let Some(job) = join_traces_as_ranks(arguments, &traces)? {
         if let Some(file) = &arguments.html {
-            write_diagnosis_page(file, pages::ranks::page(&job))?;
+            write_html_page_of_diagnosis(file, pages::ranks::ranks_page(&job))?;
         }
         match arguments.format {
-            DiagnosisFormat::Json => print_json(&json!({
-                "schema_version": DIAGNOSIS_SCHEMA,
-                "job": job.to_json(),
+            DiagnosisOutputFormat::Json => print_as_json(&json!({
+                "schema_version": DIAGNOSE_JSON_VERSION,
+                "job": job.job_to_json(),
             }))?,
-            DiagnosisFormat::Text => print_text(&job.to_text()),
+            DiagnosisOutputFormat::Text => print_escaped(&job.job_to_text()),
         }
-        let outcome = DiagnosesOutcome { answered: job.joined > 0, worst: job.worst_severity() };
-        return Ok(outcome.exit(arguments.fail_on));
+        let outcome = DiagnosesForExitCode {
+            answered: job.joined > 0,
+            worst: job.severity_of_worst_straggler(),
+        };
+        return Ok(outcome.exit_reason(arguments.fail_on));
     }
     anyhow::ensure!(
         arguments.html.is_none() || traces.len() == 1,
@@ -157,20 +172,20 @@ pub fn run(arguments: &DiagnoseArguments, store: &BaselineStore) -> anyhow::Resu
     );
     match &traces[..] {
         [base, head] if together => {
-            compare_traces(arguments, [base, head])?;
-            Ok(ExitReason::Fine)
+            print_changes_between_traces(arguments, [base, head])?;
+            Ok(ProcessExitReason::Fine)
         }
-        traces => Ok(diagnose_each(arguments, traces)?.exit(arguments.fail_on)),
+        traces => Ok(diagnose_each_trace(arguments, traces)?.exit_reason(arguments.fail_on)),
     }
 }
 
-/// Joins the traces as ranks of one job, if they belong to one.
-fn job(
-    arguments: &DiagnoseArguments,
+/// Joins the traces as ranks of one distributed job; `None` if they are separate traces.
+fn join_traces_as_ranks(
+    arguments: &DiagnoseCommandArguments,
     traces: &[(String, PathBuf)],
-) -> anyhow::Result<Option<JoinedJob>> {
+) -> anyhow::Result<Option<JobOfJoinedRanks>> {
     let alone = arguments.each || arguments.checklist || arguments.range.is_some();
-    // Only JSON traces can declare ranks.
+    // Only traces in JSON format can declare a rank.
     let declares = |(_, path): &(String, PathBuf)| path.to_string_lossy().contains(".json");
     let candidates = match traces.len() {
         _ if arguments.ranks => true,
@@ -181,108 +196,120 @@ fn job(
     if !candidates {
         return Ok(None);
     }
-    let parts =
-        ranks::read_rank_traces(traces).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    if traces.len() == 2 && !arguments.ranks && !ranks::have_different_ranks(&parts) {
+    let parts = ranks::read_traces_of_ranks(traces)
+        .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    if traces.len() == 2 && !arguments.ranks && !ranks::do_traces_declare_different_ranks(&parts) {
         return Ok(None);
     }
-    let job = ranks::join_ranks(parts);
+    let job = ranks::join_ranks_to_job(parts);
     Ok(Some(job).filter(|job| arguments.ranks || job.joined > 0))
 }
 
-fn diagnose_each(
-    arguments: &DiagnoseArguments,
+fn diagnose_each_trace(
+    arguments: &DiagnoseCommandArguments,
     traces: &[(String, PathBuf)],
-) -> anyhow::Result<DiagnosesOutcome> {
+) -> anyhow::Result<DiagnosesForExitCode> {
     let mut all: Vec<Value> = Vec::new();
-    let mut outcome = DiagnosesOutcome::default();
+    let mut outcome = DiagnosesForExitCode::default();
     for (index, (name, path)) in traces.iter().enumerate() {
         let (diagnosis, gpus) = match &arguments.html {
             Some(file) => {
-                let trace = load_trace(path, arguments)?;
-                let diagnosis = diagnose(&trace);
-                let gpus = diagnose_ranks(name, path, arguments, &diagnosis)?;
-                write_diagnosis_page(
+                let trace = load_trace_inside_range(path, arguments)?;
+                let diagnosis = diagnose_trace_in_memory(&trace);
+                let gpus = diagnose_gpus_as_ranks(name, path, arguments, &diagnosis)?;
+                write_html_page_of_diagnosis(
                     file,
-                    pages::trace::trace_page(name, &trace, &diagnosis, gpus.as_ref()),
+                    pages::trace::trace_diagnosis_page(name, &trace, &diagnosis, gpus.as_ref()),
                 )?;
                 (diagnosis, gpus)
             }
             None => {
-                let diagnosis = analyze_trace(path, arguments, diagnose_streamed, diagnose)?;
-                let gpus = diagnose_ranks(name, path, arguments, &diagnosis)?;
+                let diagnosis = analyze_streamed_or_loaded_trace(
+                    path,
+                    arguments,
+                    diagnose_export_while_reading,
+                    diagnose_trace_in_memory,
+                )?;
+                let gpus = diagnose_gpus_as_ranks(name, path, arguments, &diagnosis)?;
                 (diagnosis, gpus)
             }
         };
-        outcome.add(&diagnosis);
-        let lines = checklist::checklist(&diagnosis);
-        if arguments.format == DiagnosisFormat::Json {
+        outcome.add_diagnosis(&diagnosis);
+        let lines = checklist::fill_in_checklist(&diagnosis);
+        if arguments.format == DiagnosisOutputFormat::Json {
             let mut value = match arguments.checklist {
-                true => json!({ "trace": name, "checklist": checklist::to_json(&lines) }),
-                false => json!({ "trace": name, "diagnosis": diagnosis.to_json() }),
+                true => json!({ "trace": name, "checklist": checklist::checklist_to_json(&lines) }),
+                false => json!({ "trace": name, "diagnosis": diagnosis.diagnosis_to_json() }),
             };
             if let Some(gpus) = &gpus {
-                value["gpus"] = gpus.to_json();
+                value["gpus"] = gpus.job_to_json();
             }
             all.push(value);
             continue;
         }
         if traces.len() > 1 {
-            println!("{}{}", if index > 0 { "\n" } else { "" }, printable_on_terminal(name));
+            println!("{}{}", if index > 0 { "\n" } else { "" }, clean_message_for_terminal(name));
         }
-        print_text(&match arguments.checklist {
-            true => checklist::to_text(&lines),
-            false => diagnosis.to_text(),
+        print_escaped(&match arguments.checklist {
+            true => checklist::checklist_to_text(&lines),
+            false => diagnosis.diagnosis_to_text(),
         });
         if let Some(gpus) = &gpus {
             println!();
-            print_text(&gpus.to_text());
+            print_escaped(&gpus.job_to_text());
         }
     }
-    if arguments.format == DiagnosisFormat::Json {
-        print_json(&json!({ "schema_version": DIAGNOSIS_SCHEMA, "traces": all }))?;
+    if arguments.format == DiagnosisOutputFormat::Json {
+        print_as_json(&json!({ "schema_version": DIAGNOSE_JSON_VERSION, "traces": all }))?;
     }
     Ok(outcome)
 }
 
-/// The GPUs of a trace as ranks, where the whole trace is diagnosed.
-fn diagnose_ranks(
+/// Joins the GPUs of one trace as ranks of a job; `None` if only ranges of the trace are diagnosed.
+fn diagnose_gpus_as_ranks(
     name: &str,
     path: &Path,
-    arguments: &DiagnoseArguments,
+    arguments: &DiagnoseCommandArguments,
     diagnosis: &TraceDiagnosis,
-) -> anyhow::Result<Option<JoinedJob>> {
+) -> anyhow::Result<Option<JobOfJoinedRanks>> {
     match arguments.range.is_some() || arguments.checklist {
         true => Ok(None),
-        false => trace_file::gpus(name, path, diagnosis),
+        false => trace_file::gpus_as_ranks(name, path, diagnosis),
     }
 }
 
-/// Prints the changes from one trace to another; both traces are read one after the other.
-fn compare_traces(
-    arguments: &DiagnoseArguments,
+/// Prints the changes from a base trace to a head trace; the two traces are read one after the
+/// other to save memory.
+fn print_changes_between_traces(
+    arguments: &DiagnoseCommandArguments,
     traces: [&(String, PathBuf); 2],
 ) -> anyhow::Result<()> {
-    let [base, head] = traces
-        .map(|(_, path)| analyze_trace(path, arguments, TraceSums::sum_streamed, TraceSums::new));
-    let difference = compare_sums(base?, head?);
+    let [base, head] = traces.map(|(_, path)| {
+        analyze_streamed_or_loaded_trace(
+            path,
+            arguments,
+            SummedTrace::sum_export_while_reading,
+            SummedTrace::sum_trace_in_memory,
+        )
+    });
+    let difference = compare_summed_traces(base?, head?);
     let names = traces.map(|(name, _)| name);
     match arguments.format {
-        DiagnosisFormat::Json => print_json(&json!({
-            "schema_version": DIAGNOSIS_SCHEMA,
+        DiagnosisOutputFormat::Json => print_as_json(&json!({
+            "schema_version": DIAGNOSE_JSON_VERSION,
             "compared": names,
-            "difference": difference.to_json(),
+            "difference": difference.difference_to_json(),
         })),
-        DiagnosisFormat::Text => {
-            print_text(&difference.to_text(names.map(String::as_str)));
+        DiagnosisOutputFormat::Text => {
+            print_escaped(&difference.difference_to_text(names.map(String::as_str)));
             Ok(())
         }
     }
 }
 
-/// The case filter, if the only word names no file: files have an extension or begin with the root
-/// or the current folder (`/tmp/trace`, `./trace`), cases do not.
-fn case_filter_word(words: &[PathBuf]) -> Option<String> {
+/// The case filter, if the only argument is not a file; a word with an extension or a path such as
+/// `/tmp/trace` or `./trace` is a file.
+fn argument_as_case_filter(words: &[PathBuf]) -> Option<String> {
     let [word] = words else { return None };
     let first = word.components().next();
     let is_path = matches!(
@@ -293,15 +320,16 @@ fn case_filter_word(words: &[PathBuf]) -> Option<String> {
     (!names_a_file).then(|| word.to_str().map(str::to_owned)).flatten()
 }
 
-/// Prints a text of the file and escapes its control characters.
-fn print_text(text: &str) {
-    text.lines().for_each(|line| println!("{}", printable_on_terminal(line)));
+/// Prints a text, with control characters from the trace file escaped.
+fn print_escaped(text: &str) {
+    text.lines().for_each(|line| println!("{}", clean_message_for_terminal(line)));
 }
 
-/// Analyses a trace while it is read if possible, because a large trace does not fit into memory.
-fn analyze_trace<T>(
+/// Analyses a trace while it is read if its format allows this, because a large trace does not fit
+/// into memory.
+fn analyze_streamed_or_loaded_trace<T>(
     path: &Path,
-    arguments: &DiagnoseArguments,
+    arguments: &DiagnoseCommandArguments,
     streamed: impl Fn(&Path) -> Result<Option<T>, TraceError>,
     held: impl Fn(&Trace) -> T,
 ) -> anyhow::Result<T> {
@@ -309,16 +337,22 @@ fn analyze_trace<T>(
         Some(_) => None,
         None => streamed(path).map_err(|error| anyhow::anyhow!("failed to {error}"))?,
     };
-    streamed.map_or_else(|| load_trace(path, arguments).map(|trace| held(&trace)), Ok)
+    streamed.map_or_else(|| load_trace_inside_range(path, arguments).map(|trace| held(&trace)), Ok)
 }
 
-fn load_trace(path: &Path, arguments: &DiagnoseArguments) -> anyhow::Result<Trace> {
-    trace_file::read_trace_tables(path, &WantedTraceParts::ALL, arguments.range.as_deref())
+fn load_trace_inside_range(
+    path: &Path,
+    arguments: &DiagnoseCommandArguments,
+) -> anyhow::Result<Trace> {
+    trace_file::read_trace_inside_range(path, &WantedTraceParts::ALL, arguments.range.as_deref())
 }
 
-fn write_diagnosis_page(file: &Path, page: Result<String, PlotError>) -> anyhow::Result<()> {
-    file::write_text(file, &page.context("--html")?).context("--html")?;
-    eprintln!("page: {}", printable_path(file));
+fn write_html_page_of_diagnosis(
+    file: &Path,
+    page: Result<String, ChartDrawingError>,
+) -> anyhow::Result<()> {
+    file::write_text_atomically(file, &page.context("--html")?).context("--html")?;
+    eprintln!("page: {}", path_for_terminal(file));
     Ok(())
 }
 
@@ -327,8 +361,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_are_distinguished_as_case_ids_or_paths() {
-        let filter_of = |word: &str| case_filter_word(&[PathBuf::from(word)]);
+    fn an_argument_is_taken_as_case_id_or_path() {
+        let filter_of = |word: &str| argument_as_case_filter(&[PathBuf::from(word)]);
         for filter in ["attention/forward/n64/cuda/hot", "^st_bif/", "graph"] {
             assert_eq!(filter_of(filter).as_deref(), Some(filter));
         }

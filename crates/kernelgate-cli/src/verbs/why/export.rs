@@ -1,72 +1,74 @@
-//! `kernelgate export`: writes a trace as a timeline for a viewer.
+//! `kernelgate export`: writes a trace as a timeline for Perfetto or Chrome's trace viewer.
 
 use std::io::{BufWriter, ErrorKind, Write};
 use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use kernelgate::exit::ExitReason;
+use kernelgate::exit::ProcessExitReason;
 use kernelgate::record::file;
-use kernelgate::record::text::printable_path;
+use kernelgate::record::text::path_for_terminal;
 use kernelgate_trace::export;
 use kernelgate_trace::read::WantedTraceParts;
 
 use super::trace_file;
-use crate::verbs::shared::output::refuse_overwriting_source;
+use crate::verbs::shared::output::refuse_to_overwrite_input;
 
 #[derive(Debug, Args)]
-pub struct ExportArguments {
+pub struct ExportCommandArguments {
     /// A trace: an SQLite export or report of Nsight Systems, JSON of PyTorch's profiler (.gz too)
     #[arg(value_name = "TRACE")]
     trace: PathBuf,
     /// The viewer's format
     #[arg(long, value_enum, default_value_t)]
-    format: ExportFormat,
-    /// Use only work that was launched inside ranges of this path, or of a path with this end; `*`
-    /// matches any text
+    format: TimelineFormat,
+    /// Use only GPU work that was launched inside ranges of this path, or of a path with this end;
+    /// `*` matches any text
     #[arg(long, value_name = "PATH")]
     range: Option<String>,
-    /// File to write [default: standard output]
+    /// File to which the timeline is written [default: standard output]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-enum ExportFormat {
-    /// Chrome's JSON, for ui.perfetto.dev and chrome://tracing
+enum TimelineFormat {
+    /// Chrome's JSON trace format, for ui.perfetto.dev and chrome://tracing
     #[default]
     Perfetto,
 }
 
-pub fn run(arguments: &ExportArguments) -> anyhow::Result<ExitReason> {
+pub fn run(arguments: &ExportCommandArguments) -> anyhow::Result<ProcessExitReason> {
     if let Some(out) = &arguments.out {
-        refuse_overwriting_source("--out", out, &arguments.trace)?;
+        refuse_to_overwrite_input("--out", out, &arguments.trace)?;
     }
     let tables = WantedTraceParts { rest: false, ..WantedTraceParts::ALL };
     let trace =
-        trace_file::read_trace_tables(&arguments.trace, &tables, arguments.range.as_deref())?;
-    let ExportFormat::Perfetto = arguments.format;
+        trace_file::read_trace_inside_range(&arguments.trace, &tables, arguments.range.as_deref())?;
+    let TimelineFormat::Perfetto = arguments.format;
     match &arguments.out {
         None => {
             let written =
-                export::write_perfetto(&trace, &mut BufWriter::new(std::io::stdout().lock()));
+                export::write_perfetto_json(&trace, &mut BufWriter::new(std::io::stdout().lock()));
             if written.as_ref().is_err_and(|error| error.kind() == ErrorKind::BrokenPipe) {
-                std::process::exit(ExitReason::BROKEN_PIPE_EXIT_CODE);
+                std::process::exit(ProcessExitReason::BROKEN_PIPE_EXIT_CODE);
             }
             written.context("failed to write to standard output")?;
         }
         Some(out) => {
             let failed = || format!("--out: failed to write {}", out.display());
-            // An incomplete timeline would look complete, so the file gets its name at the end.
-            let mut file = BufWriter::new(file::temporary_beside(out).with_context(failed)?);
-            export::write_perfetto(&trace, &mut file)
+            // The timeline is written to a temporary file and renamed at the end, because an
+            // incomplete timeline would look complete.
+            let mut file =
+                BufWriter::new(file::create_temporary_file_beside(out).with_context(failed)?);
+            export::write_perfetto_json(&trace, &mut file)
                 .and_then(|()| file.flush())
                 .with_context(failed)?;
             let whole = file.into_inner().map_err(|error| error.into_error());
             let renamed = whole.and_then(|file| file.persist(out).map_err(|error| error.error));
             renamed.with_context(failed)?;
-            println!("{}: open it at https://ui.perfetto.dev", printable_path(out));
+            println!("{}: open it at https://ui.perfetto.dev", path_for_terminal(out));
         }
     }
-    Ok(ExitReason::Fine)
+    Ok(ProcessExitReason::Fine)
 }

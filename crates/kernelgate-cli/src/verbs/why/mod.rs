@@ -1,4 +1,4 @@
-//! Verbs that record where time goes, and verbs that read recordings.
+//! Verbs of kernelgate that record where the time of a case goes, and verbs that read traces.
 
 pub mod batch_curve;
 pub mod diagnose;

@@ -1,65 +1,71 @@
-//! Tables of the parts of a recorded case that its workload names: the time of each part in a
-//! launch, its share, its launches, and the limit of its declared work.
+//! Tables of the network parts that a case's workload names: time of each part in a launch, its
+//! share, its launches, and the limit of its declared work.
 //!
-//! Times of parts add up to the whole: if a launch begins before the previous one has ended, the
-//! time of both counts for the earlier launch.
+//! The times of all parts add up to the time of a launch; if two launches overlap, the overlap
+//! counts for the earlier launch.
 
-use kernelgate::display::table::TextTable;
-use kernelgate::display::{byte_text, time_text};
-use kernelgate::measure::limits::TimeLimit;
-use kernelgate::protocol::CaseRecording;
-use kernelgate::workload::SampleUnit;
-use kernelgate_trace::diagnose::{JoinedTrace, RangeTreeNode};
+use kernelgate::display::table::AlignedTextTable;
+use kernelgate::display::{decimal_byte_size_text, time_text};
+use kernelgate::measure::limits::ShortestLaunchTime;
+use kernelgate::protocol::CuptiCaseRecording;
+use kernelgate::workload::ThroughputItemUnit;
+use kernelgate_trace::diagnose::{RangeTreeRow, TraceJoinedForAnalyses};
 use serde_json::{Value, json};
 
-/// Parts of a case, and other facts about one launch.
-pub struct LaunchParts {
-    parts: Vec<NetworkPartUse>,
-    /// Samples a second, if a launch has samples.
+/// The named parts of a recorded case with their times, and other facts about one launch of the
+/// case.
+pub struct NetworkPartTimesOfLaunch {
+    parts: Vec<NetworkPartTime>,
+    /// Samples per second; `None` if the launch does not compute samples.
     samples_per_s: Option<f64>,
-    sample_unit: SampleUnit,
-    /// Kernels of a launch, if all launches have the same ones in the same order.
+    sample_unit: ThroughputItemUnit,
+    /// Number of kernels of a launch; `None` unless all launches run the same kernels in the same
+    /// order.
     kernels: Option<usize>,
     memory_uses: Vec<(String, u64)>,
 }
 
-/// Time and limit of a network's part in one launch.
-struct NetworkPartUse {
+/// Measured time and hardware limit of one part of a network in one launch.
+struct NetworkPartTime {
     table: String,
     label: String,
     range: String,
-    /// Measured time; `None` if nothing was launched in the part's ranges.
-    measured: Option<MeasuredPart>,
-    /// The limit of the part that takes longest: memory or arithmetic.
-    limit: Option<TimeLimit>,
+    /// Measured time of the part; `None` if nothing was launched in the part's ranges.
+    measured: Option<MeasuredPartTime>,
+    /// The hardware limit that allows the least speed for the part: of memory or of arithmetic.
+    limit: Option<ShortestLaunchTime>,
 }
 
-struct MeasuredPart {
+struct MeasuredPartTime {
     own_ns: f64,
     share: f64,
     launched: f64,
 }
 
-/// The parts of a recording, which was read as this trace.
+/// The times of the parts of a recording, read from the trace that was made of the recording.
 #[allow(clippy::cast_precision_loss)]
-pub fn from_recording(recording: &CaseRecording, trace: &JoinedTrace<'_>) -> LaunchParts {
+pub fn parts_of_recording(
+    recording: &CuptiCaseRecording,
+    trace: &TraceJoinedForAnalyses<'_>,
+) -> NetworkPartTimesOfLaunch {
     let names: Vec<&str> = recording.parts.iter().flat_map(|part| part.range.split('/')).collect();
-    let tree = trace.range_tree(&names);
-    let is_step =
-        |range: &&RangeTreeNode| range.depth == 1 && range.name == CaseRecording::LAUNCH_RANGE;
+    let tree = trace.gpu_work_by_range_tree(&names);
+    let is_step = |range: &&RangeTreeRow| {
+        range.depth == 1 && range.name == CuptiCaseRecording::RANGE_NAME_OF_LAUNCH
+    };
     let step = tree.iter().find(is_step);
     let steps = f64::from(recording.steps.max(1));
-    let part = |of: &kernelgate::protocol::RecordedPart| {
-        let found: Vec<&RangeTreeNode> =
-            tree.iter().filter(|range| path_ends_with(&range.path, &of.range)).collect();
+    let part = |of: &kernelgate::protocol::RecordedNetworkPart| {
+        let found: Vec<&RangeTreeRow> =
+            tree.iter().filter(|range| path_ends_with_range(&range.path, &of.range)).collect();
         let own_ns = found.iter().map(|range| range.own_ns).sum::<i64>() as f64;
-        let measured = (!found.is_empty()).then(|| MeasuredPart {
+        let measured = (!found.is_empty()).then(|| MeasuredPartTime {
             own_ns: own_ns / steps,
             share: own_ns / step.map_or(1, |step| step.own_ns).max(1) as f64,
             launched: found.iter().map(|range| range.operations).sum::<usize>() as f64 / steps,
         });
         let largest = of.limits.iter().max_by(|a, b| a.time_ns.total_cmp(&b.time_ns));
-        NetworkPartUse {
+        NetworkPartTime {
             table: of.table.clone(),
             label: of.label.clone(),
             range: of.range.clone(),
@@ -68,23 +74,23 @@ pub fn from_recording(recording: &CaseRecording, trace: &JoinedTrace<'_>) -> Lau
         }
     };
     let rate = |samples: u64| Some(samples as f64 * steps * 1e9 / step?.span_ns as f64);
-    LaunchParts {
+    NetworkPartTimesOfLaunch {
         parts: recording.parts.iter().map(part).collect(),
         samples_per_s: recording.samples.and_then(rate),
         sample_unit: recording.sample_unit,
-        kernels: kernels_a_launch(recording),
+        kernels: kernels_per_launch(recording),
         memory_uses: recording.memory_uses.clone(),
     }
 }
 
-/// Returns whether a path equals this range or ends with it, comparing whole names.
-fn path_ends_with(path: &str, range: &str) -> bool {
+/// Whether a range's path equals `range`, or ends with `range` after a slash.
+fn path_ends_with_range(path: &str, range: &str) -> bool {
     path.strip_suffix(range).is_some_and(|before| before.is_empty() || before.ends_with('/'))
 }
 
-/// Number of kernels of a launch, if each launch has the same ones, with the same grids, in the
-/// same order.
-fn kernels_a_launch(recording: &CaseRecording) -> Option<usize> {
+/// Number of kernels of a launch; `None` unless all launches run the same kernels, with the same
+/// grids, in the same order.
+fn kernels_per_launch(recording: &CuptiCaseRecording) -> Option<usize> {
     let kernels = &recording.trace.kernels;
     let (all, steps) = (kernels.len(), recording.steps as usize);
     if all == 0 || steps == 0 || all % steps != 0 {
@@ -97,24 +103,30 @@ fn kernels_a_launch(recording: &CaseRecording) -> Option<usize> {
     launches.all(|launch| launch.eq(first.iter().copied())).then_some(first.len())
 }
 
-impl LaunchParts {
-    /// The rate, the kernels, the memory and the tables as text.
-    pub fn text(&self, shown: &dyn Fn(&TextTable) -> String) -> String {
+impl NetworkPartTimesOfLaunch {
+    /// The samples per second, the number of kernels, the memory uses and the tables of parts as
+    /// text.
+    pub fn rate_memory_and_tables_text(
+        &self,
+        shown: &dyn Fn(&AlignedTextTable) -> String,
+    ) -> String {
         let mut text = String::new();
         if let Some(rate) = self.samples_per_s {
-            text += &format!("{}\n", self.sample_unit.per_second(rate));
+            text += &format!("{}\n", self.sample_unit.throughput_as_text(rate));
         }
         text += &match self.kernels {
             Some(kernels) => format!("{kernels} kernels a launch, the same in every one\n"),
             None => "launches differ in their kernels\n".to_owned(),
         };
         if !self.memory_uses.is_empty() {
-            let uses =
-                self.memory_uses.iter().map(|(of, size)| format!("{of} {}", byte_text(*size)));
+            let uses = self
+                .memory_uses
+                .iter()
+                .map(|(of, size)| format!("{of} {}", decimal_byte_size_text(*size)));
             text += &format!("device memory by use: {}\n", uses.collect::<Vec<_>>().join(", "));
         }
         for parts in self.parts.chunk_by(|a, b| a.table == b.table) {
-            let mut table = TextTable::new(&[
+            let mut table = AlignedTextTable::new(&[
                 &parts[0].table,
                 "a launch",
                 "share",
@@ -123,14 +135,14 @@ impl LaunchParts {
                 "of limit",
                 "limited by",
             ]);
-            parts.iter().for_each(|part| table.row(part.cells()));
+            parts.iter().for_each(|part| table.add_row(part.part_table_cells()));
             text += &format!("\n{}", shown(&table));
         }
         text
     }
 
-    pub fn json(&self) -> Value {
-        let part = |part: &NetworkPartUse| {
+    pub fn parts_as_json(&self) -> Value {
+        let part = |part: &NetworkPartTime| {
             let measured = part.measured.as_ref();
             json!({
                 "table": part.table,
@@ -155,8 +167,8 @@ impl LaunchParts {
     }
 }
 
-impl NetworkPartUse {
-    fn cells(&self) -> Vec<String> {
+impl NetworkPartTime {
+    fn part_table_cells(&self) -> Vec<String> {
         let none = || "-".to_owned();
         let percent = |part: f64| format!("{:.1}%", 100.0 * part);
         let measured = self.measured.as_ref();

@@ -1,43 +1,49 @@
-//! `kernelgate profile`: shows where the time of a case goes: on a GPU by range and kernel, as the
-//! hardware recorded it, otherwise by phase, by the host's clock.
+//! `kernelgate profile`: shows where the time of a case goes, on a GPU by range and kernel as CUPTI
+//! recorded them, on a CPU by phase as the host's clock measured it.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
-use kernelgate::display::table::TextTable;
+use kernelgate::display::table::AlignedTextTable;
 use kernelgate::display::{terminal, time_text};
-use kernelgate::exit::ExitReason;
+use kernelgate::exit::ProcessExitReason;
 use kernelgate::protocol::{
-    BenchResponseBody, CaseStatus, ProfiledCase, RecordedLaunches, RequestedAction,
+    BenchCaseStatus, CaseProfileResponse, LaunchesToRecord, RequestedBenchAction,
+    ResponseToBenchAction,
 };
-use kernelgate::record::BaselineStore;
-use kernelgate::record::text::{printable_on_terminal, printable_path};
-use kernelgate_trace::diagnose::readable_name;
-use kernelgate_trace::stats::shorten;
+use kernelgate::record::RecordFoldersOfPackage;
+use kernelgate::record::text::{clean_message_for_terminal, path_for_terminal};
+use kernelgate_trace::diagnose::shortened_kernel_name_for_readers;
+use kernelgate_trace::stats::shorten_in_the_middle;
 use serde_json::Value;
 
-use super::batch_curve::{BatchCurve, BatchLaunchTime, batch_curves};
+use super::batch_curve::{BatchCurve, BatchLaunchTime, batch_curves_of_cases};
 use super::network::{self, RecordedNetwork};
-use super::recorded_case::{self, ProfiledRecording};
+use super::recorded_case::{self, DiagnosedRecording};
 use super::tool_lines;
-use crate::verbs::shared::case_selection::{CaseSelection, ChosenBenches, unexpected_response};
-use crate::verbs::shared::output::{OutputFormat, json, print_json, write_files};
+use crate::verbs::shared::case_selection::{
+    BenchSelectionFlags, CaseSelectionFlags, error_for_unexpected_response,
+};
+use crate::verbs::shared::output::{
+    OutputFormat, json_safe_for_terminals, print_as_json, write_all_files_or_none,
+};
 
-/// Longest name of a kernel in the text output, columns.
+/// Longest name of a kernel in the text output of `kernelgate profile`, in columns.
 const MAX_KERNEL_NAME_COLUMNS: usize = 44;
 
 #[derive(Debug, clap::Args)]
-pub struct ProfileArguments {
+pub struct ProfileCommandArguments {
     #[command(flatten)]
-    choice: CaseSelection,
+    choice: CaseSelectionFlags,
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: OutputFormat,
-    /// Number of launches to record [default: 3; phases on the CPU: as many as 0.3 s allow]
+    /// Number of launches of a case to record [default: 3; phases on the CPU: as many as 0.3 s
+    /// allow]
     #[arg(long, value_name = "N")]
     steps: Option<NonZeroU32>,
-    /// Number of launches before the recorded ones [default: 3]
+    /// Number of launches of a case before the recorded ones [default: 3]
     #[arg(long, value_name = "N")]
     warm_up: Option<u32>,
     /// Also write profile.txt, profile.md and profile.json into this folder, drawings of kernels'
@@ -47,68 +53,76 @@ pub struct ProfileArguments {
     out: Option<PathBuf>,
 }
 
-pub fn run(arguments: &ProfileArguments, store: &BaselineStore) -> anyhow::Result<ExitReason> {
-    let repetitions = RecordedLaunches {
+pub fn run(
+    arguments: &ProfileCommandArguments,
+    store: &RecordFoldersOfPackage,
+) -> anyhow::Result<ProcessExitReason> {
+    let repetitions = LaunchesToRecord {
         warm_up: arguments.warm_up,
         steps: arguments.steps.map(NonZeroU32::get),
     };
     let scratch = tempfile::tempdir()?;
     let folder =
         arguments.out.as_ref().map_or_else(|| scratch.path().to_owned(), |out| out.join("traces"));
-    let profiled = profile_cases_of(&arguments.choice, store, repetitions, &folder)?;
+    let profiled = profile_selected_cases(&arguments.choice, store, repetitions, &folder)?;
     match arguments.format {
-        OutputFormat::Json => print_json(&profile_values(&profiled)?)?,
-        format => {
-            format.print(profiles_text(&profiled, format, terminal::terminal_columns()).trim_end())
-        }
+        OutputFormat::Json => print_as_json(&profiles_as_json_values(&profiled)?)?,
+        format => format.print_wrapped_lines(
+            all_profiles_text(&profiled, format, terminal::terminal_columns()).trim_end(),
+        ),
     }
     if let Some(out) = &arguments.out {
         let files = [
-            ("profile.txt", profiles_text(&profiled, OutputFormat::Text, None)),
-            ("profile.md", profiles_text(&profiled, OutputFormat::Markdown, None)),
-            ("profile.json", json(&profile_values(&profiled)?)?),
+            ("profile.txt", all_profiles_text(&profiled, OutputFormat::Text, None)),
+            ("profile.md", all_profiles_text(&profiled, OutputFormat::Markdown, None)),
+            ("profile.json", json_safe_for_terminals(&profiles_as_json_values(&profiled)?)?),
         ];
         let recorded = || profiled.iter().filter_map(|profiled| profiled.recorded.as_ref());
         let drawings: Vec<_> =
-            recorded().map(ProfiledRecording::stage_drawings).collect::<Result<_, _>>()?;
+            recorded().map(DiagnosedRecording::stage_chart_files).collect::<Result<_, _>>()?;
         let drawings = drawings
             .into_iter()
             .flatten()
-            .chain(network::chart_files(&recorded_networks(&profiled))?);
+            .chain(network::network_chart_files(&networks_of_profiles(&profiled))?);
         let drawings = Vec::from_iter(drawings);
         let drawings = drawings.iter().map(|(name, svg)| (&**name, svg.clone()));
-        write_files(out, files.into_iter().chain(drawings), &[])?;
+        write_all_files_or_none(out, files.into_iter().chain(drawings), &[])?;
         for recorded in recorded() {
-            eprintln!("recorded: {}", printable_path(&recorded.path));
+            eprintln!("recorded: {}", path_for_terminal(&recorded.path));
         }
     }
     let with = |status| profiled.iter().any(|profiled| profiled.case.status == status);
     anyhow::ensure!(
-        with(CaseStatus::Ok) || with(CaseStatus::Failed),
+        with(BenchCaseStatus::Ok) || with(BenchCaseStatus::Failed),
         "nothing was profiled: every case was skipped"
     );
-    Ok(if with(CaseStatus::Failed) { ExitReason::Inconclusive } else { ExitReason::Fine })
+    Ok(if with(BenchCaseStatus::Failed) {
+        ProcessExitReason::Inconclusive
+    } else {
+        ProcessExitReason::Fine
+    })
 }
 
-/// Records the cases that a filter selects into a folder, a file for each.
-pub fn record_cases(
+/// Records the cases that a filter selects into a folder, one file for each case, and returns their
+/// ids with the files.
+pub fn record_cases_to_folder(
     filter: &str,
-    benches: &ChosenBenches,
-    store: &BaselineStore,
+    benches: &BenchSelectionFlags,
+    store: &RecordFoldersOfPackage,
     folder: &Path,
 ) -> anyhow::Result<Vec<(String, PathBuf)>> {
-    let profiled = profile_cases_of(
-        &CaseSelection::matching(filter, benches),
+    let profiled = profile_selected_cases(
+        &CaseSelectionFlags::flags_for_matching_cases(filter, benches),
         store,
-        RecordedLaunches::default(),
+        LaunchesToRecord::default(),
         folder,
     )?;
     let mut recorded = Vec::new();
-    for RecordedProfile { case, recorded: found, .. } in profiled {
+    for CaseWithRecording { case, recorded: found, .. } in profiled {
         let why = case.reason.as_deref().unwrap_or("there is no GPU");
         match found {
             Some(found) => recorded.push((case.case, found.path)),
-            None => eprintln!("{}: not recorded: {}", case.case, printable_on_terminal(why)),
+            None => eprintln!("{}: not recorded: {}", case.case, clean_message_for_terminal(why)),
         }
     }
     anyhow::ensure!(
@@ -119,35 +133,37 @@ pub fn record_cases(
     Ok(recorded)
 }
 
-/// A profiled case with its recording.
-struct RecordedProfile {
-    case: ProfiledCase,
-    recorded: Option<ProfiledRecording>,
-    /// Command lines that measure the case with other tools.
+/// A profiled case with its recording; a case that ran on the CPU has none.
+struct CaseWithRecording {
+    case: CaseProfileResponse,
+    recorded: Option<DiagnosedRecording>,
+    /// Command lines that measure the same case with Nsight Systems and Nsight Compute.
     tools: Vec<Vec<String>>,
 }
 
-fn profile_cases_of(
-    choice: &CaseSelection,
-    store: &BaselineStore,
-    repetitions: RecordedLaunches,
+fn profile_selected_cases(
+    choice: &CaseSelectionFlags,
+    store: &RecordFoldersOfPackage,
+    repetitions: LaunchesToRecord,
     folder: &Path,
-) -> anyhow::Result<Vec<RecordedProfile>> {
-    let settings = choice.variables();
+) -> anyhow::Result<Vec<CaseWithRecording>> {
+    let settings = choice.bench_variables();
     let client = choice.bench_client(store)?;
     let (mut profiled, mut files) = (Vec::new(), BTreeSet::new());
-    for (bench, answer) in client.ask(&RequestedAction::Record(repetitions))? {
-        let BenchResponseBody::Profile(cases) = answer else {
-            return Err(unexpected_response(&bench));
+    for (bench, answer) in client.request_from_all(&RequestedBenchAction::Record(repetitions))? {
+        let ResponseToBenchAction::Profile(cases) = answer else {
+            return Err(error_for_unexpected_response(&bench));
         };
         let mut executables = client.found.executables.iter();
         let executable = executables.find(|found| found.bench == bench);
         for mut case in cases {
             let recording = case.recording.take();
             let recorded = recording
-                .map(|recording| recorded_case::write_and_read_trace(*recording, folder))
+                .map(|recording| {
+                    recorded_case::write_recording_and_read_as_trace(*recording, folder)
+                })
                 .transpose()?;
-            if let Some(ProfiledRecording { path, .. }) = &recorded {
+            if let Some(DiagnosedRecording { path, .. }) = &recorded {
                 let new = files.insert(path.clone());
                 anyhow::ensure!(
                     new,
@@ -159,51 +175,53 @@ fn profile_cases_of(
             let kernels: Vec<&str> = kernels.map(|kernel| kernel.name.as_str()).collect();
             let tools =
                 executable.filter(|_| recorded.is_some()).map_or_else(Vec::new, |executable| {
-                    tool_lines::tool_command_lines(executable, &settings, &case.case, &kernels)
+                    tool_lines::nsight_command_lines(executable, &settings, &case.case, &kernels)
                         .to_vec()
                 });
-            profiled.push(RecordedProfile { case, recorded, tools });
+            profiled.push(CaseWithRecording { case, recorded, tools });
         }
     }
     Ok(profiled)
 }
 
-/// Time of one launch of a batch case; `None` if the case computes no samples.
-fn batch_time_of_profile(profiled: &RecordedProfile) -> Option<BatchLaunchTime> {
+/// Number of samples and time of one launch; `None` if the case computes no samples.
+fn batch_launch_time_of_profile(profiled: &CaseWithRecording) -> Option<BatchLaunchTime> {
     let case = &profiled.case;
     let by_host = || {
         let launch = case.phases.iter().find(|phase| phase.name == "launch")?;
         Some((launch.total_ns / launch.count.max(1) as f64, None))
     };
     let recorded =
-        profiled.recorded.as_ref().and_then(ProfiledRecording::launch_time_and_limit_share);
+        profiled.recorded.as_ref().and_then(DiagnosedRecording::launch_time_and_share_of_limit);
     let (launch_ns, of_limit) = recorded.or_else(by_host)?;
     Some(BatchLaunchTime { case: case.case.clone(), samples: case.samples?, launch_ns, of_limit })
 }
 
-fn batch_curves_of(profiled: &[RecordedProfile]) -> Vec<BatchCurve> {
-    batch_curves(&profiled.iter().filter_map(batch_time_of_profile).collect::<Vec<_>>())
+fn batch_curves_of_profiles(profiled: &[CaseWithRecording]) -> Vec<BatchCurve> {
+    batch_curves_of_cases(
+        &profiled.iter().filter_map(batch_launch_time_of_profile).collect::<Vec<_>>(),
+    )
 }
 
-fn recorded_networks(profiled: &[RecordedProfile]) -> Vec<RecordedNetwork> {
+fn networks_of_profiles(profiled: &[CaseWithRecording]) -> Vec<RecordedNetwork> {
     let recorded = profiled.iter().filter_map(|profiled| profiled.recorded.as_ref());
-    recorded.filter_map(ProfiledRecording::network).collect()
+    recorded.filter_map(DiagnosedRecording::as_network).collect()
 }
 
-/// The profiled cases as JSON values.
-fn profile_values(profiled: &[RecordedProfile]) -> anyhow::Result<Vec<Value>> {
-    let (curves, networks) = (batch_curves_of(profiled), recorded_networks(profiled));
-    let value = |profiled: &RecordedProfile| {
+/// The profiles of all selected cases as JSON values.
+fn profiles_as_json_values(profiled: &[CaseWithRecording]) -> anyhow::Result<Vec<Value>> {
+    let (curves, networks) = (batch_curves_of_profiles(profiled), networks_of_profiles(profiled));
+    let value = |profiled: &CaseWithRecording| {
         let mut value = serde_json::to_value(&profiled.case)?;
         let case = &profiled.case.case;
-        if let Some(of) = curves.iter().find_map(|curve| curve.batch_json_of_case(case)) {
+        if let Some(of) = curves.iter().find_map(|curve| curve.numbers_of_case_as_json(case)) {
             value["batch"] = of;
         }
         if let Some(network) = networks.iter().find(|network| network.case == *case) {
-            value["network"] = network.json(&networks);
+            value["network"] = network.numbers_as_json(&networks);
         }
         if let Some(recorded) = &profiled.recorded {
-            value["recorded"] = recorded.json();
+            value["recorded"] = recorded.profile_as_json();
             let tools: Vec<String> = profiled.tools.iter().map(|words| words.join(" ")).collect();
             value["tools"] = tools.into();
         }
@@ -212,35 +230,38 @@ fn profile_values(profiled: &[RecordedProfile]) -> anyhow::Result<Vec<Value>> {
     profiled.iter().map(value).collect()
 }
 
-fn profiles_text(
-    profiled: &[RecordedProfile],
+fn all_profiles_text(
+    profiled: &[CaseWithRecording],
     format: OutputFormat,
     columns: Option<usize>,
 ) -> String {
-    let shown = |table: &TextTable| match format {
+    let shown = |table: &AlignedTextTable| match format {
         OutputFormat::Markdown => table.to_markdown(),
-        _ => table.text_within(columns),
+        _ => table.aligned_text_for_terminal(columns),
     };
-    let cases = profiled.iter().map(|profiled| profile_text(profiled, format, &shown));
-    let curves = batch_curves_of(profiled);
-    let curves = curves.iter().map(|curve| curve.text(&shown));
-    cases.chain(curves).chain([network::text(&recorded_networks(profiled), &shown)]).collect()
+    let cases = profiled.iter().map(|profiled| text_of_one_profile(profiled, format, &shown));
+    let curves = batch_curves_of_profiles(profiled);
+    let curves = curves.iter().map(|curve| curve.table_with_heading(&shown));
+    cases
+        .chain(curves)
+        .chain([network::all_network_tables_text(&networks_of_profiles(profiled), &shown)])
+        .collect()
 }
 
-fn profile_text(
-    profiled: &RecordedProfile,
+fn text_of_one_profile(
+    profiled: &CaseWithRecording,
     format: OutputFormat,
-    shown: &dyn Fn(&TextTable) -> String,
+    shown: &dyn Fn(&AlignedTextTable) -> String,
 ) -> String {
     let case = &profiled.case;
     if !case.phases.is_empty() {
-        return phase_tables_text(case, format, shown);
+        return cpu_phases_text(case, format, shown);
     }
     let Some(summary) = &case.summary else {
-        let reason = format.words(case.reason.as_deref().unwrap_or_default());
-        return format!("{}\n    {}: {reason}\n\n", case.case, case.status.name());
+        let reason = format.escape_foreign_text(case.reason.as_deref().unwrap_or_default());
+        return format!("{}\n    {}: {reason}\n\n", case.case, case.status.name_in_responses());
     };
-    let mut table = TextTable::new(&[
+    let mut table = AlignedTextTable::new(&[
         "kernel",
         "launches",
         "total",
@@ -250,8 +271,11 @@ fn profile_text(
         "longest",
     ]);
     for kernel in &summary.kernels {
-        table.row(vec![
-            shorten(&readable_name(&kernel.name), MAX_KERNEL_NAME_COLUMNS),
+        table.add_row(vec![
+            shorten_in_the_middle(
+                &shortened_kernel_name_for_readers(&kernel.name),
+                MAX_KERNEL_NAME_COLUMNS,
+            ),
             kernel.count.to_string(),
             time_text(kernel.total_ns as f64),
             format!("{:.1}%", 100.0 * kernel.total_ns as f64 / summary.span_ns.max(1) as f64),
@@ -262,10 +286,13 @@ fn profile_text(
     }
     let table = shown(&table);
     let idle = summary.span_ns.saturating_sub(summary.busy_ns);
-    let recorded =
-        profiled.recorded.as_ref().map(|recorded| recorded.text(format, shown)).unwrap_or_default();
+    let recorded = profiled
+        .recorded
+        .as_ref()
+        .map(|recorded| recorded.recorded_profile_text(format, shown))
+        .unwrap_or_default();
     let tools: Vec<String> =
-        profiled.tools.iter().map(|words| tool_lines::wrapped_command(words)).collect();
+        profiled.tools.iter().map(|words| tool_lines::wrapped_command_line(words)).collect();
     let tools = match format {
         OutputFormat::Markdown if !tools.is_empty() => {
             format!("```sh\n{}\n```\n", tools.join("\n"))
@@ -282,16 +309,23 @@ fn profile_text(
     )
 }
 
-/// The phases of a case, with an explanation.
-fn phase_tables_text(
-    case: &ProfiledCase,
+/// Tables of the phases of a case that ran on the CPU, with an explanation.
+fn cpu_phases_text(
+    case: &CaseProfileResponse,
     format: OutputFormat,
-    shown: &dyn Fn(&TextTable) -> String,
+    shown: &dyn Fn(&AlignedTextTable) -> String,
 ) -> String {
-    let mut table =
-        TextTable::new(&["phase", "times", "total", "each", "shortest", "longest", "threads busy"]);
+    let mut table = AlignedTextTable::new(&[
+        "phase",
+        "times",
+        "total",
+        "each",
+        "shortest",
+        "longest",
+        "threads busy",
+    ]);
     for phase in &case.phases {
-        table.row(vec![
+        table.add_row(vec![
             phase.name.clone(),
             phase.count.to_string(),
             time_text(phase.total_ns),
@@ -302,7 +336,7 @@ fn phase_tables_text(
         ]);
     }
     let table = shown(&table);
-    let note = case.reason.as_deref().map(|note| format!("; {}", format.words(note)));
+    let note = case.reason.as_deref().map(|note| format!("; {}", format.escape_foreign_text(note)));
     format!(
         "{}\n{table}\nwall time of the host; launch: the call and the wait for its end, after \
          others; threads busy: CPU time over wall time{}\n\n",

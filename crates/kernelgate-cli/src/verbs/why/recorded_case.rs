@@ -1,88 +1,98 @@
-//! A case that was recorded on a GPU: read like any other trace, diagnosed, and printed.
+//! A case that was recorded on a GPU by `kernelgate profile`: its recording is read like any other
+//! trace, diagnosed and printed.
 
 use std::path::{Path, PathBuf};
 
-use kernelgate::display::table::TextTable;
-use kernelgate::display::{byte_text, time_text};
-use kernelgate::protocol::CaseRecording;
+use kernelgate::display::table::AlignedTextTable;
+use kernelgate::display::{decimal_byte_size_text, time_text};
+use kernelgate::protocol::CuptiCaseRecording;
 use kernelgate::record::file;
-use kernelgate::record::text::printable_on_terminal;
-use kernelgate_trace::diagnose::ranks::JoinedJob;
-use kernelgate_trace::diagnose::{JoinedTrace, RangeTreeNode, TraceDiagnosis};
+use kernelgate::record::text::clean_message_for_terminal;
+use kernelgate_trace::diagnose::ranks::JobOfJoinedRanks;
+use kernelgate_trace::diagnose::{RangeTreeRow, TraceDiagnosis, TraceJoinedForAnalyses};
 use kernelgate_trace::read::{self, WantedTraceParts};
 use serde_json::{Value, json};
 
 use super::network::RecordedNetwork;
-use super::part_tables::{self, LaunchParts};
-use super::stages::{self, KernelStages};
+use super::part_tables::{self, NetworkPartTimesOfLaunch};
+use super::stages::{self, KernelStageTimes};
 use super::trace_file;
 use crate::verbs::shared::output::OutputFormat;
 
-/// Share of the device's time below which a range is omitted from the text.
-const MIN_SHOWN_SHARE: f64 = 0.01;
+/// Share of the GPU time of a case below which a range is omitted from the text.
+const MIN_SHARE_OF_SHOWN_RANGE: f64 = 0.01;
 
 /// A recorded case.
-pub struct ProfiledRecording {
+pub struct DiagnosedRecording {
     /// Path of the recording's file.
     pub path: PathBuf,
-    recording: CaseRecording,
-    tree: Vec<RangeTreeNode>,
-    /// Parts of the network, if the workload names some.
-    parts: Option<LaunchParts>,
-    /// Stage times of kernels whose rows name stages.
-    stages: Vec<KernelStages>,
+    recording: CuptiCaseRecording,
+    tree: Vec<RangeTreeRow>,
+    /// Times of the network parts that the workload names; `None` if it names none.
+    parts: Option<NetworkPartTimesOfLaunch>,
+    /// Times of the stages inside kernels, for implementations that name stages.
+    stages: Vec<KernelStageTimes>,
     diagnosis: TraceDiagnosis,
-    /// The other GPUs of a case that runs on several.
-    gpus: Option<JoinedJob>,
+    /// All GPUs as ranks of a job, for a case that runs on several GPUs.
+    gpus: Option<JobOfJoinedRanks>,
 }
 
-/// Writes a recording into a folder, and reads it as a trace.
-pub fn write_and_read_trace(
-    recording: CaseRecording,
+/// Writes the recording of a case into a folder, and reads the file as a trace.
+pub fn write_recording_and_read_as_trace(
+    recording: CuptiCaseRecording,
     folder: &Path,
-) -> anyhow::Result<ProfiledRecording> {
+) -> anyhow::Result<DiagnosedRecording> {
     let path = folder.join(format!("{}.json", recording.case.replace('/', "_")));
-    file::write(&path, &recording)?;
+    file::write_record_atomically(&path, &recording)?;
     let trace = read::open_trace_file(&path, &WantedTraceParts::ALL)
         .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
-    let joined = JoinedTrace::new(&trace);
-    let (tree, diagnosis) = (joined.range_tree(&[]), joined.diagnose_whole_job());
+    let joined = TraceJoinedForAnalyses::join_trace(&trace);
+    let (tree, diagnosis) = (joined.gpu_work_by_range_tree(&[]), joined.diagnose_joined_trace());
     let parts =
-        (!recording.parts.is_empty()).then(|| part_tables::from_recording(&recording, &joined));
-    let stages = stages::stages_of_recording(&recording);
-    let gpus = trace_file::gpus(&recording.case, &path, &diagnosis)?;
-    Ok(ProfiledRecording { path, recording, tree, parts, stages, diagnosis, gpus })
+        (!recording.parts.is_empty()).then(|| part_tables::parts_of_recording(&recording, &joined));
+    let stages = stages::stage_times_of_recording(&recording);
+    let gpus = trace_file::gpus_as_ranks(&recording.case, &path, &diagnosis)?;
+    Ok(DiagnosedRecording { path, recording, tree, parts, stages, diagnosis, gpus })
 }
 
-impl ProfiledRecording {
-    /// Device and host times, the ranges and the findings as text.
-    pub fn text(&self, format: OutputFormat, shown: &dyn Fn(&TextTable) -> String) -> String {
+impl DiagnosedRecording {
+    /// Times of device and host, the table of ranges, and the findings, as text.
+    pub fn recorded_profile_text(
+        &self,
+        format: OutputFormat,
+        shown: &dyn Fn(&AlignedTextTable) -> String,
+    ) -> String {
         let indented = |text: &str| {
-            let lines: Vec<_> = text.lines().map(printable_on_terminal).collect();
+            let lines: Vec<_> = text.lines().map(clean_message_for_terminal).collect();
             match format {
-                // Markdown keeps the indents of names only in code.
+                // In Markdown only code keeps the indents of range names.
                 OutputFormat::Markdown => {
                     format!("```text\n{}\n```", lines.join("\n").replace('`', "'"))
                 }
                 _ => lines.join("\n"),
             }
         };
-        let findings = indented(&self.diagnosis.findings_text());
-        let gpus = self.gpus.as_ref().map(|job| indented(&job.to_text()) + "\n\n");
-        let parts = self.parts.as_ref().map(|parts| parts.text(shown) + "\n\n").unwrap_or_default();
-        let stages: String = self.stages.iter().map(|stages| stages.text(shown) + "\n").collect();
+        let findings = indented(&self.diagnosis.findings_without_evidence_to_text());
+        let gpus = self.gpus.as_ref().map(|job| indented(&job.job_to_text()) + "\n\n");
+        let parts = self
+            .parts
+            .as_ref()
+            .map(|parts| parts.rate_memory_and_tables_text(shown) + "\n\n")
+            .unwrap_or_default();
+        let stages: String =
+            self.stages.iter().map(|stages| stages.stage_table_text(shown) + "\n").collect();
         format!(
             "{}{parts}{}\n{stages}\n{}findings, whose evidence `kernelgate diagnose` shows\n\
              {findings}\n",
-            self.times(),
-            self.ranges(shown),
+            self.device_and_host_times_text(),
+            self.table_of_ranges(shown),
             gpus.unwrap_or_default(),
         )
     }
 
-    /// Sentences that explain the device and host times.
-    fn times(&self) -> String {
-        let CaseRecording { wall_ns, steps, warm_up, launch_cost_ns, .. } = &self.recording;
+    /// Sentences on the times that the device and the host took.
+    fn device_and_host_times_text(&self) -> String {
+        let CuptiCaseRecording { wall_ns, steps, warm_up, launch_cost_ns, .. } = &self.recording;
         let wall_ns = *wall_ns as f64;
         let Some(case) = self.tree.first() else {
             return format!("nothing ran on the device in {}\n", time_text(wall_ns));
@@ -94,7 +104,7 @@ impl ProfiledRecording {
             time_text(wall_ns),
             100.0 * busy_ns / wall_ns.max(1.0),
         );
-        if let Some(step) = self.step() {
+        if let Some(step) = self.launch_range() {
             text += &format!(
                 "a launch: {} from its first start to its last end\n",
                 time_text(step.span_ns as f64 / step.times.max(1) as f64)
@@ -104,9 +114,10 @@ impl ProfiledRecording {
             }
         }
         if let Some(memory) = self.diagnosis.memory.first() {
-            // The range of the case is the only outermost range.
-            let held =
-                |phase: usize| byte_text(memory.phases.get(phase).map_or(0, |of| of.peak_bytes));
+            // The outermost range of a recording is the range of the case.
+            let held = |phase: usize| {
+                decimal_byte_size_text(memory.phases.get(phase).map_or(0, |of| of.peak_bytes))
+            };
             text += &format!(
                 "device memory: {} at most while it was prepared and verified, {} while it was \
                  launched\n",
@@ -123,41 +134,44 @@ impl ProfiledRecording {
         text
     }
 
-    /// The recorded case as a network; `None` if it is not a network.
-    pub fn network(&self) -> Option<RecordedNetwork> {
-        RecordedNetwork::new(&self.recording, &self.tree, &self.diagnosis)
+    /// The numbers of the recorded case as a neural network; `None` if the case is not a network.
+    pub fn as_network(&self) -> Option<RecordedNetwork> {
+        RecordedNetwork::from_case_recording(&self.recording, &self.tree, &self.diagnosis)
     }
 
-    /// Drawings of the stages of the case: names of files with their contents.
-    pub fn stage_drawings(&self) -> anyhow::Result<Vec<(String, String)>> {
-        self.stages.iter().map(|stages| stages.stage_drawing(&self.recording.case)).collect()
+    /// Charts of the stages inside the case's kernels, as file names with SVG texts.
+    pub fn stage_chart_files(&self) -> anyhow::Result<Vec<(String, String)>> {
+        self.stages.iter().map(|stages| stages.stage_chart_file(&self.recording.case)).collect()
     }
 
-    /// Time of a launch from its first start to its last end, nanoseconds, and the largest share of
-    /// a limit that it reaches.
-    pub fn launch_time_and_limit_share(&self) -> Option<(f64, Option<f64>)> {
-        let step = self.step()?;
+    /// Time of a launch from its first start to its last end on the GPU, nanoseconds, and the
+    /// largest share of a hardware limit that the launch reaches.
+    pub fn launch_time_and_share_of_limit(&self) -> Option<(f64, Option<f64>)> {
+        let step = self.launch_range()?;
         let of_limit = step.of_limits.iter().map(|(_, reached)| *reached).max_by(f64::total_cmp);
         Some((step.span_ns as f64 / step.times.max(1) as f64, of_limit))
     }
 
-    fn step(&self) -> Option<&RangeTreeNode> {
-        self.tree.iter().find(|range| range.depth == 1 && range.name == CaseRecording::LAUNCH_RANGE)
+    fn launch_range(&self) -> Option<&RangeTreeRow> {
+        self.tree.iter().find(|range| {
+            range.depth == 1 && range.name == CuptiCaseRecording::RANGE_NAME_OF_LAUNCH
+        })
     }
 
-    fn ranges(&self, shown: &dyn Fn(&TextTable) -> String) -> String {
-        let mut table = TextTable::new(&[
+    fn table_of_ranges(&self, shown: &dyn Fn(&AlignedTextTable) -> String) -> String {
+        let mut table = AlignedTextTable::new(&[
             "range", "times", "host", "device", "busy", "share", "launched", "bound",
         ]);
         let mut left_out = 0;
         for range in &self.tree {
-            if range.share < MIN_SHOWN_SHARE {
+            if range.share < MIN_SHARE_OF_SHOWN_RANGE {
                 left_out += 1;
                 continue;
             }
-            // The outermost range has the name of the case, which the heading shows already.
+            // The outermost range has the name of the case, which the heading shows, so the table
+            // calls the range "all".
             let name = if range.depth == 0 { "all" } else { &range.name };
-            table.row(vec![
+            table.add_row(vec![
                 format!("{} {name}", "·".repeat(range.depth)),
                 range.times.to_string(),
                 range.host_ns.map_or_else(|| "-".to_owned(), |ns| time_text(ns as f64)),
@@ -165,20 +179,23 @@ impl ProfiledRecording {
                 time_text(range.busy_ns as f64),
                 format!("{:.1}%", range.share * 100.0),
                 range.operations.to_string(),
-                range.bound.label().to_owned(),
+                range.bound.printed_time_bound().to_owned(),
             ]);
         }
         let mut text = shown(&table);
         if left_out > 0 {
-            text +=
-                &format!("\n{left_out} ranges below {:.0}% are omitted", MIN_SHOWN_SHARE * 100.0);
+            text += &format!(
+                "\n{left_out} ranges below {:.0}% are omitted",
+                MIN_SHARE_OF_SHOWN_RANGE * 100.0
+            );
         }
         text
     }
 
-    /// The recorded case as a JSON value.
-    pub fn json(&self) -> Value {
-        let ranges: Vec<Value> = self.tree.iter().map(RangeTreeNode::to_json).collect();
+    /// The profile of the recorded case as a JSON value.
+    pub fn profile_as_json(&self) -> Value {
+        let ranges: Vec<Value> =
+            self.tree.iter().map(RangeTreeRow::range_tree_node_to_json).collect();
         json!({
             "steps": self.recording.steps,
             "warm_up": self.recording.warm_up,
@@ -186,10 +203,10 @@ impl ProfiledRecording {
             "busy_ns": self.tree.first().map(|case| case.busy_ns),
             "launch_cost_ns": self.recording.launch_cost_ns,
             "ranges": ranges,
-            "parts": self.parts.as_ref().map(LaunchParts::json),
-            "stages": self.stages.iter().map(KernelStages::json).collect::<Vec<_>>(),
-            "diagnosis": self.diagnosis.to_json(),
-            "gpus": self.gpus.as_ref().map(JoinedJob::to_json),
+            "parts": self.parts.as_ref().map(NetworkPartTimesOfLaunch::parts_as_json),
+            "stages": self.stages.iter().map(KernelStageTimes::stage_times_as_json).collect::<Vec<_>>(),
+            "diagnosis": self.diagnosis.diagnosis_to_json(),
+            "gpus": self.gpus.as_ref().map(JobOfJoinedRanks::job_to_json),
         })
     }
 }

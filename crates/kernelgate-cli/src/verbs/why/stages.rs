@@ -1,46 +1,49 @@
-//! The stages inside a kernel whose row names them: the time of each in a launch, by the clocks of
-//! another build of the kernel, and the differences between blocks.
+//! Times of the stages inside a kernel, for implementations that name stages: a second build of the
+//! kernel reads clocks, also showing differences between blocks.
 //!
-//! The clocks count cycles. The time of a stage is its share of the cycles, multiplied by the time
-//! of the kernel without clocks.
+//! The clocks count cycles. The time of a stage is its share of the clock cycles, multiplied by the
+//! time of the kernel's build without clocks.
 
-use kernelgate::display::table::TextTable;
+use kernelgate::display::table::AlignedTextTable;
 use kernelgate::display::time_text;
-use kernelgate::protocol::{CaseRecording, RecordedStages};
-use kernelgate::record::text::printable_on_terminal;
+use kernelgate::protocol::{CuptiCaseRecording, KernelStageCycles};
+use kernelgate::record::text::clean_message_for_terminal;
 use kernelgate::stats::mean;
 use serde_json::{Value, json};
 
 use crate::plot::{
-    ChartAxis, ChartBody, ChartRowMark, ChartWithTitle, LabelledRow, LabelledRows, PlottedUnit,
-    ScaleKind,
+    AxisScaleKind, ChartAxis, ChartBody, ChartRowWithLabel, LabelledRowsChart, MarkInChartRow,
+    PlottedUnit, TitledChart,
 };
 
-/// The stages of a kernel in one launch of its case.
-pub struct KernelStages {
+/// Times of the stages inside one kernel, per launch of the case.
+pub struct KernelStageTimes {
     kernel: String,
     /// Number of blocks.
     blocks: usize,
-    /// Time of the kernel without clocks, as recorded, nanoseconds.
+    /// Time per launch of the kernel's build without clocks, nanoseconds.
     kernel_ns: f64,
-    stages: Vec<StageTime>,
+    stages: Vec<KernelStageTime>,
 }
 
-struct StageTime {
+struct KernelStageTime {
     name: String,
-    /// The stage's share of the kernel's cycles.
+    /// The stage's share of the cycles of all stages, 0 to 1.
     share: f64,
-    /// Time of the stage in each block, nanoseconds.
+    /// Time of the stage in each thread block, nanoseconds.
     blocks_ns: Vec<f64>,
 }
 
-/// The stages of a recording; kernels without counts are skipped.
-pub fn stages_of_recording(recording: &CaseRecording) -> Vec<KernelStages> {
-    recording.stages.iter().filter_map(|stages| kernel_stages(recording, stages)).collect()
+/// Stage times of the kernels of a recording; kernels without clock counts are skipped.
+pub fn stage_times_of_recording(recording: &CuptiCaseRecording) -> Vec<KernelStageTimes> {
+    recording.stages.iter().filter_map(|stages| stage_times_of_kernel(recording, stages)).collect()
 }
 
 #[allow(clippy::cast_precision_loss)]
-fn kernel_stages(recording: &CaseRecording, stages: &RecordedStages) -> Option<KernelStages> {
+fn stage_times_of_kernel(
+    recording: &CuptiCaseRecording,
+    stages: &KernelStageCycles,
+) -> Option<KernelStageTimes> {
     let trace = &recording.trace;
     let is_it = |name: u32| trace.names.get(name as usize) == Some(&stages.kernel);
     let recorded = trace.kernels.iter().filter(|kernel| is_it(kernel.name));
@@ -59,13 +62,13 @@ fn kernel_stages(recording: &CaseRecording, stages: &RecordedStages) -> Option<K
     let ns_a_cycle = kernel_ns * blocks.len() as f64 / all;
     let stage = |(i, name): (usize, &String)| {
         let cycles = || blocks.iter().map(|cycles| cycles[i] as f64);
-        StageTime {
+        KernelStageTime {
             name: name.clone(),
             share: cycles().sum::<f64>() / all,
             blocks_ns: cycles().map(|cycles| cycles * ns_a_cycle).collect(),
         }
     };
-    Some(KernelStages {
+    Some(KernelStageTimes {
         kernel: stages.kernel.clone(),
         blocks: blocks.len(),
         kernel_ns,
@@ -73,52 +76,57 @@ fn kernel_stages(recording: &CaseRecording, stages: &RecordedStages) -> Option<K
     })
 }
 
-impl StageTime {
-    fn mean_ns(&self) -> f64 {
+impl KernelStageTime {
+    fn mean_ns_over_blocks(&self) -> f64 {
         mean(&self.blocks_ns)
     }
 
-    fn shortest_block_ns(&self) -> f64 {
+    fn shortest_time_over_thread_blocks_ns(&self) -> f64 {
         self.blocks_ns.iter().copied().fold(f64::INFINITY, f64::min)
     }
 
-    fn longest_block_ns(&self) -> f64 {
+    fn longest_time_over_blocks_ns(&self) -> f64 {
         self.blocks_ns.iter().copied().fold(0.0, f64::max)
     }
 }
 
-impl KernelStages {
-    /// The stages as a table with a heading.
-    pub fn text(&self, shown: &dyn Fn(&TextTable) -> String) -> String {
-        let mut table =
-            TextTable::new(&["stage", "a launch", "share", "shortest block", "longest block"]);
+impl KernelStageTimes {
+    /// The stage times of the kernel as a table with a heading.
+    pub fn stage_table_text(&self, shown: &dyn Fn(&AlignedTextTable) -> String) -> String {
+        let mut table = AlignedTextTable::new(&[
+            "stage",
+            "a launch",
+            "share",
+            "shortest block",
+            "longest block",
+        ]);
         for stage in &self.stages {
-            table.row(vec![
-                printable_on_terminal(&stage.name).into_owned(),
-                time_text(stage.mean_ns()),
+            table.add_row(vec![
+                clean_message_for_terminal(&stage.name).into_owned(),
+                time_text(stage.mean_ns_over_blocks()),
                 format!("{:.1}%", 100.0 * stage.share),
-                time_text(stage.shortest_block_ns()),
-                time_text(stage.longest_block_ns()),
+                time_text(stage.shortest_time_over_thread_blocks_ns()),
+                time_text(stage.longest_time_over_blocks_ns()),
             ]);
         }
-        format!("\nstages of {}\n{}", self.heading(), shown(&table))
+        format!("\nstages of {}\n{}", self.stage_table_heading(), shown(&table))
     }
 
-    fn heading(&self) -> String {
+    fn stage_table_heading(&self) -> String {
         format!(
             "{}, {} in {} blocks: mean over the blocks, by clocks in another build of it",
-            printable_on_terminal(&self.kernel),
+            clean_message_for_terminal(&self.kernel),
             time_text(self.kernel_ns),
             self.blocks
         )
     }
 
-    pub fn json(&self) -> Value {
-        let stage = |stage: &StageTime| {
+    pub fn stage_times_as_json(&self) -> Value {
+        let stage = |stage: &KernelStageTime| {
             json!({
                 "name": stage.name,
                 "share": stage.share,
-                "mean_ns": stage.mean_ns(),
+                "mean_ns": stage.mean_ns_over_blocks(),
                 "blocks_ns": stage.blocks_ns,
             })
         };
@@ -129,21 +137,33 @@ impl KernelStages {
         })
     }
 
-    /// A chart with a row for each stage and a ring for each block.
-    fn stage_chart(&self, case: &str) -> ChartWithTitle {
-        let row = |stage: &StageTime| LabelledRow {
+    /// A chart with a row for each stage of the kernel, and a ring for the time of each thread
+    /// block.
+    fn stage_times_chart(&self, case: &str) -> TitledChart {
+        let row = |stage: &KernelStageTime| ChartRowWithLabel {
             label: stage.name.clone(),
-            value: format!("{} {:.1}%", time_text(stage.mean_ns()), 100.0 * stage.share),
+            value: format!(
+                "{} {:.1}%",
+                time_text(stage.mean_ns_over_blocks()),
+                100.0 * stage.share
+            ),
             marks: vec![
-                ChartRowMark::Dots(stage.blocks_ns.clone(), 0),
-                ChartRowMark::Tick(stage.mean_ns()),
+                MarkInChartRow::Dots(stage.blocks_ns.clone(), 0),
+                MarkInChartRow::Tick(stage.mean_ns_over_blocks()),
             ],
         };
-        let axis = ChartAxis::new("time in a launch", PlottedUnit::Time, ScaleKind::FromZero);
-        ChartWithTitle {
+        let axis = ChartAxis::with_round_ticks(
+            "time in a launch",
+            PlottedUnit::Time,
+            AxisScaleKind::FromZero,
+        );
+        TitledChart {
             title: case.to_owned(),
-            subtitle: format!("ring: a block, line: mean of all blocks; {}", self.heading()),
-            body: ChartBody::Rows(LabelledRows {
+            subtitle: format!(
+                "ring: a block, line: mean of all blocks; {}",
+                self.stage_table_heading()
+            ),
+            body: ChartBody::Rows(LabelledRowsChart {
                 axis,
                 legend: Vec::new(),
                 rows: self.stages.iter().map(row).collect(),
@@ -152,12 +172,12 @@ impl KernelStages {
         }
     }
 
-    /// File name and contents of the stage chart.
-    pub fn stage_drawing(&self, case: &str) -> anyhow::Result<(String, String)> {
+    /// File name and SVG text of the stage chart.
+    pub fn stage_chart_file(&self, case: &str) -> anyhow::Result<(String, String)> {
         let safe = |text: &str| text.replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "_");
         Ok((
             format!("{}-{}-stages.svg", safe(case), safe(&self.kernel)),
-            self.stage_chart(case).svg()?,
+            self.stage_times_chart(case).render_svg()?,
         ))
     }
 }

@@ -1,12 +1,15 @@
-//! `kernelgate stats`: prints the tables of `nsys stats`, for traces of several recorders.
+//! `kernelgate stats`: prints the tables of `nsys stats` for traces of Nsight Systems, PyTorch and
+//! kernelgate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use kernelgate::display::harmless_text::CsvText;
-use kernelgate::exit::ExitReason;
-use kernelgate::record::text::{on_one_line, printable_on_terminal, printable_path};
+use kernelgate::display::harmless_text::EscapedForCsv;
+use kernelgate::exit::ProcessExitReason;
+use kernelgate::record::text::{
+    clean_message_for_terminal, join_lines_with_spaces, path_for_terminal,
+};
 use kernelgate_trace::analyze::timeline::idle_time;
 use kernelgate_trace::model::{Trace, TraceRecorder};
 use kernelgate_trace::read::WantedTraceParts;
@@ -15,30 +18,33 @@ use regex::Regex;
 use serde_json::json;
 
 use super::trace_file;
-use crate::verbs::shared::output::{json as json_text, print_json, write_files};
+use crate::verbs::shared::output::{
+    json_safe_for_terminals as json_text, print_as_json, write_all_files_or_none,
+};
 
 /// Version of the JSON output of `kernelgate stats`.
-const STATS_SCHEMA: u32 = 1;
+const STATS_JSON_VERSION: u32 = 1;
 
-/// Size of a file from which it is read once for each table, so that fewer rows are in memory.
-const MIN_BYTES_TO_READ_BY_TABLE: u64 = 256 << 20;
+/// File size from which a trace is read again for each table, so that only the rows of one table
+/// are in memory.
+const MIN_FILE_BYTES_TO_READ_PER_TABLE: u64 = 256 << 20;
 
 #[derive(Debug, Args)]
-pub struct StatsArguments {
+pub struct StatsCommandArguments {
     /// Traces: SQLite exports or reports of Nsight Systems, JSON of PyTorch's profiler (.gz too)
     #[arg(required = true, value_name = "TRACE")]
     traces: Vec<PathBuf>,
     /// Names of the tables in `nsys stats`, separated by commas [default: all]
-    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = parse_report)]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = parse_nsys_report_name)]
     report: Vec<StatsReport>,
     /// How tables are written
     #[arg(long, value_enum, default_value_t)]
-    format: StatsTableFormat,
-    /// Use only work that was launched inside ranges of this path, or of a path with this end; `*`
-    /// matches any text
+    format: StatsOutputFormat,
+    /// Use only GPU work that was launched inside ranges of this path, or of a path with this end;
+    /// `*` matches any text
     #[arg(long, value_name = "PATH")]
     range: Option<String>,
-    /// Print only rows whose name matches; shares stay shares of the whole table
+    /// Print only rows whose name matches; percentages still refer to the whole table
     #[arg(long, value_name = "REGEX")]
     filter: Option<Regex>,
     /// Write the tables into this folder, one file each, with a summary of all traces
@@ -47,81 +53,81 @@ pub struct StatsArguments {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-enum StatsTableFormat {
+enum StatsOutputFormat {
     /// For a terminal
     #[default]
     Table,
-    /// For a spreadsheet, with the columns of `nsys stats`
+    /// CSV for a spreadsheet, with the columns of `nsys stats`
     Csv,
     /// For programs
     Json,
 }
 
-fn parse_report(name: &str) -> Result<StatsReport, String> {
-    StatsReport::from_name(name).ok_or_else(|| {
+fn parse_nsys_report_name(name: &str) -> Result<StatsReport, String> {
+    StatsReport::from_nsys_report_name(name).ok_or_else(|| {
         let names: Vec<&str> =
-            StatsReport::ALL_REPORTS.iter().map(|report| report.name()).collect();
+            StatsReport::ALL_REPORTS.iter().map(|report| report.nsys_report_name()).collect();
         format!("no such table; there are {}", names.join(", "))
     })
 }
 
-pub fn run(arguments: &StatsArguments) -> anyhow::Result<ExitReason> {
+pub fn run(arguments: &StatsCommandArguments) -> anyhow::Result<ProcessExitReason> {
     let reports = if arguments.report.is_empty() {
         StatsReport::ALL_REPORTS.to_vec()
     } else {
         arguments.report.clone()
     };
-    let names = trace_file_names(&arguments.traces);
+    let names = distinct_file_names_of_traces(&arguments.traces);
     let mut summaries = Vec::new();
     let mut printed = Vec::new();
     for (path, name) in arguments.traces.iter().zip(&names) {
-        let (trace, mut tables) = report_tables(path, &reports, arguments)?;
+        let (trace, mut tables) = trace_and_stats_tables(path, &reports, arguments)?;
         if let Some(expression) = &arguments.filter {
-            tables.iter_mut().for_each(|table| table.keep_matching_rows(expression));
+            tables.iter_mut().for_each(|table| table.keep_rows_with_matching_name(expression));
         }
         if let Some(folder) = &arguments.out {
-            let files = table_files(name, &tables, arguments.format)?;
-            write_files(
+            let files = stats_table_files(name, &tables, arguments.format)?;
+            write_all_files_or_none(
                 folder,
                 files.iter().map(|(name, text)| (name.as_str(), text.clone())),
                 &[],
             )?;
-            summaries.push(stats_summary(path, &trace, &files));
+            summaries.push(summary_entry_of_trace(path, &trace, &files));
             continue;
         }
         match arguments.format {
-            StatsTableFormat::Json => printed.push(tables_document(path, &tables)),
-            format => print_tables(path, &tables, format, arguments.traces.len() > 1),
+            StatsOutputFormat::Json => printed.push(stats_tables_as_json(path, &tables)),
+            format => print_stats_tables(path, &tables, format, arguments.traces.len() > 1),
         }
     }
     if let Some(folder) = &arguments.out {
-        let all = json!({ "schema_version": STATS_SCHEMA, "traces": summaries });
-        write_files(folder, [("summary.json", json_text(&all)?)], &[])?;
+        let all = json!({ "schema_version": STATS_JSON_VERSION, "traces": summaries });
+        write_all_files_or_none(folder, [("summary.json", json_text(&all)?)], &[])?;
         println!(
             "{} traces, {} tables each: {}",
             names.len(),
             reports.len(),
-            printable_path(folder)
+            path_for_terminal(folder)
         );
-    } else if arguments.format == StatsTableFormat::Json {
-        print_json(&json!({ "schema_version": STATS_SCHEMA, "traces": printed }))?;
+    } else if arguments.format == StatsOutputFormat::Json {
+        print_as_json(&json!({ "schema_version": STATS_JSON_VERSION, "traces": printed }))?;
     }
-    Ok(ExitReason::Fine)
+    Ok(ProcessExitReason::Fine)
 }
 
-/// The trace with the tables that are needed, restricted to `--range`.
-fn load_for_reports(
+/// Reads the rows of a trace that the tables need, only those inside `--range`.
+fn read_trace_for_tables(
     path: &Path,
     reports: &[StatsReport],
-    arguments: &StatsArguments,
+    arguments: &StatsCommandArguments,
 ) -> anyhow::Result<Trace> {
     let mut wanted = reports.iter().fold(WantedTraceParts::default(), |all, report| {
-        all.wanted_by_either(report.wanted_parts())
+        all.union_of_parts(report.trace_parts_for_report())
     });
     if arguments.out.is_some() {
         wanted.operations = true;
     }
-    let trace = trace_file::read_trace_tables(path, &wanted, arguments.range.as_deref())?;
+    let trace = trace_file::read_trace_inside_range(path, &wanted, arguments.range.as_deref())?;
     if trace.recorder == TraceRecorder::NsightCompute {
         anyhow::bail!(
             "{} is of Nsight Compute, which records no timeline; `kernelgate diagnose` reads it",
@@ -131,35 +137,41 @@ fn load_for_reports(
     Ok(trace)
 }
 
-/// Prints what could not be read, each problem once.
-fn print_read_problems(path: &Path, problems: &BTreeSet<String>) {
+/// Prints, as warnings, which parts of a trace could not be read.
+fn print_unreadable_parts(path: &Path, problems: &BTreeSet<String>) {
     for problem in problems {
-        eprintln!("warning: {}", printable_on_terminal(&format!("{}: {problem}", path.display())));
+        eprintln!(
+            "warning: {}",
+            clean_message_for_terminal(&format!("{}: {problem}", path.display()))
+        );
     }
 }
 
-/// Makes the tables of a trace, and returns the trace as far as a summary needs it.
-fn report_tables(
+/// Makes the requested tables of a trace, and returns them with the trace's facts for
+/// `summary.json`.
+fn trace_and_stats_tables(
     path: &Path,
     reports: &[StatsReport],
-    arguments: &StatsArguments,
+    arguments: &StatsCommandArguments,
 ) -> anyhow::Result<(Trace, Vec<StatsTable>)> {
-    let large = std::fs::metadata(path).is_ok_and(|file| file.len() >= MIN_BYTES_TO_READ_BY_TABLE);
+    let large =
+        std::fs::metadata(path).is_ok_and(|file| file.len() >= MIN_FILE_BYTES_TO_READ_PER_TABLE);
     if !large || arguments.range.is_some() {
-        let trace = load_for_reports(path, reports, arguments)?;
-        print_read_problems(path, &trace.quality.unreadable.iter().cloned().collect());
+        let trace = read_trace_for_tables(path, reports, arguments)?;
+        print_unreadable_parts(path, &trace.quality.unreadable.iter().cloned().collect());
         let tables = reports.iter().map(|&report| stats::make_table(&trace, report)).collect();
         return Ok((trace, tables));
     }
-    // The tables are read one after the other, each with as little memory as it needs.
+    // For a large file, each table is made by reading the trace anew, so that only one table's rows
+    // are in memory.
     let (mut tables, mut problems) = (Vec::new(), BTreeSet::new());
     for &report in reports {
-        let streamed = stats::table_of_streamed_export(path, report)
+        let streamed = stats::table_from_streamed_export(path, report)
             .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
         let (trace, table) = match streamed {
             Some(streamed) => (streamed.trace, streamed.table),
             None => {
-                let trace = load_for_reports(path, &[report], arguments)?;
+                let trace = read_trace_for_tables(path, &[report], arguments)?;
                 let table = stats::make_table(&trace, report);
                 (trace, table)
             }
@@ -167,13 +179,18 @@ fn report_tables(
         tables.push(table);
         problems.extend(trace.quality.unreadable);
     }
-    print_read_problems(path, &problems);
-    Ok((load_for_reports(path, &[], arguments)?, tables))
+    print_unreadable_parts(path, &problems);
+    Ok((read_trace_for_tables(path, &[], arguments)?, tables))
 }
 
-fn print_tables(path: &Path, tables: &[StatsTable], format: StatsTableFormat, several: bool) {
+fn print_stats_tables(
+    path: &Path,
+    tables: &[StatsTable],
+    format: StatsOutputFormat,
+    several: bool,
+) {
     if several {
-        println!("{}", printable_path(path));
+        println!("{}", path_for_terminal(path));
     }
     for (index, table) in tables.iter().enumerate() {
         if tables.len() > 1 {
@@ -181,50 +198,51 @@ fn print_tables(path: &Path, tables: &[StatsTable], format: StatsTableFormat, se
         }
         match format {
             _ if table.rows.is_empty() => println!("(no rows)"),
-            StatsTableFormat::Csv => print!("{}", csv(table)),
-            _ => print!("{}", padded_table(table)),
+            StatsOutputFormat::Csv => print!("{}", stats_table_as_csv(table)),
+            _ => print!("{}", stats_table_as_text(table)),
         }
     }
 }
 
-/// A table as CSV; names come from the trace.
-fn csv(table: &StatsTable) -> String {
+/// A statistics table as CSV, with its text cells, which come from the trace, escaped.
+fn stats_table_as_csv(table: &StatsTable) -> String {
     let mut table = table.clone();
-    table.map_text_cells(|text| CsvText(text).to_string());
+    table.replace_text_cells(|text| EscapedForCsv(text).to_string());
     table.to_csv()
 }
 
-/// A table for a terminal; names come from the trace.
-fn padded_table(table: &StatsTable) -> String {
+/// A statistics table for a terminal, with each text cell, which comes from the trace, on one line.
+fn stats_table_as_text(table: &StatsTable) -> String {
     let mut table = table.clone();
-    table.map_text_cells(on_one_line);
-    table.to_text()
+    table.replace_text_cells(join_lines_with_spaces);
+    table.to_terminal_text()
 }
 
-fn tables_document(path: &Path, tables: &[StatsTable]) -> serde_json::Value {
-    let tables: Vec<serde_json::Value> = tables.iter().map(StatsTable::cell_to_json).collect();
+fn stats_tables_as_json(path: &Path, tables: &[StatsTable]) -> serde_json::Value {
+    let tables: Vec<serde_json::Value> = tables.iter().map(StatsTable::table_as_json).collect();
     json!({ "trace": path.display().to_string(), "tables": tables })
 }
 
-/// Names and texts of the files of a trace.
-fn table_files(
+/// File names and texts of the tables of one trace.
+fn stats_table_files(
     name: &str,
     tables: &[StatsTable],
-    format: StatsTableFormat,
+    format: StatsOutputFormat,
 ) -> anyhow::Result<Vec<(String, String)>> {
     let file = |table: &StatsTable| {
         let (extension, text) = match format {
-            StatsTableFormat::Csv => ("csv", csv(table)),
-            StatsTableFormat::Table => ("txt", padded_table(table)),
-            StatsTableFormat::Json => ("json", json_text(&table.cell_to_json())?),
+            StatsOutputFormat::Csv => ("csv", stats_table_as_csv(table)),
+            StatsOutputFormat::Table => ("txt", stats_table_as_text(table)),
+            StatsOutputFormat::Json => ("json", json_text(&table.table_as_json())?),
         };
         Ok((format!("{name}_{}.{extension}", table.report), text))
     };
     tables.iter().map(file).collect()
 }
 
-/// One file name for each trace: its own name, with its folder if two names are equal.
-fn trace_file_names(traces: &[PathBuf]) -> Vec<String> {
+/// A distinct base name for the files of each trace: the trace's name, with its folder if two names
+/// are equal.
+fn distinct_file_names_of_traces(traces: &[PathBuf]) -> Vec<String> {
     let part = |path: Option<&std::ffi::OsStr>| {
         path.map_or(String::new(), |name| name.to_string_lossy().replace(['/', '\\'], "_"))
     };
@@ -247,20 +265,25 @@ fn trace_file_names(traces: &[PathBuf]) -> Vec<String> {
     traces.iter().map(name).collect()
 }
 
-/// The entry of a trace in `summary.json`.
-fn stats_summary(path: &Path, trace: &Trace, files: &[(String, String)]) -> serde_json::Value {
-    let activities = idle_time::activity_of_devices(trace, |_| true);
+/// The entry of one trace in `summary.json`.
+fn summary_entry_of_trace(
+    path: &Path,
+    trace: &Trace,
+    files: &[(String, String)],
+) -> serde_json::Value {
+    let activities = idle_time::activities_by_process_and_gpu(trace, |_| true);
     let busy_ns: i64 = activities.iter().map(|of| of.busy_ns).sum();
-    let span_ns: i64 = activities.iter().map(idle_time::DeviceActivity::span_of_gaps_ns).sum();
+    let span_ns: i64 =
+        activities.iter().map(idle_time::ProcessActivityOnGpu::first_start_to_last_end_ns).sum();
     let kernels = stats::make_table(trace, StatsReport::GpuKernels);
-    let top = kernels.rows.first().map(|row| row[kernels.named_by].csv_text());
+    let top = kernels.rows.first().map(|row| row[kernels.named_by].cell_as_csv_text());
     json!({
         "trace": path.display().to_string(),
-        "recorder": trace.recorder.label(),
-        "kernels": trace.kernels.on_gpu.len(),
-        "copies": trace.copies.on_gpu.len(),
-        "sets": trace.sets.on_gpu.len(),
-        "graph_launches": trace.graphs.on_gpu.len(),
+        "recorder": trace.recorder.recorder_label(),
+        "kernels": trace.kernels.on_gpu.operation_count(),
+        "copies": trace.copies.on_gpu.operation_count(),
+        "sets": trace.sets.on_gpu.operation_count(),
+        "graph_launches": trace.graphs.on_gpu.operation_count(),
         "gpu_busy_ns": busy_ns,
         "gpu_span_ns": span_ns,
         "top_kernel": top,
@@ -274,8 +297,9 @@ mod tests {
 
     #[test]
     fn every_exported_trace_gets_its_own_file_name() {
-        let names =
-            |paths: &[&str]| trace_file_names(&paths.iter().map(PathBuf::from).collect::<Vec<_>>());
+        let names = |paths: &[&str]| {
+            distinct_file_names_of_traces(&paths.iter().map(PathBuf::from).collect::<Vec<_>>())
+        };
         assert_eq!(names(&["a/x.sqlite", "b/y.pt.trace.json.gz"]), ["x", "y"]);
         assert_eq!(names(&["a/trace.sqlite", "b/trace.sqlite"]), ["a_trace", "b_trace"]);
         assert_eq!(names(&["a/trace.sqlite", "a/trace.sqlite"]), ["a_trace", "a_trace_2"]);

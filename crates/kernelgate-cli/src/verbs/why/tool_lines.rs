@@ -1,14 +1,15 @@
-//! Command lines that measure a case with Nsight tools, and that read the result.
+//! Command lines with which a user measures a case with Nsight Systems or Nsight Compute, and reads
+//! the result with kernelgate.
 
 use std::collections::BTreeMap;
 
 use crate::benches::cargo::BenchExecutable;
 
-use crate::fleet::job_commands::shell_quoted;
+use crate::fleet::job_commands::shell_quoted_if_necessary;
 
-/// Sections that show the bound of a kernel, the limit of its occupancy, and the stalls of its
-/// warps.
-const NCU_SECTIONS: [&str; 6] = [
+/// Sections of Nsight Compute that show whether memory or arithmetic bounds a kernel, what limits
+/// its occupancy, and why its warps stall.
+const NCU_SECTIONS_TO_COLLECT: [&str; 6] = [
     "SpeedOfLight",
     "LaunchStats",
     "Occupancy",
@@ -16,18 +17,19 @@ const NCU_SECTIONS: [&str; 6] = [
     "WarpStateStats",
     "MemoryWorkloadAnalysis",
 ];
-/// Largest number of kernels that Nsight Compute measures: those with the most time.
-const MAX_KERNELS_FOR_NCU: usize = 3;
-/// Launches of each kernel that Nsight Compute measures.
-const MEASURED_LAUNCHES: usize = 5;
+/// Largest number of kernels that Nsight Compute measures; the kernels with the most time come
+/// first.
+const MAX_KERNELS_FOR_NSIGHT_COMPUTE: usize = 3;
+/// Number of launches of each kernel that Nsight Compute measures.
+const LAUNCHES_FOR_NCU: usize = 5;
 
 /// Longest line after wrapping.
-const WRAPPED_COLUMNS: usize = 96;
+const WRAPPED_COMMAND_COLUMNS: usize = 96;
 
-/// Command lines, word by word, for Nsight Systems and Nsight Compute, each with the command that
-/// reads its report. `kernels` are the case's, by time; if it is empty because nothing was
-/// recorded, kernels whose names begin with the family's are measured.
-pub fn tool_command_lines(
+/// The command lines for Nsight Systems and for Nsight Compute, each followed by the kernelgate
+/// command that reads its report. `kernels` are the kernels of the case, those with the most time
+/// first; without any, kernels whose names begin with the workload family are measured.
+pub fn nsight_command_lines(
     executable: &BenchExecutable,
     settings: &BTreeMap<String, String>,
     case: &str,
@@ -35,21 +37,25 @@ pub fn tool_command_lines(
 ) -> [Vec<String>; 2] {
     let name = case.replace('/', "_");
     let line = |tool: &str, options: Vec<String>, then: [String; 2]| {
-        let variables =
-            settings.iter().map(|(name, value)| format!("{name}={}", shell_quoted(value)));
+        let variables = settings
+            .iter()
+            .map(|(name, value)| format!("{name}={}", shell_quoted_if_necessary(value)));
         let mut line: Vec<String> = variables.collect();
         line.extend(tool.split(' ').map(str::to_owned));
         line.extend(options);
-        line.push(shell_quoted(&executable.path.to_string_lossy()));
+        line.push(shell_quoted_if_necessary(&executable.path.to_string_lossy()));
         line.extend(["--bench", "--noplot", "--profile-time 1"].map(str::to_owned));
-        line.push(shell_quoted(&format!("^{}$", regex::escape(case))));
+        line.push(shell_quoted_if_necessary(&format!("^{}$", regex::escape(case))));
         line.extend(then);
         line
     };
-    let sections = NCU_SECTIONS.map(|section| format!("--section {section}"));
+    let sections = NCU_SECTIONS_TO_COLLECT.map(|section| format!("--section {section}"));
     let kernels = [
-        format!("-k {}", shell_quoted(&format!("regex:{}", ncu_kernel_filter(case, kernels)))),
-        format!("--launch-count {MEASURED_LAUNCHES}"),
+        format!(
+            "-k {}",
+            shell_quoted_if_necessary(&format!("regex:{}", ncu_kernel_name_filter(case, kernels)))
+        ),
+        format!("--launch-count {LAUNCHES_FOR_NCU}"),
     ];
     [
         line(
@@ -65,12 +71,12 @@ pub fn tool_command_lines(
     ]
 }
 
-/// A command line wrapped for a terminal, with backslashes between lines.
-pub fn wrapped_command(words: &[String]) -> String {
+/// Joins the words of a command line, wrapped for a terminal with backslashes at line ends.
+pub fn wrapped_command_line(words: &[String]) -> String {
     let (mut text, mut column) = (String::new(), 0);
     for word in words {
         let length = word.chars().count() + 1;
-        if column > 0 && column + length > WRAPPED_COLUMNS {
+        if column > 0 && column + length > WRAPPED_COMMAND_COLUMNS {
             text += " \\\n  ";
             column = 2;
         } else if column > 0 {
@@ -82,10 +88,11 @@ pub fn wrapped_command(words: &[String]) -> String {
     text
 }
 
-/// A regular expression for the kernels to measure.
-fn ncu_kernel_filter(case: &str, kernels: &[&str]) -> String {
-    let own = kernels.iter().filter_map(|name| unmangled_name(name));
-    let mut names: Vec<String> = own.take(MAX_KERNELS_FOR_NCU).map(regex::escape).collect();
+/// A regular expression for the names of the kernels that Nsight Compute measures.
+fn ncu_kernel_name_filter(case: &str, kernels: &[&str]) -> String {
+    let own = kernels.iter().filter_map(|name| function_name_of_symbol(name));
+    let mut names: Vec<String> =
+        own.take(MAX_KERNELS_FOR_NSIGHT_COMPUTE).map(regex::escape).collect();
     names.dedup();
     if names.is_empty() {
         let family = case.split('/').next().unwrap_or_default();
@@ -94,10 +101,10 @@ fn ncu_kernel_filter(case: &str, kernels: &[&str]) -> String {
     format!("^({})$", names.join("|"))
 }
 
-/// The unmangled name of a function, by which Nsight Compute filters: of a mangled name
-/// (`_ZN3lib4gemmI…`) the last of the nested names at its start. Returns `None` if the mangled
-/// symbol cannot be parsed.
-fn unmangled_name(symbol: &str) -> Option<&str> {
+/// The function name by which Nsight Compute filters kernels: for a mangled symbol
+/// (`_ZN3lib4gemmI…`) the last of the nested names at its start, here `gemm`. Returns `None` if a
+/// mangled symbol cannot be parsed.
+fn function_name_of_symbol(symbol: &str) -> Option<&str> {
     let Some(mangled) = symbol.strip_prefix("_Z") else {
         return Some(symbol).filter(|name| !name.is_empty());
     };
@@ -126,9 +133,9 @@ mod tests {
         let settings = BTreeMap::from([("KERNELGATE_SEED".to_owned(), "7".to_owned())]);
         let kernels = ["k_1", "_Zfoo", "_ZN7cutlass7Kernel2I4gemmEEvv"];
         let [nsys, ncu] =
-            tool_command_lines(&executable, &settings, "f/op/n8/cuda/x/hot", &kernels).map(
+            nsight_command_lines(&executable, &settings, "f/op/n8/cuda/x/hot", &kernels).map(
                 |words| {
-                    let broken = wrapped_command(&words);
+                    let broken = wrapped_command_line(&words);
                     assert!(broken.lines().all(|line| line.chars().count() <= 100), "{broken}");
                     assert_eq!(broken.replace(" \\\n  ", " "), words.join(" "));
                     words.join(" ")
@@ -136,9 +143,9 @@ mod tests {
             );
         insta::assert_snapshot!(nsys, @"KERNELGATE_SEED=7 nsys profile --trace=cuda,nvtx,osrt --cuda-graph-trace=node --output f_op_n8_cuda_x_hot '/a b/st_bif-1' --bench --noplot --profile-time 1 '^f/op/n8/cuda/x/hot$' && kernelgate diagnose f_op_n8_cuda_x_hot.nsys-rep");
         insta::assert_snapshot!(ncu, @"KERNELGATE_SEED=7 ncu --csv --page details --clock-control none --section SpeedOfLight --section LaunchStats --section Occupancy --section SchedulerStats --section WarpStateStats --section MemoryWorkloadAnalysis -k 'regex:^(k_1|Kernel2)$' --launch-count 5 '/a b/st_bif-1' --bench --noplot --profile-time 1 '^f/op/n8/cuda/x/hot$' > f_op_n8_cuda_x_hot.csv && kernelgate diagnose f_op_n8_cuda_x_hot.csv");
-        assert_eq!(ncu_kernel_filter("f/op", &[]), "^f");
-        assert_eq!(unmangled_name("_Z4gemmPf"), Some("gemm"));
-        assert_eq!(unmangled_name("_Z99gemm"), None, "cut short");
-        assert_eq!(ncu_kernel_filter("f/op", &["a", "b", "c", "d"]), "^(a|b|c)$");
+        assert_eq!(ncu_kernel_name_filter("f/op", &[]), "^f");
+        assert_eq!(function_name_of_symbol("_Z4gemmPf"), Some("gemm"));
+        assert_eq!(function_name_of_symbol("_Z99gemm"), None, "cut short");
+        assert_eq!(ncu_kernel_name_filter("f/op", &["a", "b", "c", "d"]), "^(a|b|c)$");
     }
 }

@@ -1,16 +1,17 @@
-//! Reads a trace from a file: the whole trace, the part that `--range` selects, or its GPUs as
-//! ranks.
+//! Reads a trace file: the whole trace, only the work inside `--range`, or its GPUs as ranks of a
+//! job.
 
 use std::path::Path;
 
 use kernelgate_trace::analyze::ranges::restricted_reading;
 use kernelgate_trace::diagnose::TraceDiagnosis;
-use kernelgate_trace::diagnose::ranks::{self, JoinedJob};
+use kernelgate_trace::diagnose::ranks::{self, JobOfJoinedRanks};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, WantedTraceParts};
 
-/// Reads the needed tables of a trace; with a `range`, only operations launched inside it.
-pub fn read_trace_tables(
+/// Reads the requested parts of a trace; with `range`, only operations that were launched inside
+/// this range.
+pub fn read_trace_inside_range(
     path: &Path,
     wanted: &WantedTraceParts,
     range: Option<&str>,
@@ -19,21 +20,21 @@ pub fn read_trace_tables(
     let Some(range) = range else {
         return read::open_trace_file(path, wanted).map_err(failed);
     };
-    restricted_reading::open_inside_ranges(path, wanted, range).map_err(failed)?.ok_or_else(|| {
-        anyhow::anyhow!("--range {range}: no range of {} has this path", path.display())
-    })
+    restricted_reading::open_trace_inside_ranges(path, wanted, range).map_err(failed)?.ok_or_else(
+        || anyhow::anyhow!("--range {range}: no range of {} has this path", path.display()),
+    )
 }
 
-/// The GPUs of a trace as ranks of a job, if several of them communicate.
-pub fn gpus(
+/// Joins the GPUs of a trace as ranks of a job; `None` unless several GPUs communicate.
+pub fn gpus_as_ranks(
     name: &str,
     path: &Path,
     diagnosis: &TraceDiagnosis,
-) -> anyhow::Result<Option<JoinedJob>> {
+) -> anyhow::Result<Option<JobOfJoinedRanks>> {
     if diagnosis.devices.len() < 2 {
         return Ok(None);
     }
-    let job =
-        ranks::ranks_of_trace(name, path).map_err(|error| anyhow::anyhow!("failed to {error}"))?;
+    let job = ranks::join_gpus_of_one_trace(name, path)
+        .map_err(|error| anyhow::anyhow!("failed to {error}"))?;
     Ok(job.filter(|job| job.joined > 0))
 }

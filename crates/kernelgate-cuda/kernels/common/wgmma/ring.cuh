@@ -1,10 +1,11 @@
-// Stages of shared memory that copies fill and warps empty alternately: fill n goes to stage n %
-// kCount. Each stage of the ring has two barriers: full and empty.
+// A ring of kCount buffers in shared memory, which asynchronous copies fill and computing warps
+// empty: fill number n goes to buffer n % kCount. Each buffer of the ring has two mbarriers, full
+// and empty.
 #pragma once
 #include "common/bulk.cuh"
 
 template <int kCount, int kBytes, int kReaders>
-struct Ring {
+struct SharedMemoryCopyRing {
   static constexpr int kStages = kCount, kStageBytes = kBytes, kBarrierBytes = 16 * kCount;
   u32 data, barriers;
 
@@ -18,13 +19,14 @@ struct Ring {
       barrier_init(empty(n), kReaders);
     }
   }
-  // The copying thread calls this function before it fills stage n with `bytes` bytes.
+  // The copying thread calls begin_fill before fill number n: it waits until the buffer is empty
+  // and announces `bytes` bytes to the full barrier.
   __device__ __forceinline__ void begin_fill(u32 n, u32 bytes) const {
     barrier_wait(empty(n), n / kCount % 2 ^ 1);
     barrier_expect(full(n), bytes);
   }
-  // The computing threads call these functions of the ring: `wait` returns when fill n has arrived,
-  // `release` frees its buffer.
+  // The computing threads call `wait` and `release` of the ring, where `wait` returns when the
+  // bytes of fill number n have arrived, and `release` marks its buffer as empty.
   __device__ __forceinline__ void wait(u32 n) const { barrier_wait(full(n), n / kCount % 2); }
   __device__ __forceinline__ void release(u32 n) const { barrier_arrive_one(empty(n)); }
   __device__ __forceinline__ void release_by_warp(u32 n) const {

@@ -1,20 +1,22 @@
-// Warpgroup MMA (128 threads), operands in shared memory: one wrapper an instruction.
+// Wrappers of the PTX warpgroup MMA (wgmma) of 128 threads with operands in shared memory: one
+// function for each instruction.
 //
-// Operands lie in rows of 128 bytes whose 16-byte chunks are XOR-swizzled by the row's last three
-// bits: x [64 rows][64 of k], and w [k][64 columns], each of its 8-row groups 1024 bytes after the
-// last. A step of 16 along k is 32 bytes further in x, 2048 in w.
+// wgmma operands lie in rows of 128 bytes whose 16-byte chunks are XOR-swizzled by row % 8: x [64
+// rows][64 of k], and w [k][64 columns], with 1024 bytes between 8-row groups. One k-step of 16
+// advances the address of x by 32 bytes and the address of w by 2048 bytes.
 #pragma once
 #include "common/types.cuh"
 
-// How the tensor core finds an operand in that layout.
+// Makes the wgmma matrix descriptor of an operand in 128-byte swizzled layout at a shared-memory
+// address.
 __device__ __forceinline__ u64 operand(u32 shared) {
   constexpr u64 kGroupStride = 1024 >> 4, kSwizzle128 = 1;
   return static_cast<u64>((shared & 0x3ffff) >> 4) | (u64{1} << 16) | (kGroupStride << 32) |
          (kSwizzle128 << 62);
 }
 
-// The operand at an offset in bytes: one addition, while operand() is a chain of operations before
-// each instruction.
+// The wgmma descriptor of an operand `bytes` further in shared memory: one addition, while
+// `operand` takes a chain of instructions.
 __device__ __forceinline__ u64 operand_after(u64 operand, u32 bytes) {
   return (operand & 0xffffffff00000000) | (static_cast<u32>(operand) + (bytes >> 4));
 }
@@ -30,15 +32,16 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// A thread's accumulators d[first], d[first + 1] and so on, as operands of an instruction.
+// These macros list a thread's accumulators d[first], d[first + 1], … as in-out operands of inline
+// assembly.
 #define ACCUMULATORS_8(d, first)                                                                \
   "+f"(d[first]), "+f"(d[first + 1]), "+f"(d[first + 2]), "+f"(d[first + 3]),                    \
       "+f"(d[first + 4]), "+f"(d[first + 5]), "+f"(d[first + 6]), "+f"(d[first + 7])
 #define ACCUMULATORS_16(d, first) ACCUMULATORS_8(d, first), ACCUMULATORS_8(d, first + 8)
 #define ACCUMULATORS_32(d, first) ACCUMULATORS_16(d, first), ACCUMULATORS_16(d, first + 16)
 
-// acc[64][32] += x[64][16] w[16][32]. acc[4 j + 2 h + i] is row (warp % 4) 16 + lane / 4 + 8 h,
-// column 8 j + lane % 4 * 2 + i.
+// d[64][32] += x[64][16] w[16][32] by one wgmma instruction. In a thread, d[4 j + 2 h + i] is the
+// element at row (warp % 4) 16 + lane / 4 + 8 h and column 8 j + lane % 4 * 2 + i.
 __device__ __forceinline__ void wgmma(float (&d)[16], u64 x, u64 w) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
@@ -47,7 +50,7 @@ __device__ __forceinline__ void wgmma(float (&d)[16], u64 x, u64 w) {
       : "l"(x), "l"(w));
 }
 
-// wgmma instruction with both operands in shared memory, for 64 columns of d.
+// d[64][64] += x[64][16] w[16][64] by one wgmma instruction, with x and w in shared memory.
 __device__ __forceinline__ void wgmma(float (&d)[32], u64 x, u64 w) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
@@ -57,8 +60,9 @@ __device__ __forceinline__ void wgmma(float (&d)[32], u64 x, u64 w) {
       : "l"(x), "l"(w));
 }
 
-// acc[64][n] += x[64][16] w[n][16]^T: w lies as x does, a column a row, eight columns 1024 bytes
-// after the last eight; a step is 32 bytes further in both. n is twice the length of acc.
+// d[64][n] += x[64][16] w[n][16]^T by one wgmma instruction; n is twice the length of d. Each of
+// the n columns of d is a row of w, stored like a row of x. One k-step advances both addresses by
+// 32 bytes.
 __device__ __forceinline__ void wgmma_columns(float (&d)[24], u64 x, u64 w) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 "
@@ -98,8 +102,9 @@ __device__ __forceinline__ void wgmma_columns(float (&d)[40], u64 x, u64 w) {
       : "l"(x), "l"(w));
 }
 
-// The same, x in registers: of a warp's 16 rows a lane has rows lane / 4 and, in the odd registers,
-// 8 further; two neighbours of k, lane % 4 * 2, and in the last two registers 8 further.
+// d[64][32] += x[64][16] w[32][16]^T with x in registers. Registers 0 and 2 of a lane hold row lane
+// / 4 of the warp's 16 rows, and registers 1 and 3 row lane / 4 + 8. Registers 0 and 1 hold the k
+// values lane % 4 * 2 and the next one, and registers 2 and 3 those 8 further.
 __device__ __forceinline__ void wgmma_columns(float (&d)[16], const u32 (&x)[4], u64 w) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "

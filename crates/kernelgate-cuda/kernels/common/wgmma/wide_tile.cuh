@@ -1,12 +1,13 @@
-// Warpgroup MMA over wide tiles (128 threads), bf16: one wrapper a width. Operands lie as in
-// common/wgmma/tile.cuh, both with a row of 64 elements of k a row of the tile.
+// Wrappers of wgmma for bf16 and wide tiles of 144 to 256 columns: one function for each width.
+// Both operands are stored like x in common/wgmma/tile.cuh: each row holds 64 elements of k.
 //
-// d[64][n] = x[64][16] w[n][16]^T, added to d if `accumulate` is not 0; n is twice the length of d.
-// d[4 j + 2 h + i] is row (warp % 4) 16 + lane / 4 + 8 h, column 8 j + lane % 4 * 2 + i.
+// d[64][n] = x[64][16] w[n][16]^T, or d += if `accumulate` is not 0; n is twice the length of d.
+// In a thread, d[4 j + 2 h + i] is the element at row (warp % 4) 16 + lane / 4 + 8 h and column
+// 8 j + lane % 4 * 2 + i.
 #pragma once
 #include "common/wgmma/tile.cuh"
 
-// Registers of d.
+// Assembly operands that are the accumulators d.
 #define D_72                                                                                      \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,"            \
   "%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,"          \
@@ -23,7 +24,8 @@
   "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,"             \
   "%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
-// `n` is twice the length of d; x, w and `accumulate` are the operands behind those of d.
+// WGMMA_WIDE defines one wrapper of wgmma, where `n` is twice the length of d; x_at, w_at and
+// accumulate_at are the numbers of the assembly operands after those of d.
 #define WGMMA_WIDE(length, n, x_at, w_at, accumulate_at, ...)                                     \
   __device__ __forceinline__ void wgmma_wide(float (&d)[length], u64 x, u64 w, int accumulate) {  \
     asm volatile(                                                                                 \

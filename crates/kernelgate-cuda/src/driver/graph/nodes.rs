@@ -1,12 +1,13 @@
-//! Reads and changes the nodes of a graph before it is instantiated.
+//! Reads and changes the nodes of a captured CUDA graph before the graph is instantiated.
 
 use std::ops::Range;
 use std::ptr;
 
 use cudarc::driver::{DriverError, sys};
 
-/// Returns the nodes that a driver function writes into an array.
-pub fn list_graph_nodes(
+/// Calls a driver function twice, first for the number of nodes and then for the nodes, and returns
+/// the nodes.
+pub fn nodes_from_driver_function(
     list: impl Fn(*mut sys::CUgraphNode, *mut usize) -> sys::CUresult,
 ) -> Result<Vec<sys::CUgraphNode>, DriverError> {
     let mut count = 0;
@@ -18,16 +19,16 @@ pub fn list_graph_nodes(
     Ok(nodes)
 }
 
-pub fn graph_node_type(node: sys::CUgraphNode) -> Result<sys::CUgraphNodeType, DriverError> {
+pub fn type_of_graph_node(node: sys::CUgraphNode) -> Result<sys::CUgraphNodeType, DriverError> {
     let mut kind = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
-    // SAFETY: a node of a graph that is alive; the pointer is valid.
+    // SAFETY: the node belongs to a graph that is alive, and the pointer is valid.
     unsafe { sys::cuGraphNodeGetType(node, &raw mut kind) }.result()?;
     Ok(kind)
 }
 
-/// Returns whether nodes of this type do work, and not only order other nodes. Empty nodes and
-/// event nodes only order other graph nodes.
-pub const fn is_work_node(kind: sys::CUgraphNodeType) -> bool {
+/// Whether a graph node of this type is a command; other nodes only order commands. Empty nodes and
+/// nodes that record or wait for an event are not commands.
+pub const fn is_command_node_type(kind: sys::CUgraphNodeType) -> bool {
     use sys::CUgraphNodeType as Type;
     !matches!(
         kind,
@@ -37,19 +38,20 @@ pub const fn is_work_node(kind: sys::CUgraphNodeType) -> bool {
     )
 }
 
-/// The bytes that a node sets to 0, if it clears one piece of memory.
-fn range_cleared_by(node: sys::CUgraphNode) -> Result<Option<Range<u64>>, DriverError> {
-    if graph_node_type(node)? != sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET {
+/// The range of addresses that a graph node sets to 0; `None` unless the node clears one contiguous
+/// range.
+fn range_cleared_by_node(node: sys::CUgraphNode) -> Result<Option<Range<u64>>, DriverError> {
+    if type_of_graph_node(node)? != sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET {
         return Ok(None);
     }
-    let mut set = EMPTY_MEMSET_NODE;
-    // SAFETY: a node of that kind; the pointer is valid.
+    let mut set = EMPTY_MEMSET_PARAMETERS;
+    // SAFETY: the node is a memset node, and the pointer is valid.
     unsafe { sys::cuGraphMemsetNodeGetParams(node, &raw mut set) }.result()?;
     let bytes = (set.width * set.elementSize as usize) as u64;
     Ok((set.value == 0 && set.height == 1).then(|| set.dst..set.dst + bytes))
 }
 
-const EMPTY_MEMSET_NODE: sys::CUDA_MEMSET_NODE_PARAMS = sys::CUDA_MEMSET_NODE_PARAMS {
+const EMPTY_MEMSET_PARAMETERS: sys::CUDA_MEMSET_NODE_PARAMS = sys::CUDA_MEMSET_NODE_PARAMS {
     dst: 0,
     pitch: 0,
     value: 0,
@@ -58,27 +60,29 @@ const EMPTY_MEMSET_NODE: sys::CUDA_MEMSET_NODE_PARAMS = sys::CUDA_MEMSET_NODE_PA
     height: 1,
 };
 
-/// Puts one clear before all launches in the place of clears inside a range.
-pub fn add_clearing_node(
+/// Removes all nodes of a graph that clear memory inside a range, and adds one node that clears
+/// this memory before all other nodes.
+pub fn move_clears_of_range_first(
     graph: sys::CUgraph,
     range: &Range<u64>,
     context: sys::CUcontext,
 ) -> Result<(), DriverError> {
     // SAFETY: the graph is alive here and below; arrays have room for all listed nodes.
-    let all =
-        list_graph_nodes(|nodes, count| unsafe { sys::cuGraphGetNodes(graph, nodes, count) })?;
+    let all = nodes_from_driver_function(|nodes, count| unsafe {
+        sys::cuGraphGetNodes(graph, nodes, count)
+    })?;
     let mut cleared = range.end..range.start;
     for node in all {
-        let Some(bytes) = range_cleared_by(node)? else { continue };
+        let Some(bytes) = range_cleared_by_node(node)? else { continue };
         if bytes.start < range.start || bytes.end > range.end {
             continue;
         }
         // SAFETY: the node belongs to the graph.
-        let before = list_graph_nodes(|nodes, count| unsafe {
+        let before = nodes_from_driver_function(|nodes, count| unsafe {
             sys::cuGraphNodeGetDependencies(node, nodes, count)
         })?;
         // SAFETY: as above.
-        let after = list_graph_nodes(|nodes, count| unsafe {
+        let after = nodes_from_driver_function(|nodes, count| unsafe {
             sys::cuGraphNodeGetDependentNodes(node, nodes, count)
         })?;
         // SAFETY: the graph node is not used after its destruction.
@@ -93,13 +97,14 @@ pub fn add_clearing_node(
         return Ok(());
     }
     // SAFETY: as above.
-    let roots =
-        list_graph_nodes(|nodes, count| unsafe { sys::cuGraphGetRootNodes(graph, nodes, count) })?;
+    let roots = nodes_from_driver_function(|nodes, count| unsafe {
+        sys::cuGraphGetRootNodes(graph, nodes, count)
+    })?;
     let width = (cleared.end - cleared.start) as usize;
-    let set = sys::CUDA_MEMSET_NODE_PARAMS { dst: cleared.start, width, ..EMPTY_MEMSET_NODE };
+    let set = sys::CUDA_MEMSET_NODE_PARAMS { dst: cleared.start, width, ..EMPTY_MEMSET_PARAMETERS };
     let mut first = ptr::null_mut();
-    // SAFETY: the pointers are valid, the context is alive, and the bytes lie between pieces that
-    // the graph clears.
+    // SAFETY: the pointers are valid, the context is alive, and the cleared bytes lie between
+    // ranges that the graph clears anyway.
     unsafe {
         sys::cuGraphAddMemsetNode(&raw mut first, graph, ptr::null(), 0, &raw const set, context)
     }

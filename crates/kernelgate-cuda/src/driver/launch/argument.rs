@@ -1,26 +1,27 @@
-//! Kernel arguments, which are passed by value.
+//! Kernel arguments, which are passed by value, and checks of their number and sizes.
 
 use std::ffi::c_void;
 use std::ops::Deref;
 
 use crate::driver::memory::buffer::DeviceBuffer;
 
-/// Bytes as aligned as any parameter asks for: a tensor map (`CUtensorMap`) for 64.
+/// 64 bytes with the largest alignment that a kernel parameter may need, 64 for a tensor map
+/// (`CUtensorMap`).
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C, align(64))]
-struct ArgumentBytes([u8; 64]);
+struct AlignedArgumentChunk([u8; 64]);
 
-/// A kernel argument that is a struct of any size, as its bytes.
+/// The bytes of a kernel argument that is a struct of any size.
 #[derive(Debug, Clone, PartialEq)]
-pub struct StructArgumentBytes {
-    stored: Vec<ArgumentBytes>,
+pub struct BytesOfStructArgument {
+    stored: Vec<AlignedArgumentChunk>,
     size: usize,
 }
 
-/// A kernel argument, passed by value.
+/// A kernel argument, which is passed by value: an address, a number or a struct.
 #[derive(Debug, Clone, PartialEq)]
 pub enum KernelArgument {
-    /// Device address, or 0 for a null pointer.
+    /// An address in device memory, or 0 for a null pointer.
     Address(u64),
     /// `int`.
     I32(i32),
@@ -32,22 +33,23 @@ pub enum KernelArgument {
     U64(u64),
     /// `float`.
     F32(f32),
-    /// A struct as its bytes, of any size.
-    Struct(StructArgumentBytes),
+    /// The bytes of a struct of any size.
+    Struct(BytesOfStructArgument),
 }
 
 impl KernelArgument {
-    /// A struct as its bytes, such as a tensor map that the driver encoded.
-    pub fn bytes(bytes: &[u8]) -> KernelArgument {
-        let mut stored = vec![ArgumentBytes([0; 64]); bytes.len().div_ceil(64).max(1)];
+    /// Makes a kernel argument from the bytes of a struct, such as a tensor map that the driver
+    /// encoded.
+    pub fn from_struct_bytes(bytes: &[u8]) -> KernelArgument {
+        let mut stored = vec![AlignedArgumentChunk([0; 64]); bytes.len().div_ceil(64).max(1)];
         for (chunk, from) in stored.iter_mut().zip(bytes.chunks(64)) {
             chunk.0[..from.len()].copy_from_slice(from);
         }
-        Self::Struct(StructArgumentBytes { stored, size: bytes.len() })
+        Self::Struct(BytesOfStructArgument { stored, size: bytes.len() })
     }
 
-    /// Size of the kernel parameter that this argument is for, bytes.
-    pub const fn argument_bytes(&self) -> usize {
+    /// Size in bytes of the argument, which must equal the size of the kernel's parameter.
+    pub const fn size_in_bytes(&self) -> usize {
         match self {
             Self::Address(_) | Self::I64(_) | Self::U64(_) => 8,
             Self::I32(_) | Self::U32(_) | Self::F32(_) => 4,
@@ -55,8 +57,8 @@ impl KernelArgument {
         }
     }
 
-    /// Pointer to the bytes of the argument.
-    pub(crate) fn pointer(&self) -> *mut c_void {
+    /// Pointer to the bytes of the argument, for the driver's launch function.
+    pub(crate) fn pointer_to_value(&self) -> *mut c_void {
         match self {
             Self::Address(value) | Self::U64(value) => std::ptr::from_ref(value).cast_mut().cast(),
             Self::I32(value) => std::ptr::from_ref(value).cast_mut().cast(),
@@ -68,16 +70,20 @@ impl KernelArgument {
     }
 }
 
-/// Checks that there is an argument of the right size, bytes, for each parameter of a kernel.
+/// Checks that the number and sizes in bytes of the given arguments are those of a kernel's
+/// parameters.
 ///
 /// # Errors
-/// Compares given and expected sizes of arguments; returns a phrase about the first difference.
-pub(crate) fn check(given: &[KernelArgument], expected: &[usize]) -> Result<(), String> {
+/// Returns a phrase about the first difference between the given and the expected sizes.
+pub(crate) fn check_argument_sizes(
+    given: &[KernelArgument],
+    expected: &[usize],
+) -> Result<(), String> {
     if given.len() != expected.len() {
         let (given, takes) = (given.len(), expected.len());
         return Err(format!("takes {takes} arguments, {given} were given"));
     }
-    let mut sizes = given.iter().map(KernelArgument::argument_bytes).zip(expected).enumerate();
+    let mut sizes = given.iter().map(KernelArgument::size_in_bytes).zip(expected).enumerate();
     match sizes.find(|(_, (given, bytes))| given != *bytes) {
         Some((index, (given, bytes))) => {
             Err(format!("argument {index} has {given} bytes, the parameter {bytes}"))
@@ -88,7 +94,7 @@ pub(crate) fn check(given: &[KernelArgument], expected: &[usize]) -> Result<(), 
 
 impl From<&DeviceBuffer> for KernelArgument {
     fn from(buffer: &DeviceBuffer) -> Self {
-        Self::Address(buffer.address())
+        Self::Address(buffer.device_address())
     }
 }
 
@@ -110,38 +116,39 @@ impl From<i64> for KernelArgument {
     }
 }
 
-/// Arguments of a launch in the order of the kernel's parameters.
+/// Arguments of a kernel launch, in the order of the kernel's parameters.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Arguments(Vec<KernelArgument>);
+pub struct KernelArgumentList(Vec<KernelArgument>);
 
-impl Arguments {
+impl KernelArgumentList {
     /// An empty list.
     pub const fn new() -> Self {
         Self(Vec::new())
     }
 
-    /// Appends a device address to the arguments.
+    /// Appends an address of device memory to the kernel arguments.
     pub fn address(self, address: u64) -> Self {
-        self.with(KernelArgument::Address(address))
+        self.with_argument(KernelArgument::Address(address))
     }
 
-    /// Appends a number, or a struct without padding, to the arguments.
+    /// Appends a number, or a struct without padding, to the kernel arguments.
     pub fn value<T: bytemuck::NoUninit>(self, value: T) -> Self {
-        self.bytes(bytemuck::bytes_of(&value))
+        self.with_struct_bytes(bytemuck::bytes_of(&value))
     }
 
-    /// Appends a struct as its bytes, such as a tensor map that the driver encoded.
-    pub fn bytes(self, bytes: &[u8]) -> Self {
-        self.with(KernelArgument::bytes(bytes))
+    /// Appends a struct, given as its bytes, to the kernel arguments, such as a tensor map that the
+    /// driver encoded.
+    pub fn with_struct_bytes(self, bytes: &[u8]) -> Self {
+        self.with_argument(KernelArgument::from_struct_bytes(bytes))
     }
 
-    fn with(mut self, argument: KernelArgument) -> Self {
+    fn with_argument(mut self, argument: KernelArgument) -> Self {
         self.0.push(argument);
         self
     }
 }
 
-impl Deref for Arguments {
+impl Deref for KernelArgumentList {
     type Target = [KernelArgument];
 
     fn deref(&self) -> &[KernelArgument] {
@@ -154,16 +161,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernel_arguments_are_checked_by_number_and_size() {
-        let arguments = Arguments::new().address(8).value(1.5f32).bytes(&[7; 128]);
-        assert_eq!(check(&arguments, &[8, 4, 128]), Ok(()));
-        assert_eq!(check(&arguments, &[8, 4]).unwrap_err(), "takes 2 arguments, 3 were given");
+    fn arguments_must_match_the_parameters_in_number_and_size() {
+        let arguments =
+            KernelArgumentList::new().address(8).value(1.5f32).with_struct_bytes(&[7; 128]);
+        assert_eq!(check_argument_sizes(&arguments, &[8, 4, 128]), Ok(()));
         assert_eq!(
-            check(&arguments, &[8, 8, 128]).unwrap_err(),
+            check_argument_sizes(&arguments, &[8, 4]).unwrap_err(),
+            "takes 2 arguments, 3 were given"
+        );
+        assert_eq!(
+            check_argument_sizes(&arguments, &[8, 8, 128]).unwrap_err(),
             "argument 1 has 4 bytes, the parameter 8"
         );
         let KernelArgument::Struct(map) = &arguments[2] else { panic!("{arguments:?}") };
-        assert_eq!((map.stored[1].0, arguments[2].pointer() as usize % 64), ([7; 64], 0));
-        assert_eq!(check(&Arguments::new().bytes(&[]), &[0]), Ok(()));
+        assert_eq!((map.stored[1].0, arguments[2].pointer_to_value() as usize % 64), ([7; 64], 0));
+        assert_eq!(
+            check_argument_sizes(&KernelArgumentList::new().with_struct_bytes(&[]), &[0]),
+            Ok(())
+        );
     }
 }

@@ -1,9 +1,10 @@
-//! Attributes of a kernel launch in the driver's form.
+//! Attributes of a kernel launch as structs of the CUDA driver API.
 
 use cudarc::driver::sys::{CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue};
 
-/// Programmatic dependent launch: blocks may start while the kernel before it still runs.
-pub(crate) const fn programmatic_launch_attribute() -> CUlaunchAttribute {
+/// Launch attribute for programmatic dependent launch: the kernel's blocks may start while the
+/// previous kernel on the stream still runs.
+pub(crate) const fn programmatic_dependent_launch_attribute() -> CUlaunchAttribute {
     CUlaunchAttribute {
         id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
         pad: [0; 4],
@@ -11,8 +12,9 @@ pub(crate) const fn programmatic_launch_attribute() -> CUlaunchAttribute {
     }
 }
 
-/// Launch attribute of a cooperative launch: all blocks are resident at once.
-pub(crate) const fn cooperative_attribute() -> CUlaunchAttribute {
+/// Launch attribute for a cooperative launch, in which all blocks of the grid are resident at the
+/// same time.
+pub(crate) const fn cooperative_launch_attribute() -> CUlaunchAttribute {
     CUlaunchAttribute {
         id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
         pad: [0; 4],
@@ -20,8 +22,8 @@ pub(crate) const fn cooperative_attribute() -> CUlaunchAttribute {
     }
 }
 
-/// Makes the launch attribute for clusters of x, y and z blocks.
-pub(crate) const fn cluster_attribute([x, y, z]: [u32; 3]) -> CUlaunchAttribute {
+/// Launch attribute for thread-block clusters of x, y and z blocks.
+pub(crate) const fn cluster_dimension_attribute([x, y, z]: [u32; 3]) -> CUlaunchAttribute {
     use cudarc::driver::sys::CUlaunchAttributeValue_union__bindgen_ty_1 as Extents;
     CUlaunchAttribute {
         id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,

@@ -1,5 +1,6 @@
-//! Clusters of blocks: how many a GPU runs at once, and what large ones need. This module does not
-//! launch kernels (`kernel` does).
+//! Thread-block clusters of a kernel: their size, how many of them a GPU runs at the same time, and
+//! the permission for large clusters. This module does not launch kernels (the module `kernel`
+//! does).
 
 use cudarc::driver::{DriverError, result, sys};
 
@@ -7,43 +8,52 @@ use super::attributes;
 use super::kernel::Kernel;
 use super::shape::{Launch, product_of_extents};
 use crate::BackendError;
-use crate::driver::driver_error::failed;
+use crate::driver::driver_error::error_for_failed_action;
 
-/// Maximum cluster size, in blocks, that every GPU with clusters supports; larger clusters need
-/// permission.
-pub(crate) const MAX_PORTABLE_CLUSTER: u64 = 8;
+/// Largest cluster size in blocks that every GPU with clusters supports; larger clusters need an
+/// attribute of the kernel.
+pub(crate) const MAX_PORTABLE_CLUSTER_BLOCKS: u64 = 8;
 
 impl Kernel {
-    /// Returns how many clusters of a launch an idle GPU runs at once; 0 if it does not support
-    /// clusters of that size. Every GPU with clusters supports up to eight blocks.
+    /// Number of clusters of this launch that an idle GPU runs at the same time; 0 if the GPU does
+    /// not support clusters of this size. Every GPU with clusters supports clusters of up to eight
+    /// blocks.
     ///
     /// # Errors
-    /// Fails if the driver refuses a launch with clusters of eight blocks or fewer, or runs none.
-    pub(crate) fn max_resident_clusters(
+    /// Fails if the driver cannot run even one cluster of eight or fewer blocks.
+    pub(crate) fn max_clusters_at_once(
         &self,
         launch: &Launch,
         cluster: [u32; 3],
     ) -> Result<usize, BackendError> {
         let size = product_of_extents(cluster);
-        let mut attribute = attributes::cluster_attribute(cluster);
+        let mut attribute = attributes::cluster_dimension_attribute(cluster);
         let config =
-            launch.driver_launch_config(self.stream(), std::slice::from_mut(&mut attribute));
-        let large = size > MAX_PORTABLE_CLUSTER;
+            launch.launch_config_for_driver(self.stream(), std::slice::from_mut(&mut attribute));
+        let large = size > MAX_PORTABLE_CLUSTER_BLOCKS;
         let mut clusters = 0;
-        // SAFETY: the configuration points to attributes that outlive the call; the function
-        // belongs to a module that `self` keeps loaded.
+        // SAFETY: the launch configuration points to attributes that outlive the call; the kernel's
+        // function belongs to a module that `self` keeps loaded.
         let counted = unsafe {
-            sys::cuOccupancyMaxActiveClusters(&raw mut clusters, self.function(), &raw const config)
+            sys::cuOccupancyMaxActiveClusters(
+                &raw mut clusters,
+                self.driver_function(),
+                &raw const config,
+            )
         };
         use sys::CUresult::{CUDA_ERROR_INVALID_CLUSTER_SIZE, CUDA_ERROR_INVALID_VALUE};
         match counted.result() {
-            // These driver errors mean that the clusters are too large.
+            // For clusters of more than eight blocks, these driver errors mean that the GPU does
+            // not support clusters of this size.
             Err(DriverError(CUDA_ERROR_INVALID_CLUSTER_SIZE | CUDA_ERROR_INVALID_VALUE))
                 if large =>
             {
                 Ok(0)
             }
-            Err(error) => Err(failed(&format!("count the clusters of {}", self.name()), &error)),
+            Err(error) => Err(error_for_failed_action(
+                &format!("count the clusters of {}", self.name()),
+                &error,
+            )),
             Ok(()) if clusters <= 0 && !large => Err(BackendError::Launch(format!(
                 "{}: not one cluster of {size} blocks of it runs: a block takes too many registers \
                  or threads",
@@ -53,19 +63,20 @@ impl Kernel {
         }
     }
 
-    /// Blocks of a cluster in x, y, z if it was compiled for clusters (`__cluster_dims__`).
-    fn compiled_cluster_shape(&self) -> Result<Option<[u32; 3]>, BackendError> {
+    /// Cluster size in blocks in x, y and z with which the kernel was compiled
+    /// (`__cluster_dims__`); `None` without this attribute.
+    fn compiled_cluster_size(&self) -> Result<Option<[u32; 3]>, BackendError> {
         use sys::CUfunction_attribute_enum as Attribute;
         let cluster = [
-            self.function_attribute(
+            self.read_function_attribute(
                 Attribute::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH,
                 "cluster",
             )?,
-            self.function_attribute(
+            self.read_function_attribute(
                 Attribute::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT,
                 "cluster",
             )?,
-            self.function_attribute(
+            self.read_function_attribute(
                 Attribute::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH,
                 "cluster",
             )?,
@@ -73,16 +84,16 @@ impl Kernel {
         Ok((!cluster.contains(&0)).then_some(cluster))
     }
 
-    /// Cluster size in blocks in x, y, z: the size that the launch sets, else the size that the
-    /// kernel was compiled for. The caller checks that the GPU supports clusters.
+    /// Cluster size in blocks in x, y and z: the size in the launch, else the size with which the
+    /// kernel was compiled. The caller must check that the GPU supports clusters.
     ///
     /// # Errors
-    /// Fails if the kernel was compiled for clusters of another size.
-    pub(crate) fn cluster_shape(
+    /// Fails if the kernel was compiled for clusters of another size than the launch states.
+    pub(crate) fn cluster_size_of_launch(
         &self,
         said: Option<[u32; 3]>,
     ) -> Result<Option<[u32; 3]>, BackendError> {
-        match (said, self.compiled_cluster_shape()?) {
+        match (said, self.compiled_cluster_size()?) {
             (Some(said), Some(compiled)) if said != compiled => Err(BackendError::Launch(format!(
                 "{}: it was compiled for clusters of {compiled:?} blocks (`__cluster_dims__`), \
                      and is launched in clusters of {said:?}",
@@ -92,19 +103,22 @@ impl Kernel {
         }
     }
 
-    /// Allows clusters of more blocks than every GPU with clusters runs: more than eight.
-    pub(crate) fn allow_large_clusters(&self) -> Result<(), BackendError> {
+    /// Sets the kernel's attribute that allows clusters of more than eight blocks, which not every
+    /// GPU with clusters supports.
+    pub(crate) fn allow_clusters_above_eight_blocks(&self) -> Result<(), BackendError> {
         use sys::CUfunction_attribute_enum as attribute;
         const NON_PORTABLE_CLUSTER_ATTRIBUTE: attribute =
             attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
-        // SAFETY: the function belongs to a module that `self` keeps loaded.
+        // SAFETY: the kernel's function belongs to a module that `self` keeps loaded.
         unsafe {
             result::function::set_function_attribute(
-                self.function(),
+                self.driver_function(),
                 NON_PORTABLE_CLUSTER_ATTRIBUTE,
                 1,
             )
         }
-        .map_err(|error| failed(&format!("allow large clusters of {}", self.name()), &error))
+        .map_err(|error| {
+            error_for_failed_action(&format!("allow large clusters of {}", self.name()), &error)
+        })
     }
 }

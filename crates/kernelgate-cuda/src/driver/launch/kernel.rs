@@ -1,4 +1,4 @@
-//! A loaded kernel, its attributes and its launch.
+//! A kernel that is loaded onto a GPU: its attributes and its launches.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use cudarc::driver::{CudaFunction, CudaStream, DriverError, result, sys};
 use super::argument::{self, KernelArgument};
 use super::shape::{Launch, product_of_extents};
 use crate::BackendError;
-use crate::driver::driver_error::failed;
+use crate::driver::driver_error::error_for_failed_action;
 
 /// A loaded kernel.
 pub struct Kernel {
@@ -18,31 +18,32 @@ pub struct Kernel {
     name: String,
     /// Size of each parameter.
     parameter_bytes: Vec<usize>,
-    /// Whether a kernel with this name was launched at least once.
+    /// Whether any `Kernel` that shares this flag was launched, for the record of kernels.
     launched: Arc<AtomicBool>,
-    /// Token that lives while a kernel with this name is in use.
+    /// Token that all `Kernel`s of the same symbol share; it lives while any of them is in use.
     in_use: Arc<()>,
 }
 
 impl Kernel {
-    /// Takes a function of a module, which it keeps loaded, for launches on that stream. The first
-    /// launch sets `launched`; the kernel holds `in_use` while it lives.
+    /// Makes a kernel from a function of a loaded module, for launches on a stream; the kernel
+    /// keeps the module loaded. The first launch sets the flag `launched`; the kernel holds the
+    /// token `in_use` while it lives.
     ///
     /// # Errors
-    /// Fails if the driver does not report the kernel's parameters, or there are too many.
-    pub(crate) fn new(
+    /// Fails if the driver does not report the kernel's parameters.
+    pub(crate) fn for_launches_on_stream(
         function: CudaFunction,
         stream: &Arc<CudaStream>,
         name: &str,
         (launched, in_use): (Arc<AtomicBool>, Arc<()>),
     ) -> Result<Self, BackendError> {
-        let parameter_bytes = parameter_bytes(&function, name)?;
+        let parameter_bytes = sizes_of_parameters(&function, name)?;
         let (stream, name) = (Arc::clone(stream), name.to_owned());
         Ok(Self { function, stream, name, parameter_bytes, launched, in_use })
     }
 
-    /// A handle of the kernel that launches on another stream.
-    pub fn on_stream(&self, stream: &Arc<CudaStream>) -> Self {
+    /// A second `Kernel` of the same function whose launches go to another stream.
+    pub fn clone_for_stream(&self, stream: &Arc<CudaStream>) -> Self {
         Self {
             function: self.function.clone(),
             stream: Arc::clone(stream),
@@ -61,27 +62,28 @@ impl Kernel {
         &self.stream
     }
 
-    /// The function handle is valid as long as `self`, which keeps its module loaded.
-    pub(crate) fn function(&self) -> sys::CUfunction {
+    /// The driver's function handle is valid as long as `self`, which keeps the module loaded.
+    pub(crate) fn driver_function(&self) -> sys::CUfunction {
         self.function.cu_function()
     }
 
-    /// Allows launches with this amount of dynamic shared memory. A larger limit set earlier is
-    /// kept, because other launches of the same function may rely on it.
+    /// Allows launches of this kernel with at least this many bytes of dynamic shared memory per
+    /// block. A larger limit that was set earlier stays, because other launches of the same
+    /// function may need it.
     ///
     /// # Errors
-    /// Fails if the device has less shared memory.
-    pub fn allow_dynamic_shared(&self, bytes: u32) -> Result<(), BackendError> {
+    /// Fails if the GPU has less shared memory per block.
+    pub fn allow_dynamic_shared_memory(&self, bytes: u32) -> Result<(), BackendError> {
         use sys::CUfunction_attribute_enum as attribute;
         const MAX_DYNAMIC_SHARED_ATTRIBUTE: attribute =
             attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         if u64::from(
-            self.function_attribute(MAX_DYNAMIC_SHARED_ATTRIBUTE, "dynamic shared memory")?,
+            self.read_function_attribute(MAX_DYNAMIC_SHARED_ATTRIBUTE, "dynamic shared memory")?,
         ) >= u64::from(bytes)
         {
             return Ok(());
         }
-        // SAFETY: the function belongs to a module that `self` keeps loaded.
+        // SAFETY: the kernel's function belongs to a module that `self` keeps loaded.
         unsafe {
             result::function::set_function_attribute(
                 self.function.cu_function(),
@@ -90,45 +92,51 @@ impl Kernel {
             )
         }
         .map_err(|error| {
-            failed(&format!("give {} {bytes} bytes of shared memory", self.name), &error)
+            error_for_failed_action(
+                &format!("give {} {bytes} bytes of shared memory", self.name),
+                &error,
+            )
         })
     }
 
-    /// Sets the kernel's shared-memory carve-out to 100 %, so that it can be co-resident with other
-    /// kernels set to 100 %: a kernel with another carve-out waits until a multiprocessor is empty.
-    pub fn prefer_shared_memory(&self) -> Result<(), BackendError> {
-        self.set_shared_carve_out(100)
+    /// Sets the kernel's shared-memory carve-out to 100 %: on a multiprocessor, only kernels with
+    /// the same carve-out can run at the same time.
+    pub fn set_full_shared_carve_out(&self) -> Result<(), BackendError> {
+        self.set_shared_carve_out_percent(100)
     }
 
-    /// The shared-memory carve-out that is set, percent; -1 if the driver chooses.
-    pub(crate) fn shared_carve_out(&self) -> Result<i32, BackendError> {
+    /// Reads the kernel's preferred shared-memory carve-out in per cent; -1 if the driver chooses
+    /// it.
+    pub(crate) fn shared_carve_out_percent(&self) -> Result<i32, BackendError> {
         use sys::CUfunction_attribute_enum as attribute;
         const SHARED_CARVE_OUT_ATTRIBUTE: attribute =
             attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
-        // SAFETY: the function belongs to a module that `self` keeps loaded.
+        // SAFETY: the kernel's function belongs to a module that `self` keeps loaded.
         unsafe {
             result::function::get_function_attribute(
                 self.function.cu_function(),
                 SHARED_CARVE_OUT_ATTRIBUTE,
             )
         }
-        .map_err(|error| failed(&format!("query the carve-out of {}", self.name), &error))
+        .map_err(|error| {
+            error_for_failed_action(&format!("query the carve-out of {}", self.name), &error)
+        })
     }
 
-    /// Lets the driver choose the shared-memory carve-out again.
-    pub(crate) fn reset_shared_carve_out(&self) -> Result<(), BackendError> {
-        if self.shared_carve_out()? == CARVE_OUT_CHOSEN_BY_DRIVER {
+    /// Lets the driver choose the kernel's shared-memory carve-out again.
+    pub(crate) fn let_driver_choose_shared_carve_out(&self) -> Result<(), BackendError> {
+        if self.shared_carve_out_percent()? == CARVE_OUT_CHOSEN_BY_DRIVER {
             Ok(())
         } else {
-            self.set_shared_carve_out(CARVE_OUT_CHOSEN_BY_DRIVER)
+            self.set_shared_carve_out_percent(CARVE_OUT_CHOSEN_BY_DRIVER)
         }
     }
 
-    fn set_shared_carve_out(&self, percent: i32) -> Result<(), BackendError> {
+    fn set_shared_carve_out_percent(&self, percent: i32) -> Result<(), BackendError> {
         use sys::CUfunction_attribute_enum as attribute;
         const SHARED_CARVE_OUT_ATTRIBUTE: attribute =
             attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
-        // SAFETY: the function belongs to a module that `self` keeps loaded.
+        // SAFETY: the kernel's function belongs to a module that `self` keeps loaded.
         unsafe {
             result::function::set_function_attribute(
                 self.function.cu_function(),
@@ -136,17 +144,20 @@ impl Kernel {
                 percent,
             )
         }
-        .map_err(|error| failed(&format!("set the carve-out of {}", self.name), &error))
+        .map_err(|error| {
+            error_for_failed_action(&format!("set the carve-out of {}", self.name), &error)
+        })
     }
 
-    /// Shared memory that the kernel declares itself, bytes a block.
-    pub(crate) fn static_shared_bytes(&self) -> Result<u32, BackendError> {
+    /// Bytes of static shared memory per block that the kernel's code declares.
+    pub(crate) fn static_shared_bytes_per_block(&self) -> Result<u32, BackendError> {
         use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES as SHARED;
-        self.function_attribute(SHARED, "shared memory")
+        self.read_function_attribute(SHARED, "shared memory")
     }
 
-    /// Reads an attribute of the kernel function.
-    pub(crate) fn function_attribute(
+    /// Reads an attribute of the kernel's function from the driver; `what` names the attribute in
+    /// messages.
+    pub(crate) fn read_function_attribute(
         &self,
         attribute: sys::CUfunction_attribute,
         what: &str,
@@ -154,16 +165,20 @@ impl Kernel {
         // SAFETY: the function belongs to a module that `self` keeps loaded.
         unsafe { result::function::get_function_attribute(self.function.cu_function(), attribute) }
             .map(|value| value.max(0) as u32)
-            .map_err(|error| failed(&format!("query the {what} of {}", self.name), &error))
+            .map_err(|error| {
+                error_for_failed_action(&format!("query the {what} of {}", self.name), &error)
+            })
     }
 
-    /// Returns how many blocks of a launch without clusters an idle multiprocessor runs at once.
-    pub(crate) fn resident_blocks_per_multiprocessor(
+    /// Number of blocks of this launch, which has no clusters, that an idle multiprocessor runs at
+    /// the same time.
+    pub(crate) fn max_resident_blocks_per_multiprocessor(
         &self,
         launch: &Launch,
     ) -> Result<usize, BackendError> {
         let mut blocks = 0;
-        // SAFETY: the pointer is valid; the function belongs to a module that `self` keeps loaded.
+        // SAFETY: the pointer is valid; the kernel's function belongs to a module that `self` keeps
+        // loaded.
         unsafe {
             sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
                 &raw mut blocks,
@@ -173,34 +188,35 @@ impl Kernel {
             )
         }
         .result()
-        .map_err(|error| failed(&format!("count the blocks of {}", self.name), &error))?;
+        .map_err(|error| {
+            error_for_failed_action(&format!("count the blocks of {}", self.name), &error)
+        })?;
         Ok(blocks.max(0) as usize)
     }
 
-    /// Checks the number and the sizes of the kernel's arguments.
-    pub(crate) fn check(&self, arguments: &[KernelArgument]) -> Result<(), BackendError> {
-        argument::check(arguments, &self.parameter_bytes)
+    /// Checks that the number and sizes of the arguments are those of the kernel's parameters.
+    pub(crate) fn check_arguments(&self, arguments: &[KernelArgument]) -> Result<(), BackendError> {
+        argument::check_argument_sizes(arguments, &self.parameter_bytes)
             .map_err(|problem| BackendError::Launch(format!("{}: {problem}", self.name)))
     }
 
-    /// Launches the kernel on the device's stream; the call may return before the kernel has run.
+    /// Launches the kernel on its stream; the call may return before the kernel has run.
     ///
-    /// A kernel launched with PDL must wait for earlier work on the stream before it accesses
-    /// anything that this work writes.
+    /// A kernel launched with programmatic dependent launch must itself wait (griddepcontrol.wait)
+    /// before it accesses memory that earlier work on the stream writes.
     ///
-    /// Number and sizes of the arguments are checked against the compiled kernel. The caller must
-    /// pass arguments in the right order and meaning, and keep device addresses alive until the
-    /// launch has finished: mistakes are errors on the device, which verification or the driver
-    /// finds.
+    /// The number and sizes of the arguments are checked against the parameters of the compiled
+    /// kernel. The caller must pass the arguments in the right order and keep device addresses
+    /// valid until the launch has finished; verification or the driver finds mistakes.
     ///
     /// # Errors
-    /// Fails if the arguments are not the kernel's, or the launch is refused; the error names the
-    /// kernel.
+    /// Fails if the arguments do not match the kernel's parameters, or the driver refuses the
+    /// launch; the error names the kernel.
     pub fn launch(&self, launch: Launch, arguments: &[KernelArgument]) -> Result<(), BackendError> {
-        self.check(arguments)?;
+        self.check_arguments(arguments)?;
         self.launched.store(true, Ordering::Relaxed);
         let (mut few, mut many) =
-            ([std::ptr::null_mut::<c_void>(); MAX_INLINE_PARAMETERS], Vec::new());
+            ([std::ptr::null_mut::<c_void>(); MAX_PARAMETERS_WITHOUT_ALLOCATION], Vec::new());
         let pointers = match few.get_mut(..arguments.len()) {
             Some(few) => few,
             None => {
@@ -209,13 +225,13 @@ impl Kernel {
             }
         };
         for (pointer, argument) in pointers.iter_mut().zip(arguments) {
-            *pointer = argument.pointer();
+            *pointer = argument.pointer_to_value();
         }
-        let mut attributes = launch.driver_attributes();
-        let config = launch.driver_launch_config(&self.stream, &mut attributes);
-        // SAFETY: the pointers are to values that outlive the call, which copies them; the check
-        // found one of the right size for each parameter; accesses through the kernel's pointers
-        // happen on the device. The attributes live longer than the driver call that reads them.
+        let mut attributes = launch.launch_attributes_for_driver();
+        let config = launch.launch_config_for_driver(&self.stream, &mut attributes);
+        // SAFETY: each pointer refers to an argument of the right size that outlives the call,
+        // which copies all arguments. The launch attributes live longer than the driver call that
+        // reads them.
         unsafe {
             sys::cuLaunchKernelEx(
                 &raw const config,
@@ -225,22 +241,22 @@ impl Kernel {
             )
         }
         .result()
-        .map_err(|error| failed(&format!("launch {}", self.name), &error))
+        .map_err(|error| error_for_failed_action(&format!("launch {}", self.name), &error))
     }
 }
 
-/// The carve-out of a kernel for which none was set.
+/// Carve-out value of a kernel whose carve-out the driver chooses.
 const CARVE_OUT_CHOSEN_BY_DRIVER: i32 = -1;
 
-/// Largest number of kernel parameters whose addresses are collected without an allocation.
-const MAX_INLINE_PARAMETERS: usize = 64;
+/// Largest number of kernel parameters for which a launch needs no heap allocation.
+const MAX_PARAMETERS_WITHOUT_ALLOCATION: usize = 64;
 
-/// Size of each kernel parameter in bytes, as the driver reports it.
-fn parameter_bytes(function: &CudaFunction, name: &str) -> Result<Vec<usize>, BackendError> {
+/// Size in bytes of each parameter of a kernel function, as the driver reports it.
+fn sizes_of_parameters(function: &CudaFunction, name: &str) -> Result<Vec<usize>, BackendError> {
     let mut sizes = Vec::new();
     loop {
         let (mut offset, mut bytes) = (0, 0);
-        // SAFETY: the function belongs to a loaded module; both pointers are valid.
+        // SAFETY: the kernel's function belongs to a loaded module, and both pointers are valid.
         let queried = unsafe {
             sys::cuFuncGetParamInfo(
                 function.cu_function(),
@@ -251,11 +267,12 @@ fn parameter_bytes(function: &CudaFunction, name: &str) -> Result<Vec<usize>, Ba
         }
         .result();
         match queried {
-            // The documented answer to an index beyond the last parameter.
+            // By its documentation, the driver returns this error for an index beyond the last
+            // parameter.
             Err(DriverError(sys::CUresult::CUDA_ERROR_INVALID_VALUE)) => return Ok(sizes),
-            other => {
-                other.map_err(|error| failed(&format!("query the parameters of {name}"), &error))?
-            }
+            other => other.map_err(|error| {
+                error_for_failed_action(&format!("query the parameters of {name}"), &error)
+            })?,
         }
         sizes.push(bytes);
     }
@@ -268,24 +285,24 @@ mod tests {
     use crate::testing::lock_first_gpu;
 
     #[test]
-    fn a_kernel_requested_again_has_the_drivers_carve_out() {
+    fn a_kernel_requested_again_after_use_has_the_default_carve_out() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let build = Source::new("carved", r#"extern "C" __global__ void carved() {}"#).build(&[]);
-        let kernel = device.kernel(&build, "carved").unwrap();
-        assert_eq!(kernel.shared_carve_out(), Ok(CARVE_OUT_CHOSEN_BY_DRIVER));
-        kernel.prefer_shared_memory().unwrap();
-        assert_eq!(kernel.shared_carve_out(), Ok(100));
-        // The carve-out lasts as long as a kernel of the name is in use: a request by a reference
-        // row does not reset the carve-out of the case that it verifies.
-        let beside = device.kernel(&build, "carved").unwrap();
-        assert_eq!(beside.shared_carve_out(), Ok(100));
+        let kernel = device.load_kernel(&build, "carved").unwrap();
+        assert_eq!(kernel.shared_carve_out_percent(), Ok(CARVE_OUT_CHOSEN_BY_DRIVER));
+        kernel.set_full_shared_carve_out().unwrap();
+        assert_eq!(kernel.shared_carve_out_percent(), Ok(100));
+        // The carve-out stays as long as a `Kernel` of the symbol is in use, so a reference
+        // implementation that requests the same kernel does not reset it.
+        let beside = device.load_kernel(&build, "carved").unwrap();
+        assert_eq!(beside.shared_carve_out_percent(), Ok(100));
         drop(kernel);
-        let on_another_stream = beside.on_stream(device.stream());
+        let on_another_stream = beside.clone_for_stream(device.stream());
         drop(beside);
-        drop(device.kernel(&build, "carved").unwrap());
-        assert_eq!(on_another_stream.shared_carve_out(), Ok(100));
+        drop(device.load_kernel(&build, "carved").unwrap());
+        assert_eq!(on_another_stream.shared_carve_out_percent(), Ok(100));
         drop(on_another_stream);
-        let again = device.kernel(&build, "carved").unwrap();
-        assert_eq!(again.shared_carve_out(), Ok(CARVE_OUT_CHOSEN_BY_DRIVER));
+        let again = device.load_kernel(&build, "carved").unwrap();
+        assert_eq!(again.shared_carve_out_percent(), Ok(CARVE_OUT_CHOSEN_BY_DRIVER));
     }
 }

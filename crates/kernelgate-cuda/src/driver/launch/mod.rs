@@ -1,5 +1,5 @@
-//! Kernels: machine code, loaded kernels, their launches, and the list of kernels that a row
-//! loaded.
+//! Kernels on a GPU: loaded kernel images, their arguments and launches, and the record of the
+//! kernels that an implementation loaded.
 
 mod admission;
 pub mod argument;

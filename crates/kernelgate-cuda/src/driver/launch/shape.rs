@@ -1,50 +1,54 @@
-//! Grid, block, cluster, shared memory and attributes of a launch. This module does not decide
-//! whether a GPU can run the launch (`admission` does).
+//! Grid, block, cluster, shared memory and other attributes of a kernel launch. This module does
+//! not decide whether a GPU can run the launch (the module `admission` does).
 
 use cudarc::driver::{CudaStream, sys};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::attributes;
 use crate::BackendError;
-use crate::driver::memory::access_window::L2Window;
+use crate::driver::memory::access_window::L2AccessPolicyWindow;
 
-/// Grid, block, shared memory and attributes of a launch. Records keep the grid, the threads in x
-/// and the shared memory.
+/// Grid, block, cluster, shared memory and other attributes of a kernel launch. JSON records of a
+/// launch contain only the grid, the threads of a block in x, and the dynamic shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Launch {
-    /// Grid size in blocks in x, y, z.
+    /// Number of blocks of the grid in x, y, z.
     pub grid: [u32; 3],
-    /// Threads of a block in x, y, z.
-    #[serde(serialize_with = "threads_in_x", deserialize_with = "block_of_threads")]
+    /// Number of threads of a block in x, y, z.
+    #[serde(
+        serialize_with = "serialize_threads_in_x",
+        deserialize_with = "deserialize_threads_in_x"
+    )]
     pub block: [u32; 3],
     /// Dynamic shared memory of each block, bytes.
     pub shared_bytes: u32,
-    /// Blocks of a cluster in x, y, z, if the launch and not `__cluster_dims__` sets them.
+    /// Number of blocks of a cluster in x, y, z; `None` if the launch sets no cluster size.
     #[serde(skip)]
     pub cluster: Option<[u32; 3]>,
-    /// Whether the launch's blocks wait for each other (`cooperative_groups`), so that all of them
-    /// have to be resident at once. The launch waits until the resources of all its blocks are
-    /// free.
+    /// Whether the launch is cooperative: its blocks wait for each other, so all of them must be
+    /// resident at the same time. A cooperative launch starts only when the GPU has room for all
+    /// its blocks.
     #[serde(skip)]
     pub cooperative: bool,
-    /// Whether the launch's blocks may start while the kernel before it on the stream still runs
+    /// Whether the launch's blocks may start while the previous kernel on the stream still runs
     /// (programmatic dependent launch).
     #[serde(skip)]
     pub programmatic: bool,
-    /// Range of memory whose lines L2 keeps or releases during the launch.
+    /// Range of device memory whose L2 cache lines get another priority during the launch.
     #[serde(skip)]
-    pub window: Option<L2Window>,
+    pub window: Option<L2AccessPolicyWindow>,
 }
 
-/// Largest number of threads of a block, in total and in x, y, z; equal on every architecture.
+/// Largest number of threads of a block, in total and in x, y, z; the same on every supported
+/// architecture.
 const MAX_THREADS_PER_BLOCK: u64 = 1024;
 const MAX_BLOCK_DIMENSIONS: [u32; 3] = [1024, 1024, 64];
-/// Largest number of blocks of a grid in x, y, z; equal on every architecture.
+/// Largest number of blocks of a grid in x, y, z; the same on every supported architecture.
 const MAX_GRID_DIMENSIONS: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 
-/// Resources of a GPU that a thread block may use.
+/// Resources that a GPU offers to a thread block of a launch.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct BlockResourceUse {
+pub(super) struct BlockResourcesOfGpu {
     /// Shared memory, bytes.
     pub shared_bytes: u32,
     /// Whether there are clusters.
@@ -52,7 +56,8 @@ pub(super) struct BlockResourceUse {
 }
 
 impl Launch {
-    /// Makes a launch without shared memory, clusters or attributes.
+    /// Makes a launch with this grid and block, without dynamic shared memory, clusters or other
+    /// attributes.
     pub const fn new(grid: [u32; 3], block: [u32; 3]) -> Self {
         Self {
             grid,
@@ -65,11 +70,11 @@ impl Launch {
         }
     }
 
-    /// A grid of these blocks in x, y and z, each of `threads` threads.
+    /// Makes a launch with a grid of these blocks in x, y and z, each of `threads` threads.
     ///
     /// # Errors
-    /// Fails if a grid cannot hold the blocks, or there are no blocks.
-    pub fn with_blocks(blocks: [usize; 3], threads: u32) -> Result<Launch, BackendError> {
+    /// Fails if CUDA allows no grid with so many blocks, or the number of blocks is zero.
+    pub fn with_grid_of_blocks(blocks: [usize; 3], threads: u32) -> Result<Launch, BackendError> {
         if blocks.contains(&0) {
             return Err(BackendError::Launch("needs no block at all".to_owned()));
         }
@@ -79,21 +84,26 @@ impl Launch {
         Ok(Self::new(blocks.map(|blocks| blocks as u32), [threads, 1, 1]))
     }
 
-    /// Enough blocks of `threads` threads for `items` items with `per_thread` items a thread.
+    /// Makes a launch with as many blocks of `threads` threads as `items` items need, with
+    /// `per_thread` items for each thread.
     ///
     /// # Errors
-    /// Fails if that is more blocks than a grid holds, or none.
-    pub fn covering(items: usize, threads: u32, per_thread: usize) -> Result<Launch, BackendError> {
-        Self::with_blocks([items.div_ceil(threads as usize * per_thread), 1, 1], threads)
+    /// Fails if CUDA allows no grid with so many blocks, or the number of items is zero.
+    pub fn for_number_of_items(
+        items: usize,
+        threads: u32,
+        per_thread: usize,
+    ) -> Result<Launch, BackendError> {
+        Self::with_grid_of_blocks([items.div_ceil(threads as usize * per_thread), 1, 1], threads)
     }
 
-    /// Number of blocks of the whole launch.
-    pub fn block_count(&self) -> u64 {
+    /// Number of blocks in the grid of the launch.
+    pub fn blocks_in_grid(&self) -> u64 {
         product_of_extents(self.grid)
     }
 
-    /// Checks that a launch may have these dimensions.
-    pub(super) fn check(&self) -> Result<(), String> {
+    /// Checks that grid, block and cluster have sizes that CUDA allows on any GPU.
+    pub(super) fn check_dimensions(&self) -> Result<(), String> {
         let Self { grid, block, cluster, .. } = *self;
         for (what, given, most) in
             [("grid", grid, MAX_GRID_DIMENSIONS), ("block", block, MAX_BLOCK_DIMENSIONS)]
@@ -115,9 +125,13 @@ impl Launch {
         Ok(())
     }
 
-    /// Returns the reason why a GPU cannot run a kernel with this static shared memory in this
-    /// launch, as a phrase for a message.
-    pub(super) fn unmet(&self, static_shared: u32, offered: BlockResourceUse) -> Option<String> {
+    /// The reason why a GPU cannot run this launch of a kernel with this static shared memory, as a
+    /// phrase; `None` if it can.
+    pub(super) fn unmet_resource_need(
+        &self,
+        static_shared: u32,
+        offered: BlockResourcesOfGpu,
+    ) -> Option<String> {
         if self.cluster.is_some() && !offered.clusters {
             return Some("needs clusters, which this GPU has not".to_owned());
         }
@@ -127,17 +141,18 @@ impl Launch {
             .then(|| format!("needs {needed} bytes of shared memory a block, this GPU has {has}"))
     }
 
-    /// Attributes of the launch in the driver's form.
-    pub(crate) fn driver_attributes(&self) -> Vec<sys::CUlaunchAttribute> {
-        let cluster = self.cluster.map(attributes::cluster_attribute);
-        let cooperative = self.cooperative.then(attributes::cooperative_attribute);
-        let programmatic = self.programmatic.then(attributes::programmatic_launch_attribute);
-        let window = self.window.map(L2Window::launch_attribute);
+    /// The attributes of the launch as structs of the driver API.
+    pub(crate) fn launch_attributes_for_driver(&self) -> Vec<sys::CUlaunchAttribute> {
+        let cluster = self.cluster.map(attributes::cluster_dimension_attribute);
+        let cooperative = self.cooperative.then(attributes::cooperative_launch_attribute);
+        let programmatic =
+            self.programmatic.then(attributes::programmatic_dependent_launch_attribute);
+        let window = self.window.map(L2AccessPolicyWindow::as_launch_attribute);
         cluster.into_iter().chain(cooperative).chain(programmatic).chain(window).collect()
     }
 
-    /// Converts a launch with these attributes on a stream into the driver's form.
-    pub(crate) fn driver_launch_config(
+    /// The launch on a stream, with these attributes, as a struct of the driver API.
+    pub(crate) fn launch_config_for_driver(
         &self,
         stream: &CudaStream,
         attributes: &mut [sys::CUlaunchAttribute],
@@ -158,16 +173,21 @@ impl Launch {
     }
 }
 
-/// Product of the extents in three dimensions: a number of blocks or threads.
+/// Product of the extents in x, y and z: a number of blocks or threads.
 pub(crate) fn product_of_extents(extents: [u32; 3]) -> u64 {
     extents.into_iter().map(u64::from).product()
 }
 
-fn threads_in_x<S: Serializer>(block: &[u32; 3], serializer: S) -> Result<S::Ok, S::Error> {
+fn serialize_threads_in_x<S: Serializer>(
+    block: &[u32; 3],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     block[0].serialize(serializer)
 }
 
-fn block_of_threads<'de, D: Deserializer<'de>>(deserializer: D) -> Result<[u32; 3], D::Error> {
+fn deserialize_threads_in_x<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<[u32; 3], D::Error> {
     Ok([u32::deserialize(deserializer)?, 1, 1])
 }
 
@@ -177,7 +197,8 @@ mod tests {
 
     #[test]
     fn a_grid_beyond_the_limits_is_refused() {
-        let shape = |blocks| Launch::with_blocks(blocks, 64).map(|launch| launch.block_count());
+        let shape =
+            |blocks| Launch::with_grid_of_blocks(blocks, 64).map(|launch| launch.blocks_in_grid());
         assert_eq!(shape([3, 2, 1]), Ok(6));
         assert_eq!(shape([i32::MAX as usize, 1, 1]), Ok(i32::MAX as u64));
         for many in [[1 << 31, 1, 1], [1, 70_000, 1], [1, 1, 70_000], [1 << 40, 1, 1]] {
@@ -187,12 +208,12 @@ mod tests {
             );
         }
         assert_eq!(shape([0, 1, 1]), Err(BackendError::Launch("needs no block at all".to_owned())));
-        assert_eq!(Launch::covering(1000, 64, 4).map(|shape| shape.grid), Ok([4, 1, 1]));
+        assert_eq!(Launch::for_number_of_items(1000, 64, 4).map(|shape| shape.grid), Ok([4, 1, 1]));
     }
 
     #[test]
     fn block_dimensions_beyond_the_limits_are_refused() {
-        let check = |grid, block| Launch::new(grid, block).check();
+        let check = |grid, block| Launch::new(grid, block).check_dimensions();
         assert_eq!(check([7, 65_535, 1], [8, 8, 16]), Ok(()));
         for (grid, block, words) in [
             ([0, 1, 1], [1, 1, 1], "a grid of [0, 1, 1]: each is 1 to [2147483647, 65535, 65535]"),
@@ -207,7 +228,8 @@ mod tests {
             assert_eq!(check(grid, block).unwrap_err(), words);
         }
         let clusters = |cluster| {
-            Launch { cluster: Some(cluster), ..Launch::new([8, 6, 1], [32, 1, 1]) }.check()
+            Launch { cluster: Some(cluster), ..Launch::new([8, 6, 1], [32, 1, 1]) }
+                .check_dimensions()
         };
         assert_eq!(clusters([4, 2, 1]), Ok(()));
         assert_eq!(
@@ -218,16 +240,19 @@ mod tests {
     }
 
     #[test]
-    fn resources_that_a_launch_lacks_are_named() {
+    fn resources_that_a_gpu_lacks_for_a_launch_are_named() {
         let launch = Launch { shared_bytes: 90_000, ..Launch::new([16, 1, 1], [32, 1, 1]) };
-        let ampere = BlockResourceUse { shared_bytes: 101_376, clusters: false };
-        assert_eq!(launch.unmet(11_376, ampere), None);
+        let ampere = BlockResourcesOfGpu { shared_bytes: 101_376, clusters: false };
+        assert_eq!(launch.unmet_resource_need(11_376, ampere), None);
         assert_eq!(
-            launch.unmet(11_377, ampere).unwrap(),
+            launch.unmet_resource_need(11_377, ampere).unwrap(),
             "needs 101377 bytes of shared memory a block, this GPU has 101376"
         );
         let clustered = Launch { cluster: Some([2, 1, 1]), ..launch };
-        assert!(clustered.unmet(0, ampere).unwrap().contains("needs clusters"));
-        assert_eq!(clustered.unmet(0, BlockResourceUse { clusters: true, ..ampere }), None);
+        assert!(clustered.unmet_resource_need(0, ampere).unwrap().contains("needs clusters"));
+        assert_eq!(
+            clustered.unmet_resource_need(0, BlockResourcesOfGpu { clusters: true, ..ampere }),
+            None
+        );
     }
 }

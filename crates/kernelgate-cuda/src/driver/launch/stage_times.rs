@@ -1,80 +1,82 @@
-//! Times of the stages of a kernel, block by block: counters of builds that have clocks
-//! (`kernels/common/stages.cuh`).
+//! Reads the cycle counters of kernel stages, block by block, from kernels that were compiled with
+//! stage clocks (`kernels/common/stages.cuh`).
 
 use std::sync::Arc;
 
 use cudarc::driver::{CudaModule, CudaStream, DevicePtr, DeviceSlice, DriverError, result};
 
 use crate::BackendError;
-use crate::driver::driver_error::failed;
+use crate::driver::driver_error::error_for_failed_action;
 
-/// Symbol of the stage counters in a compiled module.
+/// Symbol of the array of stage counters in a module compiled with stage clocks.
 const STAGE_COUNTERS_SYMBOL: &str = "kernelgate_stages";
 
-/// A loaded kernel whose row names stages.
-pub struct StageClockedKernel {
+/// A loaded kernel whose implementation names stages, with its stage counters if it was compiled
+/// with clocks.
+pub struct KernelWithStages {
     symbol: &'static str,
     stages: &'static [&'static str],
-    counters: Option<StageCounters>,
+    counters: Option<StageCountersInModule>,
 }
 
-impl StageClockedKernel {
-    pub(crate) const fn new(
+impl KernelWithStages {
+    pub(crate) const fn with_stages_and_counters(
         symbol: &'static str,
         stages: &'static [&'static str],
-        counters: Option<StageCounters>,
+        counters: Option<StageCountersInModule>,
     ) -> Self {
         Self { symbol, stages, counters }
     }
 
-    /// Name of the kernel in its source.
+    /// Symbol of the kernel in its source, such as `attention_forward`.
     pub const fn kernel_symbol(&self) -> &'static str {
         self.symbol
     }
 
-    /// Returns the names of the kernel's stages, in the order of their counters.
+    /// Names of the kernel's stages, in the order of their counters.
     pub const fn stage_names(&self) -> &'static [&'static str] {
         self.stages
     }
 
-    /// Sets the kernel's stage counters to zero, in the order of the device's stream.
+    /// Sets the stage counters of the kernel to zero, as an operation in the order of the device's
+    /// stream.
     ///
     /// # Errors
     /// Fails if the driver cannot clear the counters.
-    pub fn clear_counters(&self) -> Result<(), BackendError> {
-        self.counters.as_ref().map_or(Ok(()), |counters| counters.clear_cycles())
+    pub fn clear_stage_counters(&self) -> Result<(), BackendError> {
+        self.counters.as_ref().map_or(Ok(()), |counters| counters.clear_all())
     }
 
-    /// Cycles of each stage in each block since the counters were cleared, by block; empty if the
-    /// kernel was loaded without clocks.
-    pub fn stage_cycles(&self) -> Result<Vec<Vec<u64>>, BackendError> {
+    /// For each block, the clock cycles of each stage since the counters were cleared; empty if the
+    /// kernel was compiled without stage clocks.
+    pub fn read_stage_cycles_by_block(&self) -> Result<Vec<Vec<u64>>, BackendError> {
         let Some(counters) = &self.counters else { return Ok(Vec::new()) };
-        let all = counters.read_cycles()?;
+        let all = counters.read_all_cycles()?;
         Ok(all.chunks(self.stages.len().max(1)).map(<[u64]>::to_vec).collect())
     }
 
-    /// Returns whether two kernels are the same kernel of the same build.
-    pub(crate) fn is_same_build(&self, other: &Self) -> bool {
+    /// Whether two values are the same kernel of the same loaded module.
+    pub(crate) fn is_same_kernel_of_same_module(&self, other: &Self) -> bool {
         let address = |kernel: &Self| kernel.counters.as_ref().map(|counters| counters.address);
         self.symbol == other.symbol && address(self) == address(other)
     }
 }
 
-/// Stage counters of a loaded module, which stays loaded as long as this value.
-pub(crate) struct StageCounters {
+/// The array of stage counters in a loaded module, which stays loaded as long as this value lives.
+pub(crate) struct StageCountersInModule {
     _module: Arc<CudaModule>,
     stream: Arc<CudaStream>,
     address: u64,
     bytes: usize,
 }
 
-impl StageCounters {
+impl StageCountersInModule {
     /// # Errors
-    /// Fails if the module has no stage counters.
-    pub(crate) fn in_module(
+    /// Finds the stage counters in a loaded module; fails if the module has none.
+    pub(crate) fn find_in_module(
         module: Arc<CudaModule>,
         stream: &Arc<CudaStream>,
-    ) -> Result<StageCounters, DriverError> {
+    ) -> Result<StageCountersInModule, DriverError> {
         let (address, bytes) = {
             let found = module.get_global(STAGE_COUNTERS_SYMBOL, stream)?;
             (found.device_ptr(stream).0, found.num_bytes())
@@ -82,17 +84,17 @@ impl StageCounters {
         Ok(Self { stream: Arc::clone(stream), address, bytes, _module: module })
     }
 
-    fn clear_cycles(&self) -> Result<(), BackendError> {
-        // SAFETY: the range is the whole variable, whose module is kept loaded.
+    fn clear_all(&self) -> Result<(), BackendError> {
+        // SAFETY: the range is the whole counter array, whose module is kept loaded.
         unsafe { result::memset_d8_async(self.address, 0, self.bytes, self.stream.cu_stream()) }
-            .map_err(|error| failed("clear the clocks of stages", &error))
+            .map_err(|error| error_for_failed_action("clear the clocks of stages", &error))
     }
 
-    fn read_cycles(&self) -> Result<Vec<u64>, BackendError> {
-        let failed = |error| failed("read the clocks of stages", &error);
+    fn read_all_cycles(&self) -> Result<Vec<u64>, BackendError> {
+        let failed = |error| error_for_failed_action("read the clocks of stages", &error);
         let mut cycles = vec![0u64; self.bytes / size_of::<u64>()];
-        // SAFETY: the range lies in the variable, whose module is kept loaded; the target outlives
-        // the copy, which has finished when this returns.
+        // SAFETY: the range lies in the counter array, whose module is kept loaded; the target
+        // outlives the copy, which has finished when this returns.
         unsafe { result::memcpy_dtoh_async(&mut cycles, self.address, self.stream.cu_stream()) }
             .map_err(failed)?;
         self.stream.synchronize().map_err(failed)?;

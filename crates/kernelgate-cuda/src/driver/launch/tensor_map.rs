@@ -1,15 +1,16 @@
-//! Tensor maps: how a copy engine finds boxes of a tensor (`common/tensor_copy.cuh`).
+//! Encodes TMA tensor maps, with which kernels copy boxes of a tensor (`common/tensor_copy.cuh`).
 //!
-//! This module supports only the swizzle that `wgmma` reads, and tensors of one rank.
+//! This module supports only the 128-byte swizzle that `wgmma` reads, and only tensors of four
+//! dimensions.
 
 use std::ffi::c_void;
 
 use cudarc::driver::sys;
 
 use crate::BackendError;
-use crate::driver::driver_error::failed;
+use crate::driver::driver_error::error_for_failed_action;
 
-/// Element type of a tensor whose boxes are copied.
+/// Element type of a tensor of which TMA copies boxes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TensorMapElement {
     /// 16-bit floats with the exponent range of f32 (bfloat16).
@@ -21,7 +22,7 @@ pub enum TensorMapElement {
 }
 
 impl TensorMapElement {
-    const fn element_bytes(self) -> u64 {
+    const fn bytes_of_element(self) -> u64 {
         match self {
             Self::Bf16 | Self::F16 => 2,
             Self::Byte => 1,
@@ -29,48 +30,52 @@ impl TensorMapElement {
     }
 }
 
-/// Largest number of bytes of a box's row, which is swizzled.
-const MAX_BOX_ROW_BYTES: u64 = 128;
-/// Largest number of rows of a tensor-copy box.
-const MAX_BOX_ROWS: u32 = 256;
+/// Largest number of bytes in a row of a TMA box with the 128-byte swizzle.
+const MAX_TMA_BOX_ROW_BYTES: u64 = 128;
+/// Largest number of rows of a TMA box.
+const MAX_TMA_BOX_ROWS: u32 = 256;
 
-/// Alignment of addresses and strides that a copy engine reads, bytes.
-pub const COPY_ALIGNMENT: u64 = 16;
-/// Exclusive upper limit of strides in a tensor map, bytes.
-const STRIDE_LIMIT: u64 = 1 << 40;
+/// Alignment in bytes of the addresses and strides that TMA accepts.
+pub const TMA_ALIGNMENT_BYTES: u64 = 16;
+/// Exclusive upper limit of strides in a tensor map, in bytes.
+const TENSOR_MAP_STRIDE_LIMIT_BYTES: u64 = 1 << 40;
 
-/// A tensor `[batches][matrices][rows][columns]` with contiguous columns, of which boxes of 128
-/// bytes of columns are copied. In shared memory a row of a box has its 16-byte chunks XOR-swizzled
-/// by the row's last three bits.
+/// A tensor `[batches][matrices][rows][columns]` with contiguous columns, of which TMA copies boxes
+/// with rows of 128 bytes. In shared memory, each row of a box has its 16-byte chunks XOR-swizzled
+/// by row % 8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TensorBoxes {
-    /// Element type of the tensor, which sets the bytes of a box's row.
+pub struct TensorWithTmaBoxes {
+    /// Element type of the tensor, which decides how many columns are in a 128-byte row of a box.
     pub element: TensorMapElement,
-    /// Batches, matrices, rows and columns; columns are a multiple of a box's.
+    /// Number of batches, matrices, rows and columns; the columns are a multiple of the columns of
+    /// a box.
     pub extents: [u64; 4],
-    /// Elements from a batch, a matrix and a row to the next one, in any order of size.
+    /// Distance in elements from a batch, a matrix and a row to the next one; the distances may
+    /// have any order of size.
     pub strides: [u64; 3],
-    /// Rows of a box, at most 256.
+    /// Number of rows of a box, 1 to 256.
     pub box_rows: u32,
 }
 
-/// Arguments of the driver's tensor-map encoder: innermost dimension first, strides in bytes
-/// without that of the columns.
+/// Arguments of the driver's tensor-map encoder: dimensions from the innermost on, and strides in
+/// bytes without that of the innermost.
 #[derive(Debug, PartialEq, Eq)]
-struct TensorMapEncoding {
+struct TensorMapEncoderArguments {
     extents: [u64; 4],
     strides: [u64; 3],
     box_extents: [u32; 4],
 }
 
-impl TensorBoxes {
-    /// Encodes the map of a tensor at an address: 128 bytes, a parameter of a kernel.
+impl TensorWithTmaBoxes {
+    /// Encodes the TMA map of the tensor at this device address: 128 bytes, which a kernel takes as
+    /// a parameter.
     ///
     /// # Errors
-    /// Fails if the tensor is invalid, or the driver refuses.
-    pub fn encode_map(&self, address: u64) -> Result<[u8; 128], BackendError> {
-        let TensorMapEncoding { extents, strides, box_extents } =
-            self.tensor_map_encoding(address).map_err(|problem| {
+    /// Fails if TMA does not support the tensor's extents, strides or address, or if the driver
+    /// refuses.
+    pub fn encode_tensor_map_at(&self, address: u64) -> Result<[u8; 128], BackendError> {
+        let TensorMapEncoderArguments { extents, strides, box_extents } =
+            self.tensor_map_encoder_arguments(address).map_err(|problem| {
                 BackendError::Launch(format!("failed to map {:?}: {problem}", self.extents))
             })?;
         let element = match self.element {
@@ -80,8 +85,8 @@ impl TensorBoxes {
         };
         let steps = [1; 4];
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
-        // SAFETY: the arrays have as many entries as the rank requires and outlive the call, which
-        // only writes the map; the call does not access the address.
+        // SAFETY: the arrays have as many entries as the tensor has dimensions and outlive the
+        // call; the call writes only the map and does not access the address.
         unsafe {
             sys::cuTensorMapEncodeTiled(
                 &raw mut map,
@@ -99,40 +104,47 @@ impl TensorBoxes {
             )
         }
         .result()
-        .map_err(|error| failed(&format!("map {:?}", self.extents), &error))?;
+        .map_err(|error| error_for_failed_action(&format!("map {:?}", self.extents), &error))?;
         Ok(bytemuck::cast(map.opaque))
     }
 
-    const fn columns_per_box(&self) -> u64 {
-        MAX_BOX_ROW_BYTES / self.element.element_bytes()
+    const fn columns_per_tma_box(&self) -> u64 {
+        MAX_TMA_BOX_ROW_BYTES / self.element.bytes_of_element()
     }
 
-    fn tensor_map_encoding(&self, address: u64) -> Result<TensorMapEncoding, String> {
+    fn tensor_map_encoder_arguments(
+        &self,
+        address: u64,
+    ) -> Result<TensorMapEncoderArguments, String> {
         let [batches, matrices, rows, columns] = self.extents;
-        let of_box = self.columns_per_box();
+        let of_box = self.columns_per_tma_box();
         if columns == 0 || !columns.is_multiple_of(of_box) {
             return Err(format!("{columns} columns are no multiple of {of_box}"));
         }
-        if self.box_rows == 0 || self.box_rows > MAX_BOX_ROWS {
-            return Err(format!("a box has 1 to {MAX_BOX_ROWS} rows, not {}", self.box_rows));
+        if self.box_rows == 0 || self.box_rows > MAX_TMA_BOX_ROWS {
+            return Err(format!("a box has 1 to {MAX_TMA_BOX_ROWS} rows, not {}", self.box_rows));
         }
-        if !address.is_multiple_of(COPY_ALIGNMENT) {
-            return Err(format!("address {address:#x} is no multiple of {COPY_ALIGNMENT}"));
+        if !address.is_multiple_of(TMA_ALIGNMENT_BYTES) {
+            return Err(format!("address {address:#x} is no multiple of {TMA_ALIGNMENT_BYTES}"));
         }
-        let [batch, matrix, row] = self.strides.map(|stride| stride * self.element.element_bytes());
+        let [batch, matrix, row] =
+            self.strides.map(|stride| stride * self.element.bytes_of_element());
         let mut strides = [(rows, row), (matrices, matrix), (batches, batch)];
         for (extent, stride) in &mut strides {
             if *extent == 1 {
-                // Copies do not use the stride of an extent of one, but the encoder checks it.
-                *stride = columns * self.element.element_bytes();
+                // TMA does not use the stride of a dimension with extent 1, but the driver's
+                // encoder checks its value.
+                *stride = columns * self.element.bytes_of_element();
             }
-            if !stride.is_multiple_of(COPY_ALIGNMENT) || *stride >= STRIDE_LIMIT {
+            if !stride.is_multiple_of(TMA_ALIGNMENT_BYTES)
+                || *stride >= TENSOR_MAP_STRIDE_LIMIT_BYTES
+            {
                 return Err(format!(
-                    "a stride of {stride} bytes is no multiple of {COPY_ALIGNMENT} below 2^40"
+                    "a stride of {stride} bytes is no multiple of {TMA_ALIGNMENT_BYTES} below 2^40"
                 ));
             }
         }
-        Ok(TensorMapEncoding {
+        Ok(TensorMapEncoderArguments {
             extents: [columns, rows, matrices, batches],
             strides: strides.map(|(_, stride)| stride),
             box_extents: [of_box as u32, self.box_rows, 1, 1],
@@ -144,11 +156,11 @@ impl TensorBoxes {
 mod tests {
     use super::*;
     use crate::testing::lock_first_gpu;
-    use crate::{Arguments, Launch, PreparedLaunch, Source};
+    use crate::{KernelArgumentList, Launch, PreparedLaunch, Source};
 
-    /// Tensor boxes of one batch with two matrices whose rows alternate:
+    /// A test tensor of one batch with two matrices whose rows alternate in memory, as
     /// `[rows][matrices][columns]`.
-    const TEST_TENSOR_BOXES: TensorBoxes = TensorBoxes {
+    const TEST_TENSOR: TensorWithTmaBoxes = TensorWithTmaBoxes {
         element: TensorMapElement::Bf16,
         extents: [1, 2, 5, 64],
         strides: [640, 64, 128],
@@ -156,51 +168,54 @@ mod tests {
     };
 
     #[test]
-    fn tensor_map_strides_are_in_bytes_innermost_first() {
-        let batches = TensorBoxes { extents: [3, 2, 5, 64], ..TEST_TENSOR_BOXES };
+    fn tensor_map_strides_are_in_bytes_from_the_innermost_dimension() {
+        let batches = TensorWithTmaBoxes { extents: [3, 2, 5, 64], ..TEST_TENSOR };
         assert_eq!(
-            batches.tensor_map_encoding(0x1000),
-            Ok(TensorMapEncoding {
+            batches.tensor_map_encoder_arguments(0x1000),
+            Ok(TensorMapEncoderArguments {
                 extents: [64, 5, 2, 3],
                 strides: [256, 128, 1280],
                 box_extents: [64, 8, 1, 1]
             })
         );
-        // The batch is the only one, so its stride to a next batch is unused.
-        let only = TensorBoxes { strides: [7, 64, 128], ..TEST_TENSOR_BOXES };
-        assert_eq!(only.tensor_map_encoding(0x1000).unwrap().strides, [256, 128, 128]);
+        // With a single batch, the stride to the next batch is not used.
+        let only = TensorWithTmaBoxes { strides: [7, 64, 128], ..TEST_TENSOR };
+        assert_eq!(only.tensor_map_encoder_arguments(0x1000).unwrap().strides, [256, 128, 128]);
     }
 
     #[test]
     fn tensor_addresses_and_strides_must_be_multiples_of_sixteen_bytes() {
-        let refused = |boxes: TensorBoxes, address| boxes.tensor_map_encoding(address).unwrap_err();
-        assert_eq!(refused(TEST_TENSOR_BOXES, 0x1008), "address 0x1008 is no multiple of 16");
+        let refused = |boxes: TensorWithTmaBoxes, address| {
+            boxes.tensor_map_encoder_arguments(address).unwrap_err()
+        };
+        assert_eq!(refused(TEST_TENSOR, 0x1008), "address 0x1008 is no multiple of 16");
         assert_eq!(
-            refused(TensorBoxes { strides: [640, 64, 130], ..TEST_TENSOR_BOXES }, 0),
+            refused(TensorWithTmaBoxes { strides: [640, 64, 130], ..TEST_TENSOR }, 0),
             "a stride of 260 bytes is no multiple of 16 below 2^40"
         );
-        let far = TensorBoxes { strides: [640, 1 << 40, 128], ..TEST_TENSOR_BOXES };
+        let far = TensorWithTmaBoxes { strides: [640, 1 << 40, 128], ..TEST_TENSOR };
         assert!(refused(far, 0).ends_with("below 2^40"));
     }
 
     #[test]
-    fn tensor_boxes_that_no_copy_supports_are_refused() {
-        let refused = |boxes: TensorBoxes| boxes.tensor_map_encoding(0).unwrap_err();
+    fn tensor_boxes_that_tma_does_not_support_are_refused() {
+        let refused =
+            |boxes: TensorWithTmaBoxes| boxes.tensor_map_encoder_arguments(0).unwrap_err();
         assert_eq!(
-            refused(TensorBoxes { extents: [1, 2, 5, 65], ..TEST_TENSOR_BOXES }),
+            refused(TensorWithTmaBoxes { extents: [1, 2, 5, 65], ..TEST_TENSOR }),
             "65 columns are no multiple of 64"
         );
         assert_eq!(
-            refused(TensorBoxes { element: TensorMapElement::Byte, ..TEST_TENSOR_BOXES }),
+            refused(TensorWithTmaBoxes { element: TensorMapElement::Byte, ..TEST_TENSOR }),
             "64 columns are no multiple of 128"
         );
         assert_eq!(
-            refused(TensorBoxes { box_rows: 257, ..TEST_TENSOR_BOXES }),
+            refused(TensorWithTmaBoxes { box_rows: 257, ..TEST_TENSOR }),
             "a box has 1 to 256 rows, not 257"
         );
     }
 
-    const TENSOR_MAP_KERNEL: &str = r#"
+    const TENSOR_MAP_TEST_KERNEL_SOURCE: &str = r#"
 #include "common/bulk.cuh"
 #include "common/memory.cuh"
 #include "common/tensor_copy.cuh"
@@ -212,7 +227,7 @@ extern "C" __global__ void unswizzled(const __grid_constant__ TensorMap map, u16
     barrier_init(full, 1);
     barrier_init_fence();
     barrier_expect(full, 8 * 128);
-    copy_box(base, map, {0, 0, 1, 0}, full);
+    tma_load_box(base, map, {0, 0, 1, 0}, full);
   }
   __syncthreads();
   barrier_wait(full, 0);
@@ -222,9 +237,9 @@ extern "C" __global__ void unswizzled(const __grid_constant__ TensorMap map, u16
 "#;
 
     #[test]
-    fn a_copied_box_is_swizzled_with_zeros_outside_the_tensor() {
+    fn tma_swizzles_a_box_and_writes_zeros_outside_the_tensor() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
-        if !device.supports_clusters().unwrap() {
+        if !device.supports_thread_block_clusters().unwrap() {
             eprintln!("skipped: needs sm_90 or later");
             return;
         }
@@ -232,16 +247,22 @@ extern "C" __global__ void unswizzled(const __grid_constant__ TensorMap map, u16
         let tensor = device.upload(&values).unwrap();
         let out = device.allocate(8 * 128).unwrap();
         let kernel = device
-            .kernel(&Source::new("tensor_map", TENSOR_MAP_KERNEL).build(&[]), "unswizzled")
+            .load_kernel(
+                &Source::new("tensor_map", TENSOR_MAP_TEST_KERNEL_SOURCE).build(&[]),
+                "unswizzled",
+            )
             .unwrap();
-        let parameters = Arguments::new()
-            .bytes(&TEST_TENSOR_BOXES.encode_map(tensor.address()).unwrap())
-            .address(out.address());
+        let parameters = KernelArgumentList::new()
+            .with_struct_bytes(&TEST_TENSOR.encode_tensor_map_at(tensor.device_address()).unwrap())
+            .address(out.device_address());
         let dims = Launch { shared_bytes: 1024, ..Launch::new([1, 1, 1], [128, 1, 1]) };
-        PreparedLaunch::new(&device, kernel, dims, parameters).unwrap().launch().unwrap();
+        PreparedLaunch::check_and_prepare(&device, kernel, dims, parameters)
+            .unwrap()
+            .enqueue()
+            .unwrap();
         let mut copied = vec![0; 8 * 128];
-        out.download(&mut copied).unwrap();
-        // The test's second matrix has five rows in a box of eight: every second row in memory.
+        out.download_first_bytes(&mut copied).unwrap();
+        // The second test matrix has five rows, every second row in memory; the box has eight rows.
         for (row, bytes) in copied[..5 * 128].chunks(128).enumerate() {
             assert_eq!(bytes, &values[(2 * row + 1) * 128..][..128], "row {row}");
         }

@@ -1,41 +1,43 @@
-//! Access-policy windows: what L2 does with a launch's accesses to a range of memory.
+//! Access-policy windows: the priority in the L2 cache of the lines in a range of device memory
+//! during a launch.
 
 use cudarc::driver::sys;
 
-/// How L2 treats the lines that a launch touches in a window of addresses.
+/// The L2 priority of the cache lines in the window.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum L2LineTreatment {
-    /// L2 prefers to keep this share of the window's lines (at most 1), each time the same lines.
+pub enum L2LinePriority {
+    /// L2 prefers to keep this share of the window's lines (0 to 1), and always the same lines.
     Keep(f32),
-    /// Lines get normal priority again, whichever priority an earlier launch set.
+    /// The window's lines get normal priority again, whatever priority an earlier launch set.
     Release,
 }
 
-/// A range of memory for whose accesses L2 has a policy during a launch.
+/// A range of device memory whose lines get a priority in the L2 cache during a launch
+/// (access-policy window).
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct L2Window {
+pub struct L2AccessPolicyWindow {
     /// Start address.
     pub address: u64,
-    /// Length of the window, bytes.
+    /// Length of the window in bytes.
     pub bytes: usize,
-    /// How L2 treats lines in the window.
-    pub lines: L2LineTreatment,
+    /// Priority in L2 of the lines in the window.
+    pub lines: L2LinePriority,
 }
 
-impl L2Window {
-    /// Copy of the window whose lines L2 may evict like any other.
-    pub const fn without_persistence(self) -> Self {
-        Self { lines: L2LineTreatment::Release, ..self }
+impl L2AccessPolicyWindow {
+    /// Returns the same range with normal priority, so that L2 may evict its lines like any others.
+    pub const fn with_normal_priority(self) -> Self {
+        Self { lines: L2LinePriority::Release, ..self }
     }
 
-    /// The L2 access window as a launch attribute.
-    pub(crate) fn launch_attribute(self) -> sys::CUlaunchAttribute {
+    /// Converts the L2 access-policy window into a launch attribute of the driver API.
+    pub(crate) fn as_launch_attribute(self) -> sys::CUlaunchAttribute {
         use sys::CUaccessProperty_enum::{
             CU_ACCESS_PROPERTY_NORMAL as NORMAL, CU_ACCESS_PROPERTY_PERSISTING as PERSISTING,
         };
         let (hit_ratio, hit) = match self.lines {
-            L2LineTreatment::Keep(share) => (share, PERSISTING),
-            L2LineTreatment::Release => (1.0, NORMAL),
+            L2LinePriority::Keep(share) => (share, PERSISTING),
+            L2LinePriority::Release => (1.0, NORMAL),
         };
         let window = sys::CUaccessPolicyWindow {
             base_ptr: self.address as *mut _,
@@ -57,16 +59,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_launch_attribute_of_a_window_has_its_address_size_and_share() {
+    fn the_launch_attribute_of_an_l2_window_has_its_address_size_and_share() {
         use sys::CUaccessProperty_enum as Property;
-        let window = L2Window { address: 4096, bytes: 512, lines: L2LineTreatment::Keep(0.25) };
-        let found = |window: L2Window| {
-            let attribute = window.launch_attribute();
+        let window =
+            L2AccessPolicyWindow { address: 4096, bytes: 512, lines: L2LinePriority::Keep(0.25) };
+        let found = |window: L2AccessPolicyWindow| {
+            let attribute = window.as_launch_attribute();
             assert_eq!(
                 attribute.id,
                 sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
             );
-            // SAFETY: the attribute's id determines which field of the union was written.
+            // SAFETY: the attribute's id says which field of the union was written.
             let value = unsafe { attribute.value.accessPolicyWindow };
             (value.base_ptr as u64, value.num_bytes, value.hitRatio, value.hitProp, value.missProp)
         };
@@ -75,6 +78,6 @@ mod tests {
             found(window),
             (4096, 512, 0.25, Property::CU_ACCESS_PROPERTY_PERSISTING, normal)
         );
-        assert_eq!(found(window.without_persistence()), (4096, 512, 1.0, normal, normal));
+        assert_eq!(found(window.with_normal_priority()), (4096, 512, 1.0, normal, normal));
     }
 }

@@ -1,4 +1,4 @@
-//! Pinned host memory through which host and device communicate.
+//! Pinned host memory by which the host and kernels on the device communicate.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -6,56 +6,59 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use cudarc::driver::{result, sys};
 
 use crate::BackendError;
-use crate::driver::driver_error::failed;
+use crate::driver::driver_error::error_for_failed_action;
 
-/// Two words of pinned host memory that the device reads and writes, on cache lines of their own.
-pub struct HostDeviceMailbox {
+/// Two words of pinned host memory on separate cache lines: one that the host writes and the device
+/// reads, and one in the other direction.
+pub struct PinnedHostDeviceMailbox {
     words: NonNull<AtomicU32>,
 }
 
-/// Distance between the two words of a mailbox, in words of 4 bytes.
-const MAILBOX_WORD_DISTANCE: usize = 64;
+/// Distance between the two words of a mailbox, in 4-byte words.
+const MAILBOX_WORDS_APART: usize = 64;
 
-/// Allocates `count` words of pinned host memory, which are not initialised.
-fn pin_words<T>(count: usize) -> Result<NonNull<T>, BackendError> {
+/// Allocates `count` values in pinned host memory, which are not initialised.
+fn allocate_pinned_words<T>(count: usize) -> Result<NonNull<T>, BackendError> {
     let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
-    // SAFETY: a context is current on this thread: the device of the words was opened here.
+    // SAFETY: a CUDA context is current on this thread, because the device that uses the words was
+    // opened on it.
     let memory = unsafe { result::malloc_host(count * size_of::<T>(), flags) }
-        .map_err(|error| failed("pin host memory", &error))?;
+        .map_err(|error| error_for_failed_action("pin host memory", &error))?;
     NonNull::new(memory.cast())
         .ok_or_else(|| BackendError::Launch("failed to pin host memory: no address".to_owned()))
 }
 
-impl HostDeviceMailbox {
+impl PinnedHostDeviceMailbox {
     /// Allocates the mailbox.
     pub fn new() -> Result<Self, BackendError> {
-        let mailbox = Self { words: pin_words(2 * MAILBOX_WORD_DISTANCE)? };
-        mailbox.word_to_device().store(0, Ordering::Release);
-        mailbox.word_from_device().store(0, Ordering::Release);
+        let mailbox = Self { words: allocate_pinned_words(2 * MAILBOX_WORDS_APART)? };
+        mailbox.word_read_by_device().store(0, Ordering::Release);
+        mailbox.word_written_by_device().store(0, Ordering::Release);
         Ok(mailbox)
     }
 
-    /// The mailbox word that the device reads.
-    pub fn word_to_device(&self) -> &AtomicU32 {
-        // SAFETY: the allocation holds 2 * MAILBOX_WORD_DISTANCE words, lives as long as `self`,
+    /// The mailbox word that the host writes and the device reads.
+    pub fn word_read_by_device(&self) -> &AtomicU32 {
+        // SAFETY: the allocation holds 2 * MAILBOX_WORDS_APART words, lives as long as `self`,
         // and is only ever accessed atomically.
         unsafe { self.words.as_ref() }
     }
 
-    /// The mailbox word that the device writes.
-    pub fn word_from_device(&self) -> &AtomicU32 {
+    /// The mailbox word that the device writes and the host reads.
+    pub fn word_written_by_device(&self) -> &AtomicU32 {
         // SAFETY: as above.
-        unsafe { self.words.add(MAILBOX_WORD_DISTANCE).as_ref() }
+        unsafe { self.words.add(MAILBOX_WORDS_APART).as_ref() }
     }
 
-    /// Addresses of the words to the device and from it; they are the same on the device.
-    pub fn word_addresses(&self) -> (u64, u64) {
+    /// Addresses of the word that the device reads and of the word that the device writes; host and
+    /// device use the same addresses.
+    pub fn addresses_of_both_words(&self) -> (u64, u64) {
         let base = self.words.as_ptr() as u64;
-        (base, base + (MAILBOX_WORD_DISTANCE * size_of::<AtomicU32>()) as u64)
+        (base, base + (MAILBOX_WORDS_APART * size_of::<AtomicU32>()) as u64)
     }
 }
 
-impl Drop for HostDeviceMailbox {
+impl Drop for PinnedHostDeviceMailbox {
     fn drop(&mut self) {
         // SAFETY: the memory was allocated by `malloc_host` and is not used again. If the context
         // is broken, the memory cannot be freed, and the process ends anyway.
@@ -63,41 +66,41 @@ impl Drop for HostDeviceMailbox {
     }
 }
 
-/// Pinned host memory into which kernels write 64-bit words. The host reads the words of a kernel
-/// that has ended while later work runs on the device.
-pub struct PinnedWords {
+/// 64-bit words in pinned host memory that kernels write. The host can read the words of a kernel
+/// that has ended while later work still runs on the device.
+pub struct PinnedWordsFromDevice {
     words: NonNull<AtomicU64>,
     count: usize,
 }
 
-impl PinnedWords {
-    /// Allocates `count` words, which are zero.
-    pub fn new(count: usize) -> Result<Self, BackendError> {
-        let pinned = Self { words: pin_words(count)?, count };
-        (0..count).for_each(|index| pinned.word(index).store(0, Ordering::Release));
+impl PinnedWordsFromDevice {
+    /// Allocates `count` pinned 64-bit words with the value zero.
+    pub fn with_zeroed_words(count: usize) -> Result<Self, BackendError> {
+        let pinned = Self { words: allocate_pinned_words(count)?, count };
+        (0..count).for_each(|index| pinned.word_at(index).store(0, Ordering::Release));
         Ok(pinned)
     }
 
-    /// Returns one of the pinned words.
+    /// Returns the pinned word with this index.
     ///
     /// # Panics
-    /// If there are no more than `index` words.
-    pub fn word(&self, index: usize) -> &AtomicU64 {
+    /// Panics if `index` is not less than the number of words.
+    pub fn word_at(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.count, "word {index} of {}", self.count);
         // SAFETY: the allocation holds `count` words, lives as long as `self`, and is only ever
         // accessed atomically by the host.
         unsafe { self.words.add(index).as_ref() }
     }
 
-    /// Address of a word, which is the same on the device.
-    pub fn address(&self, index: usize) -> u64 {
-        std::ptr::from_ref(self.word(index)) as u64
+    /// Address of a pinned word, which is the same for host and device.
+    pub fn address_of_word(&self, index: usize) -> u64 {
+        std::ptr::from_ref(self.word_at(index)) as u64
     }
 }
 
-impl Drop for PinnedWords {
+impl Drop for PinnedWordsFromDevice {
     fn drop(&mut self) {
-        // SAFETY: as for the mailbox.
+        // SAFETY: the memory was allocated by `malloc_host` and is not used again.
         let _ = unsafe { result::free_host(self.words.as_ptr().cast()) };
     }
 }

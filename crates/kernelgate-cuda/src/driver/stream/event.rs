@@ -1,62 +1,66 @@
-//! Events on the device's stream: what timing and waiting between streams are made of.
+//! CUDA events on a stream, for timing and for waits between streams.
 
 use std::sync::Arc;
 
 use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 
-use super::timed_stream::TimedStream;
+use super::timed_stream::OwnOrForeignStream;
 use crate::BackendError;
 use crate::driver::device::Device;
-use crate::driver::driver_error::failed;
+use crate::driver::driver_error::error_for_failed_action;
 
-/// A fixed number of events on a stream, made once.
-pub struct EventPool {
+/// A fixed number of CUDA timing events on one stream, created in advance.
+pub struct TimingEventPool {
     events: Vec<sys::CUevent>,
-    stream: TimedStream,
+    stream: OwnOrForeignStream,
 }
 
-impl EventPool {
-    /// Creates a pool of `count` CUDA events that record time.
-    pub fn new(device: &Device, count: usize) -> Result<Self, BackendError> {
-        Self::on(TimedStream::Ours(Arc::clone(device.stream())), count)
+impl TimingEventPool {
+    /// Creates a pool of `count` CUDA events that record time on the device's stream.
+    pub fn on_device_stream(device: &Device, count: usize) -> Result<Self, BackendError> {
+        Self::on(OwnOrForeignStream::Ours(Arc::clone(device.stream())), count)
     }
 
-    /// Makes timing events for a stream.
-    pub(crate) fn on(stream: TimedStream, count: usize) -> Result<EventPool, BackendError> {
-        let _entered = stream.enter_context()?;
+    /// Creates a pool of `count` CUDA events that record time on a stream.
+    pub(crate) fn on(
+        stream: OwnOrForeignStream,
+        count: usize,
+    ) -> Result<TimingEventPool, BackendError> {
+        let _entered = stream.enter_stream_context()?;
         let mut pool = Self { events: Vec::with_capacity(count), stream };
         for _ in 0..count {
             let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)
-                .map_err(|error| failed("make an event", &error))?;
+                .map_err(|error| error_for_failed_action("make an event", &error))?;
             pool.events.push(event);
         }
         Ok(pool)
     }
 
     /// Number of events.
-    pub fn len(&self) -> usize {
+    pub fn event_count(&self) -> usize {
         self.events.len()
     }
 
-    /// Whether the event pool is empty.
+    /// Whether the pool has no events.
     pub fn is_empty(&self) -> bool {
         self.events.is_empty()
     }
 
-    /// Enqueues event `index` of the pool, which gets the time when the preceding work ends.
-    pub fn record_event(&self, index: usize) -> Result<(), BackendError> {
-        let _entered = self.stream.enter_context()?;
-        // SAFETY: event and stream live and are of one context.
+    /// Enqueues event `index` of the pool, which records the time at which all work before it on
+    /// the stream has ended.
+    pub fn enqueue_event(&self, index: usize) -> Result<(), BackendError> {
+        let _entered = self.stream.enter_stream_context()?;
+        // SAFETY: the event and the stream are alive and belong to one context.
         unsafe { result::event::record(self.events[index], self.stream.cu()) }
-            .map_err(|error| failed("record an event", &error))
+            .map_err(|error| error_for_failed_action("record an event", &error))
     }
 
-    /// Nanoseconds from event `from` to event `to`, both of which have happened.
-    pub fn elapsed_ns(&self, from: usize, to: usize) -> Result<f64, BackendError> {
-        let _entered = self.stream.enter_context()?;
+    /// Nanoseconds from event `from` to event `to` of the pool; both must have happened.
+    pub fn ns_between_events(&self, from: usize, to: usize) -> Result<f64, BackendError> {
+        let _entered = self.stream.enter_stream_context()?;
         // SAFETY: both events live.
         let elapsed_ms = unsafe { result::event::elapsed(self.events[from], self.events[to]) }
-            .map_err(|error| failed("read an event", &error))?;
+            .map_err(|error| error_for_failed_action("read an event", &error))?;
         Ok(f64::from(elapsed_ms) * 1e6)
     }
 
@@ -65,38 +69,42 @@ impl EventPool {
     }
 }
 
-impl Drop for EventPool {
+impl Drop for TimingEventPool {
     fn drop(&mut self) {
-        let Ok(_entered) = self.stream.enter_context() else { return };
+        let Ok(_entered) = self.stream.enter_stream_context() else { return };
         for &event in &self.events {
-            // SAFETY: the event was created here; the driver keeps it until the enqueued work has
-            // run.
+            // SAFETY: the event was created by this pool; the driver keeps it until the work before
+            // it has run.
             let _ = unsafe { result::event::destroy(event) };
         }
     }
 }
 
-/// A point in one stream that another waits for; in a capture, a dependency.
-pub struct CrossingEvent(CudaEvent);
+/// An event without time that marks a point in one stream for which another stream waits; in a
+/// capture, a dependency.
+pub struct StreamOrderingEvent(CudaEvent);
 
-impl CrossingEvent {
+impl StreamOrderingEvent {
     /// Creates an event.
-    pub fn new(device: &Device) -> Result<Self, BackendError> {
+    pub fn without_timing(device: &Device) -> Result<Self, BackendError> {
         let untimed = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         device
             .context()
             .new_event(Some(untimed))
             .map(Self)
-            .map_err(|error| failed("make an event", &error))
+            .map_err(|error| error_for_failed_action("make an event", &error))
     }
 
-    /// Records an event after the work that is enqueued in the stream so far.
-    pub fn record_on_stream(&self, stream: &CudaStream) -> Result<(), BackendError> {
-        self.0.record(stream).map_err(|error| failed("record an event", &error))
+    /// Records the event after all work that is enqueued on the stream so far.
+    pub fn record_after_work_on_stream(&self, stream: &CudaStream) -> Result<(), BackendError> {
+        self.0.record(stream).map_err(|error| error_for_failed_action("record an event", &error))
     }
 
-    /// Makes later work in the stream wait for the marked work.
-    pub fn make_stream_wait(&self, stream: &CudaStream) -> Result<(), BackendError> {
-        stream.wait(&self.0).map_err(|error| failed("wait for an event", &error))
+    /// Makes later work on the stream wait for the work before the recorded event.
+    pub fn make_stream_wait_for_recorded_work(
+        &self,
+        stream: &CudaStream,
+    ) -> Result<(), BackendError> {
+        stream.wait(&self.0).map_err(|error| error_for_failed_action("wait for an event", &error))
     }
 }

@@ -1,37 +1,42 @@
-//! Waits of the host for the GPU, with a timeout.
+//! Waits of the host for work on the GPU, with a timeout.
 
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, result, sys};
 
 use crate::BackendError;
-use crate::driver::driver_error::failed;
+use crate::driver::driver_error::error_for_failed_action;
 
-/// Waits for all work of the stream, at most for the given time.
+/// Waits until all work on the stream has finished, at most for the duration `timeout`.
 ///
 /// # Errors
-/// Fails if something on the stream failed, or has not finished by then: [`BackendError::Lost`].
-pub fn finish_stream(
+/// Fails with [`BackendError::Lost`] if the work has not finished at the timeout, or if work on the
+/// stream failed.
+pub fn wait_for_stream_with_timeout(
     stream: &CudaStream,
     marker: &CudaEvent,
     timeout: Duration,
 ) -> Result<(), BackendError> {
-    marker.record(stream).map_err(|error| failed("record an event", &error))?;
-    wait_until_passed(marker.cu_event(), timeout)
+    marker.record(stream).map_err(|error| error_for_failed_action("record an event", &error))?;
+    wait_for_event_with_timeout(marker.cu_event(), timeout)
 }
 
-/// Waits until an event has passed, at most for the given time; the event must be alive.
+/// Waits until an event has passed, at most for the duration `timeout`; the event must be alive.
 ///
 /// # Errors
-/// Fails if earlier work failed, or has not finished at the timeout: [`BackendError::Lost`].
-pub fn wait_until_passed(event: sys::CUevent, timeout: Duration) -> Result<(), BackendError> {
+/// Fails with [`BackendError::Lost`] if the event has not passed at the timeout, or if earlier work
+/// failed.
+pub fn wait_for_event_with_timeout(
+    event: sys::CUevent,
+    timeout: Duration,
+) -> Result<(), BackendError> {
     let start = Instant::now();
     loop {
         // SAFETY: the CUDA event is alive.
         match unsafe { result::event::query(event) } {
             Ok(()) => return Ok(()),
             Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => {}
-            Err(error) => return Err(failed("finish the launches", &error)),
+            Err(error) => return Err(error_for_failed_action("finish the launches", &error)),
         }
         let waited = start.elapsed();
         if waited > timeout {
@@ -40,8 +45,8 @@ pub fn wait_until_passed(event: sys::CUevent, timeout: Duration) -> Result<(), B
                 timeout.as_secs()
             )));
         }
-        // The event is polled without a pause at first, for launches of microseconds, and then with
-        // pauses, so that a long launch does not occupy a core.
+        // The host polls the event first without pauses, for launches of microseconds, and after 2
+        // ms with pauses, so that a long launch does not occupy a core.
         if waited > Duration::from_millis(2) {
             std::thread::sleep(Duration::from_micros(100));
         }

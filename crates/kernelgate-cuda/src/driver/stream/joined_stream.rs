@@ -1,43 +1,49 @@
-//! A stream that other code made, joined with the device's own by events.
+//! Joins a stream that other code created with the device's own stream, by two events.
 
 use std::sync::Arc;
 
 use cudarc::driver::{CudaEvent, CudaStream, sys};
 
-use super::raw_stream::RawStream;
-use super::thread_state::{bind, current_context};
-use super::timed_stream::{TimedStream, context_of_stream};
+use super::raw_stream::RawStreamHandle;
+use super::thread_state::{context_current_on_thread, make_context_current_on_thread};
+use super::timed_stream::{OwnOrForeignStream, context_of_stream};
 use crate::BackendError;
 use crate::driver::device::Device;
-use crate::driver::driver_error::failed;
+use crate::driver::driver_error::error_for_failed_action;
 
-/// A stream that other code made, joined with the device's own: work on it runs between earlier and
+/// A foreign stream that is joined with the device's stream: its work runs between earlier and
 /// later work on the device's stream.
-pub struct JoinedStreams {
+pub struct ForeignStreamJoinedWithDevice {
     ours: Arc<CudaStream>,
-    theirs: RawStream,
+    theirs: RawStreamHandle,
     there: CudaEvent,
     back: CudaEvent,
 }
 
-impl JoinedStreams {
-    /// Joins a stream of the device's own context.
+impl ForeignStreamJoinedWithDevice {
+    /// Joins a foreign stream, which must belong to the device's own CUDA context.
     ///
     /// # Errors
-    /// Fails if the handle is null or no stream, or the stream is of another context or GPU.
-    pub fn new(device: &Device, stream: impl Into<RawStream>) -> Result<Self, BackendError> {
+    /// Fails if the handle is null or not a stream, or the stream belongs to another context or
+    /// GPU.
+    pub fn join_with_device_stream(
+        device: &Device,
+        stream: impl Into<RawStreamHandle>,
+    ) -> Result<Self, BackendError> {
         let theirs = stream.into();
         let refused = |why: String| BackendError::Launch(format!("the stream to join {why}"));
         if theirs.is_null() {
             return Err(refused("has a null handle".to_owned()));
         }
-        bind(device.context())?;
-        let own = current_context()?;
-        if !theirs.depends_on_current_context() {
-            let context = context_of_stream(theirs)
-                .map_err(|error| failed(&format!("query the context of {theirs:?}"), &error))?;
+        make_context_current_on_thread(device.context())?;
+        let own = context_current_on_thread()?;
+        if !theirs.is_default_stream() {
+            let context = context_of_stream(theirs).map_err(|error| {
+                error_for_failed_action(&format!("query the context of {theirs:?}"), &error)
+            })?;
             if context != own {
-                let ordinal = TimedStream::Theirs { stream: theirs, context }.device_of_stream();
+                let ordinal =
+                    OwnOrForeignStream::Theirs { stream: theirs, context }.gpu_of_stream();
                 let ordinal = ordinal.map_or_else(|_| "?".to_owned(), |it| it.to_string());
                 return Err(refused(format!(
                     "is of another context, on GPU {ordinal}: make it in the one that the row gets, on \
@@ -49,29 +55,29 @@ impl JoinedStreams {
         let event = || {
             let untimed = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
             let event = device.context().new_event(Some(untimed));
-            event.map_err(|error| failed("make an event", &error))
+            event.map_err(|error| error_for_failed_action("make an event", &error))
         };
         Ok(Self { ours: Arc::clone(device.stream()), theirs, there: event()?, back: event()? })
     }
 
-    /// Returns the row's own stream that was joined.
-    pub const fn stream(&self) -> RawStream {
+    /// The handle of the joined foreign stream.
+    pub const fn foreign_stream(&self) -> RawStreamHandle {
         self.theirs
     }
 
-    /// Enqueues work on the joined stream, between the work that is already on the device's stream
-    /// and the work that follows on the device's stream.
+    /// Enqueues work on the foreign stream: it runs after all earlier work on the device's stream
+    /// and before all later work on that stream.
     ///
     /// # Errors
-    /// Fails with the error of `enqueue`, or when the driver refuses.
-    pub fn enqueue_between<E>(
+    /// Fails with the error of `enqueue`, or if the driver cannot order the two streams.
+    pub fn enqueue_in_order_of_device_stream<E>(
         &self,
         enqueue: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), BackendError>
     where
         E: Into<BackendError>,
     {
-        let failed = |action: &'static str| move |error| failed(action, &error);
+        let failed = |action: &'static str| move |error| error_for_failed_action(action, &error);
         let theirs = self.theirs.cu();
         self.there.record(&self.ours).map_err(failed("record an event"))?;
         // SAFETY: the stream and the event are alive.
@@ -79,8 +85,8 @@ impl JoinedStreams {
             .result()
             .map_err(failed("let the joined stream wait"))?;
         let enqueued = enqueue();
-        // The streams are joined even after an error, because a capture cannot end otherwise.
-        // SAFETY: as above.
+        // The device's stream waits for the foreign stream even after an error, because otherwise a
+        // capture could not end. SAFETY: as above.
         unsafe { sys::cuEventRecord(self.back.cu_event(), theirs) }
             .result()
             .map_err(failed("record an event on the joined stream"))?;
@@ -94,27 +100,34 @@ mod tests {
     use std::ptr;
 
     use super::*;
-    use crate::driver::graph::ExecutableGraph;
+    use crate::driver::graph::ExecutableCudaGraph;
     use crate::instruments::spin_kernel::SpinKernel;
-    use crate::library::{self, RequiredLibrary};
-    use crate::testing::{lock_first_gpu, second_gpu_for_test};
+    use crate::library::{self, NvidiaLibrary};
+    use crate::testing::{lock_first_gpu, open_second_gpu_or_print_skip};
 
     #[test]
     fn work_on_a_joined_stream_runs_between_work_on_the_timed_stream() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
-        let other = device.create_stream().unwrap();
-        let joined = JoinedStreams::new(&device, other.cu_stream()).unwrap();
-        let spin = SpinKernel::new(&device).unwrap();
-        let around = || joined.enqueue_between(|| spin.launch(1000));
+        let other = device.create_another_stream().unwrap();
+        let joined =
+            ForeignStreamJoinedWithDevice::join_with_device_stream(&device, other.cu_stream())
+                .unwrap();
+        let spin = SpinKernel::compile_and_allocate_report(&device).unwrap();
+        let around = || joined.enqueue_in_order_of_device_stream(|| spin.enqueue_spin(1000));
         around().unwrap();
         device.synchronize().unwrap();
-        // In this test the spin kernel runs on our own stream; it checks that fork and join can be
-        // captured.
-        assert!(ExecutableGraph::capture_graph(&device, around).unwrap().node_count() > 0);
+        // In this test the spin kernel runs on the device's stream; the test checks that the fork
+        // and join by events can be captured.
+        assert!(
+            ExecutableCudaGraph::capture_from_device_stream(&device, around)
+                .unwrap()
+                .launch_node_count()
+                > 0
+        );
     }
 
-    /// The refusal of a stream on one GPU for a row on another one.
-    fn another_context(stream: usize, row: usize) -> BackendError {
+    /// The expected error for a foreign stream on GPU `stream` and an implementation on GPU `row`.
+    fn error_for_stream_of_other_gpu(stream: usize, row: usize) -> BackendError {
         BackendError::Launch(format!(
             "the stream to join is of another context, on GPU {stream}: make it in the one that \
              the row gets, on GPU {row}"
@@ -124,43 +137,51 @@ mod tests {
     #[test]
     fn joining_a_stream_of_another_gpu_is_refused() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
-        let Some(other) = second_gpu_for_test() else { return };
-        let stream = other.create_stream().unwrap();
-        let refused = JoinedStreams::new(&device, stream.cu_stream()).err().unwrap();
+        let Some(other) = open_second_gpu_or_print_skip() else { return };
+        let stream = other.create_another_stream().unwrap();
+        let refused =
+            ForeignStreamJoinedWithDevice::join_with_device_stream(&device, stream.cu_stream())
+                .err()
+                .unwrap();
         eprintln!("{refused}");
-        assert_eq!(refused, another_context(1, 0));
-        // Each GPU uses its own context, even on a thread with another current context.
-        bind(device.context()).unwrap();
-        JoinedStreams::new(&other, stream.cu_stream()).unwrap();
-        let own = device.create_stream().unwrap();
-        JoinedStreams::new(&device, own.cu_stream()).unwrap();
-        let back = JoinedStreams::new(&other, own.cu_stream()).err().unwrap();
-        assert_eq!(back, another_context(0, 1));
+        assert_eq!(refused, error_for_stream_of_other_gpu(1, 0));
+        // Each device joins within its own CUDA context, even if another context is current on the
+        // thread.
+        make_context_current_on_thread(device.context()).unwrap();
+        ForeignStreamJoinedWithDevice::join_with_device_stream(&other, stream.cu_stream()).unwrap();
+        let own = device.create_another_stream().unwrap();
+        ForeignStreamJoinedWithDevice::join_with_device_stream(&device, own.cu_stream()).unwrap();
+        let back = ForeignStreamJoinedWithDevice::join_with_device_stream(&other, own.cu_stream())
+            .err()
+            .unwrap();
+        assert_eq!(back, error_for_stream_of_other_gpu(0, 1));
     }
 
     #[test]
     fn joining_a_stream_of_another_context_or_a_null_handle_is_refused() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
-        let null = JoinedStreams::new(&device, 0).err().unwrap();
+        let null =
+            ForeignStreamJoinedWithDevice::join_with_device_stream(&device, 0).err().unwrap();
         let why = "the stream to join has a null handle";
         assert_eq!(null, BackendError::Launch(why.to_owned()));
         let (mut context, mut stream) = (ptr::null_mut(), ptr::null_mut());
-        type ContextCreateFunction =
+        type CuCtxCreateFunction =
             unsafe extern "C" fn(*mut sys::CUcontext, u32, i32) -> sys::CUresult;
         let create =
-            library::function_of_library(RequiredLibrary::Driver, c"cuCtxCreate_v2").unwrap();
-        // SAFETY: the function has that type; the pointers are valid; the context is destroyed
+            library::library_function_address(NvidiaLibrary::Driver, c"cuCtxCreate_v2").unwrap();
+        // SAFETY: the function has this type, the pointers are valid, and the context is destroyed
         // below.
         unsafe {
-            let create: ContextCreateFunction = std::mem::transmute(create);
+            let create: CuCtxCreateFunction = std::mem::transmute(create);
             create(&raw mut context, 0, device.context().cu_device()).result().unwrap();
             sys::cuStreamCreate(&raw mut stream, 1).result().unwrap();
         }
-        let refused = JoinedStreams::new(&device, stream).err().unwrap();
+        let refused =
+            ForeignStreamJoinedWithDevice::join_with_device_stream(&device, stream).err().unwrap();
         eprintln!("{refused}");
-        assert_eq!(refused, another_context(0, 0));
+        assert_eq!(refused, error_for_stream_of_other_gpu(0, 0));
         // SAFETY: made above.
         unsafe { sys::cuCtxDestroy_v2(context) }.result().unwrap();
-        bind(device.context()).unwrap();
+        make_context_current_on_thread(device.context()).unwrap();
     }
 }

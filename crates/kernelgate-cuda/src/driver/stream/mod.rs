@@ -1,5 +1,5 @@
-//! Streams and events of the harness and of other code: holding and timing them, and restoring
-//! their settings.
+//! CUDA streams and events, of kernelgate and of other code: holding and timing streams, ordering
+//! them, and restoring their settings.
 
 pub mod event;
 pub mod foreign_stream;

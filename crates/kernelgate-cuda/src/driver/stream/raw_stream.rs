@@ -1,45 +1,47 @@
-//! The handle of a stream that other code made: by another version of cudarc, by a C or C++
-//! library, by another framework. All these types of handles stand for a `CUstream` of the driver.
+//! Raw handles of CUDA streams and contexts that other code created, such as another version of
+//! cudarc, a C++ library or a framework. All types of stream handles stand for the driver's
+//! `CUstream`.
 
 use std::fmt;
 
 use cudarc::driver::sys;
 
-/// Handle of a stream, as the driver knows it: `CUstream`, `cudaStream_t`.
+/// Handle of a CUDA stream as the driver knows it (`CUstream`, which is also `cudaStream_t`).
 ///
-/// The driver cannot check a stream handle completely: the caller promises that the stream exists
-/// and outlives this value. The driver recognises many invalid handles, but not all handles.
+/// The caller promises that the stream exists and outlives this value, because the driver cannot
+/// check a handle completely. The driver recognises many invalid stream handles, but not all.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct RawStream(usize);
+pub struct RawStreamHandle(usize);
 
-impl RawStream {
-    /// The legacy default stream of the current context, by its explicit handle
-    /// (`CU_STREAM_LEGACY`). The null handle means the default stream to the driver. A null handle
-    /// is refused, because a handle that was never set is null as well.
-    pub const LEGACY_DEFAULT_STREAM: RawStream = Self(1);
-    /// The default stream of the calling thread in the context that is current
-    /// (`CU_STREAM_PER_THREAD`).
-    pub const PER_THREAD_DEFAULT: RawStream = Self(2);
+impl RawStreamHandle {
+    /// Explicit handle of the legacy default stream (`CU_STREAM_LEGACY`) of the CUDA context that
+    /// is current. To the driver, a null handle also means the legacy default stream. Kernelgate
+    /// refuses a null handle, because a handle that was never set is null too.
+    pub const LEGACY_DEFAULT_STREAM: RawStreamHandle = Self(1);
+    /// Explicit handle of the calling thread's default stream (`CU_STREAM_PER_THREAD`) in the CUDA
+    /// context that is current.
+    pub const PER_THREAD_DEFAULT_STREAM: RawStreamHandle = Self(2);
 
-    /// The stream handle as an integer, for interfaces that pass handles as integers.
+    /// The stream handle as an integer, for code that passes handles as integers.
     pub const fn address(self) -> usize {
         self.0
     }
 
-    /// The stream handle as a pointer of the caller's binding:
+    /// The stream handle as a pointer of the type that the caller's binding uses, as in
     /// `stream.raw_pointer::<sys::CUstream_st>()`.
     pub const fn raw_pointer<T>(self) -> *mut T {
         self.0 as *mut T
     }
 
-    /// Returns whether the stream handle is null.
+    /// Whether the stream handle is null.
     pub const fn is_null(self) -> bool {
         self.0 == 0
     }
 
-    /// Returns whether the handle means a default stream of the current context.
-    pub(crate) fn depends_on_current_context(self) -> bool {
-        self == Self::LEGACY_DEFAULT_STREAM || self == Self::PER_THREAD_DEFAULT
+    /// Whether the handle means one of the two default streams, which belong to the context that is
+    /// current.
+    pub(crate) fn is_default_stream(self) -> bool {
+        self == Self::LEGACY_DEFAULT_STREAM || self == Self::PER_THREAD_DEFAULT_STREAM
     }
 
     pub(crate) const fn cu(self) -> sys::CUstream {
@@ -47,39 +49,39 @@ impl RawStream {
     }
 }
 
-impl fmt::Debug for RawStream {
+impl fmt::Debug for RawStreamHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#x}", self.0)
     }
 }
 
-/// Handle of a context, as the driver knows it: `CUcontext`.
+/// Handle of a CUDA context as the driver knows it (`CUcontext`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct RawContext(usize);
+pub struct RawContextHandle(usize);
 
-impl RawContext {
-    pub(crate) fn new(context: sys::CUcontext) -> Self {
+impl RawContextHandle {
+    pub(crate) fn from_driver_handle(context: sys::CUcontext) -> Self {
         Self(context as usize)
     }
 
-    /// The stream handle as an integer.
+    /// The context handle as an integer.
     pub const fn address(self) -> usize {
         self.0
     }
 
-    /// Returns the context handle as a pointer of the type that the caller's binding uses.
+    /// The context handle as a pointer of the type that the caller's binding uses.
     pub const fn raw_pointer<T>(self) -> *mut T {
         self.0 as *mut T
     }
 }
 
-impl From<usize> for RawStream {
+impl From<usize> for RawStreamHandle {
     fn from(handle: usize) -> Self {
         Self(handle)
     }
 }
 
-impl<T> From<*mut T> for RawStream {
+impl<T> From<*mut T> for RawStreamHandle {
     fn from(handle: *mut T) -> Self {
         Self(handle as usize)
     }
@@ -92,12 +94,12 @@ mod tests {
     #[test]
     fn stream_handles_convert_from_numbers_and_from_pointers() {
         let pointer = 0x7f00_usize as *mut sys::CUstream_st;
-        assert_eq!(RawStream::from(pointer), RawStream::from(0x7f00));
-        assert_eq!(RawStream::from(0x7f00).raw_pointer::<u8>() as usize, 0x7f00);
-        assert!(RawStream::from(std::ptr::null_mut::<u8>()).is_null());
+        assert_eq!(RawStreamHandle::from(pointer), RawStreamHandle::from(0x7f00));
+        assert_eq!(RawStreamHandle::from(0x7f00).raw_pointer::<u8>() as usize, 0x7f00);
+        assert!(RawStreamHandle::from(std::ptr::null_mut::<u8>()).is_null());
         assert!(
-            RawStream::from(1).depends_on_current_context()
-                && !RawStream::from(0x10).depends_on_current_context()
+            RawStreamHandle::from(1).is_default_stream()
+                && !RawStreamHandle::from(0x10).is_default_stream()
         );
     }
 }

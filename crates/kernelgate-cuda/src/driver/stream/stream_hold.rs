@@ -1,9 +1,10 @@
-//! Ways to hold a stream: work that is enqueued behind the hold begins only when the stream is
-//! released, so that the host's launch time is not in what events read.
+//! Ways to hold a CUDA stream: work enqueued behind a hold starts only when the host releases the
+//! stream, so that events do not include the host's launch time.
 //!
-//! A blocker kernel ([`StreamBlocker`](crate::instruments::timing::StreamBlocker)) holds the stream
-//! of a device that the harness opened. On a stream that other code made, the harness cannot run
-//! kernels: the driver calls a host function there ([`HostStreamHold`]).
+//! On the stream of a device that kernelgate opened, a spinning kernel
+//! ([`StreamBlocker`](crate::instruments::timing::StreamBlocker)) holds the stream. On a foreign
+//! stream, kernelgate launches no kernels: the driver calls a host function there that waits
+//! ([`HostStreamHold`]).
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -12,57 +13,59 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 
-use super::raw_stream::RawStream;
+use super::raw_stream::RawStreamHandle;
 use crate::BackendError;
-use crate::driver::driver_error::failed;
+use crate::driver::driver_error::error_for_failed_action;
 
-/// A way to hold a stream, so that enqueued work waits. A stream can have one hold at a time.
+/// A way to hold a CUDA stream, so that enqueued work waits until the host releases the stream. A
+/// stream can have only one hold at a time.
 pub trait StreamHold {
-    /// Enqueues the hold, which ends after `at_most` in any case. The caller has made the context
-    /// of the stream current.
-    fn hold(&mut self, at_most: Duration) -> Result<(), BackendError>;
+    /// Enqueues the hold, which ends at the latest after the duration `at_most`. The caller must
+    /// have made the CUDA context of the stream current.
+    fn enqueue_hold(&mut self, at_most: Duration) -> Result<(), BackendError>;
 
     /// Releases the stream, so that its queued work runs; does nothing if the stream is not held.
-    fn release(&mut self);
+    fn release_stream(&mut self);
 
-    /// Returns whether the last hold was released before it timed out. Otherwise it timed out.
-    fn was_released(&self) -> bool;
+    /// Whether the host released the last hold before it timed out. Otherwise it timed out.
+    fn was_released_in_time(&self) -> bool;
 }
 
-/// Holds a stream by a host function that the driver calls when the stream reaches it.
+/// Holds a CUDA stream by a host function that the driver calls when the stream reaches it, and
+/// that waits.
 pub struct HostStreamHold {
-    stream: RawStream,
-    last: Arc<HoldState>,
+    stream: RawStreamHandle,
+    last: Arc<HostHoldState>,
 }
 
-/// State shared with the driver's thread that holds the stream.
-struct HoldState {
+/// State of a hold, shared between the host and the driver's thread that waits.
+struct HostHoldState {
     at_most: Duration,
     released: AtomicBool,
     expired: AtomicBool,
 }
 
-impl HoldState {
-    fn new(at_most: Duration) -> Arc<Self> {
+impl HostHoldState {
+    fn with_time_limit(at_most: Duration) -> Arc<Self> {
         let (released, expired) = (AtomicBool::new(false), AtomicBool::new(false));
         Arc::new(Self { at_most, released, expired })
     }
 }
 
 impl HostStreamHold {
-    /// Makes a blocking kernel for a stream without launching it.
-    pub(crate) fn new(stream: RawStream) -> Self {
-        Self { stream, last: HoldState::new(Duration::ZERO) }
+    /// Makes a hold for a stream without enqueueing it.
+    pub(crate) fn for_stream(stream: RawStreamHandle) -> Self {
+        Self { stream, last: HostHoldState::with_time_limit(Duration::ZERO) }
     }
 }
 
-/// Blocks the driver's thread, and with it the stream, until the hold ends.
+/// Blocks the driver's thread, and with it the stream, until the hold is released or times out.
 ///
 /// # Safety
-/// `data` is an `Arc<HoldState>` made by `Arc::into_raw` for this call.
-unsafe extern "C" fn block_stream_on_host(data: *mut c_void) {
+/// The pointer `data` must come from `Arc::into_raw` of an `Arc<HostHoldState>` for this one call.
+unsafe extern "C" fn wait_on_driver_thread(data: *mut c_void) {
     // SAFETY: the caller's contract.
-    let hold = unsafe { Arc::from_raw(data.cast::<HoldState>().cast_const()) };
+    let hold = unsafe { Arc::from_raw(data.cast::<HostHoldState>().cast_const()) };
     let started = Instant::now();
     while !hold.released.load(Ordering::Acquire) {
         if started.elapsed() > hold.at_most {
@@ -74,32 +77,34 @@ unsafe extern "C" fn block_stream_on_host(data: *mut c_void) {
 }
 
 impl StreamHold for HostStreamHold {
-    fn hold(&mut self, at_most: Duration) -> Result<(), BackendError> {
-        self.last = HoldState::new(at_most);
+    fn enqueue_hold(&mut self, at_most: Duration) -> Result<(), BackendError> {
+        self.last = HostHoldState::with_time_limit(at_most);
         let data = Arc::into_raw(Arc::clone(&self.last)).cast_mut().cast::<c_void>();
-        // SAFETY: the stream lives, and the function gets the data that its contract asks for.
+        // SAFETY: the stream is alive, and the host function gets a pointer from `Arc::into_raw` as
+        // its contract demands.
         let held =
-            unsafe { sys::cuLaunchHostFunc(self.stream.cu(), Some(block_stream_on_host), data) };
+            unsafe { sys::cuLaunchHostFunc(self.stream.cu(), Some(wait_on_driver_thread), data) };
         held.result().map_err(|error| {
-            // SAFETY: made above, and not taken by the function, which was refused.
-            drop(unsafe { Arc::from_raw(data.cast::<HoldState>().cast_const()) });
-            failed("hold the stream", &error)
+            // SAFETY: the pointer was made above, and the host function never gets it, because the
+            // driver refused the call.
+            drop(unsafe { Arc::from_raw(data.cast::<HostHoldState>().cast_const()) });
+            error_for_failed_action("hold the stream", &error)
         })
     }
 
-    fn release(&mut self) {
+    fn release_stream(&mut self) {
         self.last.released.store(true, Ordering::Release);
     }
 
-    fn was_released(&self) -> bool {
+    fn was_released_in_time(&self) -> bool {
         !self.last.expired.load(Ordering::Acquire)
     }
 }
 
 impl Drop for HostStreamHold {
     fn drop(&mut self) {
-        // The stream is released, so that nothing waits for ever.
-        self.release();
+        // Dropping the hold releases the stream, so that its work does not wait for ever.
+        self.release_stream();
     }
 }
 
@@ -107,25 +112,27 @@ impl Drop for HostStreamHold {
 mod tests {
     use super::*;
 
-    /// Waits in the driver's callback until the hold is released or times out. Runs the holding
-    /// host function; returns whether the hold timed out.
-    fn hold_stream(hold: &Arc<HoldState>) -> bool {
+    /// Calls the host function that waits until the hold is released or times out. Returns whether
+    /// the hold timed out.
+    fn call_host_function_and_check_timeout(hold: &Arc<HostHoldState>) -> bool {
         let data = Arc::into_raw(Arc::clone(hold)).cast_mut().cast::<c_void>();
-        // SAFETY: the data is an `Arc<HoldState>` that came from `Arc::into_raw`.
-        unsafe { block_stream_on_host(data) };
+        // SAFETY: the data is an `Arc<HostHoldState>` that came from `Arc::into_raw`.
+        unsafe { wait_on_driver_thread(data) };
         assert_eq!(Arc::strong_count(hold), 1, "the call gives its count back");
         hold.expired.load(Ordering::Acquire)
     }
 
     #[test]
     fn a_host_hold_that_is_released_does_not_time_out() {
-        let hold = HoldState::new(Duration::from_secs(60));
+        let hold = HostHoldState::with_time_limit(Duration::from_secs(60));
         hold.released.store(true, Ordering::Release);
-        assert!(!hold_stream(&hold));
+        assert!(!call_host_function_and_check_timeout(&hold));
     }
 
     #[test]
     fn a_host_hold_that_is_never_released_times_out() {
-        assert!(hold_stream(&HoldState::new(Duration::from_millis(1))));
+        assert!(call_host_function_and_check_timeout(&HostHoldState::with_time_limit(
+            Duration::from_millis(1)
+        )));
     }
 }

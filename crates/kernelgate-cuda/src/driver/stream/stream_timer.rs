@@ -1,116 +1,122 @@
-//! The event timer of a stream: its CUDA events, and a way to hold the stream.
+//! Times work on a CUDA stream by events, with a way to hold the stream.
 //!
-//! All events are created in advance, so that no object is created between two events. An interval
-//! is measured in this order: hold the stream, enqueue events and work, release the stream, wait
-//! for it. This module does not interpret an interval, and does not order the events, work, probes
-//! and flushes inside of it.
+//! All events are created in advance, so that no object is created between two events of an
+//! interval. An interval is measured in this order: hold the stream, enqueue events and work,
+//! release the stream, wait for the end. This module neither judges an interval nor decides the
+//! order of events, work, clock probes and L2 flushes in it.
 
 use std::time::Duration;
 
-use super::event::EventPool;
+use super::event::TimingEventPool;
 use super::host_wait;
 use super::stream_hold::StreamHold;
-use super::timed_stream::TimedStream;
+use super::timed_stream::OwnOrForeignStream;
 use crate::BackendError;
 use crate::driver::device::Device;
 
-/// Timer of a stream, which a hold of type `H` can hold.
+/// Times work on a stream by events; a hold of type `H` can hold the stream meanwhile.
 pub struct StreamTimer<H> {
-    /// Dropped first: nothing may wait for the timer for ever.
+    /// The hold is dropped first, so that no work waits for the timer for ever.
     hold: H,
     holds: bool,
-    stream: TimedStream,
-    /// Pool of CUDA events, whose last event marks the end of an interval.
-    events: EventPool,
+    stream: OwnOrForeignStream,
+    /// The CUDA events of the timer; the last one marks the end of an interval.
+    events: TimingEventPool,
     timeout: Duration,
 }
 
 impl<H: StreamHold> StreamTimer<H> {
-    /// Makes a timer of a device's stream with `events` events.
-    pub fn new(device: &Device, events: usize, hold: H) -> Result<Self, BackendError> {
-        let stream = TimedStream::Ours(device.stream().clone());
-        Self::on(stream, events, hold, device.kernel_timeout())
+    /// Makes a timer of the device's stream with `events` events for the caller's use.
+    pub fn for_device_stream(
+        device: &Device,
+        events: usize,
+        hold: H,
+    ) -> Result<Self, BackendError> {
+        let stream = OwnOrForeignStream::Ours(device.stream().clone());
+        Self::on(stream, events, hold, device.timeout_of_kernels())
     }
 
-    /// Creates a timer that measures work on a stream. Work that takes longer than `timeout` is
-    /// treated as hung.
+    /// Makes a timer of a stream with `events` events for the caller's use. Work that has not
+    /// finished after `timeout` is treated as hung.
     pub(crate) fn on(
-        stream: TimedStream,
+        stream: OwnOrForeignStream,
         events: usize,
         hold: H,
         timeout: Duration,
     ) -> Result<StreamTimer<H>, BackendError> {
-        let events = EventPool::on(stream.clone(), events + 1)?;
+        let events = TimingEventPool::on(stream.clone(), events + 1)?;
         Ok(Self { hold, holds: false, stream, events, timeout })
     }
 
-    /// Begins a measured interval: holds the stream until [`Self::release`], at most for the given
-    /// time; without a time the stream is not held.
+    /// Begins an interval: holds the stream until [`Self::release`], but at most for the duration
+    /// `at_most`; `None` does not hold the stream.
     pub fn begin_interval(&mut self, at_most: Option<Duration>) -> Result<(), BackendError> {
         self.holds = false;
         let Some(at_most) = at_most else { return Ok(()) };
-        let _entered = self.stream.enter_context()?;
-        self.hold.hold(at_most)?;
+        let _entered = self.stream.enter_stream_context()?;
+        self.hold.enqueue_hold(at_most)?;
         self.holds = true;
         Ok(())
     }
 
-    /// Enqueues an event of the interval, which gets the time when the preceding work ends.
-    pub fn record_event(&self, event: usize) -> Result<(), BackendError> {
-        self.events.record_event(event)
+    /// Enqueues one of the interval's events, which records the time at which all work before it on
+    /// the stream has ended.
+    pub fn enqueue_event(&self, event: usize) -> Result<(), BackendError> {
+        self.events.enqueue_event(event)
     }
 
-    /// Lets the work of the stream run, whether the stream is held or not.
+    /// Releases the stream so that its work runs; does nothing if the stream is not held.
     pub fn release(&mut self) {
         if self.holds {
-            self.hold.release();
+            self.hold.release_stream();
         }
     }
 
-    /// Marks the end of the interval behind the work enqueued so far.
-    pub fn mark_end(&self) -> Result<(), BackendError> {
-        self.events.record_event(self.events.len() - 1)
+    /// Enqueues the last event of the pool, which marks the end of the interval.
+    pub fn enqueue_end_event(&self) -> Result<(), BackendError> {
+        self.events.enqueue_event(self.events.event_count() - 1)
     }
 
-    /// Waits for the marked end; work behind it goes on. Returns whether the stream was held until
-    /// the host released it: `None` if it was not to be held, false if the hold timed out, and the
-    /// work did not wait for the host.
+    /// Waits until the end of the interval has passed; work enqueued behind the end goes on.
+    /// Returns whether the stream was held until the host released it; `None` if no hold was
+    /// requested, false if the hold timed out before the release.
     ///
     /// # Errors
-    /// Fails if something on the stream failed; [`BackendError::Lost`] if it does not end in time.
-    pub fn wait_for_end(&self) -> Result<Option<bool>, BackendError> {
-        let end = self.events.len() - 1;
-        host_wait::wait_until_passed(self.events.cu(end), self.timeout)?;
-        Ok(self.holds.then(|| self.hold.was_released()))
+    /// Fails with [`BackendError::Lost`] if the end has not passed at the timeout, or if work on
+    /// the stream failed.
+    pub fn wait_for_end_event(&self) -> Result<Option<bool>, BackendError> {
+        let end = self.events.event_count() - 1;
+        host_wait::wait_for_event_with_timeout(self.events.cu(end), self.timeout)?;
+        Ok(self.holds.then(|| self.hold.was_released_in_time()))
     }
 
-    /// Marks the end of the interval and waits for it, as [`Self::wait_for_end`].
-    pub fn mark_end_and_wait(&self) -> Result<Option<bool>, BackendError> {
-        self.mark_end()?;
-        self.wait_for_end()
+    /// Enqueues the end event and waits for it, as [`Self::wait_for_end_event`].
+    pub fn enqueue_and_wait_for_end_event(&self) -> Result<Option<bool>, BackendError> {
+        self.enqueue_end_event()?;
+        self.wait_for_end_event()
     }
 
-    /// Nanoseconds from one event to another, both of which have happened.
-    pub fn elapsed_ns(&self, from: usize, to: usize) -> Result<f64, BackendError> {
-        self.events.elapsed_ns(from, to)
+    /// Nanoseconds from one event of the timer to another; both must have happened.
+    pub fn ns_between_events(&self, from: usize, to: usize) -> Result<f64, BackendError> {
+        self.events.ns_between_events(from, to)
     }
 
-    /// The way to hold the stream, for launches that are not timed.
-    pub const fn stream_holder(&mut self) -> &mut H {
+    /// The hold of the timer, with which launches that are not timed can also be held back.
+    pub const fn hold_mut(&mut self) -> &mut H {
         &mut self.hold
     }
 
-    /// Whether the last hold, which has ended, was released.
-    pub fn hold_was_released(&self) -> bool {
-        self.hold.was_released()
+    /// Whether the host released the last hold before it timed out; the hold must have ended.
+    pub fn was_last_hold_released_in_time(&self) -> bool {
+        self.hold.was_released_in_time()
     }
 
-    /// Makes the context current to which the harness's own stream belongs.
-    pub fn make_context_current(&self) -> Result<(), BackendError> {
-        self.stream.enter_context().map(drop)
+    /// Makes the CUDA context of the timed stream current on the calling thread.
+    pub fn make_context_of_stream_current(&self) -> Result<(), BackendError> {
+        self.stream.enter_stream_context().map(drop)
     }
 
-    pub(crate) const fn stream(&self) -> &TimedStream {
+    pub(crate) const fn timed_stream(&self) -> &OwnOrForeignStream {
         &self.stream
     }
 }

@@ -1,25 +1,27 @@
-//! A stream that is timed: one of a device that the harness opened, or one that other code made.
+//! A CUDA stream that is timed: the stream of a device that kernelgate opened, or a foreign stream.
 
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DriverError, sys};
 
-use super::raw_stream::RawStream;
-use super::thread_state::bind;
+use super::raw_stream::RawStreamHandle;
+use super::thread_state::make_context_current_on_thread;
 use crate::BackendError;
-use crate::driver::driver_error::failed;
+use crate::driver::driver_error::error_for_failed_action;
 
-/// A stream whose work is timed, with its context.
+/// A CUDA stream whose work is timed, with its context.
 #[derive(Clone)]
-pub(crate) enum TimedStream {
-    /// Stream of an open device: its context stays current on the thread.
+pub(crate) enum OwnOrForeignStream {
+    /// Stream of a device that kernelgate opened: its context stays current on the thread after a
+    /// call.
     Ours(Arc<CudaStream>),
-    /// Stream of other code: the thread's context is restored after each call.
-    Theirs { stream: RawStream, context: sys::CUcontext },
+    /// Stream created by other code: the context that was current on the thread is restored after
+    /// each call.
+    Theirs { stream: RawStreamHandle, context: sys::CUcontext },
 }
 
-impl TimedStream {
-    /// The stream handle in the driver's type.
+impl OwnOrForeignStream {
+    /// The stream as the driver's handle.
     pub fn cu(&self) -> sys::CUstream {
         match self {
             Self::Ours(stream) => stream.cu_stream(),
@@ -27,51 +29,51 @@ impl TimedStream {
         }
     }
 
-    /// Ordinal of the GPU that the stream belongs to.
-    pub fn device_of_stream(&self) -> Result<sys::CUdevice, BackendError> {
-        let _entered = self.enter_context()?;
+    /// The driver's handle of the GPU to which the stream belongs.
+    pub fn gpu_of_stream(&self) -> Result<sys::CUdevice, BackendError> {
+        let _entered = self.enter_stream_context()?;
         let mut device = 0;
         // SAFETY: a context is current and the pointer is valid.
         unsafe { sys::cuCtxGetDevice(&raw mut device) }
             .result()
-            .map_err(|error| failed("query the stream's GPU", &error))?;
+            .map_err(|error| error_for_failed_action("query the stream's GPU", &error))?;
         Ok(device)
     }
 
-    /// Makes the stream's context current, until the result is dropped if the stream is of other
-    /// code.
-    pub fn enter_context(&self) -> Result<CurrentContext, BackendError> {
+    /// Makes the stream's CUDA context current; for a foreign stream, dropping the result restores
+    /// the former context.
+    pub fn enter_stream_context(&self) -> Result<CurrentContextGuard, BackendError> {
         match self {
             Self::Ours(stream) => {
-                bind(stream.context())?;
-                Ok(CurrentContext { pushed: false })
+                make_context_current_on_thread(stream.context())?;
+                Ok(CurrentContextGuard { pushed: false })
             }
             Self::Theirs { context, .. } => {
                 // SAFETY: the context belongs to a stream that is alive.
-                unsafe { sys::cuCtxPushCurrent_v2(*context) }
-                    .result()
-                    .map_err(|error| failed("make the stream's context current", &error))?;
-                Ok(CurrentContext { pushed: true })
+                unsafe { sys::cuCtxPushCurrent_v2(*context) }.result().map_err(|error| {
+                    error_for_failed_action("make the stream's context current", &error)
+                })?;
+                Ok(CurrentContextGuard { pushed: true })
             }
         }
     }
 }
 
-/// The context of a stream that is not a default stream. The stream handle is trusted if the driver
-/// cannot check it.
-pub(crate) fn context_of_stream(stream: RawStream) -> Result<sys::CUcontext, DriverError> {
+/// The CUDA context of a stream that is not a default stream. The driver cannot always check the
+/// stream handle, which is then trusted.
+pub(crate) fn context_of_stream(stream: RawStreamHandle) -> Result<sys::CUcontext, DriverError> {
     let mut context = std::ptr::null_mut();
-    // SAFETY: the pointer is valid; the handle is trusted.
+    // SAFETY: the pointer is valid, and the caller guarantees the stream handle.
     unsafe { sys::cuStreamGetCtx(stream.cu(), &raw mut context) }.result()?;
     Ok(context)
 }
 
 #[must_use = "the context is current until this is dropped"]
-pub(crate) struct CurrentContext {
+pub(crate) struct CurrentContextGuard {
     pushed: bool,
 }
 
-impl Drop for CurrentContext {
+impl Drop for CurrentContextGuard {
     fn drop(&mut self) {
         if self.pushed {
             let mut popped = std::ptr::null_mut();

@@ -1,63 +1,65 @@
-//! Functions of cuDNN's back-end interface, which has opaque descriptors with numbered attributes.
-//! Numbers of cuDNN's descriptors and attributes, as in `cudnn_graph.h`, version 9.
+//! Calls cuDNN's backend interface, which consists of opaque descriptors with numbered attributes.
+//! The numbers of descriptors and attributes are those of `cudnn_graph.h`, version 9.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::{Arc, OnceLock};
 
 use crate::BackendError;
 use crate::Device;
-use crate::library::{self, RequiredLibrary};
+use crate::library::{self, NvidiaLibrary};
 
-/// Oldest version that is used: earlier ones need workarounds for masks and accumulators.
-const OLDEST_CUDNN: usize = 91_100;
+/// Oldest supported cuDNN version (9.11); earlier versions would need workarounds for masks and
+/// accumulators.
+const OLDEST_SUPPORTED_CUDNN: usize = 91_100;
 
-/// A pointer as cuDNN hands it out: to a descriptor, a handle, or device memory.
-pub type RawPtr = *mut c_void;
+/// A pointer as cuDNN passes it: to a descriptor, to a handle, or to device memory.
+pub type CudnnRawPointer = *mut c_void;
 
-/// Reason why cuDNN cannot compute an operation: it is missing, too old, or refuses.
+/// The reason why cuDNN cannot compute an operation graph: cuDNN is missing, too old, or returned
+/// an error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct CudnnRefusal(pub String);
+pub struct CudnnUnsupported(pub String);
 
-impl From<CudnnRefusal> for BackendError {
-    fn from(refusal: CudnnRefusal) -> Self {
+impl From<CudnnUnsupported> for BackendError {
+    fn from(refusal: CudnnUnsupported) -> Self {
         Self::Unsupported(refusal.0)
     }
 }
 
-/// Kind of a cuDNN descriptor, by cuDNN's number.
+/// Kind of a cuDNN backend descriptor, with cuDNN's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum CudnnDescriptorKind {
-    /// Descriptor of a pointwise operation's mode and precision.
+    /// Descriptor of the mode and the precision of a pointwise operation.
     Pointwise = 0,
-    /// Descriptor of an engine with its settings.
+    /// Descriptor of an engine (implementation) with its settings.
     EngineConfig = 3,
-    /// A query for engines that can compute a graph.
+    /// Descriptor of a query for engines that can compute an operation graph.
     Heuristics = 4,
-    /// Descriptor of an executable plan.
+    /// Descriptor of an execution plan.
     ExecutionPlan = 5,
-    /// Descriptor of a pointwise operation on tensors.
+    /// Descriptor of a pointwise operation with its tensors.
     PointwiseOperation = 13,
     /// Descriptor of a graph of operations.
     OperationGraph = 15,
-    /// Descriptor of the addresses of a plan's tensors.
+    /// Descriptor of the addresses that an execution plan uses: tensors, scalars and workspace.
     VariantPack = 16,
-    /// Descriptor of the extents, strides and type of a tensor.
+    /// Descriptor of a tensor's extents, strides and element type.
     Tensor = 17,
     /// Precision of a GEMM.
     Matmul = 18,
     /// A GEMM of tensors.
     MatmulOperation = 19,
-    /// Descriptor of a reduction's operator and precision.
+    /// Descriptor of the operator and the precision of a reduction.
     Reduction = 21,
-    /// Descriptor of a reduction of a tensor.
+    /// Descriptor of a reduction with its tensors.
     ReductionOperation = 22,
-    /// Descriptor of an operation that shows a tensor in another shape or order.
+    /// Descriptor of an operation that reads a tensor with another shape or axis order.
     ReshapeOperation = 31,
 }
 
-/// An attribute of a cuDNN descriptor, named as `cudnn_graph.h` names it.
+/// Attribute of a cuDNN backend descriptor, named as in `cudnn_graph.h`, with cuDNN's number.
 #[expect(missing_docs, reason = "cuDNN documents its attributes")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
@@ -104,7 +106,7 @@ pub enum CudnnAttribute {
     ReshapeOperationY = 2201,
 }
 
-/// Type of a tensor's elements, or of a computation.
+/// cuDNN's type of a tensor's elements, or of the arithmetic of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum CudnnDataType {
@@ -116,11 +118,11 @@ pub enum CudnnDataType {
     I32 = 4,
     /// bfloat16.
     Bf16 = 9,
-    /// Truth values, one byte each.
+    /// Booleans of one byte each.
     Boolean = 11,
 }
 
-/// Function of a pointwise operation on x, b and t.
+/// Function of a cuDNN pointwise operation on up to three inputs x, b and t.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum CudnnPointwiseMode {
@@ -140,26 +142,26 @@ pub enum CudnnPointwiseMode {
     Identity = 21,
     /// x >= b.
     GreaterOrEqual = 303,
-    /// The element's index along an axis of x.
+    /// Index of the element along one axis of x.
     Index = 501,
-    /// Pointwise mode: element of x where t is true, else element of b.
+    /// The element of x where t is true, else the element of b.
     Select = 601,
 }
 
 /// Function of a reduction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub enum OperationDescriptor {
+pub enum CudnnReductionOperator {
     /// Sum of the elements.
     Add = 0,
     /// Largest element.
     Maximum = 3,
 }
 
-/// Number of the heuristic that cuDNN recommends.
+/// Number of heuristic mode A, which cuDNN recommends for the choice of an engine.
 const CUDNN_HEURISTIC_MODE_A: u32 = 3;
 
-/// A value of an attribute, with its type.
+/// Value of a cuDNN attribute, with its type.
 #[derive(Clone, Copy)]
 pub enum CudnnAttributeValue<'a> {
     /// CUDNN_TYPE_HANDLE.
@@ -173,7 +175,7 @@ pub enum CudnnAttributeValue<'a> {
     /// CUDNN_TYPE_FLOAT.
     Float(f32),
     /// CUDNN_TYPE_VOID_PTR.
-    Pointers(&'a [RawPtr]),
+    Pointers(&'a [CudnnRawPointer]),
     /// CUDNN_TYPE_HEUR_MODE, the recommended one.
     Heuristic,
     /// CUDNN_TYPE_POINTWISE_MODE.
@@ -181,107 +183,119 @@ pub enum CudnnAttributeValue<'a> {
     /// CUDNN_TYPE_BACKEND_DESCRIPTOR.
     Descriptors(&'a [&'a CudnnDescriptor]),
     /// CUDNN_TYPE_REDUCTION_OPERATOR_TYPE.
-    Operator(OperationDescriptor),
+    Operator(CudnnReductionOperator),
 }
 
 const CUDNN_TYPE_INT64: u32 = 3;
 const CUDNN_TYPE_DESCRIPTOR: u32 = 15;
 
-/// cuDNN's functions. cuDNN's status code 0 means success.
-struct CudnnApi {
-    create: unsafe extern "C" fn(*mut RawPtr) -> c_int,
-    destroy: unsafe extern "C" fn(RawPtr) -> c_int,
-    set_stream: unsafe extern "C" fn(RawPtr, RawPtr) -> c_int,
+/// Pointers to functions of the cuDNN library; they return a status code, of which 0 means success.
+struct CudnnFunctions {
+    create: unsafe extern "C" fn(*mut CudnnRawPointer) -> c_int,
+    destroy: unsafe extern "C" fn(CudnnRawPointer) -> c_int,
+    set_stream: unsafe extern "C" fn(CudnnRawPointer, CudnnRawPointer) -> c_int,
     error_string: unsafe extern "C" fn(c_int) -> *const c_char,
     last_error: unsafe extern "C" fn(*mut c_char, usize),
-    create_descriptor: unsafe extern "C" fn(u32, *mut RawPtr) -> c_int,
-    destroy_descriptor: unsafe extern "C" fn(RawPtr) -> c_int,
-    set_attribute: unsafe extern "C" fn(RawPtr, u32, u32, i64, *const c_void) -> c_int,
-    get_attribute: unsafe extern "C" fn(RawPtr, u32, u32, i64, *mut i64, *mut c_void) -> c_int,
-    finalize: unsafe extern "C" fn(RawPtr) -> c_int,
-    execute: unsafe extern "C" fn(RawPtr, RawPtr, RawPtr) -> c_int,
+    create_descriptor: unsafe extern "C" fn(u32, *mut CudnnRawPointer) -> c_int,
+    destroy_descriptor: unsafe extern "C" fn(CudnnRawPointer) -> c_int,
+    set_attribute: unsafe extern "C" fn(CudnnRawPointer, u32, u32, i64, *const c_void) -> c_int,
+    get_attribute:
+        unsafe extern "C" fn(CudnnRawPointer, u32, u32, i64, *mut i64, *mut c_void) -> c_int,
+    finalize: unsafe extern "C" fn(CudnnRawPointer) -> c_int,
+    execute: unsafe extern "C" fn(CudnnRawPointer, CudnnRawPointer, CudnnRawPointer) -> c_int,
     version: usize,
 }
 
-/// Version of the cuDNN library as a number: 91400 is 9.14.0.
+/// Version of the found cuDNN library as a number: 91400 is 9.14.0.
 ///
 /// # Errors
 /// Fails if cuDNN is missing or too old.
-pub fn cudnn_version() -> Result<usize, CudnnRefusal> {
-    Ok(cudnn_api()?.version)
+pub fn found_cudnn_version() -> Result<usize, CudnnUnsupported> {
+    Ok(cudnn_functions()?.version)
 }
 
-fn cudnn_api() -> Result<&'static CudnnApi, CudnnRefusal> {
-    static API: OnceLock<Result<CudnnApi, CudnnRefusal>> = OnceLock::new();
-    API.get_or_init(load_cudnn).as_ref().map_err(Clone::clone)
+fn cudnn_functions() -> Result<&'static CudnnFunctions, CudnnUnsupported> {
+    static API: OnceLock<Result<CudnnFunctions, CudnnUnsupported>> = OnceLock::new();
+    API.get_or_init(load_cudnn_functions).as_ref().map_err(Clone::clone)
 }
 
-fn load_cudnn() -> Result<CudnnApi, CudnnRefusal> {
-    for library in [RequiredLibrary::CublasLt, RequiredLibrary::Cudnn] {
-        library::load_once(library).ok_or_else(|| {
-            CudnnRefusal(format!("needs {}: {}", library.name(), library.install_advice()))
+fn load_cudnn_functions() -> Result<CudnnFunctions, CudnnUnsupported> {
+    for library in [NvidiaLibrary::CublasLt, NvidiaLibrary::Cudnn] {
+        library::open_library_once(library).ok_or_else(|| {
+            CudnnUnsupported(format!(
+                "needs {}: {}",
+                library.name_in_messages(),
+                library.advice_to_install_library()
+            ))
         })?;
     }
     // SAFETY: the function types are those of cuDNN 9's headers, where enumerations are unsigned
-    // and a status is an int.
+    // ints and a status is an int.
     unsafe {
-        let version: unsafe extern "C" fn() -> usize = cudnn_function(c"cudnnGetVersion")?;
-        let runtime: unsafe extern "C" fn() -> usize = cudnn_function(c"cudnnGetCudartVersion")?;
+        let version: unsafe extern "C" fn() -> usize = find_cudnn_function(c"cudnnGetVersion")?;
+        let runtime: unsafe extern "C" fn() -> usize =
+            find_cudnn_function(c"cudnnGetCudartVersion")?;
         let (version, runtime) = (version(), runtime());
-        if version < OLDEST_CUDNN {
+        if version < OLDEST_SUPPORTED_CUDNN {
             let show = |version: usize| format!("{}.{}", version / 10_000, version / 100 % 100);
-            return Err(CudnnRefusal(format!(
+            return Err(CudnnUnsupported(format!(
                 "needs cuDNN {} or later, here is {}",
-                show(OLDEST_CUDNN),
+                show(OLDEST_SUPPORTED_CUDNN),
                 show(version)
             )));
         }
-        // A cuDNN built for another CUDA would load that CUDA's cuBLASLt.
-        let cuda = library::cuda_major_to_use() as usize;
+        // A cuDNN library built for another major version of CUDA would load the cuBLASLt of that
+        // version.
+        let cuda = library::cuda_major_of_libraries() as usize;
         if runtime / 1000 != cuda {
-            return Err(CudnnRefusal(format!(
+            return Err(CudnnUnsupported(format!(
                 "needs a cuDNN for CUDA {cuda}, {} is for {}",
-                library::load_once(RequiredLibrary::Cudnn)
+                library::open_library_once(NvidiaLibrary::Cudnn)
                     .map_or("here".into(), |it| it.file.to_string_lossy()),
                 runtime / 1000
             )));
         }
-        Ok(CudnnApi {
-            create: cudnn_function(c"cudnnCreate")?,
-            destroy: cudnn_function(c"cudnnDestroy")?,
-            set_stream: cudnn_function(c"cudnnSetStream")?,
-            error_string: cudnn_function(c"cudnnGetErrorString")?,
-            last_error: cudnn_function(c"cudnnGetLastErrorString")?,
-            create_descriptor: cudnn_function(c"cudnnBackendCreateDescriptor")?,
-            destroy_descriptor: cudnn_function(c"cudnnBackendDestroyDescriptor")?,
-            set_attribute: cudnn_function(c"cudnnBackendSetAttribute")?,
-            get_attribute: cudnn_function(c"cudnnBackendGetAttribute")?,
-            finalize: cudnn_function(c"cudnnBackendFinalize")?,
-            execute: cudnn_function(c"cudnnBackendExecute")?,
+        Ok(CudnnFunctions {
+            create: find_cudnn_function(c"cudnnCreate")?,
+            destroy: find_cudnn_function(c"cudnnDestroy")?,
+            set_stream: find_cudnn_function(c"cudnnSetStream")?,
+            error_string: find_cudnn_function(c"cudnnGetErrorString")?,
+            last_error: find_cudnn_function(c"cudnnGetLastErrorString")?,
+            create_descriptor: find_cudnn_function(c"cudnnBackendCreateDescriptor")?,
+            destroy_descriptor: find_cudnn_function(c"cudnnBackendDestroyDescriptor")?,
+            set_attribute: find_cudnn_function(c"cudnnBackendSetAttribute")?,
+            get_attribute: find_cudnn_function(c"cudnnBackendGetAttribute")?,
+            finalize: find_cudnn_function(c"cudnnBackendFinalize")?,
+            execute: find_cudnn_function(c"cudnnBackendExecute")?,
             version,
         })
     }
 }
 
-/// Looks up a function of the cuDNN library.
+/// Finds a function of the cuDNN library by its name.
 ///
 /// # Safety
-/// The caller chooses `F` as the type of the function with that name.
-unsafe fn cudnn_function<F: Copy>(name: &CStr) -> Result<F, CudnnRefusal> {
+/// The caller guarantees that `F` is the type of the cuDNN function with this name.
+unsafe fn find_cudnn_function<F: Copy>(name: &CStr) -> Result<F, CudnnUnsupported> {
     // SAFETY: the caller's promise.
-    unsafe { library::typed_function(RequiredLibrary::Cudnn, name) }
-        .ok_or_else(|| CudnnRefusal(format!("this cuDNN has no {}", name.to_string_lossy())))
+    unsafe { library::typed_library_function(NvidiaLibrary::Cudnn, name) }
+        .ok_or_else(|| CudnnUnsupported(format!("this cuDNN has no {}", name.to_string_lossy())))
 }
 
-impl CudnnApi {
-    /// Turns a status into an error with the failed action and cuDNN's message.
-    fn check(&self, status: c_int, action: impl FnOnce() -> String) -> Result<(), CudnnRefusal> {
+impl CudnnFunctions {
+    /// Turns a cuDNN status code into an error that names the failed action and contains cuDNN's
+    /// message.
+    fn check_status(
+        &self,
+        status: c_int,
+        action: impl FnOnce() -> String,
+    ) -> Result<(), CudnnUnsupported> {
         if status == 0 {
             return Ok(());
         }
         let mut message = [0 as c_char; 512];
-        // SAFETY: a status of cuDNN's own, and a buffer with its size, which cuDNN ends with a
-        // zero.
+        // SAFETY: the status is one of cuDNN's, and the buffer is passed with its size, so that
+        // cuDNN ends the text with a zero.
         let (name, detail) = unsafe {
             (self.last_error)(message.as_mut_ptr(), message.len());
             message[message.len() - 1] = 0;
@@ -290,37 +304,39 @@ impl CudnnApi {
         let (name, detail) = (name.to_string_lossy(), detail.to_string_lossy());
         let detail =
             if detail.trim().is_empty() { String::new() } else { format!(": {}", detail.trim()) };
-        Err(CudnnRefusal(format!("cuDNN refused to {} ({name}{detail})", action())))
+        Err(CudnnUnsupported(format!("cuDNN refused to {} ({name}{detail})", action())))
     }
 }
 
-/// A cuDNN context that works on a device's stream.
+/// A cuDNN handle whose work runs on the stream of a device.
 pub struct CudnnHandle {
-    raw: RawPtr,
-    api: &'static CudnnApi,
-    /// The CUDA stream must outlive the cuDNN handle.
+    raw: CudnnRawPointer,
+    api: &'static CudnnFunctions,
+    /// The device is kept, because its CUDA stream must outlive the cuDNN handle.
     _device: Arc<Device>,
 }
 
 impl CudnnHandle {
-    /// Opens one.
+    /// Creates a cuDNN handle and sets it to the device's stream.
     ///
     /// # Errors
-    /// Fails if the library is missing or old, or cannot use the device.
-    pub fn new(device: &Arc<Device>) -> Result<Self, CudnnRefusal> {
-        let api = cudnn_api()?;
+    /// Fails if cuDNN is missing or too old, or cannot use the device.
+    pub fn new(device: &Arc<Device>) -> Result<Self, CudnnUnsupported> {
+        let api = cudnn_functions()?;
         device
             .context()
             .bind_to_thread()
-            .map_err(|_| CudnnRefusal("cuDNN cannot use the device's context".to_owned()))?;
+            .map_err(|_| CudnnUnsupported("cuDNN cannot use the device's context".to_owned()))?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the pointer is valid, and the device's context is current.
-        api.check(unsafe { (api.create)(&raw mut raw) }, || "open the device".to_owned())?;
+        api.check_status(unsafe { (api.create)(&raw mut raw) }, || "open the device".to_owned())?;
         let handle = Self { raw, api, _device: Arc::clone(device) };
-        // SAFETY: handle and stream are alive; a runtime stream is a driver stream.
-        api.check(unsafe { (api.set_stream)(raw, device.stream().cu_stream().cast()) }, || {
-            "use the stream".to_owned()
-        })?;
+        // SAFETY: the handle and the stream are alive; a stream of the CUDA runtime is also a
+        // stream of the driver.
+        api.check_status(
+            unsafe { (api.set_stream)(raw, device.stream().cu_stream().cast()) },
+            || "use the stream".to_owned(),
+        )?;
         Ok(handle)
     }
 }
@@ -332,57 +348,59 @@ impl Drop for CudnnHandle {
     }
 }
 
-/// A descriptor of cuDNN's, destroyed when dropped.
+/// A cuDNN backend descriptor, which is destroyed when dropped.
 pub struct CudnnDescriptor {
-    raw: RawPtr,
+    raw: CudnnRawPointer,
     kind: CudnnDescriptorKind,
-    api: &'static CudnnApi,
+    api: &'static CudnnFunctions,
 }
 
 impl CudnnDescriptor {
-    /// Makes an empty descriptor.
+    /// Creates a cuDNN backend descriptor without attributes.
     ///
     /// # Errors
-    /// Fails if the library is missing or does not know the kind.
-    pub fn new(kind: CudnnDescriptorKind) -> Result<Self, CudnnRefusal> {
-        let api = cudnn_api()?;
+    /// Fails if cuDNN is missing or does not know this kind of descriptor.
+    pub fn new(kind: CudnnDescriptorKind) -> Result<Self, CudnnUnsupported> {
+        let api = cudnn_functions()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the call gets a pointer to a local variable, which is valid during the call.
-        api.check(unsafe { (api.create_descriptor)(kind as u32, &raw mut raw) }, || {
+        api.check_status(unsafe { (api.create_descriptor)(kind as u32, &raw mut raw) }, || {
             format!("make a descriptor of {kind:?}")
         })?;
         Ok(Self { raw, kind, api })
     }
 
-    /// Makes a descriptor with these attributes, finalized for use.
-    pub fn finished_descriptor(
+    /// Creates a cuDNN backend descriptor, sets these attributes, and finalizes the descriptor.
+    pub fn create_and_finalize(
         kind: CudnnDescriptorKind,
         attributes: &[(CudnnAttribute, CudnnAttributeValue<'_>)],
-    ) -> Result<CudnnDescriptor, CudnnRefusal> {
+    ) -> Result<CudnnDescriptor, CudnnUnsupported> {
         let descriptor = Self::new(kind)?;
         for (attribute, value) in attributes {
-            descriptor.set_attribute(*attribute, *value)?;
+            descriptor.set_descriptor_attribute(*attribute, *value)?;
         }
         // SAFETY: the cuDNN descriptor is alive.
-        descriptor.api.check(unsafe { (descriptor.api.finalize)(descriptor.raw) }, || {
-            format!("take the {kind:?}")
-        })?;
+        descriptor
+            .api
+            .check_status(unsafe { (descriptor.api.finalize)(descriptor.raw) }, || {
+                format!("take the {kind:?}")
+            })?;
         Ok(descriptor)
     }
 
-    fn set_attribute(
+    fn set_descriptor_attribute(
         &self,
         attribute: CudnnAttribute,
         value: CudnnAttributeValue<'_>,
-    ) -> Result<(), CudnnRefusal> {
+    ) -> Result<(), CudnnUnsupported> {
         let action = || format!("set {attribute:?} of {:?}", self.kind);
         let set = |kind: u32, count: usize, values: *const c_void| {
-            // SAFETY: the descriptor is alive; `values` points at `count` values of that type,
+            // SAFETY: the descriptor is alive, and `values` points to `count` values of this type,
             // which cuDNN copies.
             let status = unsafe {
                 (self.api.set_attribute)(self.raw, attribute as u32, kind, count as i64, values)
             };
-            self.api.check(status, action)
+            self.api.check_status(status, action)
         };
         let one = |kind: u32, number: u32| set(kind, 1, (&raw const number).cast());
         match value {
@@ -400,20 +418,24 @@ impl CudnnDescriptor {
             CudnnAttributeValue::Mode(mode) => one(14, mode as u32),
             CudnnAttributeValue::Operator(operator) => one(18, operator as u32),
             CudnnAttributeValue::Descriptors(descriptors) => {
-                let raw: Vec<RawPtr> =
+                let raw: Vec<CudnnRawPointer> =
                     descriptors.iter().map(|descriptor| descriptor.raw).collect();
                 set(CUDNN_TYPE_DESCRIPTOR, raw.len(), raw.as_ptr().cast())
             }
         }
     }
 
-    /// Reads an integer attribute that cuDNN computed.
+    /// Reads an integer attribute that cuDNN computed, such as the size of a workspace.
     ///
     /// # Errors
     /// Fails if the descriptor has no such attribute.
-    pub fn integer(&self, attribute: CudnnAttribute) -> Result<i64, CudnnRefusal> {
+    pub fn read_integer_attribute(
+        &self,
+        attribute: CudnnAttribute,
+    ) -> Result<i64, CudnnUnsupported> {
         let (mut count, mut value) = (0i64, 0i64);
-        // SAFETY: the descriptor is alive, and there is room for the one value that is asked for.
+        // SAFETY: the descriptor is alive, and the buffer has room for the one value that is
+        // requested.
         let status = unsafe {
             (self.api.get_attribute)(
                 self.raw,
@@ -424,19 +446,20 @@ impl CudnnDescriptor {
                 (&raw mut value).cast(),
             )
         };
-        self.api.check(status, || format!("query {attribute:?}"))?;
+        self.api.check_status(status, || format!("query {attribute:?}"))?;
         Ok(value)
     }
 
-    /// Descriptors that cuDNN worked out, best first.
+    /// Reads the descriptors in an attribute that cuDNN computed, such as the engines for a graph,
+    /// the best one first.
     ///
     /// # Errors
-    /// Fails if it has none.
-    pub fn read_descriptors(
+    /// Fails if the attribute has no descriptors.
+    pub fn read_descriptors_attribute(
         &self,
         attribute: CudnnAttribute,
         kind: CudnnDescriptorKind,
-    ) -> Result<Vec<CudnnDescriptor>, CudnnRefusal> {
+    ) -> Result<Vec<CudnnDescriptor>, CudnnUnsupported> {
         let mut count = 0i64;
         let get = |room: i64, count: &mut i64, values: *mut c_void| {
             // SAFETY: the descriptor is alive, and `values` has room for the requested number of
@@ -451,11 +474,12 @@ impl CudnnDescriptor {
                     values,
                 )
             };
-            self.api.check(status, || format!("query {attribute:?}"))
+            self.api.check_status(status, || format!("query {attribute:?}"))
         };
         get(0, &mut count, std::ptr::null_mut())?;
         let descriptors = (0..count).map(|_| Self::new(kind)).collect::<Result<Vec<_>, _>>()?;
-        let mut raw: Vec<RawPtr> = descriptors.iter().map(|descriptor| descriptor.raw).collect();
+        let mut raw: Vec<CudnnRawPointer> =
+            descriptors.iter().map(|descriptor| descriptor.raw).collect();
         get(raw.len() as i64, &mut count, raw.as_mut_ptr().cast())?;
         Ok(descriptors.into_iter().take(count.max(0) as usize).collect())
     }
@@ -468,19 +492,21 @@ impl Drop for CudnnDescriptor {
     }
 }
 
-/// Enqueues a plan on the handle's stream.
+/// Enqueues an execution plan on the stream of the cuDNN handle.
 ///
 /// # Safety
-/// The pack was made for the plan, and every address in it is alive until the work has finished.
-pub unsafe fn execute_plan(
+/// The caller guarantees that the pack was made for this plan, and that all its addresses stay
+/// valid until the work has finished.
+pub unsafe fn enqueue_execution_plan(
     handle: &CudnnHandle,
     plan: &CudnnDescriptor,
     pack: &CudnnDescriptor,
 ) -> Result<(), BackendError> {
-    // SAFETY: handle, plan and pack are alive; the caller promises the validity of the addresses.
+    // SAFETY: the handle, the plan and the pack are alive, and the caller guarantees that the
+    // pack's addresses are valid.
     let status = unsafe { (handle.api.execute)(handle.raw, plan.raw, pack.raw) };
     handle
         .api
-        .check(status, || "run the plan".to_owned())
+        .check_status(status, || "run the plan".to_owned())
         .map_err(|refusal| BackendError::Launch(refusal.0))
 }

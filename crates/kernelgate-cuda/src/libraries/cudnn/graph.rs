@@ -1,91 +1,98 @@
-//! Describes a graph of operations, makes a cuDNN plan for it and executes the plan.
+//! Builds a graph of cuDNN operations, makes an execution plan for the graph, and enqueues the
+//! plan.
 
 use std::sync::Arc;
 
 use super::api::{
     self, CudnnAttribute as A, CudnnAttributeValue, CudnnDataType, CudnnDescriptor,
-    CudnnDescriptorKind, CudnnHandle, CudnnPointwiseMode, CudnnRefusal, OperationDescriptor,
-    RawPtr,
+    CudnnDescriptorKind, CudnnHandle, CudnnPointwiseMode, CudnnRawPointer, CudnnReductionOperator,
+    CudnnUnsupported,
 };
 use crate::BackendError;
 use crate::{Device, DeviceBuffer};
 
-/// Alignment that every tensor here has at least, bytes.
-const TENSOR_ALIGNMENT_BYTES: i64 = 16;
+/// Smallest alignment in bytes of the address of every tensor in a cuDNN graph.
+const MIN_TENSOR_ALIGNMENT_BYTES: i64 = 16;
 
-/// Extents and strides of a tensor, in elements.
+/// Extents and strides of a four-dimensional tensor, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TensorLayout {
+pub struct TensorExtentsAndStrides {
     /// Extent of each axis in elements, the outermost axis first.
     pub extents: [i64; 4],
-    /// Distance in elements between consecutive indices of each axis.
+    /// For each axis, the distance in elements from one index to the next.
     pub strides: [i64; 4],
 }
 
-impl TensorLayout {
+impl TensorExtentsAndStrides {
     /// Contiguous, last extent fastest.
-    pub const fn contiguous(extents: [i64; 4]) -> TensorLayout {
+    pub const fn contiguous_for_extents(extents: [i64; 4]) -> TensorExtentsAndStrides {
         let [_, h, s, d] = extents;
         Self { extents, strides: [h * s * d, s * d, d, 1] }
     }
 
-    /// Describes the tensor's memory with its last two axes exchanged.
-    pub const fn transposed_layout(self) -> Self {
+    /// Returns a layout of the same memory in which the last two axes are exchanged.
+    pub const fn with_last_axes_exchanged(self) -> Self {
         let ([b, h, s, d], [by_b, by_h, by_s, by_d]) = (self.extents, self.strides);
         Self { extents: [b, h, d, s], strides: [by_b, by_h, by_d, by_s] }
     }
 }
 
-/// A tensor of a cuDNN graph, by its index.
+/// A tensor of a cuDNN operation graph, by its index in the graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GraphTensor(usize);
+pub struct CudnnGraphTensor(usize);
 
-impl GraphTensor {
-    /// Number of the tensor, unique in its graph.
+impl CudnnGraphTensor {
+    /// cuDNN's number of the tensor, which is unique in its graph.
     const fn id(self) -> i64 {
         self.0 as i64 + 1
     }
 }
 
-/// A graph under construction. Operations must be added before the operations that depend on them.
+/// A graph under construction. An operation must be added before the operations that use its
+/// result.
 #[derive(Default)]
-pub struct CudnnOperationGraph {
-    // The fields are dropped in this order, because operations refer to tensors.
+pub struct CudnnOperationGraphBuilder {
+    // The fields are dropped in this order, because descriptors of operations refer to descriptors
+    // of tensors.
     operations: Vec<CudnnDescriptor>,
     parts: Vec<CudnnDescriptor>,
     tensors: Vec<CudnnDescriptor>,
-    scalars: Vec<(GraphTensor, f32)>,
+    scalars: Vec<(CudnnGraphTensor, f32)>,
 }
 
-impl CudnnOperationGraph {
-    /// Adds a tensor in device memory to the graph.
+impl CudnnOperationGraphBuilder {
+    /// Adds a tensor that lies in device memory to the graph.
     ///
     /// # Errors
-    /// Fails if cuDNN refuses the tensor, as do the further methods.
+    /// Fails if cuDNN refuses the tensor's descriptor.
     pub fn add_memory_tensor(
         &mut self,
-        layout: TensorLayout,
+        layout: TensorExtentsAndStrides,
         data_type: CudnnDataType,
-    ) -> Result<GraphTensor, CudnnRefusal> {
-        self.add_tensor(layout, data_type, None)
+    ) -> Result<CudnnGraphTensor, CudnnUnsupported> {
+        self.add_tensor_with_flag(layout, data_type, None)
     }
 
-    /// A tensor that need not exist: what one operation hands to another.
+    /// Adds a virtual tensor: the result of an operation that only another operation of the graph
+    /// uses, so that cuDNN need not store it.
     pub fn add_virtual_tensor(
         &mut self,
-        layout: TensorLayout,
+        layout: TensorExtentsAndStrides,
         data_type: CudnnDataType,
-    ) -> Result<GraphTensor, CudnnRefusal> {
-        self.add_tensor(layout, data_type, Some(A::TensorIsVirtual))
+    ) -> Result<CudnnGraphTensor, CudnnUnsupported> {
+        self.add_tensor_with_flag(layout, data_type, Some(A::TensorIsVirtual))
     }
 
-    /// Adds a tensor of one f32 element with a value that is fixed in the plan.
+    /// Adds a tensor with a single f32 element, whose value is fixed when the plan is made.
     ///
     /// # Errors
     /// Fails if cuDNN refuses the descriptor.
-    pub fn add_scalar_tensor(&mut self, value: f32) -> Result<GraphTensor, CudnnRefusal> {
-        let tensor = self.add_tensor(
-            TensorLayout::contiguous([1; 4]),
+    pub fn add_scalar_constant(
+        &mut self,
+        value: f32,
+    ) -> Result<CudnnGraphTensor, CudnnUnsupported> {
+        let tensor = self.add_tensor_with_flag(
+            TensorExtentsAndStrides::contiguous_for_extents([1; 4]),
             CudnnDataType::F32,
             Some(A::TensorIsByValue),
         )?;
@@ -93,35 +100,35 @@ impl CudnnOperationGraph {
         Ok(tensor)
     }
 
-    fn add_tensor(
+    fn add_tensor_with_flag(
         &mut self,
-        layout: TensorLayout,
+        layout: TensorExtentsAndStrides,
         data_type: CudnnDataType,
         flag: Option<A>,
-    ) -> Result<GraphTensor, CudnnRefusal> {
-        let tensor = GraphTensor(self.tensors.len());
+    ) -> Result<CudnnGraphTensor, CudnnUnsupported> {
+        let tensor = CudnnGraphTensor(self.tensors.len());
         let id = [tensor.id()];
         let mut attributes = vec![
             (A::TensorDataType, CudnnAttributeValue::DataType(data_type)),
             (A::TensorDimensions, CudnnAttributeValue::Integers(&layout.extents)),
             (A::TensorStrides, CudnnAttributeValue::Integers(&layout.strides)),
             (A::TensorUniqueId, CudnnAttributeValue::Integers(&id)),
-            (A::TensorByteAlignment, CudnnAttributeValue::Integers(&[TENSOR_ALIGNMENT_BYTES])),
+            (A::TensorByteAlignment, CudnnAttributeValue::Integers(&[MIN_TENSOR_ALIGNMENT_BYTES])),
         ];
         attributes.extend(flag.map(|flag| (flag, CudnnAttributeValue::Flag(true))));
         self.tensors
-            .push(CudnnDescriptor::finished_descriptor(CudnnDescriptorKind::Tensor, &attributes)?);
+            .push(CudnnDescriptor::create_and_finalize(CudnnDescriptorKind::Tensor, &attributes)?);
         Ok(tensor)
     }
 
-    /// c = a b over the last two axes, summed in fp32.
+    /// Adds the operation c = a b, a matrix product over the last two axes that is summed in fp32.
     pub fn add_matmul(
         &mut self,
-        a: GraphTensor,
-        b: GraphTensor,
-        c: GraphTensor,
-    ) -> Result<(), CudnnRefusal> {
-        let part = CudnnDescriptor::finished_descriptor(
+        a: CudnnGraphTensor,
+        b: CudnnGraphTensor,
+        c: CudnnGraphTensor,
+    ) -> Result<(), CudnnUnsupported> {
+        let part = CudnnDescriptor::create_and_finalize(
             CudnnDescriptorKind::Matmul,
             &[(A::MatmulComputeType, CudnnAttributeValue::DataType(CudnnDataType::F32))],
         )?;
@@ -132,7 +139,7 @@ impl CudnnOperationGraph {
             (A::MatmulOperationC, CudnnAttributeValue::Descriptors(&c)),
             (A::MatmulOperationDescriptor, CudnnAttributeValue::Descriptors(&[&part])),
         ];
-        self.operations.push(CudnnDescriptor::finished_descriptor(
+        self.operations.push(CudnnDescriptor::create_and_finalize(
             CudnnDescriptorKind::MatmulOperation,
             &attributes,
         )?);
@@ -140,20 +147,25 @@ impl CudnnOperationGraph {
         Ok(())
     }
 
-    /// Adds y = mode(inputs) with one to three inputs, in fp32.
-    pub fn add_pointwise(
+    /// Adds the pointwise operation y = mode(inputs), with one to three inputs, computed in fp32.
+    pub fn add_pointwise_in_fp32(
         &mut self,
         mode: CudnnPointwiseMode,
-        inputs: &[GraphTensor],
-        y: GraphTensor,
-    ) -> Result<(), CudnnRefusal> {
-        self.add_pointwise_in(CudnnDataType::F32, mode, &[], inputs, y)
+        inputs: &[CudnnGraphTensor],
+        y: CudnnGraphTensor,
+    ) -> Result<(), CudnnUnsupported> {
+        self.add_pointwise_with_precision(CudnnDataType::F32, mode, &[], inputs, y)
     }
 
-    /// y = the index of each element of x along `axis`, an integer of 32 bits.
-    pub fn index(&mut self, axis: i64, x: GraphTensor, y: GraphTensor) -> Result<(), CudnnRefusal> {
+    /// Adds the operation y = index of each element of x along `axis`, a 32-bit integer.
+    pub fn add_index_along_axis(
+        &mut self,
+        axis: i64,
+        x: CudnnGraphTensor,
+        y: CudnnGraphTensor,
+    ) -> Result<(), CudnnUnsupported> {
         let axis = [axis];
-        self.add_pointwise_in(
+        self.add_pointwise_with_precision(
             CudnnDataType::F32,
             CudnnPointwiseMode::Index,
             &[(A::PointwiseAxis, CudnnAttributeValue::Integers(&axis))],
@@ -162,14 +174,14 @@ impl CudnnOperationGraph {
         )
     }
 
-    /// Adds the operation y = (x >= b), whose result is a truth value.
+    /// Adds the pointwise operation y = (x >= b), whose result is a boolean.
     pub fn add_greater_or_equal(
         &mut self,
-        x: GraphTensor,
-        b: GraphTensor,
-        y: GraphTensor,
-    ) -> Result<(), CudnnRefusal> {
-        self.add_pointwise_in(
+        x: CudnnGraphTensor,
+        b: CudnnGraphTensor,
+        y: CudnnGraphTensor,
+    ) -> Result<(), CudnnUnsupported> {
+        self.add_pointwise_with_precision(
             CudnnDataType::Boolean,
             CudnnPointwiseMode::GreaterOrEqual,
             &[],
@@ -178,19 +190,19 @@ impl CudnnOperationGraph {
         )
     }
 
-    fn add_pointwise_in(
+    fn add_pointwise_with_precision(
         &mut self,
         precision: CudnnDataType,
         mode: CudnnPointwiseMode,
         more: &[(A, CudnnAttributeValue<'_>)],
-        inputs: &[GraphTensor],
-        y: GraphTensor,
-    ) -> Result<(), CudnnRefusal> {
+        inputs: &[CudnnGraphTensor],
+        y: CudnnGraphTensor,
+    ) -> Result<(), CudnnUnsupported> {
         let own = [
             (A::PointwiseMode, CudnnAttributeValue::Mode(mode)),
             (A::PointwiseMathPrecision, CudnnAttributeValue::DataType(precision)),
         ];
-        let part = CudnnDescriptor::finished_descriptor(
+        let part = CudnnDescriptor::create_and_finalize(
             CudnnDescriptorKind::Pointwise,
             &[&own, more].concat(),
         )?;
@@ -210,7 +222,7 @@ impl CudnnOperationGraph {
         );
         attributes.push((A::PointwiseOperationAlpha1, CudnnAttributeValue::Float(1.0)));
         attributes.push((A::PointwiseOperationAlpha2, CudnnAttributeValue::Float(1.0)));
-        self.operations.push(CudnnDescriptor::finished_descriptor(
+        self.operations.push(CudnnDescriptor::create_and_finalize(
             CudnnDescriptorKind::PointwiseOperation,
             &attributes,
         )?);
@@ -218,25 +230,25 @@ impl CudnnOperationGraph {
         Ok(())
     }
 
-    /// y = x reduced, in fp32, over the axes along which y has one element.
+    /// Adds the operation y = x reduced in fp32 over all axes along which y has one element.
     pub fn add_reduction(
         &mut self,
-        operator: OperationDescriptor,
-        x: GraphTensor,
-        y: GraphTensor,
-    ) -> Result<(), CudnnRefusal> {
+        operator: CudnnReductionOperator,
+        x: CudnnGraphTensor,
+        y: CudnnGraphTensor,
+    ) -> Result<(), CudnnUnsupported> {
         let own = [
             (A::ReductionOperator, CudnnAttributeValue::Operator(operator)),
             (A::ReductionComputeType, CudnnAttributeValue::DataType(CudnnDataType::F32)),
         ];
-        let part = CudnnDescriptor::finished_descriptor(CudnnDescriptorKind::Reduction, &own)?;
+        let part = CudnnDescriptor::create_and_finalize(CudnnDescriptorKind::Reduction, &own)?;
         let [x, y] = [x, y].map(|tensor| [&self.tensors[tensor.0]]);
         let attributes = [
             (A::ReductionOperationX, CudnnAttributeValue::Descriptors(&x)),
             (A::ReductionOperationY, CudnnAttributeValue::Descriptors(&y)),
             (A::ReductionOperationDescriptor, CudnnAttributeValue::Descriptors(&[&part])),
         ];
-        self.operations.push(CudnnDescriptor::finished_descriptor(
+        self.operations.push(CudnnDescriptor::create_and_finalize(
             CudnnDescriptorKind::ReductionOperation,
             &attributes,
         )?);
@@ -244,59 +256,65 @@ impl CudnnOperationGraph {
         Ok(())
     }
 
-    /// y = x in the layout, and perhaps the type, of y.
-    pub fn add_reshape(&mut self, x: GraphTensor, y: GraphTensor) -> Result<(), CudnnRefusal> {
+    /// Adds the operation y = x with the shape, strides and perhaps the element type of y.
+    pub fn add_reshape(
+        &mut self,
+        x: CudnnGraphTensor,
+        y: CudnnGraphTensor,
+    ) -> Result<(), CudnnUnsupported> {
         let [x, y] = [x, y].map(|tensor| [&self.tensors[tensor.0]]);
         let attributes = [
             (A::ReshapeOperationX, CudnnAttributeValue::Descriptors(&x)),
             (A::ReshapeOperationY, CudnnAttributeValue::Descriptors(&y)),
         ];
-        self.operations.push(CudnnDescriptor::finished_descriptor(
+        self.operations.push(CudnnDescriptor::create_and_finalize(
             CudnnDescriptorKind::ReshapeOperation,
             &attributes,
         )?);
         Ok(())
     }
 
-    /// All operations together. Without a handle cuDNN checks the operations, but cannot plan them.
-    pub fn operation_graph(
+    /// All operations together. Without a cuDNN handle, cuDNN checks the operations but cannot make
+    /// a plan.
+    pub fn operation_graph_descriptor(
         &self,
         handle: Option<&CudnnHandle>,
-    ) -> Result<CudnnDescriptor, CudnnRefusal> {
+    ) -> Result<CudnnDescriptor, CudnnUnsupported> {
         let operations: Vec<&CudnnDescriptor> = self.operations.iter().collect();
         let mut attributes =
             vec![(A::GraphOperations, CudnnAttributeValue::Descriptors(&operations))];
         attributes
             .extend(handle.map(|handle| (A::GraphHandle, CudnnAttributeValue::Handle(handle))));
-        CudnnDescriptor::finished_descriptor(CudnnDescriptorKind::OperationGraph, &attributes)
+        CudnnDescriptor::create_and_finalize(CudnnDescriptorKind::OperationGraph, &attributes)
     }
 
-    /// Builds the plan that cuDNN's heuristic ranks first among the plans that it can build, for
-    /// the given addresses of tensors in memory.
+    /// Makes the execution plan that cuDNN's heuristic ranks first among those that can be built,
+    /// for these addresses of tensors in device memory.
     ///
     /// # Errors
-    /// Fails if cuDNN has none, or memory is short.
+    /// Fails if cuDNN has no plan for the graph, or too little device memory is free.
     pub fn into_execution_plan(
         self,
         device: &Arc<Device>,
-        memory: &[(GraphTensor, u64)],
+        memory: &[(CudnnGraphTensor, u64)],
     ) -> Result<CudnnExecutionPlan, BackendError> {
         let handle = CudnnHandle::new(device)?;
-        let graph = self.operation_graph(Some(&handle))?;
-        let heuristics = CudnnDescriptor::finished_descriptor(
+        let graph = self.operation_graph_descriptor(Some(&handle))?;
+        let heuristics = CudnnDescriptor::create_and_finalize(
             CudnnDescriptorKind::Heuristics,
             &[
                 (A::HeuristicsOperationGraph, CudnnAttributeValue::Descriptors(&[&graph])),
                 (A::HeuristicsMode, CudnnAttributeValue::Heuristic),
             ],
         )?;
-        let configs =
-            heuristics.read_descriptors(A::HeuristicsResults, CudnnDescriptorKind::EngineConfig)?;
-        let (plan, config) = first_buildable_plan(&handle, configs)?;
-        let workspace = device.allocate(plan.integer(A::PlanWorkspaceSize)?.max(0) as usize)?;
+        let configs = heuristics
+            .read_descriptors_attribute(A::HeuristicsResults, CudnnDescriptorKind::EngineConfig)?;
+        let (plan, config) = first_plan_that_cudnn_builds(&handle, configs)?;
+        let workspace =
+            device.allocate(plan.read_integer_attribute(A::PlanWorkspaceSize)?.max(0) as usize)?;
 
         let values: Box<[f32]> = self.scalars.iter().map(|(_, value)| *value).collect();
-        let pack = self.variant_pack(memory, &values, workspace.address())?;
+        let pack = self.variant_pack_descriptor(memory, &values, workspace.device_address())?;
         let made_of = vec![config, heuristics, graph];
         Ok(CudnnExecutionPlan {
             pack,
@@ -310,81 +328,84 @@ impl CudnnOperationGraph {
     }
 }
 
-impl CudnnOperationGraph {
-    /// Addresses of the tensors in memory, of the scalars on the host, and of the workspace.
-    fn variant_pack(
+impl CudnnOperationGraphBuilder {
+    /// Descriptor of the device addresses of the tensors, the host addresses of the scalars, and
+    /// the workspace.
+    fn variant_pack_descriptor(
         &self,
-        memory: &[(GraphTensor, u64)],
+        memory: &[(CudnnGraphTensor, u64)],
         values: &[f32],
         workspace: u64,
-    ) -> Result<CudnnDescriptor, CudnnRefusal> {
-        // cuDNN reads a number at its address on the host when the plan runs.
+    ) -> Result<CudnnDescriptor, CudnnUnsupported> {
+        // cuDNN reads a scalar at its host address when the plan is enqueued.
         let scalars = self
             .scalars
             .iter()
             .zip(values)
             .map(|((tensor, _), value)| (*tensor, std::ptr::from_ref(value) as u64));
-        let (ids, addresses): (Vec<i64>, Vec<RawPtr>) = memory
+        let (ids, addresses): (Vec<i64>, Vec<CudnnRawPointer>) = memory
             .iter()
             .copied()
             .chain(scalars)
-            .map(|(tensor, address)| (tensor.id(), address as RawPtr))
+            .map(|(tensor, address)| (tensor.id(), address as CudnnRawPointer))
             .unzip();
         let attributes = [
             (A::PackDataPointers, CudnnAttributeValue::Pointers(&addresses)),
             (A::PackUniqueIds, CudnnAttributeValue::Integers(&ids)),
-            (A::PackWorkspace, CudnnAttributeValue::Pointers(&[workspace as RawPtr])),
+            (A::PackWorkspace, CudnnAttributeValue::Pointers(&[workspace as CudnnRawPointer])),
         ];
-        CudnnDescriptor::finished_descriptor(CudnnDescriptorKind::VariantPack, &attributes)
+        CudnnDescriptor::create_and_finalize(CudnnDescriptorKind::VariantPack, &attributes)
     }
 }
 
-/// Builds the first plan that any of cuDNN's engines supports; the error is the reason why the
-/// first proposal cannot be built.
-fn first_buildable_plan(
+/// Builds the first plan that cuDNN supports among the proposed engines; the error is the reason
+/// why the first proposal cannot be built.
+fn first_plan_that_cudnn_builds(
     handle: &CudnnHandle,
     configs: Vec<CudnnDescriptor>,
-) -> Result<(CudnnDescriptor, CudnnDescriptor), CudnnRefusal> {
+) -> Result<(CudnnDescriptor, CudnnDescriptor), CudnnUnsupported> {
     let mut first_refusal = None;
     for config in configs {
         let attributes = [
             (A::PlanHandle, CudnnAttributeValue::Handle(handle)),
             (A::PlanEngineConfig, CudnnAttributeValue::Descriptors(&[&config])),
         ];
-        match CudnnDescriptor::finished_descriptor(CudnnDescriptorKind::ExecutionPlan, &attributes)
+        match CudnnDescriptor::create_and_finalize(CudnnDescriptorKind::ExecutionPlan, &attributes)
         {
             Ok(plan) => return Ok((plan, config)),
             Err(refusal) => first_refusal = first_refusal.or(Some(refusal)),
         }
     }
-    Err(first_refusal.unwrap_or_else(|| CudnnRefusal("cuDNN has no engine for this".to_owned())))
+    Err(first_refusal
+        .unwrap_or_else(|| CudnnUnsupported("cuDNN has no engine for this".to_owned())))
 }
 
-/// A graph made executable, with the addresses that it works on.
+/// A cuDNN execution plan with the addresses of its tensors, scalars and workspace.
 pub struct CudnnExecutionPlan {
-    // The fields are dropped in this order, because each field refers to later fields.
+    // The fields are dropped in this order, because each field refers to later ones.
     pack: CudnnDescriptor,
     plan: CudnnDescriptor,
     _made_of: Vec<CudnnDescriptor>,
-    _graph: CudnnOperationGraph,
+    _graph: CudnnOperationGraphBuilder,
     handle: CudnnHandle,
     workspace: DeviceBuffer,
     _scalars: Box<[f32]>,
 }
 
 impl CudnnExecutionPlan {
-    /// Enqueues the plan on the device's stream.
+    /// Enqueues the execution plan on the device's stream.
     ///
-    /// The addresses that the plan was made with must be alive until the work has finished.
-    pub fn launch_plan(&self) -> Result<(), BackendError> {
-        // SAFETY: the pack was made for this plan; workspace and numbers live in `self`; the
-        // tensors' addresses are used on the device only.
-        unsafe { api::execute_plan(&self.handle, &self.plan, &self.pack) }
+    /// The tensors' addresses, with which the plan was made, must be valid until the work has
+    /// finished.
+    pub fn enqueue_plan(&self) -> Result<(), BackendError> {
+        // SAFETY: the pack was made for this plan; workspace and scalars live in `self`; the
+        // tensors' addresses are used only on the device.
+        unsafe { api::enqueue_execution_plan(&self.handle, &self.plan, &self.pack) }
     }
 
-    /// Device memory that the engine asked for besides the tensors, bytes.
-    pub fn workspace_bytes(&self) -> usize {
-        self.workspace.bytes()
+    /// Bytes of device memory that the plan needs as workspace.
+    pub fn workspace_size_in_bytes(&self) -> usize {
+        self.workspace.size_in_bytes()
     }
 }
 
@@ -393,31 +414,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_transposed_layout_describes_the_memory_unchanged() {
-        let layout = TensorLayout::contiguous([2, 3, 5, 7]);
+    fn exchanging_the_last_axes_changes_no_memory() {
+        let layout = TensorExtentsAndStrides::contiguous_for_extents([2, 3, 5, 7]);
         assert_eq!(layout.strides, [105, 35, 7, 1]);
-        let transposed = TensorLayout { extents: [2, 3, 7, 5], strides: [105, 35, 1, 7] };
+        let transposed =
+            TensorExtentsAndStrides { extents: [2, 3, 7, 5], strides: [105, 35, 1, 7] };
         assert_eq!(
-            (layout.transposed_layout(), transposed.transposed_layout()),
+            (layout.with_last_axes_exchanged(), transposed.with_last_axes_exchanged()),
             (transposed, layout)
         );
     }
 
     #[test]
-    fn the_variant_pack_holds_tensor_addresses_and_numbers() {
-        if let Err(refusal) = api::cudnn_version() {
+    fn a_variant_pack_takes_tensor_and_scalar_addresses() {
+        if let Err(refusal) = api::found_cudnn_version() {
             eprintln!("skipped: {refusal}");
             return;
         }
-        let mut graph = CudnnOperationGraph::default();
-        let layout = TensorLayout::contiguous([1, 2, 64, 64]);
+        let mut graph = CudnnOperationGraphBuilder::default();
+        let layout = TensorExtentsAndStrides::contiguous_for_extents([1, 2, 64, 64]);
         let x = graph.add_memory_tensor(layout, CudnnDataType::Bf16).unwrap();
         let y = graph.add_memory_tensor(layout, CudnnDataType::Bf16).unwrap();
-        let factor = graph.add_scalar_tensor(2.0).unwrap();
-        graph.add_pointwise(CudnnPointwiseMode::Multiply, &[x, factor], y).unwrap();
-        assert!(graph.operation_graph(None).is_ok());
-        // The pack stores the tensor addresses, and cuDNN does not read the memory at the
+        let factor = graph.add_scalar_constant(2.0).unwrap();
+        graph.add_pointwise_in_fp32(CudnnPointwiseMode::Multiply, &[x, factor], y).unwrap();
+        assert!(graph.operation_graph_descriptor(None).is_ok());
+        // cuDNN stores the tensor addresses in the pack without reading the memory at these
         // addresses.
-        assert!(graph.variant_pack(&[(x, 0x1000), (y, 0x2000)], &[2.0], 0x3000).is_ok());
+        assert!(graph.variant_pack_descriptor(&[(x, 0x1000), (y, 0x2000)], &[2.0], 0x3000).is_ok());
     }
 }

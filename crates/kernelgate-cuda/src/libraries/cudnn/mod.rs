@@ -1,11 +1,11 @@
-//! cuDNN 9 through its back-end interface, loaded at run time: the library's own kernels for a
-//! problem.
+//! Calls cuDNN 9, which has NVIDIA's own kernels for operation graphs, through its backend
+//! interface; the library is loaded at run time.
 //!
-//! This module has neither the C headers nor the C++ front end, and only those operations that
-//! workloads here need.
+//! This module uses neither cuDNN's C headers nor its C++ frontend, and has only those operations
+//! that workloads of this repository need.
 
 pub mod api;
 pub mod graph;
 
-pub use api::CudnnRefusal;
-pub use graph::{CudnnExecutionPlan, CudnnOperationGraph, GraphTensor};
+pub use api::CudnnUnsupported;
+pub use graph::{CudnnExecutionPlan, CudnnGraphTensor, CudnnOperationGraphBuilder};

@@ -2,9 +2,9 @@
 
 use crate::libraries::lt;
 
-/// Element type of a GEMM's matrix.
+/// Element type of a matrix in a GEMM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum MatrixDtype {
+pub enum GemmMatrixDtype {
     /// Brain floats.
     Bf16,
     /// IEEE half precision.
@@ -17,13 +17,13 @@ pub enum MatrixDtype {
     E5m2,
     /// Signed bytes.
     I8,
-    /// Elements are 32-bit integers: sums of products of bytes.
+    /// 32-bit integers, the type of sums of products of signed bytes.
     I32,
 }
 
-impl MatrixDtype {
-    /// Returns the size of a matrix element, bytes.
-    pub const fn element_bytes(self) -> usize {
+impl GemmMatrixDtype {
+    /// Size of a matrix element in bytes.
+    pub const fn size_of_element_in_bytes(self) -> usize {
         match self {
             Self::E4m3 | Self::E5m2 | Self::I8 => 1,
             Self::Bf16 | Self::F16 => 2,
@@ -31,12 +31,12 @@ impl MatrixDtype {
         }
     }
 
-    /// Whether the dtype is one of the 8-bit floats.
+    /// Whether the dtype is an 8-bit float (E4M3 or E5M2).
     pub const fn is_fp8(self) -> bool {
         matches!(self, Self::E4m3 | Self::E5m2)
     }
 
-    pub(super) const fn data_type(self) -> lt::DataType {
+    pub(super) const fn cublaslt_data_type(self) -> lt::DataType {
         match self {
             Self::Bf16 => lt::DataType::CUDA_R_16BF,
             Self::F16 => lt::DataType::CUDA_R_16F,
@@ -49,7 +49,7 @@ impl MatrixDtype {
     }
 }
 
-impl std::fmt::Display for MatrixDtype {
+impl std::fmt::Display for GemmMatrixDtype {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Bf16 => "bf16",

@@ -1,50 +1,53 @@
-//! Epilogues: work on the result of a GEMM before it is stored.
+//! Epilogues of a GEMM: work of the GEMM kernel on the result D before D is stored.
 
 use crate::libraries::lt;
 
-/// An activation function in the epilogue of a GEMM.
+/// Activation function that a GEMM's epilogue applies to each element of the result D.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GemmActivation {
-    /// max(x, 0). The aux matrix is a mask of one bit for each element.
+pub enum GemmEpilogueActivation {
+    /// max(x, 0). The auxiliary matrix is a mask with one bit for each element.
     Relu,
-    /// GELU by tanh. The aux matrix is the input of the function, in the dtype of D.
+    /// GELU by tanh. The auxiliary matrix is the input of the activation function, in the dtype of
+    /// D.
     Gelu,
 }
 
-/// Work that a GEMM does on its result before it is stored. A bias has one element a column of D.
+/// Work that the kernel of a GEMM does on the result D before D is stored. A bias has one element
+/// for each column of D.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum GemmEpilogue {
-    /// Epilogue that stores the plain result: D = alpha·A·B + beta·C.
+    /// The epilogue does nothing, so the GEMM stores D = alpha·A·B + beta·C.
     #[default]
     None,
     /// Adds the bias.
     Bias,
-    /// Epilogue that adds the bias, if there is one, and applies a function.
+    /// The epilogue adds the bias, if there is one, and applies an activation function.
     Activation {
-        /// Function that is applied to each element.
-        function: GemmActivation,
+        /// Activation function that is applied to each element of D.
+        function: GemmEpilogueActivation,
         /// Whether the epilogue adds a bias before the activation.
         bias: bool,
-        /// Whether the epilogue writes the auxiliary matrix that [`Self::ActivationGradient`]
+        /// Whether the epilogue also stores the auxiliary matrix that [`Self::ActivationGradient`]
         /// needs.
         aux: bool,
     },
-    /// Multiplies the result by the derivative of a function, for the aux of its forward pass.
+    /// The epilogue multiplies the result by the derivative of an activation function, computed
+    /// from the auxiliary matrix of the forward pass.
     ActivationGradient {
-        /// Function whose derivative multiplies each element.
-        function: GemmActivation,
-        /// Whether the epilogue writes the sum of D over its rows, which is the gradient of the
-        /// bias.
+        /// Activation function whose derivative multiplies each element.
+        function: GemmEpilogueActivation,
+        /// Whether the epilogue also stores the sums of D over its rows, which are the gradient of
+        /// the bias.
         bias_gradient: bool,
     },
-    /// Also writes the sum of op(A) over k: m elements.
+    /// The epilogue also stores the sums of op(A) over k, which are m elements.
     BiasGradientA,
-    /// Also writes the sum of op(B) over k: n elements.
+    /// The epilogue also stores the sums of op(B) over k, which are n elements.
     BiasGradientB,
 }
 
 impl GemmEpilogue {
-    pub(super) const fn has_bias(self) -> bool {
+    pub(super) const fn uses_bias_vector(self) -> bool {
         match self {
             Self::None => false,
             Self::Bias | Self::BiasGradientA | Self::BiasGradientB => true,
@@ -53,7 +56,7 @@ impl GemmEpilogue {
         }
     }
 
-    pub(super) const fn function_with_aux(self) -> Option<GemmActivation> {
+    pub(super) const fn activation_with_auxiliary_matrix(self) -> Option<GemmEpilogueActivation> {
         match self {
             Self::Activation { function, aux: true, .. }
             | Self::ActivationGradient { function, .. } => Some(function),
@@ -61,10 +64,10 @@ impl GemmEpilogue {
         }
     }
 
-    /// This library epilogue is for exchanged matrices: cuBLASLt computes Dᵀ = op(B)ᵀ·op(A)ᵀ, so
-    /// its A is this B.
-    pub(super) const fn library_epilogue(self) -> lt::Epilogue {
-        use GemmActivation::{Gelu, Relu};
+    /// cuBLASLt computes Dᵀ = op(B)ᵀ·op(A)ᵀ of column-major matrices, so cuBLASLt's A is B here,
+    /// and its bias gradients are exchanged.
+    pub(super) const fn cublaslt_epilogue(self) -> lt::Epilogue {
+        use GemmEpilogueActivation::{Gelu, Relu};
         use lt::Epilogue as E;
         match self {
             Self::None => E::CUBLASLT_EPILOGUE_DEFAULT,

@@ -1,79 +1,78 @@
 //! Errors of GEMMs.
 
-use super::dtype::MatrixDtype;
+use super::dtype::GemmMatrixDtype;
 use super::epilogue::GemmEpilogue;
 use crate::BackendError;
-use crate::libraries::lt::LtError;
+use crate::libraries::lt::CublasLtError;
 
-/// The reason why a GEMM is refused.
+/// The reason why a GEMM cannot be described, prepared or enqueued.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum GemmError {
-    /// m, n, k or the batch count is zero.
+    /// One of m, n, k and the number of GEMMs in the batch is zero.
     #[error("a GEMM of {m} x {n}, k = {k}, batch {batch_count} is empty")]
     Empty {
-        /// Number of rows of D.
+        /// Number of rows of the result D.
         m: usize,
-        /// Number of columns of D.
+        /// Number of columns of the result D.
         n: usize,
         /// Length of the sums.
         k: usize,
         /// Number of GEMMs in the batch.
         batch_count: usize,
     },
-    /// A leading dimension is shorter than a row.
+    /// The leading dimension of a matrix is shorter than a stored row.
     #[error("matrix {matrix} has rows of {row} elements and a leading dimension of {ld}")]
     LeadingDimension {
-        /// Name of the matrix: `A`, `B`, `C` or `D`.
+        /// Name of the matrix (`A`, `B`, `C` or `D`).
         matrix: char,
-        /// Distance from one stored row to the next, elements.
+        /// Leading dimension: distance in elements from one stored row to the next.
         ld: usize,
-        /// Length of a stored row, elements.
+        /// Length of a stored row in elements.
         row: usize,
     },
-    /// The result matrices of a batched GEMM overlap.
+    /// The result matrices of a batch of GEMMs overlap in memory.
     #[error(
         "results of {m} x {n} overlap: one is {stride} elements behind the other, rows are {ld} apart"
     )]
     OverlappingResults {
-        /// Distance from one result matrix of the batch to the next, elements.
+        /// Distance in elements from one result matrix of the batch to the next.
         stride: usize,
-        /// Distance from one row of the matrix to the next, elements.
+        /// Distance in elements from one row of the result matrix to the next.
         ld: usize,
-        /// Number of rows of D.
+        /// Number of rows of the result D.
         m: usize,
-        /// Number of columns of D.
+        /// Number of columns of the result D.
         n: usize,
     },
-    /// cuBLASLt has no GEMM of these dtypes.
+    /// cuBLASLt does not support this combination of dtypes.
     #[error("cuBLASLt multiplies no {a} by {b} into {d}{}", if *.tf32 { " in TF32" } else { "" })]
     Dtypes {
         /// Element type of matrix A.
-        a: MatrixDtype,
+        a: GemmMatrixDtype,
         /// Element type of matrix B.
-        b: MatrixDtype,
+        b: GemmMatrixDtype,
         /// Element type of the result D.
-        d: MatrixDtype,
+        d: GemmMatrixDtype,
         /// Whether f32 operands are rounded to TF32.
         tf32: bool,
     },
-    /// cuBLASLt lacks this epilogue for this dtype.
+    /// cuBLASLt does not support this epilogue for this dtype of D.
     #[error("cuBLASLt has no epilogue {epilogue:?} for results in {d}")]
     Epilogue {
         /// The requested epilogue.
         epilogue: GemmEpilogue,
         /// Element type of the result D.
-        d: MatrixDtype,
+        d: GemmMatrixDtype,
     },
-    /// A scale belongs to a matrix that is not fp8.
+    /// A scale or an amax was requested for a matrix that is not fp8.
     #[error("matrix {matrix} is {dtype}: only fp8 matrices have a scale or an amax")]
     Scale {
         /// Name of the matrix: `A`, `B` or `D`.
         matrix: char,
-        /// Element type of the matrix, which is not fp8.
-        dtype: MatrixDtype,
+        /// Element type of the matrix, which is not an 8-bit float.
+        dtype: GemmMatrixDtype,
     },
-    /// Error: alpha and beta must be whole numbers, because sums of integers are scaled by
-    /// integers.
+    /// alpha or beta is not a whole number, although D is i32, where both factors are integers.
     #[error("alpha = {alpha} and beta = {beta} must be integers for sums in i32")]
     Scalars {
         /// Factor of the product.
@@ -81,50 +80,52 @@ pub enum GemmError {
         /// Factor of matrix C.
         beta: f32,
     },
-    /// The heuristic of cuBLASLt proposes no algorithm.
+    /// cuBLASLt's heuristic proposes no algorithm for the GEMM.
     #[error("cuBLASLt has no algorithm for a GEMM of {m} x {n}, k = {k}: {status}")]
     NoAlgorithm {
-        /// Number of rows of D.
+        /// Number of rows of the result D.
         m: usize,
-        /// Number of columns of D.
+        /// Number of columns of the result D.
         n: usize,
         /// Length of the sums.
         k: usize,
-        /// Status that the heuristic returned.
-        status: LtError,
+        /// Status that cuBLASLt's heuristic returned.
+        status: CublasLtError,
     },
     /// The library failed.
     #[error("cuBLASLt failed to {action}: {status}")]
     Library {
-        /// Action that failed, such as "launch a GEMM".
+        /// Action of cuBLASLt that failed, such as "launch a GEMM".
         action: &'static str,
         /// Status that cuBLASLt returned.
-        status: LtError,
+        status: CublasLtError,
     },
-    /// A launch lacks an address that the description asks for.
+    /// The operands of a launch lack an address that the specification of the GEMM requires.
     #[error("a launch of this GEMM needs the address of {0}")]
     MissingOperand(&'static str),
-    /// The variable `KERNELGATE_GEMMS` is set to an unknown word.
+    /// The variable `KERNELGATE_GEMMS` has an unknown value.
     #[error("KERNELGATE_GEMMS takes `seen` or `none`, not `{0}`")]
     Variable(String),
 }
 
 impl GemmError {
-    /// Returns whether the library does not support this GEMM, in general or on this GPU: the case
-    /// is skipped.
-    pub const fn is_unsupported(&self) -> bool {
+    /// Whether cuBLASLt does not support this GEMM, in general or on this GPU, so that the case is
+    /// skipped.
+    pub const fn means_unsupported_gemm(&self) -> bool {
         matches!(self, Self::Dtypes { .. } | Self::Epilogue { .. } | Self::NoAlgorithm { .. })
     }
 
-    /// Makes an error of the library from its status and the action that failed.
-    pub(in crate::libraries) fn library_error(action: &'static str) -> impl Fn(LtError) -> Self {
+    /// Returns a function that turns a status of cuBLASLt into an error with this action.
+    pub(in crate::libraries) fn error_for_cublaslt_action(
+        action: &'static str,
+    ) -> impl Fn(CublasLtError) -> Self {
         move |status| Self::Library { action, status }
     }
 }
 
 impl From<GemmError> for BackendError {
     fn from(error: GemmError) -> Self {
-        match error.is_unsupported() {
+        match error.means_unsupported_gemm() {
             true => Self::Unsupported(error.to_string()),
             false => Self::Launch(error.to_string()),
         }
@@ -137,11 +138,15 @@ mod tests {
 
     #[test]
     fn an_unsupported_gemm_skips_the_case_and_a_failed_one_fails() {
-        let refused = GemmError::NoAlgorithm { m: 8, n: 64, k: 3, status: LtError::NOT_SUPPORTED };
+        let refused =
+            GemmError::NoAlgorithm { m: 8, n: 64, k: 3, status: CublasLtError::NOT_SUPPORTED };
         let reason = "cuBLASLt has no algorithm for a GEMM of 8 x 64, k = 3: \
                       CUBLAS_STATUS_NOT_SUPPORTED";
         assert_eq!(BackendError::from(refused), BackendError::Unsupported(reason.to_owned()));
-        let failed = GemmError::Library { action: "open", status: LtError::NO_FUNCTION };
+        let failed = GemmError::Library {
+            action: "open",
+            status: CublasLtError::LIBRARY_OR_FUNCTION_MISSING,
+        };
         assert!(matches!(BackendError::from(failed), BackendError::Launch(_)));
         let empty = GemmError::Empty { m: 0, n: 1, k: 1, batch_count: 1 };
         assert!(matches!(BackendError::from(empty), BackendError::Launch(_)));

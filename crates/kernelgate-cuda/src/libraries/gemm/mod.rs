@@ -1,8 +1,8 @@
-//! GEMMs of row-major matrices by cuBLASLt, for implementations that stand on the library.
+//! GEMMs of row-major matrices by cuBLASLt, for implementations that call the library.
 //!
-//! [`GemmSpec`] describes a GEMM, [`PreparedGemm`] holds the library's algorithms for it, and
-//! [`GemmOperands`] are the addresses of a launch. Everything is described and chosen while a case
-//! is prepared; launching allocates nothing and can be captured.
+//! [`GemmSpec`] describes a GEMM, [`PreparedGemm`] holds cuBLASLt's algorithms for the GEMM, and
+//! [`GemmOperandAddresses`] are the device addresses for a launch. Algorithms are chosen while a
+//! case is prepared; launching a GEMM allocates nothing and can be captured into a graph.
 
 mod dtype;
 mod epilogue;
@@ -19,164 +19,177 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, sys};
 
-pub use dtype::MatrixDtype;
-pub use epilogue::{GemmActivation, GemmEpilogue};
+pub use dtype::GemmMatrixDtype;
+pub use epilogue::{GemmEpilogue, GemmEpilogueActivation};
 pub use error::GemmError;
-pub use operands::GemmOperands;
-pub use spec::{GemmScales, GemmSpec};
+pub use operands::GemmOperandAddresses;
+pub use spec::{GemmScalesPresent, GemmSpec};
 
 use super::lt::{self, Attribute};
 use crate::BackendError;
-use crate::driver::graph::ExecutableGraph;
-use crate::driver::stream::event::EventPool;
-use crate::library::{self, RequiredLibrary};
+use crate::driver::graph::ExecutableCudaGraph;
+use crate::driver::stream::event::TimingEventPool;
+use crate::library::{self, NvidiaLibrary};
 use crate::{Device, DeviceBuffer};
 
-/// Device memory that the library may use during a GEMM, for each lane.
-pub const GEMM_WORKSPACE_BYTES: usize = 16 << 20;
+/// Default number of bytes of workspace in device memory for the GEMMs of each lane.
+pub const DEFAULT_GEMM_WORKSPACE_BYTES: usize = 16 << 20;
 
-/// The end of the first lane's workspace is divided into pieces for one launch each.
-const WORKSPACE_BYTES_FOR_PIECES: usize = 2 << 20;
+/// Number of bytes at the end of the first lane's workspace that are divided into pieces, each for
+/// one launch.
+const BYTES_DIVIDED_INTO_WORKSPACE_PIECES: usize = 2 << 20;
 /// Alignment of pieces, bytes.
-const WORKSPACE_PIECE_ALIGNMENT: usize = 256;
+const WORKSPACE_PIECE_ALIGNMENT_BYTES: usize = 256;
 /// Largest piece, bytes.
-const MAX_WORKSPACE_PIECE_BYTES: usize = 64 << 10;
+const MAX_BYTES_OF_WORKSPACE_PIECE: usize = 64 << 10;
 
-/// The cuBLASLt library on one GPU, with lanes (streams that run GEMMs concurrently): GEMMs in
-/// different lanes may run concurrently.
+/// The cuBLASLt library on one GPU with several lanes, each a stream with a workspace, so that
+/// GEMMs in different lanes may run at the same time.
 pub struct CublasLtLanes {
     device: Arc<Device>,
-    handle: lt::CublasLtHandle,
-    lanes: Vec<GemmLane>,
+    handle: lt::CublasLtObject,
+    lanes: Vec<StreamWithGemmWorkspace>,
     workspace_bytes: usize,
-    /// Bytes of the workspace that launches use.
+    /// Bytes of the first lane's workspace that are already given to single launches.
     used_bytes: Cell<usize>,
 }
 
-/// A stream with a cuBLASLt workspace; the first lane has the GPU's own stream.
-struct GemmLane {
+/// A stream with a workspace for cuBLASLt; the first lane has the device's own stream.
+struct StreamWithGemmWorkspace {
     stream: Arc<CudaStream>,
     workspace: DeviceBuffer,
 }
 
 impl CublasLtLanes {
-    /// Opens cuBLASLt with `lanes` lanes (streams with workspaces), at least one lane.
+    /// Opens cuBLASLt with `lanes` lanes, at least one, each with the default size of workspace.
     ///
     /// # Errors
-    /// Fails with [`BackendError::Unsupported`] if it is missing, or if it fails or memory is
-    /// short.
-    pub fn open(device: &Arc<Device>, lanes: usize) -> Result<Rc<CublasLtLanes>, BackendError> {
-        Self::with_workspace(device, lanes, GEMM_WORKSPACE_BYTES)
+    /// Fails with [`BackendError::Unsupported`] if cuBLASLt is missing; with another error if
+    /// cuBLASLt fails or too little device memory is free.
+    pub fn open_with_default_workspace(
+        device: &Arc<Device>,
+        lanes: usize,
+    ) -> Result<Rc<CublasLtLanes>, BackendError> {
+        Self::open_with_workspace(device, lanes, DEFAULT_GEMM_WORKSPACE_BYTES)
     }
 
-    /// Opens the library with a workspace of another size in each lane.
+    /// Opens cuBLASLt with `lanes` lanes, at least one, each with a workspace of this size.
     ///
     /// # Errors
-    /// Fails with [`BackendError::Unsupported`] if it is missing, or if it fails or memory is
-    /// short.
-    pub fn with_workspace(
+    /// Fails with [`BackendError::Unsupported`] if cuBLASLt is missing; with another error if
+    /// cuBLASLt fails or too little device memory is free.
+    pub fn open_with_workspace(
         device: &Arc<Device>,
         lanes: usize,
         workspace_bytes: usize,
     ) -> Result<Rc<CublasLtLanes>, BackendError> {
-        check_available().map_err(BackendError::Unsupported)?;
+        require_cublaslt().map_err(BackendError::Unsupported)?;
         let lane = |number: usize| {
-            let stream =
-                if number == 0 { Arc::clone(device.stream()) } else { device.create_stream()? };
-            Ok(GemmLane { stream, workspace: device.allocate(workspace_bytes)? })
+            let stream = if number == 0 {
+                Arc::clone(device.stream())
+            } else {
+                device.create_another_stream()?
+            };
+            Ok(StreamWithGemmWorkspace { stream, workspace: device.allocate(workspace_bytes)? })
         };
         let lanes = (0..lanes.max(1)).map(lane).collect::<Result<_, BackendError>>()?;
-        let handle = lt::create_handle().map_err(GemmError::library_error("open"))?;
+        let handle =
+            lt::create_cublaslt_handle().map_err(GemmError::error_for_cublaslt_action("open"))?;
         let (device, used_bytes) = (Arc::clone(device), Cell::new(0));
         Ok(Rc::new(Self { device, handle, lanes, workspace_bytes, used_bytes }))
     }
 
-    /// Device memory that is divided into workspaces of one launch each. Some GEMM algorithms clear
-    /// their workspace first, and these clears may be enqueued before all launches.
-    pub fn workspace_memory(&self) -> Range<u64> {
-        let end = self.lanes[0].workspace.address() + self.workspace_bytes as u64;
-        end - self.workspace_bytes_for_pieces() as u64..end
+    /// Address range of the workspace pieces, each of which belongs to one launch. Some GEMM
+    /// algorithms clear their workspace first; the clears in this range may be moved before all
+    /// launches of a graph.
+    pub fn address_range_of_workspace_pieces(&self) -> Range<u64> {
+        let end = self.lanes[0].workspace.device_address() + self.workspace_bytes as u64;
+        end - self.bytes_for_workspace_pieces() as u64..end
     }
 
-    const fn workspace_bytes_for_pieces(&self) -> usize {
-        if self.workspace_bytes > 2 * WORKSPACE_BYTES_FOR_PIECES {
-            WORKSPACE_BYTES_FOR_PIECES
+    const fn bytes_for_workspace_pieces(&self) -> usize {
+        if self.workspace_bytes > 2 * BYTES_DIVIDED_INTO_WORKSPACE_PIECES {
+            BYTES_DIVIDED_INTO_WORKSPACE_PIECES
         } else {
             0
         }
     }
 
-    /// Bytes of workspace that launches of a lane share.
-    const fn shared_bytes(&self) -> usize {
-        self.workspace_bytes - self.workspace_bytes_for_pieces()
+    /// Bytes of workspace that all launches of a lane share.
+    const fn shared_workspace_bytes(&self) -> usize {
+        self.workspace_bytes - self.bytes_for_workspace_pieces()
     }
 
-    /// Takes a piece of the workspace with the given size, if the workspace has room.
-    fn take_workspace_piece(&self, bytes: usize) -> Option<u64> {
+    /// Takes a piece of this size from the first lane's workspace, and returns its address; `None`
+    /// if the piece is too large or no room is left.
+    fn take_workspace_piece_address(&self, bytes: usize) -> Option<u64> {
         let used_bytes = self.used_bytes.get();
-        let end = used_bytes + bytes.next_multiple_of(WORKSPACE_PIECE_ALIGNMENT);
-        let fits = (1..=MAX_WORKSPACE_PIECE_BYTES).contains(&bytes)
-            && end <= self.workspace_bytes_for_pieces();
+        let end = used_bytes + bytes.next_multiple_of(WORKSPACE_PIECE_ALIGNMENT_BYTES);
+        let fits = (1..=MAX_BYTES_OF_WORKSPACE_PIECE).contains(&bytes)
+            && end <= self.bytes_for_workspace_pieces();
         fits.then(|| {
             self.used_bytes.set(end);
-            self.workspace_memory().start + used_bytes as u64
+            self.address_range_of_workspace_pieces().start + used_bytes as u64
         })
     }
 
-    /// Returns the CUDA stream on which the GEMMs of a lane run.
-    pub fn stream_of_lane(&self, lane: usize) -> &Arc<CudaStream> {
+    /// The CUDA stream on which the GEMMs of a lane run.
+    pub fn cuda_stream_of_lane(&self, lane: usize) -> &Arc<CudaStream> {
         &self.lanes[lane].stream
     }
 }
 
-/// Checks that the cuBLASLt library is installed.
+/// Checks that the cuBLASLt library is installed; the error text says how to install it.
 ///
 /// # Errors
-/// How to get it.
-pub fn check_available() -> Result<(), String> {
+/// The error text is advice on how to install cuBLASLt.
+pub fn require_cublaslt() -> Result<(), String> {
     let missing = || {
         format!(
             "{} is missing: {}",
-            RequiredLibrary::CublasLt.name(),
-            RequiredLibrary::CublasLt.install_advice()
+            NvidiaLibrary::CublasLt.name_in_messages(),
+            NvidiaLibrary::CublasLt.advice_to_install_library()
         )
     };
-    library::load_once(RequiredLibrary::CublasLt).map(drop).ok_or_else(missing)
+    library::open_library_once(NvidiaLibrary::CublasLt).map(drop).ok_or_else(missing)
 }
 
 impl Drop for CublasLtLanes {
     fn drop(&mut self) {
-        // SAFETY: destroyed once; every GEMM of it holds a count and is gone.
-        unsafe { lt::destroy_object(lt::LtObjectKind::Handle, self.handle) };
+        // SAFETY: the handle is destroyed only once, and no GEMM uses it any more, because each
+        // GEMM keeps the lanes alive.
+        unsafe { lt::destroy_cublaslt_object(lt::CublasLtObjectKind::Handle, self.handle) };
     }
 }
 
-/// A GEMM, or a batch of GEMMs, with the algorithms that the library proposes; one of them is used.
+/// A GEMM, or a batch of equal GEMMs, with the algorithms that cuBLASLt proposes and the one that
+/// is used.
 pub struct PreparedGemm {
     blas: Rc<CublasLtLanes>,
     spec: GemmSpec,
-    description: lt::CublasLtHandle,
-    /// Layouts of the library's A, B, C and D; C is null if it has D's layout.
-    layouts: [lt::CublasLtHandle; 4],
-    algorithms: Vec<lt::ProposedAlgorithm>,
+    description: lt::CublasLtObject,
+    /// cuBLASLt's layouts of its matrices A, B, C and D; the layout of C is null if it equals that
+    /// of D.
+    layouts: [lt::CublasLtObject; 4],
+    algorithms: Vec<lt::ProposedGemmAlgorithm>,
     chosen: usize,
-    tool: Option<SanitizerTreatment>,
+    tool: Option<GemmUnderSanitizer>,
 }
 
-/// How GEMMs run under compute-sanitizer, as `KERNELGATE_GEMMS` selects. The sanitizer does not see
-/// stores of cuBLASLt's kernels by bulk copies and would report every read of D, so D is filled
-/// with NaN first.
+/// How GEMMs run under compute-sanitizer, from the variable `KERNELGATE_GEMMS`. The sanitizer does
+/// not see the bulk-copy stores of cuBLASLt's kernels and would report every read of D, so D is
+/// filled with NaN first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum SanitizerTreatment {
+enum GemmUnderSanitizer {
     /// `seen`: filled, then computed.
     Seen,
-    /// `none`: With `none`, D is only filled, so that results computed from D are wrong. Under
-    /// racecheck 2025.3 cuBLASLt's kernels crash, or take minutes.
+    /// `none`: D is only filled and not computed, so results that depend on D are wrong. Under the
+    /// tool racecheck 2025.3, cuBLASLt's kernels crash or take minutes.
     None,
 }
 
-impl SanitizerTreatment {
-    fn parse(text: &str) -> Result<Option<SanitizerTreatment>, GemmError> {
+impl GemmUnderSanitizer {
+    fn parse_kernelgate_gemms_value(text: &str) -> Result<Option<GemmUnderSanitizer>, GemmError> {
         match text {
             "" => Ok(None),
             "seen" => Ok(Some(Self::Seen)),
@@ -186,21 +199,24 @@ impl SanitizerTreatment {
     }
 }
 
-/// Relative time below which another algorithm than the library's first is chosen: a smaller gain
-/// could be noise, and the next process could choose differently.
-const CLEARLY_FASTER_TIME_RATIO: f64 = 0.97;
-/// Number of rounds in which algorithms are timed; the fastest counts.
-const TIMING_ROUNDS: usize = 3;
+/// Time relative to cuBLASLt's first algorithm below which another algorithm is chosen; a smaller
+/// gain could be noise, so that two processes would choose differently.
+const MAX_TIME_RATIO_TO_REPLACE_FIRST: f64 = 0.97;
+/// Number of times that each algorithm is timed; its shortest time counts.
+const ALGORITHM_TIMING_ROUNDS: usize = 3;
 
 impl PreparedGemm {
-    /// Describes a GEMM and requests its algorithms; the library's first is used until another one
-    /// is chosen.
+    /// Describes a GEMM to cuBLASLt and requests its algorithms; the first one is used until
+    /// another one is chosen.
     ///
     /// # Errors
-    /// Fails if the description is wrong, the library fails or knows no algorithm.
-    pub fn new(blas: &Rc<CublasLtLanes>, spec: GemmSpec) -> Result<Self, GemmError> {
-        spec.check()?;
-        // From here on, the destructor frees the objects of the library.
+    /// Fails if the specification is invalid, or cuBLASLt fails or has no algorithm for the GEMM.
+    pub fn with_proposed_algorithms(
+        blas: &Rc<CublasLtLanes>,
+        spec: GemmSpec,
+    ) -> Result<Self, GemmError> {
+        spec.check_gemm_spec()?;
+        // From here on, the destructor destroys the objects of cuBLASLt, even after an error.
         let mut gemm = Self {
             blas: Rc::clone(blas),
             spec,
@@ -208,11 +224,11 @@ impl PreparedGemm {
             layouts: [std::ptr::null_mut(); 4],
             algorithms: Vec::new(),
             chosen: 0,
-            tool: SanitizerTreatment::parse(&blas.device.options().gemms)?,
+            tool: GemmUnderSanitizer::parse_kernelgate_gemms_value(&blas.device.options().gemms)?,
         };
-        gemm.describe_gemm()?;
-        gemm.describe_layouts()?;
-        gemm.algorithms = gemm.propose_algorithms()?;
+        gemm.create_matmul_description()?;
+        gemm.create_matrix_layouts()?;
+        gemm.algorithms = gemm.request_proposed_algorithms()?;
         Ok(gemm)
     }
 
@@ -226,72 +242,84 @@ impl PreparedGemm {
         self.algorithms.len()
     }
 
-    fn describe_gemm(&mut self) -> Result<(), GemmError> {
+    fn create_matmul_description(&mut self) -> Result<(), GemmError> {
         use Attribute as At;
         let spec = self.spec;
-        let failed = || GemmError::library_error("describe a GEMM");
-        self.description =
-            lt::describe_gemm(spec.compute_type(), spec.alpha_and_beta().data_type())
-                .map_err(failed())?;
-        // Operation of a matrix, CUBLAS_OP_T or CUBLAS_OP_N, a 32-bit enumeration; the library's A
-        // is this B.
+        let failed = || GemmError::error_for_cublaslt_action("describe a GEMM");
+        self.description = lt::create_gemm_description(
+            spec.cublas_compute_type(),
+            spec.cublaslt_alpha_and_beta().scalar_data_type(),
+        )
+        .map_err(failed())?;
+        // Whether cuBLASLt's A or B is transposed, as CUBLAS_OP_T or CUBLAS_OP_N; cuBLASLt's A is B
+        // here, because its matrices are column-major.
         let operations = [
             (At::CUBLASLT_MATMUL_DESC_TRANSA, spec.b_transposed),
             (At::CUBLASLT_MATMUL_DESC_TRANSB, spec.a_transposed),
         ];
         for (attribute, transposed) in operations {
-            self.set_attribute(attribute, i32::from(transposed))?;
+            self.set_description_attribute(attribute, i32::from(transposed))?;
         }
         if spec.epilogue != GemmEpilogue::None {
-            self.set_attribute(
+            self.set_description_attribute(
                 At::CUBLASLT_MATMUL_DESC_EPILOGUE,
-                spec.epilogue.library_epilogue(),
+                spec.epilogue.cublaslt_epilogue(),
             )?;
         }
-        if spec.bias_element_count().is_some() && spec.a.is_fp8() {
-            self.set_attribute(
+        if spec.bias_element_count_unless_none().is_some() && spec.a.is_fp8() {
+            self.set_description_attribute(
                 At::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
-                spec.bias_dtype().data_type(),
+                spec.dtype_of_bias_and_its_gradient().cublaslt_data_type(),
             )?;
         }
-        if let Some(ld) = spec.aux_leading_dimension() {
-            self.set_attribute(At::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld as i64)?;
+        if let Some(ld) = spec.aux_row_stride_in_elements_or_bits() {
+            self.set_description_attribute(At::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, ld as i64)?;
             if spec.batch_count > 1 {
                 let stride = (spec.m * ld) as i64;
-                self.set_attribute(At::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, stride)?;
+                self.set_description_attribute(
+                    At::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE,
+                    stride,
+                )?;
             }
         }
-        // The library proposes algorithms for a description whose pointers are set; a launch sets
-        // its own.
-        let placeholder = Some(self.blas.lanes[0].workspace.address());
-        let placeholders = GemmOperands {
+        // cuBLASLt proposes algorithms only if the pointers of the description are set, so
+        // placeholders are used here; each launch sets its own pointers.
+        let placeholder = Some(self.blas.lanes[0].workspace.device_address());
+        let placeholders = GemmOperandAddresses {
             bias: placeholder,
             aux: placeholder,
             scale_a: placeholder,
             scale_b: placeholder,
             scale_d: placeholder,
             amax_d: placeholder,
-            ..GemmOperands::default()
+            ..GemmOperandAddresses::default()
         };
-        self.set_operand_pointers(&placeholders)
+        self.set_pointers_in_description(&placeholders)
     }
 
-    fn set_attribute<T: Copy>(&self, attribute: Attribute, value: T) -> Result<(), GemmError> {
-        // SAFETY: the description is alive; every caller passes the type that cublasLt.h names for
-        // the attribute.
-        unsafe { lt::set_gemm_attribute(self.description, attribute, value) }
-            .map_err(GemmError::library_error("describe a GEMM"))
+    fn set_description_attribute<T: Copy>(
+        &self,
+        attribute: Attribute,
+        value: T,
+    ) -> Result<(), GemmError> {
+        // SAFETY: the description is alive, and every caller passes the type that cublasLt.h
+        // defines for the attribute.
+        unsafe { lt::set_gemm_description_attribute(self.description, attribute, value) }
+            .map_err(GemmError::error_for_cublaslt_action("describe a GEMM"))
     }
 
-    fn set_operand_pointers(&self, operands: &GemmOperands) -> Result<(), GemmError> {
-        let pointers = operands.pointer_attributes(&self.spec)?;
+    fn set_pointers_in_description(
+        &self,
+        operands: &GemmOperandAddresses,
+    ) -> Result<(), GemmError> {
+        let pointers = operands.bias_aux_and_scale_pointer_attributes(&self.spec)?;
         pointers
             .into_iter()
             .flatten()
-            .try_for_each(|(attribute, address)| self.set_attribute(attribute, address))
+            .try_for_each(|(attribute, address)| self.set_description_attribute(attribute, address))
     }
 
-    fn describe_layouts(&mut self) -> Result<(), GemmError> {
+    fn create_matrix_layouts(&mut self) -> Result<(), GemmError> {
         let spec::ColumnMajorLayouts { a, b, c, d } = self.spec.column_major_layouts();
         let count = self.spec.batch_count;
         let different = (c != d).then_some(c);
@@ -299,164 +327,181 @@ impl PreparedGemm {
         {
             let Some(layout) = layout else { continue };
             let (rows, columns) = (layout.rows as u64, layout.columns as u64);
-            *object = lt::matrix_layout(layout.dtype.data_type(), rows, columns, layout.ld as i64)
-                .map_err(GemmError::library_error("describe a matrix"))?;
+            *object = lt::create_column_major_layout(
+                layout.dtype.cublaslt_data_type(),
+                rows,
+                columns,
+                layout.ld as i64,
+            )
+            .map_err(GemmError::error_for_cublaslt_action("describe a matrix"))?;
             if count > 1 {
-                // SAFETY: the layout was made above and is alive.
-                unsafe { lt::make_batch_layout(*object, count as i32, layout.batch_stride as i64) }
-                    .map_err(GemmError::library_error("describe a batch"))?;
+                // SAFETY: the matrix layout was created above and is alive.
+                unsafe { lt::set_layout_batch(*object, count as i32, layout.batch_stride as i64) }
+                    .map_err(GemmError::error_for_cublaslt_action("describe a batch"))?;
             }
         }
         Ok(())
     }
 
-    /// Layout handles of the four matrices A, B, C and D.
-    const fn all_layout_handles(&self) -> [lt::CublasLtHandle; 4] {
+    /// Handles of the layouts of cuBLASLt's matrices A, B, C and D.
+    const fn handles_of_four_layouts(&self) -> [lt::CublasLtObject; 4] {
         let [a, b, c, d] = self.layouts;
         [a, b, if c.is_null() { d } else { c }, d]
     }
 
-    fn propose_algorithms(&self) -> Result<Vec<lt::ProposedAlgorithm>, GemmError> {
+    fn request_proposed_algorithms(&self) -> Result<Vec<lt::ProposedGemmAlgorithm>, GemmError> {
         let GemmSpec { m, n, k, alignment, .. } = self.spec;
-        let preference = lt::AlgorithmPreference {
-            workspace_bytes: self.blas.shared_bytes(),
+        let preference = lt::AlgorithmLimits {
+            workspace_bytes: self.blas.shared_workspace_bytes(),
             alignment: (alignment != spec::DEFAULT_MATRIX_ALIGNMENT).then_some(alignment),
         };
         // SAFETY: the handle, the description and the layouts are alive as long as this object.
         let proposed = unsafe {
-            lt::propose_algorithms(
+            lt::propose_gemm_algorithms(
                 self.blas.handle,
                 self.description,
-                self.all_layout_handles(),
+                self.handles_of_four_layouts(),
                 preference,
             )
         };
         proposed.map_err(|status| match status {
-            lt::LtError::NOT_SUPPORTED => GemmError::NoAlgorithm { m, n, k, status },
+            lt::CublasLtError::NOT_SUPPORTED => GemmError::NoAlgorithm { m, n, k, status },
             status => GemmError::Library { action: "propose an algorithm", status },
         })
     }
 
-    /// Times every proposed algorithm on all of these operands, as a graph of launches one after
-    /// the other, and uses the fastest from now on. With many different operands, caches are as
-    /// cold as when the GEMM is one of many in a network.
+    /// Times every proposed algorithm as a graph of one launch for each of these operands, and from
+    /// now on uses the fastest algorithm. With many different operands, the caches are as cold as
+    /// in a network, where the GEMM is one of many.
     ///
-    /// The launches overwrite D. Under a tool nothing is timed and the library's first algorithm is
-    /// kept.
+    /// The launches overwrite D. Under compute-sanitizer, nothing is timed and cuBLASLt's first
+    /// algorithm is used.
     ///
     /// # Errors
-    /// Fails if the device fails. An algorithm that fails to run is skipped.
-    pub fn choose_fastest_algorithm(
+    /// Fails if the GPU returns an error. An algorithm that fails to run is skipped.
+    pub fn time_and_choose_algorithm(
         &mut self,
-        operands: &[GemmOperands],
+        operands: &[GemmOperandAddresses],
     ) -> Result<(), BackendError> {
         if self.tool.is_some() {
             return Ok(());
         }
         let device = Arc::clone(&self.blas.device);
-        let events = EventPool::new(&device, 2)?;
+        let events = TimingEventPool::on_device_stream(&device, 2)?;
         let mut times = Vec::new();
         let used_bytes = self.blas.used_bytes.get();
         for algorithm in 0..self.algorithms.len() {
             self.chosen = algorithm;
             self.blas.used_bytes.set(used_bytes);
             let operands: Vec<_> =
-                operands.iter().map(|operands| self.with_own_workspace(operands)).collect();
+                operands.iter().map(|operands| self.with_workspace_piece(operands)).collect();
             let enqueue =
-                || operands.iter().try_for_each(|operands| self.launch_in_lane(0, operands));
-            // One launch first: code that it loads cannot be loaded during a capture.
+                || operands.iter().try_for_each(|operands| self.enqueue_in_lane(0, operands));
+            // Each algorithm is launched once before its capture, because code cannot be loaded
+            // during a capture.
             if enqueue().is_err() {
                 times.push(f64::INFINITY);
                 continue;
             }
             device.synchronize()?;
-            let graph = ExecutableGraph::capture_clearing_first(
+            let graph = ExecutableCudaGraph::capture_with_clears_moved_first(
                 &device,
-                self.blas.workspace_memory(),
+                self.blas.address_range_of_workspace_pieces(),
                 enqueue,
             )?;
             let mut fastest = f64::INFINITY;
-            for _ in 0..TIMING_ROUNDS {
-                events.record_event(0)?;
-                graph.launch()?;
-                events.record_event(1)?;
+            for _ in 0..ALGORITHM_TIMING_ROUNDS {
+                events.enqueue_event(0)?;
+                graph.launch_on_stream()?;
+                events.enqueue_event(1)?;
                 device.synchronize()?;
-                fastest = f64::min(fastest, events.elapsed_ns(0, 1)?);
+                fastest = f64::min(fastest, events.ns_between_events(0, 1)?);
             }
             times.push(fastest);
         }
         self.blas.used_bytes.set(used_bytes);
-        self.chosen = fastest_algorithm(&times);
+        self.chosen = index_of_clearly_fastest_algorithm(&times);
         Ok(())
     }
 
-    /// Returns operands with a workspace for this launch alone, if its algorithm needs little.
-    pub fn with_own_workspace(&self, operands: &GemmOperands) -> GemmOperands {
+    /// Returns the operands with a piece of workspace for this launch alone, if the chosen
+    /// algorithm needs little workspace.
+    pub fn with_workspace_piece(&self, operands: &GemmOperandAddresses) -> GemmOperandAddresses {
         let bytes = self.algorithms.get(self.chosen).map_or(0, |chosen| chosen.workspace_bytes);
-        GemmOperands { workspace: self.blas.take_workspace_piece(bytes), ..*operands }
+        GemmOperandAddresses {
+            workspace: self.blas.take_workspace_piece_address(bytes),
+            ..*operands
+        }
     }
 
-    /// Enqueues the GEMM in a lane; the operands are alive until it has been computed.
+    /// Enqueues the GEMM on the stream of a lane; the operands must be valid until the GEMM has
+    /// been computed.
     ///
     /// # Errors
-    /// Fails if an operand is missing, or the library refuses.
-    pub fn launch_in_lane(&self, lane: usize, operands: &GemmOperands) -> Result<(), BackendError> {
+    /// Fails if the address of an operand is missing, or cuBLASLt refuses the GEMM.
+    pub fn enqueue_in_lane(
+        &self,
+        lane: usize,
+        operands: &GemmOperandAddresses,
+    ) -> Result<(), BackendError> {
         if self.tool.is_some() {
             self.fill_result_with_nan(lane, operands)?;
         }
-        if self.tool == Some(SanitizerTreatment::None) {
+        if self.tool == Some(GemmUnderSanitizer::None) {
             return Ok(());
         }
-        self.launch_algorithm(self.chosen, lane, operands)
+        self.enqueue_with_proposed_algorithm(self.chosen, lane, operands)
     }
 
-    /// Enqueues the GEMM by one of its algorithms.
+    /// Enqueues the GEMM on the stream of a lane with one of the proposed algorithms.
     ///
     /// # Errors
-    /// Fails if an operand is missing, or the library refuses.
-    pub(super) fn launch_algorithm(
+    /// Fails if the address of an operand is missing, or cuBLASLt refuses the GEMM.
+    pub(super) fn enqueue_with_proposed_algorithm(
         &self,
         algorithm: usize,
         lane: usize,
-        operands: &GemmOperands,
+        operands: &GemmOperandAddresses,
     ) -> Result<(), BackendError> {
         let lane = &self.blas.lanes[lane];
-        self.set_operand_pointers(operands)?;
-        let &GemmOperands { a, b, c, d, workspace, .. } = operands;
+        self.set_pointers_in_description(operands)?;
+        let &GemmOperandAddresses { a, b, c, d, workspace, .. } = operands;
         let algorithm = self.algorithms.get(algorithm);
-        let launch = lt::CublasLtLaunch {
+        let launch = lt::CublasLtMatmulArguments {
             handle: self.blas.handle,
             description: self.description,
-            scalars: self.spec.alpha_and_beta(),
+            scalars: self.spec.cublaslt_alpha_and_beta(),
             matrices: [b, a, c.unwrap_or(d), d],
-            layouts: self.all_layout_handles(),
+            layouts: self.handles_of_four_layouts(),
             algorithm: algorithm.map_or(std::ptr::null(), |it| std::ptr::from_ref(&it.algorithm)),
             workspace: match (workspace, algorithm) {
                 (Some(own), Some(algorithm)) => (own, algorithm.workspace_bytes),
-                _ => (lane.workspace.address(), self.blas.shared_bytes()),
+                _ => (lane.workspace.device_address(), self.blas.shared_workspace_bytes()),
             },
             stream: lane.stream.cu_stream().cast(),
         };
         // SAFETY: handle, description, layouts and algorithm belong together; the workspace lives
-        // as long as `self`; the operands are addresses on the device and used there only.
-        let launched = unsafe { lt::enqueue_matmul(launch) };
-        Ok(launched.map_err(GemmError::library_error("launch a GEMM"))?)
+        // as long as `self`; the operand addresses are used only on the device.
+        let launched = unsafe { lt::enqueue_cublaslt_matmul(launch) };
+        Ok(launched.map_err(GemmError::error_for_cublaslt_action("launch a GEMM"))?)
     }
 
-    /// Fills D with NaN, unless it holds C: the gaps between rows and matrices stay.
+    /// Fills the result matrices D with NaN, but not the gaps between rows and matrices; does
+    /// nothing if D also holds C.
     fn fill_result_with_nan(
         &self,
         lane: usize,
-        operands: &GemmOperands,
+        operands: &GemmOperandAddresses,
     ) -> Result<(), BackendError> {
         if self.spec.beta != 0.0 && operands.c.is_none_or(|c| c == operands.d) {
             return Ok(());
         }
         let stream = self.blas.lanes[lane].stream.cu_stream();
-        let (d, element) = (self.spec.column_major_layouts().d, self.spec.d.element_bytes());
+        let (d, element) =
+            (self.spec.column_major_layouts().d, self.spec.d.size_of_element_in_bytes());
         for index in 0..self.spec.batch_count {
             let address = operands.d + (index * d.batch_stride * element) as u64;
-            // SAFETY: D is an address on the device with room for the result.
+            // SAFETY: D is a device address with room for the result matrices.
             unsafe {
                 sys::cuMemsetD2D8Async(
                     address,
@@ -474,22 +519,24 @@ impl PreparedGemm {
     }
 }
 
-/// Index of the fastest algorithm; the first one unless another is clearly faster.
-fn fastest_algorithm(times: &[f64]) -> usize {
+/// Index of the algorithm with the shortest time; index 0 unless another algorithm is clearly
+/// faster.
+fn index_of_clearly_fastest_algorithm(times: &[f64]) -> usize {
     let Some(&first) = times.first() else { return 0 };
     let (best, &time) =
         times.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1)).expect("there is a first");
-    if time < CLEARLY_FASTER_TIME_RATIO * first { best } else { 0 }
+    if time < MAX_TIME_RATIO_TO_REPLACE_FIRST * first { best } else { 0 }
 }
 
 impl Drop for PreparedGemm {
     fn drop(&mut self) {
-        // SAFETY: each object is destroyed once, if it was made.
+        // SAFETY: each object of cuBLASLt is destroyed only once; objects that were not created are
+        // null.
         unsafe {
-            self.layouts
-                .into_iter()
-                .for_each(|layout| lt::destroy_object(lt::LtObjectKind::Layout, layout));
-            lt::destroy_object(lt::LtObjectKind::Description, self.description);
+            self.layouts.into_iter().for_each(|layout| {
+                lt::destroy_cublaslt_object(lt::CublasLtObjectKind::Layout, layout)
+            });
+            lt::destroy_cublaslt_object(lt::CublasLtObjectKind::Description, self.description);
         }
     }
 }

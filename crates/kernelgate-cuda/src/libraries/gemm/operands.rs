@@ -1,40 +1,45 @@
-//! Device addresses of one launch of a GEMM.
+//! Device addresses of the matrices and other operands of one GEMM launch.
 
 use super::error::GemmError;
 use super::spec::GemmSpec;
 use crate::libraries::lt::Attribute;
 
-/// Device addresses of a launch; matrices lie as the GEMM's [`GemmSpec`] describes. Operands that
-/// the epilogue and scales do not need are ignored.
+/// Device addresses of the operands of one GEMM launch; their shapes and layouts are in its
+/// [`GemmSpec`]. An address that the GEMM's epilogue and scales do not need is ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct GemmOperands<A = u64> {
+pub struct GemmOperandAddresses<A = u64> {
     /// Address of matrix A.
     pub a: A,
     /// Address of matrix B.
     pub b: A,
-    /// Address of matrix C, if it differs from D.
+    /// Address of matrix C; absent if C is the old content of D.
     pub c: Option<A>,
-    /// D; overlaps neither A nor B, and C only where both are one matrix.
+    /// Address of matrix D; D overlaps neither A nor B, and overlaps C only if C and D are one
+    /// matrix.
     pub d: A,
-    /// Address of the bias, or of the bias gradient.
+    /// Address of the bias vector that the epilogue adds, or of the bias gradient that the epilogue
+    /// writes.
     pub bias: Option<A>,
-    /// Address of the epilogue's auxiliary matrix; its size is [`GemmSpec::aux_bytes`].
+    /// Address of the matrix that cuBLASLt's epilogue saves for the backward pass, or reads in it;
+    /// its size is [`GemmSpec::aux_matrix_bytes_of_whole_batch`].
     pub aux: Option<A>,
-    /// Address of the f32 factor of matrix A.
+    /// Address of the f32 by which the elements of fp8 matrix A are multiplied.
     pub scale_a: Option<A>,
-    /// Address of the f32 factor of matrix B.
+    /// Address of the f32 by which the elements of fp8 matrix B are multiplied.
     pub scale_b: Option<A>,
-    /// Address of the f32 factor of matrix D.
+    /// Address of the f32 by which the elements of D are multiplied before they are rounded to fp8.
     pub scale_d: Option<A>,
-    /// Largest magnitude of D before D's scale factor is applied, an f32.
+    /// Address to which the GEMM writes the largest magnitude of D before D's scale factor is
+    /// applied, an f32.
     pub amax_d: Option<A>,
-    /// Workspace for this GEMM launch alone; if absent, the launches of a lane share a workspace.
+    /// Address of a workspace for this GEMM launch alone; if absent, the launches of a lane (one
+    /// stream) share a workspace.
     pub workspace: Option<A>,
 }
 
-impl<A: Copy> GemmOperands<A> {
+impl<A: Copy> GemmOperandAddresses<A> {
     /// Matrices alone.
-    pub const fn new(a: A, b: A, d: A) -> Self {
+    pub const fn gemm_operands_from_a_b_d(a: A, b: A, d: A) -> Self {
         Self {
             a,
             b,
@@ -50,9 +55,12 @@ impl<A: Copy> GemmOperands<A> {
         }
     }
 
-    /// Converts the address of each operand of the GEMM with a function.
-    pub fn map_addresses<B>(self, mut address: impl FnMut(A) -> B) -> GemmOperands<B> {
-        GemmOperands {
+    /// Converts the address of each operand of the GEMM by the function `address`.
+    pub fn map_operand_addresses<B>(
+        self,
+        mut address: impl FnMut(A) -> B,
+    ) -> GemmOperandAddresses<B> {
+        GemmOperandAddresses {
             a: address(self.a),
             b: address(self.b),
             c: self.c.map(&mut address),
@@ -68,33 +76,34 @@ impl<A: Copy> GemmOperands<A> {
     }
 }
 
-impl<A: Copy> From<[A; 3]> for GemmOperands<A> {
+impl<A: Copy> From<[A; 3]> for GemmOperandAddresses<A> {
     fn from([a, b, d]: [A; 3]) -> Self {
-        Self::new(a, b, d)
+        Self::gemm_operands_from_a_b_d(a, b, d)
     }
 }
 
-impl GemmOperands {
-    /// The attributes that hold the addresses which the description needs besides the matrices. A
-    /// and B are exchanged for the library.
+impl GemmOperandAddresses {
+    /// Returns the cuBLASLt attributes and the addresses of bias, auxiliary matrix, scales and
+    /// amax, as far as the GEMM needs them. cuBLASLt gets matrices A and B exchanged, so A's scale
+    /// is set as cuBLASLt's B scale.
     ///
     /// # Errors
     /// The error is the name of the first operand that the launch lacks.
-    pub(super) fn pointer_attributes(
+    pub(super) fn bias_aux_and_scale_pointer_attributes(
         &self,
         spec: &GemmSpec,
-    ) -> Result<PointerAttributes, GemmError> {
+    ) -> Result<GemmPointerAttributes, GemmError> {
         use Attribute as At;
         let mut pointers = [None; 6];
         let needs = [
             (
-                spec.bias_element_count().is_some(),
+                spec.bias_element_count_unless_none().is_some(),
                 At::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
                 self.bias,
                 "the bias",
             ),
             (
-                spec.aux_leading_dimension().is_some(),
+                spec.aux_row_stride_in_elements_or_bits().is_some(),
                 At::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
                 self.aux,
                 "aux",
@@ -114,5 +123,6 @@ impl GemmOperands {
     }
 }
 
-/// Those attributes of a GEMM's description that are device addresses.
-pub(super) type PointerAttributes = [Option<(Attribute, u64)>; 6];
+/// Attributes of cuBLASLt's GEMM description whose values are device addresses: bias, auxiliary
+/// matrix, scales of A, B and D, amax of D.
+pub(super) type GemmPointerAttributes = [Option<(Attribute, u64)>; 6];

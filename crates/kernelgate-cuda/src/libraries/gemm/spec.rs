@@ -1,30 +1,30 @@
 //! Description of a GEMM of row-major matrices, and its column-major layout for cuBLASLt.
 
-use super::dtype::MatrixDtype;
-use super::epilogue::{GemmActivation, GemmEpilogue};
+use super::dtype::GemmMatrixDtype;
+use super::epilogue::{GemmEpilogue, GemmEpilogueActivation};
 use super::error::GemmError;
 use crate::libraries::lt;
 
-/// Device scalars of an fp8 GEMM, each an f32: factors of A and B, the factor of D before it is
-/// rounded, and the largest magnitude of D before that.
+/// Which device scalars, each an f32, an fp8 GEMM uses: factors of A, B and D, and the largest
+/// magnitude of D before its factor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct GemmScales {
+pub struct GemmScalesPresent {
     /// Whether A has one.
     pub a: bool,
     /// Whether B has one.
     pub b: bool,
     /// Whether D has one.
     pub d: bool,
-    /// Whether the GEMM writes the largest magnitude of D.
+    /// Whether the GEMM writes the largest magnitude of D to device memory.
     pub amax_d: bool,
 }
 
 /// D `[m, n]` = epilogue(alpha · op(A) `[m, k]` · op(B) `[k, n]` + beta · C `[m, n]`), a batch of
 /// them; matrices are row-major.
 ///
-/// Callers write only the fields that differ from the defaults: `GemmSpec { b_transposed: true,
-/// ..GemmSpec::new(m, n, k, Bf16, F32) }`. Leading dimensions and strides are in elements; `None`
-/// means that rows and matrices follow each other without a gap.
+/// Callers of `GemmSpec::new` write only the fields that differ from its defaults: `GemmSpec {
+/// b_transposed: true, ..GemmSpec::new(m, n, k, Bf16, F32) }`. Leading dimensions and strides count
+/// elements; `None` means that rows and matrices follow each other without a gap.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GemmSpec {
     /// Rows of D.
@@ -34,12 +34,12 @@ pub struct GemmSpec {
     /// Length of the sums.
     pub k: usize,
     /// Element type of matrix A.
-    pub a: MatrixDtype,
+    pub a: GemmMatrixDtype,
     /// Element type of matrix B.
-    pub b: MatrixDtype,
+    pub b: GemmMatrixDtype,
     /// Element type of the result D and of C.
-    pub d: MatrixDtype,
-    /// Whether f32 matrices are rounded to TF32, for the tensor cores.
+    pub d: GemmMatrixDtype,
+    /// Whether the tensor cores round the GEMM's f32 inputs to TF32.
     pub tf32: bool,
     /// Whether A is stored as `[k, m]`; otherwise as `[m, k]`.
     pub a_transposed: bool,
@@ -53,7 +53,7 @@ pub struct GemmSpec {
     pub ldc: Option<usize>,
     /// Distance from one row of D to the next, elements.
     pub ldd: Option<usize>,
-    /// Number of GEMMs in the batch; 1 for a single GEMM.
+    /// Number of GEMMs of equal shape in the batch; 1 for a single GEMM.
     pub batch_count: usize,
     /// Distance from one matrix A of the batch to the next, elements; 0 if all products share one
     /// A.
@@ -67,35 +67,35 @@ pub struct GemmSpec {
     pub stride_d: Option<usize>,
     /// Factor of the product.
     pub alpha: f32,
-    /// Factor of matrix C, which is not read if the factor is 0. Matrix C is D unless the launch
-    /// names another matrix.
+    /// Factor `beta` of matrix C; the GEMM does not read C if `beta` is 0. Matrix C is the old
+    /// content of D unless the launch names another matrix.
     pub beta: f32,
-    /// Work on the result before it is stored.
+    /// Epilogue of the GEMM: bias, activation or gradient, applied before the result is stored.
     pub epilogue: GemmEpilogue,
     /// Scales of fp8 matrices.
-    pub scales: GemmScales,
-    /// Alignment that the addresses of all matrices have at least, bytes. Algorithms that need more
-    /// are not proposed; the library's default is 256.
+    pub scales: GemmScalesPresent,
+    /// Alignment in bytes that the addresses of all matrices are known to have. cuBLASLt does not
+    /// propose algorithms that need more alignment than these bytes; its default is 256.
     pub alignment: u32,
 }
 
-/// Alignment that the library expects of matrices.
+/// Alignment, bytes, that cuBLASLt assumes for matrix addresses by default.
 pub(super) const DEFAULT_MATRIX_ALIGNMENT: u32 = 256;
 
-/// Layout of a matrix as cuBLASLt sees it: column-major.
+/// Column-major layout in which cuBLASLt sees one row-major matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ColumnMajorLayout {
-    pub dtype: MatrixDtype,
+    pub dtype: GemmMatrixDtype,
     pub rows: usize,
     pub columns: usize,
-    /// Distance from one column of the matrix to the next, elements.
+    /// Leading dimension: distance from one column of the matrix to the next, elements.
     pub ld: usize,
     /// Distance from one matrix of the batch to the next, elements.
     pub batch_stride: usize,
 }
 
-/// Layouts of the matrices in the library's order: its A is this B, because it computes Dᵀ =
-/// op(B)ᵀ·op(A)ᵀ.
+/// Layouts of the matrices in cuBLASLt's order: its A is the caller's B, because cuBLASLt computes
+/// Dᵀ = op(B)ᵀ·op(A)ᵀ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ColumnMajorLayouts {
     pub a: ColumnMajorLayout,
@@ -105,8 +105,15 @@ pub(super) struct ColumnMajorLayouts {
 }
 
 impl GemmSpec {
-    /// D = A·B of one dtype, without batch, epilogue or gaps.
-    pub const fn new(m: usize, n: usize, k: usize, inputs: MatrixDtype, d: MatrixDtype) -> Self {
+    /// Describes D = A·B with A and B of dtype `inputs`, without batch, epilogue or gaps between
+    /// rows.
+    pub const fn new(
+        m: usize,
+        n: usize,
+        k: usize,
+        inputs: GemmMatrixDtype,
+        d: GemmMatrixDtype,
+    ) -> Self {
         Self {
             m,
             n,
@@ -129,75 +136,81 @@ impl GemmSpec {
             alpha: 1.0,
             beta: 0.0,
             epilogue: GemmEpilogue::None,
-            scales: GemmScales { a: false, b: false, d: false, amax_d: false },
+            scales: GemmScalesPresent { a: false, b: false, d: false, amax_d: false },
             alignment: DEFAULT_MATRIX_ALIGNMENT,
         }
     }
 
-    /// Dtype of C: the dtype of D, but bf16 if D is fp8.
-    pub const fn c(&self) -> MatrixDtype {
-        if self.d.is_fp8() { MatrixDtype::Bf16 } else { self.d }
+    /// Dtype of matrix C: the dtype of D, but bf16 if D is fp8.
+    pub const fn c(&self) -> GemmMatrixDtype {
+        if self.d.is_fp8() { GemmMatrixDtype::Bf16 } else { self.d }
     }
 
-    /// Dtype of the bias and of its gradient: the dtype of D, but a 16-bit dtype for fp8 matrices.
-    pub const fn bias_dtype(&self) -> MatrixDtype {
+    /// Dtype of the bias and of its gradient: the dtype of D; with fp8 inputs f16 if D is f16,
+    /// otherwise bf16.
+    pub const fn dtype_of_bias_and_its_gradient(&self) -> GemmMatrixDtype {
         match self.d {
             d if !self.a.is_fp8() => d,
-            MatrixDtype::F16 => MatrixDtype::F16,
-            _ => MatrixDtype::Bf16,
+            GemmMatrixDtype::F16 => GemmMatrixDtype::F16,
+            _ => GemmMatrixDtype::Bf16,
         }
     }
 
     /// Number of elements of the bias or of its gradient; `None` for an epilogue without a bias.
-    pub const fn bias_element_count(&self) -> Option<usize> {
+    pub const fn bias_element_count_unless_none(&self) -> Option<usize> {
         match self.epilogue {
             GemmEpilogue::BiasGradientA => Some(self.m),
-            epilogue if epilogue.has_bias() => Some(self.n),
+            epilogue if epilogue.uses_bias_vector() => Some(self.n),
             _ => None,
         }
     }
 
     /// Distance from one row of the auxiliary matrix to the next, elements (bits for ReLU); `None`
     /// for an epilogue without an auxiliary matrix.
-    pub const fn aux_leading_dimension(&self) -> Option<usize> {
-        match self.epilogue.function_with_aux() {
-            Some(GemmActivation::Relu) => Some(self.n.next_multiple_of(128)),
-            Some(GemmActivation::Gelu) => Some(self.n.next_multiple_of(8)),
+    pub const fn aux_row_stride_in_elements_or_bits(&self) -> Option<usize> {
+        match self.epilogue.activation_with_auxiliary_matrix() {
+            Some(GemmEpilogueActivation::Relu) => Some(self.n.next_multiple_of(128)),
+            Some(GemmEpilogueActivation::Gelu) => Some(self.n.next_multiple_of(8)),
             None => None,
         }
     }
 
-    /// Returns the bytes of the auxiliary matrices of the whole batch.
-    pub const fn aux_bytes(&self) -> Option<usize> {
-        match (self.epilogue.function_with_aux(), self.aux_leading_dimension()) {
-            (Some(GemmActivation::Relu), Some(ld)) => Some(self.batch_count * self.m * ld / 8),
-            (Some(GemmActivation::Gelu), Some(ld)) => {
-                Some(self.batch_count * self.m * ld * self.d.element_bytes())
+    /// Returns the total bytes of the epilogue's auxiliary matrices of all GEMMs of the batch.
+    pub const fn aux_matrix_bytes_of_whole_batch(&self) -> Option<usize> {
+        match (
+            self.epilogue.activation_with_auxiliary_matrix(),
+            self.aux_row_stride_in_elements_or_bits(),
+        ) {
+            (Some(GemmEpilogueActivation::Relu), Some(ld)) => {
+                Some(self.batch_count * self.m * ld / 8)
+            }
+            (Some(GemmEpilogueActivation::Gelu), Some(ld)) => {
+                Some(self.batch_count * self.m * ld * self.d.size_of_element_in_bytes())
             }
             _ => None,
         }
     }
 
-    /// Checks that the dtypes are supported together and that extents and strides describe
-    /// matrices.
+    /// Checks that cuBLASLt supports the GEMM's dtypes together and that extents and strides
+    /// describe matrices that do not overlap.
     ///
     /// # Errors
     /// The error is the first operand whose layout is invalid.
-    pub fn check(&self) -> Result<(), GemmError> {
+    pub fn check_gemm_spec(&self) -> Result<(), GemmError> {
         let &Self { m, n, k, batch_count, a, b, d, tf32, epilogue, alpha, beta, .. } = self;
         if m == 0 || n == 0 || k == 0 || batch_count == 0 {
             return Err(GemmError::Empty { m, n, k, batch_count });
         }
-        if !self.supports_dtypes() {
+        if !self.cublaslt_supports_dtypes() {
             return Err(GemmError::Dtypes { a, b, d, tf32 });
         }
-        if d == MatrixDtype::I32 && epilogue != GemmEpilogue::None {
+        if d == GemmMatrixDtype::I32 && epilogue != GemmEpilogue::None {
             return Err(GemmError::Epilogue { epilogue, d });
         }
-        if d == MatrixDtype::I32 && (alpha.fract() != 0.0 || beta.fract() != 0.0) {
+        if d == GemmMatrixDtype::I32 && (alpha.fract() != 0.0 || beta.fract() != 0.0) {
             return Err(GemmError::Scalars { alpha, beta });
         }
-        let GemmScales { a: scale_a, b: scale_b, d: scale_d, amax_d } = self.scales;
+        let GemmScalesPresent { a: scale_a, b: scale_b, d: scale_d, amax_d } = self.scales;
         for (matrix, dtype, scaled) in
             [('A', a, scale_a), ('B', b, scale_b), ('D', d, scale_d || amax_d)]
         {
@@ -206,7 +219,7 @@ impl GemmSpec {
             }
         }
         let layouts = self.column_major_layouts();
-        // The library is column-major, so its columns are rows of these matrices.
+        // cuBLASLt is column-major, so a column of its layout is a row of the caller's matrix.
         for (matrix, layout) in
             [('A', layouts.b), ('B', layouts.a), ('C', layouts.c), ('D', layouts.d)]
         {
@@ -218,7 +231,7 @@ impl GemmSpec {
                 });
             }
         }
-        // The result matrices of a batch lie one behind another, or side by side within the rows of
+        // The result matrices D of a batch lie one behind another, or side by side within rows of
         // one leading dimension.
         let (ld, stride) = (layouts.d.ld, layouts.d.batch_stride);
         let behind = stride >= (m - 1) * ld + n;
@@ -229,9 +242,9 @@ impl GemmSpec {
         Ok(())
     }
 
-    /// Whether cuBLASLt supports this combination of types.
-    const fn supports_dtypes(&self) -> bool {
-        use MatrixDtype::{Bf16, E4m3, E5m2, F16, F32, I8, I32};
+    /// Whether cuBLASLt supports this combination of dtypes of A, B and D.
+    const fn cublaslt_supports_dtypes(&self) -> bool {
+        use GemmMatrixDtype::{Bf16, E4m3, E5m2, F16, F32, I8, I32};
         if self.tf32 && !matches!(self.a, F32) {
             return false;
         }
@@ -247,23 +260,25 @@ impl GemmSpec {
         )
     }
 
-    pub(super) const fn compute_type(&self) -> lt::Compute {
+    pub(super) const fn cublas_compute_type(&self) -> lt::Compute {
         match (self.d, self.tf32) {
-            (MatrixDtype::I32, _) => lt::Compute::CUBLAS_COMPUTE_32I,
+            (GemmMatrixDtype::I32, _) => lt::Compute::CUBLAS_COMPUTE_32I,
             (_, true) => lt::Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
             (_, false) => lt::Compute::CUBLAS_COMPUTE_32F,
         }
     }
 
-    pub(super) const fn alpha_and_beta(&self) -> lt::AlphaAndBeta {
+    pub(super) const fn cublaslt_alpha_and_beta(&self) -> lt::GemmAlphaAndBeta {
         match self.d {
-            MatrixDtype::I32 => lt::AlphaAndBeta::I32([self.alpha as i32, self.beta as i32]),
-            _ => lt::AlphaAndBeta::F32([self.alpha, self.beta]),
+            GemmMatrixDtype::I32 => {
+                lt::GemmAlphaAndBeta::I32([self.alpha as i32, self.beta as i32])
+            }
+            _ => lt::GemmAlphaAndBeta::F32([self.alpha, self.beta]),
         }
     }
 
-    /// Returns the layouts of the matrices for the library: a row-major matrix is a column-major
-    /// one with exchanged extents.
+    /// Returns the column-major layouts of the GEMM's row-major matrices for cuBLASLt: rows and
+    /// columns are exchanged.
     pub(super) fn column_major_layouts(&self) -> ColumnMajorLayouts {
         let layout = |dtype, [rows, columns]: [usize; 2], ld: Option<usize>, stride| {
             let ld = ld.unwrap_or(rows);
@@ -285,112 +300,130 @@ impl GemmSpec {
 
 #[cfg(test)]
 mod tests {
-    use super::MatrixDtype::{Bf16, E4m3, E5m2, F16, F32, I8, I32};
+    use super::GemmMatrixDtype::{Bf16, E4m3, E5m2, F16, F32, I8, I32};
     use super::*;
 
-    const PLAIN_GEMM: GemmSpec = GemmSpec::new(6, 4, 10, Bf16, F32);
+    const PLAIN_6X4X10_GEMM: GemmSpec = GemmSpec::new(6, 4, 10, Bf16, F32);
 
-    fn matrix_extents(layout: ColumnMajorLayout) -> [usize; 4] {
+    fn rows_columns_ld_and_batch_stride(layout: ColumnMajorLayout) -> [usize; 4] {
         [layout.rows, layout.columns, layout.ld, layout.batch_stride]
     }
 
     #[test]
-    fn a_row_major_matrix_becomes_a_column_major_one_with_swapped_extents() {
-        let layouts = PLAIN_GEMM.column_major_layouts();
-        assert_eq!(matrix_extents(layouts.a), [4, 10, 4, 40], "B");
-        assert_eq!(matrix_extents(layouts.b), [10, 6, 10, 60], "A");
-        assert_eq!(matrix_extents(layouts.d), [4, 6, 4, 24]);
+    fn a_row_major_matrix_is_column_major_with_swapped_extents() {
+        let layouts = PLAIN_6X4X10_GEMM.column_major_layouts();
+        assert_eq!(rows_columns_ld_and_batch_stride(layouts.a), [4, 10, 4, 40], "B");
+        assert_eq!(rows_columns_ld_and_batch_stride(layouts.b), [10, 6, 10, 60], "A");
+        assert_eq!(rows_columns_ld_and_batch_stride(layouts.d), [4, 6, 4, 24]);
         assert_eq!(layouts.c, layouts.d);
-        let both = GemmSpec { a_transposed: true, b_transposed: true, ..PLAIN_GEMM }
+        let both = GemmSpec { a_transposed: true, b_transposed: true, ..PLAIN_6X4X10_GEMM }
             .column_major_layouts();
-        assert_eq!(matrix_extents(both.a), [10, 4, 10, 40], "B");
-        assert_eq!(matrix_extents(both.b), [6, 10, 6, 60], "A");
+        assert_eq!(rows_columns_ld_and_batch_stride(both.a), [10, 4, 10, 40], "B");
+        assert_eq!(rows_columns_ld_and_batch_stride(both.b), [6, 10, 6, 60], "A");
         assert_eq!(both.d, layouts.d);
     }
 
     #[test]
-    fn matrices_of_a_batch_are_contiguous_unless_strides_are_given() {
-        let gaps = GemmSpec { ldb: Some(7), ldd: Some(9), batch_count: 3, ..PLAIN_GEMM };
+    fn gemm_batches_are_contiguous_unless_strides_are_given() {
+        let gaps = GemmSpec { ldb: Some(7), ldd: Some(9), batch_count: 3, ..PLAIN_6X4X10_GEMM };
         let layouts = gaps.column_major_layouts();
-        assert_eq!(matrix_extents(layouts.a), [4, 10, 7, 70]);
-        assert_eq!(matrix_extents(layouts.d), [4, 6, 9, 54]);
+        assert_eq!(rows_columns_ld_and_batch_stride(layouts.a), [4, 10, 7, 70]);
+        assert_eq!(rows_columns_ld_and_batch_stride(layouts.d), [4, 6, 9, 54]);
         assert_eq!(layouts.c, layouts.d, "C lies as D does");
         let shared = GemmSpec { stride_b: Some(0), stride_d: Some(100), ldc: Some(4), ..gaps };
         let layouts = shared.column_major_layouts();
         assert_eq!((layouts.a.batch_stride, layouts.d.batch_stride), (0, 100));
-        assert_eq!(matrix_extents(layouts.c), [4, 6, 4, 100]);
-        assert_eq!(shared.check(), Ok(()));
+        assert_eq!(rows_columns_ld_and_batch_stride(layouts.c), [4, 6, 4, 100]);
+        assert_eq!(shared.check_gemm_spec(), Ok(()));
     }
 
     #[test]
-    fn extents_and_strides_that_describe_no_matrix_are_refused() {
-        let refused = |spec: GemmSpec| spec.check().unwrap_err();
-        assert!(matches!(refused(GemmSpec { k: 0, ..PLAIN_GEMM }), GemmError::Empty { k: 0, .. }));
-        let short = GemmSpec { lda: Some(9), ..PLAIN_GEMM };
+    fn gemms_with_an_empty_extent_or_overlapping_rows_are_refused() {
+        let refused = |spec: GemmSpec| spec.check_gemm_spec().unwrap_err();
+        assert!(matches!(
+            refused(GemmSpec { k: 0, ..PLAIN_6X4X10_GEMM }),
+            GemmError::Empty { k: 0, .. }
+        ));
+        let short = GemmSpec { lda: Some(9), ..PLAIN_6X4X10_GEMM };
         assert_eq!(refused(short), GemmError::LeadingDimension { matrix: 'A', ld: 9, row: 10 });
-        assert_eq!(GemmSpec { a_transposed: true, ..short }.check(), Ok(()));
-        let overlapping = GemmSpec { batch_count: 2, stride_d: Some(23), ..PLAIN_GEMM };
+        assert_eq!(GemmSpec { a_transposed: true, ..short }.check_gemm_spec(), Ok(()));
+        let overlapping = GemmSpec { batch_count: 2, stride_d: Some(23), ..PLAIN_6X4X10_GEMM };
         assert_eq!(
             refused(overlapping),
             GemmError::OverlappingResults { stride: 23, ld: 4, m: 6, n: 4 }
         );
-        // The next result matrix begins in the gap behind the last row, or in the gap behind the
-        // first row.
+        // The next matrix D of the batch begins in the gap behind the last row, or in the gap
+        // behind the first row.
         let behind = GemmSpec { ldd: Some(8), stride_d: Some(44), ..overlapping };
         let interleaved = GemmSpec { stride_d: Some(4), ..behind };
-        assert_eq!([behind, interleaved].map(|spec| spec.check()), [Ok(()), Ok(())]);
-        assert!(GemmSpec { batch_count: 3, ..interleaved }.check().is_err());
+        assert_eq!([behind, interleaved].map(|spec| spec.check_gemm_spec()), [Ok(()), Ok(())]);
+        assert!(GemmSpec { batch_count: 3, ..interleaved }.check_gemm_spec().is_err());
     }
 
     #[test]
-    fn supported_dtype_combinations_follow_cublaslts_table() {
-        let checked = |a, b, d| GemmSpec { b, ..GemmSpec::new(16, 16, 16, a, d) }.check();
+    fn gemm_dtype_combinations_follow_cublaslts_table() {
+        let checked = |a, b, d| GemmSpec { b, ..GemmSpec::new(16, 16, 16, a, d) }.check_gemm_spec();
         for (a, b, d) in [(F16, F16, F16), (I8, I8, I32), (E4m3, E5m2, E5m2), (F32, F32, F32)] {
             assert_eq!(checked(a, b, d), Ok(()));
         }
         for (a, b, d) in [(F16, Bf16, F32), (E5m2, E5m2, Bf16), (I8, I8, F32), (F32, F32, Bf16)] {
             assert_eq!(checked(a, b, d), Err(GemmError::Dtypes { a, b, d, tf32: false }));
         }
-        assert!(GemmSpec { tf32: true, ..PLAIN_GEMM }.check().unwrap_err().is_unsupported());
+        assert!(
+            GemmSpec { tf32: true, ..PLAIN_6X4X10_GEMM }
+                .check_gemm_spec()
+                .unwrap_err()
+                .means_unsupported_gemm()
+        );
         let integers = GemmSpec::new(16, 16, 16, I8, I32);
         let halved = GemmSpec { alpha: 0.5, ..integers };
-        assert_eq!(halved.check(), Err(GemmError::Scalars { alpha: 0.5, beta: 0.0 }));
+        assert_eq!(halved.check_gemm_spec(), Err(GemmError::Scalars { alpha: 0.5, beta: 0.0 }));
         let biased = GemmSpec { epilogue: GemmEpilogue::Bias, ..integers };
-        assert!(biased.check().unwrap_err().is_unsupported());
-        let scales = GemmScales { d: true, ..GemmScales::default() };
+        assert!(biased.check_gemm_spec().unwrap_err().means_unsupported_gemm());
+        let scales = GemmScalesPresent { d: true, ..GemmScalesPresent::default() };
         let scaled = GemmSpec { scales, ..GemmSpec::new(16, 16, 16, E4m3, Bf16) };
-        assert_eq!(scaled.check(), Err(GemmError::Scale { matrix: 'D', dtype: Bf16 }));
+        assert_eq!(scaled.check_gemm_spec(), Err(GemmError::Scale { matrix: 'D', dtype: Bf16 }));
     }
 
     #[test]
-    fn gemms_with_fp8_results_take_a_16_bit_matrix_c() {
+    fn fp8_gemms_take_a_16_bit_bias_and_bf16_c_for_fp8_d() {
         let fp8 = |d| GemmSpec::new(16, 16, 16, E4m3, d);
-        assert_eq!([E4m3, F16, F32].map(|d| fp8(d).bias_dtype()), [Bf16, F16, Bf16]);
+        assert_eq!(
+            [E4m3, F16, F32].map(|d| fp8(d).dtype_of_bias_and_its_gradient()),
+            [Bf16, F16, Bf16]
+        );
         assert_eq!([E4m3, F16, F32].map(|d| fp8(d).c()), [Bf16, F16, F32]);
-        assert_eq!(PLAIN_GEMM.bias_dtype(), F32);
+        assert_eq!(PLAIN_6X4X10_GEMM.dtype_of_bias_and_its_gradient(), F32);
     }
 
     #[test]
-    fn rows_of_the_auxiliary_matrix_are_padded_as_cublaslt_requires() {
+    fn gemm_auxiliary_rows_are_padded_as_cublaslt_requires() {
         let spec = |function| GemmSpec {
             n: 200,
             batch_count: 2,
             epilogue: GemmEpilogue::Activation { function, bias: false, aux: true },
-            ..PLAIN_GEMM
+            ..PLAIN_6X4X10_GEMM
         };
-        let relu = spec(GemmActivation::Relu);
+        let relu = spec(GemmEpilogueActivation::Relu);
         assert_eq!(
-            (relu.aux_leading_dimension(), relu.aux_bytes()),
+            (relu.aux_row_stride_in_elements_or_bits(), relu.aux_matrix_bytes_of_whole_batch()),
             (Some(256), Some(2 * 6 * 256 / 8))
         );
-        let gelu = GemmSpec { n: 201, ..spec(GemmActivation::Gelu) };
+        let gelu = GemmSpec { n: 201, ..spec(GemmEpilogueActivation::Gelu) };
         assert_eq!(
-            (gelu.aux_leading_dimension(), gelu.aux_bytes()),
+            (gelu.aux_row_stride_in_elements_or_bits(), gelu.aux_matrix_bytes_of_whole_batch()),
             (Some(208), Some(2 * 6 * 208 * 4))
         );
-        assert_eq!((PLAIN_GEMM.aux_leading_dimension(), PLAIN_GEMM.aux_bytes()), (None, None));
-        assert_eq!(relu.bias_element_count(), None);
-        let sums = |epilogue| GemmSpec { epilogue, ..PLAIN_GEMM }.bias_element_count();
+        assert_eq!(
+            (
+                PLAIN_6X4X10_GEMM.aux_row_stride_in_elements_or_bits(),
+                PLAIN_6X4X10_GEMM.aux_matrix_bytes_of_whole_batch()
+            ),
+            (None, None)
+        );
+        assert_eq!(relu.bias_element_count_unless_none(), None);
+        let sums =
+            |epilogue| GemmSpec { epilogue, ..PLAIN_6X4X10_GEMM }.bias_element_count_unless_none();
         assert_eq!(
             [GemmEpilogue::BiasGradientA, GemmEpilogue::BiasGradientB, GemmEpilogue::Bias]
                 .map(sums),

@@ -1,51 +1,65 @@
-//! GEMMs against fp64, with operands whose products and sums every dtype holds exactly. The tests
-//! need a GPU and cuBLASLt, and skip combinations that cuBLASLt does not support on this GPU.
+//! Tests that compare cuBLASLt GEMMs with fp64, with operands whose products and sums every dtype
+//! holds exactly. The tests need a GPU and cuBLASLt, and skip combinations that cuBLASLt does not
+//! support on this GPU.
 
 use super::*;
 use crate::testing::lock_first_gpu;
 
-use MatrixDtype::{Bf16, E4m3, E5m2, F16, F32, I8, I32};
+use GemmMatrixDtype::{Bf16, E4m3, E5m2, F16, F32, I8, I32};
 
 #[test]
-fn the_first_algorithm_is_kept_unless_another_is_clearly_faster() {
-    assert_eq!(fastest_algorithm(&[]), 0);
-    assert_eq!(fastest_algorithm(&[100.0, 98.0, 101.0]), 0);
-    assert_eq!(fastest_algorithm(&[100.0, 98.0, 90.0]), 2);
-    assert_eq!(fastest_algorithm(&[f64::INFINITY, 98.0]), 1);
+fn first_gemm_algorithm_stays_unless_another_is_clearly_faster() {
+    assert_eq!(index_of_clearly_fastest_algorithm(&[]), 0);
+    assert_eq!(index_of_clearly_fastest_algorithm(&[100.0, 98.0, 101.0]), 0);
+    assert_eq!(index_of_clearly_fastest_algorithm(&[100.0, 98.0, 90.0]), 2);
+    assert_eq!(index_of_clearly_fastest_algorithm(&[f64::INFINITY, 98.0]), 1);
 }
 
 #[test]
-fn a_launch_without_a_needed_operand_names_it() {
+fn a_gemm_launch_without_a_needed_operand_names_it() {
     let epilogue =
-        GemmEpilogue::Activation { function: GemmActivation::Relu, bias: true, aux: true };
-    let scales = GemmScales { a: true, ..GemmScales::default() };
+        GemmEpilogue::Activation { function: GemmEpilogueActivation::Relu, bias: true, aux: true };
+    let scales = GemmScalesPresent { a: true, ..GemmScalesPresent::default() };
     let spec = GemmSpec { epilogue, scales, ..GemmSpec::new(16, 16, 16, E4m3, Bf16) };
-    let mut operands = GemmOperands::new(1, 2, 3);
+    let mut operands = GemmOperandAddresses::gemm_operands_from_a_b_d(1, 2, 3);
     for name in ["the bias", "aux", "A's scale"] {
-        assert_eq!(operands.pointer_attributes(&spec), Err(GemmError::MissingOperand(name)));
+        assert_eq!(
+            operands.bias_aux_and_scale_pointer_attributes(&spec),
+            Err(GemmError::MissingOperand(name))
+        );
         match name {
             "the bias" => operands.bias = Some(4),
             "aux" => operands.aux = Some(5),
             _ => operands.scale_a = Some(6),
         }
     }
-    let set: Vec<_> = operands.pointer_attributes(&spec).unwrap().into_iter().flatten().collect();
+    let set: Vec<_> = operands
+        .bias_aux_and_scale_pointer_attributes(&spec)
+        .unwrap()
+        .into_iter()
+        .flatten()
+        .collect();
     use Attribute as At;
     assert_eq!(
         set,
         [
             (At::CUBLASLT_MATMUL_DESC_BIAS_POINTER, 4),
             (At::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, 5),
-            // cuBLASLt's matrix B is this crate's matrix A.
+            // cuBLASLt's matrix B is this crate's matrix A, because cuBLASLt is column-major.
             (At::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, 6),
         ]
     );
     let plain = GemmSpec::new(16, 16, 16, Bf16, Bf16);
-    assert_eq!(operands.pointer_attributes(&plain).unwrap(), [None; 6], "others are ignored");
+    assert_eq!(
+        operands.bias_aux_and_scale_pointer_attributes(&plain).unwrap(),
+        [None; 6],
+        "others are ignored"
+    );
 }
 
-/// Exponent and significand bits of a float.
-const fn exponent_and_significand_bits(dtype: MatrixDtype) -> Option<(u32, u32)> {
+/// Returns the numbers of exponent bits and of significand bits of a float dtype; `None` for an
+/// integer dtype.
+const fn exponent_and_significand_bits(dtype: GemmMatrixDtype) -> Option<(u32, u32)> {
     match dtype {
         Bf16 => Some((8, 7)),
         F16 => Some((5, 10)),
@@ -56,8 +70,8 @@ const fn exponent_and_significand_bits(dtype: MatrixDtype) -> Option<(u32, u32)>
     }
 }
 
-/// The code of a value that the dtype holds exactly.
-fn code_of_value(value: f64, dtype: MatrixDtype) -> u32 {
+/// Encodes a value that the dtype holds exactly as the bits of the dtype.
+fn dtype_bits_of_value(value: f64, dtype: GemmMatrixDtype) -> u32 {
     let Some((exponent_bits, significand_bits)) = exponent_and_significand_bits(dtype) else {
         return value as i32 as u32;
     };
@@ -72,7 +86,7 @@ fn code_of_value(value: f64, dtype: MatrixDtype) -> u32 {
     sign | ((exponent as i32 + bias) as u32) << significand_bits | significand as u32
 }
 
-fn value_of_code(code: u32, dtype: MatrixDtype) -> f64 {
+fn value_of_dtype_bits(code: u32, dtype: GemmMatrixDtype) -> f64 {
     let Some((exponent_bits, significand_bits)) = exponent_and_significand_bits(dtype) else {
         return f64::from(code as i32);
     };
@@ -88,36 +102,46 @@ fn value_of_code(code: u32, dtype: MatrixDtype) -> f64 {
 }
 
 #[test]
-fn library_codes_of_dtypes_match_their_formats() {
-    assert_eq!(code_of_value(-1.5, F32), (-1.5f32).to_bits());
+fn test_conversions_of_values_to_dtype_bits_are_right() {
+    assert_eq!(dtype_bits_of_value(-1.5, F32), (-1.5f32).to_bits());
     assert_eq!(
-        [code_of_value(448.0, E4m3), code_of_value(-2.25, E4m3), code_of_value(1.0, E5m2)],
+        [
+            dtype_bits_of_value(448.0, E4m3),
+            dtype_bits_of_value(-2.25, E4m3),
+            dtype_bits_of_value(1.0, E5m2)
+        ],
         [0x7e, 0xc1, 0x3c]
     );
-    assert_eq!([code_of_value(1.0, F16), code_of_value(-2.0, Bf16)], [0x3c00, 0xc000]);
+    assert_eq!([dtype_bits_of_value(1.0, F16), dtype_bits_of_value(-2.0, Bf16)], [0x3c00, 0xc000]);
     for dtype in [Bf16, F16, F32, E4m3, E5m2] {
         for x in [0.0, 1.0, -1.5, 4.0] {
-            assert_eq!(value_of_code(code_of_value(x, dtype), dtype), x, "{dtype}");
+            assert_eq!(value_of_dtype_bits(dtype_bits_of_value(x, dtype), dtype), x, "{dtype}");
         }
     }
-    assert_eq!(value_of_code(code_of_value(-3.0, I32), I32), -3.0);
+    assert_eq!(value_of_dtype_bits(dtype_bits_of_value(-3.0, I32), I32), -3.0);
 }
 
-fn values_as_bytes(values: &[f64], dtype: MatrixDtype) -> Vec<u8> {
-    let size = dtype.element_bytes();
-    values.iter().flat_map(|&x| code_of_value(x, dtype).to_le_bytes()[..size].to_vec()).collect()
+fn encode_values_in_dtype(values: &[f64], dtype: GemmMatrixDtype) -> Vec<u8> {
+    let size = dtype.size_of_element_in_bytes();
+    values
+        .iter()
+        .flat_map(|&x| dtype_bits_of_value(x, dtype).to_le_bytes()[..size].to_vec())
+        .collect()
 }
 
-fn bytes_as_values(bytes: &[u8], dtype: MatrixDtype) -> Vec<f64> {
+fn decode_values_of_dtype(bytes: &[u8], dtype: GemmMatrixDtype) -> Vec<f64> {
     let word = |chunk: &[u8]| {
         let mut word = [0; 4];
         word[..chunk.len()].copy_from_slice(chunk);
         u32::from_le_bytes(word)
     };
-    bytes.chunks(dtype.element_bytes()).map(|chunk| value_of_code(word(chunk), dtype)).collect()
+    bytes
+        .chunks(dtype.size_of_element_in_bytes())
+        .map(|chunk| value_of_dtype_bits(word(chunk), dtype))
+        .collect()
 }
 
-/// Random whole numbers from -2 to 2, other ones for every seed.
+/// Random whole numbers from -2 to 2; different seeds give different numbers.
 fn random_whole_numbers(count: usize, seed: u64) -> Vec<f64> {
     let mut state = seed;
     let number = || {
@@ -128,23 +152,23 @@ fn random_whole_numbers(count: usize, seed: u64) -> Vec<f64> {
     std::iter::repeat_with(number).take(count).map(|number| number as f64 - 2.0).collect()
 }
 
-/// Position of the elements of a row-major matrix in memory.
+/// Computes the index in memory of an element of a batch of matrices from batch, row and column.
 #[derive(Clone, Copy)]
-struct MatrixPlace {
+struct MatrixElementIndexing {
     transposed: bool,
     ld: usize,
     stride: usize,
 }
 
-impl MatrixPlace {
+impl MatrixElementIndexing {
     const fn at(self, batch: usize, row: usize, column: usize) -> usize {
         let (row, column) = if self.transposed { (column, row) } else { (row, column) };
         batch * self.stride + row * self.ld + column
     }
 }
 
-/// A GEMM's operands on the host and the device.
-struct GemmFixture {
+/// A GEMM under test, with its operands on the host and on the device.
+struct GemmUnderTest {
     spec: GemmSpec,
     host: [Vec<f64>; 3],
     bias: Vec<f64>,
@@ -154,10 +178,10 @@ struct GemmFixture {
     blas: Rc<CublasLtLanes>,
 }
 
-impl GemmFixture {
+impl GemmUnderTest {
     /// `None` without cuBLASLt.
-    fn new(device: &Arc<Device>, spec: GemmSpec) -> Option<Self> {
-        let blas = match CublasLtLanes::open(device, 1) {
+    fn gemm_fixture_for_spec(device: &Arc<Device>, spec: GemmSpec) -> Option<Self> {
+        let blas = match CublasLtLanes::open_with_default_workspace(device, 1) {
             Err(BackendError::Unsupported(reason)) => {
                 eprintln!("skipped: {reason}");
                 return None;
@@ -171,45 +195,45 @@ impl GemmFixture {
         let host =
             [(b, 1), (a, 2), (c, 3)].map(|(it, seed)| random_whole_numbers(elements(it), seed));
         let upload =
-            |values: &[f64], dtype| device.upload(&values_as_bytes(values, dtype)).unwrap();
+            |values: &[f64], dtype| device.upload(&encode_values_in_dtype(values, dtype)).unwrap();
         let buffers = [
             upload(&host[0], spec.a),
             upload(&host[1], spec.b),
             upload(&host[2], spec.c()),
-            device.allocate(elements(d) * spec.d.element_bytes()).unwrap(),
+            device.allocate(elements(d) * spec.d.size_of_element_in_bytes()).unwrap(),
         ];
-        let bias = random_whole_numbers(spec.bias_element_count().unwrap_or(1), 4);
-        let bias_buffer = upload(&bias, spec.bias_dtype());
-        let aux = device.allocate(spec.aux_bytes().unwrap_or(1)).unwrap();
+        let bias = random_whole_numbers(spec.bias_element_count_unless_none().unwrap_or(1), 4);
+        let bias_buffer = upload(&bias, spec.dtype_of_bias_and_its_gradient());
+        let aux = device.allocate(spec.aux_matrix_bytes_of_whole_batch().unwrap_or(1)).unwrap();
         Some(Self { spec, host, bias, buffers, bias_buffer, aux, blas })
     }
 
-    fn gemm_operands(&self) -> GemmOperands {
-        let [a, b, c, d] = [0, 1, 2, 3].map(|index| self.buffers[index].address());
-        GemmOperands {
+    fn addresses_of_gemm_operands(&self) -> GemmOperandAddresses {
+        let [a, b, c, d] = [0, 1, 2, 3].map(|index| self.buffers[index].device_address());
+        GemmOperandAddresses {
             c: Some(c),
-            bias: Some(self.bias_buffer.address()),
-            aux: Some(self.aux.address()),
-            ..GemmOperands::new(a, b, d)
+            bias: Some(self.bias_buffer.device_address()),
+            aux: Some(self.aux.device_address()),
+            ..GemmOperandAddresses::gemm_operands_from_a_b_d(a, b, d)
         }
     }
 
-    /// Launches the GEMM with each proposed algorithm. Returns false if the library has no
-    /// algorithm on this GPU.
-    fn launch_each_algorithm(&self, operands: &GemmOperands) -> bool {
-        let mut gemm = match PreparedGemm::new(&self.blas, self.spec) {
-            Err(error) if error.is_unsupported() => {
+    /// Measures which of cuBLASLt's proposed algorithms is fastest, then launches the GEMM once.
+    /// Returns false if cuBLASLt has no algorithm for this GEMM on this GPU.
+    fn choose_algorithm_and_launch_gemm(&self, operands: &GemmOperandAddresses) -> bool {
+        let mut gemm = match PreparedGemm::with_proposed_algorithms(&self.blas, self.spec) {
+            Err(error) if error.means_unsupported_gemm() => {
                 eprintln!("skipped: {:?}: {error}", self.spec);
                 return false;
             }
             gemm => gemm.unwrap(),
         };
-        gemm.choose_fastest_algorithm(std::slice::from_ref(operands)).unwrap();
-        gemm.launch_in_lane(0, operands).unwrap();
+        gemm.time_and_choose_algorithm(std::slice::from_ref(operands)).unwrap();
+        gemm.enqueue_in_lane(0, operands).unwrap();
         true
     }
 
-    fn place_of_matrix(&self, matrix: char) -> MatrixPlace {
+    fn element_indexing_of_matrix(&self, matrix: char) -> MatrixElementIndexing {
         let spec::ColumnMajorLayouts { a, b, c, d } = self.spec.column_major_layouts();
         let (layout, transposed) = match matrix {
             'A' => (b, self.spec.a_transposed),
@@ -217,13 +241,16 @@ impl GemmFixture {
             'C' => (c, false),
             _ => (d, false),
         };
-        MatrixPlace { transposed, ld: layout.ld, stride: layout.batch_stride }
+        MatrixElementIndexing { transposed, ld: layout.ld, stride: layout.batch_stride }
     }
 
-    /// Expected value of alpha·A·B + beta·C for one element.
-    fn expected_element(&self, batch: usize, row: usize, column: usize) -> f64 {
-        let (at_a, at_b, at_c) =
-            (self.place_of_matrix('A'), self.place_of_matrix('B'), self.place_of_matrix('C'));
+    /// Returns the expected alpha·A·B + beta·C at one element, computed in fp64 on the host.
+    fn expected_gemm_element(&self, batch: usize, row: usize, column: usize) -> f64 {
+        let (at_a, at_b, at_c) = (
+            self.element_indexing_of_matrix('A'),
+            self.element_indexing_of_matrix('B'),
+            self.element_indexing_of_matrix('C'),
+        );
         let [a, b, c] = &self.host;
         let terms = (0..self.spec.k)
             .map(|index| a[at_a.at(batch, row, index)] * b[at_b.at(batch, index, column)]);
@@ -232,17 +259,23 @@ impl GemmFixture {
             + f64::from(self.spec.beta) * c[at_c.at(batch, row, column)]
     }
 
-    fn download_as_f64(&self, buffer: &DeviceBuffer, dtype: MatrixDtype) -> Vec<f64> {
-        let mut bytes = vec![0; buffer.bytes()];
-        buffer.download(&mut bytes).unwrap();
-        bytes_as_values(&bytes, dtype)
+    fn download_values_as_f64(&self, buffer: &DeviceBuffer, dtype: GemmMatrixDtype) -> Vec<f64> {
+        let mut bytes = vec![0; buffer.size_in_bytes()];
+        buffer.download_first_bytes(&mut bytes).unwrap();
+        decode_values_of_dtype(&bytes, dtype)
     }
 
-    /// Compares every element of D with its value in fp64; NaN stands for a value that nothing
-    /// defines.
-    fn check(&self, tolerance: f64, expected: impl Fn(usize, usize, usize) -> f64) {
-        let (found, place) =
-            (self.download_as_f64(&self.buffers[3], self.spec.d), self.place_of_matrix('D'));
+    /// Compares every element of D with its expected value in fp64; an expected NaN accepts any
+    /// result.
+    fn assert_result_within_tolerance(
+        &self,
+        tolerance: f64,
+        expected: impl Fn(usize, usize, usize) -> f64,
+    ) {
+        let (found, place) = (
+            self.download_values_as_f64(&self.buffers[3], self.spec.d),
+            self.element_indexing_of_matrix('D'),
+        );
         for batch in 0..self.spec.batch_count {
             for (row, column) in
                 (0..self.spec.m).flat_map(|row| (0..self.spec.n).map(move |column| (row, column)))
@@ -260,18 +293,21 @@ impl GemmFixture {
     }
 }
 
-/// Launches a GEMM and compares D with alpha·A·B + beta·C.
-fn check_gemm_agrees(device: &Arc<Device>, spec: GemmSpec) {
-    let Some(fixture) = GemmFixture::new(device, spec) else { return };
-    if fixture.launch_each_algorithm(&fixture.gemm_operands()) {
-        fixture.check(0.0, |batch, row, column| fixture.expected_element(batch, row, column));
+/// Launches a GEMM and asserts that D equals alpha·A·B + beta·C exactly.
+fn assert_gemm_equals_fp64(device: &Arc<Device>, spec: GemmSpec) {
+    let Some(fixture) = GemmUnderTest::gemm_fixture_for_spec(device, spec) else { return };
+    if fixture.choose_algorithm_and_launch_gemm(&fixture.addresses_of_gemm_operands()) {
+        fixture.assert_result_within_tolerance(0.0, |batch, row, column| {
+            fixture.expected_gemm_element(batch, row, column)
+        });
     }
 }
 
-const TRANSPOSITIONS: [[bool; 2]; 4] = [[false, false], [false, true], [true, false], [true, true]];
+const TRANSPOSITIONS_OF_A_AND_B: [[bool; 2]; 4] =
+    [[false, false], [false, true], [true, false], [true, true]];
 
 #[test]
-fn transposed_operands_agree_with_fp64_in_every_dtype() {
+fn gemms_of_transposed_operands_equal_fp64_in_every_dtype() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     for (inputs, d, tf32) in [
         (Bf16, F32, false),
@@ -281,17 +317,17 @@ fn transposed_operands_agree_with_fp64_in_every_dtype() {
         (F32, F32, false),
         (F32, F32, true),
     ] {
-        for [a_transposed, b_transposed] in TRANSPOSITIONS {
+        for [a_transposed, b_transposed] in TRANSPOSITIONS_OF_A_AND_B {
             let spec = GemmSpec::new(24, 40, 32, inputs, d);
-            check_gemm_agrees(&device, GemmSpec { tf32, a_transposed, b_transposed, ..spec });
+            assert_gemm_equals_fp64(&device, GemmSpec { tf32, a_transposed, b_transposed, ..spec });
         }
     }
 }
 
 #[test]
-fn leading_dimensions_and_small_alignments_agree_with_fp64() {
+fn gemms_with_gaps_and_small_alignments_equal_fp64() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
-    for [a_transposed, b_transposed] in TRANSPOSITIONS {
+    for [a_transposed, b_transposed] in TRANSPOSITIONS_OF_A_AND_B {
         let (lda, ldb) = (Some(48), Some(56));
         let gaps = GemmSpec {
             lda,
@@ -301,84 +337,95 @@ fn leading_dimensions_and_small_alignments_agree_with_fp64() {
             beta: 2.0,
             ..GemmSpec::new(24, 40, 32, Bf16, F32)
         };
-        check_gemm_agrees(&device, GemmSpec { a_transposed, b_transposed, ..gaps });
-        // Rows of 5, 3 and 7 elements.
+        assert_gemm_equals_fp64(&device, GemmSpec { a_transposed, b_transposed, ..gaps });
+        // Matrices with rows of 5, 3 and 7 elements, which are not aligned to 16 bytes.
         let odd = GemmSpec { alignment: 4, ..GemmSpec::new(5, 7, 3, F32, F32) };
-        check_gemm_agrees(&device, GemmSpec { a_transposed, b_transposed, ..odd });
+        assert_gemm_equals_fp64(&device, GemmSpec { a_transposed, b_transposed, ..odd });
     }
 }
 
 #[test]
-fn alpha_and_beta_scale_the_product_and_c() {
+fn gemm_scales_the_product_by_alpha_and_c_by_beta() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let spec = GemmSpec { alpha: 0.5, beta: -3.0, ..GemmSpec::new(32, 16, 64, F16, F32) };
-    check_gemm_agrees(&device, spec);
+    assert_gemm_equals_fp64(&device, spec);
     // C is D.
-    let Some(fixture) = GemmFixture::new(&device, spec) else { return };
-    let gemm = PreparedGemm::new(&fixture.blas, spec).unwrap();
-    let operands = GemmOperands { c: None, ..fixture.gemm_operands() };
-    fixture.buffers[3].overwrite_from_host(&values_as_bytes(&fixture.host[2], F32)).unwrap();
-    gemm.launch_in_lane(0, &operands).unwrap();
-    fixture.check(0.0, |batch, row, column| fixture.expected_element(batch, row, column));
+    let Some(fixture) = GemmUnderTest::gemm_fixture_for_spec(&device, spec) else { return };
+    let gemm = PreparedGemm::with_proposed_algorithms(&fixture.blas, spec).unwrap();
+    let operands = GemmOperandAddresses { c: None, ..fixture.addresses_of_gemm_operands() };
+    fixture.buffers[3]
+        .overwrite_first_bytes_from_host(&encode_values_in_dtype(&fixture.host[2], F32))
+        .unwrap();
+    gemm.enqueue_in_lane(0, &operands).unwrap();
+    fixture.assert_result_within_tolerance(0.0, |batch, row, column| {
+        fixture.expected_gemm_element(batch, row, column)
+    });
 }
 
 #[test]
-fn batches_with_gaps_and_shared_operands_agree_with_fp64() {
+fn gemm_batches_with_gaps_and_shared_operands_equal_fp64() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let batch = GemmSpec { batch_count: 3, ..GemmSpec::new(16, 24, 32, Bf16, F32) };
-    check_gemm_agrees(&device, batch);
-    check_gemm_agrees(&device, GemmSpec { stride_b: Some(0), beta: 1.0, ..batch });
-    check_gemm_agrees(&device, GemmSpec { stride_a: Some(640), stride_d: Some(512), ..batch });
-    // Heads of `[rows, heads, columns]`: a matrix begins within the row of another.
+    assert_gemm_equals_fp64(&device, batch);
+    assert_gemm_equals_fp64(&device, GemmSpec { stride_b: Some(0), beta: 1.0, ..batch });
+    assert_gemm_equals_fp64(
+        &device,
+        GemmSpec { stride_a: Some(640), stride_d: Some(512), ..batch },
+    );
+    // Matrices of a tensor `[rows, heads, columns]`: the matrix of each head begins within a row of
+    // the leading dimension.
     let heads = GemmSpec { lda: Some(96), stride_a: Some(32), ..batch };
-    check_gemm_agrees(&device, GemmSpec { ldd: Some(72), stride_d: Some(24), ..heads });
+    assert_gemm_equals_fp64(&device, GemmSpec { ldd: Some(72), stride_d: Some(24), ..heads });
 }
 
 #[test]
-fn integers_and_fp8_agree_with_fp64() {
+fn integer_and_fp8_gemms_equal_fp64() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let library_order = |b, spec: GemmSpec| GemmSpec { b, b_transposed: true, ..spec };
-    check_gemm_agrees(&device, library_order(I8, GemmSpec::new(32, 64, 128, I8, I32)));
+    assert_gemm_equals_fp64(&device, library_order(I8, GemmSpec::new(32, 64, 128, I8, I32)));
     for (a, b, d) in [(E4m3, E4m3, Bf16), (E4m3, E5m2, F32), (E5m2, E4m3, F16)] {
-        check_gemm_agrees(&device, library_order(b, GemmSpec::new(32, 64, 128, a, d)));
+        assert_gemm_equals_fp64(&device, library_order(b, GemmSpec::new(32, 64, 128, a, d)));
     }
-    // A GPU may lack some transpositions; a transposition that the library declines is skipped.
-    for [a_transposed, b_transposed] in TRANSPOSITIONS {
+    // Some GPUs lack transposed fp8 or integer GEMMs; the test skips a transposition that cuBLASLt
+    // does not support.
+    for [a_transposed, b_transposed] in TRANSPOSITIONS_OF_A_AND_B {
         let spec = GemmSpec::new(32, 64, 128, E4m3, Bf16);
-        check_gemm_agrees(&device, GemmSpec { a_transposed, b_transposed, ..spec });
+        assert_gemm_equals_fp64(&device, GemmSpec { a_transposed, b_transposed, ..spec });
     }
 }
 
 #[test]
-fn fp8_scales_are_applied_and_amax_is_written() {
+fn fp8_gemm_scales_are_applied_and_amax_is_written() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     let spec = GemmSpec {
         b_transposed: true,
-        scales: GemmScales { a: true, b: true, d: true, amax_d: true },
+        scales: GemmScalesPresent { a: true, b: true, d: true, amax_d: true },
         ..GemmSpec::new(32, 64, 16, E4m3, E4m3)
     };
-    let Some(fixture) = GemmFixture::new(&device, spec) else { return };
+    let Some(fixture) = GemmUnderTest::gemm_fixture_for_spec(&device, spec) else { return };
     let scalar = |x: f32| device.upload(&x.to_le_bytes()).unwrap();
     let [a, b, d, amax] = [0.5, 4.0, 0.25, 0.0].map(scalar);
-    let operands = GemmOperands {
-        scale_a: Some(a.address()),
-        scale_b: Some(b.address()),
-        scale_d: Some(d.address()),
-        amax_d: Some(amax.address()),
-        ..fixture.gemm_operands()
+    let operands = GemmOperandAddresses {
+        scale_a: Some(a.device_address()),
+        scale_b: Some(b.device_address()),
+        scale_d: Some(d.device_address()),
+        amax_d: Some(amax.device_address()),
+        ..fixture.addresses_of_gemm_operands()
     };
-    if !fixture.launch_each_algorithm(&operands) {
+    if !fixture.choose_algorithm_and_launch_gemm(&operands) {
         return;
     }
-    let scaled = |batch, row, column| 0.5 * 4.0 * fixture.expected_element(batch, row, column);
+    let scaled = |batch, row, column| 0.5 * 4.0 * fixture.expected_gemm_element(batch, row, column);
     // Three bits of significand.
-    fixture.check(1.0 / 16.0, |batch, row, column| 0.25 * scaled(batch, row, column));
+    fixture.assert_result_within_tolerance(1.0 / 16.0, |batch, row, column| {
+        0.25 * scaled(batch, row, column)
+    });
     let all = (0..32).flat_map(|row| (0..64).map(move |column| (row, column)));
     let largest = all.map(|(row, column)| scaled(0, row, column).abs()).fold(0.0, f64::max);
-    assert_eq!(fixture.download_as_f64(&amax, F32), [largest]);
+    assert_eq!(fixture.download_values_as_f64(&amax, F32), [largest]);
 }
 
-/// The tanh form of GELU, and its derivative.
+/// Returns GELU in its tanh form at `x`, and its derivative.
 fn gelu_and_derivative(x: f64) -> (f64, f64) {
     let c = (2.0 / std::f64::consts::PI).sqrt();
     let tanh = (c * (x + 0.044715 * x.powi(3))).tanh();
@@ -386,7 +433,7 @@ fn gelu_and_derivative(x: f64) -> (f64, f64) {
     (0.5 * x * (1.0 + tanh), 0.5 * (1.0 + tanh) + 0.5 * x * slope)
 }
 
-/// ReLU, and its derivative, which is not defined at zero.
+/// Returns ReLU at `x` and its derivative, which is NaN at zero.
 fn relu_and_derivative(x: f64) -> (f64, f64) {
     match x.partial_cmp(&0.0) {
         Some(std::cmp::Ordering::Greater) => (x, 1.0),
@@ -396,45 +443,48 @@ fn relu_and_derivative(x: f64) -> (f64, f64) {
 }
 
 #[test]
-fn a_bias_is_added_to_every_row() {
+fn a_gemm_epilogue_adds_the_bias_to_every_row() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     for (inputs, d) in [(Bf16, Bf16), (F16, F32), (F32, F32)] {
         let spec =
             GemmSpec { epilogue: GemmEpilogue::Bias, ..GemmSpec::new(32, 48, 16, inputs, d) };
-        let Some(fixture) = GemmFixture::new(&device, spec) else { return };
-        if fixture.launch_each_algorithm(&fixture.gemm_operands()) {
-            fixture.check(0.0, |batch, row, column| {
-                fixture.expected_element(batch, row, column) + fixture.bias[column]
+        let Some(fixture) = GemmUnderTest::gemm_fixture_for_spec(&device, spec) else { return };
+        if fixture.choose_algorithm_and_launch_gemm(&fixture.addresses_of_gemm_operands()) {
+            fixture.assert_result_within_tolerance(0.0, |batch, row, column| {
+                fixture.expected_gemm_element(batch, row, column) + fixture.bias[column]
             });
         }
     }
 }
 
 #[test]
-fn activations_and_their_gradients_agree_with_fp64() {
+fn gemm_activations_and_their_gradients_agree_with_fp64() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     for (function, exact) in [
-        (GemmActivation::Relu, relu_and_derivative as fn(f64) -> (f64, f64)),
-        (GemmActivation::Gelu, gelu_and_derivative),
+        (GemmEpilogueActivation::Relu, relu_and_derivative as fn(f64) -> (f64, f64)),
+        (GemmEpilogueActivation::Gelu, gelu_and_derivative),
     ] {
         for (bias, aux) in [(false, false), (true, false), (false, true), (true, true)] {
             let epilogue = GemmEpilogue::Activation { function, bias, aux };
-            // The factor of one half keeps the argument of the function near zero.
+            // An alpha of 0.125 keeps the argument of the activation function near zero.
             let spec = GemmSpec { alpha: 0.125, epilogue, ..GemmSpec::new(32, 48, 16, Bf16, Bf16) };
-            let Some(forward) = GemmFixture::new(&device, spec) else { return };
-            if !forward.launch_each_algorithm(&forward.gemm_operands()) {
+            let Some(forward) = GemmUnderTest::gemm_fixture_for_spec(&device, spec) else { return };
+            if !forward.choose_algorithm_and_launch_gemm(&forward.addresses_of_gemm_operands()) {
                 continue;
             }
             let argument = |batch, row, column| {
                 let bias = if bias { forward.bias[column] } else { 0.0 };
-                forward.expected_element(batch, row, column) + bias
+                forward.expected_gemm_element(batch, row, column) + bias
             };
-            // The result is bf16, and the argument of the function f32.
-            forward.check(1.0 / 128.0, |batch, row, column| exact(argument(batch, row, column)).0);
+            // The result D is bf16, and the argument of the activation function is an f32, so the
+            // tolerance is 1/128.
+            forward.assert_result_within_tolerance(1.0 / 128.0, |batch, row, column| {
+                exact(argument(batch, row, column)).0
+            });
             if aux {
                 for bias_gradient in [false, true] {
                     let epilogue = GemmEpilogue::ActivationGradient { function, bias_gradient };
-                    activation_gradient_agrees(&device, epilogue, &forward, |row, column| {
+                    check_gemm_activation_gradient(&device, epilogue, &forward, |row, column| {
                         exact(argument(0, row, column)).1
                     });
                 }
@@ -443,11 +493,12 @@ fn activations_and_their_gradients_agree_with_fp64() {
     }
 }
 
-/// Launches the gradient of an activation with the aux of its forward pass.
-fn activation_gradient_agrees(
+/// Launches a GEMM whose epilogue is the gradient of an activation, with the auxiliary matrix from
+/// the forward GEMM, and checks it.
+fn check_gemm_activation_gradient(
     device: &Arc<Device>,
     epilogue: GemmEpilogue,
-    forward: &GemmFixture,
+    forward: &GemmUnderTest,
     derivative: impl Fn(usize, usize) -> f64,
 ) {
     let GemmSpec { m, n, .. } = forward.spec;
@@ -457,24 +508,30 @@ fn activation_gradient_agrees(
         b_transposed: true,
         ..GemmSpec::new(m, n, 24, Bf16, Bf16)
     };
-    let Some(fixture) = GemmFixture::new(device, spec) else { return };
-    let operands = GemmOperands { aux: Some(forward.aux.address()), ..fixture.gemm_operands() };
-    if !fixture.launch_each_algorithm(&operands) {
+    let Some(fixture) = GemmUnderTest::gemm_fixture_for_spec(device, spec) else { return };
+    let operands = GemmOperandAddresses {
+        aux: Some(forward.aux.device_address()),
+        ..fixture.addresses_of_gemm_operands()
+    };
+    if !fixture.choose_algorithm_and_launch_gemm(&operands) {
         return;
     }
-    let gradient = |row, column| fixture.expected_element(0, row, column) * derivative(row, column);
-    // The argument of GELU is kept in bf16.
+    let gradient =
+        |row, column| fixture.expected_gemm_element(0, row, column) * derivative(row, column);
+    // The forward GEMM stores the argument of GELU as bf16, so the tolerance is 1/32.
     let tolerance = 1.0 / 32.0;
-    fixture.check(tolerance, |_, row, column| gradient(row, column));
-    if spec.bias_element_count().is_some() {
-        let sums = fixture.download_as_f64(&fixture.bias_buffer, spec.bias_dtype());
+    fixture.assert_result_within_tolerance(tolerance, |_, row, column| gradient(row, column));
+    if spec.bias_element_count_unless_none().is_some() {
+        let sums = fixture
+            .download_values_as_f64(&fixture.bias_buffer, spec.dtype_of_bias_and_its_gradient());
         for (column, &found) in sums.iter().enumerate() {
             let (mut sum, mut allowed) = (0.0, tolerance);
             for row in 0..m {
                 let (term, product) =
-                    (gradient(row, column), fixture.expected_element(0, row, column));
+                    (gradient(row, column), fixture.expected_gemm_element(0, row, column));
                 if term.is_nan() {
-                    // The derivative of the activation lies between 0 and 1.
+                    // An undefined derivative of the activation may be computed as any value from 0
+                    // to 1, which widens the tolerance of the sum.
                     allowed += product.abs();
                 } else {
                     sum += term;
@@ -487,23 +544,27 @@ fn activation_gradient_agrees(
 }
 
 #[test]
-fn bias_gradients_sum_an_operand_over_k() {
+fn gemm_bias_gradients_sum_an_operand_over_k() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
     for epilogue in [GemmEpilogue::BiasGradientA, GemmEpilogue::BiasGradientB] {
-        for [a_transposed, b_transposed] in TRANSPOSITIONS {
+        for [a_transposed, b_transposed] in TRANSPOSITIONS_OF_A_AND_B {
             let spec = GemmSpec {
                 epilogue,
                 a_transposed,
                 b_transposed,
                 ..GemmSpec::new(32, 48, 64, Bf16, Bf16)
             };
-            let Some(fixture) = GemmFixture::new(&device, spec) else { return };
-            if !fixture.launch_each_algorithm(&fixture.gemm_operands()) {
+            let Some(fixture) = GemmUnderTest::gemm_fixture_for_spec(&device, spec) else { return };
+            if !fixture.choose_algorithm_and_launch_gemm(&fixture.addresses_of_gemm_operands()) {
                 continue;
             }
-            let (at_a, at_b) = (fixture.place_of_matrix('A'), fixture.place_of_matrix('B'));
+            let (at_a, at_b) =
+                (fixture.element_indexing_of_matrix('A'), fixture.element_indexing_of_matrix('B'));
             let [a, b, _] = &fixture.host;
-            let found = fixture.download_as_f64(&fixture.bias_buffer, spec.bias_dtype());
+            let found = fixture.download_values_as_f64(
+                &fixture.bias_buffer,
+                spec.dtype_of_bias_and_its_gradient(),
+            );
             for (index, found) in found.into_iter().enumerate() {
                 let sum: f64 = match epilogue {
                     GemmEpilogue::BiasGradientA => (0..64).map(|k| a[at_a.at(0, index, k)]).sum(),

@@ -1,53 +1,55 @@
-//! Activity of the GPU as CUPTI records it in this process: kernels, copies, sets, calls, waits,
-//! allocations, with the named ranges of the host, including those of graph nodes. Nsight is not
-//! needed. Deliberately absent: hardware counters.
+//! Records GPU activity of this process through CUPTI: kernels, copies, memsets, calls, waits and
+//! allocations, with the host's named ranges, also of graph nodes. Nsight is not needed.
+//! Deliberately absent: hardware counters.
 
 mod api;
 mod collected_records;
 mod graph_nodes;
 mod record_layout;
 
-use api::{CuptiApi, cupti_api};
+use api::{CuptiFunctions, cupti_functions};
 use collected_records::{
     ALLOCATION_ACTIVITY, COPY_ACTIVITY, DRIVER_CALL_ACTIVITY, KERNEL_ACTIVITY, MEMSET_ACTIVITY,
     PEER_COPY_ACTIVITY, PROFILER_OVERHEAD_ACTIVITY, RUNTIME_CALL_ACTIVITY,
-    SYNCHRONIZATION_ACTIVITY, give_cupti_buffer, lock_collected, take_cupti_buffer,
+    SYNCHRONIZATION_ACTIVITY, allocate_cupti_buffer_callback, collect_cupti_buffer_callback,
+    lock_collected_cupti_records,
 };
-use graph_nodes::CuptiSubscription;
+use graph_nodes::GraphNodeEventSubscription;
 
-use super::activity::{GraphNodeRecord, RangeRecord, RecordedActivity};
+use super::activity::{CuptiRecordedActivity, GraphNodeRangesRecord, NamedRangeRecord};
 use super::range;
 use crate::BackendError;
 
-/// Which activities CUPTI records; more activities change the times more.
+/// Kinds of activity that CUPTI records; recording more kinds slows the process more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RecordingExtent {
+pub enum CuptiRecordingExtent {
     /// Kernels only.
     Kernels,
-    /// Operations on a GPU: kernels, copies and memory sets.
+    /// Operations on a GPU: kernels, copies and memsets.
     Operations,
-    /// Operations, and the calls of the driver and of the runtime.
+    /// GPU operations, and the host's calls of the CUDA driver and CUDA runtime.
     Calls,
-    /// All that [`RecordedActivity`] has.
+    /// All lists of [`CuptiRecordedActivity`].
     Everything,
 }
 
-impl RecordingExtent {
-    /// CUPTI's kinds. The list has neither the kind that serialises kernels nor whole graphs, which
-    /// would hide their kernels.
-    const fn cupti_kinds(self) -> &'static [u32] {
+impl CuptiRecordingExtent {
+    /// CUPTI's kinds. The list omits CUPTI's kind that serialises kernels, and its kind for whole
+    /// graphs, which would hide the graph's kernels.
+    const fn cupti_activity_kinds(self) -> &'static [u32] {
         let count = match self {
             Self::Kernels => 1,
             Self::Operations => 4,
             Self::Calls => 6,
-            Self::Everything => RECORDED_KINDS.len(),
+            Self::Everything => ACTIVITY_KINDS_BY_EXTENT.len(),
         };
-        RECORDED_KINDS.split_at(count).0
+        ACTIVITY_KINDS_BY_EXTENT.split_at(count).0
     }
 }
 
-/// CUPTI's kinds of activity; each extent of a recording begins with those of the one before.
-const RECORDED_KINDS: &[u32] = &[
+/// CUPTI's activity kinds in order of [`CuptiRecordingExtent`]: each extent records a prefix of
+/// this list.
+const ACTIVITY_KINDS_BY_EXTENT: &[u32] = &[
     KERNEL_ACTIVITY,
     COPY_ACTIVITY,
     PEER_COPY_ACTIVITY,
@@ -59,128 +61,138 @@ const RECORDED_KINDS: &[u32] = &[
     ALLOCATION_ACTIVITY,
 ];
 
-/// CUPTI's name for the system's ids of threads.
-const SYSTEM_THREAD_ID_TYPE: u32 = 1;
-/// Flag of a flush that includes buffers that are not full.
-const FLUSH_EVERY_BUFFER: u32 = 1;
+/// CUPTI's number for thread ids that are the operating system's.
+const CUPTI_SYSTEM_THREAD_ID_TYPE: u32 = 1;
+/// Flag with which CUPTI also hands over buffers that are not full.
+const CUPTI_FLUSH_PARTIAL_BUFFERS: u32 = 1;
 
-/// Records the activity of the process until this value is dropped; only one recorder may exist.
-/// Recording slows launches, so it must not run while results are timed. Graphs that were captured
-/// before have no ranges.
-pub struct ActivityRecorder {
-    kinds: RecordingExtent,
-    _graphs: Option<CuptiSubscription>,
+/// Records this process's GPU activity through CUPTI until the value is dropped; only one recorder
+/// may exist at a time. Recording slows launches, so no recorder may exist while results are timed.
+/// A recording has no ranges for graphs that were captured before it started.
+pub struct CuptiActivityRecorder {
+    kinds: CuptiRecordingExtent,
+    _graphs: Option<GraphNodeEventSubscription>,
 }
 
-impl ActivityRecorder {
-    /// Starts recording with CUPTI; `None` if CUPTI is missing.
+impl CuptiActivityRecorder {
+    /// Starts recording with CUPTI; returns `None` if the CUPTI library is missing.
     ///
     /// # Errors
     /// Fails if CUPTI refuses, for example because another profiler has the process.
-    pub fn start(recorded: RecordingExtent) -> Result<Option<ActivityRecorder>, BackendError> {
-        let Some(api) = cupti_api() else { return Ok(None) };
-        let everything = recorded == RecordingExtent::Everything;
-        // The recorder subscribes first, because subscribing fails if another profiler is attached.
-        let subscribed = recorded != RecordingExtent::Kernels;
-        let graphs = subscribed.then(|| graph_nodes::subscribe_to_cupti(api)).transpose()?;
-        // SAFETY: the callbacks live as long as the process, and the value is one that every
-        // version has.
+    pub fn start_cupti_recording(
+        recorded: CuptiRecordingExtent,
+    ) -> Result<Option<CuptiActivityRecorder>, BackendError> {
+        let Some(api) = cupti_functions() else { return Ok(None) };
+        let everything = recorded == CuptiRecordingExtent::Everything;
+        // `start_cupti_recording` subscribes first, because subscribing fails if another profiler
+        // is attached to this process.
+        let subscribed = recorded != CuptiRecordingExtent::Kernels;
+        let graphs =
+            subscribed.then(|| graph_nodes::subscribe_to_graph_node_events(api)).transpose()?;
+        // SAFETY: the callbacks live as long as the process, and every version of CUPTI knows this
+        // thread-id type.
         let begun = unsafe {
-            (api.thread_ids)(SYSTEM_THREAD_ID_TYPE);
-            (api.register)(give_cupti_buffer, take_cupti_buffer)
+            (api.thread_ids)(CUPTI_SYSTEM_THREAD_ID_TYPE);
+            (api.register)(allocate_cupti_buffer_callback, collect_cupti_buffer_callback)
         };
-        api.check(begun, "begin")?;
+        api.check_cupti_status(begun, "begin")?;
         let recorder = Self { kinds: recorded, _graphs: graphs };
-        for &kind in recorded.cupti_kinds() {
-            // SAFETY: every version of CUPTI has this kind of record.
-            api.check(unsafe { (api.enable)(kind) }, "record")?;
+        for &kind in recorded.cupti_activity_kinds() {
+            // SAFETY: every version of CUPTI has this activity kind.
+            api.check_cupti_status(unsafe { (api.enable)(kind) }, "record")?;
         }
         if everything {
-            range::record_ranges(cupti_clock_ns);
+            range::start_recording_ranges(cupti_clock_ns_or_zero);
         }
-        recorder.take_records()?;
+        recorder.take_all_new_records()?;
         Ok(Some(recorder))
     }
 
-    /// Returns the records since the start or the last call. Unfinished operations and open ranges
-    /// are in a later result, so wait for the device before.
-    pub fn take_records(&self) -> Result<RecordedActivity, BackendError> {
-        self.take_records_since(0, 0)
+    /// Returns the activity that CUPTI recorded since the start of the recording or the last call.
+    /// Operations and ranges that have not ended appear in a later result, so callers synchronize
+    /// the device before this call.
+    pub fn take_all_new_records(&self) -> Result<CuptiRecordedActivity, BackendError> {
+        self.take_new_records_since(0, 0)
     }
 
-    /// Returns the collected records except those that began before a given time of CUPTI's clock
-    /// ([`Self::clock_ns`]), and allocations before another given time, because earlier allocations
-    /// are still held. After a call CUPTI allocates new buffers for the first records, which takes
-    /// a third of a millisecond; so a measurement that must not be disturbed begins at a time, not
-    /// behind a call.
-    pub fn take_records_since(
+    /// Returns new records except those that began before `time` on CUPTI's clock; allocation
+    /// records have a separate limit, because earlier allocations are still held. After this call
+    /// CUPTI allocates buffers for the next records, which takes a third of a millisecond; a
+    /// measurement that must not be disturbed passes a start time instead.
+    pub fn take_new_records_since(
         &self,
         time: u64,
         allocations: u64,
-    ) -> Result<RecordedActivity, BackendError> {
-        if let Some(api) = cupti_api() {
-            // SAFETY: the CUPTI callbacks were registered before.
-            api.check(unsafe { (api.flush)(FLUSH_EVERY_BUFFER) }, "hand over its records")?;
-            count_dropped_records(api);
+    ) -> Result<CuptiRecordedActivity, BackendError> {
+        if let Some(api) = cupti_functions() {
+            // SAFETY: the CUPTI callbacks were registered when the recording started.
+            api.check_cupti_status(
+                unsafe { (api.flush)(CUPTI_FLUSH_PARTIAL_BUFFERS) },
+                "hand over its records",
+            )?;
+            add_count_of_dropped_records(api);
         }
-        let mut collected = std::mem::take(&mut *lock_collected());
-        for ended in range::take_ranges() {
-            let name = collected.name(&ended.name);
-            let range::EndedRange { start, end, thread, .. } = ended;
-            collected.activity.ranges.push(RangeRecord { name, start, end, thread });
+        let mut collected = std::mem::take(&mut *lock_collected_cupti_records());
+        for ended in range::take_ended_ranges() {
+            let name = collected.index_of_name_added_if_new(&ended.name);
+            let range::EndedNamedRange { start, end, thread, .. } = ended;
+            collected.activity.ranges.push(NamedRangeRecord { name, start, end, thread });
         }
-        collected.activity.forget_records_before(time, allocations);
-        let mut nodes: Vec<u64> = collected.activity.used_graph_nodes().collect();
+        collected.activity.remove_records_before(time, allocations);
+        let mut nodes: Vec<u64> = collected.activity.graph_nodes_that_launched_work().collect();
         nodes.sort_unstable();
         nodes.dedup();
         for id in nodes {
-            let Some(ranges) = graph_nodes::ranges_of(id) else { continue };
-            let ranges = ranges.iter().map(|name| collected.name(name)).collect();
-            collected.activity.graph_nodes.push(GraphNodeRecord { id, ranges });
+            let Some(ranges) = graph_nodes::ranges_open_when_node_was_created(id) else { continue };
+            let ranges =
+                ranges.iter().map(|name| collected.index_of_name_added_if_new(name)).collect();
+            collected.activity.graph_nodes.push(GraphNodeRangesRecord { id, ranges });
         }
         let mut activity = collected.activity;
         activity.pid = std::process::id();
-        activity.sort_by_time();
+        activity.sort_records_by_time();
         Ok(activity)
     }
 
-    /// Ends the recording, and detaches CUPTI from the process, so that later launches are not
-    /// slowed. Wait for the context before: nothing may run while CUPTI is detached.
-    pub fn detach_cupti(self) -> Result<(), BackendError> {
+    /// Ends the recording, and detaches CUPTI from the process, so that later launches run at full
+    /// speed. Callers synchronize the context before this call, because no work may run on it while
+    /// CUPTI is detached.
+    pub fn end_recording_and_detach_cupti(self) -> Result<(), BackendError> {
         drop(self);
-        let Some(api) = cupti_api() else { return Ok(()) };
-        // SAFETY: every record was taken or is given up, and the caller launches nothing during the
-        // call.
-        api.check(unsafe { (api.finalize)() }, "leave the process")
+        let Some(api) = cupti_functions() else { return Ok(()) };
+        // SAFETY: all records were taken or are given up, and the caller launches nothing during
+        // the call.
+        api.check_cupti_status(unsafe { (api.finalize)() }, "leave the process")
     }
 
     /// Current time of CUPTI's clock, nanoseconds.
-    pub fn clock_ns(&self) -> u64 {
-        cupti_clock_ns()
+    pub fn record_clock_now_ns(&self) -> u64 {
+        cupti_clock_ns_or_zero()
     }
 }
 
-impl Drop for ActivityRecorder {
+impl Drop for CuptiActivityRecorder {
     fn drop(&mut self) {
-        range::stop_ranges();
-        for &kind in self.kinds.cupti_kinds() {
-            // SAFETY: every version of CUPTI has this kind of record.
-            let _ = cupti_api().map(|api| unsafe { (api.disable)(kind) });
+        range::stop_recording_ranges();
+        for &kind in self.kinds.cupti_activity_kinds() {
+            // SAFETY: every version of CUPTI has this activity kind.
+            let _ = cupti_functions().map(|api| unsafe { (api.disable)(kind) });
         }
     }
 }
 
-fn cupti_clock_ns() -> u64 {
-    cupti_api().map_or(0, CuptiApi::record_clock_ns)
+fn cupti_clock_ns_or_zero() -> u64 {
+    cupti_functions().map_or(0, CuptiFunctions::cupti_record_clock_ns)
 }
 
-/// Records that were lost without a buffer.
-fn count_dropped_records(api: &CuptiApi) {
+/// Adds the number of records that CUPTI lost because it got no buffer.
+fn add_count_of_dropped_records(api: &CuptiFunctions) {
     let mut dropped = 0;
-    // SAFETY: no context stands for the queue that all share; the address is valid.
+    // SAFETY: a null context means the queue that all contexts share; the address of the count is
+    // valid.
     let has_count = unsafe { (api.dropped)(std::ptr::null_mut(), 0, &raw mut dropped) } == 0;
     if has_count {
-        lock_collected().activity.dropped += dropped as u64;
+        lock_collected_cupti_records().activity.dropped += dropped as u64;
     }
 }
 

@@ -1,10 +1,10 @@
-//! The records as they lie in CUPTI's buffers: the part of each that is read, with integers for
-//! enumerations, because a later CUPTI may know more values. Later CUPTI versions only append
-//! fields to these records.
+//! Layouts of the records in CUPTI's buffers, as far as this crate reads them; enumerations are
+//! integers, because a later CUPTI may have more values. Later CUPTI versions only append fields to
+//! these records, so a prefix of a record stays valid.
 
 use std::ffi::{c_char, c_void};
 
-/// The record `CUpti_ActivityKernel9` up to its graph-node field.
+/// First fields of `CUpti_ActivityKernel9`, up to its graph-node field.
 #[repr(C, packed(8))]
 #[derive(Clone, Copy)]
 pub struct RawKernelRecord {
@@ -37,7 +37,7 @@ pub struct RawKernelRecord {
     pub graph_node: u64,
 }
 
-/// The record `CUpti_ActivityMemcpy5` up to its graph-node field.
+/// First fields of `CUpti_ActivityMemcpy5`, up to its graph-node field.
 #[repr(C, packed(8))]
 #[derive(Clone, Copy)]
 pub struct RawCopyRecord {
@@ -59,7 +59,7 @@ pub struct RawCopyRecord {
     pub graph_node: u64,
 }
 
-/// The record `CUpti_ActivityMemcpyPtoP4` up to its graph-node field.
+/// First fields of `CUpti_ActivityMemcpyPtoP4`, up to its graph-node field.
 #[repr(C, packed(8))]
 #[derive(Clone, Copy)]
 pub struct RawPeerCopyRecord {
@@ -74,14 +74,14 @@ pub struct RawPeerCopyRecord {
     pub device: u32,
     pub context: u32,
     pub stream: u32,
-    /// Device and context that the copy reads from, and device and context that it writes to.
+    /// Source device, source context, destination device and destination context of the copy.
     pub ends: [u32; 4],
     pub correlation: u32,
     pub reserved: *mut c_void,
     pub graph_node: u64,
 }
 
-/// The record `CUpti_ActivityMemset4` up to its graph-node field.
+/// First fields of `CUpti_ActivityMemset4`, up to its graph-node field.
 #[repr(C, packed(8))]
 #[derive(Clone, Copy)]
 pub struct RawMemsetRecord {
@@ -104,7 +104,7 @@ pub struct RawMemsetRecord {
 /// `CUpti_ActivityAPI`.
 #[repr(C, packed(8))]
 #[derive(Clone, Copy)]
-pub struct RawCallRecord {
+pub struct RawHostCallRecord {
     pub kind: u32,
     pub function: u32,
     pub start: u64,
@@ -118,7 +118,7 @@ pub struct RawCallRecord {
 /// `CUpti_ActivitySynchronization`.
 #[repr(C, packed(8))]
 #[derive(Clone, Copy)]
-pub struct RawWaitRecord {
+pub struct RawSynchronizationRecord {
     pub kind: u32,
     pub waits_for: u32,
     pub start: u64,
@@ -132,7 +132,7 @@ pub struct RawWaitRecord {
 /// `CUpti_ActivityOverhead`.
 #[repr(C, packed(8))]
 #[derive(Clone, Copy)]
-pub struct RawOverheadRecord {
+pub struct RawProfilerOverheadRecord {
     pub kind: u32,
     pub work: u32,
     pub object_kind: u32,
@@ -141,10 +141,10 @@ pub struct RawOverheadRecord {
     pub end: u64,
 }
 
-/// The record `CUpti_ActivityMemory3` up to its stream field.
+/// First fields of `CUpti_ActivityMemory3`, up to its stream field.
 #[repr(C, packed(8))]
 #[derive(Clone, Copy)]
-pub struct RawAllocationRecord {
+pub struct RawDeviceAllocationRecord {
     pub kind: u32,
     pub operation: u32,
     pub memory: u32,
@@ -177,10 +177,10 @@ mod tests {
         };
     }
 
-    /// The function is long because it is a table of fields.
+    /// This test function is long because it is a table of record fields.
     #[test]
     #[expect(clippy::too_many_lines)]
-    fn every_field_of_a_cupti_record_has_the_offset_of_the_header() {
+    fn raw_cupti_records_have_the_field_offsets_of_cuptis_header() {
         same!(
             RawKernelRecord,
             sys::CUpti_ActivityKernel9,
@@ -247,7 +247,7 @@ mod tests {
             graph_node = graphNodeId
         );
         same!(
-            RawCallRecord,
+            RawHostCallRecord,
             sys::CUpti_ActivityAPI,
             kind = kind,
             function = cbid,
@@ -257,7 +257,7 @@ mod tests {
             correlation = correlationId
         );
         same!(
-            RawWaitRecord,
+            RawSynchronizationRecord,
             sys::CUpti_ActivitySynchronization,
             kind = kind,
             waits_for = type_,
@@ -268,14 +268,14 @@ mod tests {
             stream = streamId
         );
         same!(
-            RawOverheadRecord,
+            RawProfilerOverheadRecord,
             sys::CUpti_ActivityOverhead,
             kind = kind,
             start = start,
             end = end
         );
         same!(
-            RawAllocationRecord,
+            RawDeviceAllocationRecord,
             sys::CUpti_ActivityMemory3,
             kind = kind,
             operation = memoryOperationType,

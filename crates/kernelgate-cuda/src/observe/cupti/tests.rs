@@ -1,58 +1,66 @@
-//! Tests of CUPTI recordings on a GPU.
+//! Tests that record a GPU's activity through CUPTI.
 
 use std::time::Instant;
 
-use super::api::{ANOTHER_CLIENT_STATUS, cupti_refusal};
+use super::api::{ANOTHER_CUPTI_CLIENT_STATUS, cupti_refusal_error};
 use super::*;
 use crate::Device;
-use crate::driver::graph::ExecutableGraph;
-use crate::instruments::bandwidth::BandwidthPasses;
-use crate::observe::activity::StreamId;
-use crate::observe::range::RangeGuard;
+use crate::driver::graph::ExecutableCudaGraph;
+use crate::instruments::bandwidth::BandwidthKernelsAndBuffer;
+use crate::observe::activity::GpuContextStreamIds;
+use crate::observe::range::NamedRangeGuard;
 use crate::testing::lock_first_gpu;
 
-const COPIED_TEST_BYTES: u64 = 64 << 20;
+const TEST_COPY_BYTES: u64 = 64 << 20;
 
-fn bandwidth_passes(device: &std::sync::Arc<Device>) -> BandwidthPasses {
-    BandwidthPasses::new(device, COPIED_TEST_BYTES as usize, &[1; 256]).unwrap()
+fn bandwidth_passes_for_test_copies(device: &std::sync::Arc<Device>) -> BandwidthKernelsAndBuffer {
+    BandwidthKernelsAndBuffer::with_filled_buffer(device, TEST_COPY_BYTES as usize, &[1; 256])
+        .unwrap()
 }
 
-fn recorder_or_skip() -> Option<ActivityRecorder> {
-    let recorder = ActivityRecorder::start(RecordingExtent::Everything).unwrap();
+fn start_recorder_or_print_skip() -> Option<CuptiActivityRecorder> {
+    let recorder =
+        CuptiActivityRecorder::start_cupti_recording(CuptiRecordingExtent::Everything).unwrap();
     if recorder.is_none() {
         eprintln!("skipped: CUPTI is missing");
     }
     recorder
 }
 
-/// Names of the activity's records with the given name indices.
-fn record_names(activity: &RecordedActivity, of: impl IntoIterator<Item = u32>) -> Vec<&str> {
+/// Looks up the texts of name indices in a recorded activity.
+fn texts_of_name_indices(
+    activity: &CuptiRecordedActivity,
+    of: impl IntoIterator<Item = u32>,
+) -> Vec<&str> {
     of.into_iter().map(|name| activity.names[name as usize].as_str()).collect()
 }
 
 #[test]
-fn a_recorded_launch_is_joined_with_its_call_range_and_kernel() {
+fn a_kernel_record_is_joined_with_its_launch_call_and_ranges() {
     let Some((device, _one)) = lock_first_gpu() else { return };
-    let Some(recorder) = recorder_or_skip() else { return };
-    let passes = bandwidth_passes(&device);
+    let Some(recorder) = start_recorder_or_print_skip() else { return };
+    let passes = bandwidth_passes_for_test_copies(&device);
     device.synchronize().unwrap();
-    recorder.take_records().unwrap();
+    recorder.take_all_new_records().unwrap();
     {
-        let _outer = RangeGuard::new("outer");
-        let _inner = RangeGuard::new("inner");
-        passes.enqueue_copy(COPIED_TEST_BYTES).unwrap();
+        let _outer = NamedRangeGuard::open_named_range("outer");
+        let _inner = NamedRangeGuard::open_named_range("inner");
+        passes.enqueue_copy_kernel(TEST_COPY_BYTES).unwrap();
         device.synchronize().unwrap();
     }
-    let activity = recorder.take_records().unwrap();
+    let activity = recorder.take_all_new_records().unwrap();
     assert_eq!((activity.kernels.len(), activity.dropped), (1, 0));
     let kernel = activity.kernels[0];
     assert!(kernel.start > 0 && kernel.end > kernel.start, "{kernel:?}");
-    assert_ne!(kernel.on, StreamId::default());
+    assert_ne!(kernel.on, GpuContextStreamIds::default());
     assert!(kernel.grid[0] > 0 && kernel.block[0] > 0 && kernel.registers > 0, "{kernel:?}");
     let call = activity.calls.iter().find(|call| call.correlation == kernel.correlation).unwrap();
-    assert!(record_names(&activity, [call.name])[0].starts_with("cuLaunchKernel"), "{activity:?}");
+    assert!(
+        texts_of_name_indices(&activity, [call.name])[0].starts_with("cuLaunchKernel"),
+        "{activity:?}"
+    );
     assert_eq!(
-        record_names(&activity, activity.ranges.iter().map(|range| range.name)),
+        texts_of_name_indices(&activity, activity.ranges.iter().map(|range| range.name)),
         ["outer", "inner"]
     );
     for range in &activity.ranges {
@@ -61,40 +69,45 @@ fn a_recorded_launch_is_joined_with_its_call_range_and_kernel() {
     }
     assert!(call.start < kernel.start && kernel.end <= activity.ranges[0].end + 1_000_000);
     assert!(!activity.waits.is_empty(), "{activity:?}");
-    let later = recorder.clock_ns();
-    passes.enqueue_copy(COPIED_TEST_BYTES).unwrap();
+    let later = recorder.record_clock_now_ns();
+    passes.enqueue_copy_kernel(TEST_COPY_BYTES).unwrap();
     device.synchronize().unwrap();
-    assert_eq!(recorder.take_records_since(later, later).unwrap().kernels.len(), 1);
-    passes.enqueue_copy(COPIED_TEST_BYTES).unwrap();
+    assert_eq!(recorder.take_new_records_since(later, later).unwrap().kernels.len(), 1);
+    passes.enqueue_copy_kernel(TEST_COPY_BYTES).unwrap();
     device.synchronize().unwrap();
-    assert_eq!(recorder.take_records_since(recorder.clock_ns(), 0).unwrap().kernels, []);
+    assert_eq!(
+        recorder.take_new_records_since(recorder.record_clock_now_ns(), 0).unwrap().kernels,
+        []
+    );
 }
 
 #[test]
-fn graph_nodes_belong_to_the_ranges_open_during_capture() {
+fn graph_node_records_have_the_ranges_open_during_capture() {
     let Some((device, _one)) = lock_first_gpu() else { return };
-    let Some(recorder) = recorder_or_skip() else { return };
-    let passes = bandwidth_passes(&device);
-    let graph = ExecutableGraph::capture_graph(&device, || {
+    let Some(recorder) = start_recorder_or_print_skip() else { return };
+    let passes = bandwidth_passes_for_test_copies(&device);
+    let graph = ExecutableCudaGraph::capture_from_device_stream(&device, || {
         for name in ["first", "second"] {
-            let _step = RangeGuard::new("step");
-            let _range = RangeGuard::new(name);
-            passes.enqueue_copy(COPIED_TEST_BYTES)?;
+            let _step = NamedRangeGuard::open_named_range("step");
+            let _range = NamedRangeGuard::open_named_range(name);
+            passes.enqueue_copy_kernel(TEST_COPY_BYTES)?;
         }
-        passes.enqueue_read(COPIED_TEST_BYTES)
+        passes.enqueue_read_kernel(TEST_COPY_BYTES)
     })
     .unwrap();
     device.synchronize().unwrap();
-    recorder.take_records().unwrap();
+    recorder.take_all_new_records().unwrap();
     for _ in 0..2 {
-        graph.launch().unwrap();
+        graph.launch_on_stream().unwrap();
     }
     device.synchronize().unwrap();
-    let activity = recorder.take_records().unwrap();
+    let activity = recorder.take_all_new_records().unwrap();
     assert_eq!(activity.kernels.len(), 6, "{activity:?}");
     let ranges = |node: u64| {
         let node = activity.graph_nodes.iter().find(|known| known.id == node);
-        node.map_or(Vec::new(), |node| record_names(&activity, node.ranges.iter().copied()))
+        node.map_or(Vec::new(), |node| {
+            texts_of_name_indices(&activity, node.ranges.iter().copied())
+        })
     };
     let found: Vec<Vec<&str>> =
         activity.kernels.iter().map(|kernel| ranges(kernel.graph_node)).collect();
@@ -106,15 +119,15 @@ fn graph_nodes_belong_to_the_ranges_open_during_capture() {
 #[test]
 fn allocations_and_frees_of_device_memory_are_recorded() {
     let Some((device, _one)) = lock_first_gpu() else { return };
-    let Some(recorder) = recorder_or_skip() else { return };
-    let begun = recorder.clock_ns();
+    let Some(recorder) = start_recorder_or_print_skip() else { return };
+    let begun = recorder.record_clock_now_ns();
     let buffer = device.allocate(3 << 20).unwrap();
-    let address = buffer.address();
+    let address = buffer.device_address();
     device.synchronize().unwrap();
-    let later = recorder.clock_ns();
+    let later = recorder.record_clock_now_ns();
     drop(buffer);
     device.synchronize().unwrap();
-    let allocations = recorder.take_records_since(later, begun).unwrap().allocations;
+    let allocations = recorder.take_new_records_since(later, begun).unwrap().allocations;
     let of_it: Vec<i64> = allocations
         .iter()
         .filter(|record| record.address == address)
@@ -125,59 +138,63 @@ fn allocations_and_frees_of_device_memory_are_recorded() {
 }
 
 #[test]
-fn a_second_cupti_client_is_refused_and_the_first_continues() {
+fn a_second_cupti_client_is_refused_and_the_first_goes_on() {
     let Some((device, _one)) = lock_first_gpu() else { return };
-    let Some(recorder) = recorder_or_skip() else { return };
-    let refused = ActivityRecorder::start(RecordingExtent::Everything).err().unwrap();
-    assert_eq!(refused, cupti_refusal(ANOTHER_CLIENT_STATUS, "record", ""));
-    let passes = bandwidth_passes(&device);
+    let Some(recorder) = start_recorder_or_print_skip() else { return };
+    let refused = CuptiActivityRecorder::start_cupti_recording(CuptiRecordingExtent::Everything)
+        .err()
+        .unwrap();
+    assert_eq!(refused, cupti_refusal_error(ANOTHER_CUPTI_CLIENT_STATUS, "record", ""));
+    let passes = bandwidth_passes_for_test_copies(&device);
     device.synchronize().unwrap();
-    recorder.take_records().unwrap();
-    passes.enqueue_copy(COPIED_TEST_BYTES).unwrap();
+    recorder.take_all_new_records().unwrap();
+    passes.enqueue_copy_kernel(TEST_COPY_BYTES).unwrap();
     device.synchronize().unwrap();
-    assert_eq!(recorder.take_records().unwrap().kernels.len(), 1);
+    assert_eq!(recorder.take_all_new_records().unwrap().kernels.len(), 1);
 }
 
-/// Prints the time that recording adds to a launch; asserts only that no record is lost.
+/// Prints the host time that CUPTI recording adds to a launch; asserts only that no record is lost.
 #[test]
-fn no_cupti_record_of_many_launches_is_lost() {
-    const BURST_TEST_LAUNCHES: usize = 20_000;
+fn no_cupti_record_of_20000_launches_is_lost() {
+    const LAUNCHES_WITHOUT_LOST_RECORDS: usize = 20_000;
     let Some((device, _one)) = lock_first_gpu() else { return };
-    let passes = bandwidth_passes(&device);
+    let passes = bandwidth_passes_for_test_copies(&device);
     let fastest_ns = || {
         let mut fastest = f64::INFINITY;
         for _ in 0..5 {
             device.synchronize().unwrap();
             let clock = Instant::now();
-            // The test launches so few copies that the queue is never full.
-            (0..400).for_each(|_| passes.enqueue_copy(4096).unwrap());
+            // The test enqueues only 400 copies between two synchronizations, so that the stream's
+            // queue is never full.
+            (0..400).for_each(|_| passes.enqueue_copy_kernel(4096).unwrap());
             fastest = fastest.min(clock.elapsed().as_nanos() as f64 / 400.0);
         }
         device.synchronize().unwrap();
         fastest
     };
     let without = fastest_ns();
-    let Some(recorder) = recorder_or_skip() else { return };
+    let Some(recorder) = start_recorder_or_print_skip() else { return };
     let with = fastest_ns();
-    recorder.take_records().unwrap();
-    (0..BURST_TEST_LAUNCHES).for_each(|_| passes.enqueue_copy(4096).unwrap());
+    recorder.take_all_new_records().unwrap();
+    (0..LAUNCHES_WITHOUT_LOST_RECORDS).for_each(|_| passes.enqueue_copy_kernel(4096).unwrap());
     device.synchronize().unwrap();
-    let activity = recorder.take_records().unwrap();
-    assert_eq!((activity.kernels.len(), activity.dropped), (BURST_TEST_LAUNCHES, 0));
-    assert!(activity.calls.len() >= BURST_TEST_LAUNCHES);
+    let activity = recorder.take_all_new_records().unwrap();
+    assert_eq!((activity.kernels.len(), activity.dropped), (LAUNCHES_WITHOUT_LOST_RECORDS, 0));
+    assert!(activity.calls.len() >= LAUNCHES_WITHOUT_LOST_RECORDS);
     eprintln!("a launch takes {without:.0} ns, recorded {with:.0} ns");
 }
 
-/// Prints the time of attaching and of a launch after it; asserts that CUPTI can attach again.
+/// Prints the time to attach CUPTI and the launch time after detaching; asserts that CUPTI can
+/// attach again.
 #[test]
 fn cupti_can_be_detached_and_attached_again() {
     let Some((device, _one)) = lock_first_gpu() else { return };
-    let passes = bandwidth_passes(&device);
+    let passes = bandwidth_passes_for_test_copies(&device);
     let fastest_ns = || {
         let mut fastest = f64::INFINITY;
         for _ in 0..5 {
             let clock = Instant::now();
-            (0..400).for_each(|_| passes.enqueue_copy(4096).unwrap());
+            (0..400).for_each(|_| passes.enqueue_copy_kernel(4096).unwrap());
             fastest = fastest.min(clock.elapsed().as_nanos() as f64 / 400.0);
             device.synchronize().unwrap();
         }
@@ -186,17 +203,19 @@ fn cupti_can_be_detached_and_attached_again() {
     let before_ns = fastest_ns();
     for _ in 0..3 {
         let clock = Instant::now();
-        let Some(recorder) = ActivityRecorder::start(RecordingExtent::Operations).unwrap() else {
+        let Some(recorder) =
+            CuptiActivityRecorder::start_cupti_recording(CuptiRecordingExtent::Operations).unwrap()
+        else {
             eprintln!("skipped: CUPTI is missing");
             return;
         };
         let started = clock.elapsed();
-        passes.enqueue_copy(COPIED_TEST_BYTES).unwrap();
-        device.synchronize_context().unwrap();
-        let kernels = recorder.take_records().unwrap().kernels.len();
+        passes.enqueue_copy_kernel(TEST_COPY_BYTES).unwrap();
+        device.synchronize_all_streams().unwrap();
+        let kernels = recorder.take_all_new_records().unwrap().kernels.len();
         assert_eq!(kernels, 1);
         let clock = Instant::now();
-        recorder.detach_cupti().unwrap();
+        recorder.end_recording_and_detach_cupti().unwrap();
         let (ended, after_ns) = (clock.elapsed(), fastest_ns());
         eprintln!(
             "CUPTI began in {started:?} and left in {ended:?}; a launch took {before_ns:.0} ns on \

@@ -1,68 +1,84 @@
-//! The host calls that launched GPU operations.
+//! Tables of the host calls that launched the GPU operations of a trace.
 
-use crate::analyze::operations::{AllOperations, OperationId};
-use crate::model::packed_columns::PackedColumn;
+use crate::analyze::operations::{AllGpuOperations, GpuOperationId};
+use crate::model::packed_columns::BitPackedColumn;
 
-/// The host call that launched an operation, with its times.
+/// The host call that launched a GPU operation: its times and its thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LaunchCall {
-    /// Time at which the host entered the call, nanoseconds.
+pub struct OperationLaunchCall {
+    /// Time at which the host entered the launch call, nanoseconds.
     pub start: i64,
-    /// Time at which the call returned, nanoseconds.
+    /// Time at which the launch call returned, nanoseconds.
     pub end: i64,
     /// Index into [`crate::model::Trace::threads`].
     pub thread: u32,
 }
 
-/// The launch call of each operation, if it was recorded.
+/// For each GPU operation of a trace, the host call that launched it, if the trace records the
+/// call; stored compactly.
 #[derive(Debug, Clone, Default)]
-pub struct LaunchCalls {
-    /// Time from the start of the call to the start of its operation, nanoseconds.
-    lead: PackedColumn<i64>,
-    /// The length of the call in nanoseconds.
-    length: PackedColumn<i64>,
-    /// 1 + index into [`crate::model::Trace::threads`]; 0: the launch is not recorded.
-    thread: PackedColumn<u32>,
+pub struct LaunchCallTable {
+    /// Time from the start of the launch call to the start of its GPU operation, nanoseconds; may
+    /// be negative.
+    lead: BitPackedColumn<i64>,
+    /// Duration of the launch call, nanoseconds.
+    length: BitPackedColumn<i64>,
+    /// 1 + index of the calling thread in [`crate::model::Trace::threads`]; 0 if the launch call is
+    /// not recorded.
+    thread: BitPackedColumn<u32>,
 }
 
-impl LaunchCalls {
-    /// A table for a number of operations in which no launch is known yet.
-    pub fn new(operations: usize) -> Self {
+impl LaunchCallTable {
+    /// Returns a table for a number of GPU operations, of which no launch call is recorded yet.
+    pub fn table_without_launch_calls(operations: usize) -> Self {
         Self {
-            lead: PackedColumn::column_filled_with(operations, 0),
-            length: PackedColumn::column_filled_with(operations, 0),
-            thread: PackedColumn::column_filled_with(operations, 0),
+            lead: BitPackedColumn::column_filled_with(operations, 0),
+            length: BitPackedColumn::column_filled_with(operations, 0),
+            thread: BitPackedColumn::column_filled_with(operations, 0),
         }
     }
 
-    pub fn set_launch_call(&mut self, all: &AllOperations<'_>, id: OperationId, call: LaunchCall) {
+    pub fn set_launch_call_of_operation(
+        &mut self,
+        all: &AllGpuOperations<'_>,
+        id: GpuOperationId,
+        call: OperationLaunchCall,
+    ) {
         let index = id as usize;
-        self.lead.set_row(index, all.start(id).wrapping_sub(call.start));
-        self.length.set_row(index, call.end.wrapping_sub(call.start));
-        self.thread.set_row(index, call.thread + 1);
+        self.lead.replace_row(index, all.operation_start_ns(id).wrapping_sub(call.start));
+        self.length.replace_row(index, call.end.wrapping_sub(call.start));
+        self.thread.replace_row(index, call.thread + 1);
     }
 
-    /// The launch call of an operation, if it was recorded.
-    pub fn get(&self, all: &AllOperations<'_>, id: OperationId) -> Option<LaunchCall> {
-        self.call_of_operation(all.start(id), id)
+    /// Returns the host call that launched an operation, if it was recorded.
+    pub fn launch_call_of_operation(
+        &self,
+        all: &AllGpuOperations<'_>,
+        id: GpuOperationId,
+    ) -> Option<OperationLaunchCall> {
+        self.launch_call_of_operation_starting_at(all.operation_start_ns(id), id)
     }
 
-    pub fn call_of_operation(&self, start: i64, id: OperationId) -> Option<LaunchCall> {
+    pub fn launch_call_of_operation_starting_at(
+        &self,
+        start: i64,
+        id: GpuOperationId,
+    ) -> Option<OperationLaunchCall> {
         let index = id as usize;
-        let thread = self.thread.get(index)?.checked_sub(1)?;
+        let thread = self.thread.decoded_row(index)?.checked_sub(1)?;
         let start = start.wrapping_sub(self.lead.at(index));
         let end = start.wrapping_add(self.length.at(index));
-        Some(LaunchCall { start, end, thread })
+        Some(OperationLaunchCall { start, end, thread })
     }
 
-    /// Returns whether the launch call of an operation was recorded.
-    pub fn has_launch(&self, id: OperationId) -> bool {
-        self.thread.get(id as usize).is_some_and(|thread| thread != 0)
+    /// Returns whether the host call that launched an operation was recorded.
+    pub fn has_recorded_launch_call(&self, id: GpuOperationId) -> bool {
+        self.thread.decoded_row(id as usize).is_some_and(|thread| thread != 0)
     }
 
-    /// Whether the launch call of any operation was recorded.
-    pub fn is_any_recorded(&self) -> bool {
-        self.thread.iter().any(|thread| thread != 0)
+    /// Returns whether the host call that launched any operation was recorded.
+    pub fn is_any_launch_call_recorded(&self) -> bool {
+        self.thread.iter_decoded_rows().any(|thread| thread != 0)
     }
 }
 
@@ -71,28 +87,35 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::model::Trace;
-    use crate::model::gpu::PlaceId;
+    use crate::model::gpu::OperationPlaceIndex;
 
     #[test]
-    fn launch_calls_of_any_distance_and_length_are_stored_exactly() {
+    fn launch_calls_of_any_lead_and_length_are_stored_exactly() {
         let mut trace = Trace::default();
         let hour = 3_600_000_000_000;
         for start in [5_000, 2 * hour, 7_000, 9_000] {
-            trace.sets.on_gpu.push(start, start + 10, PlaceId(0), 0);
+            trace.sets.on_gpu.push_operation(start, start + 10, OperationPlaceIndex(0), 0);
         }
-        let all = AllOperations::new(&trace);
+        let all = AllGpuOperations::number_operations_of_trace(&trace);
         let calls = [
-            LaunchCall { start: 1_000, end: 3_000, thread: 4 },
-            LaunchCall { start: 2_000, end: hour, thread: 1 },
-            LaunchCall { start: 7_500, end: 7_600, thread: 0 },
+            OperationLaunchCall { start: 1_000, end: 3_000, thread: 4 },
+            OperationLaunchCall { start: 2_000, end: hour, thread: 1 },
+            OperationLaunchCall { start: 7_500, end: 7_600, thread: 0 },
         ];
-        let mut launches = LaunchCalls::new(4);
-        assert!(!launches.is_any_recorded());
-        (0u32..).zip(calls).for_each(|(id, call)| launches.set_launch_call(&all, id, call));
-        let read: Vec<LaunchCall> = (0..3).map(|id| launches.get(&all, id).unwrap()).collect();
+        let mut launches = LaunchCallTable::table_without_launch_calls(4);
+        assert!(!launches.is_any_launch_call_recorded());
+        (0u32..)
+            .zip(calls)
+            .for_each(|(id, call)| launches.set_launch_call_of_operation(&all, id, call));
+        let read: Vec<OperationLaunchCall> =
+            (0..3).map(|id| launches.launch_call_of_operation(&all, id).unwrap()).collect();
         assert_eq!(read, calls);
         assert_eq!(
-            (launches.get(&all, 3), launches.has_launch(3), launches.has_launch(1)),
+            (
+                launches.launch_call_of_operation(&all, 3),
+                launches.has_recorded_launch_call(3),
+                launches.has_recorded_launch_call(1)
+            ),
             (None, false, true)
         );
     }

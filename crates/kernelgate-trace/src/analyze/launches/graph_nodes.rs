@@ -1,24 +1,24 @@
-//! Which ranges were open when the nodes of CUDA graphs were created: while a stream was captured,
-//! or a graph built. A graph is instantiated by cloning its nodes; a clone has the ranges of what
-//! it was cloned from.
+//! Finds the NVTX ranges that were open when nodes of CUDA graphs were created, by stream capture
+//! or by an API call. Instantiating a graph clones its nodes; a cloned node has the ranges of the
+//! node from which it was cloned.
 
 use hashbrown::HashMap;
 
 use crate::analyze::ranges::paths::{RangePathId, RangePathTree};
 use crate::analyze::ranges::range_sweep;
 use crate::model::Trace;
-use crate::model::gpu::CudaGraphNode;
-use crate::model::interned_names::NameId;
-use crate::model::packed_columns::PackedColumn;
+use crate::model::gpu::CudaGraphNodeWithRanges;
+use crate::model::interned_names::InternedNameId;
+use crate::model::packed_columns::BitPackedColumn;
 
-/// CUDA graph nodes of a trace in memory that were created inside ranges: nodes that the recorder
-/// resolved, and nodes whose creation was recorded.
-pub fn all_graph_nodes(trace: &Trace) -> Vec<CudaGraphNode> {
+/// Returns the CUDA graph nodes of a trace that were created inside NVTX ranges, whether the
+/// recorder or the trace's creation events say so.
+pub fn graph_nodes_created_inside_ranges(trace: &Trace) -> Vec<CudaGraphNodeWithRanges> {
     let events = &trace.node_events;
     let time = |event: u32| events.time[event as usize];
-    let mut around: Vec<Vec<NameId>> = vec![Vec::new(); events.time.len()];
+    let mut around: Vec<Vec<InternedNameId>> = vec![Vec::new(); events.time.len()];
     let created = |event: u32| events.original[event as usize] == 0;
-    range_sweep::visit_enclosing_ranges(
+    range_sweep::visit_rows_with_enclosing_ranges(
         trace,
         (&events.thread, created),
         |event| (time(event), time(event)),
@@ -27,14 +27,15 @@ pub fn all_graph_nodes(trace: &Trace) -> Vec<CudaGraphNode> {
             around[event as usize] = names.collect();
         },
     );
-    graph_nodes_in_ranges(trace, around)
+    graph_nodes_from_ranges_of_creations(trace, around)
 }
 
-/// Nodes by the given names of the ranges around each creation, the outermost first.
-pub(crate) fn graph_nodes_in_ranges(
+/// Returns the graph nodes inside ranges from the names of the ranges around each creation event,
+/// the outermost first.
+pub(crate) fn graph_nodes_from_ranges_of_creations(
     trace: &Trace,
-    mut around: Vec<Vec<NameId>>,
-) -> Vec<CudaGraphNode> {
+    mut around: Vec<Vec<InternedNameId>>,
+) -> Vec<CudaGraphNodeWithRanges> {
     let events = &trace.node_events;
     let time = |event: u32| events.time[event as usize];
     let mut order: Vec<u32> = (0u32..).take(around.len()).collect();
@@ -52,31 +53,41 @@ pub(crate) fn graph_nodes_in_ranges(
         if !ranges.is_empty() {
             let id = events.node[row];
             known.insert((process, id), nodes.len());
-            nodes.push(CudaGraphNode { process, id, ranges });
+            nodes.push(CudaGraphNodeWithRanges { process, id, ranges });
         }
     }
     nodes
 }
 
-/// The range path of each kernel: the path of its launch, followed by the ranges in which its graph
-/// node was created. Empty where no kernel has a node that was created in a range.
-pub(crate) fn kernel_paths_inside(
+/// Returns the range path of each kernel: the path of its launch, followed by the ranges in which
+/// its graph node was created. The result is empty if no kernel has a graph node that was created
+/// in a range.
+pub(crate) fn launch_paths_extended_by_graph_node_ranges(
     trace: &Trace,
-    nodes: &[CudaGraphNode],
-    launched_in: &PackedColumn<RangePathId>,
+    nodes: &[CudaGraphNodeWithRanges],
+    launched_in: &BitPackedColumn<RangePathId>,
     paths: &mut RangePathTree,
-) -> PackedColumn<RangePathId> {
-    if nodes.is_empty() || trace.kernels.graph_node.is_empty() {
-        return PackedColumn::default();
+) -> BitPackedColumn<RangePathId> {
+    if nodes.is_empty() || trace.kernels.graph_node.has_no_row() {
+        return BitPackedColumn::default();
     }
-    let ranges: HashMap<(u32, u64), &[NameId]> =
+    let ranges: HashMap<(u32, u64), &[InternedNameId]> =
         nodes.iter().map(|node| ((node.process, node.id), &node.ranges[..])).collect();
-    let kernels = trace.kernels.graph_node.iter().zip(trace.kernels.on_gpu.place.iter());
-    // Kernels have the smallest operation numbers.
-    let inside = kernels.zip(launched_in.iter()).map(|((node, place), launched_in)| {
-        let ranges =
-            ranges.get(&(trace.process_of_place(place), node)).copied().unwrap_or_default();
-        ranges.iter().fold(launched_in, |path, &name| paths.path_inside(path, name))
-    });
+    let kernels = trace
+        .kernels
+        .graph_node
+        .iter_decoded_rows()
+        .zip(trace.kernels.on_gpu.place.iter_decoded_rows());
+    // Kernels have the smallest operation ids, so row and operation id of a kernel are equal.
+    let inside =
+        kernels.zip(launched_in.iter_decoded_rows()).map(|((node, place), launched_in)| {
+            let ranges = ranges
+                .get(&(trace.process_index_of_place(place), node))
+                .copied()
+                .unwrap_or_default();
+            ranges
+                .iter()
+                .fold(launched_in, |path, &name| paths.path_of_name_inside_parent(path, name))
+        });
     inside.collect()
 }

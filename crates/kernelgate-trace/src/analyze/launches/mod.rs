@@ -1,37 +1,38 @@
-//! Joins operations with the calls that launched them: by correlation id, within a process.
+//! Joins GPU operations of a trace with the host calls that launched them, by correlation id within
+//! a process.
 
 pub mod calls;
 pub mod graph_nodes;
 pub(crate) mod passing_calls;
 
-use crate::analyze::operations::{AllOperations, OperationId};
-use crate::analyze::time_order::SortedOperations;
-use crate::model::{Trace, launch_correlation_key};
+use crate::analyze::operations::{AllGpuOperations, GpuOperationId};
+use crate::analyze::time_order::OperationsInOrder;
+use crate::model::{Trace, process_and_correlation_key};
 
 /// No call is known.
-pub const NO_CALL: u32 = u32::MAX;
+pub const NO_LAUNCH_CALL: u32 = u32::MAX;
 
-/// Records which host call launched which operation.
+/// For each GPU operation of a trace, the host call that launched it.
 #[derive(Debug, Clone)]
-pub struct TraceLaunches {
-    /// Index of the launch call of each operation, or [`NO_CALL`].
+pub struct LaunchCallOfOperations {
+    /// Index of the host call that launched each operation, or [`NO_LAUNCH_CALL`].
     pub call_of: Vec<u32>,
 }
 
-impl TraceLaunches {
-    /// Joins a trace. Joins a graph launch with all nodes of its graph, so several operations may
-    /// have one call.
-    pub fn join_operations_with_calls(trace: &Trace) -> TraceLaunches {
-        let all = AllOperations::new(trace);
-        let mut call_of = vec![NO_CALL; all.len()];
-        let operations = launches_by_correlation(trace);
+impl LaunchCallOfOperations {
+    /// Joins a trace. A graph launch is joined with all operations of its graph, so several
+    /// operations may have one call.
+    pub fn join_operations_with_host_calls(trace: &Trace) -> LaunchCallOfOperations {
+        let all = AllGpuOperations::number_operations_of_trace(trace);
+        let mut call_of = vec![NO_LAUNCH_CALL; all.len()];
+        let operations = operations_by_correlation_key(trace);
         let calls = &trace.calls;
         let mut callers: Vec<(u64, u32)> = (0u32..)
             .zip(&calls.correlation)
             .filter(|&(_, &correlation)| correlation != 0)
             .map(|(call, &correlation)| {
                 let thread = calls.thread[call as usize] as usize;
-                (launch_correlation_key(trace.threads[thread].process, correlation), call)
+                (process_and_correlation_key(trace.threads[thread].process, correlation), call)
             })
             .collect();
         if !callers.is_sorted() {
@@ -39,11 +40,11 @@ impl TraceLaunches {
         }
         let mut next = 0;
         for operation in operations.iter() {
-            let key = correlation_key(trace, &all, operation);
+            let key = correlation_key_of_operation(trace, &all, operation);
             while next < callers.len() && callers[next].0 < key {
                 next += 1;
             }
-            // If several calls have one correlation id, the first is used.
+            // If several host calls have one correlation id, the first is taken.
             if next < callers.len() && callers[next].0 == key {
                 call_of[operation as usize] = callers[next].1;
             }
@@ -51,21 +52,31 @@ impl TraceLaunches {
         Self { call_of }
     }
 
-    /// Returns the number of operations whose launch call is not in the trace.
-    pub fn operations_without_call(&self) -> usize {
-        self.call_of.iter().filter(|&&call| call == NO_CALL).count()
+    /// Returns the number of operations whose launch call the trace does not record.
+    pub fn count_operations_without_call(&self) -> usize {
+        self.call_of.iter().filter(|&&call| call == NO_LAUNCH_CALL).count()
     }
 }
 
-/// Operations with a correlation id, in order of their [`correlation_key`]; of one call by their
-/// numbers.
-pub(crate) fn launches_by_correlation(trace: &Trace) -> SortedOperations {
-    let all = AllOperations::new(trace);
-    let key = |id: OperationId| correlation_key(trace, &all, id);
-    SortedOperations::operations_by_key(all.ids().filter(|&id| all.correlation(id) != 0), key)
+/// Returns the operations that have a correlation id, in order of [`correlation_key_of_operation`],
+/// operations of one call in order of their ids.
+pub(crate) fn operations_by_correlation_key(trace: &Trace) -> OperationsInOrder {
+    let all = AllGpuOperations::number_operations_of_trace(trace);
+    let key = |id: GpuOperationId| correlation_key_of_operation(trace, &all, id);
+    OperationsInOrder::sort_operations_by_key(
+        all.all_operation_ids().filter(|&id| all.correlation_id_of_operation(id) != 0),
+        key,
+    )
 }
 
-/// The key that joins an operation with its launch call.
-pub(crate) fn correlation_key(trace: &Trace, all: &AllOperations<'_>, id: OperationId) -> u64 {
-    launch_correlation_key(trace.process_of_place(all.place(id)), all.correlation(id))
+/// Returns the key of process and correlation id that an operation shares with its launch call.
+pub(crate) fn correlation_key_of_operation(
+    trace: &Trace,
+    all: &AllGpuOperations<'_>,
+    id: GpuOperationId,
+) -> u64 {
+    process_and_correlation_key(
+        trace.process_index_of_place(all.place_of_operation(id)),
+        all.correlation_id_of_operation(id),
+    )
 }

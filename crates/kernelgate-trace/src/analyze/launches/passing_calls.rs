@@ -1,26 +1,26 @@
-//! Calls as they are read, in order of time: the ranges that are open, what each call launched, and
-//! the nodes of graphs that were created before.
+//! State while host calls are read in order of time: open ranges, operations that each call
+//! launched, and graph nodes that were created before.
 
 use std::cmp::Reverse;
 
-use crate::analyze::launches::{correlation_key, launches_by_correlation};
-use crate::analyze::operations::{AllOperations, OperationId};
-use crate::analyze::time_order::SortedOperations;
+use crate::analyze::launches::{correlation_key_of_operation, operations_by_correlation_key};
+use crate::analyze::operations::{AllGpuOperations, GpuOperationId};
+use crate::analyze::time_order::OperationsInOrder;
 use crate::model::Trace;
-use crate::model::launch_correlation_key;
-use crate::read::{CallRow, RangeRow};
+use crate::model::process_and_correlation_key;
+use crate::read::{StreamedCallRow, StreamedRangeRow};
 
-/// An open host range with the facts collected about it so far.
+/// An open NVTX range of a host thread, with facts that an analysis has collected about it.
 #[derive(Debug)]
-pub(crate) struct OpenHostRange<S> {
-    pub row: RangeRow,
+pub(crate) struct OpenRangeWithState<S> {
+    pub row: StreamedRangeRow,
     pub state: S,
 }
 
-/// The open ranges of each thread, outer ones, which opened earlier, first. They need not nest.
+/// The open NVTX ranges of each host thread, in order of opening. They need not nest.
 #[derive(Debug)]
 pub(crate) struct OpenRangesByThread<S> {
-    threads: Vec<Vec<OpenHostRange<S>>>,
+    threads: Vec<Vec<OpenRangeWithState<S>>>,
 }
 
 impl<S> Default for OpenRangesByThread<S> {
@@ -30,7 +30,7 @@ impl<S> Default for OpenRangesByThread<S> {
 }
 
 impl<S> OpenRangesByThread<S> {
-    fn open_ranges_of_thread(&mut self, thread: u32) -> &mut Vec<OpenHostRange<S>> {
+    fn open_ranges_of_thread(&mut self, thread: u32) -> &mut Vec<OpenRangeWithState<S>> {
         let thread = thread as usize;
         if self.threads.len() <= thread {
             self.threads.resize_with(thread + 1, Vec::new);
@@ -38,72 +38,80 @@ impl<S> OpenRangesByThread<S> {
         &mut self.threads[thread]
     }
 
-    /// Opens a range, and passes ranges of the thread that have ended to `closed`.
-    pub fn add(&mut self, row: RangeRow, state: S, closed: impl FnMut(OpenHostRange<S>)) {
+    /// Opens a range; may remove ranges of its thread that have ended, and passes each removed
+    /// range to `closed`.
+    pub fn open_range(
+        &mut self,
+        row: StreamedRangeRow,
+        state: S,
+        closed: impl FnMut(OpenRangeWithState<S>),
+    ) {
         let open = self.open_ranges_of_thread(row.thread);
         if open.len() == open.capacity() {
-            close_ended_ranges(open, row.start, closed);
+            remove_ranges_that_ended_before(open, row.start, closed);
         }
-        open.push(OpenHostRange { row, state });
+        open.push(OpenRangeWithState { row, state });
     }
 
-    /// The ranges of a thread that were not over at a time.
+    /// Returns the ranges of a thread that have not ended at `time`; passes the ended ranges to
+    /// `closed`.
     pub fn at(
         &mut self,
         thread: u32,
         time: i64,
-        closed: impl FnMut(OpenHostRange<S>),
-    ) -> &mut [OpenHostRange<S>] {
+        closed: impl FnMut(OpenRangeWithState<S>),
+    ) -> &mut [OpenRangeWithState<S>] {
         let open = self.open_ranges_of_thread(thread);
-        close_ended_ranges(open, time, closed);
+        remove_ranges_that_ended_before(open, time, closed);
         open
     }
 
-    /// The innermost range of a thread that was open from a time to another.
-    pub fn innermost_around(
+    /// Returns the innermost range of a thread that was open from `start` to `end`.
+    pub fn innermost_range_around_span(
         &mut self,
         thread: u32,
         (start, end): (i64, i64),
-    ) -> Option<&OpenHostRange<S>> {
+    ) -> Option<&OpenRangeWithState<S>> {
         let open = self.at(thread, start, |_| ());
         open.iter().rev().find(|range| range.row.end >= end)
     }
 
     /// Closes all.
-    pub fn close_all(&mut self, closed: impl FnMut(OpenHostRange<S>)) {
+    pub fn close_all_ranges(&mut self, closed: impl FnMut(OpenRangeWithState<S>)) {
         self.threads.drain(..).flatten().for_each(closed);
     }
 }
 
-fn close_ended_ranges<S>(
-    open: &mut Vec<OpenHostRange<S>>,
+fn remove_ranges_that_ended_before<S>(
+    open: &mut Vec<OpenRangeWithState<S>>,
     time: i64,
-    closed: impl FnMut(OpenHostRange<S>),
+    closed: impl FnMut(OpenRangeWithState<S>),
 ) {
     open.extract_if(.., |range| range.row.end < time).for_each(closed);
 }
 
-/// GPU operations by the key that joins them with launch calls.
+/// GPU operations of a trace in order of the key that joins them with launch calls, with marks of
+/// those whose call was read.
 #[derive(Debug, Default)]
-pub(crate) struct LaunchedOperations {
-    /// Launched operations in order of their keys.
-    operations: SortedOperations,
-    /// Whether the launch call of each operation was read; one word holds 64 operations.
+pub(crate) struct OperationsByLaunchKey {
+    /// Operations that have a correlation id, in order of their correlation keys.
+    operations: OperationsInOrder,
+    /// One bit for each operation: whether its launch call was read.
     found: Vec<u64>,
     count: u32,
-    /// Operations that the last call launched.
-    by_call: Vec<OperationId>,
-    /// The search starts after the last call that was found, because calls come almost in the order
-    /// of their ids.
+    /// Operations that the last call launched, as returned by the last search.
+    by_call: Vec<GpuOperationId>,
+    /// Position at which the next search starts: behind the last operation that was found, because
+    /// calls are almost in order of their correlation ids.
     next: usize,
 }
 
-impl LaunchedOperations {
-    pub fn new(trace: &Trace) -> Self {
-        let count = AllOperations::new(trace).ids().end;
+impl OperationsByLaunchKey {
+    pub fn operations_without_read_calls(trace: &Trace) -> Self {
+        let count = AllGpuOperations::number_operations_of_trace(trace).all_operation_ids().end;
         let found = vec![0; (count as usize).div_ceil(64)];
         Self {
-            operations: launches_by_correlation(trace),
+            operations: operations_by_correlation_key(trace),
             found,
             count,
             by_call: Vec::new(),
@@ -111,18 +119,20 @@ impl LaunchedOperations {
         }
     }
 
-    /// Operations of a call. If several calls have one correlation id, the first call that is read
-    /// gets the operations.
-    pub fn by(&mut self, trace: &Trace, call: &CallRow) -> &[OperationId] {
+    /// Operations of a call. If several host calls have one correlation id, the first call that is
+    /// read gets the operations.
+    pub fn by(&mut self, trace: &Trace, call: &StreamedCallRow) -> &[GpuOperationId] {
         if call.correlation == 0 {
             return &[];
         }
-        let (all, key) =
-            (AllOperations::new(trace), launch_correlation_key(call.process, call.correlation));
-        let key_of = |id: OperationId| correlation_key(trace, &all, id);
+        let (all, key) = (
+            AllGpuOperations::number_operations_of_trace(trace),
+            process_and_correlation_key(call.process, call.correlation),
+        );
+        let key_of = |id: GpuOperationId| correlation_key_of_operation(trace, &all, id);
         let operations = &self.operations;
         if operations.get(self.next).is_none_or(|id| key_of(id) != key) {
-            self.next = operations.partition_point(|id| key_of(id) < key);
+            self.next = operations.first_position_where_not(|id| key_of(id) < key);
         }
         self.by_call.clear();
         while let Some(id) = operations.get(self.next).filter(|&id| key_of(id) == key) {
@@ -137,20 +147,20 @@ impl LaunchedOperations {
         &self.by_call
     }
 
-    /// Operations whose launch call was not read.
-    pub fn operations_without_call(&self) -> impl Iterator<Item = OperationId> {
-        let found = |id: &OperationId| self.found[*id as usize / 64] >> (id % 64) & 1 == 1;
+    /// Returns the operations whose launch call was not read.
+    pub fn operations_whose_call_was_not_read(&self) -> impl Iterator<Item = GpuOperationId> {
+        let found = |id: &GpuOperationId| self.found[*id as usize / 64] >> (id % 64) & 1 == 1;
         (0..self.count).filter(move |id| !found(id))
     }
 }
 
-/// Creations of nodes of graphs that were not read yet, the last first.
+/// Events of created or cloned graph nodes that were not processed yet, the latest first.
 #[derive(Debug, Default)]
-pub(crate) struct NodeEvents(Vec<u32>);
+pub(crate) struct UnprocessedGraphNodeEvents(Vec<u32>);
 
-impl NodeEvents {
-    /// Collects those operations of a trace that `wanted` accepts.
-    pub fn new(trace: &Trace, wanted: impl Fn(usize) -> bool) -> Self {
+impl UnprocessedGraphNodeEvents {
+    /// Collects the trace's graph-node events that `wanted` accepts by their index.
+    pub fn collect_graph_node_events(trace: &Trace, wanted: impl Fn(usize) -> bool) -> Self {
         let times = &trace.node_events.time;
         let mut events: Vec<u32> =
             (0u32..).take(times.len()).filter(|&event| wanted(event as usize)).collect();
@@ -158,8 +168,8 @@ impl NodeEvents {
         Self(events)
     }
 
-    /// Takes the next event, if it was before a time.
-    pub fn next_if_before(&mut self, trace: &Trace, time: i64) -> Option<usize> {
+    /// Removes and returns the earliest event, if it happened before `time`.
+    pub fn take_earliest_event_before(&mut self, trace: &Trace, time: i64) -> Option<usize> {
         let times = &trace.node_events.time;
         self.0.pop_if(|event| times[*event as usize] < time).map(|event| event as usize)
     }

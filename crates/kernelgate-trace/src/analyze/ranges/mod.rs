@@ -1,4 +1,4 @@
-//! Finds the ranges around calls and operations. Absent: times of ranges.
+//! Finds the NVTX ranges around host calls and GPU operations. Absent: times of ranges.
 
 pub mod paths;
 pub mod range_sweep;

@@ -1,45 +1,48 @@
-//! The path of a range through the ranges around it: `step/layer_0/attention`.
+//! Path of an NVTX range through the ranges around it: `step/layer_0/attention`.
 
 use hashbrown::HashMap;
 
-use crate::analyze::ranges::range_sweep::RowsByThread;
+use crate::analyze::ranges::range_sweep::TableRowsByThread;
 use crate::model::Trace;
-use crate::model::interned_names::NameId;
+use crate::model::interned_names::InternedNameId;
 
-/// A path: an index into the paths of a trace.
+/// Path of nested NVTX range names: an index into [`RangePathTree`].
 pub type RangePathId = u32;
 
 /// No range encloses it.
-pub const ROOT_PATH: RangePathId = 0;
+pub const ROOT_RANGE_PATH: RangePathId = 0;
 
-/// Paths of ranges. Ranges with equal names inside one enclosing path share a path.
+/// Paths of ranges. Ranges with equal names inside the same enclosing path share one path.
 #[derive(Debug, Clone)]
 pub struct RangePathTree {
-    /// Parent and last name of each path; the first path is [`ROOT_PATH`], which has no name.
-    nodes: Vec<(RangePathId, NameId)>,
-    known: HashMap<(RangePathId, NameId), RangePathId>,
+    /// Enclosing path and last name of each path; entry 0 is [`ROOT_RANGE_PATH`], which has no
+    /// name.
+    nodes: Vec<(RangePathId, InternedNameId)>,
+    known: HashMap<(RangePathId, InternedNameId), RangePathId>,
 }
 
 impl Default for RangePathTree {
     fn default() -> Self {
-        Self { nodes: vec![(ROOT_PATH, NameId::default())], known: HashMap::new() }
+        Self { nodes: vec![(ROOT_RANGE_PATH, InternedNameId::default())], known: HashMap::new() }
     }
 }
 
-/// The path of every range of a trace in memory.
+/// The path of every NVTX range of a trace that is in memory.
 #[derive(Debug, Clone, Default)]
 pub struct PathOfEachRange {
     pub paths: RangePathTree,
-    /// Path of each range, with its own name last.
+    /// Path of each range of the trace; the range's own name comes last.
     pub of_range: Vec<RangePathId>,
 }
 
 impl PathOfEachRange {
-    pub fn new(trace: &Trace) -> Self {
+    pub fn find_path_of_each_range(trace: &Trace) -> Self {
         let ranges = &trace.ranges;
-        let mut all =
-            Self { paths: RangePathTree::default(), of_range: vec![ROOT_PATH; ranges.len()] };
-        let by_thread = RowsByThread::group_ranges_by_thread(trace);
+        let mut all = Self {
+            paths: RangePathTree::default(),
+            of_range: vec![ROOT_RANGE_PATH; ranges.range_count()],
+        };
+        let by_thread = TableRowsByThread::group_ranges_by_thread(trace);
         let mut open: Vec<u32> = Vec::new();
         for thread in 0..trace.threads.len() {
             open.clear();
@@ -49,8 +52,9 @@ impl PathOfEachRange {
                     open.pop();
                 }
                 let parent = open.iter().rev().find(|&&outer| ranges.end[outer as usize] >= end);
-                let parent = parent.map_or(ROOT_PATH, |&outer| all.of_range[outer as usize]);
-                let path = all.paths.path_inside(parent, ranges.name[range as usize]);
+                let parent = parent.map_or(ROOT_RANGE_PATH, |&outer| all.of_range[outer as usize]);
+                let path =
+                    all.paths.path_of_name_inside_parent(parent, ranges.name[range as usize]);
                 all.of_range[range as usize] = path;
                 open.push(range);
             }
@@ -60,7 +64,11 @@ impl PathOfEachRange {
 }
 
 impl RangePathTree {
-    pub fn path_inside(&mut self, parent: RangePathId, name: NameId) -> RangePathId {
+    pub fn path_of_name_inside_parent(
+        &mut self,
+        parent: RangePathId,
+        name: InternedNameId,
+    ) -> RangePathId {
         let new = u32::try_from(self.nodes.len()).expect("fewer than 2^32 paths");
         *self.known.entry((parent, name)).or_insert_with(|| {
             self.nodes.push((parent, name));
@@ -68,7 +76,7 @@ impl RangePathTree {
         })
     }
 
-    /// Number of range paths, including [`ROOT_PATH`].
+    /// Number of range paths, including [`ROOT_RANGE_PATH`].
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
@@ -78,45 +86,52 @@ impl RangePathTree {
         self.nodes.len() == 1
     }
 
-    /// Replaces the names in the paths; returns the new paths and the new number of each old path.
-    pub(crate) fn renamed(&self, name_of: impl Fn(NameId) -> NameId) -> (Self, Vec<RangePathId>) {
-        let (mut renamed, mut now) = (Self::default(), vec![ROOT_PATH]);
-        // A path has a larger number than its parent path.
+    /// Replaces the names in the paths; returns the new paths, and for each old path the number of
+    /// its new path.
+    pub(crate) fn with_replaced_names(
+        &self,
+        name_of: impl Fn(InternedNameId) -> InternedNameId,
+    ) -> (Self, Vec<RangePathId>) {
+        let (mut renamed, mut now) = (Self::default(), vec![ROOT_RANGE_PATH]);
+        // A path has a larger number than its parent path, so parents are renamed first.
         for &(parent, name) in &self.nodes[1..] {
-            now.push(renamed.path_inside(now[parent as usize], name_of(name)));
+            now.push(renamed.path_of_name_inside_parent(now[parent as usize], name_of(name)));
         }
         (renamed, now)
     }
 
-    /// The innermost path that is, or is around, two paths.
+    /// Returns the innermost path that equals or encloses each of two paths.
     pub fn innermost_common_path(&self, mut a: RangePathId, mut b: RangePathId) -> RangePathId {
-        // A path has a larger number than the path around it.
+        // A path has a larger number than the path that encloses it, so the larger number is
+        // replaced by its parent.
         while a != b {
             let inner = if a > b { &mut a } else { &mut b };
-            *inner = self.parent_path(*inner);
+            *inner = self.parent_of_path(*inner);
         }
         a
     }
 
-    pub fn parent_path(&self, path: RangePathId) -> RangePathId {
+    pub fn parent_of_path(&self, path: RangePathId) -> RangePathId {
         self.nodes[path as usize].0
     }
 
-    /// A path and the paths around it, without the root.
-    pub fn path_and_parents(&self, path: RangePathId) -> impl Iterator<Item = RangePathId> {
-        let below_root = |path: RangePathId| (path != ROOT_PATH).then_some(path);
-        std::iter::successors(below_root(path), move |&path| below_root(self.parent_path(path)))
+    /// Iterates over a path and the paths that enclose it, innermost first, without the root.
+    pub fn path_and_enclosing_paths(&self, path: RangePathId) -> impl Iterator<Item = RangePathId> {
+        let below_root = |path: RangePathId| (path != ROOT_RANGE_PATH).then_some(path);
+        std::iter::successors(below_root(path), move |&path| below_root(self.parent_of_path(path)))
     }
 
-    /// The last name of a path.
-    pub fn name(&self, path: RangePathId) -> NameId {
+    /// Returns the last (innermost) name of a path.
+    pub fn last_name_of_path(&self, path: RangePathId) -> InternedNameId {
         self.nodes[path as usize].1
     }
 
     /// Returns the names of a path from the outermost to the innermost, separated by `/`; empty for
-    /// [`ROOT_PATH`].
-    pub fn text(&self, trace: &Trace, path: RangePathId) -> String {
-        let names = self.path_and_parents(path).map(|path| trace.names.text(self.name(path)));
+    /// [`ROOT_RANGE_PATH`].
+    pub fn path_text_with_slashes(&self, trace: &Trace, path: RangePathId) -> String {
+        let names = self
+            .path_and_enclosing_paths(path)
+            .map(|path| trace.names.text_of_name(self.last_name_of_path(path)));
         let mut names: Vec<&str> = names.collect();
         names.reverse();
         names.join("/")

@@ -1,20 +1,23 @@
-//! Which ranges of a thread enclose a row: one pass over time, thread by thread.
+//! For each row of a trace table, finds the ranges of its thread that enclose the row, in one pass
+//! over time for each thread.
 
 use std::cmp::Reverse;
 
 use crate::model::Trace;
 
-/// Rows by thread, each thread's in an order of time.
+/// Rows of a trace table grouped by thread, and sorted by time within each thread.
 #[derive(Debug, Default)]
-pub(crate) struct RowsByThread {
+pub(crate) struct TableRowsByThread {
     rows: Vec<u32>,
-    /// Index of the first row of each thread, and the end of the last thread's rows.
+    /// For each thread the index of its first entry in `rows`, followed by the end of the last
+    /// thread's entries.
     bounds: Vec<usize>,
 }
 
-impl RowsByThread {
-    /// Sorts the wanted rows by thread and, within a thread, by a key.
-    pub fn sorted_by_thread<K: Ord>(
+impl TableRowsByThread {
+    /// Groups the table rows that `wanted` accepts by thread, and sorts the rows of each thread by
+    /// `key`.
+    pub fn group_rows_by_thread<K: Ord>(
         threads: usize,
         thread: &[u32],
         wanted: impl Fn(u32) -> bool,
@@ -43,17 +46,17 @@ impl RowsByThread {
         Self { rows: sorted, bounds }
     }
 
-    /// The rows of a thread; none of a thread that came later.
+    /// Returns the sorted rows of a thread; empty for a thread that is not in the groups.
     pub fn rows_of_thread(&self, thread: usize) -> &[u32] {
         let end = self.bounds.get(thread + 1);
         end.map_or(&[], |&end| &self.rows[self.bounds[thread]..end])
     }
 
-    /// The ranges of a trace in order of their start; an outer range comes before an inner range
-    /// with the same start.
-    pub fn group_ranges_by_thread(trace: &Trace) -> RowsByThread {
+    /// Groups the ranges of a trace by thread, in order of their start; an outer range comes before
+    /// an inner range with the same start.
+    pub fn group_ranges_by_thread(trace: &Trace) -> TableRowsByThread {
         let ranges = &trace.ranges;
-        Self::sorted_by_thread(
+        Self::group_rows_by_thread(
             trace.threads.len(),
             &ranges.thread,
             |_| true,
@@ -62,23 +65,24 @@ impl RowsByThread {
     }
 }
 
-/// Visits wanted rows thread by thread, in order of time, each with the ranges of its thread that
-/// enclose its span: outer ones, which opened earlier, first.
+/// Calls `visit` with each wanted row, thread by thread in order of time, and with the ranges of
+/// its thread that enclose the row's span, earliest first.
 ///
-/// Ranges need not nest. Time is linear in the number of ranges and rows, times the depth.
-pub fn visit_enclosing_ranges(
+/// Ranges need not nest. The time is proportional to the number of ranges and rows times the
+/// nesting depth.
+pub fn visit_rows_with_enclosing_ranges(
     trace: &Trace,
     (thread, wanted): (&[u32], impl Fn(u32) -> bool),
     span: impl Fn(u32) -> (i64, i64),
     mut visit: impl FnMut(u32, &[u32]),
 ) {
     let ranges = &trace.ranges;
-    let range_rows = RowsByThread::group_ranges_by_thread(trace);
+    let range_rows = TableRowsByThread::group_ranges_by_thread(trace);
     let key = |row: u32| {
         let (start, end) = span(row);
         (start, Reverse(end))
     };
-    let rows = RowsByThread::sorted_by_thread(trace.threads.len(), thread, wanted, key);
+    let rows = TableRowsByThread::group_rows_by_thread(trace.threads.len(), thread, wanted, key);
     let mut open: Vec<u32> = Vec::new();
     let mut enclosing: Vec<u32> = Vec::new();
     for thread in 0..trace.threads.len() {
@@ -87,7 +91,8 @@ pub fn visit_enclosing_ranges(
         for &row in rows.rows_of_thread(thread) {
             let (start, end) = span(row);
             while let Some(range) = next.next_if(|&range| ranges.start[range as usize] <= start) {
-                // Most ranges have ended before the next call, so they are not stored.
+                // Most ranges end before the next row of their thread starts, so these ranges are
+                // not stored.
                 if ranges.end[range as usize] >= start {
                     open.push(range);
                 }

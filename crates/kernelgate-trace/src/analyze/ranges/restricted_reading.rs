@@ -1,167 +1,185 @@
 //! Restricts a trace to named ranges while it is read, so that only the requested ranges and calls
-//! of a long export are held in memory.
+//! of a long export are kept in memory.
 
 use std::path::Path;
 
-use crate::analyze::launches::passing_calls::{LaunchedOperations, NodeEvents, OpenRangesByThread};
-use crate::analyze::operations::OperationId;
-use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId, RangePathTree};
-use crate::analyze::ranges::restricted_trace::{self, MatchingSpans};
+use crate::analyze::launches::passing_calls::{
+    OpenRangesByThread, OperationsByLaunchKey, UnprocessedGraphNodeEvents,
+};
+use crate::analyze::operations::GpuOperationId;
+use crate::analyze::ranges::paths::{ROOT_RANGE_PATH, RangePathId, RangePathTree};
+use crate::analyze::ranges::restricted_trace::{self, SpansOfMatchingRanges};
 use crate::error::TraceError;
 use crate::model::Trace;
 use crate::model::host::{ApiCallTable, HostRangeTable};
-use crate::model::interned_names::NameId;
-use crate::read::{self, CallRow, RangeOrCall, RangeRow, StreamedRows, WantedTraceParts};
+use crate::model::interned_names::InternedNameId;
+use crate::read::{
+    self, StreamedCallRow, StreamedExportRest, StreamedRangeOrCall, StreamedRangeRow,
+    WantedTraceParts,
+};
 
-/// Reads the operations that were launched inside ranges whose path matches
-/// [`restricted_trace::restrict_to_ranges`]. `None`: no range matches.
-pub fn open_inside_ranges(
+/// Reads a trace and keeps the operations that were launched inside ranges whose path matches the
+/// pattern, as [`restricted_trace::restrict_trace_to_ranges`] does. `None`: no range matches.
+pub fn open_trace_inside_ranges(
     path: &Path,
     wanted: &WantedTraceParts,
     pattern: &str,
 ) -> Result<Option<Trace>, TraceError> {
-    // Calls and ranges are read too, because they show where operations were launched.
+    // Host calls and ranges are read too, because they show in which range an operation was
+    // launched.
     let with_launches = WantedTraceParts { operations: true, calls: true, ranges: true, ..*wanted };
-    // Names are known when all ranges were read: which paths match is found first.
-    let mut paths = RangePaths::default();
+    // A range's name may come after the range, so a first pass over the file finds the paths that
+    // match the pattern.
+    let mut paths = StreamedRangePaths::default();
     let ranges_alone = WantedTraceParts { ranges: true, ..WantedTraceParts::default() };
-    let Some(first) = read::stream_trace_rows(path, &ranges_alone, |_, row| paths.add(row))? else {
-        return Ok(restricted_trace::restrict_to_ranges(
+    let Some(first) = read::stream_ranges_and_calls(path, &ranges_alone, |_, row| {
+        paths.add_path_of_range_row(row)
+    })?
+    else {
+        return Ok(restricted_trace::restrict_trace_to_ranges(
             &read::open_trace_file(path, &with_launches)?,
             pattern,
         ));
     };
-    let (named, now) = paths.paths.renamed(|label| first.names[label.0 as usize]);
-    let matching = restricted_trace::paths_that_match(
+    let (named, now) = paths.paths.with_replaced_names(|label| first.names[label.0 as usize]);
+    let matching = restricted_trace::match_each_range_path(
         &first.trace,
         &named,
-        &restricted_trace::parse_range_expression(pattern),
+        &restricted_trace::regex_of_range_path_pattern(pattern),
     );
     let matching = now.iter().map(|&path| matching[path as usize]).collect();
-    let mut pass = InsidePass { matching, ..InsidePass::default() };
+    let mut pass = KeepInsideMatchingRanges { matching, ..KeepInsideMatchingRanges::default() };
     drop(first);
-    let second = read::stream_trace_rows(path, &with_launches, |trace, row| pass.add(trace, row))?;
-    let trace = second.map(|StreamedRows { trace, names, last }| {
-        let InsidePass { mut ranges, calls, .. } = pass;
+    let second = read::stream_ranges_and_calls(path, &with_launches, |trace, row| {
+        pass.process_range_or_call_row(trace, row)
+    })?;
+    let trace = second.map(|StreamedExportRest { trace, names, last }| {
+        let KeepInsideMatchingRanges { mut ranges, calls, .. } = pass;
         ranges.name.iter_mut().for_each(|name| *name = names[name.0 as usize]);
         for (end, &start) in ranges.end.iter_mut().zip(&ranges.start) {
             *end = (*end).min(last.max(start));
         }
         Trace { ranges, calls, ..trace }
     });
-    Ok(trace.and_then(|trace| restricted_trace::restrict_to_ranges(&trace, pattern)))
+    Ok(trace.and_then(|trace| restricted_trace::restrict_trace_to_ranges(&trace, pattern)))
 }
 
 #[derive(Debug, Clone, Copy)]
-struct OpenRange {
+struct OpenRangePath {
     path: RangePathId,
     kept: bool,
 }
 
-/// Paths of ranges; their names are labels.
+/// Paths of ranges while a file is read; until names are known, paths consist of label numbers.
 #[derive(Debug, Default)]
-struct RangePaths {
-    open: OpenRangesByThread<OpenRange>,
+struct StreamedRangePaths {
+    open: OpenRangesByThread<OpenRangePath>,
     paths: RangePathTree,
 }
 
-impl RangePaths {
-    fn add(&mut self, row: RangeOrCall) {
+impl StreamedRangePaths {
+    fn add_path_of_range_row(&mut self, row: StreamedRangeOrCall) {
         match row {
-            RangeOrCall::Begin => *self = Self::default(),
-            RangeOrCall::Range(range) => {
+            StreamedRangeOrCall::Begin => *self = Self::default(),
+            StreamedRangeOrCall::Range(range) => {
                 let path = self.path_of_next_range(&range);
-                self.open.add(range, OpenRange { path, kept: false }, |_| ());
+                self.open.open_range(range, OpenRangePath { path, kept: false }, |_| ());
             }
-            RangeOrCall::Call(_) => {}
+            StreamedRangeOrCall::Call(_) => {}
         }
     }
 
-    /// Returns the path of the next range in the order of time.
-    fn path_of_next_range(&mut self, range: &RangeRow) -> RangePathId {
-        let around = self.open.innermost_around(range.thread, (range.start, range.end));
-        let parent = around.map_or(ROOT_PATH, |around| around.state.path);
-        self.paths.path_inside(parent, NameId(range.label))
+    /// Returns the path of the next range; ranges come in order of time.
+    fn path_of_next_range(&mut self, range: &StreamedRangeRow) -> RangePathId {
+        let around = self.open.innermost_range_around_span(range.thread, (range.start, range.end));
+        let parent = around.map_or(ROOT_RANGE_PATH, |around| around.state.path);
+        self.paths.path_of_name_inside_parent(parent, InternedNameId(range.label))
     }
 }
 
-/// Keeps the operations inside, and the ranges that show it: those around them, and around nodes of
-/// graphs when they were created, and the calls that launched such nodes.
+/// Second pass over a file: keeps the ranges and calls that are needed to find the operations
+/// launched inside matching ranges, also through graph nodes.
 #[derive(Debug, Default)]
-struct InsidePass {
-    /// Whether each range path matches the expression.
+struct KeepInsideMatchingRanges {
+    /// Whether each range path matches the pattern.
     matching: Vec<bool>,
-    standing: RangePaths,
-    selection: MatchingSpans,
-    launched: LaunchedOperations,
-    nodes: NodeEvents,
+    standing: StreamedRangePaths,
+    selection: SpansOfMatchingRanges,
+    launched: OperationsByLaunchKey,
+    nodes: UnprocessedGraphNodeEvents,
     ranges: HostRangeTable,
     calls: ApiCallTable,
 }
 
-impl InsidePass {
-    fn add(&mut self, trace: &Trace, row: RangeOrCall) {
+impl KeepInsideMatchingRanges {
+    fn process_range_or_call_row(&mut self, trace: &Trace, row: StreamedRangeOrCall) {
         match row {
-            RangeOrCall::Begin => {
-                let nodes = NodeEvents::new(trace, |_| true);
+            StreamedRangeOrCall::Begin => {
+                let nodes = UnprocessedGraphNodeEvents::collect_graph_node_events(trace, |_| true);
                 let matching = std::mem::take(&mut self.matching);
-                let launched = match trace.kernels.graph_node.is_empty() {
-                    true => LaunchedOperations::default(),
-                    false => LaunchedOperations::new(trace),
+                let launched = match trace.kernels.graph_node.has_no_row() {
+                    true => OperationsByLaunchKey::default(),
+                    false => OperationsByLaunchKey::operations_without_read_calls(trace),
                 };
                 *self = Self { matching, nodes, launched, ..Self::default() };
             }
-            RangeOrCall::Range(range) => self.add_range(trace, range),
-            RangeOrCall::Call(call) => self.call(trace, &call),
+            StreamedRangeOrCall::Range(range) => self.keep_range_if_inside_match(trace, range),
+            StreamedRangeOrCall::Call(call) => {
+                self.keep_call_if_inside_match_or_graph(trace, &call)
+            }
         }
     }
 
-    fn add_range(&mut self, trace: &Trace, range: RangeRow) {
-        self.keep_ranges_of_nodes_before(trace, range.start);
+    fn keep_range_if_inside_match(&mut self, trace: &Trace, range: StreamedRangeRow) {
+        self.keep_ranges_around_node_events_before(trace, range.start);
         let path = self.standing.path_of_next_range(&range);
         if self.matching.get(path as usize).copied().unwrap_or(false) {
             let process = trace.threads[range.thread as usize].process;
-            self.selection.add(process, &range);
-            self.keep_enclosing_ranges(range.thread, (range.start, range.end));
+            self.selection.add_matching_range(process, &range);
+            self.keep_open_ranges_enclosing(range.thread, (range.start, range.end));
         }
-        let kept = self.selection.contains_span(trace, range.thread, range.start, range.end);
+        let kept =
+            self.selection.contains_span_of_thread(trace, range.thread, range.start, range.end);
         if kept {
-            push_range(&mut self.ranges, &range);
+            append_range_row(&mut self.ranges, &range);
         }
-        self.standing.open.add(range, OpenRange { path, kept }, |_| ());
+        self.standing.open.open_range(range, OpenRangePath { path, kept }, |_| ());
     }
 
-    fn call(&mut self, trace: &Trace, call: &CallRow) {
-        self.keep_ranges_of_nodes_before(trace, call.start);
-        let of_graph = |&id: &OperationId| {
-            trace.kernels.graph_node.get(id as usize).is_some_and(|node| node != 0)
+    fn keep_call_if_inside_match_or_graph(&mut self, trace: &Trace, call: &StreamedCallRow) {
+        self.keep_ranges_around_node_events_before(trace, call.start);
+        let of_graph = |&id: &GpuOperationId| {
+            trace.kernels.graph_node.decoded_row(id as usize).is_some_and(|node| node != 0)
         };
         let of_graph = self.launched.by(trace, call).iter().any(of_graph);
-        if of_graph || self.selection.contains_span(trace, call.thread, call.start, call.end) {
-            let CallRow { start, end, thread, name, correlation, .. } = *call;
-            self.calls.push(start, end, thread, name, correlation);
+        if of_graph
+            || self.selection.contains_span_of_thread(trace, call.thread, call.start, call.end)
+        {
+            let StreamedCallRow { start, end, thread, name, correlation, .. } = *call;
+            self.calls.push_api_call(start, end, thread, name, correlation);
         }
     }
 
-    /// Keeps the ranges around nodes that were created before a time.
-    fn keep_ranges_of_nodes_before(&mut self, trace: &Trace, time: i64) {
+    /// Keeps the ranges that were open when graph nodes were created, for node events before
+    /// `time`.
+    fn keep_ranges_around_node_events_before(&mut self, trace: &Trace, time: i64) {
         let events = &trace.node_events;
-        while let Some(event) = self.nodes.next_if_before(trace, time) {
+        while let Some(event) = self.nodes.take_earliest_event_before(trace, time) {
             let at = events.time[event];
-            self.keep_enclosing_ranges(events.thread[event], (at, at));
+            self.keep_open_ranges_enclosing(events.thread[event], (at, at));
         }
     }
 
-    /// Keeps the open ranges of a thread that enclose a span.
-    fn keep_enclosing_ranges(&mut self, thread: u32, (start, end): (i64, i64)) {
+    /// Keeps those open ranges of a thread that enclose a span of time.
+    fn keep_open_ranges_enclosing(&mut self, thread: u32, (start, end): (i64, i64)) {
         for open in self.standing.open.at(thread, start, |_| ()) {
             if open.row.end >= end && !std::mem::replace(&mut open.state.kept, true) {
-                push_range(&mut self.ranges, &open.row);
+                append_range_row(&mut self.ranges, &open.row);
             }
         }
     }
 }
 
-fn push_range(ranges: &mut HostRangeTable, row: &RangeRow) {
-    ranges.push(row.start, row.end, row.thread, NameId(row.label), row.style);
+fn append_range_row(ranges: &mut HostRangeTable, row: &StreamedRangeRow) {
+    ranges.push_host_range(row.start, row.end, row.thread, InternedNameId(row.label), row.style);
 }

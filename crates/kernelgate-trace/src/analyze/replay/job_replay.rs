@@ -1,60 +1,65 @@
-//! The dependencies of all ranks of a job, replayed together: a collective ends, on every rank, its
-//! transfer after its last rank has arrived.
+//! Replays the dependencies of all ranks of a job together: on every rank a collective ends its
+//! transfer time after the last rank has arrived.
 //!
-//! Ranks go on in the order of their recorded starts in the job's time, so that all ranks have
-//! arrived at a collective before anything behind it is replayed. If the clocks are not aligned
-//! well enough, operations behind the collective move with the arrival of their own rank. This
-//! module does not decide which operations belong to one collective.
+//! Ranks are replayed in order of the recorded starts in the job's common time, so that all ranks
+//! reach a collective before any later operation is replayed. If the ranks' clocks are not aligned
+//! well enough, operations after a collective are shifted only by the arrival of their own rank.
+//! Callers decide which operations of the ranks belong to one collective.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use hashbrown::HashMap;
 
-use crate::analyze::operations::OperationId;
+use crate::analyze::operations::GpuOperationId;
 use crate::analyze::replay::{
-    BackwardPathWalk, CriticalPathSegment, CriticalPathWalk, OperationDependencies, ReplayChange,
-    RunningReplay,
+    CriticalPathBackwardWalk, CriticalPathSegmentKind, CriticalPathWalkState, ReplayChange,
+    ReplayInProgress, TraceDependencies,
 };
 
-/// The operation of one rank in a collective.
+/// The operation with which one rank takes part in a collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CollectiveMember {
-    /// Index into the traces of the job.
+pub struct CollectiveOfOneRank {
+    /// Index of the rank's trace among the traces of the job.
     pub trace: usize,
-    pub operation: OperationId,
-    /// When the operation starts, in the job's time.
+    pub operation: GpuOperationId,
+    /// Start of the operation in the job's common time, nanoseconds.
     pub start: i64,
-    /// When the operation ends, in the job's time.
+    /// End of the operation in the job's common time, nanoseconds.
     pub end: i64,
 }
 
-/// Operations of all ranks that take part in one collective.
-pub type CollectiveMembers = Vec<CollectiveMember>;
+/// The operations with which all ranks take part in one collective.
+pub type CollectiveOfAllRanks = Vec<CollectiveOfOneRank>;
 
-/// Dependencies among the operations of all ranks of a job, for replays.
-pub struct JobReplay<'a> {
-    traces: Vec<OperationDependencies<'a>>,
-    /// Converts a time of a trace's clock to the job's time.
+/// Dependencies among the operations of all ranks of a job, so that the job can be replayed with
+/// changed durations.
+pub struct JobDependencies<'a> {
+    traces: Vec<TraceDependencies<'a>>,
+    /// Converts a time of a trace's clock to the job's common time; the first argument is the index
+    /// of the trace.
     common: &'a dyn Fn(usize, i64) -> i64,
-    collectives: Vec<CollectiveMembers>,
-    /// The collective that each operation belongs to; one map for each trace.
-    of_operation: Vec<HashMap<OperationId, usize>>,
+    collectives: Vec<CollectiveOfAllRanks>,
+    /// For each trace, a map from an operation to the index of its collective.
+    of_operation: Vec<HashMap<GpuOperationId, usize>>,
 }
 
-/// State of a collective in a replay: how many ranks have not reached it, and when the latest did.
+/// Arrivals of ranks at a collective during a replay: the number of ranks that have not arrived,
+/// and the latest arrival so far.
 #[derive(Clone, Copy)]
-struct PendingArrivals {
+struct CollectiveArrivals {
     missing: usize,
-    /// Replayed arrival time of the last rank that arrived so far.
+    /// Replayed time, in the job's common time, at which the last rank that has arrived so far
+    /// arrived.
     ready: i64,
 }
 
-impl<'a> JobReplay<'a> {
-    /// Joins the traces of a job by their collectives.
-    pub fn new(
-        traces: Vec<OperationDependencies<'a>>,
-        collectives: Vec<CollectiveMembers>,
+impl<'a> JobDependencies<'a> {
+    /// Makes the dependencies of a job from the dependencies of its traces and from its
+    /// collectives.
+    pub fn join_traces_by_collectives(
+        traces: Vec<TraceDependencies<'a>>,
+        collectives: Vec<CollectiveOfAllRanks>,
         common: &'a dyn Fn(usize, i64) -> i64,
     ) -> Self {
         let mut of_operation = vec![HashMap::new(); traces.len()];
@@ -66,55 +71,61 @@ impl<'a> JobReplay<'a> {
         Self { traces, common, collectives, of_operation }
     }
 
-    /// First and last time of each trace, in the job's time.
-    fn trace_spans(&self) -> impl Iterator<Item = (i64, i64)> {
+    /// First start and last end of each trace, in the job's common time.
+    fn spans_of_traces_in_job_time(&self) -> impl Iterator<Item = (i64, i64)> {
         self.traces.iter().enumerate().map(|(trace, of)| {
-            let (start, end) = of.span();
+            let (start, end) = of.first_start_and_last_end();
             ((self.common)(trace, start), (self.common)(trace, end))
         })
     }
 
-    /// The first start and the last end of the collective on any rank, in the job's time.
-    fn first_start_to_last_end(&self) -> (i64, i64) {
-        self.trace_spans().reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).unwrap_or((0, 0))
+    /// First start and last end of an operation on any rank, in the job's common time.
+    fn span_recorded_on_any_rank(&self) -> (i64, i64) {
+        self.spans_of_traces_in_job_time()
+            .reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
+            .unwrap_or((0, 0))
     }
 
-    /// The time from which all ranks are recorded, and the last end on any rank, in the job's time.
-    pub fn span_recorded_on_all_ranks(&self) -> (i64, i64) {
-        let (start, end) =
-            self.trace_spans().reduce(|a, b| (a.0.max(b.0), a.1.max(b.1))).unwrap_or((0, 0));
+    /// The time from which all ranks are recorded, and the last end on any rank, in the job's
+    /// common time.
+    pub fn span_from_recording_of_all_ranks(&self) -> (i64, i64) {
+        let (start, end) = self
+            .spans_of_traces_in_job_time()
+            .reduce(|a, b| (a.0.max(b.0), a.1.max(b.1)))
+            .unwrap_or((0, 0));
         (start.min(end), end)
     }
 
-    /// When the last rank arrived at a collective, and which.
-    fn last_rank_arrival(members: &[CollectiveMember]) -> (i64, &CollectiveMember) {
+    /// Returns when the last rank arrived at a collective, and that rank's operation.
+    fn last_rank_arrival(members: &[CollectiveOfOneRank]) -> (i64, &CollectiveOfOneRank) {
         let last = members.iter().max_by_key(|member| (member.start, member.trace));
         let last = last.expect("a collective has ranks");
         (last.start, last)
     }
 
-    /// Nanoseconds that the job is shorter with a change for each trace.
-    pub fn job_gain_ns(&self, changes: &[ReplayChange<'_>]) -> i64 {
-        let mut replays: Vec<RunningReplay<'_, '_>> =
-            self.traces.iter().map(RunningReplay::new).collect();
-        let mut arrivals: Vec<PendingArrivals> = self
+    /// Replays the job with one change for each trace; returns by how many nanoseconds the job is
+    /// shorter.
+    pub fn job_ns_saved_by_changes(&self, changes: &[ReplayChange<'_>]) -> i64 {
+        let mut replays: Vec<ReplayInProgress<'_, '_>> =
+            self.traces.iter().map(ReplayInProgress::begin_replay).collect();
+        let mut arrivals: Vec<CollectiveArrivals> = self
             .collectives
             .iter()
-            .map(|members| PendingArrivals { missing: members.len(), ready: i64::MIN })
+            .map(|members| CollectiveArrivals { missing: members.len(), ready: i64::MIN })
             .collect();
-        let next = |replay: &RunningReplay<'_, '_>, trace: usize| {
-            let id = replay.next()?;
-            let start = self.traces[trace].all_operations().start(id);
+        let next = |replay: &ReplayInProgress<'_, '_>, trace: usize| {
+            let id = replay.next_operation_to_replay()?;
+            let start = self.traces[trace].operations_of_trace().operation_start_ns(id);
             Some(Reverse(((self.common)(trace, start), trace, id)))
         };
         let mut order: BinaryHeap<_> =
             replays.iter().enumerate().filter_map(|(trace, of)| next(of, trace)).collect();
         let (mut first, mut last) = (i64::MAX, i64::MIN);
         while let Some(Reverse((start, trace, id))) = order.pop() {
-            let by = replays[trace].replay_start(id, &changes[trace]);
+            let by = replays[trace].replay_start_of_operation(id, &changes[trace]);
             first = first.min(start + by);
             if let Some(&number) = self.of_operation[trace].get(&id) {
-                replays[trace].set_end_difference(id, by);
+                replays[trace].set_replayed_minus_recorded_end(id, by);
                 let arrived = &mut arrivals[number];
                 arrived.missing -= 1;
                 arrived.ready = arrived.ready.max(start + by);
@@ -128,26 +139,26 @@ impl<'a> JobReplay<'a> {
                     last = last.max(ends);
                 }
             } else {
-                let all = self.traces[trace].all_operations();
-                let length = all.length(id);
+                let all = self.traces[trace].operations_of_trace();
+                let length = all.operation_length_ns(id);
                 let by = by + (changes[trace].length)(id, length) - length;
-                replays[trace].set_end_difference(id, by);
-                last = last.max((self.common)(trace, all.end(id)) + by);
+                replays[trace].set_replayed_minus_recorded_end(id, by);
+                last = last.max((self.common)(trace, all.operation_end_exclusive_ns(id)) + by);
             }
             order.extend(next(&replays[trace], trace));
         }
-        let (start, end) = self.first_start_to_last_end();
+        let (start, end) = self.span_recorded_on_any_rank();
         (end - start) - (last - first)
     }
 
-    /// Sets the replayed ends of a collective at which all ranks have arrived; returns the latest of
-    /// these ends.
+    /// Sets the replayed end of a collective on each rank, once all ranks have arrived; returns the
+    /// latest of these ends.
     fn set_replayed_ends_of_collective(
         &self,
         number: usize,
         ready: i64,
         changes: &[ReplayChange<'_>],
-        replays: &mut [RunningReplay<'_, '_>],
+        replays: &mut [ReplayInProgress<'_, '_>],
     ) -> i64 {
         let members = &self.collectives[number];
         let (recorded, _) = Self::last_rank_arrival(members);
@@ -156,63 +167,75 @@ impl<'a> JobReplay<'a> {
             let transfer = (member.end - recorded).max(0);
             let shorter = (changes[member.trace].length)(member.operation, transfer);
             let by = ready - recorded + shorter - transfer;
-            replays[member.trace].set_end_difference(member.operation, by);
+            replays[member.trace].set_replayed_minus_recorded_end(member.operation, by);
             last = last.max(member.end + by);
         }
         last
     }
 
-    /// The critical path, from its end back to when all ranks are recorded: the trace and length of
-    /// each segment.
-    pub fn critical_path(&self) -> Vec<(usize, CriticalPathSegment, i64)> {
-        let end = |trace: &usize| (self.common)(*trace, self.traces[*trace].span().1);
+    /// Returns the critical path of the job, from its end back to when all ranks are recorded:
+    /// trace, kind and nanoseconds of each segment.
+    pub fn critical_path_of_job(&self) -> Vec<(usize, CriticalPathSegmentKind, i64)> {
+        let end =
+            |trace: &usize| (self.common)(*trace, self.traces[*trace].first_start_and_last_end().1);
         let Some(mut trace) = (0..self.traces.len()).max_by_key(end) else { return Vec::new() };
-        let mut walks: Vec<BackwardPathWalk<'_, '_>> =
-            self.traces.iter().map(BackwardPathWalk::new).collect();
+        let mut walks: Vec<CriticalPathBackwardWalk<'_, '_>> =
+            self.traces.iter().map(CriticalPathBackwardWalk::prepare_backward_walk).collect();
         let mut segments = Vec::new();
-        let mut next = Some(self.traces[trace].last_operation());
-        let mut at = self.traces[trace].span().1;
-        // Operations without a duration may lead back to each other.
-        let steps: usize = self.traces.iter().map(|of| of.all_operations().len()).sum();
+        let mut next = Some(self.traces[trace].operation_that_ends_last());
+        let mut at = self.traces[trace].first_start_and_last_end().1;
+        // The loop is bounded, because operations of zero duration may lead back to each other.
+        let steps: usize = self.traces.iter().map(|of| of.operations_of_trace().len()).sum();
         for _ in 0..steps {
             let Some(id) = next else { break };
-            let all = self.traces[trace].all_operations();
-            let mut path =
-                CriticalPathWalk { first: self.traces[trace].span().0, at, segments: Vec::new() };
+            let all = self.traces[trace].operations_of_trace();
+            let mut path = CriticalPathWalkState {
+                first: self.traces[trace].first_start_and_last_end().0,
+                at,
+                segments: Vec::new(),
+            };
             let last = self.of_operation[trace].get(&id).map(|&number| {
                 let (ready, last) = Self::last_rank_arrival(&self.collectives[number]);
                 (ready, *last)
             });
             next = match last {
                 Some((ready, last)) if last.trace != trace => {
-                    // The path goes back over the transfer, then to the rank that arrived last.
-                    let transfer = (self.common)(trace, all.end(id)) - ready;
-                    path.walk_back_to(
-                        CriticalPathSegment::Operation(id),
-                        (all.end(id) - transfer).min(path.at),
+                    // The path goes back over the collective's transfer, and then to the operation
+                    // of the rank that arrived last.
+                    let transfer = (self.common)(trace, all.operation_end_exclusive_ns(id)) - ready;
+                    path.walk_back_and_add_segment(
+                        CriticalPathSegmentKind::Operation(id),
+                        (all.operation_end_exclusive_ns(id) - transfer).min(path.at),
                     );
                     segments.extend(path.segments.drain(..).map(|(of, ns)| (trace, of, ns)));
                     trace = last.trace;
-                    let start = self.traces[trace].all_operations().start(last.operation);
-                    path =
-                        CriticalPathWalk { first: self.traces[trace].span().0, at: start, ..path };
+                    let start =
+                        self.traces[trace].operations_of_trace().operation_start_ns(last.operation);
+                    path = CriticalPathWalkState {
+                        first: self.traces[trace].first_start_and_last_end().0,
+                        at: start,
+                        ..path
+                    };
                     walks[trace].step_back_from_operation(last.operation, &mut path)
                 }
                 _ => {
-                    path.walk_back_to(CriticalPathSegment::Operation(id), all.start(id));
+                    path.walk_back_and_add_segment(
+                        CriticalPathSegmentKind::Operation(id),
+                        all.operation_start_ns(id),
+                    );
                     walks[trace].step_back_from_operation(id, &mut path)
                 }
             };
             at = path.at;
             segments.extend(path.segments.into_iter().map(|(of, ns)| (trace, of, ns)));
-            if at <= self.traces[trace].span().0 {
+            if at <= self.traces[trace].first_start_and_last_end().0 {
                 break;
             }
         }
-        let (start, end) = self.span_recorded_on_all_ranks();
+        let (start, end) = self.span_from_recording_of_all_ranks();
         let rest = (self.common)(trace, at) - start;
         if rest > 0 {
-            segments.push((trace, CriticalPathSegment::Unknown, rest));
+            segments.push((trace, CriticalPathSegmentKind::Unknown, rest));
         }
         let mut left = end - start;
         for (.., ns) in &mut segments {

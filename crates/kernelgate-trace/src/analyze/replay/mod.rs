@@ -1,12 +1,12 @@
-//! Replays the recorded dependencies of a trace with other durations: a call starts after the
-//! previous call of its thread; an operation starts after its launch, after the previous operation
-//! of its stream, and after the operation of another stream that it seems to wait for; a wait ends
-//! after the last operation that ended during it. The recorded time between these two events is
-//! kept in a replay. A host that makes no recorded call and continues when the GPU has finished the
-//! launched work also counts as waiting.
+//! Replays a trace with changed durations: a call starts after its thread's previous call, an
+//! operation after its launch and its stream's previous operation, a wait ends after the awaited
+//! operation. A replay keeps the recorded time between an event and the event that it depends on. A
+//! host that makes no recorded call and continues when the GPU has finished the launched work is
+//! taken to have waited for the GPU.
 //!
-//! A replay takes time proportional to the operations. [`RunningReplay`] goes operation by
-//! operation, so that `job_replay` can join the ranks of a job. Absent: dependencies between ranks.
+//! The time of a replay is proportional to the number of operations; [`ReplayInProgress`] replays
+//! single operations, so that `job_replay` can replay all ranks together. Absent: dependencies
+//! between ranks.
 
 pub mod job_replay;
 
@@ -14,103 +14,109 @@ use std::cmp::Reverse;
 
 use hashbrown::HashMap;
 
-use crate::analyze::launches::calls::{LaunchCall, LaunchCalls};
-use crate::analyze::operations::{AllOperations, OperationId, OperationKind};
-use crate::analyze::time_order::SortedOperations;
-use crate::analyze::timeline::span_union::UnitedSpans;
+use crate::analyze::launches::calls::{LaunchCallTable, OperationLaunchCall};
+use crate::analyze::operations::{AllGpuOperations, GpuOperationId, GpuOperationKind};
+use crate::analyze::time_order::OperationsInOrder;
+use crate::analyze::timeline::span_union::UnionOfTimeSpans;
 use crate::model::Trace;
-use crate::model::packed_columns::{PackedColumn, PackedValue};
+use crate::model::packed_columns::{BitPackedColumn, PackableInteger};
 
-/// Number that stands for a missing operation or thread.
-const NO_OPERATION: u32 = u32::MAX;
-/// An operation that starts this long after its launch and after the previous operation of its
-/// stream may wait for another stream.
-const MIN_WAIT_FOR_STREAM_NS: i64 = 1_000;
+/// Marks a missing operation or a missing thread.
+const NO_OPERATION_OR_THREAD: u32 = u32::MAX;
+/// An operation that starts later than this after its launch and after its stream's previous
+/// operation may have waited for another stream.
+const MIN_DELAY_OF_WAIT_FOR_STREAM_NS: i64 = 1_000;
 
 #[derive(Debug, Clone, Copy)]
-pub struct GpuWaitCall {
+pub struct CallThatWaitsForGpu {
     pub thread: u32,
-    /// Time at which the host entered the call, nanoseconds.
+    /// Time at which the host entered the waiting call, nanoseconds.
     pub start: i64,
-    /// Time at which the call returned, nanoseconds.
+    /// Time at which the waiting call returned, nanoseconds.
     pub end: i64,
 }
 
-/// Time from an operation to the next one of its stream, if the next one was launched before the
-/// first ended.
-const NEXT_OPERATION_DELAY_NS: i64 = 1_000;
-/// Time between two launch calls from which a host may have waited for the GPU in between.
-const MIN_HOST_PAUSE_NS: i64 = 100_000;
-/// Operations that a host that waits leaves in the queue at most.
-const MAX_QUEUED_WHILE_WAITING: i64 = 2;
-/// Smallest share of a host pause in which the GPU must work for the pause to count as a wait for
-/// the GPU. In public traces the rule finds 92 % of 9,748 waits without their calls, with any part
-/// from 0.7 to 0.95; 9 % of 17,722 pauses without a call that waits look alike.
-const MIN_BUSY_SHARE_OF_WAIT: f64 = 0.9;
+/// Time between two operations of a stream in a replay, if the second was launched before the first
+/// ended.
+const REPLAYED_DELAY_IN_STREAM_NS: i64 = 1_000;
+/// Shortest time between two launch calls of a thread in which the host may have waited for the GPU
+/// without a recorded call.
+const MIN_UNRECORDED_WAIT_NS: i64 = 100_000;
+/// Largest number of launched operations that are not finished when a host's wait for the GPU ends.
+const MAX_UNFINISHED_AFTER_WAIT: i64 = 2;
+/// A host pause counts as a wait for the GPU only if the GPU works for at least this share of the
+/// pause. On public traces without their wait calls, the rule finds 92 % of 9,748 waits, for any
+/// share from 0.7 to 0.95; it also takes 9 % of 17,722 other pauses for waits.
+const MIN_GPU_BUSY_SHARE_OF_WAIT: f64 = 0.9;
 
-/// A time in which the host waits for the GPU.
+/// A span of time in which a host thread waited for the GPU.
 #[derive(Debug, Clone, Copy)]
-struct HostWait {
-    call: GpuWaitCall,
-    /// The operation that ended the wait; [`NO_OPERATION`] if the GPU had already finished.
-    ended_by: OperationId,
-    /// Whether the wait was recorded as a call, and is not only the time between two launches.
+struct HostWaitForGpu {
+    call: CallThatWaitsForGpu,
+    /// The operation whose end ended the wait; [`NO_OPERATION_OR_THREAD`] if the GPU had already
+    /// finished.
+    ended_by: GpuOperationId,
+    /// Whether the wait is a recorded call; otherwise it was inferred from the time between two
+    /// launch calls.
     recorded: bool,
 }
 
-/// Changed durations of operations, calls and waits for a replay.
+/// Changes of a replay: durations of operations, of launch calls, of waits and of the host's own
+/// time.
 pub struct ReplayChange<'a> {
-    /// Function that gives an operation's replayed duration from its recorded one.
-    pub length: &'a dyn Fn(OperationId, i64) -> i64,
-    /// Whether launch calls take time in the replay.
+    /// Returns the replayed duration of an operation from its id and its recorded duration,
+    /// nanoseconds.
+    pub length: &'a dyn Fn(GpuOperationId, i64) -> i64,
+    /// Whether launch calls take their recorded time in the replay, instead of no time.
     pub launches: bool,
-    /// Whether the host waits for the GPU.
+    /// Whether the host waits for the GPU in the replay as it was recorded, instead of not waiting.
     pub waits: bool,
     /// How the host's time between its launch calls is replayed.
     pub host: ReplayedHostTime<'a>,
 }
 
-/// How the host's time is replayed.
+/// How a replay treats the host's own time between launch calls.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ReplayedHostTime<'a> {
-    /// The host takes its recorded time between launch calls.
+    /// The host takes its recorded time between two launch calls.
     Recorded,
-    /// A part of the time between launch calls is left, 0 to 1.
+    /// The host takes this share, from 0 to 1, of its recorded time between two launch calls.
     Scaled(f64),
     /// In these spans, which do not overlap, neither host code nor launch calls take time.
     WithoutPauses(&'a [(i64, i64)]),
 }
 
 impl ReplayedHostTime<'_> {
-    /// Returns how many nanoseconds of a launch call, or of its part, lie in a pause.
-    fn ns_in_pauses(&self, from: i64, to: i64) -> i64 {
+    /// Returns how many nanoseconds of a span of a launch call or of host time lie in the pauses
+    /// that the replay removes.
+    fn ns_in_removed_pauses(&self, from: i64, to: i64) -> i64 {
         let Self::WithoutPauses(spans) = self else { return 0 };
         spans.iter().map(|&(start, end)| (end.min(to) - start.max(from)).max(0)).sum()
     }
 }
 
-/// Kind of one segment of the critical path.
+/// Kind of one segment of the critical path of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum CriticalPathSegment {
+pub enum CriticalPathSegmentKind {
     /// An operation runs.
-    Operation(OperationId),
+    Operation(GpuOperationId),
     /// Time from a launch call to the start of its operation.
     LaunchLatency,
     /// Time from the end of an operation to the start of the next operation that waits for it.
     BetweenOperations,
-    /// Time in which the host makes launch calls.
+    /// Time that the host spends in launch calls.
     LaunchCalls,
-    /// Time of the host between two launch calls.
+    /// Time that the host spends between two launch calls.
     Host,
     /// Time from the end of an operation to the return of the host call that waits for it.
     WaitReturn,
-    /// The trace does not show what the operation depends on.
+    /// Time for which the trace does not show a dependency of the operation.
     Unknown,
 }
 
-impl CriticalPathSegment {
+impl CriticalPathSegmentKind {
     /// Label of the segment; an operation is printed by its own name.
-    pub const fn label(self) -> &'static str {
+    pub const fn printed_segment_label(self) -> &'static str {
         match self {
             Self::Operation(_) => "operation",
             Self::LaunchLatency => "from launch call to start",
@@ -123,171 +129,205 @@ impl CriticalPathSegment {
     }
 }
 
-/// Dependencies among the operations and host calls of one trace.
-pub struct OperationDependencies<'a> {
-    all: AllOperations<'a>,
-    launches: &'a LaunchCalls,
-    /// Operations whose launch is recorded, in the order of their launch.
-    launched: SortedOperations,
-    /// Operations in the order of their start.
-    started: SortedOperations,
-    /// Waits of the host, in the order of their end.
-    waits: Vec<HostWait>,
-    /// Difference between the numbers of each operation and of the previous operation on its
-    /// stream; 0 for a stream's first operation.
-    step: PackedColumn<i64>,
-    /// Difference between the numbers of each operation and of the operation on another stream that
-    /// it seems to wait for; 0 if it waits for none.
-    other: PackedColumn<i64>,
+/// Dependencies among the GPU operations and the host calls of one trace, for replays and critical
+/// paths.
+pub struct TraceDependencies<'a> {
+    all: AllGpuOperations<'a>,
+    launches: &'a LaunchCallTable,
+    /// Operations whose launch call is recorded, in order of the starts of these calls.
+    launched: OperationsInOrder,
+    /// All operations, in order of their start.
+    started: OperationsInOrder,
+    /// Waits of the host for the GPU, in order of their end.
+    waits: Vec<HostWaitForGpu>,
+    /// For each operation, its id minus the id of the previous operation on its stream; 0 for a
+    /// stream's first operation.
+    step: BitPackedColumn<i64>,
+    /// For each operation, its id minus the id of the operation on another stream that it seems to
+    /// wait for; 0 if it seems to wait for no other stream.
+    other: BitPackedColumn<i64>,
     threads: usize,
     span: (i64, i64),
 }
 
-impl<'a> OperationDependencies<'a> {
-    /// Collects the dependencies of a trace's operations; `None` if it has no operations.
-    pub fn new(trace: &'a Trace, launches: &'a LaunchCalls, waits: &[GpuWaitCall]) -> Option<Self> {
-        let all = AllOperations::new(trace);
-        let process = |id: OperationId| trace.process_of_place(all.place(id)) as usize;
-        let time = |id: OperationId| launches.get(&all, id).map(|call| call.start);
-        let launched = SortedOperations::operations_by_key(
-            all.ids().filter(|&id| launches.has_launch(id)),
+impl<'a> TraceDependencies<'a> {
+    /// Finds the dependencies of a trace's operations; returns `None` if the trace has no
+    /// operations.
+    pub fn find_dependencies(
+        trace: &'a Trace,
+        launches: &'a LaunchCallTable,
+        waits: &[CallThatWaitsForGpu],
+    ) -> Option<Self> {
+        let all = AllGpuOperations::number_operations_of_trace(trace);
+        let process =
+            |id: GpuOperationId| trace.process_index_of_place(all.place_of_operation(id)) as usize;
+        let time =
+            |id: GpuOperationId| launches.launch_call_of_operation(&all, id).map(|call| call.start);
+        let launched = OperationsInOrder::sort_operations_by_key(
+            all.all_operation_ids().filter(|&id| launches.has_recorded_launch_call(id)),
             time,
         );
-        let started = SortedOperations::operations_by_key(all.ids(), |id| all.start(id));
-        let ended = SortedOperations::operations_by_key(all.ids(), |id| all.end(id));
-        let first = all.start(started.get(0)?);
-        let last = all.end(ended.get(ended.len() - 1)?);
+        let started = OperationsInOrder::sort_operations_by_key(all.all_operation_ids(), |id| {
+            all.operation_start_ns(id)
+        });
+        let ended = OperationsInOrder::sort_operations_by_key(all.all_operation_ids(), |id| {
+            all.operation_end_exclusive_ns(id)
+        });
+        let first = all.operation_start_ns(started.get(0)?);
+        let last = all.operation_end_exclusive_ns(ended.get(ended.len() - 1)?);
         let mut of = Self {
             all,
             launches,
             launched,
             started,
             waits: Vec::new(),
-            step: PackedColumn::column_filled_with(all.len(), 0),
-            other: PackedColumn::column_filled_with(all.len(), 0),
+            step: BitPackedColumn::column_filled_with(all.len(), 0),
+            other: BitPackedColumn::column_filled_with(all.len(), 0),
             threads: trace.threads.len(),
             span: (first, last),
         };
-        of.find_stream_dependencies(trace, &ended, process);
-        of.find_wait_dependencies(trace, waits, &ended, process);
-        of.add_unrecorded_waits(trace, waits, &ended, process);
+        of.find_operations_waited_for(trace, &ended, process);
+        of.find_operations_that_end_waits(trace, waits, &ended, process);
+        of.add_waits_without_recorded_call(trace, waits, &ended, process);
         of.waits.sort_by_key(|wait| wait.call.end);
         Some(of)
     }
 
-    fn previous_on_stream(&self, id: OperationId) -> Option<OperationId> {
-        operation_with_lower_id(id, self.step.at(id as usize))
+    fn previous_operation_on_stream(&self, id: GpuOperationId) -> Option<GpuOperationId> {
+        operation_with_id_lower_by(id, self.step.at(id as usize))
     }
 
-    /// Returns the operation of another stream for which an operation seems to wait.
-    fn awaited_on_other_stream(&self, id: OperationId) -> Option<OperationId> {
-        operation_with_lower_id(id, self.other.at(id as usize))
+    /// Returns the operation of another stream that an operation seems to wait for.
+    fn awaited_operation_on_other_stream(&self, id: GpuOperationId) -> Option<GpuOperationId> {
+        operation_with_id_lower_by(id, self.other.at(id as usize))
     }
 
-    /// Finds the operations that others wait for: on their own stream, or on another stream.
-    fn find_stream_dependencies(
+    /// Finds for each operation the previous operation on its stream, and the operation on another
+    /// stream that it seems to wait for.
+    fn find_operations_waited_for(
         &mut self,
         trace: &Trace,
-        ended: &SortedOperations,
-        process: impl Fn(OperationId) -> usize,
+        ended: &OperationsInOrder,
+        process: impl Fn(GpuOperationId) -> usize,
     ) {
-        let mut last_of_place = vec![NO_OPERATION; trace.places.len()];
-        let mut last_of_process = vec![NO_OPERATION; trace.processes.len()];
+        let mut last_of_place = vec![NO_OPERATION_OR_THREAD; trace.places.len()];
+        let mut last_of_process = vec![NO_OPERATION_OR_THREAD; trace.processes.len()];
         let mut devices: HashMap<(u32, u32), usize> = HashMap::new();
         let numbered = trace.places.iter().map(|place| {
             let new = devices.len();
             *devices.entry((place.process, place.device)).or_insert(new)
         });
         let device_of_place: Vec<usize> = numbered.collect();
-        let mut last_of_device = vec![NO_OPERATION; devices.len()];
+        let mut last_of_device = vec![NO_OPERATION_OR_THREAD; devices.len()];
         let mut ended = ended.iter().peekable();
         for id in self.started.iter() {
-            let start = self.all.start(id);
-            while let Some(done) = ended.next_if(|&done| self.all.end(done) <= start) {
+            let start = self.all.operation_start_ns(id);
+            while let Some(done) =
+                ended.next_if(|&done| self.all.operation_end_exclusive_ns(done) <= start)
+            {
                 last_of_process[process(done)] = done;
-                last_of_device[device_of_place[self.all.place(done).0 as usize]] = done;
+                last_of_device[device_of_place[self.all.place_of_operation(done).0 as usize]] =
+                    done;
             }
-            let place = self.all.place(id).0 as usize;
+            let place = self.all.place_of_operation(id).0 as usize;
             let last = last_of_place[place];
-            // An operation that runs during another one, such as a migration during a kernel, does
-            // not wait for it.
-            let inside = last != NO_OPERATION
-                && start < self.all.end(last)
-                && self.all.end(id) <= self.all.end(last);
+            // An operation that runs entirely during another operation of its stream, such as a
+            // migration during a kernel, does not wait for it.
+            let inside = last != NO_OPERATION_OR_THREAD
+                && start < self.all.operation_end_exclusive_ns(last)
+                && self.all.operation_end_exclusive_ns(id)
+                    <= self.all.operation_end_exclusive_ns(last);
             if !inside {
-                let step = if last == NO_OPERATION { 0 } else { id.number() - last.number() };
-                self.step.set_row(id as usize, step);
+                let step = if last == NO_OPERATION_OR_THREAD {
+                    0
+                } else {
+                    id.to_packed_integer() - last.to_packed_integer()
+                };
+                self.step.replace_row(id as usize, step);
                 last_of_place[place] = id;
             }
-            let ready = self.ready_time_and_if_by_launch(id).map_or(i64::MIN, |(time, _)| time);
-            if start.saturating_sub(ready) <= MIN_WAIT_FOR_STREAM_NS {
+            let ready = self.earliest_start_and_if_by_launch(id).map_or(i64::MIN, |(time, _)| time);
+            if start.saturating_sub(ready) <= MIN_DELAY_OF_WAIT_FOR_STREAM_NS {
                 continue;
             }
-            // The wait's own device comes first, because a process may use several devices.
+            // The last operation that ended on the same GPU is tried before the last of the
+            // process, because a process may use several GPUs.
             let others = [last_of_device[device_of_place[place]], last_of_process[process(id)]];
-            let waits_for = |&other: &OperationId| {
-                other != NO_OPERATION
+            let waits_for = |&other: &GpuOperationId| {
+                other != NO_OPERATION_OR_THREAD
                     && other != id
-                    && self.all.start(other) < start
-                    && self.all.end(other) > ready
+                    && self.all.operation_start_ns(other) < start
+                    && self.all.operation_end_exclusive_ns(other) > ready
             };
             if let Some(other) = others.into_iter().find(waits_for) {
-                self.other.set_row(id as usize, id.number() - other.number());
+                self.other
+                    .replace_row(id as usize, id.to_packed_integer() - other.to_packed_integer());
             }
         }
     }
 
-    fn find_wait_dependencies(
+    fn find_operations_that_end_waits(
         &mut self,
         trace: &Trace,
-        calls: &[GpuWaitCall],
-        ended: &SortedOperations,
-        process: impl Fn(OperationId) -> usize,
+        calls: &[CallThatWaitsForGpu],
+        ended: &OperationsInOrder,
+        process: impl Fn(GpuOperationId) -> usize,
     ) {
-        let mut last_of_process = vec![NO_OPERATION; trace.processes.len()];
+        let mut last_of_process = vec![NO_OPERATION_OR_THREAD; trace.processes.len()];
         let mut done = ended.iter().peekable();
-        let mut calls: Vec<GpuWaitCall> = calls.to_vec();
+        let mut calls: Vec<CallThatWaitsForGpu> = calls.to_vec();
         calls.sort_by_key(|call| call.end);
         for call in calls {
-            while let Some(id) = done.next_if(|&id| self.all.end(id) <= call.end) {
+            while let Some(id) =
+                done.next_if(|&id| self.all.operation_end_exclusive_ns(id) <= call.end)
+            {
                 last_of_process[process(id)] = id;
             }
             let own = trace.threads[call.thread as usize].process as usize;
             let last = last_of_process[own];
-            let waited = last != NO_OPERATION && self.all.end(last) > call.start;
-            let ended_by = if waited { last } else { NO_OPERATION };
-            self.waits.push(HostWait { call, ended_by, recorded: true });
+            let waited = last != NO_OPERATION_OR_THREAD
+                && self.all.operation_end_exclusive_ns(last) > call.start;
+            let ended_by = if waited { last } else { NO_OPERATION_OR_THREAD };
+            self.waits.push(HostWaitForGpu { call, ended_by, recorded: true });
         }
         let blocking = self.launched.iter().filter_map(|id| {
-            let call = self
-                .launch_call(id)
-                .filter(|call| self.is_blocking_call(id, self.all.span(id), call))?;
-            let LaunchCall { start, end, thread } = call;
-            Some(HostWait {
-                call: GpuWaitCall { thread, start, end },
+            let call = self.launch_call_of(id).filter(|call| {
+                self.does_launch_call_block_until_end(
+                    id,
+                    self.all.operation_start_and_end_ns(id),
+                    call,
+                )
+            })?;
+            let OperationLaunchCall { start, end, thread } = call;
+            Some(HostWaitForGpu {
+                call: CallThatWaitsForGpu { thread, start, end },
                 ended_by: id,
                 recorded: true,
             })
         });
-        let blocking: Vec<HostWait> = blocking.collect();
+        let blocking: Vec<HostWaitForGpu> = blocking.collect();
         self.waits.extend(blocking);
     }
 
-    /// Times between two launch calls of a thread, without a wait, in which the GPU works most of
-    /// the time and does nearly all that was launched.
-    fn add_unrecorded_waits(
+    /// Adds waits that no call shows: pauses between two launch calls in which the GPU works most
+    /// of the time and finishes nearly all launched operations.
+    fn add_waits_without_recorded_call(
         &mut self,
         trace: &Trace,
-        calls: &[GpuWaitCall],
-        ended: &SortedOperations,
-        process: impl Fn(OperationId) -> usize,
+        calls: &[CallThatWaitsForGpu],
+        ended: &OperationsInOrder,
+        process: impl Fn(GpuOperationId) -> usize,
     ) {
-        let mut pauses: Vec<GpuWaitCall> = Vec::new();
+        let mut pauses: Vec<CallThatWaitsForGpu> = Vec::new();
         let mut last_call = vec![i64::MIN; self.threads];
-        for call in self.launched.iter().filter_map(|id| self.launch_call(id)) {
+        for call in self.launched.iter().filter_map(|id| self.launch_call_of(id)) {
             let last = std::mem::replace(&mut last_call[call.thread as usize], call.end);
-            if last != i64::MIN && call.start - last >= MIN_HOST_PAUSE_NS {
-                pauses.push(GpuWaitCall { thread: call.thread, start: last, end: call.start });
+            if last != i64::MIN && call.start - last >= MIN_UNRECORDED_WAIT_NS {
+                pauses.push(CallThatWaitsForGpu {
+                    thread: call.thread,
+                    start: last,
+                    end: call.start,
+                });
             }
         }
         let mut waited: HashMap<u32, Vec<i64>> = HashMap::new();
@@ -304,106 +344,130 @@ impl<'a> OperationDependencies<'a> {
             return;
         }
         pauses.sort_by_key(|pause| pause.end);
-        let mut worked = vec![UnitedSpans::default(); trace.processes.len()];
+        let mut worked = vec![UnionOfTimeSpans::default(); trace.processes.len()];
         for id in self.started.iter() {
-            worked[process(id)].add((self.all.start(id), self.all.end(id)));
+            worked[process(id)].add_later_span((
+                self.all.operation_start_ns(id),
+                self.all.operation_end_exclusive_ns(id),
+            ));
         }
         let processes = trace.processes.len();
         let (mut last_of_process, mut pending) =
-            (vec![NO_OPERATION; processes], vec![0i64; processes]);
+            (vec![NO_OPERATION_OR_THREAD; processes], vec![0i64; processes]);
         let mut done = ended.iter().peekable();
         let mut launched = self.launched.iter().peekable();
         for call in pauses {
-            let before =
-                |id: &OperationId| self.launch_call(*id).is_some_and(|of| of.start < call.end);
+            let before = |id: &GpuOperationId| {
+                self.launch_call_of(*id).is_some_and(|of| of.start < call.end)
+            };
             while let Some(id) = launched.next_if(before) {
                 pending[process(id)] += 1;
             }
-            while let Some(id) = done.next_if(|&id| self.all.end(id) <= call.end) {
+            while let Some(id) =
+                done.next_if(|&id| self.all.operation_end_exclusive_ns(id) <= call.end)
+            {
                 last_of_process[process(id)] = id;
-                pending[process(id)] -= i64::from(self.launches.has_launch(id));
+                pending[process(id)] -= i64::from(self.launches.has_recorded_launch_call(id));
             }
             let own = trace.threads[call.thread as usize].process as usize;
             let last = last_of_process[own];
-            // The host may go on a moment before the last operation ends.
+            // The host may continue a moment before the last operation's recorded end, so the
+            // operation that ends next may have ended the wait.
             let next = done.peek().copied().filter(|&id| {
-                let span = (self.all.start(id), self.all.end(id));
+                let span =
+                    (self.all.operation_start_ns(id), self.all.operation_end_exclusive_ns(id));
                 process(id) == own
                     && span.0 < call.end
-                    && last != NO_OPERATION
-                    && span.1 - call.end < call.end - self.all.end(last)
+                    && last != NO_OPERATION_OR_THREAD
+                    && span.1 - call.end < call.end - self.all.operation_end_exclusive_ns(last)
             });
             #[allow(clippy::cast_precision_loss)]
             let [worked, whole] =
-                [worked[own].covered_within((call.start, call.end)), call.end - call.start]
+                [worked[own].covered_ns_within((call.start, call.end)), call.end - call.start]
                     .map(|ns| ns as f64);
-            let ended = last != NO_OPERATION && self.all.end(last) > call.start;
+            let ended = last != NO_OPERATION_OR_THREAD
+                && self.all.operation_end_exclusive_ns(last) > call.start;
             if ended
-                && pending[own] <= MAX_QUEUED_WHILE_WAITING
-                && worked >= MIN_BUSY_SHARE_OF_WAIT * whole
+                && pending[own] <= MAX_UNFINISHED_AFTER_WAIT
+                && worked >= MIN_GPU_BUSY_SHARE_OF_WAIT * whole
             {
-                self.waits.push(HostWait { call, ended_by: next.unwrap_or(last), recorded: false });
+                self.waits.push(HostWaitForGpu {
+                    call,
+                    ended_by: next.unwrap_or(last),
+                    recorded: false,
+                });
             }
         }
     }
 
-    /// Whether a call lasts as long as what it launched, and so holds up the host: a copy from
-    /// pageable memory returns when its last part is staged, a moment before its end. A kernel that
-    /// is over before a long call returns did not hold it up.
-    fn is_blocking_call(
+    /// Returns whether a launch call blocked the host until its operation ended; a copy from
+    /// pageable memory returns a moment before the copy's end. A kernel that ran for less than half
+    /// of a long launch call did not block that call.
+    fn does_launch_call_block_until_end(
         &self,
-        id: OperationId,
+        id: GpuOperationId,
         (start, end): (i64, i64),
-        call: &LaunchCall,
+        call: &OperationLaunchCall,
     ) -> bool {
         let beside = call.end.min(end) - call.start.max(start);
-        if self.all.kind_and_row(id).0 == OperationKind::Kernel
+        if self.all.kind_and_table_row(id).0 == GpuOperationKind::Kernel
             && beside * 2 < call.end - call.start
         {
             return false;
         }
-        end <= call.end || (end - start > MIN_WAIT_FOR_STREAM_NS && beside * 2 > end - start)
+        end <= call.end
+            || (end - start > MIN_DELAY_OF_WAIT_FOR_STREAM_NS && beside * 2 > end - start)
     }
 
-    /// The earliest start of an operation that its launch call alone allows. A call that waits for
-    /// its operation may also have waited for earlier operations.
-    fn earliest_start_by_launch(
+    /// Returns the earliest time at which an operation could start after its launch call: the end
+    /// of the call, or its start if the call blocks. A call that waits for its operation may also
+    /// have waited for earlier operations, so only its start counts.
+    fn earliest_start_allowed_by_launch(
         &self,
-        id: OperationId,
+        id: GpuOperationId,
         span: (i64, i64),
-        call: &LaunchCall,
+        call: &OperationLaunchCall,
     ) -> i64 {
-        let at = if self.is_blocking_call(id, span, call) { call.start } else { call.end };
+        let at = if self.does_launch_call_block_until_end(id, span, call) {
+            call.start
+        } else {
+            call.end
+        };
         at.min(span.0)
     }
 
-    /// The call that launched an operation, if the call was recorded.
-    fn launch_call(&self, id: OperationId) -> Option<LaunchCall> {
-        self.launches.get(&self.all, id)
+    /// Returns the host call that launched an operation, if it was recorded.
+    fn launch_call_of(&self, id: GpuOperationId) -> Option<OperationLaunchCall> {
+        self.launches.launch_call_of_operation(&self.all, id)
     }
 
-    /// The launch call at a position of their order, with an operation that it launches.
-    fn launch_call_at(&self, position: usize) -> Option<(OperationId, LaunchCall)> {
+    /// Returns the launch call at a position in launch order, and one operation that it launched.
+    fn nth_launch_call_and_operation(
+        &self,
+        position: usize,
+    ) -> Option<(GpuOperationId, OperationLaunchCall)> {
         let id = self.launched.get(position)?;
-        Some((id, self.launch_call(id)?))
+        Some((id, self.launch_call_of(id)?))
     }
 
-    pub fn all_operations(&self) -> AllOperations<'a> {
+    pub fn operations_of_trace(&self) -> AllGpuOperations<'a> {
         self.all
     }
 
-    /// Returns the first start and the last end of the operations.
-    pub fn span(&self) -> (i64, i64) {
+    /// First start and last end of the trace's operations, nanoseconds.
+    pub fn first_start_and_last_end(&self) -> (i64, i64) {
         self.span
     }
 
-    /// The time from which an operation could start, by its launch and its stream, and whether the
-    /// launch decides.
-    fn ready_time_and_if_by_launch(&self, id: OperationId) -> Option<(i64, bool)> {
-        let span = self.all.span(id);
-        let launch = self.launches.call_of_operation(span.0, id);
-        let launch = launch.map(|call| self.earliest_start_by_launch(id, span, &call));
-        let stream = self.previous_on_stream(id).map(|before| self.all.end(before).min(span.0));
+    /// Earliest time at which an operation could start, by its launch and its stream, and whether
+    /// the launch is the later of both.
+    fn earliest_start_and_if_by_launch(&self, id: GpuOperationId) -> Option<(i64, bool)> {
+        let span = self.all.operation_start_and_end_ns(id);
+        let launch = self.launches.launch_call_of_operation_starting_at(span.0, id);
+        let launch = launch.map(|call| self.earliest_start_allowed_by_launch(id, span, &call));
+        let stream = self
+            .previous_operation_on_stream(id)
+            .map(|before| self.all.operation_end_exclusive_ns(before).min(span.0));
         match (launch, stream) {
             (Some(launch), Some(stream)) => Some((launch.max(stream), launch > stream)),
             (Some(launch), None) => Some((launch, true)),
@@ -412,18 +476,19 @@ impl<'a> OperationDependencies<'a> {
         }
     }
 
-    /// Nanoseconds that the trace is shorter with a change; negative where it is longer.
-    pub fn trace_gain_ns(&self, change: &ReplayChange<'_>) -> i64 {
-        let mut replay = RunningReplay::new(self);
+    /// Replays the trace with a change; returns by how many nanoseconds the trace is shorter,
+    /// negative if it is longer.
+    pub fn trace_ns_saved_by_change(&self, change: &ReplayChange<'_>) -> i64 {
+        let mut replay = ReplayInProgress::begin_replay(self);
         let (mut first, mut last) = (i64::MAX, i64::MIN);
-        while let Some(id) = replay.next() {
-            let by = replay.replay_start(id, change);
-            let (start, end) = self.all.span(id);
+        while let Some(id) = replay.next_operation_to_replay() {
+            let by = replay.replay_start_of_operation(id, change);
+            let (start, end) = self.all.operation_start_and_end_ns(id);
             first = first.min(start + by);
             let length = (change.length)(id, end - start);
             let by = by + length - (end - start);
-            replay.set_end_difference(id, by);
-            // An operation that takes no time any more ends nothing.
+            replay.set_replayed_minus_recorded_end(id, by);
+            // An operation whose replayed duration is 0 does not determine the end of the replay.
             if length > 0 || end == start {
                 last = last.max(end + by);
             }
@@ -431,82 +496,100 @@ impl<'a> OperationDependencies<'a> {
         (self.span.1 - self.span.0) - (last.max(first) - first)
     }
 
-    /// Visits the critical path, from its end back to its start: `each` gets segments that add up
-    /// to the time from the first start to the last end.
-    pub fn critical_path(&self, mut each: impl FnMut(CriticalPathSegment, i64)) {
-        let mut walk = BackwardPathWalk::new(self);
+    /// Calls `each` for every segment of the critical path, from the end of the trace back to its
+    /// start: the segments' nanoseconds add up to the time from the first start to the last end.
+    pub fn visit_critical_path_of_trace(&self, mut each: impl FnMut(CriticalPathSegmentKind, i64)) {
+        let mut walk = CriticalPathBackwardWalk::prepare_backward_walk(self);
         let mut path =
-            CriticalPathWalk { first: self.span.0, at: self.span.1, segments: Vec::new() };
-        let mut next = Some(self.last_operation());
-        // Operations without a duration may lead back to each other.
+            CriticalPathWalkState { first: self.span.0, at: self.span.1, segments: Vec::new() };
+        let mut next = Some(self.operation_that_ends_last());
+        // The loop is bounded, because operations of zero duration may lead back to each other.
         for _ in 0..self.all.len() {
             let Some(id) = next.filter(|_| path.at > path.first) else { break };
-            path.walk_back_to(CriticalPathSegment::Operation(id), self.all.start(id));
+            path.walk_back_and_add_segment(
+                CriticalPathSegmentKind::Operation(id),
+                self.all.operation_start_ns(id),
+            );
             next = walk.step_back_from_operation(id, &mut path);
             path.segments.drain(..).for_each(|(segment, ns)| each(segment, ns));
         }
-        path.walk_back_to(CriticalPathSegment::Unknown, self.span.0);
+        path.walk_back_and_add_segment(CriticalPathSegmentKind::Unknown, self.span.0);
         path.segments.drain(..).for_each(|(segment, ns)| each(segment, ns));
     }
 
-    /// Returns the time between an operation and the previous one on its stream, nanoseconds.
-    pub fn gap_before(&self, id: OperationId) -> i64 {
-        self.previous_on_stream(id)
-            .map_or(0, |before| (self.all.start(id) - self.all.end(before)).max(0))
+    /// Returns the time between the end of the previous operation on its stream and the start of an
+    /// operation, nanoseconds.
+    pub fn gap_before_operation_on_stream_ns(&self, id: GpuOperationId) -> i64 {
+        self.previous_operation_on_stream(id).map_or(0, |before| {
+            (self.all.operation_start_ns(id) - self.all.operation_end_exclusive_ns(before)).max(0)
+        })
     }
 
-    /// The operation of the trace with the latest end.
-    pub fn last_operation(&self) -> OperationId {
-        let last = self.started.iter().max_by_key(|&id| (self.all.end(id), Reverse(id)));
+    /// Returns the operation of the trace that ends last.
+    pub fn operation_that_ends_last(&self) -> GpuOperationId {
+        let last = self
+            .started
+            .iter()
+            .max_by_key(|&id| (self.all.operation_end_exclusive_ns(id), Reverse(id)));
         last.expect("there are operations")
     }
 }
 
-/// The operation that a number of operations is before another one; none before itself.
-fn operation_with_lower_id(id: OperationId, step: i64) -> Option<OperationId> {
-    (step != 0).then(|| OperationId::from_number(id.number() - step))
+/// Returns the operation whose id is lower by `step`; `None` if `step` is 0, which means no
+/// operation.
+fn operation_with_id_lower_by(id: GpuOperationId, step: i64) -> Option<GpuOperationId> {
+    (step != 0).then(|| GpuOperationId::from_packed_integer(id.to_packed_integer() - step))
 }
 
-/// A running replay: the differences between replayed and recorded times.
-pub struct RunningReplay<'d, 'a> {
-    of: &'d OperationDependencies<'a>,
-    /// Replayed time at which the last call of each thread has returned.
+/// State of a replay: for threads and operations, replayed minus recorded times.
+pub struct ReplayInProgress<'d, 'a> {
+    of: &'d TraceDependencies<'a>,
+    /// For each host thread, replayed minus recorded time after its last replayed call,
+    /// nanoseconds.
     thread: Vec<i64>,
-    /// Recorded end of the last call of each thread; empty where the host takes its recorded time.
+    /// For each host thread, the recorded end of its last replayed call; `i64::MIN` before the
+    /// first.
     called: Vec<i64>,
-    /// By operation, of its launch until it starts, of its end from then on.
-    by: PackedColumn<i64>,
-    /// Thread and start of the last launch call: a graph's call launches several operations.
+    /// For each operation, replayed minus recorded time: of its launch until the operation is
+    /// replayed, then of its end.
+    by: BitPackedColumn<i64>,
+    /// Thread and start of the last replayed launch call; one call of a graph launches several
+    /// operations.
     last_call: (u32, i64),
-    next_call: Option<(OperationId, LaunchCall)>,
-    /// Positions in the operations by launch and by start, and in the waits.
+    next_call: Option<(GpuOperationId, OperationLaunchCall)>,
+    /// Next positions in the operations by launch, in the operations by start, and in the waits.
     at: (usize, usize, usize),
 }
 
-impl<'d, 'a> RunningReplay<'d, 'a> {
-    /// Starts a replay of a trace's dependencies.
-    pub fn new(of: &'d OperationDependencies<'a>) -> Self {
+impl<'d, 'a> ReplayInProgress<'d, 'a> {
+    /// Creates a replay in which no operation of the trace has been replayed yet.
+    pub fn begin_replay(of: &'d TraceDependencies<'a>) -> Self {
         Self {
             of,
             thread: vec![0; of.threads],
             called: vec![i64::MIN; of.threads],
-            by: PackedColumn::column_filled_with(of.all.len(), 0),
-            last_call: (NO_OPERATION, i64::MIN),
-            next_call: of.launch_call_at(0),
+            by: BitPackedColumn::column_filled_with(of.all.len(), 0),
+            last_call: (NO_OPERATION_OR_THREAD, i64::MIN),
+            next_call: of.nth_launch_call_and_operation(0),
             at: (0, 0, 0),
         }
     }
 
-    /// The next operation in order of recorded starts.
-    pub fn next(&self) -> Option<OperationId> {
+    /// Returns the operation to replay next, in order of recorded starts.
+    pub fn next_operation_to_replay(&self) -> Option<GpuOperationId> {
         self.of.started.get(self.at.1)
     }
 
-    /// Replays the calls before the next operation and its start; returns the difference of its
-    /// start. The end of an operation is set before the operations that depend on it are replayed.
-    pub fn replay_start(&mut self, id: OperationId, change: &ReplayChange<'_>) -> i64 {
+    /// Replays the host calls before an operation, and the operation's start; returns replayed
+    /// minus recorded start. Callers set the end of an operation before they replay operations that
+    /// depend on it.
+    pub fn replay_start_of_operation(
+        &mut self,
+        id: GpuOperationId,
+        change: &ReplayChange<'_>,
+    ) -> i64 {
         let source = self.of;
-        let span = source.all.span(id);
+        let span = source.all.operation_start_and_end_ns(id);
         let start = span.0;
         loop {
             let wait = source.waits.get(self.at.2);
@@ -514,12 +597,12 @@ impl<'d, 'a> RunningReplay<'d, 'a> {
             match (self.next_call, wait) {
                 (Some((launched, call)), _) if call.start <= start && call.start < returned => {
                     self.at.0 += 1;
-                    self.next_call = source.launch_call_at(self.at.0);
-                    self.call(launched, &call, change);
+                    self.next_call = source.nth_launch_call_and_operation(self.at.0);
+                    self.replay_launch_call(launched, &call, change);
                 }
                 (_, Some(wait)) if returned <= start => {
                     self.at.2 += 1;
-                    self.replay_wait(wait, change);
+                    self.replay_wait_for_gpu(wait, change);
                 }
                 _ => break,
             }
@@ -527,95 +610,109 @@ impl<'d, 'a> RunningReplay<'d, 'a> {
         self.at.1 += 1;
         let launch = source
             .launches
-            .call_of_operation(start, id)
-            .map(|call| source.earliest_start_by_launch(id, span, &call));
-        let others = [source.previous_on_stream(id), source.awaited_on_other_stream(id)]
-            .map(|other| other.map(|other| (other, source.all.end(other).min(start))));
+            .launch_call_of_operation_starting_at(start, id)
+            .map(|call| source.earliest_start_allowed_by_launch(id, span, &call));
+        let others =
+            [source.previous_operation_on_stream(id), source.awaited_operation_on_other_stream(id)]
+                .map(|other| {
+                    other.map(|other| {
+                        (other, source.all.operation_end_exclusive_ns(other).min(start))
+                    })
+                });
         let others = || others.iter().flatten();
         let ended = others().map(|&(_, end)| end).max();
         let Some(recorded) = launch.max(ended) else { return 0 };
-        // If the launch decided the start, its recorded latency does not delay the replayed
-        // operation further.
+        // If its launch determined when the operation started, the operation's recorded latency is
+        // not added to a later replayed end of its stream.
         let latency = start - recorded;
-        let between = if launch > ended { latency.min(NEXT_OPERATION_DELAY_NS) } else { latency };
+        let between =
+            if launch > ended { latency.min(REPLAYED_DELAY_IN_STREAM_NS) } else { latency };
         let launched = launch.map(|time| time + self.by.at(id as usize) + latency);
         let ready = others().map(|&(other, end)| end + self.by.at(other as usize) + between).max();
         launched.max(ready).map_or(0, |replayed| replayed - start)
     }
 
-    pub fn set_end_difference(&mut self, id: OperationId, by: i64) {
-        self.by.set_row(id as usize, by);
+    pub fn set_replayed_minus_recorded_end(&mut self, id: GpuOperationId, by: i64) {
+        self.by.replace_row(id as usize, by);
     }
 
-    fn call(&mut self, id: OperationId, call: &LaunchCall, change: &ReplayChange<'_>) {
+    fn replay_launch_call(
+        &mut self,
+        id: GpuOperationId,
+        call: &OperationLaunchCall,
+        change: &ReplayChange<'_>,
+    ) {
         let thread = call.thread as usize;
         let removed = |from: i64| match change.launches {
-            true => change.host.ns_in_pauses(from, call.end),
+            true => change.host.ns_in_removed_pauses(from, call.end),
             false => (call.end - from).max(0),
         };
         if self.last_call != (call.thread, call.start) {
             self.last_call = (call.thread, call.start);
-            self.replay_host_time(thread, call.start, change);
+            self.replay_own_time_of_host(thread, call.start, change);
             self.thread[thread] -= removed(call.start);
             self.called[thread] = self.called[thread].max(call.end);
         }
-        let start = self.of.all.start(id);
-        // If clocks disagree, an operation may start before its launch call; it was replayed
-        // already.
+        let start = self.of.all.operation_start_ns(id);
+        // If clocks disagree, an operation may start before its launch call; such an operation was
+        // replayed before the call.
         if start >= call.start {
-            // A start before the call returns was delayed by a part of the call only.
-            self.by.set_row(id as usize, self.thread[thread] + removed(start));
+            // An operation that starts before its launch call returns was delayed only by the part
+            // of the call before its start.
+            self.by.replace_row(id as usize, self.thread[thread] + removed(start));
         }
     }
 
-    /// Replays the host's own time from its last call to a given time.
+    /// Replays the host's own time of a thread, from its last call to the recorded time `until`.
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
-    fn replay_host_time(&mut self, thread: usize, until: i64, change: &ReplayChange<'_>) {
+    fn replay_own_time_of_host(&mut self, thread: usize, until: i64, change: &ReplayChange<'_>) {
         let since = self.called[thread];
         self.thread[thread] -= match change.host {
             ReplayedHostTime::Scaled(left) if since != i64::MIN && until > since => {
                 ((until - since) as f64 * (1.0 - left)).round() as i64
             }
             ReplayedHostTime::Scaled(_) | ReplayedHostTime::Recorded => 0,
-            ReplayedHostTime::WithoutPauses(_) => change.host.ns_in_pauses(since, until),
+            ReplayedHostTime::WithoutPauses(_) => change.host.ns_in_removed_pauses(since, until),
         };
     }
 
-    fn replay_wait(&mut self, wait: &HostWait, change: &ReplayChange<'_>) {
-        let GpuWaitCall { thread, start, end } = wait.call;
+    fn replay_wait_for_gpu(&mut self, wait: &HostWaitForGpu, change: &ReplayChange<'_>) {
+        let CallThatWaitsForGpu { thread, start, end } = wait.call;
         let index = thread as usize;
         if !wait.recorded && matches!(change.host, ReplayedHostTime::Scaled(_)) {
             return;
         }
-        self.replay_host_time(index, start, change);
+        self.replay_own_time_of_host(index, start, change);
         self.called[index] = self.called[index].max(end);
         let not_before = self.thread[index] + start - end;
         self.thread[index] = match (wait.ended_by, change.waits || !wait.recorded) {
             (_, false) => not_before,
-            (NO_OPERATION, true) => self.thread[index],
-            // The call returns as long after (or before) the end of the operation as it was
-            // recorded, and not before it was entered.
+            (NO_OPERATION_OR_THREAD, true) => self.thread[index],
+            // The replayed wait returns as long after the operation's end (or before it) as
+            // recorded, but not before the wait was entered.
             (ended_by, true) => {
-                let paused = change.host.ns_in_pauses(self.of.all.end(ended_by), end);
+                let paused = change
+                    .host
+                    .ns_in_removed_pauses(self.of.all.operation_end_exclusive_ns(ended_by), end);
                 (self.by.at(ended_by as usize) - paused).max(not_before)
             }
         };
     }
 }
 
-/// The critical path while it is walked back.
-pub struct CriticalPathWalk {
+/// State of a walk back along the critical path: the time reached and the segments found.
+pub struct CriticalPathWalkState {
     /// Beginning of the path.
     pub first: i64,
-    /// The time that the walk has reached.
+    /// Time that the backward walk along the critical path has reached, nanoseconds.
     pub at: i64,
-    /// Segments of the critical path that were found so far.
-    pub segments: Vec<(CriticalPathSegment, i64)>,
+    /// Segments of the critical path that the walk has found so far, with their nanoseconds.
+    pub segments: Vec<(CriticalPathSegmentKind, i64)>,
 }
 
-impl CriticalPathWalk {
-    /// Moves the walk back to an earlier time.
-    pub fn walk_back_to(&mut self, segment: CriticalPathSegment, to: i64) {
+impl CriticalPathWalkState {
+    /// Moves the walk back to an earlier time, and adds the time between as one segment.
+    pub fn walk_back_and_add_segment(&mut self, segment: CriticalPathSegmentKind, to: i64) {
         let to = to.max(self.first);
         if to < self.at {
             self.segments.push((segment, self.at - to));
@@ -624,30 +721,32 @@ impl CriticalPathWalk {
     }
 }
 
-/// A walk back along the critical path, from an operation to the one that it waited for.
-pub struct BackwardPathWalk<'d, 'a> {
-    of: &'d OperationDependencies<'a>,
-    /// Positions of the waits of each thread, in the order of their end.
+/// Walks back along the critical path of a trace, from each operation to the operation that it
+/// waited for.
+pub struct CriticalPathBackwardWalk<'d, 'a> {
+    of: &'d TraceDependencies<'a>,
+    /// For each thread, the positions of its waits in order of their end.
     waits: Vec<Vec<u32>>,
-    launches: Vec<LaunchCallSums>,
+    launches: Vec<RunningSumOfLaunchCalls>,
 }
 
-/// Launch calls of a thread with the sum of their durations up to a position: the walk goes back in
-/// time, and the sum follows.
+/// Launch calls of a thread, and the sum of the durations of the calls before a position that moves
+/// back in time with the walk.
 #[derive(Debug, Clone, Default)]
-struct LaunchCallSums {
-    /// One operation of each launch call, in the order of the calls.
-    calls: PackedColumn<OperationId>,
+struct RunningSumOfLaunchCalls {
+    /// One operation of each launch call, in order of the calls' starts.
+    calls: BitPackedColumn<GpuOperationId>,
     /// The place.
     at: usize,
-    /// Nanoseconds of all calls before this position.
+    /// Sum of the durations of all calls before the current position, nanoseconds.
     sum: i64,
 }
 
-impl LaunchCallSums {
-    /// Nanoseconds of the calls that start before a time.
-    fn call_ns_before(&mut self, of: &OperationDependencies<'_>, time: i64) -> i64 {
-        let call = |at: usize| self.calls.get(at).and_then(|id| of.launch_call(id));
+impl RunningSumOfLaunchCalls {
+    /// Returns the sum of the durations of the thread's launch calls that start before `time`,
+    /// nanoseconds.
+    fn total_ns_of_calls_before(&mut self, of: &TraceDependencies<'_>, time: i64) -> i64 {
+        let call = |at: usize| self.calls.decoded_row(at).and_then(|id| of.launch_call_of(id));
         while let Some(call) = call(self.at).filter(|call| call.start < time) {
             self.sum += call.end - call.start;
             self.at += 1;
@@ -662,60 +761,68 @@ impl LaunchCallSums {
     }
 }
 
-impl<'d, 'a> BackwardPathWalk<'d, 'a> {
-    /// Sorts the launch calls of a trace by thread.
-    pub fn new(of: &'d OperationDependencies<'a>) -> Self {
+impl<'d, 'a> CriticalPathBackwardWalk<'d, 'a> {
+    /// Prepares a walk: groups waits and launch calls of the trace by thread.
+    pub fn prepare_backward_walk(of: &'d TraceDependencies<'a>) -> Self {
         let mut waits = vec![Vec::new(); of.threads];
         for (position, wait) in
-            (0u32..).zip(&of.waits).filter(|(_, of)| of.ended_by != NO_OPERATION)
+            (0u32..).zip(&of.waits).filter(|(_, of)| of.ended_by != NO_OPERATION_OR_THREAD)
         {
             waits[wait.call.thread as usize].push(position);
         }
-        let mut launches = vec![LaunchCallSums::default(); of.threads];
+        let mut launches = vec![RunningSumOfLaunchCalls::default(); of.threads];
         let mut last = vec![i64::MIN; of.threads];
-        for (id, call) in of.launched.iter().filter_map(|id| Some((id, of.launch_call(id)?))) {
-            // One launch call of a graph launches several operations.
+        for (id, call) in of.launched.iter().filter_map(|id| Some((id, of.launch_call_of(id)?))) {
+            // One launch call of a graph launches several operations, so only the first operation
+            // of each call is added.
             let last = &mut last[call.thread as usize];
             if std::mem::replace(last, call.start) != call.start {
-                launches[call.thread as usize].calls.push(id);
+                launches[call.thread as usize].calls.push_row(id);
             }
         }
         Self { of, waits, launches }
     }
 
-    /// Goes back from the start of an operation to the end of the operation that it waited for.
+    /// Steps back from the start of an operation to the end of the operation that it waited for,
+    /// and returns that operation.
     pub fn step_back_from_operation(
         &mut self,
-        id: OperationId,
-        path: &mut CriticalPathWalk,
-    ) -> Option<OperationId> {
+        id: GpuOperationId,
+        path: &mut CriticalPathWalkState,
+    ) -> Option<GpuOperationId> {
         let source = self.of;
-        match (source.ready_time_and_if_by_launch(id), source.awaited_on_other_stream(id)) {
+        match (
+            source.earliest_start_and_if_by_launch(id),
+            source.awaited_operation_on_other_stream(id),
+        ) {
             (_, Some(other)) => {
-                path.walk_back_to(CriticalPathSegment::BetweenOperations, source.all.end(other));
+                path.walk_back_and_add_segment(
+                    CriticalPathSegmentKind::BetweenOperations,
+                    source.all.operation_end_exclusive_ns(other),
+                );
                 Some(other)
             }
             (Some((ready, false)), None) => {
-                path.walk_back_to(CriticalPathSegment::BetweenOperations, ready);
-                source.previous_on_stream(id)
+                path.walk_back_and_add_segment(CriticalPathSegmentKind::BetweenOperations, ready);
+                source.previous_operation_on_stream(id)
             }
             (Some((ready, true)), None) => {
-                path.walk_back_to(CriticalPathSegment::LaunchLatency, ready);
-                let call = source.launch_call(id)?;
-                path.walk_back_to(CriticalPathSegment::LaunchCalls, call.start);
-                self.step_back_from_call(call, path)
+                path.walk_back_and_add_segment(CriticalPathSegmentKind::LaunchLatency, ready);
+                let call = source.launch_call_of(id)?;
+                path.walk_back_and_add_segment(CriticalPathSegmentKind::LaunchCalls, call.start);
+                self.step_back_from_launch_call(call, path)
             }
             (None, None) => None,
         }
     }
 
-    /// Goes back from a launch call to the last wait of its thread, and to the operation that ended
-    /// that wait.
-    fn step_back_from_call(
+    /// Steps back from a launch call to the last wait of its thread, and returns the operation that
+    /// ended that wait.
+    fn step_back_from_launch_call(
         &mut self,
-        call: LaunchCall,
-        path: &mut CriticalPathWalk,
-    ) -> Option<OperationId> {
+        call: OperationLaunchCall,
+        path: &mut CriticalPathWalkState,
+    ) -> Option<GpuOperationId> {
         let source = self.of;
         let waits = &self.waits[call.thread as usize];
         let end = |position: u32| source.waits[position as usize].call.end;
@@ -724,13 +831,16 @@ impl<'d, 'a> BackwardPathWalk<'d, 'a> {
         let until = wait.map_or(path.first, |wait| wait.call.end).max(path.first);
         let calls = &mut self.launches[call.thread as usize];
         let host = path.at - until;
-        let launching =
-            calls.call_ns_before(source, call.start) - calls.call_ns_before(source, until);
+        let launching = calls.total_ns_of_calls_before(source, call.start)
+            - calls.total_ns_of_calls_before(source, until);
         let launching = launching.clamp(0, host.max(0));
-        path.walk_back_to(CriticalPathSegment::LaunchCalls, path.at - launching);
-        path.walk_back_to(CriticalPathSegment::Host, until);
+        path.walk_back_and_add_segment(CriticalPathSegmentKind::LaunchCalls, path.at - launching);
+        path.walk_back_and_add_segment(CriticalPathSegmentKind::Host, until);
         let wait = wait?;
-        path.walk_back_to(CriticalPathSegment::WaitReturn, source.all.end(wait.ended_by));
+        path.walk_back_and_add_segment(
+            CriticalPathSegmentKind::WaitReturn,
+            source.all.operation_end_exclusive_ns(wait.ended_by),
+        );
         Some(wait.ended_by)
     }
 }

@@ -1,194 +1,213 @@
-//! Busy and idle times of a GPU for a process.
+//! Busy and idle times of a GPU for one process of a trace.
 
-use crate::analyze::operations::{AllOperations, OperationId};
-use crate::analyze::time_order::SortedOperations;
+use crate::analyze::operations::{AllGpuOperations, GpuOperationId};
+use crate::analyze::time_order::OperationsInOrder;
 use crate::model::Trace;
-use crate::model::packed_columns::{PackedColumn, PackedValue, partition_point};
+use crate::model::packed_columns::{
+    BitPackedColumn, PackableInteger, first_number_that_fails_condition,
+};
 
-/// A time without any operation, between two operations of one process on one device.
+/// A span of time in which no operation of a process ran on a GPU, between two of its operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct IdleGap {
+pub struct GpuIdleGap {
     /// First idle nanosecond.
     pub start: i64,
     /// Nanosecond after the last.
     pub end: i64,
     /// The operation that ended last before the gap.
-    pub before: OperationId,
-    /// The operation that started after the gap.
-    pub after: OperationId,
-    /// Number of operations of the activity that had started before the gap.
+    pub before: GpuOperationId,
+    /// The operation that started next, at the end of the gap.
+    pub after: GpuOperationId,
+    /// Number of operations of this process on this GPU that had started before the gap.
     pub started: u32,
 }
 
-impl IdleGap {
-    /// Length of the idle gap, nanoseconds.
-    pub fn gap_ns(&self) -> i64 {
+impl GpuIdleGap {
+    /// Length of the GPU's idle gap, nanoseconds.
+    pub fn idle_gap_length_ns(&self) -> i64 {
         self.end - self.start
     }
 }
 
-/// The idle gaps of an activity in order of time; their times are those of the operations around
-/// them.
+/// Idle gaps of one process on one GPU, in order of time; a gap's times are computed from the
+/// operations before and after it.
 #[derive(Debug, Clone, Default)]
-pub struct IdleGaps {
+pub struct GpuIdleGaps {
     /// The operation after each.
-    after: PackedColumn<OperationId>,
-    /// Difference of the numbers of the operations after and before the gap.
-    step: PackedColumn<i64>,
-    /// Number of the operation after the gap minus the number of operations that had started before
-    /// the gap.
-    ahead: PackedColumn<i64>,
+    after: BitPackedColumn<GpuOperationId>,
+    /// For each gap, the id of the operation after it minus the id of the operation before it.
+    step: BitPackedColumn<i64>,
+    /// For each gap, the id of the operation after it minus the number of operations that had
+    /// started before the gap.
+    ahead: BitPackedColumn<i64>,
 }
 
-impl IdleGaps {
+impl GpuIdleGaps {
     /// How many there are.
     pub fn len(&self) -> usize {
-        self.after.len()
+        self.after.row_count()
     }
 
-    /// Whether the activity has no idle gap.
+    /// Returns whether the GPU has no idle gap.
     pub fn is_empty(&self) -> bool {
-        self.after.is_empty()
+        self.after.has_no_row()
     }
 
-    pub fn get(&self, all: &AllOperations<'_>, index: usize) -> Option<IdleGap> {
-        let after = self.after.get(index)?;
-        let from = |of: &PackedColumn<i64>| OperationId::from_number(after.number() - of.at(index));
-        let (before, started) = (from(&self.step), from(&self.ahead));
-        let start = all.end(before).max(all.start(before));
-        Some(IdleGap { start, end: all.start(after), before, after, started })
-    }
-
-    /// Returns all idle gaps from an index on.
-    pub fn from<'a>(
-        &'a self,
-        all: &'a AllOperations<'_>,
-        index: usize,
-    ) -> impl Iterator<Item = IdleGap> + 'a {
-        (index..self.len()).filter_map(|index| self.get(all, index))
-    }
-
-    pub fn iter<'a>(&'a self, all: &'a AllOperations<'_>) -> impl Iterator<Item = IdleGap> + 'a {
-        self.from(all, 0)
-    }
-
-    /// The first index at which a condition no longer holds.
-    pub fn partition_point(
+    pub fn idle_gap_at_index(
         &self,
-        all: &AllOperations<'_>,
-        holds: impl Fn(&IdleGap) -> bool,
-    ) -> usize {
-        partition_point(self.len(), |index| self.get(all, index).is_some_and(|gap| holds(&gap)))
+        all: &AllGpuOperations<'_>,
+        index: usize,
+    ) -> Option<GpuIdleGap> {
+        let after = self.after.decoded_row(index)?;
+        let from = |of: &BitPackedColumn<i64>| {
+            GpuOperationId::from_packed_integer(after.to_packed_integer() - of.at(index))
+        };
+        let (before, started) = (from(&self.step), from(&self.ahead));
+        let start = all.operation_end_exclusive_ns(before).max(all.operation_start_ns(before));
+        Some(GpuIdleGap { start, end: all.operation_start_ns(after), before, after, started })
     }
 
-    fn push(&mut self, before: OperationId, after: OperationId, started: u32) {
-        self.after.push(after);
-        self.step.push(after.number() - before.number());
-        self.ahead.push(after.number() - started.number());
+    /// Iterates over the idle gaps from an index on, in order of time.
+    pub fn idle_gaps_from_index<'a>(
+        &'a self,
+        all: &'a AllGpuOperations<'_>,
+        index: usize,
+    ) -> impl Iterator<Item = GpuIdleGap> + 'a {
+        (index..self.len()).filter_map(|index| self.idle_gap_at_index(all, index))
+    }
+
+    pub fn iter<'a>(
+        &'a self,
+        all: &'a AllGpuOperations<'_>,
+    ) -> impl Iterator<Item = GpuIdleGap> + 'a {
+        self.idle_gaps_from_index(all, 0)
+    }
+
+    /// Returns the first index at which `holds` is false, if it holds for all gaps before.
+    pub fn first_gap_index_where_not(
+        &self,
+        all: &AllGpuOperations<'_>,
+        holds: impl Fn(&GpuIdleGap) -> bool,
+    ) -> usize {
+        first_number_that_fails_condition(self.len(), |index| {
+            self.idle_gap_at_index(all, index).is_some_and(|gap| holds(&gap))
+        })
+    }
+
+    fn append_idle_gap(&mut self, before: GpuOperationId, after: GpuOperationId, started: u32) {
+        self.after.push_row(after);
+        self.step.push_row(after.to_packed_integer() - before.to_packed_integer());
+        self.ahead.push_row(after.to_packed_integer() - started.to_packed_integer());
     }
 }
 
-/// The work of one process on one device: the union of kernels, copies, sets and graph launches, so
-/// that operations that run at once count once.
+/// Busy and idle time of one process on one GPU; kernels, copies, memsets and graph launches that
+/// run at the same time count once.
 #[derive(Debug, Clone)]
-pub struct DeviceActivity {
+pub struct ProcessActivityOnGpu {
     /// Index into [`Trace::processes`].
     pub process: u32,
     pub device: u32,
-    /// Start of the first operation and end of the last operation of an activity.
+    /// Start of the first and end of the last operation of this process on this GPU, nanoseconds.
     pub span: (i64, i64),
-    /// Nanoseconds in which at least one operation ran.
+    /// Nanoseconds in which at least one operation of this process ran on this GPU.
     pub busy_ns: i64,
     /// Idle times, in order.
-    pub gaps: IdleGaps,
+    pub gaps: GpuIdleGaps,
     pub operations: usize,
 }
 
-impl DeviceActivity {
-    /// Nanoseconds from the first to the last operation.
-    pub fn span_of_gaps_ns(&self) -> i64 {
+impl ProcessActivityOnGpu {
+    /// Nanoseconds from the start of the first to the end of the last operation.
+    pub fn first_start_to_last_end_ns(&self) -> i64 {
         self.span.1 - self.span.0
     }
 
     /// Nanoseconds without an operation.
-    pub fn idle_ns(&self) -> i64 {
-        self.span_of_gaps_ns() - self.busy_ns
+    pub fn idle_time_ns(&self) -> i64 {
+        self.first_start_to_last_end_ns() - self.busy_ns
     }
 }
 
-/// The activity of every process on every device, from the operations that are `wanted`.
-pub fn activity_of_devices(
+/// Returns the activity of every process on every GPU, computed from the operations that `wanted`
+/// accepts.
+pub fn activities_by_process_and_gpu(
     trace: &Trace,
-    wanted: impl Fn(OperationId) -> bool,
-) -> Vec<DeviceActivity> {
-    let all = AllOperations::new(trace);
-    let devices = operations_by_device(trace, &all, wanted);
+    wanted: impl Fn(GpuOperationId) -> bool,
+) -> Vec<ProcessActivityOnGpu> {
+    let all = AllGpuOperations::number_operations_of_trace(trace);
+    let devices = operations_by_process_and_gpu(trace, &all, wanted);
     devices
         .iter()
-        .map(|(owner, operations)| device_activity(&all, *owner, operations, |_, _| {}))
+        .map(|(owner, operations)| activity_of_process_on_gpu(&all, *owner, operations, |_, _| {}))
         .collect()
 }
 
-/// The part of the busy time that is each operation's own, in nanoseconds by operation: the time in
-/// which it ran and none that started earlier did. The parts add up to the busy time of all
-/// activities.
-pub fn exclusive_busy_times(trace: &Trace) -> PackedColumn<i64> {
-    let all = AllOperations::new(trace);
-    let mut own = PackedColumn::column_filled_with(all.len(), 0);
-    for (owner, operations) in operations_by_device(trace, &all, |_| true) {
-        device_activity(&all, owner, &operations, |id, own_ns| own.set_row(id as usize, own_ns));
+/// Returns for each operation the nanoseconds in which it ran while no operation that had started
+/// earlier ran. The operations' exclusive times add up to the busy time of all processes on all
+/// GPUs.
+pub fn exclusive_busy_ns_of_operations(trace: &Trace) -> BitPackedColumn<i64> {
+    let all = AllGpuOperations::number_operations_of_trace(trace);
+    let mut own = BitPackedColumn::column_filled_with(all.len(), 0);
+    for (owner, operations) in operations_by_process_and_gpu(trace, &all, |_| true) {
+        activity_of_process_on_gpu(&all, owner, &operations, |id, own_ns| {
+            own.replace_row(id as usize, own_ns)
+        });
     }
     own
 }
 
-/// Indices of a process and of a device.
-pub type ProcessAndDevice = (u32, u32);
+/// Index of a process in the trace, and ordinal of a GPU.
+pub type ProcessAndGpu = (u32, u32);
 
-/// Processes and devices in order, each with its operations in the order of their start.
-pub fn operations_by_device(
+/// Returns each process on each GPU, in order, with its operations in order of their start.
+pub fn operations_by_process_and_gpu(
     trace: &Trace,
-    all: &AllOperations<'_>,
-    wanted: impl Fn(OperationId) -> bool,
-) -> Vec<(ProcessAndDevice, SortedOperations)> {
-    let owner_of = |place: &crate::model::gpu::OperationPlace| (place.process, place.device);
-    let mut owners: Vec<ProcessAndDevice> = trace.places.iter().map(owner_of).collect();
+    all: &AllGpuOperations<'_>,
+    wanted: impl Fn(GpuOperationId) -> bool,
+) -> Vec<(ProcessAndGpu, OperationsInOrder)> {
+    let owner_of =
+        |place: &crate::model::gpu::ProcessDeviceContextAndStream| (place.process, place.device);
+    let mut owners: Vec<ProcessAndGpu> = trace.places.iter().map(owner_of).collect();
     owners.sort_unstable();
     owners.dedup();
     let number = |place| owners.binary_search(&owner_of(place)).unwrap_or(0);
     let by_place: Vec<usize> = trace.places.iter().map(number).collect();
-    let owner = |id: OperationId| by_place[all.place(id).0 as usize];
-    let ids = || all.ids().filter(|&id| wanted(id));
-    let start = |id| all.start(id);
+    let owner = |id: GpuOperationId| by_place[all.place_of_operation(id).0 as usize];
+    let ids = || all.all_operation_ids().filter(|&id| wanted(id));
+    let start = |id| all.operation_start_ns(id);
     let mut counts = vec![0usize; owners.len()];
     ids().for_each(|id| counts[owner(id)] += 1);
     let mut used = (0..owners.len()).filter(|&number| counts[number] > 0);
     if let (Some(only), None) = (used.next(), used.next()) {
-        return vec![(owners[only], SortedOperations::operations_by_key(ids(), start))];
+        return vec![(owners[only], OperationsInOrder::sort_operations_by_key(ids(), start))];
     }
-    // All operations are sorted in one pass, however many processes and devices there are.
-    let mut lists: Vec<Vec<OperationId>> = counts.into_iter().map(Vec::with_capacity).collect();
+    // One pass distributes all operations to lists, independent of the number of processes and
+    // GPUs.
+    let mut lists: Vec<Vec<GpuOperationId>> = counts.into_iter().map(Vec::with_capacity).collect();
     ids().for_each(|id| lists[owner(id)].push(id));
     let used = owners.into_iter().zip(lists).filter(|(_, list)| !list.is_empty());
     used.map(|(owner, list)| {
-        (owner, SortedOperations::operations_by_key(list.iter().copied(), start))
+        (owner, OperationsInOrder::sort_operations_by_key(list.iter().copied(), start))
     })
     .collect()
 }
 
-/// The activity of one process on one device; `own` gets each operation's own time.
-fn device_activity(
-    all: &AllOperations<'_>,
-    (process, device): ProcessAndDevice,
-    operations: &SortedOperations,
-    mut own: impl FnMut(OperationId, i64),
-) -> DeviceActivity {
+/// Computes the activity of one process on one GPU; calls `own` with each operation's exclusive
+/// nanoseconds.
+fn activity_of_process_on_gpu(
+    all: &AllGpuOperations<'_>,
+    (process, device): ProcessAndGpu,
+    operations: &OperationsInOrder,
+    mut own: impl FnMut(GpuOperationId, i64),
+) -> ProcessActivityOnGpu {
     let id = operations.get(0).expect("an owner has operations");
-    let first = all.start(id);
-    let (mut busy_ns, mut until, mut last, mut gaps) = (0, first, id, IdleGaps::default());
+    let first = all.operation_start_ns(id);
+    let (mut busy_ns, mut until, mut last, mut gaps) = (0, first, id, GpuIdleGaps::default());
     for (started, id) in (0u32..).zip(operations.iter()) {
-        let (start, end) = (all.start(id), all.end(id));
+        let (start, end) = (all.operation_start_ns(id), all.operation_end_exclusive_ns(id));
         if start > until {
-            gaps.push(last, id, started);
+            gaps.append_idle_gap(last, id, started);
             (until, last) = (start, id);
         }
         if end > until {
@@ -198,5 +217,5 @@ fn device_activity(
         }
     }
     let (span, operations) = ((first, until), operations.len());
-    DeviceActivity { process, device, span, busy_ns, gaps, operations }
+    ProcessActivityOnGpu { process, device, span, busy_ns, gaps, operations }
 }

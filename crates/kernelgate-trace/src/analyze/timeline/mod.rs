@@ -1,5 +1,5 @@
-//! Concurrent work on a device: its time is cut where an operation starts or ends, and each piece
-//! has the classes of work in it.
+//! Cuts the time of a GPU wherever an operation starts or ends, and assigns each piece to one line
+//! of busy time or to an idle gap.
 
 pub mod idle_time;
 pub mod iterations;
@@ -8,37 +8,39 @@ pub mod span_union;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use crate::analyze::classes::{OperationClass, OperationClasses};
-use crate::analyze::operations::{AllOperations, OperationId};
-use crate::analyze::timeline::idle_time::IdleGap;
+use crate::analyze::classes::{OperationClass, OperationClassesOfTrace};
+use crate::analyze::operations::{AllGpuOperations, GpuOperationId};
+use crate::analyze::timeline::idle_time::GpuIdleGap;
 
-/// Lines of busy time. Concurrent work counts once: compute hides communication, and both hide
-/// copies, so that the lines add up.
+/// Lines of busy time. Time in which several operations run counts for one line: compute hides
+/// communication, and both hide copies, so that the lines add up to the busy time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum BusyTimeLine {
+pub enum BusyTimeLineOfGpu {
     /// Time in which compute kernels run without communication, copy or migration.
     Compute,
-    /// Compute and communication run in parallel: the communication is hidden.
+    /// Time in which compute kernels and communication run at the same time, so that the
+    /// communication is hidden.
     ComputeAndCommunication,
-    /// Time in which compute kernels and page migrations run at once.
+    /// Time in which compute kernels and page migrations run at the same time.
     ComputeAndMigration,
-    /// Compute and copies run in parallel: the copies are hidden.
+    /// Time in which compute kernels and copies run at the same time, so that the copies are
+    /// hidden.
     ComputeAndCopy,
-    /// A graph whose kernels were not recorded.
+    /// Time in which a whole CUDA graph runs of which the trace does not record single kernels.
     Graph,
     /// Communication without compute: exposed.
     Communication,
     /// Time in which page migrations run without compute or communication.
     Migration,
-    /// Copies run without compute or communication: the copies are exposed.
+    /// Time in which copies run without compute or communication, so that the copies are exposed.
     Copy,
     /// Time in which only memsets run.
     Set,
 }
 
-impl BusyTimeLine {
+impl BusyTimeLineOfGpu {
     /// Every line.
-    pub const ALL_LINES: [Self; 9] = [
+    pub const ALL_BUSY_TIME_LINES: [Self; 9] = [
         Self::Compute,
         Self::ComputeAndCommunication,
         Self::ComputeAndMigration,
@@ -51,7 +53,7 @@ impl BusyTimeLine {
     ];
 
     /// Label in printed output.
-    pub const fn label(self) -> &'static str {
+    pub const fn printed_busy_line_label(self) -> &'static str {
         match self {
             Self::Compute => "compute",
             Self::ComputeAndCommunication => "compute, hides communication",
@@ -66,7 +68,7 @@ impl BusyTimeLine {
     }
 
     /// A name for programs.
-    pub const fn json_key(self) -> &'static str {
+    pub const fn busy_line_json_key(self) -> &'static str {
         match self {
             Self::Compute => "compute",
             Self::ComputeAndCommunication => "hidden_communication",
@@ -80,8 +82,9 @@ impl BusyTimeLine {
         }
     }
 
-    /// Returns the line of busy time for the classes of operations that run at once.
-    fn line_of_running_classes(running: &[usize; OPERATION_CLASSES]) -> BusyTimeLine {
+    /// Returns the line of busy time to which a piece of time counts, from the numbers of running
+    /// operations by class.
+    fn busy_line_of_running_classes(running: &[usize; OPERATION_CLASS_COUNT]) -> BusyTimeLineOfGpu {
         let runs = |class: OperationClass| running[class as usize] > 0;
         match runs(OperationClass::Compute) {
             true if runs(OperationClass::Communication) => Self::ComputeAndCommunication,
@@ -97,97 +100,103 @@ impl BusyTimeLine {
     }
 }
 
-const OPERATION_CLASSES: usize = OperationClass::ALL_CLASSES.len();
+const OPERATION_CLASS_COUNT: usize = OperationClass::ALL_OPERATION_CLASSES.len();
 
-/// A piece of a device's time between two starts or ends of operations.
+/// A piece of a GPU's time between two starts or ends of operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TimelinePiece {
+pub enum GpuTimelinePiece {
     /// Operations run.
     Busy {
         /// First nanosecond.
         start: i64,
         /// Nanosecond after the last.
         end: i64,
-        line: BusyTimeLine,
-        /// The operation that determines the class of the piece: the earliest started one of that
-        /// class.
-        owner: OperationId,
+        line: BusyTimeLineOfGpu,
+        /// The operation to which the piece counts: of the running operations of the first class in
+        /// [`OperationClass`] order, the one that started first.
+        owner: GpuOperationId,
     },
     /// An idle piece, in which no operation runs on the device.
-    Idle(IdleGap),
+    Idle(GpuIdleGap),
 }
 
-/// A running operation: its end, its class and its number.
-type RunningOperation = (i64, OperationClass, OperationId);
+/// A running operation as (end in nanoseconds, class, operation id), sorted by end.
+type RunningOperationByEnd = (i64, OperationClass, GpuOperationId);
 
-/// Cuts the time of a device, whose operations are in order of their start. The pieces come in
-/// order, without a hole from the first start to the last end.
+/// Cuts the time of a GPU into busy and idle pieces; `operations` come in order of their start. The
+/// pieces come in order of time, and cover the time from the first start to the last end.
 ///
-/// Time is proportional to the operations, times the logarithm of how many run at once.
-pub fn cut_into_pieces(
-    all: &AllOperations<'_>,
-    classes: &OperationClasses<'_>,
-    operations: impl Iterator<Item = OperationId>,
-    mut each: impl FnMut(TimelinePiece),
+/// The time is proportional to the number of operations, times the logarithm of how many run at the
+/// same time.
+pub fn cut_gpu_time_into_pieces(
+    all: &AllGpuOperations<'_>,
+    classes: &OperationClassesOfTrace<'_>,
+    operations: impl Iterator<Item = GpuOperationId>,
+    mut each: impl FnMut(GpuTimelinePiece),
 ) {
-    let mut sweep = TimelineSweep::default();
+    let mut sweep = GpuTimelineSweep::default();
     for (started, id) in (0u32..).zip(operations) {
-        let (start, end, class) = (all.start(id), all.end(id), classes.class_of_operation(id));
-        sweep.pass_time_to(start, &mut each);
+        let (start, end, class) = (
+            all.operation_start_ns(id),
+            all.operation_end_exclusive_ns(id),
+            classes.class_of_gpu_operation(id),
+        );
+        sweep.emit_busy_pieces_until(start, &mut each);
         if let Some(last) = sweep.last.filter(|_| sweep.running.is_empty())
             && sweep.time < start
         {
-            let gap = IdleGap { start: sweep.time, end: start, before: last, after: id, started };
-            each(TimelinePiece::Idle(gap));
+            let gap =
+                GpuIdleGap { start: sweep.time, end: start, before: last, after: id, started };
+            each(GpuTimelinePiece::Idle(gap));
         }
         sweep.time = sweep.time.max(start);
         if end > start {
-            sweep.begin_operation((end, class, id));
+            sweep.add_running_operation((end, class, id));
         } else if sweep.last.is_none() {
             sweep.last = Some(id);
         }
     }
-    sweep.pass_time_to(i64::MAX, &mut each);
+    sweep.emit_busy_pieces_until(i64::MAX, &mut each);
 }
 
-struct TimelineSweep {
+struct GpuTimelineSweep {
     time: i64,
-    /// The operation that ended last, if any.
-    last: Option<OperationId>,
-    running: BinaryHeap<Reverse<RunningOperation>>,
-    count: [usize; OPERATION_CLASSES],
-    /// Running operations of each class in the order of their start; an ended one is dropped at the
-    /// front.
-    order: [VecDeque<(i64, OperationId)>; OPERATION_CLASSES],
+    /// The operation that ended last before the current time, if any.
+    last: Option<GpuOperationId>,
+    running: BinaryHeap<Reverse<RunningOperationByEnd>>,
+    count: [usize; OPERATION_CLASS_COUNT],
+    /// Running operations of each class in order of their start; ended operations are removed when
+    /// they reach the front.
+    order: [VecDeque<(i64, GpuOperationId)>; OPERATION_CLASS_COUNT],
 }
 
-impl Default for TimelineSweep {
+impl Default for GpuTimelineSweep {
     fn default() -> Self {
         Self {
             time: i64::MIN,
             last: None,
             running: BinaryHeap::new(),
-            count: [0; OPERATION_CLASSES],
+            count: [0; OPERATION_CLASS_COUNT],
             order: Default::default(),
         }
     }
 }
 
-impl TimelineSweep {
-    fn begin_operation(&mut self, (end, class, id): RunningOperation) {
+impl GpuTimelineSweep {
+    fn add_running_operation(&mut self, (end, class, id): RunningOperationByEnd) {
         self.running.push(Reverse((end, class, id)));
         self.count[class as usize] += 1;
         self.order[class as usize].push_back((end, id));
     }
 
-    /// Hands out the time until `until` as far as operations run.
-    fn pass_time_to(&mut self, until: i64, each: &mut impl FnMut(TimelinePiece)) {
+    /// Advances the sweep to `until`, and calls `each` with the busy pieces before.
+    fn emit_busy_pieces_until(&mut self, until: i64, each: &mut impl FnMut(GpuTimelinePiece)) {
         while let Some(&Reverse((end, class, id))) = self.running.peek() {
             let to = end.min(until);
             if to > self.time {
-                let line = BusyTimeLine::line_of_running_classes(&self.count);
-                let owner = self.operation_that_owns_time();
-                each(TimelinePiece::Busy { start: self.time, end: to, line, owner });
+                let line = BusyTimeLineOfGpu::busy_line_of_running_classes(&self.count);
+                let owner = self.operation_that_owns_piece();
+                each(GpuTimelinePiece::Busy { start: self.time, end: to, line, owner });
                 self.time = to;
             }
             if end > until {
@@ -199,7 +208,7 @@ impl TimelineSweep {
         }
     }
 
-    fn operation_that_owns_time(&mut self) -> OperationId {
+    fn operation_that_owns_piece(&mut self) -> GpuOperationId {
         let class = self.count.iter().position(|&count| count > 0).expect("something runs");
         let order = &mut self.order[class];
         while order.front().is_some_and(|&(end, _)| end <= self.time) {

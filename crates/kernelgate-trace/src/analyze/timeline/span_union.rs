@@ -1,64 +1,67 @@
 //! Unions of time spans.
 
-use crate::model::packed_columns::{PackedColumn, partition_point};
+use crate::model::packed_columns::{BitPackedColumn, first_number_that_fails_condition};
 
-/// Spans in order of time that neither overlap nor touch.
+/// Union of time spans: its parts are in order of time, and neither overlap nor touch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct UnitedSpans {
-    start: PackedColumn<i64>,
-    length: PackedColumn<i64>,
+pub struct UnionOfTimeSpans {
+    start: BitPackedColumn<i64>,
+    length: BitPackedColumn<i64>,
 }
 
-impl UnitedSpans {
-    /// Joins spans, given in any order, into their union.
-    pub fn new(mut spans: Vec<(i64, i64)>) -> Self {
+impl UnionOfTimeSpans {
+    /// Computes the union of spans, which may be in any order.
+    pub fn union_of_spans(mut spans: Vec<(i64, i64)>) -> Self {
         if !spans.is_sorted() {
             spans.sort_unstable();
         }
         let mut union = Self::default();
-        spans.into_iter().for_each(|span| union.add(span));
+        spans.into_iter().for_each(|span| union.add_later_span(span));
         union
     }
 
-    /// Adds a time span that starts no earlier than the spans added before.
-    pub fn add(&mut self, (start, end): (i64, i64)) {
-        match self.start.len().checked_sub(1).map(|last| (last, self.span_at(last))) {
+    /// Adds a span that starts no earlier than all spans that were added before.
+    pub fn add_later_span(&mut self, (start, end): (i64, i64)) {
+        match self.start.row_count().checked_sub(1).map(|last| (last, self.part_of_union_at(last)))
+        {
             Some((last, (first, until))) if start <= until => {
-                self.length.set_row(last, until.max(end) - first);
+                self.length.replace_row(last, until.max(end) - first);
             }
             _ => {
-                self.start.push(start);
-                self.length.push(end - start);
+                self.start.push_row(start);
+                self.length.push_row(end - start);
             }
         }
     }
 
-    fn span_at(&self, index: usize) -> (i64, i64) {
+    fn part_of_union_at(&self, index: usize) -> (i64, i64) {
         let start = self.start.at(index);
         (start, start + self.length.at(index))
     }
 
     /// Nanoseconds of all spans.
-    pub fn covered_ns(&self) -> i64 {
-        self.length.iter().sum()
+    pub fn total_covered_ns(&self) -> i64 {
+        self.length.iter_decoded_rows().sum()
     }
 
-    fn parts_inside(&self, (start, end): (i64, i64)) -> impl Iterator<Item = (i64, i64)> {
-        let count = self.start.len();
-        let first = partition_point(count, |index| self.span_at(index).1 <= start);
-        let inside = (first..count).map(|index| self.span_at(index));
+    fn parts_of_union_inside(&self, (start, end): (i64, i64)) -> impl Iterator<Item = (i64, i64)> {
+        let count = self.start.row_count();
+        let first = first_number_that_fails_condition(count, |index| {
+            self.part_of_union_at(index).1 <= start
+        });
+        let inside = (first..count).map(|index| self.part_of_union_at(index));
         let inside = inside.take_while(move |&(from, _)| from < end);
         inside.map(move |(from, to)| (from.max(start), to.min(end)))
     }
 
-    /// Returns the nanoseconds of a span that the union covers.
-    pub fn covered_within(&self, span: (i64, i64)) -> i64 {
-        self.parts_inside(span).map(|(from, to)| to - from).sum()
+    /// Returns how many nanoseconds of `span` the union covers.
+    pub fn covered_ns_within(&self, span: (i64, i64)) -> i64 {
+        self.parts_of_union_inside(span).map(|(from, to)| to - from).sum()
     }
 
-    /// Nanoseconds from the first to the last time inside of one span.
-    pub fn extent_inside(&self, span: (i64, i64)) -> i64 {
-        let mut inside = self.parts_inside(span);
+    /// Returns the nanoseconds from the first to the last covered time inside `span`.
+    pub fn first_to_last_covered_ns_within(&self, span: (i64, i64)) -> i64 {
+        let mut inside = self.parts_of_union_inside(span);
         let Some((from, to)) = inside.next() else { return 0 };
         inside.last().map_or(to, |(_, to)| to) - from
     }
@@ -70,14 +73,17 @@ mod tests {
 
     #[test]
     fn overlapping_spans_are_counted_once_in_a_union() {
-        let union = UnitedSpans::new(vec![(10, 20), (0, 5), (15, 30), (5, 7), (40, 40)]);
+        let union =
+            UnionOfTimeSpans::union_of_spans(vec![(10, 20), (0, 5), (15, 30), (5, 7), (40, 40)]);
         let spans: Vec<(i64, i64)> =
-            (0..union.start.len()).map(|index| union.span_at(index)).collect();
+            (0..union.start.row_count()).map(|index| union.part_of_union_at(index)).collect();
         assert_eq!(spans, [(0, 7), (10, 30), (40, 40)]);
-        assert_eq!(union.covered_ns(), 27);
-        let within = [(5, 12), (7, 10), (-5, 100), (29, 41)].map(|span| union.covered_within(span));
+        assert_eq!(union.total_covered_ns(), 27);
+        let within =
+            [(5, 12), (7, 10), (-5, 100), (29, 41)].map(|span| union.covered_ns_within(span));
         assert_eq!(within, [4, 0, 27, 1]);
-        let extent = [(5, 12), (7, 10), (-5, 100), (29, 39)].map(|span| union.extent_inside(span));
+        let extent = [(5, 12), (7, 10), (-5, 100), (29, 39)]
+            .map(|span| union.first_to_last_covered_ns_within(span));
         assert_eq!(extent, [7, 0, 40, 1]);
     }
 }

@@ -1,16 +1,16 @@
-//! The kind of work of a kernel, by the name of its function: matrix products, attention,
-//! normalisation.
+//! Classifies GPU kernels by the name of their function: matrix products, attention, normalisation
+//! and others.
 //!
-//! The kernel names are those of NVIDIA's and AMD's libraries, PyTorch, Triton, TensorRT-LLM and
-//! XLA. The types of parameters and template arguments decide nothing, except where a library's
-//! launcher has the kernel itself as an argument (`cutlass::Kernel<…>`). The module `classes`
-//! decides whether and how a kernel communicates.
+//! The words of this module are from kernel names of NVIDIA's and AMD's libraries, PyTorch, Triton,
+//! TensorRT-LLM and XLA. Template arguments and parameter types are ignored, except if a library's
+//! launcher has the kernel itself as template argument (`cutlass::Kernel<…>`). Module `classes`
+//! decides whether a kernel communicates, and by which library.
 
-use crate::analyze::classes::{CommunicationKind, short_function_name};
+use crate::analyze::classes::{CommunicationLibraryAndCollective, function_name_with_namespaces};
 
-/// Kind of work of a kernel, as far as its name shows it.
+/// Kind of work that a GPU kernel does, as far as the kernel's name shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum KernelClass {
+pub enum KernelWorkClass {
     Attention,
     /// Matrix multiplication and convolution.
     Matmul,
@@ -23,28 +23,28 @@ pub enum KernelClass {
     Movement,
     /// Optimizer steps.
     Optimizer,
-    /// A kernel that computes a function of each element.
+    /// A kernel that computes a function of each element separately.
     Elementwise,
     Pooling,
     /// Sorting, scans and selection.
     Sorting,
-    /// A kernel of another class, or whose name does not show its class.
+    /// A kernel of a kind without its own variant, or whose name does not show its kind.
     Other,
 }
 
-impl KernelClass {
-    /// The class of a kernel by its demangled name.
-    pub fn from_kernel_name(name: &str) -> KernelClass {
-        if CommunicationKind::from_kernel_name(name).is_some() {
+impl KernelWorkClass {
+    /// Returns the kind of work of a kernel from its demangled name.
+    pub fn work_class_from_kernel_name(name: &str) -> KernelWorkClass {
+        if CommunicationLibraryAndCollective::communication_from_kernel_name(name).is_some() {
             return Self::Communication;
         }
-        let function = short_function_name(name);
-        if let Some(class) = class_of_generated_kernel(&function) {
+        let function = function_name_with_namespaces(name);
+        if let Some(class) = class_of_compiler_generated_kernel(&function) {
             return class;
         }
-        let class = class_by_name_words(&function);
-        if let Some(arguments) = kernel_name_in_launcher(&function, name) {
-            return class_by_name_words(arguments).or(class).unwrap_or(Self::Other);
+        let class = kernel_class_by_name_words(&function);
+        if let Some(arguments) = actual_kernel_of_launcher(&function, name) {
+            return kernel_class_by_name_words(arguments).or(class).unwrap_or(Self::Other);
         }
         let copies = || name.contains("direct_copy_kernel").then_some(Self::Movement);
         match class {
@@ -54,7 +54,7 @@ impl KernelClass {
     }
 
     /// Label in printed output.
-    pub fn label(self) -> &'static str {
+    pub fn printed_work_class_label(self) -> &'static str {
         match self {
             Self::Attention => "attention",
             Self::Matmul => "matmul",
@@ -72,8 +72,9 @@ impl KernelClass {
     }
 }
 
-/// Functions whose first template argument with a name is the kernel.
-const LAUNCHER_FUNCTIONS: &[&str] = &[
+/// Launcher functions of libraries, whose first template argument that is a name names the actual
+/// kernel.
+const KERNEL_LAUNCHER_FUNCTIONS: &[&str] = &[
     "cutlass::Kernel",
     "cutlass::Kernel2",
     "cutlass::device_kernel",
@@ -83,9 +84,10 @@ const LAUNCHER_FUNCTIONS: &[&str] = &[
     "Kernel2",
 ];
 
-/// The name of the kernel that a launcher has as its argument.
-fn kernel_name_in_launcher<'a>(function: &str, name: &'a str) -> Option<&'a str> {
-    if !LAUNCHER_FUNCTIONS.contains(&function) {
+/// Returns the name of the actual kernel, which is the first named template argument of a launcher
+/// function; `None` for other functions.
+fn actual_kernel_of_launcher<'a>(function: &str, name: &'a str) -> Option<&'a str> {
+    if !KERNEL_LAUNCHER_FUNCTIONS.contains(&function) {
         return None;
     }
     let arguments = name.split_once('<')?.1;
@@ -93,9 +95,10 @@ fn kernel_name_in_launcher<'a>(function: &str, name: &'a str) -> Option<&'a str>
     words.into_iter().find(|word| word.starts_with(|c: char| c.is_alphabetic() || c == '_'))
 }
 
-/// The class of a kernel that Triton's users or a compiler generated, by the parts of its name.
-fn class_of_generated_kernel(function: &str) -> Option<KernelClass> {
-    use KernelClass::{
+/// Returns the kind of work of a kernel that torch.compile, Triton or XLA generated, from the parts
+/// of its name.
+fn class_of_compiler_generated_kernel(function: &str) -> Option<KernelWorkClass> {
+    use KernelWorkClass::{
         Attention, Elementwise, Matmul, Movement, Normalisation, Reduction, Softmax, Sorting,
     };
     let has = |word: &str| function.contains(word);
@@ -115,7 +118,7 @@ fn class_of_generated_kernel(function: &str) -> Option<KernelClass> {
             _ => None,
         };
     }
-    // XLA names a fusion by its kind and root.
+    // XLA names a fused kernel after the kind of fusion and its root operation.
     let xla = has("fusion") || function.starts_with("wrapped_");
     let moves =
         ["transpose", "concatenate", "copy", "slice", "gather", "scatter", "broadcast", "pad"];
@@ -133,18 +136,19 @@ fn class_of_generated_kernel(function: &str) -> Option<KernelClass> {
     }
 }
 
-struct KernelClassWords {
-    class: KernelClass,
-    /// Text that is found anywhere in the lower-case name, namespaces included.
+struct KernelClassNameWords {
+    class: KernelWorkClass,
+    /// Texts of which one must occur anywhere in the lower-case function name, namespaces included.
     parts: &'static [&'static str],
-    /// Words that are found between separators, or as a part of a name in camel case.
+    /// Words of which one must be a whole word of the name, between separators or camel-case
+    /// boundaries.
     whole: &'static [&'static str],
 }
 
 /// The first match decides.
-const KERNEL_CLASS_WORDS: &[KernelClassWords] = &[
-    KernelClassWords {
-        class: KernelClass::Attention,
+const NAME_WORDS_BY_KERNEL_CLASS: &[KernelClassNameWords] = &[
+    KernelClassNameWords {
+        class: KernelWorkClass::Attention,
         parts: &[
             "flash",
             "fmha",
@@ -161,19 +165,19 @@ const KERNEL_CLASS_WORDS: &[KernelClassWords] = &[
         ],
         whole: &["mha", "mla", "gqa", "mqa", "sage"],
     },
-    KernelClassWords { class: KernelClass::Softmax, parts: &["softmax"], whole: &[] },
-    KernelClassWords {
-        class: KernelClass::Optimizer,
+    KernelClassNameWords { class: KernelWorkClass::Softmax, parts: &["softmax"], whole: &[] },
+    KernelClassNameWords {
+        class: KernelWorkClass::Optimizer,
         parts: &["multi_tensor_apply", "optimizer", "adamw", "lamb_", "adafactor"],
         whole: &["adam", "sgd", "adagrad", "rmsprop", "lion"],
     },
-    KernelClassWords {
-        class: KernelClass::Pooling,
+    KernelClassNameWords {
+        class: KernelWorkClass::Pooling,
         parts: &["pooling", "pool2d", "pool3d"],
         whole: &["pool"],
     },
-    KernelClassWords {
-        class: KernelClass::Matmul,
+    KernelClassNameWords {
+        class: KernelWorkClass::Matmul,
         parts: &[
             "gemm",
             "gemv",
@@ -208,8 +212,8 @@ const KERNEL_CLASS_WORDS: &[KernelClassWords] = &[
         ],
         whole: &["conv", "mm", "bmm", "addmm", "dgemm", "trsm", "syrk", "symm", "wmma", "mma"],
     },
-    KernelClassWords {
-        class: KernelClass::Normalisation,
+    KernelClassNameWords {
+        class: KernelWorkClass::Normalisation,
         parts: &[
             "layernorm",
             "layer_norm",
@@ -231,18 +235,18 @@ const KERNEL_CLASS_WORDS: &[KernelClassWords] = &[
         ],
         whole: &["norm", "ln", "rms"],
     },
-    KernelClassWords {
-        class: KernelClass::Sorting,
+    KernelClassNameWords {
+        class: KernelWorkClass::Sorting,
         parts: &["topk", "top_k", "radix", "argsort", "sort_", "prefix_sum", "cumsum"],
         whole: &["sort", "scan", "unique", "nonzero", "select"],
     },
-    KernelClassWords {
-        class: KernelClass::Reduction,
+    KernelClassNameWords {
+        class: KernelWorkClass::Reduction,
         parts: &["reduce", "reduction", "nll_loss", "cross_entropy", "dot_kernel", "asum", "nrm2"],
         whole: &["sum", "mean", "argmax", "argmin", "histogram", "loss"],
     },
-    KernelClassWords {
-        class: KernelClass::Movement,
+    KernelClassNameWords {
+        class: KernelWorkClass::Movement,
         parts: &[
             "copy",
             "gather",
@@ -264,8 +268,8 @@ const KERNEL_CLASS_WORDS: &[KernelClassWords] = &[
         ],
         whole: &["cat", "index", "fill", "pack", "unpack", "pad", "roll", "flip", "clone", "embed"],
     },
-    KernelClassWords {
-        class: KernelClass::Elementwise,
+    KernelClassNameWords {
+        class: KernelWorkClass::Elementwise,
         parts: &[
             "elementwise",
             "pointwise",
@@ -290,20 +294,20 @@ const KERNEL_CLASS_WORDS: &[KernelClassWords] = &[
     },
 ];
 
-/// The class by the words of a name, without its arguments.
-fn class_by_name_words(function: &str) -> Option<KernelClass> {
+/// Returns the first kind of work of which a function name, without arguments, contains a word.
+fn kernel_class_by_name_words(function: &str) -> Option<KernelWorkClass> {
     let lower = function.to_ascii_lowercase();
-    let words = words_of_name(function);
-    let found = |of: &&KernelClassWords| {
+    let words = lower_case_words_of_name(function);
+    let found = |of: &&KernelClassNameWords| {
         of.parts.iter().any(|part| lower.contains(part))
             || of.whole.iter().any(|whole| words.iter().any(|word| word == whole))
     };
-    KERNEL_CLASS_WORDS.iter().find(found).map(|of| of.class)
+    NAME_WORDS_BY_KERNEL_CLASS.iter().find(found).map(|of| of.class)
 }
 
-/// `cudnn::nchwToNhwcKernel_v2` as `cudnn`, `nchw`, `to`, `nhwc`, `kernel`, `v`: in lower case,
-/// without digits.
-fn words_of_name(name: &str) -> Vec<String> {
+/// Splits a name at separators and camel-case boundaries to lower-case words without digits:
+/// `cudnn::nchwToNhwcKernel_v2` to `cudnn`, `nchw`, `to`, `nhwc`, `kernel`, `v`.
+fn lower_case_words_of_name(name: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut before = ' ';
     for c in name.chars() {
@@ -325,21 +329,21 @@ fn words_of_name(name: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::KernelClass::{
+    use super::KernelWorkClass::{
         Attention, Communication, Elementwise, Matmul, Movement, Normalisation, Optimizer, Other,
         Pooling, Reduction, Softmax, Sorting,
     };
     use super::*;
 
-    fn assert_kernel_classes(all: &[(&str, KernelClass)]) {
+    fn assert_work_classes_of_kernels(all: &[(&str, KernelWorkClass)]) {
         for (name, class) in all {
-            assert_eq!(KernelClass::from_kernel_name(name), *class, "{name}");
+            assert_eq!(KernelWorkClass::work_class_from_kernel_name(name), *class, "{name}");
         }
     }
 
     #[test]
     fn kernels_of_nvidia_libraries_are_classified_by_name() {
-        assert_kernel_classes(&[
+        assert_work_classes_of_kernels(&[
             ("ampere_sgemm_128x64_tn", Matmul),
             ("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_bias_TNN", Matmul),
             (
@@ -380,7 +384,7 @@ mod tests {
 
     #[test]
     fn kernels_of_amd_libraries_are_classified_by_name() {
-        assert_kernel_classes(&[
+        assert_work_classes_of_kernels(&[
             ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x192x64_MI16x16x1_SN", Matmul),
             ("igemm_fwd_gtcx3_nhwc_bf16", Matmul),
             ("ck_moe_stage1_kernel<BF16, 128, 128>", Matmul),
@@ -399,7 +403,7 @@ mod tests {
 
     #[test]
     fn kernels_of_frameworks_are_classified_by_name() {
-        assert_kernel_classes(&[
+        assert_work_classes_of_kernels(&[
             (
                 "void flash::flash_fwd_kernel<cutlass::bfloat16_t>(flash::Flash_fwd_params)",
                 Attention,
@@ -445,7 +449,7 @@ mod tests {
 
     #[test]
     fn communication_kernels_have_a_class_of_their_own() {
-        assert_kernel_classes(&[
+        assert_work_classes_of_kernels(&[
             (
                 "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096>)",
                 Communication,
@@ -459,8 +463,8 @@ mod tests {
     }
 
     #[test]
-    fn parameter_types_in_a_kernel_name_do_not_decide_its_class() {
-        assert_kernel_classes(&[
+    fn parameter_types_do_not_decide_the_class_of_a_kernel() {
+        assert_work_classes_of_kernels(&[
             ("vecAdd(ConversionParams)", Elementwise),
             ("fft2d_c2r_32x32<float>(float2 *, cudnn::reduced_divisor)", Other),
             ("my_solver(catalog::Entry)", Other),

@@ -1,4 +1,5 @@
-//! Work of kernels and collectives, and the hardware peaks that bound it. Absent: judgement.
+//! Work (FLOPs and bytes) of GPU kernels and collectives, and the hardware peaks that bound their
+//! speed. Absent: judgement.
 
 pub mod bus_bandwidth;
 pub mod device_peaks;

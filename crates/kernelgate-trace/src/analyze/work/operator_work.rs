@@ -1,60 +1,64 @@
-//! FLOPs and bytes of operators by the shapes of their inputs, and of matrix products by the sizes
-//! in their names. The bytes are the least that memory must move: each input and each output once.
-//! This module ignores what caches and other kernels save or add.
+//! Computes FLOPs and bytes of PyTorch operators from the recorded shapes of their inputs, and of
+//! GEMM kernels from the sizes in their names. The bytes are the least that device memory must
+//! move: each input and each output once. Caches and fusion with other kernels are not considered.
 
 use serde_json::Value;
 
 use crate::analyze::work::device_peaks::MatrixPrecision;
-use crate::model::gpu::DeclaredWorkCount;
-use crate::model::host::OperatorInputs;
-use crate::model::interned_names::TraceNames;
+use crate::model::gpu::DeclaredOperationsAndBytes;
+use crate::model::host::RecordedOperatorInputs;
+use crate::model::interned_names::InternedTraceNames;
 
-/// Floating-point operations and bytes of an operator.
+/// Floating-point operations and least bytes of one call of a framework operator or of one kernel.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct OperatorWork {
-    /// Floating-point operations of the operator's matrix products; 0 of operators that only move.
+pub struct OperatorFlopsAndBytes {
+    /// Floating-point operations of the operator's matrix products; 0 for operators that only move
+    /// data.
     pub flops: f64,
-    /// The fewest bytes that memory must move for the operator.
+    /// The fewest bytes that device memory must move for one call of the operator.
     pub bytes: f64,
-    /// Precision in which the operator multiplies.
+    /// Precision of the factors that the operator multiplies; `None` if it multiplies nothing.
     pub precision: Option<MatrixPrecision>,
 }
 
-/// A tensor that an operator takes as input.
+/// Shape and element type of a tensor that an operator takes as input.
 #[derive(Debug, Clone, PartialEq)]
-struct OperatorTensor {
+struct OperatorInputTensor {
     axes: Vec<f64>,
     size: f64,
     precision: Option<MatrixPrecision>,
 }
 
-impl OperatorTensor {
+impl OperatorInputTensor {
     fn element_count(&self) -> f64 {
         self.axes.iter().product()
     }
 
-    fn bytes(&self) -> f64 {
+    fn bytes_of_tensor(&self) -> f64 {
         self.element_count() * self.size
     }
 
-    /// Size of a tensor's axis, counted from the last axis.
-    fn axis_from_last(&self, index: usize) -> Option<f64> {
+    /// Extent of the tensor's axis with this index, counted from the last axis.
+    fn extent_of_axis_from_last(&self, index: usize) -> Option<f64> {
         let at = self.axes.len().checked_sub(index + 1)?;
         self.axes.get(at).copied()
     }
 }
 
-/// Recorded inputs of an operator: tensors and values.
-struct RecordedInputs {
-    /// Tensors by argument; `None` for an argument that is not a tensor.
-    tensors: Vec<Option<OperatorTensor>>,
-    /// Values of arguments that are not tensors, as written.
+/// Inputs of one operator call as the trace records them: tensors and values.
+struct ParsedOperatorInputs {
+    /// Tensors of the operator call by argument; `None` for an argument that is not a tensor.
+    tensors: Vec<Option<OperatorInputTensor>>,
+    /// Text of each argument that is not a tensor, as the trace has it.
     values: Vec<String>,
 }
 
-impl RecordedInputs {
-    fn parse(inputs: &OperatorInputs, names: &TraceNames) -> Option<RecordedInputs> {
-        let list = |text| match serde_json::from_str(names.text(text)) {
+impl ParsedOperatorInputs {
+    fn parse_recorded_inputs(
+        inputs: &RecordedOperatorInputs,
+        names: &InternedTraceNames,
+    ) -> Option<ParsedOperatorInputs> {
+        let list = |text| match serde_json::from_str(names.text_of_name(text)) {
             Ok(Value::Array(list)) => list,
             _ => Vec::new(),
         };
@@ -62,8 +66,8 @@ impl RecordedInputs {
         let tensor = |(index, dims): (usize, &Value)| {
             let axis = |axis: &Value| axis.as_f64().filter(|axis| *axis >= 0.0);
             let axes: Option<Vec<f64>> = dims.as_array()?.iter().map(axis).collect();
-            let (size, precision) = bytes_and_precision_of_type(types.get(index)?.as_str()?)?;
-            Some(OperatorTensor { axes: axes?, size, precision })
+            let (size, precision) = bytes_and_precision_of_torch_type(types.get(index)?.as_str()?)?;
+            Some(OperatorInputTensor { axes: axes?, size, precision })
         };
         let text = |value: Value| match value {
             Value::String(text) => text,
@@ -75,17 +79,18 @@ impl RecordedInputs {
         })
     }
 
-    /// The tensor of an argument, if it has axes.
-    fn tensor(&self, argument: usize) -> Option<&OperatorTensor> {
+    /// Returns the tensor of an argument, if the argument is a tensor with at least one axis.
+    fn tensor_of_argument(&self, argument: usize) -> Option<&OperatorInputTensor> {
         self.tensors.get(argument)?.as_ref().filter(|tensor| !tensor.axes.is_empty())
     }
 
-    fn argument_is_true(&self, argument: usize) -> bool {
+    fn is_argument_true(&self, argument: usize) -> bool {
         self.values.get(argument).is_some_and(|value| value == "True" || value == "true")
     }
 
-    /// Parses the numbers of a list such as `[1, 1]` or `(1, 1)`; a single number stands for all.
-    fn numbers(&self, argument: usize, count: usize) -> Option<Vec<f64>> {
+    /// Parses the argument as `count` numbers, from a list such as `[1, 1]` or `(1, 1)`; a single
+    /// number is repeated.
+    fn numbers_of_argument(&self, argument: usize, count: usize) -> Option<Vec<f64>> {
         let text = self.values.get(argument)?;
         let digits = text.split(|c: char| !(c.is_ascii_digit() || c == '-'));
         let numbers: Vec<f64> = digits.filter_map(|number| number.parse().ok()).collect();
@@ -96,13 +101,13 @@ impl RecordedInputs {
         }
     }
 
-    fn bytes(&self) -> f64 {
-        self.tensors.iter().flatten().map(OperatorTensor::bytes).sum()
+    fn bytes_of_all_tensors(&self) -> f64 {
+        self.tensors.iter().flatten().map(OperatorInputTensor::bytes_of_tensor).sum()
     }
 }
 
-/// Bytes and precision of a value, by the name that PyTorch gives its type.
-fn bytes_and_precision_of_type(name: &str) -> Option<(f64, Option<MatrixPrecision>)> {
+/// Returns bytes and matrix precision of an element type, by its name in PyTorch.
+fn bytes_and_precision_of_torch_type(name: &str) -> Option<(f64, Option<MatrixPrecision>)> {
     let name = name.rsplit("::").next().unwrap_or(name);
     Some(match name {
         "double" => (8.0, Some(MatrixPrecision::Fp64)),
@@ -118,103 +123,118 @@ fn bytes_and_precision_of_type(name: &str) -> Option<(f64, Option<MatrixPrecisio
     })
 }
 
-/// Work of an operator; `None` where its formula is not known or its shapes were not recorded.
-pub fn work_of_operator(
+/// Returns FLOPs and least bytes of an operator call; `None` if no formula for the operator is
+/// known or its shapes were not recorded.
+pub fn work_of_operator_call(
     name: &str,
-    inputs: &OperatorInputs,
-    names: &TraceNames,
-) -> Option<OperatorWork> {
+    inputs: &RecordedOperatorInputs,
+    names: &InternedTraceNames,
+) -> Option<OperatorFlopsAndBytes> {
     let function = name.strip_prefix("aten::").or_else(|| name.strip_prefix("_C::"))?;
-    let inputs = RecordedInputs::parse(inputs, names)?;
+    let inputs = ParsedOperatorInputs::parse_recorded_inputs(inputs, names)?;
     let work = match function {
-        "mm" | "_int_mm" | "_scaled_mm" | "bmm" => matmul_work(&inputs, 0),
-        "addmm" | "addmm_" | "baddbmm" | "_addmm_activation" => matmul_work(&inputs, 1),
-        "matmul" => matmul_work(&inputs, 0),
-        "linear" => linear_work(&inputs),
+        "mm" | "_int_mm" | "_scaled_mm" | "bmm" => work_of_matmul_operator(&inputs, 0),
+        "addmm" | "addmm_" | "baddbmm" | "_addmm_activation" => work_of_matmul_operator(&inputs, 1),
+        "matmul" => work_of_matmul_operator(&inputs, 0),
+        "linear" => work_of_linear_operator(&inputs),
         "convolution" | "_convolution" | "convolution_overrideable" => {
-            convolution_work(&inputs, 3, 4)
+            work_of_convolution(&inputs, 3, 4)
         }
-        "cudnn_convolution" | "miopen_convolution" => convolution_work(&inputs, 3, 2),
-        "conv2d" | "conv1d" | "conv3d" => convolution_work(&inputs, 3, 4),
-        "convolution_backward" => convolution_backward_work(&inputs),
+        "cudnn_convolution" | "miopen_convolution" => work_of_convolution(&inputs, 3, 2),
+        "conv2d" | "conv1d" | "conv3d" => work_of_convolution(&inputs, 3, 4),
+        "convolution_backward" => work_of_convolution_backward(&inputs),
         "_scaled_dot_product_flash_attention" => {
-            attention_work(&inputs, QueryLayout::HeadsFirst, 4)
+            work_of_attention_forward(&inputs, QueryAxisOrder::HeadsFirst, 4)
         }
         "_scaled_dot_product_efficient_attention" | "_scaled_dot_product_cudnn_attention" => {
-            attention_work(&inputs, QueryLayout::HeadsFirst, 6)
+            work_of_attention_forward(&inputs, QueryAxisOrder::HeadsFirst, 6)
         }
-        "_flash_attention_forward" => attention_work(&inputs, QueryLayout::HeadsLast, 8),
-        "_scaled_dot_product_flash_attention_backward" => attention_backward_work(&inputs, 11),
-        "_scaled_dot_product_efficient_attention_backward" => attention_backward_work(&inputs, 11),
-        "_scaled_dot_product_cudnn_attention_backward" => attention_backward_work(&inputs, 14),
-        _ => work_of_moving_bytes(function, &inputs),
+        "_flash_attention_forward" => {
+            work_of_attention_forward(&inputs, QueryAxisOrder::HeadsLast, 8)
+        }
+        "_scaled_dot_product_flash_attention_backward" => work_of_attention_backward(&inputs, 11),
+        "_scaled_dot_product_efficient_attention_backward" => {
+            work_of_attention_backward(&inputs, 11)
+        }
+        "_scaled_dot_product_cudnn_attention_backward" => work_of_attention_backward(&inputs, 14),
+        _ => work_of_operator_that_moves_bytes(function, &inputs),
     };
-    // Empty tensors have no work, and neither have sizes beyond every number.
+    // Empty tensors and overflowing sizes give work that is NaN or infinite, which is dropped.
     work.filter(|work| (work.flops + work.bytes).is_finite())
 }
 
-/// Products that an output of a matrix product adds up. `aten::matmul` calls one of these
-/// operators, which is counted instead.
-pub fn matmul_inner_size(name: &str, inputs: &OperatorInputs, names: &TraceNames) -> Option<f64> {
+/// Returns k, the number of products that each output of a matrix multiplication sums.
+/// `aten::matmul` calls one of these operators, so it is not counted itself.
+pub fn inner_size_of_matmul_operator(
+    name: &str,
+    inputs: &RecordedOperatorInputs,
+    names: &InternedTraceNames,
+) -> Option<f64> {
     let first = match name.strip_prefix("aten::")? {
         "mm" | "bmm" => 0,
         "addmm" | "baddbmm" => 1,
         _ => return None,
     };
-    RecordedInputs::parse(inputs, names)?.tensor(first)?.axis_from_last(0)
+    ParsedOperatorInputs::parse_recorded_inputs(inputs, names)?
+        .tensor_of_argument(first)?
+        .extent_of_axis_from_last(0)
 }
 
-/// `[…, m, k]` times `[…, k, n]`, from an argument on.
-fn matmul_work(inputs: &RecordedInputs, first: usize) -> Option<OperatorWork> {
-    let (a, b) = (inputs.tensor(first)?, inputs.tensor(first + 1)?);
+/// Work of the product `[…, m, k]` times `[…, k, n]`, whose factors are the argument `first` and
+/// the next one.
+fn work_of_matmul_operator(
+    inputs: &ParsedOperatorInputs,
+    first: usize,
+) -> Option<OperatorFlopsAndBytes> {
+    let (a, b) = (inputs.tensor_of_argument(first)?, inputs.tensor_of_argument(first + 1)?);
     let (k, n) = match b.axes.len() {
         1 => (b.axes[0], 1.0),
-        _ => (b.axis_from_last(1)?, b.axis_from_last(0)?),
+        _ => (b.extent_of_axis_from_last(1)?, b.extent_of_axis_from_last(0)?),
     };
-    if a.axis_from_last(0)? != k {
+    if a.extent_of_axis_from_last(0)? != k {
         return None;
     }
-    // Batches of the second factor count where the first has none.
+    // If only the second factor has batch axes, its batches multiply the number of outputs.
     let rows = a.element_count() / k;
     let batches = b.element_count() / (k * n);
     let rows = if a.axes.len() < b.axes.len() { rows * batches } else { rows };
     let output = rows * n;
-    Some(OperatorWork {
+    Some(OperatorFlopsAndBytes {
         flops: 2.0 * output * k,
-        bytes: inputs.bytes() + output * a.size.max(2.0),
+        bytes: inputs.bytes_of_all_tensors() + output * a.size.max(2.0),
         precision: a.precision,
     })
 }
 
 /// Work of the product of `[…, k]` and the transpose of `[n, k]`.
-fn linear_work(inputs: &RecordedInputs) -> Option<OperatorWork> {
-    let (input, weight) = (inputs.tensor(0)?, inputs.tensor(1)?);
-    let (n, k) = (weight.axis_from_last(1)?, weight.axis_from_last(0)?);
-    if input.axis_from_last(0)? != k {
+fn work_of_linear_operator(inputs: &ParsedOperatorInputs) -> Option<OperatorFlopsAndBytes> {
+    let (input, weight) = (inputs.tensor_of_argument(0)?, inputs.tensor_of_argument(1)?);
+    let (n, k) = (weight.extent_of_axis_from_last(1)?, weight.extent_of_axis_from_last(0)?);
+    if input.extent_of_axis_from_last(0)? != k {
         return None;
     }
     let output = input.element_count() / k * n;
-    Some(OperatorWork {
+    Some(OperatorFlopsAndBytes {
         flops: 2.0 * output * k,
-        bytes: inputs.bytes() + output * input.size,
+        bytes: inputs.bytes_of_all_tensors() + output * input.size,
         precision: input.precision,
     })
 }
 
-/// Work of a convolution whose strides and paddings are the arguments with these numbers.
-fn convolution_work(
-    inputs: &RecordedInputs,
+/// Work of a forward convolution; `stride` and `padding` are the positions of these arguments.
+fn work_of_convolution(
+    inputs: &ParsedOperatorInputs,
     stride: usize,
     padding: usize,
-) -> Option<OperatorWork> {
-    let (input, weight) = (inputs.tensor(0)?, inputs.tensor(1)?);
+) -> Option<OperatorFlopsAndBytes> {
+    let (input, weight) = (inputs.tensor_of_argument(0)?, inputs.tensor_of_argument(1)?);
     let axes = weight.axes.len().checked_sub(2).filter(|axes| *axes > 0)?;
     if input.axes.len() != axes + 2 {
         return None;
     }
-    let strides = inputs.numbers(stride, axes)?;
-    let paddings = inputs.numbers(padding, axes)?;
-    let dilations = inputs.numbers(stride.max(padding) + 1, axes)?;
+    let strides = inputs.numbers_of_argument(stride, axes)?;
+    let paddings = inputs.numbers_of_argument(padding, axes)?;
+    let dilations = inputs.numbers_of_argument(stride.max(padding) + 1, axes)?;
     let mut output = input.axes[0] * weight.axes[0];
     for axis in 0..axes {
         let kernel = dilations[axis] * (weight.axes[axis + 2] - 1.0) + 1.0;
@@ -222,16 +242,21 @@ fn convolution_work(
         output *= (steps.floor() + 1.0).max(0.0);
     }
     let per_output = weight.element_count() / weight.axes[0];
-    Some(OperatorWork {
+    Some(OperatorFlopsAndBytes {
         flops: 2.0 * output * per_output,
-        bytes: inputs.bytes() + output * input.size,
+        bytes: inputs.bytes_of_all_tensors() + output * input.size,
         precision: input.precision,
     })
 }
 
-/// Gradients of input and weight, each as many operations as the convolution.
-fn convolution_backward_work(inputs: &RecordedInputs) -> Option<OperatorWork> {
-    let (gradient, input, weight) = (inputs.tensor(0)?, inputs.tensor(1)?, inputs.tensor(2)?);
+/// Work of a convolution's backward pass: gradients of input and weight, each with as many
+/// operations as the forward convolution.
+fn work_of_convolution_backward(inputs: &ParsedOperatorInputs) -> Option<OperatorFlopsAndBytes> {
+    let (gradient, input, weight) = (
+        inputs.tensor_of_argument(0)?,
+        inputs.tensor_of_argument(1)?,
+        inputs.tensor_of_argument(2)?,
+    );
     let per_output = weight.element_count() / weight.axes[0];
     let mask = inputs.values.get(10).filter(|mask| mask.contains("True") || mask.contains("true"));
     let parts = mask.map_or(2, |mask| {
@@ -239,65 +264,70 @@ fn convolution_backward_work(inputs: &RecordedInputs) -> Option<OperatorWork> {
     });
     #[allow(clippy::cast_precision_loss)]
     let flops = 2.0 * gradient.element_count() * per_output * parts as f64;
-    Some(OperatorWork {
+    Some(OperatorFlopsAndBytes {
         flops,
-        bytes: inputs.bytes() + input.bytes() + weight.bytes(),
+        bytes: inputs.bytes_of_all_tensors() + input.bytes_of_tensor() + weight.bytes_of_tensor(),
         precision: gradient.precision,
     })
 }
 
-/// The order of the axes of queries.
+/// Order of the axes of the query tensor of an attention operator.
 #[derive(Clone, Copy)]
-enum QueryLayout {
+enum QueryAxisOrder {
     /// Batch, heads, tokens, values.
     HeadsFirst,
     /// Batch, tokens, heads, values.
     HeadsLast,
 }
 
-/// Work of two products, of queries with keys and of weights with values; half of it if later
-/// tokens are masked.
-fn attention_work(
-    inputs: &RecordedInputs,
-    layout: QueryLayout,
+/// Work of attention: the product of queries and keys, and of softmax weights and values; half of
+/// it if the argument `causal` is true.
+fn work_of_attention_forward(
+    inputs: &ParsedOperatorInputs,
+    layout: QueryAxisOrder,
     causal: usize,
-) -> Option<OperatorWork> {
-    let [q, k, v] = [0, 1, 2].map(|argument| inputs.tensor(argument));
+) -> Option<OperatorFlopsAndBytes> {
+    let [q, k, v] = [0, 1, 2].map(|argument| inputs.tensor_of_argument(argument));
     let (q, k, v) = (q?, k?, v?);
     if q.axes.len() != 4 || k.axes.len() != 4 || v.axes.len() != 4 {
         return None;
     }
     let (heads, tokens) = match layout {
-        QueryLayout::HeadsFirst => (1, 2),
-        QueryLayout::HeadsLast => (2, 1),
+        QueryAxisOrder::HeadsFirst => (1, 2),
+        QueryAxisOrder::HeadsLast => (2, 1),
     };
     let scores = q.axes[0] * q.axes[heads] * q.axes[tokens] * k.axes[tokens];
-    let masked = if inputs.argument_is_true(causal) { 0.5 } else { 1.0 };
-    Some(OperatorWork {
+    let masked = if inputs.is_argument_true(causal) { 0.5 } else { 1.0 };
+    Some(OperatorFlopsAndBytes {
         flops: 2.0 * scores * (q.axes[3] + v.axes[3]) * masked,
-        bytes: q.bytes()
-            + k.bytes()
-            + v.bytes()
+        bytes: q.bytes_of_tensor()
+            + k.bytes_of_tensor()
+            + v.bytes_of_tensor()
             + q.element_count() / q.axes[3] * v.axes[3] * q.size,
         precision: q.precision,
     })
 }
 
-/// Five products in place of two: scores again, and gradients of queries, keys, values and scores.
-fn attention_backward_work(inputs: &RecordedInputs, causal: usize) -> Option<OperatorWork> {
-    let shifted = RecordedInputs { tensors: inputs.tensors.get(1..)?.to_vec(), values: Vec::new() };
-    let forward = attention_work(&shifted, QueryLayout::HeadsFirst, usize::MAX)?;
-    let masked = if inputs.argument_is_true(causal) { 0.5 } else { 1.0 };
-    Some(OperatorWork {
+/// Work of attention's backward pass: five matrix products instead of the forward pass's two
+/// (scores again, gradients of queries, keys, values and scores).
+fn work_of_attention_backward(
+    inputs: &ParsedOperatorInputs,
+    causal: usize,
+) -> Option<OperatorFlopsAndBytes> {
+    let shifted =
+        ParsedOperatorInputs { tensors: inputs.tensors.get(1..)?.to_vec(), values: Vec::new() };
+    let forward = work_of_attention_forward(&shifted, QueryAxisOrder::HeadsFirst, usize::MAX)?;
+    let masked = if inputs.is_argument_true(causal) { 0.5 } else { 1.0 };
+    Some(OperatorFlopsAndBytes {
         flops: 2.5 * forward.flops * masked,
         bytes: 2.0 * forward.bytes,
         ..forward
     })
 }
 
-/// Functions of each element, normalisation and softmax: they move their inputs and an output as
-/// large as the largest.
-const MEMORY_BOUND_OPERATORS: &[&str] = &[
+/// Elementwise, normalisation and softmax operators, which move their inputs and one output as
+/// large as their largest input.
+const MEMORY_BOUND_TORCH_OPERATORS: &[&str] = &[
     "add",
     "add_",
     "sub",
@@ -340,20 +370,31 @@ const MEMORY_BOUND_OPERATORS: &[&str] = &[
     "_softmax_backward_data",
 ];
 
-fn work_of_moving_bytes(function: &str, inputs: &RecordedInputs) -> Option<OperatorWork> {
-    let largest = inputs.tensors.iter().flatten().map(OperatorTensor::bytes).fold(0.0, f64::max);
+fn work_of_operator_that_moves_bytes(
+    function: &str,
+    inputs: &ParsedOperatorInputs,
+) -> Option<OperatorFlopsAndBytes> {
+    let largest = inputs
+        .tensors
+        .iter()
+        .flatten()
+        .map(OperatorInputTensor::bytes_of_tensor)
+        .fold(0.0, f64::max);
     let bytes = match function {
-        // The first argument of these operators is written but not read.
-        "copy_" | "fill_" | "zero_" => inputs.bytes(),
-        "sum" | "mean" | "max" | "min" | "amax" => inputs.bytes(),
-        function if MEMORY_BOUND_OPERATORS.contains(&function) => inputs.bytes() + largest,
+        // These operators write their first argument and do not read it, so the bytes of the
+        // arguments are all bytes moved.
+        "copy_" | "fill_" | "zero_" => inputs.bytes_of_all_tensors(),
+        "sum" | "mean" | "max" | "min" | "amax" => inputs.bytes_of_all_tensors(),
+        function if MEMORY_BOUND_TORCH_OPERATORS.contains(&function) => {
+            inputs.bytes_of_all_tensors() + largest
+        }
         _ => return None,
     };
-    (bytes > 0.0).then_some(OperatorWork { flops: 0.0, bytes, precision: None })
+    (bytes > 0.0).then_some(OperatorFlopsAndBytes { flops: 0.0, bytes, precision: None })
 }
 
-/// The precision that a word names, and the bytes of a value.
-fn precision_by_name(word: &str) -> Option<(MatrixPrecision, f64)> {
+/// Returns the matrix precision that a word of a kernel name means, and the bytes of an element.
+fn precision_and_bytes_by_name_word(word: &str) -> Option<(MatrixPrecision, f64)> {
     match word {
         "fp64" | "f64" | "dgemm" => Some((MatrixPrecision::Fp64, 8.0)),
         "fp32" | "f32" | "sgemm" => Some((MatrixPrecision::Fp32, 4.0)),
@@ -365,27 +406,31 @@ fn precision_by_name(word: &str) -> Option<(MatrixPrecision, f64)> {
     }
 }
 
-/// The work that a recording declares: its matrix products, and the least bytes. The precision is
-/// that of nearly all operations; `None` if the operations have several precisions.
-pub fn work_of_declared_count(count: &DeclaredWorkCount) -> Option<OperatorWork> {
-    /// Share of the multiplications in one precision from which the work counts as computed in it.
-    const MIN_SHARE_FOR_ONE_PRECISION: f64 = 0.95;
+/// Returns the work that a recorded program declared: FLOPs of its matrix products, and least
+/// bytes. The precision is that of at least 95 % of the declared FLOPs; `None` if there is no such
+/// precision.
+pub fn work_of_declared_operations(
+    count: &DeclaredOperationsAndBytes,
+) -> Option<OperatorFlopsAndBytes> {
+    /// Smallest share of the declared FLOPs in one precision for which all of the work is taken to
+    /// have this precision.
+    const MIN_FLOPS_SHARE_OF_ONE_PRECISION: f64 = 0.95;
     let products = || {
         let product = |(unit, flops): &(String, f64)| {
-            Some((precision_by_name(unit.strip_prefix("matmul ")?)?.0, *flops))
+            Some((precision_and_bytes_by_name_word(unit.strip_prefix("matmul ")?)?.0, *flops))
         };
         count.flops.iter().filter_map(product)
     };
     let flops: f64 = products().map(|(_, flops)| flops).sum();
-    let main = products().find(|(_, own)| *own >= MIN_SHARE_FOR_ONE_PRECISION * flops);
+    let main = products().find(|(_, own)| *own >= MIN_FLOPS_SHARE_OF_ONE_PRECISION * flops);
     let precision = main.filter(|_| flops > 0.0).map(|(precision, _)| precision);
-    let work = OperatorWork { flops, bytes: count.bytes, precision };
+    let work = OperatorFlopsAndBytes { flops, bytes: count.bytes, precision };
     (flops + count.bytes > 0.0 && (flops + count.bytes).is_finite()).then_some(work)
 }
 
-/// Work of a matrix product whose name has its sizes, such as `gemm_m4096_n512_k1024_bf16`.
-pub fn work_of_named_gemm(name: &str) -> Option<OperatorWork> {
-    // Most kernel names contain no sizes, and this quick test detects these.
+/// Work of a GEMM kernel whose name contains its sizes, such as `gemm_m4096_n512_k1024_bf16`.
+pub fn work_of_gemm_with_sizes_in_name(name: &str) -> Option<OperatorFlopsAndBytes> {
+    // Most kernel names contain no `k` before a digit; this quick test skips them.
     let sized = |pair: &[u8]| pair[0].eq_ignore_ascii_case(&b'k') && pair[1].is_ascii_digit();
     if !name.as_bytes().windows(2).any(sized) {
         return None;
@@ -395,64 +440,84 @@ pub fn work_of_named_gemm(name: &str) -> Option<OperatorWork> {
     let size = |axis: char| {
         let after = |word: &String| word.strip_prefix(axis)?.parse::<f64>().ok();
         let found: Vec<f64> = words.iter().filter_map(after).collect();
-        // Two sizes of one axis are of a tile and of the problem.
+        // If a name has two sizes of one axis, one is the tile's and one the problem's, so neither
+        // is used.
         (found.len() == 1).then(|| found[0])
     };
     let (m, n, k) = (size('m')?, size('n')?, size('k')?);
-    let (precision, bytes) = words.iter().find_map(|word| precision_by_name(word)).unzip();
+    let (precision, bytes) =
+        words.iter().find_map(|word| precision_and_bytes_by_name_word(word)).unzip();
     let bytes = bytes.unwrap_or(0.0) * (m * k + k * n + m * n);
-    Some(OperatorWork { flops: 2.0 * m * n * k, bytes, precision })
+    Some(OperatorFlopsAndBytes { flops: 2.0 * m * n * k, bytes, precision })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn work(name: &str, dims: &str, types: &str, values: &str) -> Option<OperatorWork> {
-        let mut names = TraceNames::default();
+    fn work_of_recorded_call(
+        name: &str,
+        dims: &str,
+        types: &str,
+        values: &str,
+    ) -> Option<OperatorFlopsAndBytes> {
+        let mut names = InternedTraceNames::default();
         let [dims, types, values] = [dims, types, values].map(|text| names.intern_text(text));
-        work_of_operator(name, &OperatorInputs { dims, types, values }, &names)
+        work_of_operator_call(name, &RecordedOperatorInputs { dims, types, values }, &names)
     }
 
-    fn operator_flops(name: &str, dims: &str, values: &str) -> Option<f64> {
+    fn flops_of_recorded_f32_call(name: &str, dims: &str, values: &str) -> Option<f64> {
         let half = r#"["c10::Half", "c10::Half", "c10::Half", "c10::Half"]"#;
-        work(name, dims, half, values).map(|work| work.flops)
+        work_of_recorded_call(name, dims, half, values).map(|work| work.flops)
     }
 
     #[test]
     fn a_matrix_product_counts_two_operations_per_multiplication() {
-        assert_eq!(operator_flops("aten::mm", "[[4, 8], [8, 16]]", "[]"), Some(1024.0));
-        assert_eq!(operator_flops("aten::addmm", "[[16], [4, 8], [8, 16]]", "[]"), Some(1024.0));
-        assert_eq!(operator_flops("aten::bmm", "[[3, 4, 8], [3, 8, 16]]", "[]"), Some(3072.0));
+        assert_eq!(flops_of_recorded_f32_call("aten::mm", "[[4, 8], [8, 16]]", "[]"), Some(1024.0));
         assert_eq!(
-            operator_flops("aten::linear", "[[2, 4, 8], [16, 8], [16]]", "[]"),
+            flops_of_recorded_f32_call("aten::addmm", "[[16], [4, 8], [8, 16]]", "[]"),
+            Some(1024.0)
+        );
+        assert_eq!(
+            flops_of_recorded_f32_call("aten::bmm", "[[3, 4, 8], [3, 8, 16]]", "[]"),
+            Some(3072.0)
+        );
+        assert_eq!(
+            flops_of_recorded_f32_call("aten::linear", "[[2, 4, 8], [16, 8], [16]]", "[]"),
             Some(2048.0)
         );
         assert_eq!(
-            operator_flops("aten::mm", "[[4, 8], [9, 16]]", "[]"),
+            flops_of_recorded_f32_call("aten::mm", "[[4, 8], [9, 16]]", "[]"),
             None,
             "shapes that do not fit"
         );
         assert_eq!(
-            operator_flops("aten::mm", "[[4, -8], [-8, 16]]", "[]"),
+            flops_of_recorded_f32_call("aten::mm", "[[4, -8], [-8, 16]]", "[]"),
             None,
             "no axis is negative"
         );
-        assert_eq!(operator_flops("aten::mm", "[[0, 0], [0, 0]]", "[]"), None);
-        assert_eq!(operator_flops("aten::mm", "[]", "[]"), None);
-        assert_eq!(operator_flops("my::mm", "[[4, 8], [8, 16]]", "[]"), None);
+        assert_eq!(flops_of_recorded_f32_call("aten::mm", "[[0, 0], [0, 0]]", "[]"), None);
+        assert_eq!(flops_of_recorded_f32_call("aten::mm", "[]", "[]"), None);
+        assert_eq!(flops_of_recorded_f32_call("my::mm", "[[4, 8], [8, 16]]", "[]"), None);
     }
 
     #[test]
     fn a_convolution_counts_operations_for_each_output() {
         let dims = "[[1, 3, 8, 8], [4, 3, 3, 3], []]";
         let values = r#"["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"]"#;
-        // 4 channels of 4 x 4, each of 3 x 3 x 3.
-        assert_eq!(operator_flops("aten::convolution", dims, values), Some(2.0 * 64.0 * 27.0));
-        assert_eq!(operator_flops("aten::convolution", dims, "[]"), None, "strides are not known");
+        // The output has 4 channels of 4 x 4 values, each a sum of 3 x 3 x 3 products.
+        assert_eq!(
+            flops_of_recorded_f32_call("aten::convolution", dims, values),
+            Some(2.0 * 64.0 * 27.0)
+        );
+        assert_eq!(
+            flops_of_recorded_f32_call("aten::convolution", dims, "[]"),
+            None,
+            "strides are not known"
+        );
         let dims = "[[1, 4, 4, 4], [1, 3, 8, 8], [4, 3, 3, 3]]";
         assert_eq!(
-            operator_flops("aten::convolution_backward", dims, "[]"),
+            flops_of_recorded_f32_call("aten::convolution_backward", dims, "[]"),
             Some(4.0 * 64.0 * 27.0)
         );
     }
@@ -462,33 +527,56 @@ mod tests {
         let dims = "[[2, 3, 16, 8], [2, 3, 16, 8], [2, 3, 16, 8], [], []]";
         let name = "aten::_scaled_dot_product_flash_attention";
         let whole = 4.0 * 2.0 * 3.0 * 16.0 * 16.0 * 8.0;
-        assert_eq!(operator_flops(name, dims, r#"["", "", "", "0.", "False"]"#), Some(whole));
-        assert_eq!(operator_flops(name, dims, r#"["", "", "", "0.", "True"]"#), Some(whole / 2.0));
+        assert_eq!(
+            flops_of_recorded_f32_call(name, dims, r#"["", "", "", "0.", "False"]"#),
+            Some(whole)
+        );
+        assert_eq!(
+            flops_of_recorded_f32_call(name, dims, r#"["", "", "", "0.", "True"]"#),
+            Some(whole / 2.0)
+        );
         let dims = "[[2, 3, 16, 8], [2, 3, 16, 8], [2, 3, 16, 8], [2, 3, 16, 8]]";
         let backward = "aten::_scaled_dot_product_flash_attention_backward";
-        assert_eq!(operator_flops(backward, dims, "[]"), Some(2.5 * whole));
+        assert_eq!(flops_of_recorded_f32_call(backward, dims, "[]"), Some(2.5 * whole));
     }
 
     #[test]
     fn elementwise_operators_move_their_inputs_and_one_output() {
         let types = r#"["float", "float", "Scalar"]"#;
-        let add = work("aten::add", "[[4, 8], [8], []]", types, "[]");
+        let add = work_of_recorded_call("aten::add", "[[4, 8], [8], []]", types, "[]");
         assert_eq!(
             add,
-            Some(OperatorWork { flops: 0.0, bytes: 4.0 * (32.0 + 8.0 + 32.0), precision: None })
+            Some(OperatorFlopsAndBytes {
+                flops: 0.0,
+                bytes: 4.0 * (32.0 + 8.0 + 32.0),
+                precision: None
+            })
         );
-        let copy = work("aten::copy_", "[[4], [4], []]", r#"["c10::Half", "float", ""]"#, "[]");
+        let copy = work_of_recorded_call(
+            "aten::copy_",
+            "[[4], [4], []]",
+            r#"["c10::Half", "float", ""]"#,
+            "[]",
+        );
         assert_eq!(copy.map(|work| work.bytes), Some(24.0));
-        assert_eq!(work("aten::empty", "[[4]]", types, "[]"), None);
+        assert_eq!(work_of_recorded_call("aten::empty", "[[4]]", types, "[]"), None);
     }
 
     #[test]
-    fn the_sizes_of_a_product_are_read_from_its_kernel_name() {
-        let work = work_of_named_gemm("gemm_m4_n8_k16_bf16").expect("it has all sizes");
+    fn the_sizes_of_a_gemm_are_read_from_its_kernel_name() {
+        let work =
+            work_of_gemm_with_sizes_in_name("gemm_m4_n8_k16_bf16").expect("it has all sizes");
         assert_eq!((work.flops, work.precision), (1024.0, Some(MatrixPrecision::Fp16)));
-        assert_eq!(work_of_named_gemm("gemm M=4,N=8,K=16").map(|work| work.flops), None);
-        assert_eq!(work_of_named_gemm("gemm m4 n8"), None);
-        assert_eq!(work_of_named_gemm("ampere_sgemm_128x64_tn"), None);
-        assert_eq!(work_of_named_gemm("gemm_m4_n8_k16_m64"), None, "a tile has sizes too");
+        assert_eq!(
+            work_of_gemm_with_sizes_in_name("gemm M=4,N=8,K=16").map(|work| work.flops),
+            None
+        );
+        assert_eq!(work_of_gemm_with_sizes_in_name("gemm m4 n8"), None);
+        assert_eq!(work_of_gemm_with_sizes_in_name("ampere_sgemm_128x64_tn"), None);
+        assert_eq!(
+            work_of_gemm_with_sizes_in_name("gemm_m4_n8_k16_m64"),
+            None,
+            "a tile has sizes too"
+        );
     }
 }

@@ -1,46 +1,55 @@
-//! How much of a device's peaks operators and ranges use. Other modules find the work
-//! (`operator_work`) and the kernels of an operator.
+//! Computes how much of a GPU's peak throughput the operators and ranges of a trace use. The module
+//! `operator_work` computes the work of an operator; other modules find the kernels of an operator.
 
-use crate::analyze::work::device_peaks::{DevicePeaks, MatrixPrecision};
-use crate::analyze::work::operator_work::OperatorWork;
+use crate::analyze::work::device_peaks::{GpuPeakThroughput, MatrixPrecision};
+use crate::analyze::work::operator_work::OperatorFlopsAndBytes;
 
-/// Sum of declared work and measured kernel time.
+/// Sum over operator calls: FLOPs and bytes, and the measured time of their kernels.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct WorkAndTimeSum {
+pub struct SummedWorkAndKernelTime {
     /// How many operators.
     pub count: usize,
-    /// Total time of the kernels, nanoseconds.
+    /// Total time of the operators' kernels, nanoseconds.
     pub kernel_ns: i64,
-    /// Floating-point operations of all matrix products.
+    /// Floating-point operations of all operators' matrix products.
     pub flops: f64,
-    /// The fewest bytes that memory must move for all operators.
+    /// The fewest bytes that device memory must move for all operator calls.
     pub bytes: f64,
-    /// Time that the matrix products take at the peaks of their precisions, in nanoseconds.
+    /// Time that the operators' matrix products would take at the GPU's peaks for their precisions,
+    /// nanoseconds.
     pub tensor_ns: f64,
-    /// Time that memory takes at its peak, in nanoseconds.
+    /// Time that the operators' bytes would take at the GPU's peak memory bandwidth, nanoseconds.
     pub memory_ns: f64,
-    /// Sum of the longer of both times of each operator: the least time that the roofline allows.
+    /// Sum over the operators of the longer of matrix time and memory time at the peaks: the least
+    /// time by the roofline, nanoseconds.
     pub roofline_ns: f64,
-    /// Operators whose precision or device has no published peak.
+    /// Number of summands for which the GPU's peak in their precision is not published.
     pub without_peak: usize,
 }
 
-impl WorkAndTimeSum {
-    pub fn add(&mut self, work: &OperatorWork, kernel_ns: i64, peaks: Option<&DevicePeaks>) {
-        self.add_operator_calls(1, work, kernel_ns, peaks);
+impl SummedWorkAndKernelTime {
+    pub fn add_operator_call(
+        &mut self,
+        work: &OperatorFlopsAndBytes,
+        kernel_ns: i64,
+        peaks: Option<&GpuPeakThroughput>,
+    ) {
+        self.add_equal_operator_calls(1, work, kernel_ns, peaks);
     }
 
-    /// Adds `times` calls of an operator, given the work of one call and the time of all kernels.
+    /// Adds `times` calls of an operator, from the work of one call and the kernel time of all
+    /// calls.
     #[allow(clippy::cast_precision_loss)]
-    pub fn add_operator_calls(
+    pub fn add_equal_operator_calls(
         &mut self,
         times: usize,
-        work: &OperatorWork,
+        work: &OperatorFlopsAndBytes,
         kernel_ns: i64,
-        peaks: Option<&DevicePeaks>,
+        peaks: Option<&GpuPeakThroughput>,
     ) {
         let each = times as f64;
-        let work = &OperatorWork { flops: work.flops * each, bytes: work.bytes * each, ..*work };
+        let work =
+            &OperatorFlopsAndBytes { flops: work.flops * each, bytes: work.bytes * each, ..*work };
         self.count += times;
         self.kernel_ns += kernel_ns;
         self.flops += work.flops;
@@ -51,7 +60,7 @@ impl WorkAndTimeSum {
         };
         let tensor = match (work.flops > 0.0, work.precision) {
             (true, Some(precision)) => {
-                peaks.peak_flops_per_ns(precision).map(|peak| work.flops / peak)
+                peaks.peak_operations_per_ns(precision).map(|peak| work.flops / peak)
             }
             (true, None) => None,
             (false, _) => Some(0.0),
@@ -67,68 +76,73 @@ impl WorkAndTimeSum {
         self.roofline_ns += tensor.max(memory);
     }
 
-    /// Returns FLOPs per byte, if both are known.
-    pub fn flops_per_byte(&self) -> Option<f64> {
+    /// FLOPs per byte of the summed work (arithmetic intensity), if both are known.
+    pub fn flops_per_byte_moved(&self) -> Option<f64> {
         (self.flops > 0.0 && self.bytes > 0.0).then(|| self.flops / self.bytes)
     }
 
-    /// Returns 10^12 FLOPs per second of kernel time.
+    /// Achieved 10^12 FLOPs per second of kernel time.
     #[allow(clippy::cast_precision_loss)]
-    pub fn achieved_teraflops(&self) -> Option<f64> {
+    pub fn achieved_tera_flops_per_second(&self) -> Option<f64> {
         (self.flops > 0.0 && self.kernel_ns > 0).then(|| self.flops / self.kernel_ns as f64 / 1e3)
     }
 
-    /// A part of a span of time; `None` where some of the work has no peak.
+    /// Divides a least time at the peaks by a span of time; `None` if the peak of some work is not
+    /// known.
     #[allow(clippy::cast_precision_loss)]
-    fn share_of_span(&self, least_ns: f64, span_ns: i64) -> Option<f64> {
+    fn least_time_by_span(&self, least_ns: f64, span_ns: i64) -> Option<f64> {
         (self.without_peak == 0 && span_ns > 0).then(|| least_ns / span_ns as f64)
     }
 
-    /// Share of the tensor peak over the kernels' time, 0 to 1.
-    pub fn share_of_tensor_peak(&self) -> Option<f64> {
-        self.share_of_span(self.tensor_ns, self.kernel_ns).filter(|_| self.flops > 0.0)
+    /// Share of the peak throughput of the matrix units that was achieved during the kernels' time,
+    /// 0 to 1.
+    pub fn matrix_peak_share_of_kernel_time(&self) -> Option<f64> {
+        self.least_time_by_span(self.tensor_ns, self.kernel_ns).filter(|_| self.flops > 0.0)
     }
 
-    /// Returns the share of the tensor peak during another time span, such as a range on the host.
-    pub fn share_of_tensor_peak_over(&self, span_ns: i64) -> Option<f64> {
-        self.share_of_span(self.tensor_ns, span_ns).filter(|_| self.flops > 0.0)
+    /// Share of the peak throughput of the matrix units that was achieved during another span of
+    /// time, such as a range on the host, 0 to 1.
+    pub fn matrix_peak_share_of_span(&self, span_ns: i64) -> Option<f64> {
+        self.least_time_by_span(self.tensor_ns, span_ns).filter(|_| self.flops > 0.0)
     }
 
-    /// Share of the memory peak over the kernels' time, 0 to 1.
-    pub fn share_of_memory_peak(&self) -> Option<f64> {
-        self.share_of_span(self.memory_ns, self.kernel_ns).filter(|share| *share > 0.0)
+    /// Share of the peak memory bandwidth that was achieved during the kernels' time, 0 to 1.
+    pub fn memory_peak_share_of_kernel_time(&self) -> Option<f64> {
+        self.least_time_by_span(self.memory_ns, self.kernel_ns).filter(|share| *share > 0.0)
     }
 
-    /// The least time that the roofline allows over the time taken, 0 to 1; `None` without a
-    /// published peak of memory.
-    pub fn share_of_roofline(&self) -> Option<f64> {
-        self.share_of_span(self.roofline_ns, self.kernel_ns).filter(|_| self.memory_ns > 0.0)
+    /// Least time by the roofline divided by the kernels' time, 0 to 1; `None` without a published
+    /// memory bandwidth.
+    pub fn roofline_share_of_kernel_time(&self) -> Option<f64> {
+        self.least_time_by_span(self.roofline_ns, self.kernel_ns).filter(|_| self.memory_ns > 0.0)
     }
 
-    /// The peak that limits the work: memory or compute.
-    pub fn limiting_peak(&self) -> Option<RooflineLimit> {
+    /// Whether the matrix units or the memory need longer at their peaks for the summed work.
+    pub fn roofline_limit_of_work(&self) -> Option<RooflineLimitOfWork> {
         let any = self.without_peak == 0 && self.memory_ns > 0.0;
         let limit = if self.tensor_ns > self.memory_ns {
-            RooflineLimit::Compute
+            RooflineLimitOfWork::Compute
         } else {
-            RooflineLimit::Memory
+            RooflineLimitOfWork::Memory
         };
         any.then_some(limit)
     }
 }
 
-/// The part of the roofline that limits work: memory or compute.
+/// Which peak of the roofline limits the work: memory bandwidth or matrix units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RooflineLimit {
-    /// The work has more operations per byte than the roofline's ridge: matrix units limit it.
+pub enum RooflineLimitOfWork {
+    /// At the peaks the matrix units need longer than the memory, so the matrix units limit the
+    /// work.
     Compute,
-    /// The intensity is below the ridge of the roofline: memory limits the work.
+    /// At the peaks the memory needs at least as long as the matrix units, so memory bandwidth
+    /// limits the work.
     Memory,
 }
 
-impl RooflineLimit {
+impl RooflineLimitOfWork {
     /// Label in printed output.
-    pub const fn label(self) -> &'static str {
+    pub const fn printed_limit_label(self) -> &'static str {
         match self {
             Self::Compute => "compute",
             Self::Memory => "memory",
@@ -136,48 +150,48 @@ impl RooflineLimit {
     }
 }
 
-/// An operator with the sums of all its calls.
+/// A framework operator with the summed work and kernel time of all its calls.
 #[derive(Debug, Clone, PartialEq)]
-pub struct OperatorUtilization {
+pub struct OperatorPeakUse {
     pub name: String,
-    /// Precision in which the operator multiplies.
+    /// Precision of the factors that the operator multiplies.
     pub precision: Option<MatrixPrecision>,
-    pub sum: WorkAndTimeSum,
+    pub sum: SummedWorkAndKernelTime,
 }
 
-/// A range with the summed work of the operators inside it.
+/// A range path of the trace with the summed work of the operators inside its ranges.
 #[derive(Debug, Clone, PartialEq)]
-pub struct RangeUtilization {
+pub struct RangePeakUse {
     pub path: String,
-    /// Time of all kernels that were launched in the range, nanoseconds.
+    /// Time of all kernels that were launched in ranges of this path, nanoseconds.
     pub kernel_ns: i64,
-    /// Host time of the ranges of this path, in nanoseconds.
+    /// Total time that the ranges of this path lasted on the host, nanoseconds.
     pub host_ns: i64,
-    /// Sums of the operators with known work in the ranges.
-    pub sum: WorkAndTimeSum,
+    /// Summed work and kernel time of the operators with known work inside these ranges.
+    pub sum: SummedWorkAndKernelTime,
 }
 
-/// How much of a device's peaks a trace uses.
+/// How much of a GPU's peak throughput the operators and ranges of a trace use.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct DeviceUtilization {
-    /// The device and its peaks, if the peaks are published.
-    pub device: Option<(String, DevicePeaks)>,
-    /// Total time of all kernels, nanoseconds.
+pub struct GpuPeakUseOfTrace {
+    /// Name and peak throughput of the GPU, if the peaks are published.
+    pub device: Option<(String, GpuPeakThroughput)>,
+    /// Total time of all kernels of the trace, nanoseconds.
     pub kernel_ns: i64,
-    /// Sums of all operators with known work.
-    pub all: WorkAndTimeSum,
-    /// Operators in the order of their kernel time, the longest first.
-    pub operators: Vec<OperatorUtilization>,
-    /// Outer ranges in the order of their kernel time, the longest first.
-    pub ranges: Vec<RangeUtilization>,
-    /// Questions without an answer, each with the data that its answer needs.
+    /// Summed work and kernel time of all operators with known work.
+    pub all: SummedWorkAndKernelTime,
+    /// Framework operators sorted by kernel time, the longest first.
+    pub operators: Vec<OperatorPeakUse>,
+    /// Outer range paths sorted by kernel time, the longest first.
+    pub ranges: Vec<RangePeakUse>,
+    /// Texts about questions without an answer, each with the data that an answer would need.
     pub unknown: Vec<String>,
 }
 
-impl DeviceUtilization {
-    /// The part of the kernel time whose work is known, 0 to 1.
+impl GpuPeakUseOfTrace {
+    /// Kernel time of operators with known work divided by all kernel time, 0 to 1.
     #[allow(clippy::cast_precision_loss)]
-    pub fn known_work_share(&self) -> f64 {
+    pub fn kernel_time_share_with_known_work(&self) -> f64 {
         self.all.kernel_ns as f64 / self.kernel_ns.max(1) as f64
     }
 }
@@ -187,42 +201,51 @@ mod tests {
     use super::*;
 
     #[test]
-    fn utilization_is_relative_to_the_peaks_of_the_device() {
-        let peaks =
-            DevicePeaks::from_device_name("NVIDIA H100 80GB HBM3").expect("it is in the table");
-        let mut sum = WorkAndTimeSum::default();
+    fn peak_shares_are_relative_to_the_peaks_of_the_gpu() {
+        let peaks = GpuPeakThroughput::peak_throughput_of_gpu_name("NVIDIA H100 80GB HBM3")
+            .expect("it is in the table");
+        let mut sum = SummedWorkAndKernelTime::default();
         let flops = 989.4e3 * 1000.0;
-        let work =
-            OperatorWork { flops, bytes: 3350.0 * 100.0, precision: Some(MatrixPrecision::Fp16) };
-        sum.add(&work, 2000, Some(&peaks));
+        let work = OperatorFlopsAndBytes {
+            flops,
+            bytes: 3350.0 * 100.0,
+            precision: Some(MatrixPrecision::Fp16),
+        };
+        sum.add_operator_call(&work, 2000, Some(&peaks));
         let near = |value: Option<f64>, expected: f64| {
             assert!(value.is_some_and(|value| (value - expected).abs() < 1e-9), "{value:?}");
         };
-        near(sum.share_of_tensor_peak(), 0.5);
-        near(sum.share_of_tensor_peak_over(4000), 0.25);
-        near(sum.share_of_memory_peak(), 0.05);
-        near(sum.share_of_roofline(), 0.5);
-        near(sum.achieved_teraflops(), 494.7);
-        assert_eq!(sum.limiting_peak(), Some(RooflineLimit::Compute));
-        let moves = OperatorWork { flops: 0.0, bytes: 3350.0 * 4000.0, precision: None };
-        sum.add(&moves, 8000, Some(&peaks));
-        near(sum.share_of_roofline(), 0.5);
-        assert_eq!(sum.limiting_peak(), Some(RooflineLimit::Memory));
+        near(sum.matrix_peak_share_of_kernel_time(), 0.5);
+        near(sum.matrix_peak_share_of_span(4000), 0.25);
+        near(sum.memory_peak_share_of_kernel_time(), 0.05);
+        near(sum.roofline_share_of_kernel_time(), 0.5);
+        near(sum.achieved_tera_flops_per_second(), 494.7);
+        assert_eq!(sum.roofline_limit_of_work(), Some(RooflineLimitOfWork::Compute));
+        let moves = OperatorFlopsAndBytes { flops: 0.0, bytes: 3350.0 * 4000.0, precision: None };
+        sum.add_operator_call(&moves, 8000, Some(&peaks));
+        near(sum.roofline_share_of_kernel_time(), 0.5);
+        assert_eq!(sum.roofline_limit_of_work(), Some(RooflineLimitOfWork::Memory));
     }
 
     #[test]
-    fn work_on_a_device_without_known_peaks_has_no_utilization() {
-        let v100 = DevicePeaks::from_device_name("Tesla V100").expect("it is in the table");
-        let work = OperatorWork { flops: 1e6, bytes: 1e3, precision: Some(MatrixPrecision::Fp8) };
+    fn work_on_a_gpu_without_known_peaks_has_no_peak_share() {
+        let v100 = GpuPeakThroughput::peak_throughput_of_gpu_name("Tesla V100")
+            .expect("it is in the table");
+        let work =
+            OperatorFlopsAndBytes { flops: 1e6, bytes: 1e3, precision: Some(MatrixPrecision::Fp8) };
         for peaks in [None, Some(&v100)] {
-            let mut sum = WorkAndTimeSum::default();
-            sum.add(&work, 100, peaks);
+            let mut sum = SummedWorkAndKernelTime::default();
+            sum.add_operator_call(&work, 100, peaks);
             assert_eq!(
-                (sum.share_of_tensor_peak(), sum.share_of_roofline(), sum.limiting_peak()),
+                (
+                    sum.matrix_peak_share_of_kernel_time(),
+                    sum.roofline_share_of_kernel_time(),
+                    sum.roofline_limit_of_work()
+                ),
                 (None, None, None)
             );
             assert_eq!(
-                (sum.achieved_teraflops(), sum.flops_per_byte()),
+                (sum.achieved_tera_flops_per_second(), sum.flops_per_byte_moved()),
                 (Some(10.0), Some(1000.0))
             );
         }

@@ -1,70 +1,77 @@
-//! Accounts for a terminal of 100 columns.
+//! Prints time accounts of a GPU as text for a terminal of 100 columns.
 
 use std::fmt::Write as _;
 
-use super::{DeviceIterations, DeviceTimeAccount, TimeAccount};
+use super::{GpuTimeAccount, IterationsOnGpu, ProcessTimeAccountOnGpu};
 use crate::analyze::classes::OperationClass;
-use crate::analyze::timeline::BusyTimeLine;
-use crate::diagnose::text::{format_bytes, percent, time, wrap_line};
-use crate::stats::{shorten, with_thousands_separators};
+use crate::analyze::timeline::BusyTimeLineOfGpu;
+use crate::diagnose::text::{
+    append_wrapped_line, format_bytes_with_unit, format_nanoseconds, percent_of_whole,
+};
+use crate::stats::{shorten_in_the_middle, with_thousands_separators};
 
-/// Numbers of unusual iterations that are listed.
-const MAX_UNUSUAL_ITERATIONS: usize = 5;
+/// Largest number of unusually long iterations whose numbers are printed.
+const MAX_PRINTED_UNUSUAL_ITERATIONS: usize = 5;
 
-impl TimeAccount {
-    /// Returns the label of each nonzero line and its nanoseconds, which add up to the total.
-    pub fn labelled_times(&self) -> Vec<(String, i64)> {
-        let busy = self.nonzero_busy_lines().map(|(line, ns)| (line.label().to_owned(), ns));
+impl GpuTimeAccount {
+    /// Returns label and nanoseconds of each nonzero line of the account; they add up to the whole
+    /// span.
+    pub fn labels_and_ns_of_lines(&self) -> Vec<(String, i64)> {
+        let busy = self
+            .nonzero_busy_lines_and_ns()
+            .map(|(line, ns)| (line.printed_busy_line_label().to_owned(), ns));
         let mut idle: Vec<(String, i64)> = self
             .idle
             .iter()
-            .map(|(cause, &ns)| (format!("idle: {}", cause.brief_label()), ns))
+            .map(|(cause, &ns)| (format!("idle: {}", cause.printed_idle_cause_for_table()), ns))
             .collect();
         idle.sort_by_key(|&(_, ns)| std::cmp::Reverse(ns));
         busy.chain(idle).collect()
     }
 
-    fn ns_of_label(&self, label: &str) -> i64 {
-        self.labelled_times().iter().find(|(own, _)| own == label).map_or(0, |&(_, ns)| ns)
+    fn ns_of_line_with_label(&self, label: &str) -> i64 {
+        self.labels_and_ns_of_lines().iter().find(|(own, _)| own == label).map_or(0, |&(_, ns)| ns)
     }
 }
 
-impl DeviceTimeAccount {
-    /// The accounts as text of at most 100 columns.
-    pub fn to_text(&self) -> String {
+impl ProcessTimeAccountOnGpu {
+    /// Formats the time accounts of a process on a GPU as text of at most 100 columns.
+    pub fn time_accounts_to_text(&self) -> String {
         let mut text = String::new();
-        let total = self.total.total_ns();
+        let total = self.total.span_length_ns();
         let _ = writeln!(
             text,
             "Time of process {}, device {} (lines add up to {})",
             self.pid,
             self.device,
-            time(total)
+            format_nanoseconds(total)
         );
-        let columns = self.iterations.as_ref().map(AccountColumns::new);
+        let columns = self.iterations.as_ref().map(IterationColumns::columns_of_iterations);
         let header = match &columns {
             Some(_) => format!("{:>13}{:>13}{:>13}", "start-up", "first", "steady, mean"),
             None => String::new(),
         };
         let _ = writeln!(text, "  {:<38}{:>12}{:>8}{header}", "", "all", "share");
-        for (label, ns) in self.total.labelled_times() {
-            let columns = columns.as_ref().map_or(String::new(), |columns| columns.cells(&label));
+        for (label, ns) in self.total.labels_and_ns_of_lines() {
+            let columns = columns
+                .as_ref()
+                .map_or(String::new(), |columns| columns.format_cells_of_line(&label));
             let _ = writeln!(
                 text,
                 "  {label:<38}{:>12}{:>6.1} %{columns}",
-                time(ns),
-                percent(ns, total)
+                format_nanoseconds(ns),
+                percent_of_whole(ns, total)
             );
         }
         if let Some(iterations) = &self.iterations {
-            iterations.write_iterations(&mut text);
+            iterations.write_iteration_lengths(&mut text);
         }
-        self.write_transfer_table(&mut text);
-        self.write_range_table(&mut text);
+        self.write_transfers_table(&mut text);
+        self.write_range_accounts_table(&mut text);
         text
     }
 
-    fn write_transfer_table(&self, text: &mut String) {
+    fn write_transfers_table(&self, text: &mut String) {
         if self.transfers.is_empty() {
             return;
         }
@@ -74,7 +81,7 @@ impl DeviceTimeAccount {
             "transfers", "count", "all", "exposed", "bytes", "speed"
         );
         for of in &self.transfers {
-            let size = if of.bytes > 0 { format_bytes(of.bytes) } else { "-".to_owned() };
+            let size = if of.bytes > 0 { format_bytes_with_unit(of.bytes) } else { "-".to_owned() };
             #[allow(clippy::cast_precision_loss)]
             let speed = match (of.bus, of.class) {
                 (Some(bus), _) => format!("bus {bus:.1} GB/s"),
@@ -85,17 +92,20 @@ impl DeviceTimeAccount {
             let _ = writeln!(
                 text,
                 "  {:<36}{:>9}{:>12}{:>12}{:>11}{:>16}",
-                shorten(&format!("{} {}", of.class.label(), of.label), 36),
+                shorten_in_the_middle(
+                    &format!("{} {}", of.class.printed_operation_class(), of.label),
+                    36
+                ),
                 with_thousands_separators(of.count),
-                time(of.total_ns),
-                time(of.exposed_ns),
+                format_nanoseconds(of.total_ns),
+                format_nanoseconds(of.exposed_ns),
                 size,
                 speed
             );
         }
     }
 
-    fn write_range_table(&self, text: &mut String) {
+    fn write_range_accounts_table(&self, text: &mut String) {
         if self.ranges.is_empty() {
             return;
         }
@@ -109,78 +119,83 @@ impl DeviceTimeAccount {
             let name = name.map_or(range.path.clone(), |name| format!("  {name}"));
             let account = &range.account;
             let compute = [
-                BusyTimeLine::Compute,
-                BusyTimeLine::ComputeAndCommunication,
-                BusyTimeLine::ComputeAndMigration,
-                BusyTimeLine::ComputeAndCopy,
-                BusyTimeLine::Graph,
+                BusyTimeLineOfGpu::Compute,
+                BusyTimeLineOfGpu::ComputeAndCommunication,
+                BusyTimeLineOfGpu::ComputeAndMigration,
+                BusyTimeLineOfGpu::ComputeAndCopy,
+                BusyTimeLineOfGpu::Graph,
             ];
-            let copies = [BusyTimeLine::Copy, BusyTimeLine::Migration, BusyTimeLine::Set];
-            let sum = |lines: &[BusyTimeLine]| {
-                time(lines.iter().map(|&line| account.busy_ns_of_line(line)).sum())
+            let copies =
+                [BusyTimeLineOfGpu::Copy, BusyTimeLineOfGpu::Migration, BusyTimeLineOfGpu::Set];
+            let sum = |lines: &[BusyTimeLineOfGpu]| {
+                format_nanoseconds(lines.iter().map(|&line| account.busy_ns_of_line(line)).sum())
             };
             let _ = writeln!(
                 text,
                 "  {:<38}{:>12}{:>13}{:>13}{:>11}{:>11}",
-                shorten(&name, 38),
-                time(account.total_ns()),
+                shorten_in_the_middle(&name, 38),
+                format_nanoseconds(account.span_length_ns()),
                 sum(&compute),
-                time(account.busy_ns_of_line(BusyTimeLine::Communication)),
+                format_nanoseconds(account.busy_ns_of_line(BusyTimeLineOfGpu::Communication)),
                 sum(&copies),
-                time(account.total_idle_ns())
+                format_nanoseconds(account.idle_time_of_all_causes_ns())
             );
         }
     }
 }
 
-/// Columns of an account's table beside the column of sums.
-struct AccountColumns {
-    before: TimeAccount,
-    first: TimeAccount,
-    steady: TimeAccount,
+/// Columns that the table of a time account has if there are iterations: start-up, first iteration
+/// and mean of the others.
+struct IterationColumns {
+    before: GpuTimeAccount,
+    first: GpuTimeAccount,
+    steady: GpuTimeAccount,
     count: i64,
 }
 
-impl AccountColumns {
-    fn new(iterations: &DeviceIterations) -> Self {
+impl IterationColumns {
+    fn columns_of_iterations(iterations: &IterationsOnGpu) -> Self {
         let first = iterations.each.first().map(|of| of.account.clone()).unwrap_or_default();
         let count = i64::try_from(iterations.lengths.len()).unwrap_or(i64::MAX) - 1;
         let steady = iterations.steady.clone();
         Self { before: iterations.before.clone(), first, steady, count: count.max(1) }
     }
 
-    fn cells(&self, label: &str) -> String {
-        let cell = |ns: i64| if ns == 0 { "-".to_owned() } else { time(ns) };
+    fn format_cells_of_line(&self, label: &str) -> String {
+        let cell = |ns: i64| if ns == 0 { "-".to_owned() } else { format_nanoseconds(ns) };
         format!(
             "{:>13}{:>13}{:>13}",
-            cell(self.before.ns_of_label(label)),
-            cell(self.first.ns_of_label(label)),
-            cell(self.steady.ns_of_label(label) / self.count)
+            cell(self.before.ns_of_line_with_label(label)),
+            cell(self.first.ns_of_line_with_label(label)),
+            cell(self.steady.ns_of_line_with_label(label) / self.count)
         )
     }
 }
 
-impl DeviceIterations {
-    fn write_iterations(&self, text: &mut String) {
-        let lengths = self.sorted_steady_lengths();
+impl IterationsOnGpu {
+    fn write_iteration_lengths(&self, text: &mut String) {
+        let lengths = self.sorted_lengths_without_first();
         let (Some(&least), Some(&most)) = (lengths.first(), lengths.last()) else { return };
         let mut line = format!(
             "iterations: {} by {}; first {}, then median {} ({} to {})",
             with_thousands_separators(self.lengths.len()),
-            shorten(&self.sign.label(), 60),
-            time(self.lengths[0]),
-            time(lengths[lengths.len() / 2]),
-            time(least),
-            time(most)
+            shorten_in_the_middle(&self.sign.printed_iteration_evidence(), 60),
+            format_nanoseconds(self.lengths[0]),
+            format_nanoseconds(lengths[lengths.len() / 2]),
+            format_nanoseconds(least),
+            format_nanoseconds(most)
         );
-        let unusual = self.unusually_long_iterations();
+        let unusual = self.numbers_of_unusually_long_iterations();
         if !unusual.is_empty() {
-            let numbers: Vec<String> =
-                unusual.iter().take(MAX_UNUSUAL_ITERATIONS).map(ToString::to_string).collect();
-            let more = unusual.len().saturating_sub(MAX_UNUSUAL_ITERATIONS);
+            let numbers: Vec<String> = unusual
+                .iter()
+                .take(MAX_PRINTED_UNUSUAL_ITERATIONS)
+                .map(ToString::to_string)
+                .collect();
+            let more = unusual.len().saturating_sub(MAX_PRINTED_UNUSUAL_ITERATIONS);
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
             let _ = write!(line, "; twice the median or longer: {}{more}", numbers.join(", "));
         }
-        wrap_line(text, &line, "  ", "    ");
+        append_wrapped_line(text, &line, "  ", "    ");
     }
 }

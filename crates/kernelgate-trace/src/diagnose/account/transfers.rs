@@ -1,47 +1,48 @@
-//! Sums a device's communication, copies and page migrations by kind: how much, how fast, and how
-//! much of it no compute hides.
+//! Sums a GPU's communication, copies and page migrations by kind: bytes, bandwidth, and the time
+//! that no compute hides.
 
 use hashbrown::HashMap;
 
-use crate::analyze::classes::{CommunicationKind, OperationClass};
-use crate::analyze::operations::{OperationId, OperationKind};
-use crate::analyze::time_order::SortedOperations;
+use crate::analyze::classes::{CommunicationLibraryAndCollective, OperationClass};
+use crate::analyze::operations::{GpuOperationId, GpuOperationKind};
+use crate::analyze::time_order::OperationsInOrder;
 use crate::analyze::work::bus_bandwidth;
 use crate::diagnose::trace_facts::DiagnosisContext;
-use crate::model::interned_names::NameId;
+use crate::model::interned_names::InternedNameId;
 
-/// Operations of one kind that move data.
+/// Communication, copies or page migrations of one kind on a GPU, summed.
 #[derive(Debug, Clone, PartialEq)]
-pub struct TransferSum {
+pub struct TransfersOfOneKind {
     /// Class of the transfer: communication, copy or page migration.
     pub class: OperationClass,
-    /// The collective and its library, or the direction of the copy.
+    /// Library and collective of the communication, or direction of the copy or migration.
     pub label: String,
     /// Number of transfers.
     pub count: usize,
-    /// Sum of the lengths of the transfers, nanoseconds.
+    /// Sum of the durations of these transfers, nanoseconds.
     pub total_ns: i64,
-    /// Time of these transfers in which nothing computes, nanoseconds.
+    /// Time of these transfers in which no compute kernel runs on the GPU, nanoseconds.
     pub exposed_ns: i64,
-    /// Bytes of the transfers whose size was recorded.
+    /// Total bytes of those transfers whose size was recorded.
     pub bytes: u64,
-    /// Bus bandwidth in GB/s; waiting for other ranks counts as time.
+    /// Bus bandwidth of the collectives in GB/s; waiting for other ranks counts as transfer time.
     pub bus: Option<f64>,
-    /// Start and end of the longest transfer.
+    /// Start and end of the longest of these transfers, nanoseconds.
     pub longest: (i64, i64),
-    /// Number of transfers on a stream that also computes: no compute can hide them.
+    /// Number of these transfers on a stream that also runs compute kernels, which cannot hide
+    /// them.
     pub beside_compute: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum TransferKey {
-    Communication(CommunicationKind),
-    Copy(NameId),
-    Migration(NameId),
+enum TransferKind {
+    Communication(CommunicationLibraryAndCollective),
+    Copy(InternedNameId),
+    Migration(InternedNameId),
 }
 
 #[derive(Default)]
-struct TransferTotals {
+struct TransferSums {
     count: usize,
     total_ns: i64,
     exposed_ns: i64,
@@ -52,63 +53,72 @@ struct TransferTotals {
     beside_compute: usize,
 }
 
-/// The transfers of a device while its time is cut.
-pub(super) struct DeviceTransfers<'a> {
+/// Sums the transfers of a process on a GPU while the GPU's time is cut into pieces.
+pub(super) struct TransferSummation<'a> {
     context: &'a DiagnosisContext<'a>,
-    sums: HashMap<TransferKey, TransferTotals>,
-    /// For each process and device, whether kernels compute at the moment.
+    sums: HashMap<TransferKind, TransferSums>,
+    /// For each place (process, GPU and stream), whether compute kernels run there.
     computes: Vec<bool>,
 }
 
-impl<'a> DeviceTransfers<'a> {
-    pub fn new(context: &'a DiagnosisContext<'a>, operations: &SortedOperations) -> Self {
+impl<'a> TransferSummation<'a> {
+    pub fn sum_transfers_of_operations(
+        context: &'a DiagnosisContext<'a>,
+        operations: &OperationsInOrder,
+    ) -> Self {
         let mut computes = vec![false; context.trace.places.len()];
         for id in operations.iter() {
-            if context.classes.class_of_operation(id) == OperationClass::Compute {
-                computes[context.all.place(id).0 as usize] = true;
+            if context.classes.class_of_gpu_operation(id) == OperationClass::Compute {
+                computes[context.all.place_of_operation(id).0 as usize] = true;
             }
         }
         let mut transfers = Self { context, sums: HashMap::new(), computes };
-        operations.iter().for_each(|id| transfers.add(id));
+        operations.iter().for_each(|id| transfers.add_transfer_operation(id));
         transfers
     }
 
-    fn transfer_key(&self, id: OperationId) -> Option<TransferKey> {
-        let label = || self.context.trace.copies.kind[self.context.all.kind_and_row(id).1];
-        match self.context.classes.class_of_operation(id) {
+    fn transfer_kind_of_operation(&self, id: GpuOperationId) -> Option<TransferKind> {
+        let label = || self.context.trace.copies.kind[self.context.all.kind_and_table_row(id).1];
+        match self.context.classes.class_of_gpu_operation(id) {
             OperationClass::Communication => {
-                self.context.classes.communication_of_operation(id).map(TransferKey::Communication)
+                self.context.classes.communication_of_operation(id).map(TransferKind::Communication)
             }
-            OperationClass::Copy => Some(TransferKey::Copy(label())),
-            OperationClass::Migration => Some(TransferKey::Migration(label())),
+            OperationClass::Copy => Some(TransferKind::Copy(label())),
+            OperationClass::Migration => Some(TransferKind::Migration(label())),
             OperationClass::Compute | OperationClass::Graph | OperationClass::Set => None,
         }
     }
 
-    fn add(&mut self, id: OperationId) {
-        let Some(key) = self.transfer_key(id) else { return };
+    fn add_transfer_operation(&mut self, id: GpuOperationId) {
+        let Some(key) = self.transfer_kind_of_operation(id) else { return };
         let (trace, all) = (self.context.trace, &self.context.all);
-        let span = all.span(id);
+        let span = all.operation_start_and_end_ns(id);
         let sum = self
             .sums
             .entry(key)
-            .or_insert_with(|| TransferTotals { longest: span, ..TransferTotals::default() });
+            .or_insert_with(|| TransferSums { longest: span, ..TransferSums::default() });
         sum.count += 1;
         sum.total_ns += span.1 - span.0;
         if span.1 - span.0 > sum.longest.1 - sum.longest.0 {
             sum.longest = span;
         }
-        let place = all.place(id).0 as usize;
+        let place = all.place_of_operation(id).0 as usize;
         sum.beside_compute += usize::from(self.computes[place]);
-        match all.kind_and_row(id) {
-            (OperationKind::Copy, row) => sum.bytes += trace.copies.bytes[row],
+        match all.kind_and_table_row(id) {
+            (GpuOperationKind::Copy, row) => sum.bytes += trace.copies.bytes[row],
             _ => {
-                let Some(call) = trace.collectives.call_of_kernel(id) else { return };
-                let TransferKey::Communication(CommunicationKind { collective, .. }) = key else {
+                let Some(call) = trace.collectives.recorded_collective_of_kernel(id) else {
+                    return;
+                };
+                let TransferKind::Communication(CommunicationLibraryAndCollective {
+                    collective,
+                    ..
+                }) = key
+                else {
                     return;
                 };
                 sum.bytes += call.bytes_in.max(call.bytes_out);
-                sum.bus_bytes += bus_bandwidth::bytes_across_link(
+                sum.bus_bytes += bus_bandwidth::bytes_across_link_of_rank(
                     collective,
                     call.ranks,
                     call.bytes_in,
@@ -119,36 +129,46 @@ impl<'a> DeviceTransfers<'a> {
         }
     }
 
-    /// Counts time that no compute hides for the operation that it belongs to.
-    pub fn add_exposed_time(&mut self, owner: OperationId, ns: i64) {
-        if let Some(sum) = self.transfer_key(owner).and_then(|key| self.sums.get_mut(&key)) {
+    /// Adds time that no compute kernel hides to the transfer kind of the operation that owns this
+    /// time.
+    pub fn add_exposed_time_of_operation(&mut self, owner: GpuOperationId, ns: i64) {
+        if let Some(sum) =
+            self.transfer_kind_of_operation(owner).and_then(|key| self.sums.get_mut(&key))
+        {
             sum.exposed_ns += ns;
         }
     }
 
-    /// All kinds of transfers, most exposed time first.
-    pub fn into_sorted_transfers(self) -> Vec<TransferSum> {
+    /// Returns the sums of all kinds of transfers, most exposed time first.
+    pub fn into_transfers_by_exposed_time(self) -> Vec<TransfersOfOneKind> {
         let names = &self.context.trace.names;
-        let mut all: Vec<TransferSum> = self
+        let mut all: Vec<TransfersOfOneKind> = self
             .sums
             .into_iter()
             .map(|(key, sum)| {
                 let (class, label) = match key {
-                    TransferKey::Communication(CommunicationKind { library, collective }) => {
-                        let label = format!("{} {}", library.label(), collective.label());
+                    TransferKind::Communication(CommunicationLibraryAndCollective {
+                        library,
+                        collective,
+                    }) => {
+                        let label = format!(
+                            "{} {}",
+                            library.printed_communication_library(),
+                            collective.collective_label()
+                        );
                         (OperationClass::Communication, label)
                     }
-                    TransferKey::Copy(label) => {
-                        (OperationClass::Copy, names.text(label).to_owned())
+                    TransferKind::Copy(label) => {
+                        (OperationClass::Copy, names.text_of_name(label).to_owned())
                     }
-                    TransferKey::Migration(label) => {
-                        (OperationClass::Migration, names.text(label).to_owned())
+                    TransferKind::Migration(label) => {
+                        (OperationClass::Migration, names.text_of_name(label).to_owned())
                     }
                 };
                 #[allow(clippy::cast_precision_loss)]
                 let bus = (sum.bus_bytes > 0.0 && sum.bus_ns > 0)
                     .then(|| sum.bus_bytes / sum.bus_ns as f64);
-                TransferSum {
+                TransfersOfOneKind {
                     class,
                     label,
                     count: sum.count,
@@ -162,7 +182,7 @@ impl<'a> DeviceTransfers<'a> {
             })
             .collect();
         all.sort_by(|a, b| {
-            let key = |of: &TransferSum| std::cmp::Reverse((of.exposed_ns, of.total_ns));
+            let key = |of: &TransfersOfOneKind| std::cmp::Reverse((of.exposed_ns, of.total_ns));
             (key(a), a.class, &a.label).cmp(&(key(b), b.class, &b.label))
         });
         all

@@ -1,26 +1,27 @@
-//! The critical path of a trace, and the gains of hypothetical changes, as stored in a diagnosis.
-//! The replay that computes the gains is in another module (`critical`).
+//! Critical path of a trace, and gains of hypothetical changes, as a diagnosis stores them. The
+//! parent module `critical` computes the gains by replays.
 
-/// A hypothetical change of the program.
+/// A hypothetical change that makes a part of the traced program faster.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum FasterPart {
-    /// The named kernel takes half as long.
+pub enum HypotheticalSpeedup {
+    /// All launches of the named kernel take half their time.
     Kernel(String),
-    /// Launch calls of the host take no time.
+    /// The host's launch calls take no time.
     Launches,
-    /// The host does not wait for the GPU.
+    /// The host never waits for the GPU.
     Waits,
     /// Communication takes no time.
     Communication,
     /// Copies take no time.
     Copies,
-    /// Page migrations take no time, nor do kernels that run beside migrations.
+    /// Page migrations take no time, and neither do the parts of kernels that run during
+    /// migrations.
     Migrations,
 }
 
-impl FasterPart {
+impl HypotheticalSpeedup {
     /// Label in printed output.
-    pub fn label(&self) -> String {
+    pub fn printed_speedup_label(&self) -> String {
         match self {
             Self::Kernel(name) => format!("half the time of {name}"),
             Self::Launches => "launch calls that take no time".to_owned(),
@@ -32,22 +33,24 @@ impl FasterPart {
     }
 }
 
-/// The time that a hypothetical change would save.
+/// A hypothetical change, and the time by which it shortens the trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ChangeGain {
-    pub change: FasterPart,
-    /// The recorded time that the change removes, nanoseconds; `None` where it has no sum.
+pub struct SpeedupWithGain {
+    pub change: HypotheticalSpeedup,
+    /// Recorded time that the change removes from operations, nanoseconds; `None` if the change
+    /// does not shorten operations.
     pub removed_ns: Option<i64>,
-    /// Nanoseconds by which the change shortens the trace.
+    /// Nanoseconds by which the replayed trace is shorter with the change.
     pub gain_ns: i64,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct CriticalPath {
-    /// Time from the first start to the last end, nanoseconds.
+pub struct CriticalPathAndGains {
+    /// Length of the critical path, nanoseconds: from the trace's first start to its last end.
     pub total_ns: i64,
-    /// Segments of the critical path by kind, the longest first; they add up to the total.
+    /// Nanoseconds of the critical path by kind of segment, the longest first; they add up to the
+    /// path's length.
     pub segments: Vec<(String, i64)>,
-    /// Gains of hypothetical changes, the largest first.
-    pub gains: Vec<ChangeGain>,
+    /// Gains of hypothetical changes of the program, the largest first.
+    pub gains: Vec<SpeedupWithGain>,
 }

@@ -1,10 +1,12 @@
-//! The changes between two traces, and the part of the whole difference that each explains.
+//! Compares two traces of a program, and assigns the difference of their whole times to operations,
+//! idle causes and ranges.
 //!
-//! The whole time lasts from the first GPU operation to the last GPU operation. The whole time is
-//! divided in two ways: by operation, with idle time by cause; and by the range of the launch. In
-//! both divisions the changes of the parts add up to the change of the whole; idle time with an
-//! unrecorded cause is the part "unexplained". This module cannot know whether two recordings of
-//! one program would differ as much, because it has only one trace of each.
+//! The whole time of a trace lasts from the start of its first to the end of its last GPU
+//! operation. The whole time is divided in two ways: by operation, with idle time by cause; and by
+//! the range in which operations were launched. In both divisions the changes of all parts add up
+//! to the change of the whole time; idle time without a recorded cause is the part "unexplained".
+//! Two recordings of the same program may also differ; one trace of each program does not show by
+//! how much.
 
 mod json;
 mod text;
@@ -14,66 +16,68 @@ mod trace_totals;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use crate::analyze::work::kernel_kinds::KernelClass;
-use crate::model::gpu::LaunchShape;
-pub use trace_setup::{SetupProperty, SetupPropertyChange, TraceSetup};
+use crate::analyze::work::kernel_kinds::KernelWorkClass;
+use crate::model::gpu::KernelLaunchShape;
+pub use trace_setup::{DifferingSetupProperty, MachineAndRecorderOfTrace, TraceSetupProperty};
 pub use trace_totals::{
-    CallSite, CountAndTimes, FunctionCalls, RangePathSums, TracePart, TracePartKind, TraceSums,
+    CalledFunctionAndRange, FunctionCallSum, PartCountAndTimes, RangePathTimes, SummedTrace,
+    TracePartKey, TracePartKind,
 };
 
-/// Two traces side by side, each list the largest change first.
+/// Differences of two traces, each list sorted by size of change, largest first.
 #[derive(Debug, Clone)]
-pub struct TraceDifference {
-    /// Differences of machine, profiler and recording options.
-    pub setup: Vec<SetupPropertyChange>,
-    /// Total times of the first and of the second trace.
-    pub wholes: [TraceTotals; 2],
-    /// Changes of each operation and of each cause of idle time, also where the change is zero.
-    pub parts: Vec<TracePartChange>,
+pub struct DifferenceOfTwoTraces {
+    /// Differences of the machines, profilers and recording options of the two traces.
+    pub setup: Vec<DifferingSetupProperty>,
+    /// Whole times of the first and of the second trace.
+    pub wholes: [WholeTimesOfTrace; 2],
+    /// Change of each operation name and of each cause of idle time, also if the change is zero.
+    pub parts: Vec<PartInBothTraces>,
     /// Changes of each range.
-    pub places: Vec<RangePathChange>,
+    pub places: Vec<RangePathInBothTraces>,
     /// Calls of CUDA.
-    pub calls: Vec<FunctionCallChange>,
-    /// Findings that only one trace has: rule and title.
+    pub calls: Vec<FunctionCallsInBothTraces>,
+    /// For each trace, findings that only this trace has: rule id and title.
     pub findings: [Vec<(&'static str, String)>; 2],
-    /// Reasons why the traces are hard to compare, in sentences.
+    /// Sentences that say why the two traces are hard to compare.
     pub notes: Vec<String>,
 }
 
-/// Total times of one trace.
+/// Recorder, whole time, busy time and number of kernels of one trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TraceTotals {
+pub struct WholeTimesOfTrace {
     pub recorder: String,
-    /// The value of [`TraceSums::whole_ns`].
+    /// The value of [`SummedTrace::whole_ns`].
     pub whole_ns: i64,
-    /// The value of [`TraceSums::busy_ns`].
+    /// The value of [`SummedTrace::busy_ns`].
     pub busy_ns: i64,
     /// Kernels that ran.
     pub kernels: usize,
 }
 
-/// The change of a part from the first trace to the second.
+/// How the time of a part (an operation name or an idle cause) changed from the first to the second
+/// trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AmountChange {
-    /// Only the second trace has the part.
+pub enum PartChangeKind {
+    /// Only the second trace has operations of this part.
     Appeared,
-    /// Only the first trace has the part.
+    /// Only the first trace has operations of this part.
     Vanished,
-    /// Most of the change comes from more operations.
+    /// The part's time changed mostly because it has more operations.
     More,
-    /// Most of the change comes from fewer operations.
+    /// The part's time changed mostly because it has fewer operations.
     Fewer,
-    /// Most of the change comes from longer operations.
+    /// The part's time changed mostly because its operations take longer.
     Longer,
-    /// Most of the change comes from shorter operations.
+    /// The part's time changed mostly because its operations are shorter.
     Shorter,
-    /// Neither the number of operations nor their length changed.
+    /// Neither the number of operations of the part nor their length changed.
     Same,
 }
 
-impl AmountChange {
+impl PartChangeKind {
     /// Label in printed output.
-    pub fn label(self) -> &'static str {
+    pub fn printed_change_label(self) -> &'static str {
         match self {
             Self::Appeared => "appeared",
             Self::Vanished => "vanished",
@@ -86,64 +90,67 @@ impl AmountChange {
     }
 }
 
-/// A part of the whole in both traces, with its change.
+/// Time of an operation name, or of a cause of idle time, in both traces.
 #[derive(Debug, Clone)]
-pub struct TracePartChange {
+pub struct PartInBothTraces {
     /// Kind of the part.
-    pub part: TracePart,
-    pub amounts: [CountAndTimes; 2],
+    pub part: TracePartKey,
+    pub amounts: [PartCountAndTimes; 2],
 }
 
-impl TracePartChange {
-    /// The part's share of the whole difference, in nanoseconds.
-    pub fn total_change_ns(&self) -> i64 {
+impl PartInBothTraces {
+    /// Nanoseconds of the difference of the whole times that this part explains: second trace minus
+    /// first.
+    pub fn own_time_change_ns(&self) -> i64 {
         self.amounts[1].own_ns - self.amounts[0].own_ns
     }
 
-    /// The change that the number of operations explains: the added or missing operations, each as
-    /// long as an operation was on average.
+    /// Change that the different number of operations explains, nanoseconds: added operations times
+    /// the mean time of one in the first trace.
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
-    pub fn change_by_count_ns(&self) -> i64 {
+    pub fn change_by_operation_count_ns(&self) -> i64 {
         let [base, head] = &self.amounts;
         if base.count == 0 || head.count == 0 {
-            return self.total_change_ns();
+            return self.own_time_change_ns();
         }
         let added = head.count as f64 - base.count as f64;
         (added * base.own_ns as f64 / base.count as f64).round() as i64
     }
 
-    /// The part of the change that is not due to their number: operations take longer, or overlap
-    /// less.
-    pub fn change_by_length_ns(&self) -> i64 {
-        self.total_change_ns() - self.change_by_count_ns()
+    /// Rest of the change, nanoseconds, which the number of operations does not explain: operations
+    /// take longer, or overlap less.
+    pub fn change_by_operation_length_ns(&self) -> i64 {
+        self.own_time_change_ns() - self.change_by_operation_count_ns()
     }
 
-    pub fn change(&self) -> AmountChange {
+    pub fn kind_of_part_change(&self) -> PartChangeKind {
         let [base, head] = &self.amounts;
-        let by_number = self.change_by_count_ns().abs() >= self.change_by_length_ns().abs();
+        let by_number =
+            self.change_by_operation_count_ns().abs() >= self.change_by_operation_length_ns().abs();
         match (base.count, head.count) {
-            (0, _) => AmountChange::Appeared,
-            (_, 0) => AmountChange::Vanished,
-            (a, b) if a < b && by_number => AmountChange::More,
-            (a, b) if a > b && by_number => AmountChange::Fewer,
-            _ if self.change_by_length_ns() > 0 => AmountChange::Longer,
-            _ if self.change_by_length_ns() < 0 => AmountChange::Shorter,
-            _ => AmountChange::Same,
+            (0, _) => PartChangeKind::Appeared,
+            (_, 0) => PartChangeKind::Vanished,
+            (a, b) if a < b && by_number => PartChangeKind::More,
+            (a, b) if a > b && by_number => PartChangeKind::Fewer,
+            _ if self.change_by_operation_length_ns() > 0 => PartChangeKind::Longer,
+            _ if self.change_by_operation_length_ns() < 0 => PartChangeKind::Shorter,
+            _ => PartChangeKind::Same,
         }
     }
 
-    /// Describes how the part's launches differ: "registers 96 -> 128", "grid 8×1×1 -> 16×1×1".
-    pub fn describe_launch_changes(&self) -> Vec<String> {
+    /// Describes how launch shape and metrics of the kernel differ between the traces: "registers
+    /// 96 -> 128", "grid 8×1×1 -> 16×1×1".
+    pub fn describe_launch_shape_and_metric_changes(&self) -> Vec<String> {
         let [base, head] = &self.amounts;
         let mut words = Vec::new();
         if base.shapes != head.shapes
             && let (Some(before), Some(now)) =
-                (most_frequent_shape(base), most_frequent_shape(head))
+                (most_frequent_launch_shape(base), most_frequent_launch_shape(head))
         {
-            describe_shape_changes(before, now, &mut words);
+            append_launch_shape_changes(before, now, &mut words);
         }
         #[allow(clippy::cast_precision_loss)]
-        let mean = |amount: &CountAndTimes, name| {
+        let mean = |amount: &PartCountAndTimes, name| {
             amount.metrics.get(name).map(|sum| sum / amount.count.max(1) as f64)
         };
         for name in base.metrics.keys() {
@@ -157,23 +164,27 @@ impl TracePartChange {
     }
 }
 
-/// The launch shape that most launches have.
-fn most_frequent_shape(amount: &CountAndTimes) -> Option<&LaunchShape> {
+/// Returns the launch shape with which the kernel was launched most often.
+fn most_frequent_launch_shape(amount: &PartCountAndTimes) -> Option<&KernelLaunchShape> {
     amount.shapes.iter().max_by_key(|&(shape, &count)| (count, Reverse(shape))).map(|(it, _)| it)
 }
 
-fn describe_shape_changes(base: &LaunchShape, head: &LaunchShape, words: &mut Vec<String>) {
+fn append_launch_shape_changes(
+    base: &KernelLaunchShape,
+    head: &KernelLaunchShape,
+    words: &mut Vec<String>,
+) {
     let size = |[x, y, z]: [u32; 3]| format!("{x}×{y}×{z}");
     for (what, base, head) in [("grid", base.grid, head.grid), ("block", base.block, head.block)] {
         if base != head {
             words.push(format!("{what} {} -> {}", size(base), size(head)));
         }
     }
-    let shared = |shape: &LaunchShape| shape.static_shared + shape.dynamic_shared;
+    let shared = |shape: &KernelLaunchShape| shape.static_shared + shape.dynamic_shared;
     for (what, unit, base, head) in [
         ("registers", "", base.registers, head.registers),
         ("shared memory", " B", shared(base), shared(head)),
-        (describe_local_memory_change(base, head), " B a thread", base.local, head.local),
+        (local_memory_change_words(base, head), " B a thread", base.local, head.local),
     ] {
         if base != head {
             words.push(format!("{what} {base} -> {head}{unit}"));
@@ -181,9 +192,10 @@ fn describe_shape_changes(base: &LaunchShape, head: &LaunchShape, words: &mut Ve
     }
 }
 
-/// Describes how the local memory of a kernel changed. A kernel that had no local memory spills
-/// now, or has an array that does not fit into registers.
-fn describe_local_memory_change(base: &LaunchShape, head: &LaunchShape) -> &'static str {
+/// Returns words for the change of a kernel's local memory per thread. A kernel that had no local
+/// memory before and has some now spills registers, or has an array that does not fit into
+/// registers.
+fn local_memory_change_words(base: &KernelLaunchShape, head: &KernelLaunchShape) -> &'static str {
     match (base.local, head.local) {
         (0, 1..) => "spill to local memory",
         (1.., 0) => "no spill to local memory any more:",
@@ -191,46 +203,48 @@ fn describe_local_memory_change(base: &LaunchShape, head: &LaunchShape) -> &'sta
     }
 }
 
-/// Ranges of a path in both traces.
+/// Ranges of one path, with their times, in both traces.
 #[derive(Debug, Clone)]
-pub struct RangePathChange {
-    /// The path without numbers; "" is outside of all ranges.
+pub struct RangePathInBothTraces {
+    /// Path of the ranges without numbers in names; "" stands for outside all ranges.
     pub path: String,
-    pub places: [RangePathSums; 2],
+    pub places: [RangePathTimes; 2],
 }
 
-impl RangePathChange {
-    /// Share of the whole difference of the operations launched in it, in nanoseconds.
-    pub fn total_change_ns(&self) -> i64 {
+impl RangePathInBothTraces {
+    /// Nanoseconds of the difference of the whole times that operations launched in these ranges
+    /// explain: second trace minus first.
+    pub fn launched_time_change_ns(&self) -> i64 {
         self.places[1].launched.own_ns - self.places[0].launched.own_ns
     }
 }
 
-/// Calls of a function in both traces.
+/// Calls of one CUDA function from one range, in both traces.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FunctionCallChange {
-    /// The called function, and the range around the calls.
-    pub site: CallSite,
-    pub calls: [FunctionCalls; 2],
+pub struct FunctionCallsInBothTraces {
+    /// The called CUDA function, and the innermost range around the calls.
+    pub site: CalledFunctionAndRange,
+    pub calls: [FunctionCallSum; 2],
 }
 
-impl FunctionCallChange {
-    /// Change of a host call's time, nanoseconds; it is not part of the whole's difference.
-    pub fn total_change_ns(&self) -> i64 {
+impl FunctionCallsInBothTraces {
+    /// Change of the host time of these calls, nanoseconds, which is not part of the difference of
+    /// the whole times.
+    pub fn host_call_time_change_ns(&self) -> i64 {
         self.calls[1].total_ns - self.calls[0].total_ns
     }
 }
 
-/// Compares the summed times of two traces.
-pub fn compare_sums(base: TraceSums, head: TraceSums) -> TraceDifference {
-    let setup = trace_setup::setup_changes(&base.setup, &head.setup);
-    let notes = comparison_notes(&base, &head);
-    let only = |of: &TraceSums, other: &TraceSums| {
+/// Compares two traces by their summed times; `base` is the first trace.
+pub fn compare_summed_traces(base: SummedTrace, head: SummedTrace) -> DifferenceOfTwoTraces {
+    let setup = trace_setup::differing_setup_properties(&base.setup, &head.setup);
+    let notes = notes_on_comparability(&base, &head);
+    let only = |of: &SummedTrace, other: &SummedTrace| {
         let also = |id: &str| other.findings.iter().any(|(other, _)| *other == id);
         of.findings.iter().filter(|(id, _)| !also(id)).cloned().collect()
     };
     let findings = [only(&base, &head), only(&head, &base)];
-    let wholes = [&base, &head].map(|sums| TraceTotals {
+    let wholes = [&base, &head].map(|sums| WholeTimesOfTrace {
         recorder: sums.recorder.clone(),
         whole_ns: sums.whole_ns,
         busy_ns: sums.busy_ns,
@@ -241,42 +255,46 @@ pub fn compare_sums(base: TraceSums, head: TraceSums) -> TraceDifference {
             .map(|(_, amount)| amount.count)
             .sum(),
     });
-    let mut parts: Vec<TracePartChange> = joined(base.parts, head.parts)
+    let mut parts: Vec<PartInBothTraces> = pair_values_by_key(base.parts, head.parts)
         .into_iter()
-        .map(|(part, amounts)| TracePartChange { part, amounts })
+        .map(|(part, amounts)| PartInBothTraces { part, amounts })
         .collect();
-    parts.sort_by_key(|change| Reverse(change.total_change_ns().abs()));
-    let mut places: Vec<RangePathChange> = joined(base.places, head.places)
+    parts.sort_by_key(|change| Reverse(change.own_time_change_ns().abs()));
+    let mut places: Vec<RangePathInBothTraces> = pair_values_by_key(base.places, head.places)
         .into_iter()
-        .map(|(path, places)| RangePathChange { path, places })
+        .map(|(path, places)| RangePathInBothTraces { path, places })
         .collect();
-    places.sort_by_key(|change| Reverse(change.total_change_ns().abs()));
-    let mut calls: Vec<FunctionCallChange> = joined(base.calls, head.calls)
+    places.sort_by_key(|change| Reverse(change.launched_time_change_ns().abs()));
+    let mut calls: Vec<FunctionCallsInBothTraces> = pair_values_by_key(base.calls, head.calls)
         .into_iter()
-        .map(|(site, calls)| FunctionCallChange { site, calls })
+        .map(|(site, calls)| FunctionCallsInBothTraces { site, calls })
         .collect();
-    calls.sort_by_key(|change| Reverse(change.total_change_ns().abs()));
-    TraceDifference { setup, wholes, parts, places, calls, findings, notes }
+    calls.sort_by_key(|change| Reverse(change.host_call_time_change_ns().abs()));
+    DifferenceOfTwoTraces { setup, wholes, parts, places, calls, findings, notes }
 }
 
-impl TraceDifference {
-    /// Whether the traces were recorded on unlike machines.
-    pub fn is_other_machine(&self) -> bool {
-        let machine = [SetupProperty::Device, SetupProperty::Capability, SetupProperty::Ranks];
+impl DifferenceOfTwoTraces {
+    /// Returns whether the two traces were recorded on different GPU models, or with different
+    /// numbers of ranks.
+    pub fn are_machines_different(&self) -> bool {
+        let machine =
+            [TraceSetupProperty::Device, TraceSetupProperty::Capability, TraceSetupProperty::Ranks];
         self.setup.iter().any(|change| machine.contains(&change.property))
     }
 
-    /// Total time in the second trace minus total time in the first trace, nanoseconds.
-    pub fn total_change_ns(&self) -> i64 {
+    /// Whole time of the second trace minus whole time of the first trace, nanoseconds.
+    pub fn whole_time_change_ns(&self) -> i64 {
         self.wholes[1].whole_ns - self.wholes[0].whole_ns
     }
 
-    /// Kernel time by kind of work, by the kernels' names: nanoseconds in both traces, the
-    /// largest first.
-    pub fn kernel_time_by_class(&self) -> Vec<(KernelClass, [i64; 2])> {
-        let mut kinds: BTreeMap<KernelClass, [i64; 2]> = BTreeMap::new();
+    /// Kernel time of both traces by kind of work, as the kernels' names show it, in nanoseconds;
+    /// the largest first.
+    pub fn kernel_time_of_both_by_work_class(&self) -> Vec<(KernelWorkClass, [i64; 2])> {
+        let mut kinds: BTreeMap<KernelWorkClass, [i64; 2]> = BTreeMap::new();
         for change in self.parts.iter().filter(|change| change.part.kind == TracePartKind::Kernel) {
-            let sums = kinds.entry(KernelClass::from_kernel_name(&change.part.name)).or_default();
+            let sums = kinds
+                .entry(KernelWorkClass::work_class_from_kernel_name(&change.part.name))
+                .or_default();
             sums.iter_mut().zip(&change.amounts).for_each(|(sum, of)| *sum += of.total_ns);
         }
         let mut kinds: Vec<_> = kinds.into_iter().collect();
@@ -284,16 +302,19 @@ impl TraceDifference {
         kinds
     }
 
-    /// The part that is idle time whose cause is not in the traces.
-    pub fn unexplained_idle_ns(&self) -> i64 {
+    /// Change of the idle time whose cause the traces do not show, nanoseconds.
+    pub fn change_of_unexplained_idle_ns(&self) -> i64 {
         let unexplained =
-            |change: &&TracePartChange| change.part.kind == TracePartKind::Unexplained;
-        self.parts.iter().filter(unexplained).map(TracePartChange::total_change_ns).sum()
+            |change: &&PartInBothTraces| change.part.kind == TracePartKind::Unexplained;
+        self.parts.iter().filter(unexplained).map(PartInBothTraces::own_time_change_ns).sum()
     }
 }
 
-/// Joins two maps by key; a key that one map lacks has the default value there.
-fn joined<K: Ord, V: Default>(base: BTreeMap<K, V>, head: BTreeMap<K, V>) -> Vec<(K, [V; 2])> {
+/// Pairs the values of two maps by key; if one map lacks a key, its value is the default.
+fn pair_values_by_key<K: Ord, V: Default>(
+    base: BTreeMap<K, V>,
+    head: BTreeMap<K, V>,
+) -> Vec<(K, [V; 2])> {
     let mut all: BTreeMap<K, [V; 2]> =
         base.into_iter().map(|(key, value)| (key, [value, V::default()])).collect();
     for (key, value) in head {
@@ -302,10 +323,11 @@ fn joined<K: Ord, V: Default>(base: BTreeMap<K, V>, head: BTreeMap<K, V>) -> Vec
     all.into_iter().collect()
 }
 
-/// Ranges whose numbers are compared to see whether both traces hold the same work.
-const MAX_RANGES_COMPARED_BY_COUNT: usize = 3;
+/// Largest number of range paths for which different numbers of ranges are noted, as a sign that
+/// the traces contain different amounts of work.
+const MAX_NOTED_RANGE_COUNTS: usize = 3;
 
-fn comparison_notes(base: &TraceSums, head: &TraceSums) -> Vec<String> {
+fn notes_on_comparability(base: &SummedTrace, head: &SummedTrace) -> Vec<String> {
     let mut notes = Vec::new();
     if base.recorder != head.recorder {
         notes.push("two recorders: names may differ where nothing else does".to_owned());
@@ -317,7 +339,7 @@ fn comparison_notes(base: &TraceSums, head: &TraceSums) -> Vec<String> {
         ));
     }
     let whole_graphs =
-        |sums: &TraceSums| sums.parts.keys().any(|part| part.kind == TracePartKind::Graph);
+        |sums: &SummedTrace| sums.parts.keys().any(|part| part.kind == TracePartKind::Graph);
     if whole_graphs(base) != whole_graphs(head) {
         notes.push(
             "one trace has graphs that were recorded whole: their kernels are in no list; record \
@@ -335,6 +357,6 @@ fn comparison_notes(base: &TraceSums, head: &TraceSums) -> Vec<String> {
             )
         })
     });
-    notes.extend(repeated.take(MAX_RANGES_COMPARED_BY_COUNT));
+    notes.extend(repeated.take(MAX_NOTED_RANGE_COUNTS));
     notes
 }

@@ -1,17 +1,17 @@
-//! Machine, recorder and options of a trace, and the differences between two traces.
+//! Collects machine, recorder and recording options of a trace, and compares those of two traces.
 
 use std::collections::BTreeSet;
 
 use crate::model::Trace;
 
-/// A property of a trace's setup, such as its driver.
+/// A property of the machine or recorder of a trace, such as the driver's version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum SetupProperty {
+pub enum TraceSetupProperty {
     /// Names of the devices.
     Device,
     /// Compute capabilities.
     Capability,
-    /// Multiprocessors of the devices: a part of a device has fewer.
+    /// Numbers of multiprocessors of the GPUs; a part of a GPU (MIG) has fewer.
     Multiprocessors,
     /// Ranks of the job.
     Ranks,
@@ -19,13 +19,13 @@ pub enum SetupProperty {
     Driver,
     /// Recorder and its version.
     Recorder,
-    /// An option with which the recorder ran.
+    /// An option with which the recorder of the trace ran.
     Option,
 }
 
-impl SetupProperty {
-    /// Label in printed output, and key in JSON.
-    pub const fn label(self) -> &'static str {
+impl TraceSetupProperty {
+    /// Label of the property in printed output, and its key in JSON.
+    pub const fn label_and_json_key(self) -> &'static str {
         match self {
             Self::Device => "device",
             Self::Capability => "compute capability",
@@ -38,25 +38,26 @@ impl SetupProperty {
     }
 }
 
-/// A property that two traces do not share.
+/// A property of the setup whose values differ between two traces.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SetupPropertyChange {
+pub struct DifferingSetupProperty {
     /// Which.
-    pub property: SetupProperty,
+    pub property: TraceSetupProperty,
     /// Name of the recorder option; empty for other properties.
     pub name: String,
-    /// Values of both traces; `None` if a trace does not record the property.
+    /// Values of the first and second trace; `None` if a trace does not record the property.
     pub values: [Option<String>; 2],
 }
 
-/// Machine, recorder and options of a trace, as far as the trace contains them.
+/// Machine, recorder and recording options of a trace, as far as the trace contains them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct TraceSetup {
-    values: Vec<(SetupProperty, String, Option<String>)>,
+pub struct MachineAndRecorderOfTrace {
+    values: Vec<(TraceSetupProperty, String, Option<String>)>,
 }
 
-/// Options that change what a recorder records, or what recording costs.
-const RECORDING_OPTIONS: &[&str] = &[
+/// Recorder options that change what is recorded, or how much recording slows the program, by their
+/// names in traces.
+const COMPARED_RECORDING_OPTIONS: &[&str] = &[
     "CUDA_GRAPH_TRACE_OPTIONS:MODE",
     "PROCESS_0:CUDA_GRAPH_TRACE_OPTIONS:MODE",
     "PROCESS_0:COLLECT_NVTX_TRACE",
@@ -66,15 +67,15 @@ const RECORDING_OPTIONS: &[&str] = &[
     "with_modules",
     "with_stack",
 ];
-/// Names under which recorders store the driver's version.
-const DRIVER_VERSION_NAMES: &[&str] =
+/// Metadata keys under which recorders store the version of the GPU driver.
+const DRIVER_VERSION_METADATA_KEYS: &[&str] =
     &["NvDriverVersion", "CudaDriverVersion", "cuda_driver_version", "hip_driver_version"];
 
-impl TraceSetup {
-    /// Reads the setup from devices and metadata.
-    pub(super) fn new(trace: &Trace, recorder: &str) -> Self {
+impl MachineAndRecorderOfTrace {
+    /// Reads machine, recorder and options of a trace from its devices and metadata.
+    pub(super) fn read_setup_of_trace(trace: &Trace, recorder: &str) -> Self {
         let used: BTreeSet<u32> = trace.places.iter().map(|place| place.device).collect();
-        // If a trace has no operations, all its devices count as used.
+        // If the trace has no operations, all its devices are taken to have been used.
         let devices =
             || trace.devices.iter().filter(|device| used.is_empty() || used.contains(&device.id));
         let joined = |values: BTreeSet<String>| {
@@ -88,20 +89,21 @@ impl TraceSetup {
         let multiprocessors = devices().filter_map(|of| of.multiprocessors);
         let multiprocessors = multiprocessors.map(|count| count.to_string()).collect();
         let metadata = |name: &str| trace.metadata.get(name).cloned();
-        let driver = DRIVER_VERSION_NAMES.iter().find_map(|name| metadata(name));
+        let driver = DRIVER_VERSION_METADATA_KEYS.iter().find_map(|name| metadata(name));
         let mut values = vec![
-            (SetupProperty::Device, String::new(), joined(names)),
-            (SetupProperty::Capability, String::new(), joined(capabilities)),
-            (SetupProperty::Multiprocessors, String::new(), joined(multiprocessors)),
-            (SetupProperty::Ranks, String::new(), job_size(trace)),
-            (SetupProperty::Driver, String::new(), driver),
-            (SetupProperty::Recorder, String::new(), Some(recorder.to_owned())),
+            (TraceSetupProperty::Device, String::new(), joined(names)),
+            (TraceSetupProperty::Capability, String::new(), joined(capabilities)),
+            (TraceSetupProperty::Multiprocessors, String::new(), joined(multiprocessors)),
+            (TraceSetupProperty::Ranks, String::new(), number_of_ranks_or_processes(trace)),
+            (TraceSetupProperty::Driver, String::new(), driver),
+            (TraceSetupProperty::Recorder, String::new(), Some(recorder.to_owned())),
         ];
-        let options = RECORDING_OPTIONS.iter().map(|name| {
+        let options = COMPARED_RECORDING_OPTIONS.iter().map(|name| {
             let short = name.strip_prefix("PROCESS_0:").unwrap_or(name);
-            (SetupProperty::Option, short.to_owned(), metadata(name))
+            (TraceSetupProperty::Option, short.to_owned(), metadata(name))
         });
-        // Two versions of a profiler have different names for the same option.
+        // Two versions of a recorder have different names for the same option, so the first value
+        // that exists is kept.
         for (property, name, value) in options {
             match values.iter_mut().find(|(_, known, _)| *known == name && !name.is_empty()) {
                 Some((_, _, known)) => *known = known.take().or(value),
@@ -112,8 +114,9 @@ impl TraceSetup {
     }
 }
 
-/// The size of the job, or the processes that used a device.
-fn job_size(trace: &Trace) -> Option<String> {
+/// Returns the number of ranks of the job (`world_size`), or else the number of processes that used
+/// a GPU.
+fn number_of_ranks_or_processes(trace: &Trace) -> Option<String> {
     let world = trace.metadata.get("distributedInfo").and_then(|text| {
         let info: serde_json::Value = serde_json::from_str(text).ok()?;
         Some(info.get("world_size")?.to_string())
@@ -122,15 +125,19 @@ fn job_size(trace: &Trace) -> Option<String> {
     world.or_else(|| (!processes.is_empty()).then(|| processes.len().to_string()))
 }
 
-/// How two setups differ. A recorder option is compared only if both traces contain the option.
-pub(super) fn setup_changes(base: &TraceSetup, head: &TraceSetup) -> Vec<SetupPropertyChange> {
+/// How two setups differ. Properties are compared if both traces record them; the GPU model is also
+/// compared if one trace lacks it.
+pub(super) fn differing_setup_properties(
+    base: &MachineAndRecorderOfTrace,
+    head: &MachineAndRecorderOfTrace,
+) -> Vec<DifferingSetupProperty> {
     let both = base.values.iter().zip(&head.values);
     let differs = both.filter(|((property, _, base), (_, _, head))| {
         let recorded = base.is_some() && head.is_some();
-        base != head && (recorded || *property == SetupProperty::Device)
+        base != head && (recorded || *property == TraceSetupProperty::Device)
     });
     differs
-        .map(|((property, name, base), (_, _, head))| SetupPropertyChange {
+        .map(|((property, name, base), (_, _, head))| DifferingSetupProperty {
             property: *property,
             name: name.clone(),
             values: [base.clone(), head.clone()],
@@ -138,13 +145,15 @@ pub(super) fn setup_changes(base: &TraceSetup, head: &TraceSetup) -> Vec<SetupPr
         .collect()
 }
 
-impl std::fmt::Display for SetupPropertyChange {
+impl std::fmt::Display for DifferingSetupProperty {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let [base, head] =
             self.values.each_ref().map(|value| value.as_deref().unwrap_or("not recorded"));
-        let label = self.property.label();
+        let label = self.property.label_and_json_key();
         match self.property {
-            SetupProperty::Option => write!(formatter, "{label} {}: A {base}, B {head}", self.name),
+            TraceSetupProperty::Option => {
+                write!(formatter, "{label} {}: A {base}, B {head}", self.name)
+            }
             _ => write!(formatter, "{label}: A {base}, B {head}"),
         }
     }

@@ -1,4 +1,5 @@
-//! The totals of a trace, in the parts that two traces are compared by.
+//! Sums the times of one trace into the parts (operations, idle causes, ranges, calls) by which two
+//! traces are compared.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,40 +7,42 @@ use std::path::Path;
 use hashbrown::HashMap;
 
 use super::super::finding::TraceDiagnosis;
-pub use super::super::host::FunctionCalls;
-use super::super::host::gap_cause::{CauseAndName, IdleCauseKind};
-use super::super::ncu_launches::{launch_duration_ns, launch_metric};
+pub use super::super::host::FunctionCallSum;
+use super::super::host::gap_cause::{IdleCauseAndBlamedName, IdleCauseKind};
+use super::super::ncu_launches::{ncu_launch_duration_ns, ncu_metric_of_launch};
 use super::super::trace_facts::DiagnosisContext;
-use super::super::{rules, with_streamed_context};
-use super::trace_setup::TraceSetup;
-use crate::analyze::operations::{MEMSET_NAME, OperationId, OperationKind, memcpy_name};
+use super::super::{rules, with_context_of_streamed_export};
+use super::trace_setup::MachineAndRecorderOfTrace;
+use crate::analyze::operations::{
+    GpuOperationId, GpuOperationKind, MEMSET_NAME, printed_memcpy_name,
+};
 use crate::analyze::ranges::paths::RangePathId;
 use crate::analyze::timeline::idle_time;
 use crate::error::TraceError;
 use crate::model::Trace;
-use crate::model::gpu::{LaunchShape, MemoryKind};
-use crate::model::interned_names::without_numbers_in_name;
+use crate::model::gpu::{CopiedMemoryKind, KernelLaunchShape};
+use crate::model::interned_names::replace_digits_by_number_sign;
 
-/// Kind of a part of the whole: operation or idle time.
+/// Kind of a part of a trace's whole time: a kind of operation, or idle time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TracePartKind {
     /// Launches of a kernel.
     Kernel,
-    /// Copies of a direction and between kinds of memory.
+    /// Copies of one direction between given kinds of memory.
     Copy,
     /// Sets of memory.
     Set,
-    /// Launches of graphs that were recorded whole.
+    /// Launches of CUDA graphs whose single kernels were not recorded.
     Graph,
-    /// Idle time with a certain cause.
+    /// Idle time of the GPU with a known cause.
     Idle,
-    /// Idle time whose cause is not in the trace.
+    /// Idle time of the GPU whose cause the trace does not show.
     Unexplained,
 }
 
 impl TracePartKind {
     /// Label in printed output.
-    pub fn label(self) -> &'static str {
+    pub fn printed_part_kind(self) -> &'static str {
         match self {
             Self::Kernel => "kernel",
             Self::Copy => "copy",
@@ -51,88 +54,92 @@ impl TracePartKind {
     }
 }
 
-/// A part of the whole, identified by a key that is equal in both traces.
+/// A part of a trace's whole time; the key is equal in two traces that are compared.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct TracePart {
+pub struct TracePartKey {
     pub kind: TracePartKind,
-    /// The kernel, `[CUDA memcpy …]` with the kinds of memory, or the cause of idle time.
+    /// Name of the kernel, `[CUDA memcpy …]` with the kinds of memory, or the cause of idle time.
     pub name: String,
 }
 
-/// Count and times of a part of a trace.
+/// Number of operations, and times, of one part of a trace.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct CountAndTimes {
+pub struct PartCountAndTimes {
     /// Number of operations.
     pub count: usize,
-    /// Sum of their durations, nanoseconds; operations that run at once count each in full.
+    /// Sum of the operations' durations, nanoseconds; operations that run at the same time count
+    /// fully.
     pub total_ns: i64,
-    /// Nanoseconds in which this part ran and no operation that started earlier did. The `own_ns`
-    /// of all parts add up to the whole time.
+    /// Nanoseconds in which an operation of this part ran while no operation that had started
+    /// earlier ran. The `own_ns` of all parts of a trace add up to its whole time.
     pub own_ns: i64,
-    /// Launch shapes of a kernel, with how often each was launched.
-    pub shapes: BTreeMap<LaunchShape, usize>,
-    /// Metrics of a kernel that Nsight Compute measured, summed over its launches.
+    /// Launch shapes of the kernel, each with its number of launches.
+    pub shapes: BTreeMap<KernelLaunchShape, usize>,
+    /// Nsight Compute metrics of the kernel by name, summed over its launches.
     pub metrics: BTreeMap<&'static str, f64>,
 }
 
-impl CountAndTimes {
-    fn add(&mut self, total_ns: i64, own_ns: i64) {
+impl PartCountAndTimes {
+    fn add_one_operation(&mut self, total_ns: i64, own_ns: i64) {
         self.count += 1;
         self.total_ns += total_ns;
         self.own_ns += own_ns;
     }
 
-    /// Mean time of an operation, nanoseconds; 0 without operations.
+    /// Mean duration of the part's operations, nanoseconds; 0 without operations.
     #[allow(clippy::cast_precision_loss)]
-    pub fn mean_ns(&self) -> f64 {
+    pub fn mean_operation_ns(&self) -> f64 {
         self.total_ns as f64 / self.count.max(1) as f64
     }
 }
 
-/// Range path without numbers in its names, with the operations launched directly in its ranges.
+/// Sums for the ranges of one path, without numbers in names.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct RangePathSums {
+pub struct RangePathTimes {
     /// How many ranges.
     pub ranges: usize,
-    /// Host time of all calls of the part, in nanoseconds.
+    /// Total time that the ranges of this path lasted on the host, nanoseconds.
     pub host_ns: i64,
-    /// Operations launched in these ranges and in no inner range, with the idle time before them.
-    pub launched: CountAndTimes,
+    /// Operations that were launched in these ranges but in no range inside them, with the idle
+    /// time before these operations.
+    pub launched: PartCountAndTimes,
 }
 
-/// A function, and the range that it was called in, of calls that launch or wait.
+/// A CUDA function that launches or waits, with the innermost range from which it was called.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct CallSite {
+pub struct CalledFunctionAndRange {
     /// Name of the called function, without its version.
     pub function: String,
-    /// The path of the innermost range around the calls, without numbers.
+    /// Path, without numbers in names, of the innermost range around the calls; `None` outside all
+    /// ranges.
     pub range: Option<String>,
 }
 
-/// Summed times of one trace, for a comparison.
+/// Summed times of one trace, by which it is compared with another trace.
 #[derive(Debug, Clone)]
-pub struct TraceSums {
+pub struct SummedTrace {
     pub recorder: String,
-    /// Machine and options of the trace.
-    pub setup: TraceSetup,
-    /// Time from the first operation to the last operation of all processes and devices; for Nsight
-    /// Compute, the sum of all launches. Nanoseconds.
+    /// Machine, recorder and recording options of the trace.
+    pub setup: MachineAndRecorderOfTrace,
+    /// Time from the first to the last operation, summed over all processes and GPUs; for Nsight
+    /// Compute, the sum of all profiled launches. Nanoseconds.
     pub whole_ns: i64,
-    /// The time in which at least one operation ran, nanoseconds.
+    /// Time in which at least one operation ran, nanoseconds, summed over all processes and GPUs.
     pub busy_ns: i64,
     /// Processes on devices.
     pub activities: usize,
-    /// The whole time by operation and by cause of idle time.
-    pub parts: BTreeMap<TracePart, CountAndTimes>,
-    /// The whole time by range of the launch; the key "" is outside of all ranges.
-    pub places: BTreeMap<String, RangePathSums>,
+    /// The whole time divided by operation name and by cause of idle time.
+    pub parts: BTreeMap<TracePartKey, PartCountAndTimes>,
+    /// The whole time divided by the range path in which operations were launched; the key ""
+    /// stands for outside all ranges.
+    pub places: BTreeMap<String, RangePathTimes>,
     /// Calls of CUDA.
-    pub calls: BTreeMap<CallSite, FunctionCalls>,
+    pub calls: BTreeMap<CalledFunctionAndRange, FunctionCallSum>,
     /// Findings: rule and title.
     pub findings: Vec<(&'static str, String)>,
 }
 
-/// Metrics of Nsight Compute that are compared.
+/// Names of the Nsight Compute metrics by which two traces' kernels are compared.
 const COMPARED_NCU_METRICS: &[&str] = &[
     "Registers Per Thread",
     "Local Memory Spilling Requests",
@@ -146,29 +153,33 @@ const COMPARED_NCU_METRICS: &[&str] = &[
     "Executed Instructions",
 ];
 
-impl TraceSums {
+impl SummedTrace {
     /// Sums up a trace.
-    pub fn new(trace: &Trace) -> Self {
-        Self::from_context(&DiagnosisContext::new(trace, !trace.work.is_empty()))
+    pub fn sum_trace_in_memory(trace: &Trace) -> Self {
+        Self::sum_from_diagnosis_context(&DiagnosisContext::join_trace_in_memory(
+            trace,
+            !trace.work.is_empty(),
+        ))
     }
 
-    /// Totals of an export of any length, whose ranges and calls are read without being kept.
-    /// `None` for a file of other formats than exports and reports of Nsight Systems.
-    pub fn sum_streamed(path: &Path) -> Result<Option<TraceSums>, TraceError> {
-        with_streamed_context(path, Self::from_context)
+    /// Sums an Nsight Systems export of any length; its ranges and calls are read without being
+    /// kept in memory. Returns `None` if the file is not an export or report of Nsight Systems.
+    pub fn sum_export_while_reading(path: &Path) -> Result<Option<SummedTrace>, TraceError> {
+        with_context_of_streamed_export(path, Self::sum_from_diagnosis_context)
     }
 
-    fn from_context(context: &DiagnosisContext<'_>) -> TraceSums {
+    fn sum_from_diagnosis_context(context: &DiagnosisContext<'_>) -> SummedTrace {
         let trace = context.trace;
-        let TraceDiagnosis { recorder, quality, findings, .. } = rules::apply_all_rules(context);
+        let TraceDiagnosis { recorder, quality, findings, .. } =
+            rules::apply_all_rules_to_trace(context);
         let findings = quality.into_iter().chain(findings);
         let mut sums = Self {
-            setup: TraceSetup::new(trace, &recorder),
+            setup: MachineAndRecorderOfTrace::read_setup_of_trace(trace, &recorder),
             recorder,
             whole_ns: context
                 .activities
                 .iter()
-                .map(idle_time::DeviceActivity::span_of_gaps_ns)
+                .map(idle_time::ProcessActivityOnGpu::first_start_to_last_end_ns)
                 .sum(),
             busy_ns: context.activities.iter().map(|activity| activity.busy_ns).sum(),
             activities: context.activities.len(),
@@ -178,38 +189,39 @@ impl TraceSums {
             findings: findings.map(|finding| (finding.id, finding.title)).collect(),
         };
         if context.all.is_empty() {
-            sums.add_profiled_launches(trace);
+            sums.add_launches_of_nsight_compute(trace);
         }
-        let mut places = SumsByRangePath::new(context);
-        sums.add_operation_times(context, &mut places);
-        sums.add_idle_times(context, &mut places);
-        sums.add_call_times(context, &places);
+        let mut places = TimesByRangePath::empty_sums_of_all_paths(context);
+        sums.add_times_of_operations(context, &mut places);
+        sums.add_idle_times_by_cause(context, &mut places);
+        sums.add_times_of_host_calls(context, &places);
         sums.places = places.texts.into_iter().zip(places.sums).collect();
         sums
     }
 
-    fn add_operation_times(
+    fn add_times_of_operations(
         &mut self,
         context: &DiagnosisContext<'_>,
-        places: &mut SumsByRangePath,
+        places: &mut TimesByRangePath,
     ) {
-        let own = idle_time::exclusive_busy_times(context.trace);
-        let mut parts: HashMap<OperationNameKey, CountAndTimes> = HashMap::new();
-        for id in context.all.ids() {
-            let total_ns = context.all.length(id);
+        let own = idle_time::exclusive_busy_ns_of_operations(context.trace);
+        let mut parts: HashMap<OperationNameInTrace, PartCountAndTimes> = HashMap::new();
+        for id in context.all.all_operation_ids() {
+            let total_ns = context.all.operation_length_ns(id);
             let own_ns = own.at(id as usize);
-            let part = parts.entry(OperationNameKey::new(context, id)).or_default();
-            part.add(total_ns, own_ns);
-            if let (OperationKind::Kernel, row) = context.all.kind_and_row(id)
-                && let Some(shape) = context.trace.kernels.shape.get(row)
+            let part =
+                parts.entry(OperationNameInTrace::name_key_of_operation(context, id)).or_default();
+            part.add_one_operation(total_ns, own_ns);
+            if let (GpuOperationKind::Kernel, row) = context.all.kind_and_table_row(id)
+                && let Some(shape) = context.trace.kernels.shape.decoded_row(row)
             {
                 *part.shapes.entry(context.trace.shapes[shape as usize]).or_default() += 1;
             }
-            places.at(context, id).launched.add(total_ns, own_ns);
+            places.at(context, id).launched.add_one_operation(total_ns, own_ns);
         }
         for (key, amount) in parts {
-            // Kernels with one name may be several functions.
-            let sum = self.parts.entry(key.trace_part_of_key(context.trace)).or_default();
+            // Several functions may have the same kernel name, so their sums are added.
+            let sum = self.parts.entry(key.part_key_for_comparison(context.trace)).or_default();
             sum.count += amount.count;
             sum.total_ns += amount.total_ns;
             sum.own_ns += amount.own_ns;
@@ -219,52 +231,66 @@ impl TraceSums {
         }
     }
 
-    fn add_idle_times(&mut self, context: &DiagnosisContext<'_>, places: &mut SumsByRangePath) {
-        let mut causes: HashMap<CauseAndName, CountAndTimes> = HashMap::new();
+    fn add_idle_times_by_cause(
+        &mut self,
+        context: &DiagnosisContext<'_>,
+        places: &mut TimesByRangePath,
+    ) {
+        let mut causes: HashMap<IdleCauseAndBlamedName, PartCountAndTimes> = HashMap::new();
         let gaps = context.activities.iter().flat_map(|activity| activity.gaps.iter(&context.all));
         for gap in gaps {
-            for (why, ns) in context.causes_of_gap(&gap) {
-                causes.entry(why).or_default().add(ns, ns);
+            for (why, ns) in context.causes_and_ns_of_idle_gap(&gap) {
+                causes.entry(why).or_default().add_one_operation(ns, ns);
             }
-            places.at(context, gap.after).launched.own_ns += gap.gap_ns();
+            places.at(context, gap.after).launched.own_ns += gap.idle_gap_length_ns();
         }
         for ((kind, name), amount) in causes {
-            let function = context.blamed_function_or_range((kind, name));
+            let function = context.text_of_blamed_function_or_range((kind, name));
             let function = function.map_or(String::new(), |function| format!(": {function}"));
             let part = match kind {
                 IdleCauseKind::Unknown | IdleCauseKind::Clocks => TracePartKind::Unexplained,
                 _ => TracePartKind::Idle,
             };
-            let name = format!("{}{function}", kind.label());
-            // Versions of one function, such as `cudaMalloc_v3020`, are summed together.
-            let sum = self.parts.entry(TracePart { kind: part, name }).or_default();
+            let name = format!("{}{function}", kind.printed_idle_cause());
+            // Versions of one CUDA function, such as `cudaMalloc_v3020`, have the same name here,
+            // so their idle times are added.
+            let sum = self.parts.entry(TracePartKey { kind: part, name }).or_default();
             sum.count += amount.count;
             sum.total_ns += amount.total_ns;
             sum.own_ns += amount.own_ns;
         }
     }
 
-    fn add_call_times(&mut self, context: &DiagnosisContext<'_>, places: &SumsByRangePath) {
+    fn add_times_of_host_calls(
+        &mut self,
+        context: &DiagnosisContext<'_>,
+        places: &TimesByRangePath,
+    ) {
         for (&(name, path), sum) in &context.host.sites {
-            let function = context.function_name(name).to_owned();
+            let function = context.function_name_without_version(name).to_owned();
             let place = path.map(|path| places.of_path[path as usize]);
             let range = place.map(|place| places.texts[place as usize].clone());
-            // Versions of one function, such as `cudaMalloc_v3020`, count as one.
-            self.calls.entry(CallSite { function, range }).or_default().add(*sum);
+            // Versions of one CUDA function, such as `cudaMalloc_v3020`, have the same name here,
+            // so their calls are added.
+            self.calls
+                .entry(CalledFunctionAndRange { function, range })
+                .or_default()
+                .add_other_calls(*sum);
         }
     }
 
-    /// Kernel launches that were profiled one by one have no timeline: their sum is the whole.
-    fn add_profiled_launches(&mut self, trace: &Trace) {
+    /// Launches that Nsight Compute profiled one by one have no timeline, so the sum of their
+    /// durations is the whole time.
+    fn add_launches_of_nsight_compute(&mut self, trace: &Trace) {
         for launch in &trace.profiled {
-            let name = trace.names.text(launch.kernel).to_owned();
+            let name = trace.names.text_of_name(launch.kernel).to_owned();
             let part =
-                self.parts.entry(TracePart { kind: TracePartKind::Kernel, name }).or_default();
-            let ns = launch_duration_ns(trace, launch).unwrap_or(0);
-            part.add(ns, ns);
+                self.parts.entry(TracePartKey { kind: TracePartKind::Kernel, name }).or_default();
+            let ns = ncu_launch_duration_ns(trace, launch).unwrap_or(0);
+            part.add_one_operation(ns, ns);
             *part.shapes.entry(launch.shape).or_default() += 1;
             for name in COMPARED_NCU_METRICS {
-                if let Some(value) = launch_metric(trace, launch, name) {
+                if let Some(value) = ncu_metric_of_launch(trace, launch, name) {
                     *part.metrics.entry(name).or_default() += value;
                 }
             }
@@ -274,70 +300,73 @@ impl TraceSums {
     }
 }
 
-/// Key of an operation's name within one trace.
+/// Key that is equal for operations of one name within one trace.
 #[derive(PartialEq, Eq, Hash)]
-enum OperationNameKey {
+enum OperationNameInTrace {
     Kernel(u32),
-    Copy(u32, MemoryKind, MemoryKind),
+    Copy(u32, CopiedMemoryKind, CopiedMemoryKind),
     Set,
     Graph,
 }
 
-impl OperationNameKey {
-    fn new(context: &DiagnosisContext<'_>, id: OperationId) -> Self {
+impl OperationNameInTrace {
+    fn name_key_of_operation(context: &DiagnosisContext<'_>, id: GpuOperationId) -> Self {
         let trace = context.trace;
-        match context.all.kind_and_row(id) {
-            (OperationKind::Kernel, row) => {
+        match context.all.kind_and_table_row(id) {
+            (GpuOperationKind::Kernel, row) => {
                 Self::Kernel(trace.functions[trace.kernels.function.at(row) as usize].demangled.0)
             }
-            (OperationKind::Copy, row) => {
+            (GpuOperationKind::Copy, row) => {
                 let copies = &trace.copies;
                 Self::Copy(copies.kind[row].0, copies.source[row], copies.target[row])
             }
-            (OperationKind::Set, _) => Self::Set,
-            // Graph ids are valid in one process only, so all graphs share one key.
-            (OperationKind::Graph, _) => Self::Graph,
+            (GpuOperationKind::Set, _) => Self::Set,
+            // Ids of executable graphs are valid in one process only, so all graphs share one key.
+            (GpuOperationKind::Graph, _) => Self::Graph,
         }
     }
 
-    fn trace_part_of_key(&self, trace: &Trace) -> TracePart {
-        let text = |name: u32| trace.names.text(crate::model::interned_names::NameId(name));
+    fn part_key_for_comparison(&self, trace: &Trace) -> TracePartKey {
+        let text = |name: u32| {
+            trace.names.text_of_name(crate::model::interned_names::InternedNameId(name))
+        };
         let (kind, name) = match self {
             Self::Kernel(name) => (TracePartKind::Kernel, text(*name).to_owned()),
             Self::Copy(kind, from, to) => {
-                let unknown = [from, to].contains(&&MemoryKind::Unknown);
-                let memory = format!(" ({} to {})", from.label(), to.label());
+                let unknown = [from, to].contains(&&CopiedMemoryKind::Unknown);
+                let memory =
+                    format!(" ({} to {})", from.memory_kind_label(), to.memory_kind_label());
                 let memory = if unknown { String::new() } else { memory };
-                (TracePartKind::Copy, format!("{}{memory}", memcpy_name(text(*kind))))
+                (TracePartKind::Copy, format!("{}{memory}", printed_memcpy_name(text(*kind))))
             }
             Self::Set => (TracePartKind::Set, MEMSET_NAME.to_owned()),
             Self::Graph => (TracePartKind::Graph, "[CUDA graph]".to_owned()),
         };
-        TracePart { kind, name }
+        TracePartKey { kind, name }
     }
 }
 
-/// Sums of times by range path, ignoring numbers in names.
-struct SumsByRangePath {
-    /// The place of each path; 0 is outside of all ranges.
+/// Sums of times by range path, where numbers in names are ignored.
+struct TimesByRangePath {
+    /// For each range path, the index of its sums; index 0 stands for outside all ranges.
     of_path: Vec<u32>,
     texts: Vec<String>,
-    sums: Vec<RangePathSums>,
+    sums: Vec<RangePathTimes>,
 }
 
-impl SumsByRangePath {
-    /// The ranges of a trace, with nothing launched in them yet.
-    fn new(context: &DiagnosisContext<'_>) -> Self {
+impl TimesByRangePath {
+    /// Creates empty sums for every range path of the trace.
+    fn empty_sums_of_all_paths(context: &DiagnosisContext<'_>) -> Self {
         let (trace, paths) = (context.trace, &context.host.paths);
         let mut places =
             Self { of_path: Vec::with_capacity(paths.len()), texts: Vec::new(), sums: Vec::new() };
         let mut known: HashMap<String, u32> = HashMap::new();
         for path in 0..RangePathId::try_from(paths.len()).unwrap_or(RangePathId::MAX) {
-            let text = without_numbers_in_name(&paths.text(trace, path));
+            let text = replace_digits_by_number_sign(&paths.path_text_with_slashes(trace, path));
             let new = u32::try_from(known.len()).expect("fewer than 2^32 paths");
             places.of_path.push(*known.entry(text).or_insert(new));
         }
-        places.sums.resize(known.len(), RangePathSums::default());
+        places.sums.resize(known.len(), RangePathTimes::default());
         places.texts.resize(known.len(), String::new());
         for (text, place) in known {
             places.texts[place as usize] = text;
@@ -350,8 +379,8 @@ impl SumsByRangePath {
         places
     }
 
-    /// The place at which an operation was launched.
-    fn at(&mut self, context: &DiagnosisContext<'_>, id: OperationId) -> &mut RangePathSums {
+    /// Returns the sums of the range path in which an operation was launched.
+    fn at(&mut self, context: &DiagnosisContext<'_>, id: GpuOperationId) -> &mut RangePathTimes {
         let path = context.host.launched_in.at(id as usize);
         &mut self.sums[self.of_path[path as usize] as usize]
     }

@@ -1,81 +1,93 @@
-//! Why a GPU had nothing to do: each gap is split into what the thread that launched the next
-//! operation did before its call, the call itself, and the time from the call to the operation.
+//! Finds causes of GPU idle gaps: a gap is split into what the launching thread did before its
+//! call, the call, and the time from the call to the operation.
 
 use hashbrown::{HashMap, HashSet};
 
-use crate::analyze::operations::{AllOperations, OperationId};
-use crate::analyze::ranges::range_sweep::RowsByThread;
-use crate::analyze::timeline::idle_time::{DeviceActivity, IdleGap};
-use crate::diagnose::host::host_waits::WaitSiteId;
+use crate::analyze::operations::{AllGpuOperations, GpuOperationId};
+use crate::analyze::ranges::range_sweep::TableRowsByThread;
+use crate::analyze::timeline::idle_time::{GpuIdleGap, ProcessActivityOnGpu};
+use crate::diagnose::host::host_waits::WaitGroupIndex;
 use crate::model::Trace;
-use crate::model::gpu::SynchronisationKind;
-use crate::model::interned_names::NameId;
-use crate::model::packed_columns::PackedColumn;
-use crate::read::{CallRow, RangeRow};
-use crate::stats::without_interface_version;
+use crate::model::gpu::SynchronisationTarget;
+use crate::model::interned_names::InternedNameId;
+use crate::model::packed_columns::BitPackedColumn;
+use crate::read::{StreamedCallRow, StreamedRangeRow};
+use crate::stats::without_four_digit_version_suffix;
 
-/// Launched work starts within this time unless something holds it up.
-pub const MAX_START_LATENCY_NS: i64 = 20_000;
-/// Launching a kernel takes less, also from Python: the host did something else in longer gaps.
-pub const MIN_GAP_WITH_OTHER_HOST_WORK_NS: i64 = 1_000_000;
-/// Largest disagreement of a recorder's clocks for host and device, nanoseconds.
-pub const HOST_DEVICE_CLOCK_ERROR_NS: i64 = 1_000;
-/// A first launch call that takes at least this long loads the kernel's code, nanoseconds. In
-/// public traces of five programs all 72 launch calls above 300 µs were first launches.
-const MIN_CODE_LOADING_NS: i64 = 100_000;
-/// Launched operations that have not started from which a queue counts as full: CUDA's holds 1024.
-const FULL_QUEUE_OPERATIONS: usize = 1000;
+/// Longest usual time from a launch to the start of its operation, nanoseconds; a later start has a
+/// cause.
+pub const MAX_USUAL_START_LATENCY_NS: i64 = 20_000;
+/// Longest gap that launching alone can cause, also from Python, nanoseconds; in longer gaps the
+/// host did something else.
+pub const MIN_GAP_OF_OTHER_HOST_WORK_NS: i64 = 1_000_000;
+/// Largest expected difference between a recorder's host clock and GPU clock, nanoseconds.
+pub const MAX_HOST_GPU_CLOCK_DIFFERENCE_NS: i64 = 1_000;
+/// Shortest first launch call of a kernel, nanoseconds, that is taken to have loaded the kernel's
+/// code. Evidence for this threshold: in public traces of five programs all 72 launch calls above
+/// 300 µs were the first of their kernel.
+const MIN_CODE_LOADING_CALL_NS: i64 = 100_000;
+/// Number of launched operations that have not started, from which on the launch queue is taken to
+/// be full: CUDA's holds 1024.
+const MIN_OPERATIONS_IN_FULL_QUEUE: usize = 1000;
 
-/// Cause for which the GPU was idle.
+/// Cause for which a GPU was idle during a gap or a part of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum IdleCauseKind {
-    /// Before the launch the host ran code outside of CUDA calls.
+    /// Before the launch, the launching thread ran code outside CUDA calls.
     HostCode,
-    /// Before the launch the operating system had taken the thread off the CPU.
+    /// Before the launch, the operating system had taken the launching thread off the CPU.
     OffCpu,
-    /// Before the launch the host was in a call of the operating system.
+    /// Before the launch, the launching thread was in a call of the operating system.
     OsCall,
-    /// Before the launch the host was in another CUDA call.
+    /// Before the launch, the launching thread was in another CUDA call.
     Call,
-    /// The GPU was idle because the host waited for it before the next launch.
+    /// Before the launch, the launching thread waited for the GPU.
     Wait,
-    /// The host call that launches the work was still running.
+    /// The launch call of the next operation was still running.
     LaunchCall,
-    /// A long call that launched a kernel for the first time, and loaded its code.
+    /// The launch call of the next operation was long, because it launched a kernel for the first
+    /// time and loaded its code.
     FirstLaunch,
-    /// The usual time from the end of the launch call, in the gap, to the start of the operation.
+    /// Usual time from the end of the launch call, which lies in the gap, to the start of the
+    /// operation.
     LaunchLatency,
-    /// The work was launched before the gap, and started as fast as queued work usually does.
+    /// The next operation was launched before the gap, and started as fast as queued operations
+    /// usually do.
     BackToBack,
-    /// Launched, not started: an event that the stream waits for.
+    /// The next operation was launched but not started, because its stream waited for an event.
     EventWait,
-    /// The launched work was delayed: the legacy default stream waits for another stream, or
-    /// another stream waits for it.
+    /// The next operation was launched but not started, because the legacy default stream and
+    /// another stream wait for each other.
     DefaultStream,
-    /// Launched, not started: a function of the host in the stream.
+    /// The next operation was launched but not started, because its stream waited for a host
+    /// function.
     HostFunction,
-    /// The work was launched but not started: the gap lies between nodes of one graph.
+    /// The next operation was launched but not started, because the gap lies between nodes of one
+    /// CUDA graph.
     InGraph,
-    /// The work was launched but not started, while another device or process worked.
+    /// The next operation was launched but not started, while the same process worked on another
+    /// GPU, or another process on this GPU.
     Elsewhere,
-    /// Launched, not started, behind as many operations as a queue holds.
+    /// The next operation was launched but not started, behind as many operations as a launch queue
+    /// holds.
     FullQueue,
-    /// The launched work was delayed: the Windows driver (WDDM) collects launches, and moves memory
-    /// before it submits them.
+    /// The next operation was launched but not started, because the Windows driver (WDDM) collects
+    /// launches and moves memory before it submits them.
     WindowsDriver,
-    /// Launched, not started; the reason is not in the trace.
+    /// The next operation was launched but not started, and the trace does not show why.
     NotStarted,
-    /// The gap ends with a migration of managed pages, which no call launches.
+    /// The gap ends with a migration of managed pages, which no host call launches.
     Migration,
-    /// The operation starts before its own launch, so the clocks disagree.
+    /// The next operation starts before its own launch call, so the clocks of host and GPU
+    /// disagree.
     Clocks,
-    /// The launch of the operation after the gap is not in the trace.
+    /// The trace does not contain the launch call of the operation after the gap.
     Unknown,
 }
 
 impl IdleCauseKind {
     /// Label in printed output.
-    pub fn label(self) -> &'static str {
+    pub fn printed_idle_cause(self) -> &'static str {
         match self {
             Self::HostCode => "host code between launches",
             Self::OffCpu => "the thread was not on a CPU",
@@ -100,8 +112,8 @@ impl IdleCauseKind {
         }
     }
 
-    /// Label of at most 32 characters, for a table.
-    pub fn brief_label(self) -> &'static str {
+    /// Label of the idle cause with at most 32 characters, for a table.
+    pub fn printed_idle_cause_for_table(self) -> &'static str {
         match self {
             Self::FirstLaunch => "first launches, which load code",
             Self::EventWait => "late start: waits for an event",
@@ -114,20 +126,21 @@ impl IdleCauseKind {
             Self::NotStarted => "late start: reason not in trace",
             Self::Migration => "before a page migration",
             Self::Clocks => "clocks of host and device differ",
-            other => other.label(),
+            other => other.printed_idle_cause(),
         }
     }
 
-    /// Returns whether the host was launching, or was about to launch.
-    pub fn is_host_launching(self) -> bool {
+    /// Returns whether the idle cause means that the host was launching, or ran its own code before
+    /// launching.
+    pub fn is_launching_or_own_host_code(self) -> bool {
         matches!(
             self,
             Self::LaunchCall | Self::LaunchLatency | Self::HostCode | Self::OsCall | Self::OffCpu
         )
     }
 
-    /// The key of the kind in JSON, which never changes.
-    pub fn json_key(self) -> &'static str {
+    /// Key of the idle cause in JSON; the key never changes.
+    pub fn idle_cause_json_key(self) -> &'static str {
         match self {
             Self::HostCode => "host_code",
             Self::OffCpu => "off_cpu",
@@ -152,8 +165,9 @@ impl IdleCauseKind {
         }
     }
 
-    /// Returns whether the work was not launched yet, or only just.
-    pub fn is_before_launch(self) -> bool {
+    /// Returns whether the idle cause means that the next operation was not launched yet, or that
+    /// its launch was just completed.
+    pub fn is_before_or_right_after_launch(self) -> bool {
         matches!(
             self,
             Self::HostCode
@@ -167,45 +181,53 @@ impl IdleCauseKind {
         )
     }
 
-    /// Whether the trace contains the reason for the idle time.
-    pub fn is_explained(self) -> bool {
+    /// Whether the trace shows the reason for the idle time.
+    pub fn is_reason_in_trace(self) -> bool {
         !matches!(self, Self::NotStarted | Self::Clocks | Self::Unknown)
     }
 }
 
-/// A cause with the function that is to blame, or the range around most of the host code.
-pub type CauseAndName = (IdleCauseKind, Option<NameId>);
+/// An idle cause, with the name of the responsible function, or of the range around most of the
+/// host code.
+pub type IdleCauseAndBlamedName = (IdleCauseKind, Option<InternedNameId>);
 
-/// Number of parts of a gap whose lengths are stored in columns; gaps with more parts are stored in
-/// a list.
-const STORED_GAP_PARTS: usize = 4;
+/// Largest number of parts of a gap whose lengths are stored in columns; the lengths of gaps with
+/// more parts are stored in a map.
+const MAX_GAP_PARTS_IN_COLUMNS: usize = 4;
 
-/// The parts of all idle gaps, by cause.
+/// For every idle gap of a trace, its causes in order of time and the length of each part, stored
+/// compactly.
 #[derive(Debug, Default)]
-pub struct IdlePartsByCause {
-    causes: Vec<Vec<CauseAndName>>,
-    numbers: HashMap<Vec<CauseAndName>, u32>,
-    /// For the operation after each gap, 1 + index into `causes`; 0: its launch was not read.
-    of_gap: PackedColumn<u32>,
-    /// For the operation after each gap, the length of each part except the last part, which has
-    /// the remainder.
-    lengths: [PackedColumn<i64>; STORED_GAP_PARTS - 1],
-    /// Durations of the parts of gaps that have several.
-    long: HashMap<OperationId, Vec<i64>>,
+pub struct GapPartsByCause {
+    causes: Vec<Vec<IdleCauseAndBlamedName>>,
+    numbers: HashMap<Vec<IdleCauseAndBlamedName>, u32>,
+    /// For the operation after each gap, 1 + index of the gap's causes in `causes`; 0 if the
+    /// operation's launch was not read.
+    of_gap: BitPackedColumn<u32>,
+    /// For the operation after each gap, the length of each part of the gap except the last, which
+    /// is the remainder, nanoseconds.
+    lengths: [BitPackedColumn<i64>; MAX_GAP_PARTS_IN_COLUMNS - 1],
+    /// For gaps with more parts than columns, the lengths of all parts by the operation after the
+    /// gap, nanoseconds.
+    long: HashMap<GpuOperationId, Vec<i64>>,
 }
 
-impl IdlePartsByCause {
-    pub(in crate::diagnose) fn new(operations: usize) -> Self {
+impl GapPartsByCause {
+    pub(in crate::diagnose) fn without_gaps_of_operations(operations: usize) -> Self {
         Self {
-            of_gap: PackedColumn::column_filled_with(operations, 0),
-            lengths: std::array::from_fn(|_| PackedColumn::column_filled_with(operations, 0)),
+            of_gap: BitPackedColumn::column_filled_with(operations, 0),
+            lengths: std::array::from_fn(|_| BitPackedColumn::column_filled_with(operations, 0)),
             ..Self::default()
         }
     }
 
-    /// Stores the parts of a gap, which add up to its length.
-    pub(in crate::diagnose) fn set(&mut self, gap: &IdleGap, parts: &[(CauseAndName, i64)]) {
-        let causes: Vec<CauseAndName> = parts.iter().map(|&(why, _)| why).collect();
+    /// Stores causes and lengths of the parts of a gap; the lengths add up to the gap's length.
+    pub(in crate::diagnose) fn store_parts_of_gap(
+        &mut self,
+        gap: &GpuIdleGap,
+        parts: &[(IdleCauseAndBlamedName, i64)],
+    ) {
+        let causes: Vec<IdleCauseAndBlamedName> = parts.iter().map(|&(why, _)| why).collect();
         let number = self.numbers.get(&causes).copied().unwrap_or_else(|| {
             let new = u32::try_from(self.causes.len() + 1);
             let new = new.expect("fewer than 2^32 combinations of causes");
@@ -213,19 +235,22 @@ impl IdlePartsByCause {
             self.causes.push(causes);
             new
         });
-        self.of_gap.set_row(gap.after as usize, number);
-        if parts.len() > STORED_GAP_PARTS {
+        self.of_gap.replace_row(gap.after as usize, number);
+        if parts.len() > MAX_GAP_PARTS_IN_COLUMNS {
             self.long.insert(gap.after, parts.iter().map(|&(_, ns)| ns).collect());
             return;
         }
         let Some((_, all_but_last)) = parts.split_last() else { return };
         for (lengths, (_, ns)) in self.lengths.iter_mut().zip(all_but_last) {
-            lengths.set_row(gap.after as usize, *ns);
+            lengths.replace_row(gap.after as usize, *ns);
         }
     }
 
-    /// Replaces labels of ranges by their names.
-    pub(in crate::diagnose) fn rename_range_labels(&mut self, name_of: impl Fn(NameId) -> NameId) {
+    /// Replaces label numbers of ranges, which were read before their names, by names.
+    pub(in crate::diagnose) fn replace_range_labels_by_names(
+        &mut self,
+        name_of: impl Fn(InternedNameId) -> InternedNameId,
+    ) {
         self.numbers = HashMap::new();
         for (kind, range) in self.causes.iter_mut().flatten() {
             if *kind == IdleCauseKind::HostCode {
@@ -234,14 +259,19 @@ impl IdlePartsByCause {
         }
     }
 
-    /// The causes of a gap and the time of each, in order of time; they add up to its length. No
-    /// part is returned if the launch of the operation after the gap is not in the trace.
-    pub fn causes_of_gap(&self, gap: &IdleGap) -> impl Iterator<Item = (CauseAndName, i64)> {
+    /// Returns the causes of a gap and the nanoseconds of each, in order of time; they add up to
+    /// the gap's length. Nothing is returned if the trace does not contain the launch of the
+    /// operation after the gap.
+    pub fn causes_and_ns_of_gap(
+        &self,
+        gap: &GpuIdleGap,
+    ) -> impl Iterator<Item = (IdleCauseAndBlamedName, i64)> {
         let id = gap.after as usize;
         let number = self.of_gap.at(id).checked_sub(1);
         let causes = number.map_or(&[][..], |number| &self.causes[number as usize]);
-        let listed = if causes.len() > STORED_GAP_PARTS { self.long.get(&gap.after) } else { None };
-        let mut rest = gap.gap_ns();
+        let listed =
+            if causes.len() > MAX_GAP_PARTS_IN_COLUMNS { self.long.get(&gap.after) } else { None };
+        let mut rest = gap.idle_gap_length_ns();
         causes.iter().enumerate().map(move |(part, &why)| {
             let ns = match listed {
                 Some(lengths) => lengths[part],
@@ -254,19 +284,19 @@ impl IdlePartsByCause {
     }
 }
 
-/// Functions that can delay a later launch.
+/// Kind of CUDA function after which later work of a stream may start late.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum HoldingFunction {
-    /// The call holds up a stream until an event.
+enum StreamHoldingKind {
+    /// The function makes a stream wait for an event.
     Event,
-    /// A stream, until a function of the host has run.
+    /// The function makes a stream wait until a host function has run.
     HostFunction,
 }
 
-fn holding_kind_of_function(function: &str) -> Option<HoldingFunction> {
+fn stream_holding_kind_of_function(function: &str) -> Option<StreamHoldingKind> {
     const EVENT_WAIT_FUNCTIONS: &[&str] =
         &["cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent"];
-    const HOST_FUNCTION_CALLS: &[&str] = &[
+    const HOST_FUNCTION_ENQUEUE_FUNCTIONS: &[&str] = &[
         "cudaLaunchHostFunc",
         "cuLaunchHostFunc",
         "hipLaunchHostFunc",
@@ -274,70 +304,70 @@ fn holding_kind_of_function(function: &str) -> Option<HoldingFunction> {
         "cuStreamAddCallback",
         "hipStreamAddCallback",
     ];
-    let function = without_interface_version(function).trim_end_matches("_ptsz");
+    let function = without_four_digit_version_suffix(function).trim_end_matches("_ptsz");
     if EVENT_WAIT_FUNCTIONS.contains(&function) {
-        return Some(HoldingFunction::Event);
+        return Some(StreamHoldingKind::Event);
     }
-    HOST_FUNCTION_CALLS.contains(&function).then_some(HoldingFunction::HostFunction)
+    HOST_FUNCTION_ENQUEUE_FUNCTIONS.contains(&function).then_some(StreamHoldingKind::HostFunction)
 }
 
-/// A call that holds up a stream, until the next launch into that stream.
+/// A host call that makes a stream wait; it is kept until the next launch into the stream.
 #[derive(Debug, Clone, Copy)]
-struct StreamHoldingCall {
-    by: HoldingFunction,
-    name: NameId,
-    /// Stream that the waiting call holds up; `None` if the trace does not record the stream.
+struct CallThatHoldsStream {
+    by: StreamHoldingKind,
+    name: InternedNameId,
+    /// Stream that the call makes wait; `None` if the trace does not record the stream.
     stream: Option<u64>,
 }
 
-/// Largest number of such calls that are kept for a thread.
+/// Largest number of calls that hold a stream that are kept for each thread.
 const MAX_HOLDING_CALLS_PER_THREAD: usize = 16;
 
-/// A call that may explain a gap.
+/// A past host call that may explain an idle gap.
 #[derive(Debug, Clone, Copy)]
-struct RecentCall {
+struct PastHostCall {
     start: i64,
     end: i64,
-    name: NameId,
-    wait: Option<WaitSiteId>,
+    name: InternedNameId,
+    wait: Option<WaitGroupIndex>,
 }
 
-/// Number of consecutive calls that ended before a gap after which the search for a call that
-/// reaches into the gap stops: calls nest little.
-const MAX_CALLS_ENDED_BEFORE_GAP: usize = 8;
+/// Number of consecutive calls that ended before a gap after which the backward search for calls
+/// that reach into the gap stops.
+const MAX_ENDED_CALLS_IN_SEARCH: usize = 8;
 
-/// A launch and the gap that its operation ended.
+/// An idle gap, and the launch call of the operation that ended the gap.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::diagnose) struct LateLaunchAndGap<'a> {
-    pub launch: &'a CallRow,
-    pub gap: &'a IdleGap,
-    /// Index of the activity in which the gap lies.
+pub(in crate::diagnose) struct GapAndItsEndingLaunch<'a> {
+    pub launch: &'a StreamedCallRow,
+    pub gap: &'a GpuIdleGap,
+    /// Index of the activity (process on a GPU) in which the gap lies.
     pub activity: usize,
-    /// Stream of the operation after the gap.
+    /// Stream of the operation that ended the gap.
     pub stream: u64,
-    /// Whether the operation before the gap has the same launch.
+    /// Whether the operation before the gap was launched by the same call.
     pub same_launch: bool,
-    /// Operations that were launched before and had not started.
+    /// Number of operations that had been launched before and had not started.
     pub pending: usize,
 }
 
-/// An idle gap that is being divided into parts by cause.
+/// An idle gap while it is divided into parts by cause.
 #[derive(Debug, Default)]
-pub(in crate::diagnose) struct GapSplit {
-    /// The parts in order of time, each cause once.
-    pub parts: Vec<(CauseAndName, i64)>,
-    /// Waits that reach into the gap before the launch, and what of the gap each could save, at
-    /// most the time that it took.
-    pub waits: Vec<(WaitSiteId, i64)>,
+pub(in crate::diagnose) struct GapPartsInProgress {
+    /// Causes and lengths of the gap's parts in order of time; each cause occurs once.
+    pub parts: Vec<(IdleCauseAndBlamedName, i64)>,
+    /// Waits that reach into the gap before the launch, and how many nanoseconds of the gap
+    /// avoiding each could save, at most its length.
+    pub waits: Vec<(WaitGroupIndex, i64)>,
 }
 
-impl GapSplit {
+impl GapPartsInProgress {
     fn clear_gap_parts(&mut self) {
         self.parts.clear();
         self.waits.clear();
     }
 
-    fn add(&mut self, why: CauseAndName, ns: i64) {
+    fn add_part_of_gap(&mut self, why: IdleCauseAndBlamedName, ns: i64) {
         if ns <= 0 {
             return;
         }
@@ -348,24 +378,24 @@ impl GapSplit {
     }
 }
 
-/// A range that may explain a long gap.
+/// A past NVTX range that may explain a long gap.
 #[derive(Debug, Clone, Copy)]
-struct PastRange {
+struct PastNamedRange {
     start: i64,
     end: i64,
-    label: NameId,
+    label: InternedNameId,
 }
 
-/// Host code that takes at least this long is named by the range around most of it.
-const MIN_NAMED_HOST_CODE_NS: i64 = MIN_GAP_WITH_OTHER_HOST_WORK_NS / 2;
+/// Shortest host code, nanoseconds, that is named after the range around most of it.
+const MIN_HOST_CODE_NAMED_AFTER_RANGE_NS: i64 = MIN_GAP_OF_OTHER_HOST_WORK_NS / 2;
 
-/// The first kernel of each function in each process.
-fn first_kernel_of_each_function(trace: &Trace) -> HashSet<OperationId> {
+/// Returns, for each kernel function in each process, the kernel that ran first.
+fn first_kernels_of_functions(trace: &Trace) -> HashSet<GpuOperationId> {
     let kernels = &trace.kernels;
-    let mut first: HashMap<(u32, u32), (i64, OperationId)> = HashMap::new();
-    for (id, function) in (0u32..).zip(kernels.function.iter()) {
+    let mut first: HashMap<(u32, u32), (i64, GpuOperationId)> = HashMap::new();
+    for (id, function) in (0u32..).zip(kernels.function.iter_decoded_rows()) {
         let row = id as usize;
-        let process = trace.process_of_place(kernels.on_gpu.place.at(row));
+        let process = trace.process_index_of_place(kernels.on_gpu.place.at(row));
         let start = (kernels.on_gpu.start.at(row), id);
         let earliest = first.entry((process, function)).or_insert(start);
         *earliest = start.min(*earliest);
@@ -373,66 +403,70 @@ fn first_kernel_of_each_function(trace: &Trace) -> HashSet<OperationId> {
     first.into_values().map(|(_, id)| id).collect()
 }
 
-/// Whether a trace is of Windows, or of Linux inside of it (WSL), which uses the same driver.
-fn uses_windows_driver(trace: &Trace) -> bool {
+/// Whether a trace was recorded on Windows, or on Linux inside Windows (WSL), which uses the same
+/// driver.
+fn was_recorded_with_windows_driver(trace: &Trace) -> bool {
     let mentions = |key: &str, text: &str| {
         trace.metadata.get(key).is_some_and(|of| of.to_ascii_lowercase().contains(text))
     };
     mentions("SoftwarePlatform", "windows") || mentions("SoftwareReleaseVersion", "microsoft")
 }
 
-/// Recent calls of each thread, as far as they may explain gaps that are not over yet.
+/// Past calls and ranges of each thread while a trace is read, as far as they may explain gaps that
+/// have not ended.
 #[derive(Debug, Default)]
-pub(in crate::diagnose) struct RecentCallsByThread {
-    /// Recent calls of each thread, in order of time.
-    calls: Vec<Vec<RecentCall>>,
-    /// Ranges of each thread that are long enough to name host code, in order of their start.
-    ranges: Vec<Vec<PastRange>>,
-    /// Calls of each thread that hold up streams.
-    held: Vec<Vec<StreamHoldingCall>>,
-    /// How the call of each name holds up a stream.
-    holds: Vec<Option<HoldingFunction>>,
-    /// Streams that wait for an event, by process and correlation id of the call.
+pub(in crate::diagnose) struct PastCallsAndRangesByThread {
+    /// Past calls of each thread that may reach into a gap, in order of time.
+    calls: Vec<Vec<PastHostCall>>,
+    /// Past ranges of each thread that are long enough to name host code, in order of their start.
+    ranges: Vec<Vec<PastNamedRange>>,
+    /// For each thread, its calls that make streams wait.
+    held: Vec<Vec<CallThatHoldsStream>>,
+    /// For each function name, how its calls make a stream wait.
+    holds: Vec<Option<StreamHoldingKind>>,
+    /// Streams that wait for an event, by process and by correlation id of the call that makes them
+    /// wait.
     event_streams: HashMap<(u32, u32), u64>,
-    os_calls: RowsByThread,
-    switches: RowsByThread,
-    /// The first kernel of each function in each process.
-    first: HashSet<OperationId>,
-    /// Whether the trace was recorded with the Windows driver.
+    os_calls: TableRowsByThread,
+    switches: TableRowsByThread,
+    /// For each kernel function in each process, the kernel that ran first.
+    first: HashSet<GpuOperationId>,
+    /// Whether the trace was recorded with the Windows driver (WDDM).
     windows: bool,
-    /// Index of the first gap of each activity that is not over.
+    /// For each activity, the index of its first gap that has not ended at the current time.
     gap: Vec<usize>,
-    /// Idle time of each activity up to each gap; empty where there is only one activity.
-    idle_until: Vec<PackedColumn<i64>>,
-    split: GapSplit,
+    /// For each activity, the idle nanoseconds up to the end of each of its gaps; empty if there is
+    /// only one activity.
+    idle_until: Vec<BitPackedColumn<i64>>,
+    split: GapPartsInProgress,
 }
 
-impl RecentCallsByThread {
-    /// State before the first call of a trace is read.
-    pub fn new(trace: &Trace, activities: &[DeviceActivity]) -> Self {
+impl PastCallsAndRangesByThread {
+    /// Returns the state before the first host call of a trace is read.
+    pub fn state_before_first_call(trace: &Trace, activities: &[ProcessActivityOnGpu]) -> Self {
         let threads = trace.threads.len();
         let (os, switches) = (&trace.os_calls, &trace.switches);
         let time = |row: u32| switches.time[row as usize];
-        let holds = (0..trace.names.len())
+        let holds = (0..trace.names.interned_text_count())
             .map(|index| {
-                holding_kind_of_function(
-                    trace.names.text(NameId(u32::try_from(index).unwrap_or(0))),
+                stream_holding_kind_of_function(
+                    trace.names.text_of_name(InternedNameId(u32::try_from(index).unwrap_or(0))),
                 )
             })
             .collect();
         let syncs = &trace.syncs;
         let event_streams = (0..syncs.kind.len())
-            .filter(|&row| syncs.kind[row] == SynchronisationKind::StreamWaitsEvent)
+            .filter(|&row| syncs.kind[row] == SynchronisationTarget::StreamWaitsEvent)
             .map(|row| {
                 let place = &trace.places[syncs.on_gpu.place.at(row).0 as usize];
                 ((place.process, syncs.on_gpu.correlation.at(row)), place.stream)
             })
             .filter(|&((_, correlation), _)| correlation != 0)
             .collect();
-        let all = AllOperations::new(trace);
-        let idle_until = |activity: &DeviceActivity| {
+        let all = AllGpuOperations::number_operations_of_trace(trace);
+        let idle_until = |activity: &ProcessActivityOnGpu| {
             let sums = activity.gaps.iter(&all).scan(0, |sum, gap| {
-                *sum += gap.gap_ns();
+                *sum += gap.idle_gap_length_ns();
                 Some(*sum)
             });
             sums.collect()
@@ -443,31 +477,36 @@ impl RecentCallsByThread {
             held: vec![Vec::new(); threads],
             holds,
             event_streams,
-            os_calls: RowsByThread::sorted_by_thread(
+            os_calls: TableRowsByThread::group_rows_by_thread(
                 threads,
                 &os.thread,
                 |_| true,
                 |i| os.start[i as usize],
             ),
-            switches: RowsByThread::sorted_by_thread(threads, &switches.thread, |_| true, time),
-            first: first_kernel_of_each_function(trace),
-            windows: uses_windows_driver(trace),
+            switches: TableRowsByThread::group_rows_by_thread(
+                threads,
+                &switches.thread,
+                |_| true,
+                time,
+            ),
+            first: first_kernels_of_functions(trace),
+            windows: was_recorded_with_windows_driver(trace),
             gap: vec![0; activities.len()],
             idle_until: match activities.len() {
                 0 | 1 => Vec::new(),
                 _ => activities.iter().map(idle_until).collect(),
             },
-            split: GapSplit::default(),
+            split: GapPartsInProgress::default(),
         }
     }
 
     /// The next call.
-    pub fn add(
+    pub fn add_past_call(
         &mut self,
         trace: &Trace,
-        activities: &[DeviceActivity],
-        call: &CallRow,
-        wait: Option<WaitSiteId>,
+        activities: &[ProcessActivityOnGpu],
+        call: &StreamedCallRow,
+        wait: Option<WaitGroupIndex>,
     ) {
         let thread = call.thread as usize;
         if self.calls.len() <= thread {
@@ -475,24 +514,30 @@ impl RecentCallsByThread {
             self.held.resize_with(thread + 1, Vec::new);
         }
         if self.calls[thread].len() == self.calls[thread].capacity() {
-            let since = self.earliest_open_gap(trace, activities, (call.process, call.start));
+            let since =
+                self.start_of_earliest_unended_gap(trace, activities, (call.process, call.start));
             self.calls[thread].retain(|past| past.end >= since);
         }
-        let CallRow { start, end, name, .. } = *call;
-        self.calls[thread].push(RecentCall { start, end, name, wait });
+        let StreamedCallRow { start, end, name, .. } = *call;
+        self.calls[thread].push(PastHostCall { start, end, name, wait });
         if let Some(by) = self.holds.get(name.0 as usize).copied().flatten() {
             let stream = self.event_streams.get(&(call.process, call.correlation)).copied();
             let held = &mut self.held[thread];
             if held.len() == MAX_HOLDING_CALLS_PER_THREAD {
                 held.remove(0);
             }
-            held.push(StreamHoldingCall { by, name, stream });
+            held.push(CallThatHoldsStream { by, name, stream });
         }
     }
 
     /// The next range.
-    pub fn add_range(&mut self, trace: &Trace, activities: &[DeviceActivity], row: &RangeRow) {
-        if row.end.saturating_sub(row.start) < MIN_NAMED_HOST_CODE_NS {
+    pub fn add_past_range(
+        &mut self,
+        trace: &Trace,
+        activities: &[ProcessActivityOnGpu],
+        row: &StreamedRangeRow,
+    ) {
+        if row.end.saturating_sub(row.start) < MIN_HOST_CODE_NAMED_AFTER_RANGE_NS {
             return;
         }
         let thread = row.thread as usize;
@@ -501,25 +546,30 @@ impl RecentCallsByThread {
         }
         if self.ranges[thread].len() == self.ranges[thread].capacity() {
             let process = trace.threads[thread].process;
-            let since = self.earliest_open_gap(trace, activities, (process, row.start));
+            let since = self.start_of_earliest_unended_gap(trace, activities, (process, row.start));
             self.ranges[thread].retain(|past| past.end >= since);
         }
-        let RangeRow { start, end, label, .. } = *row;
-        self.ranges[thread].push(PastRange { start, end, label: NameId(label) });
+        let StreamedRangeRow { start, end, label, .. } = *row;
+        self.ranges[thread].push(PastNamedRange { start, end, label: InternedNameId(label) });
     }
 
-    /// The label of the shortest range around most of a long span.
-    fn range_around_span(&self, thread: usize, (start, end): (i64, i64)) -> Option<NameId> {
-        if end - start < MIN_NAMED_HOST_CODE_NS {
+    /// Returns the label of the shortest range that covers most of a long span.
+    fn label_of_range_around_most_of(
+        &self,
+        thread: usize,
+        (start, end): (i64, i64),
+    ) -> Option<InternedNameId> {
+        if end - start < MIN_HOST_CODE_NAMED_AFTER_RANGE_NS {
             return None;
         }
-        let most = |of: &&PastRange| (of.end.min(end) - of.start.max(start)) * 2 > end - start;
+        let most = |of: &&PastNamedRange| (of.end.min(end) - of.start.max(start)) * 2 > end - start;
         let around = self.ranges.get(thread)?.iter().filter(most);
         around.min_by_key(|of| of.end.saturating_sub(of.start)).map(|of| of.label)
     }
 
-    /// After a launch, earlier events and host functions no longer hold up the stream.
-    pub fn forget_stream_causes(&mut self, thread: u32, streams: impl Iterator<Item = u64>) {
+    /// Forgets calls that made these streams wait, because the thread has now launched work into
+    /// the streams.
+    pub fn forget_waits_of_streams(&mut self, thread: u32, streams: impl Iterator<Item = u64>) {
         let Some(held) = self.held.get_mut(thread as usize).filter(|held| !held.is_empty()) else {
             return;
         };
@@ -527,52 +577,54 @@ impl RecentCallsByThread {
         held.retain(|held| held.stream.is_some_and(|stream| !streams.contains(&stream)));
     }
 
-    /// The earliest start of a gap of a process that is not over at a time: what ended before it
-    /// explains no later gap.
-    fn earliest_open_gap(
+    /// Returns the earliest start of a gap of a process that ends after `time`; calls that ended
+    /// before it explain no later gap.
+    fn start_of_earliest_unended_gap(
         &mut self,
         trace: &Trace,
-        activities: &[DeviceActivity],
+        activities: &[ProcessActivityOnGpu],
         (process, time): (u32, i64),
     ) -> i64 {
-        let all = AllOperations::new(trace);
+        let all = AllGpuOperations::number_operations_of_trace(trace);
         let own = activities.iter().zip(&mut self.gap).filter(|(of, _)| of.process == process);
         let starts = own.map(|(activity, next)| {
-            let over = activity.gaps.from(&all, *next).take_while(|gap| gap.end < time);
+            let over =
+                activity.gaps.idle_gaps_from_index(&all, *next).take_while(|gap| gap.end < time);
             *next += over.count();
-            activity.gaps.get(&all, *next).map_or(i64::MAX, |gap| gap.start)
+            activity.gaps.idle_gap_at_index(&all, *next).map_or(i64::MAX, |gap| gap.start)
         });
         starts.min().unwrap_or(i64::MAX)
     }
 
-    /// Splits the gap before a launched operation.
-    pub fn split_gap(
+    /// Splits the idle gap before a launched operation into parts by cause.
+    pub fn split_gap_into_causes(
         &mut self,
         trace: &Trace,
-        activities: &[DeviceActivity],
-        late: &LateLaunchAndGap<'_>,
-    ) -> &GapSplit {
+        activities: &[ProcessActivityOnGpu],
+        late: &GapAndItsEndingLaunch<'_>,
+    ) -> &GapPartsInProgress {
         let mut split = std::mem::take(&mut self.split);
         split.clear_gap_parts();
-        let &LateLaunchAndGap { launch, gap, .. } = late;
-        if launch.start > gap.end + HOST_DEVICE_CLOCK_ERROR_NS {
-            split.add((IdleCauseKind::Clocks, None), gap.gap_ns());
+        let &GapAndItsEndingLaunch { launch, gap, .. } = late;
+        if launch.start > gap.end + MAX_HOST_GPU_CLOCK_DIFFERENCE_NS {
+            split.add_part_of_gap((IdleCauseKind::Clocks, None), gap.idle_gap_length_ns());
             self.split = split;
             return &self.split;
         }
         let called = launch.start.clamp(gap.start, gap.end);
         let returned = launch.end.clamp(called, gap.end);
-        self.split_before_launch(trace, launch, (gap.start, called), &mut split);
-        let loads = returned - called >= MIN_CODE_LOADING_NS && self.first.contains(&gap.after);
+        self.split_span_before_launch(trace, launch, (gap.start, called), &mut split);
+        let loads =
+            returned - called >= MIN_CODE_LOADING_CALL_NS && self.first.contains(&gap.after);
         let kind = if loads { IdleCauseKind::FirstLaunch } else { IdleCauseKind::LaunchCall };
-        split.add((kind, Some(launch.name)), returned - called);
+        split.add_part_of_gap((kind, Some(launch.name)), returned - called);
         let after = (returned, gap.end);
-        let why = self.split_launched_but_not_started(trace, activities, late, after);
-        split.add(why, after.1 - after.0);
-        // Without its waits the host would launch earlier by their length; several waits save at
-        // most one gap, and no time in which another cause delays the operation.
+        let why = self.cause_of_late_start(trace, activities, late, after);
+        split.add_part_of_gap(why, after.1 - after.0);
+        // Without its waits the host would launch earlier by their length; several waits together
+        // save at most the gap, less the time of other delays.
         let latency = matches!(why.0, IdleCauseKind::LaunchLatency | IdleCauseKind::BackToBack);
-        let mut left = if latency { gap.gap_ns() } else { returned - gap.start };
+        let mut left = if latency { gap.idle_gap_length_ns() } else { returned - gap.start };
         for (_, ns) in split.waits.iter_mut().rev() {
             *ns = (*ns).min(left);
             left -= *ns;
@@ -581,40 +633,41 @@ impl RecentCallsByThread {
         &self.split
     }
 
-    /// Splits a span before a launch by the calls of its thread.
-    fn split_before_launch(
+    /// Splits a span before a launch by the host calls of the launching thread.
+    fn split_span_before_launch(
         &self,
         trace: &Trace,
-        launch: &CallRow,
+        launch: &StreamedCallRow,
         span: (i64, i64),
-        split: &mut GapSplit,
+        split: &mut GapPartsInProgress,
     ) {
         let thread = launch.thread as usize;
         let past = self.calls.get(thread).map_or(&[][..], |calls| calls);
-        let first = first_call_reaching(past, span.0);
+        let first = index_of_first_call_ending_after(past, span.0);
         let mut at = span.0;
-        // An outer call comes before the inner calls, which it covers.
+        // An outer call comes before the calls inside it, and covers them.
         for call in past[first..].iter().filter(|call| call.start < launch.start) {
             let (start, end) = (call.start.max(at), call.end.min(span.1));
             if end <= start {
                 continue;
             }
             split.waits.extend(call.wait.map(|wait| (wait, call.end - call.start)));
-            self.split_without_cuda_calls(trace, thread, (at, start), split);
+            self.split_span_without_cuda_calls(trace, thread, (at, start), split);
             let kind = if call.wait.is_some() { IdleCauseKind::Wait } else { IdleCauseKind::Call };
-            split.add((kind, Some(call.name)), end - start);
+            split.add_part_of_gap((kind, Some(call.name)), end - start);
             at = end;
         }
-        self.split_without_cuda_calls(trace, thread, (at, span.1), split);
+        self.split_span_without_cuda_calls(trace, thread, (at, span.1), split);
     }
 
-    /// Divides a time span in which the host made no CUDA call.
-    fn split_without_cuda_calls(
+    /// Splits a span in which the launching thread made no CUDA call, by its calls of the operating
+    /// system.
+    fn split_span_without_cuda_calls(
         &self,
         trace: &Trace,
         thread: usize,
         span: (i64, i64),
-        split: &mut GapSplit,
+        split: &mut GapPartsInProgress,
     ) {
         if span.1 <= span.0 {
             return;
@@ -623,8 +676,8 @@ impl RecentCallsByThread {
         let own = self.os_calls.rows_of_thread(thread);
         let until = own.partition_point(|&call| os.start[call as usize] < span.1);
         let mut first = own[..until].partition_point(|&call| os.start[call as usize] < span.0);
-        // Only the last few calls can reach into the time span.
-        first = first.saturating_sub(MAX_CALLS_ENDED_BEFORE_GAP);
+        // Only the last few operating-system calls can reach into the span.
+        first = first.saturating_sub(MAX_ENDED_CALLS_IN_SEARCH);
         let mut at = span.0;
         for &call in &own[first..until] {
             let call = call as usize;
@@ -632,38 +685,38 @@ impl RecentCallsByThread {
             if end <= start {
                 continue;
             }
-            self.split_without_calls(trace, thread, (at, start), split);
-            split.add((IdleCauseKind::OsCall, Some(os.name[call])), end - start);
+            self.split_span_without_any_call(trace, thread, (at, start), split);
+            split.add_part_of_gap((IdleCauseKind::OsCall, Some(os.name[call])), end - start);
             at = end;
         }
-        self.split_without_calls(trace, thread, (at, span.1), split);
+        self.split_span_without_any_call(trace, thread, (at, span.1), split);
     }
 
-    /// Divides a time span in which the host made no call at all.
-    fn split_without_calls(
+    /// Splits a span in which the launching thread made no call: off the CPU, or in host code.
+    fn split_span_without_any_call(
         &self,
         trace: &Trace,
         thread: usize,
         span: (i64, i64),
-        split: &mut GapSplit,
+        split: &mut GapPartsInProgress,
     ) {
         if span.1 > span.0 {
-            let off = self.time_off_cpu_ns(trace, thread, span);
-            split.add((IdleCauseKind::OffCpu, None), off);
-            let range = self.range_around_span(thread, span);
-            split.add((IdleCauseKind::HostCode, range), span.1 - span.0 - off);
+            let off = self.ns_off_cpu_in_span(trace, thread, span);
+            split.add_part_of_gap((IdleCauseKind::OffCpu, None), off);
+            let range = self.label_of_range_around_most_of(thread, span);
+            split.add_part_of_gap((IdleCauseKind::HostCode, range), span.1 - span.0 - off);
         }
     }
 
-    /// Why launched work does not start for a span.
-    fn split_launched_but_not_started(
+    /// Returns the cause for which an operation that was launched did not start during a span.
+    fn cause_of_late_start(
         &self,
         trace: &Trace,
-        activities: &[DeviceActivity],
-        late: &LateLaunchAndGap<'_>,
+        activities: &[ProcessActivityOnGpu],
+        late: &GapAndItsEndingLaunch<'_>,
         span: (i64, i64),
-    ) -> CauseAndName {
-        let short = span.1 - span.0 < MAX_START_LATENCY_NS;
+    ) -> IdleCauseAndBlamedName {
+        let short = span.1 - span.0 < MAX_USUAL_START_LATENCY_NS;
         if short && late.launch.end > late.gap.start {
             return (IdleCauseKind::LaunchLatency, None);
         }
@@ -676,18 +729,20 @@ impl RecentCallsByThread {
         }
         let held = self.held.get(late.launch.thread as usize).map_or(&[][..], |held| held);
         let own =
-            |held: &&StreamHoldingCall| held.stream.is_none_or(|stream| stream == late.stream);
+            |held: &&CallThatHoldsStream| held.stream.is_none_or(|stream| stream == late.stream);
         if let Some(held) = held.iter().rev().find(own) {
             let kind = match held.by {
-                HoldingFunction::Event => IdleCauseKind::EventWait,
-                HoldingFunction::HostFunction => IdleCauseKind::HostFunction,
+                StreamHoldingKind::Event => IdleCauseKind::EventWait,
+                StreamHoldingKind::HostFunction => IdleCauseKind::HostFunction,
             };
             return (kind, Some(held.name));
         }
         let streams = &trace.streams;
         let process = late.launch.process;
-        let other = |held: &&StreamHoldingCall| {
-            held.stream.is_some_and(|of| streams.wait_for_each_other(process, of, late.stream))
+        let other = |held: &&CallThatHoldsStream| {
+            held.stream.is_some_and(|of| {
+                streams.synchronise_through_default_stream(process, of, late.stream)
+            })
         };
         if let Some(held) = held.iter().rev().find(other) {
             return (IdleCauseKind::DefaultStream, Some(held.name));
@@ -698,9 +753,10 @@ impl RecentCallsByThread {
             own.process == other.process || own.device == other.device
         };
         let worked = others.filter(related).any(|other| {
-            self.busy_ns_in_span(trace, other, &activities[other], span) * 2 > span.1 - span.0
+            self.busy_ns_of_activity_in_span(trace, other, &activities[other], span) * 2
+                > span.1 - span.0
         });
-        let kind = match late.pending >= FULL_QUEUE_OPERATIONS {
+        let kind = match late.pending >= MIN_OPERATIONS_IN_FULL_QUEUE {
             _ if worked => IdleCauseKind::Elsewhere,
             true => IdleCauseKind::FullQueue,
             false if self.windows => IdleCauseKind::WindowsDriver,
@@ -709,29 +765,33 @@ impl RecentCallsByThread {
         (kind, None)
     }
 
-    /// How long an activity worked in a span, in nanoseconds.
-    fn busy_ns_in_span(
+    /// Nanoseconds of a span in which operations of an activity (process on a GPU) ran.
+    fn busy_ns_of_activity_in_span(
         &self,
         trace: &Trace,
         index: usize,
-        activity: &DeviceActivity,
+        activity: &ProcessActivityOnGpu,
         (start, end): (i64, i64),
     ) -> i64 {
-        let all = AllOperations::new(trace);
+        let all = AllGpuOperations::number_operations_of_trace(trace);
         let (start, end) = (start.max(activity.span.0), end.min(activity.span.1));
         if end <= start {
             return 0;
         }
         let idle = |until: i64| {
-            let over = activity.gaps.partition_point(&all, |gap| gap.end <= until);
+            let over = activity.gaps.first_gap_index_where_not(&all, |gap| gap.end <= until);
             let whole = over.checked_sub(1).map_or(0, |last| self.idle_until[index].at(last));
-            whole + activity.gaps.get(&all, over).map_or(0, |gap| (until - gap.start).max(0))
+            whole
+                + activity
+                    .gaps
+                    .idle_gap_at_index(&all, over)
+                    .map_or(0, |gap| (until - gap.start).max(0))
         };
         end - start - (idle(end) - idle(start))
     }
 
-    /// Nanoseconds of a span in which a thread was not on a CPU.
-    fn time_off_cpu_ns(&self, trace: &Trace, thread: usize, (start, end): (i64, i64)) -> i64 {
+    /// Nanoseconds of a span in which a thread was not on a CPU, by recorded thread switches.
+    fn ns_off_cpu_in_span(&self, trace: &Trace, thread: usize, (start, end): (i64, i64)) -> i64 {
         let switches = &trace.switches;
         let own = self.switches.rows_of_thread(thread);
         let first = own.partition_point(|&row| switches.time[row as usize] <= start);
@@ -750,15 +810,15 @@ impl RecentCallsByThread {
     }
 }
 
-/// The first of the past calls that may reach beyond a time.
-fn first_call_reaching(past: &[RecentCall], time: i64) -> usize {
+/// Returns the index of the first past call that may end after `time`.
+fn index_of_first_call_ending_after(past: &[PastHostCall], time: i64) -> usize {
     let (mut first, mut over) = (past.len(), 0);
     for (index, call) in past.iter().enumerate().rev() {
         if call.end > time {
             (first, over) = (index, 0);
         } else {
             over += 1;
-            if over == MAX_CALLS_ENDED_BEFORE_GAP {
+            if over == MAX_ENDED_CALLS_IN_SEARCH {
                 break;
             }
         }

@@ -1,71 +1,74 @@
-//! Times in which a GPU did nothing: classes, causes, operations before and after.
+//! Reports the idle gaps of a GPU: lengths, causes, and the operations before and after.
 
 use hashbrown::HashMap;
 
 use crate::analyze::ranges::paths::RangePathId;
-use crate::analyze::timeline::idle_time::{DeviceActivity, IdleGap};
+use crate::analyze::timeline::idle_time::{GpuIdleGap, ProcessActivityOnGpu};
 use crate::diagnose::host::gap_cause::{
-    CauseAndName, IdleCauseKind, MAX_START_LATENCY_NS, MIN_GAP_WITH_OTHER_HOST_WORK_NS,
+    IdleCauseAndBlamedName, IdleCauseKind, MAX_USUAL_START_LATENCY_NS,
+    MIN_GAP_OF_OTHER_HOST_WORK_NS,
 };
 use crate::diagnose::trace_facts::DiagnosisContext;
 
-/// Gaps below this are normal between kernels of one stream.
-pub const MIN_WARNING_GAP_NS: i64 = MAX_START_LATENCY_NS;
-/// Gaps above this mean that the GPU waits for the host.
-pub const MIN_SEVERE_GAP_NS: i64 = 50_000;
-const MAX_LISTED_TRANSITIONS: usize = 5;
+/// Shortest idle gap that is a warning, nanoseconds; shorter gaps are normal between operations of
+/// one stream.
+pub const MIN_GAP_FOR_WARNING_NS: i64 = MAX_USUAL_START_LATENCY_NS;
+/// Longest idle gap that is not severe, nanoseconds; in longer gaps the GPU waits for the host.
+pub const MAX_GAP_OF_WARNING_NS: i64 = 50_000;
+const MAX_LISTED_OPERATION_PAIRS: usize = 5;
 
-/// A class of gaps by their length.
+/// Number and total length of the idle gaps in one class of lengths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct GapLengthClass {
+pub struct GapsOfLengthClass {
     /// How many.
     pub count: usize,
     /// Total duration, in nanoseconds.
     pub total_ns: i64,
 }
 
-/// The total idle time with one cause.
+/// Total idle time of a GPU with one cause.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct IdleCause {
+pub struct IdleTimeOfCause {
     /// Why.
     pub kind: IdleCauseKind,
-    /// The function of a wait or a call, or the range around most of the host code.
+    /// Name of the waiting or called function, or path of the range around most of the host code.
     pub function: Option<String>,
     /// In how many gaps.
     pub count: usize,
     /// Total duration, in nanoseconds.
     pub total_ns: i64,
-    /// The most time of the cause in one gap, in nanoseconds.
+    /// Most nanoseconds of this cause in a single gap.
     pub longest_ns: i64,
-    /// The gap with the most time of this cause.
+    /// Start and end of the gap with the most time of this cause, nanoseconds.
     pub longest: (i64, i64),
-    /// Whether a single gap has nearly all of this idle time, as at start-up, so that it does not
-    /// repeat with each step.
+    /// Whether a single gap, as at start-up, has nearly all idle time of this cause, so that the
+    /// cause does not repeat.
     pub once: bool,
 }
 
-/// Part of a cause's time in one gap from which it happened once.
-const SINGLE_GAP_TIME_SHARE: f64 = 0.8;
+/// Smallest share of a cause's idle time that a single gap must have for the cause to count as
+/// occurring once.
+const MIN_SHARE_OF_SINGLE_GAP: f64 = 0.8;
 
-impl IdleCause {
-    /// Text of the cause, with its function.
-    pub fn label(&self) -> String {
+impl IdleTimeOfCause {
+    /// Text of the idle cause with the name of the responsible function or range.
+    pub fn printed_cause_with_name(&self) -> String {
         match &self.function {
-            Some(function) => format!("{}: {function}", self.kind.label()),
-            None => self.kind.label().to_owned(),
+            Some(function) => format!("{}: {function}", self.kind.printed_idle_cause()),
+            None => self.kind.printed_idle_cause().to_owned(),
         }
     }
 }
 
-/// The operations before and after idle gaps.
+/// Idle gaps between operations of the same two names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OperationsAroundGap {
+pub struct GapsBetweenTwoOperations {
     /// The operation that ended.
     pub before: String,
     /// The operation that started.
     pub after: String,
-    /// The innermost range in which all the delayed operations were launched, if one range contains
-    /// them.
+    /// Path of the innermost range in which all operations after these gaps were launched, if there
+    /// is one.
     pub range: Option<String>,
     /// How many gaps.
     pub count: usize,
@@ -74,62 +77,67 @@ pub struct OperationsAroundGap {
     pub longest: (i64, i64),
 }
 
-/// The gaps of a process on a device.
+/// The idle gaps of one process on one GPU, by length, by cause and by the operations around them.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct IdleGapReport {
-    /// Gaps below 20 µs: launches follow each other.
-    pub normal: GapLengthClass,
-    /// Gaps of 20 to 50 µs: the host interferes.
-    pub warning: GapLengthClass,
-    /// Gaps above 50 µs: the GPU waits for the host.
-    pub severe: GapLengthClass,
+pub struct IdleGapsOfProcessOnGpu {
+    /// Gaps below 20 µs, which are usual between consecutive launches.
+    pub normal: GapsOfLengthClass,
+    /// Gaps of 20 to 50 µs, in which the host delays the GPU.
+    pub warning: GapsOfLengthClass,
+    /// Gaps above 50 µs, in which the GPU waits for the host.
+    pub severe: GapsOfLengthClass,
     /// The longest, in nanoseconds.
     pub longest_ns: i64,
-    /// Idle time of gaps of at most 1 ms in which the host launched or was about to, in
-    /// nanoseconds.
+    /// Idle nanoseconds, in gaps of at most 1 ms, in which the host was launching or ran its own
+    /// code before a launch.
     pub launching_ns: i64,
-    /// Idle time of longer gaps, in nanoseconds.
+    /// Total length of the gaps above 1 ms, nanoseconds.
     pub long_ns: i64,
-    /// Causes of idle time, the most expensive first.
-    pub causes: Vec<IdleCause>,
-    /// Operations before and after, the most expensive first.
-    pub transitions: Vec<OperationsAroundGap>,
+    /// Idle time by cause, most time first.
+    pub causes: Vec<IdleTimeOfCause>,
+    /// Gaps by names of the operations before and after, most time first.
+    pub transitions: Vec<GapsBetweenTwoOperations>,
 }
 
-impl IdleGapReport {
+impl IdleGapsOfProcessOnGpu {
     /// All gaps.
-    pub fn gap_count(&self) -> usize {
+    pub fn number_of_gaps(&self) -> usize {
         self.normal.count + self.warning.count + self.severe.count
     }
 
     /// Total duration, in nanoseconds.
-    pub fn total_ns(&self) -> i64 {
+    pub fn total_length_of_gaps_ns(&self) -> i64 {
         self.normal.total_ns + self.warning.total_ns + self.severe.total_ns
     }
 
-    /// The mean length in nanoseconds; 0 without gaps.
+    /// Mean length of the idle gaps, nanoseconds; 0 without gaps.
     #[allow(clippy::cast_precision_loss)]
-    pub fn mean_gap_ns(&self) -> f64 {
-        self.total_ns() as f64 / self.gap_count().max(1) as f64
+    pub fn mean_length_of_gaps_ns(&self) -> f64 {
+        self.total_length_of_gaps_ns() as f64 / self.number_of_gaps().max(1) as f64
     }
 
-    /// Idle time whose cause is one of these, in nanoseconds.
-    pub fn idle_ns_of_causes(&self, kinds: &[IdleCauseKind]) -> i64 {
+    /// Total idle time with one of the given causes, nanoseconds.
+    pub fn idle_ns_with_any_cause_of(&self, kinds: &[IdleCauseKind]) -> i64 {
         self.causes.iter().filter(|of| kinds.contains(&of.kind)).map(|of| of.total_ns).sum()
     }
 }
 
-/// Parts of gaps that belong together: how many, how long, the longest.
+/// Number and total length of parts of gaps that belong together, and the longest of them.
 #[derive(Clone, Copy)]
-struct GapTotals {
+struct GapPartSums {
     count: usize,
     total_ns: i64,
     longest_ns: i64,
-    longest: IdleGap,
+    longest: GpuIdleGap,
 }
 
-impl GapTotals {
-    fn add<K: std::hash::Hash + Eq>(sums: &mut HashMap<K, Self>, key: K, gap: &IdleGap, ns: i64) {
+impl GapPartSums {
+    fn add_part_to_sum_of_key<K: std::hash::Hash + Eq>(
+        sums: &mut HashMap<K, Self>,
+        key: K,
+        gap: &GpuIdleGap,
+        ns: i64,
+    ) {
         let first = Self { count: 0, total_ns: 0, longest_ns: 0, longest: *gap };
         let sum = sums.entry(key).or_insert(first);
         sum.count += 1;
@@ -139,49 +147,55 @@ impl GapTotals {
         }
     }
 
-    fn longest_gap_span(&self) -> (i64, i64) {
+    fn span_of_gap_with_longest_part(&self) -> (i64, i64) {
         (self.longest.start, self.longest.end)
     }
 
     #[allow(clippy::cast_precision_loss)]
-    fn has_nearly_all_time(&self) -> bool {
-        self.longest_ns as f64 >= SINGLE_GAP_TIME_SHARE * self.total_ns as f64
+    fn has_longest_part_nearly_all_time(&self) -> bool {
+        self.longest_ns as f64 >= MIN_SHARE_OF_SINGLE_GAP * self.total_ns as f64
     }
 }
 
-/// Causes with their functions and ranges as text. Causes are counted together if their ranges
-/// differ only in the numbers of the names.
+/// Idle time by cause, with names of functions and ranges as text. Causes whose range names differ
+/// only in numbers are summed together.
 #[derive(Default)]
-struct IdleCausesWithNames {
+struct SumsByCauseWithName {
     blamed: Vec<(IdleCauseKind, Option<String>)>,
-    numbers: HashMap<CauseAndName, usize>,
-    sums: HashMap<usize, GapTotals>,
+    numbers: HashMap<IdleCauseAndBlamedName, usize>,
+    sums: HashMap<usize, GapPartSums>,
 }
 
-impl IdleCausesWithNames {
-    fn add(&mut self, context: &DiagnosisContext<'_>, why: CauseAndName, gap: &IdleGap, ns: i64) {
+impl SumsByCauseWithName {
+    fn add_part_with_cause(
+        &mut self,
+        context: &DiagnosisContext<'_>,
+        why: IdleCauseAndBlamedName,
+        gap: &GpuIdleGap,
+        ns: i64,
+    ) {
         let number = *self.numbers.entry(why).or_insert_with(|| {
-            let cause = (why.0, context.blamed_function_or_range(why));
+            let cause = (why.0, context.text_of_blamed_function_or_range(why));
             let place = self.blamed.iter().position(|other| *other == cause);
             place.unwrap_or_else(|| {
                 self.blamed.push(cause);
                 self.blamed.len() - 1
             })
         });
-        GapTotals::add(&mut self.sums, number, gap, ns);
+        GapPartSums::add_part_to_sum_of_key(&mut self.sums, number, gap, ns);
     }
 
-    fn most_expensive_first(self) -> Vec<IdleCause> {
-        let cause = |(number, sum): (usize, GapTotals)| IdleCause {
+    fn into_causes_by_total_time(self) -> Vec<IdleTimeOfCause> {
+        let cause = |(number, sum): (usize, GapPartSums)| IdleTimeOfCause {
             kind: self.blamed[number].0,
             function: self.blamed[number].1.clone(),
             count: sum.count,
             total_ns: sum.total_ns,
             longest_ns: sum.longest_ns,
-            longest: sum.longest_gap_span(),
-            once: sum.has_nearly_all_time(),
+            longest: sum.span_of_gap_with_longest_part(),
+            once: sum.has_longest_part_nearly_all_time(),
         };
-        let mut causes: Vec<IdleCause> = self.sums.into_iter().map(cause).collect();
+        let mut causes: Vec<IdleTimeOfCause> = self.sums.into_iter().map(cause).collect();
         causes.sort_by(|a, b| {
             let name = (a.kind, &a.function).cmp(&(b.kind, &b.function));
             b.total_ns.cmp(&a.total_ns).then(name)
@@ -190,111 +204,126 @@ impl IdleCausesWithNames {
     }
 }
 
-/// Pairs of the operations before and after gaps.
+/// Sums of gaps by the names of the operations before and after them.
 #[derive(Default)]
-struct OperationPairsAroundGaps {
-    sums: HashMap<(u64, u64), GapTotals>,
+struct SumsByOperationPair {
+    sums: HashMap<(u64, u64), GapPartSums>,
     ranges: HashMap<(u64, u64), RangePathId>,
 }
 
-impl OperationPairsAroundGaps {
-    fn add(&mut self, context: &DiagnosisContext<'_>, gap: &IdleGap) {
-        let kinds =
-            (operation_name_key(context, gap.before), operation_name_key(context, gap.after));
-        GapTotals::add(&mut self.sums, kinds, gap, gap.gap_ns());
+impl SumsByOperationPair {
+    fn add_gap_to_its_pair(&mut self, context: &DiagnosisContext<'_>, gap: &GpuIdleGap) {
+        let kinds = (
+            number_of_operation_name(context, gap.before),
+            number_of_operation_name(context, gap.after),
+        );
+        GapPartSums::add_part_to_sum_of_key(&mut self.sums, kinds, gap, gap.idle_gap_length_ns());
         let range =
-            self.ranges.entry(kinds).or_insert_with(|| context.path_id_of_operation(gap.after));
-        *range = context.innermost_path_around(*range, gap.after);
+            self.ranges.entry(kinds).or_insert_with(|| context.range_path_of_operation(gap.after));
+        *range = context.common_path_with_operation(*range, gap.after);
     }
 
-    fn most_expensive_first(self, context: &DiagnosisContext<'_>) -> Vec<OperationsAroundGap> {
-        let mut sums: Vec<((u64, u64), GapTotals)> = self.sums.into_iter().collect();
+    fn into_pairs_by_total_time(
+        self,
+        context: &DiagnosisContext<'_>,
+    ) -> Vec<GapsBetweenTwoOperations> {
+        let mut sums: Vec<((u64, u64), GapPartSums)> = self.sums.into_iter().collect();
         sums.sort_by_key(|&(kinds, sum)| (std::cmp::Reverse(sum.total_ns), kinds));
         sums.iter()
-            .take(MAX_LISTED_TRANSITIONS)
-            .map(|(kinds, sum)| OperationsAroundGap {
-                before: context.all.name(sum.longest.before),
-                after: context.all.name(sum.longest.after),
-                range: context.range_path_text(self.ranges[kinds]),
+            .take(MAX_LISTED_OPERATION_PAIRS)
+            .map(|(kinds, sum)| GapsBetweenTwoOperations {
+                before: context.all.printed_operation_name(sum.longest.before),
+                after: context.all.printed_operation_name(sum.longest.after),
+                range: context.range_path_text_unless_root(self.ranges[kinds]),
                 count: sum.count,
                 total_ns: sum.total_ns,
-                longest: sum.longest_gap_span(),
+                longest: sum.span_of_gap_with_longest_part(),
             })
             .collect()
     }
 }
 
-/// Causes of some gaps, and the operations before and after them, the most expensive first.
-pub(in crate::diagnose) struct GapsWithCauses {
-    pub causes: Vec<IdleCause>,
-    pub transitions: Vec<OperationsAroundGap>,
+/// Causes of selected gaps, and the operations before and after them, most time first.
+pub(in crate::diagnose) struct CausesAndPairsOfGaps {
+    pub causes: Vec<IdleTimeOfCause>,
+    pub transitions: Vec<GapsBetweenTwoOperations>,
 }
 
-/// Explains the idle gaps of a length class. Whether a cause happened once follows from the
-/// `causes` of all gaps.
-pub(in crate::diagnose) fn explain_gaps(
+/// Sums the causes of, and the operations around, those idle gaps whose length `lengths` accepts.
+/// `causes`, which are of all gaps, say whether a cause occurred once.
+pub(in crate::diagnose) fn explain_gaps_of_lengths(
     context: &DiagnosisContext<'_>,
-    activity: &DeviceActivity,
-    causes: &[IdleCause],
+    activity: &ProcessActivityOnGpu,
+    causes: &[IdleTimeOfCause],
     lengths: impl Fn(i64) -> bool,
-) -> GapsWithCauses {
+) -> CausesAndPairsOfGaps {
     let (mut found, mut transitions) =
-        (IdleCausesWithNames::default(), OperationPairsAroundGaps::default());
-    for gap in activity.gaps.iter(&context.all).filter(|gap| lengths(gap.gap_ns())) {
-        context.causes_of_gap(&gap).for_each(|(why, ns)| found.add(context, why, &gap, ns));
-        transitions.add(context, &gap);
+        (SumsByCauseWithName::default(), SumsByOperationPair::default());
+    for gap in activity.gaps.iter(&context.all).filter(|gap| lengths(gap.idle_gap_length_ns())) {
+        context
+            .causes_and_ns_of_idle_gap(&gap)
+            .for_each(|(why, ns)| found.add_part_with_cause(context, why, &gap, ns));
+        transitions.add_gap_to_its_pair(context, &gap);
     }
-    let is_once = |label: &str| causes.iter().any(|cause| cause.once && cause.label() == label);
-    let found = found.most_expensive_first().into_iter();
-    GapsWithCauses {
-        causes: found.map(|cause| IdleCause { once: is_once(&cause.label()), ..cause }).collect(),
-        transitions: transitions.most_expensive_first(context),
+    let is_once = |label: &str| {
+        causes.iter().any(|cause| cause.once && cause.printed_cause_with_name() == label)
+    };
+    let found = found.into_causes_by_total_time().into_iter();
+    CausesAndPairsOfGaps {
+        causes: found
+            .map(|cause| IdleTimeOfCause {
+                once: is_once(&cause.printed_cause_with_name()),
+                ..cause
+            })
+            .collect(),
+        transitions: transitions.into_pairs_by_total_time(context),
     }
 }
 
-/// Reports the idle gaps of an activity by length and cause.
-pub(in crate::diagnose) fn report_gaps(
+/// Reports the idle gaps of a process on a GPU by length, by cause and by the operations around
+/// them.
+pub(in crate::diagnose) fn report_idle_gaps_of_activity(
     context: &DiagnosisContext<'_>,
-    activity: &DeviceActivity,
-) -> IdleGapReport {
-    let mut report = IdleGapReport::default();
+    activity: &ProcessActivityOnGpu,
+) -> IdleGapsOfProcessOnGpu {
+    let mut report = IdleGapsOfProcessOnGpu::default();
     let (mut causes, mut transitions) =
-        (IdleCausesWithNames::default(), OperationPairsAroundGaps::default());
+        (SumsByCauseWithName::default(), SumsByOperationPair::default());
     for gap in activity.gaps.iter(&context.all) {
-        let length = gap.gap_ns();
+        let length = gap.idle_gap_length_ns();
         let class = match length {
-            _ if length < MIN_WARNING_GAP_NS => &mut report.normal,
-            _ if length <= MIN_SEVERE_GAP_NS => &mut report.warning,
+            _ if length < MIN_GAP_FOR_WARNING_NS => &mut report.normal,
+            _ if length <= MAX_GAP_OF_WARNING_NS => &mut report.warning,
             _ => &mut report.severe,
         };
         class.count += 1;
         class.total_ns += length;
         report.longest_ns = report.longest_ns.max(length);
-        let long = length > MIN_GAP_WITH_OTHER_HOST_WORK_NS;
+        let long = length > MIN_GAP_OF_OTHER_HOST_WORK_NS;
         if long {
             report.long_ns += length;
         }
-        for (why, ns) in context.causes_of_gap(&gap) {
-            causes.add(context, why, &gap, ns);
-            if !long && why.0.is_host_launching() {
+        for (why, ns) in context.causes_and_ns_of_idle_gap(&gap) {
+            causes.add_part_with_cause(context, why, &gap, ns);
+            if !long && why.0.is_launching_or_own_host_code() {
                 report.launching_ns += ns;
             }
         }
-        transitions.add(context, &gap);
+        transitions.add_gap_to_its_pair(context, &gap);
     }
-    report.causes = causes.most_expensive_first();
-    report.transitions = transitions.most_expensive_first(context);
+    report.causes = causes.into_causes_by_total_time();
+    report.transitions = transitions.into_pairs_by_total_time(context);
     report
 }
 
-/// A number that operations of one name share.
-fn operation_name_key(context: &DiagnosisContext<'_>, operation: u32) -> u64 {
-    let (kind, index) = context.all.kind_and_row(operation);
+/// Returns a number that is equal for operations of one kind and name.
+fn number_of_operation_name(context: &DiagnosisContext<'_>, operation: u32) -> u64 {
+    let (kind, index) = context.all.kind_and_table_row(operation);
     let name = match kind {
-        crate::analyze::operations::OperationKind::Kernel => {
+        crate::analyze::operations::GpuOperationKind::Kernel => {
             context.trace.functions[context.trace.kernels.function.at(index) as usize].demangled.0
         }
-        crate::analyze::operations::OperationKind::Copy => context.trace.copies.kind[index].0,
+        crate::analyze::operations::GpuOperationKind::Copy => context.trace.copies.kind[index].0,
         _ => 0,
     };
     (kind as u64) << 32 | u64::from(name)

@@ -1,17 +1,17 @@
-//! Waits of the host for the GPU, summed while calls are read: by the range around them, and by the
-//! number of launches between them.
+//! Sums the host's waits for the GPU while a trace's calls are read: by the range around the waits,
+//! and by the number of launches between waits.
 
 use std::cmp::Reverse;
 
 use hashbrown::HashMap;
 
-use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId};
-use crate::model::interned_names::NameId;
-use crate::model::{InternedValues, Trace};
-use crate::read::CallRow;
+use crate::analyze::ranges::paths::{ROOT_RANGE_PATH, RangePathId};
+use crate::model::interned_names::InternedNameId;
+use crate::model::{DistinctValues, Trace};
+use crate::read::StreamedCallRow;
 
-/// Functions whose call returns only when the GPU has finished.
-const WAITING_FUNCTIONS: &[&str] = &[
+/// CUDA and HIP functions that return only when the GPU has finished earlier work.
+const FUNCTIONS_THAT_WAIT_FOR_GPU: &[&str] = &[
     "cudaDeviceSynchronize",
     "cudaStreamSynchronize",
     "cudaEventSynchronize",
@@ -24,139 +24,157 @@ const WAITING_FUNCTIONS: &[&str] = &[
     "hipEventSynchronize",
 ];
 
-/// For each name of a call, whether the call waits for the GPU. Function names for the per-thread
-/// default stream end in `_ptsz`.
-pub(in crate::diagnose) fn names_that_wait(trace: &Trace) -> Vec<bool> {
-    (0..trace.names.len())
+/// Returns for each name of the trace whether a function of this name waits for the GPU. Names of
+/// functions for the per-thread default stream end in `_ptsz`, which is removed before the
+/// comparison.
+pub(in crate::diagnose) fn which_names_wait_for_gpu(trace: &Trace) -> Vec<bool> {
+    (0..trace.names.interned_text_count())
         .map(|index| {
-            let text = trace.names.text(NameId(u32::try_from(index).unwrap_or(0)));
-            let name = crate::stats::without_interface_version(text);
-            WAITING_FUNCTIONS.contains(&name.trim_end_matches("_ptsz"))
+            let text = trace.names.text_of_name(InternedNameId(u32::try_from(index).unwrap_or(0)));
+            let name = crate::stats::without_four_digit_version_suffix(text);
+            FUNCTIONS_THAT_WAIT_FOR_GPU.contains(&name.trim_end_matches("_ptsz"))
         })
         .collect()
 }
 
 /// Waits that belong together.
 #[derive(Debug, Clone, Default)]
-pub struct HostWaitSum {
+pub struct HostWaitsTogether {
     /// How many.
     pub count: usize,
     /// Total duration, in nanoseconds.
     pub total_ns: i64,
-    /// Start and end of the longest wait; of equally long waits the first wait counts.
+    /// Start and end of the longest of these waits, nanoseconds; of equally long waits the first.
     pub longest: Option<(i64, i64)>,
-    /// Idle time of devices after these waits that could be saved, nanoseconds: for each wait at
-    /// most its own duration.
+    /// Idle time of GPUs after these waits that avoiding them could save, nanoseconds; for each
+    /// wait at most its own duration.
     pub saved_ns: i64,
-    /// Number of calls of each waiting function.
-    pub functions: HashMap<NameId, usize>,
+    /// Number of these waits for each waiting function, by its name.
+    pub functions: HashMap<InternedNameId, usize>,
 }
 
-/// A wait: an index into the sites of [`HostWaits`].
+/// Group to which a wait belongs: an index into the sites of [`HostWaitsOfTrace`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WaitSiteId(u32);
+pub struct WaitGroupIndex(u32);
 
-/// Key of waits that belong together: the path of their range, and the launches before them.
+/// Key of a group of waits: range path, thread, and number of launches since the thread's previous
+/// wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct WaitSite {
+struct WaitGroupKey {
     path: Option<RangePathId>,
     thread: u32,
     launches: usize,
 }
 
-impl HostWaitSum {
-    fn add(&mut self, call: &CallRow) {
+impl HostWaitsTogether {
+    fn add_wait_call(&mut self, call: &StreamedCallRow) {
         let span = (call.start, call.end);
         self.count += 1;
         self.total_ns += span.1 - span.0;
-        self.longest = longer_span(self.longest, Some(span));
+        self.longest = longer_of_two_spans(self.longest, Some(span));
         *self.functions.entry(call.name).or_default() += 1;
     }
 
-    /// Adds another sum of waits to this one.
-    pub fn add_waits(&mut self, other: &Self) {
+    /// Adds another sum of waits to this sum.
+    pub fn add_other_waits(&mut self, other: &Self) {
         self.count += other.count;
         self.total_ns += other.total_ns;
         self.saved_ns += other.saved_ns;
-        self.longest = longer_span(self.longest, other.longest);
+        self.longest = longer_of_two_spans(self.longest, other.longest);
         for (&name, count) in &other.functions {
             *self.functions.entry(name).or_default() += count;
         }
     }
 }
 
-fn longer_span(a: Option<(i64, i64)>, b: Option<(i64, i64)>) -> Option<(i64, i64)> {
+fn longer_of_two_spans(a: Option<(i64, i64)>, b: Option<(i64, i64)>) -> Option<(i64, i64)> {
     a.into_iter().chain(b).max_by_key(|&(start, end)| (end - start, Reverse(start)))
 }
 
-/// Waits in the ranges of a path.
+/// Waits for the GPU inside the ranges of one path.
 #[derive(Debug, Clone, Default)]
-pub struct WaitsInRanges {
-    pub sum: HostWaitSum,
-    /// Number of the first range that contains such a wait.
+pub struct WaitsInsideRangePath {
+    pub sum: HostWaitsTogether,
+    /// Number of the first range of this path that contains a wait.
     first: u32,
-    /// Whether further ranges contain similar waits too.
+    /// Whether the host waits for the GPU in at least two ranges of this range path.
     pub several: bool,
 }
 
-/// Waits of a thread with the same number of launches before each.
+/// Waits of one thread with the same number of launches since its previous wait.
 #[derive(Debug, Clone)]
-pub struct RegularWaits {
-    pub sum: HostWaitSum,
-    /// Number of waits before the first one of these ranges.
+pub struct WaitsAfterEqualLaunches {
+    pub sum: HostWaitsTogether,
+    /// Number of waits in the trace before the first of these waits.
     pub before: usize,
-    /// Range path around the first wait.
+    /// Path of the innermost range around the first of these waits.
     pub path: RangePathId,
 }
 
-/// All waits of the host for the GPU in a trace.
+/// All waits of the host for the GPU in a trace, grouped in two ways.
 #[derive(Debug, Default)]
-pub struct HostWaits {
+pub struct HostWaitsOfTrace {
     /// Waits by the path of the innermost range around them.
-    pub in_ranges: HashMap<RangePathId, WaitsInRanges>,
-    /// Waits by thread and by the number of launches since the thread's previous wait, at least
+    pub in_ranges: HashMap<RangePathId, WaitsInsideRangePath>,
+    /// Waits by thread and by the number of launches since the thread's previous wait, if at least
     /// one.
-    pub at_intervals: HashMap<(u32, usize), RegularWaits>,
-    /// For each thread, the launches since its last wait, and its waits.
+    pub at_intervals: HashMap<(u32, usize), WaitsAfterEqualLaunches>,
+    /// For each thread, the number of launches since its last wait, and the number of its waits.
     threads: Vec<(usize, usize)>,
-    sites: InternedValues<WaitSite>,
+    sites: DistinctValues<WaitGroupKey>,
     count: usize,
 }
 
-impl HostWaits {
-    /// Counts a launch that a thread made.
-    pub(in crate::diagnose) fn count_launch(&mut self, thread: u32) {
-        self.counters_of_thread(thread).0 += 1;
+impl HostWaitsOfTrace {
+    /// Counts a launch of a thread, for the number of launches since the thread's last wait.
+    pub(in crate::diagnose) fn count_launch_of_thread(&mut self, thread: u32) {
+        self.launch_and_wait_counters_of_thread(thread).0 += 1;
     }
 
-    /// Adds a wait, with the path and the number of its innermost enclosing range.
-    pub(in crate::diagnose) fn add(
+    /// Adds a wait, with path and number of the innermost range around it.
+    pub(in crate::diagnose) fn add_wait(
         &mut self,
-        call: &CallRow,
+        call: &StreamedCallRow,
         range: Option<(RangePathId, u32)>,
-    ) -> WaitSiteId {
+    ) -> WaitGroupIndex {
         if let Some((path, number)) = range {
-            let first = WaitsInRanges { first: number, ..WaitsInRanges::default() };
+            let first = WaitsInsideRangePath { first: number, ..WaitsInsideRangePath::default() };
             let in_range = self.in_ranges.entry(path).or_insert(first);
             in_range.several |= in_range.first != number;
-            in_range.sum.add(call);
+            in_range.sum.add_wait_call(call);
         }
-        let (launches, waits) = self.counters_of_thread(call.thread);
+        let (launches, waits) = self.launch_and_wait_counters_of_thread(call.thread);
         *waits += 1;
         let launches = std::mem::take(launches);
         if launches > 0 {
-            let path = range.map_or(ROOT_PATH, |(path, _)| path);
-            let first = RegularWaits { sum: HostWaitSum::default(), before: self.count, path };
-            self.at_intervals.entry((call.thread, launches)).or_insert(first).sum.add(call);
+            let path = range.map_or(ROOT_RANGE_PATH, |(path, _)| path);
+            let first = WaitsAfterEqualLaunches {
+                sum: HostWaitsTogether::default(),
+                before: self.count,
+                path,
+            };
+            self.at_intervals
+                .entry((call.thread, launches))
+                .or_insert(first)
+                .sum
+                .add_wait_call(call);
         }
         self.count += 1;
         let path = range.map(|(path, _)| path);
-        WaitSiteId(self.sites.intern(WaitSite { path, thread: call.thread, launches }))
+        WaitGroupIndex(self.sites.index_of_value(WaitGroupKey {
+            path,
+            thread: call.thread,
+            launches,
+        }))
     }
 
-    /// Adds idle time that could be saved without a wait.
-    pub(in crate::diagnose) fn add_saved_time(&mut self, wait: WaitSiteId, ns: i64) {
-        let WaitSite { path, thread, launches } = self.sites.values[wait.0 as usize];
+    /// Adds nanoseconds of GPU idle time that avoiding a wait could save.
+    pub(in crate::diagnose) fn add_idle_ns_saved_without_wait(
+        &mut self,
+        wait: WaitGroupIndex,
+        ns: i64,
+    ) {
+        let WaitGroupKey { path, thread, launches } = self.sites.values[wait.0 as usize];
         if let Some(of) = path.and_then(|path| self.in_ranges.get_mut(&path)) {
             of.sum.saved_ns += ns;
         }
@@ -165,12 +183,12 @@ impl HostWaits {
         }
     }
 
-    /// Number of waits of a thread.
-    pub fn waits_of_thread(&self, thread: u32) -> usize {
+    /// Number of waits for the GPU that a thread made.
+    pub fn number_of_waits_of_thread(&self, thread: u32) -> usize {
         self.threads.get(thread as usize).map_or(0, |&(_, waits)| waits)
     }
 
-    fn counters_of_thread(&mut self, thread: u32) -> &mut (usize, usize) {
+    fn launch_and_wait_counters_of_thread(&mut self, thread: u32) -> &mut (usize, usize) {
         let thread = thread as usize;
         if self.threads.len() <= thread {
             self.threads.resize(thread + 1, (0, 0));
@@ -178,18 +196,20 @@ impl HostWaits {
         &mut self.threads[thread]
     }
 
-    /// Renumbers the range paths; two old numbers may become one.
-    pub(in crate::diagnose) fn renumber_paths(
+    /// Replaces the path numbers of all waits; waits of two paths that become one are added.
+    pub(in crate::diagnose) fn replace_path_numbers(
         &mut self,
         now_is: impl Fn(RangePathId) -> RangePathId,
     ) {
         self.at_intervals.values_mut().for_each(|of| of.path = now_is(of.path));
         for (path, of) in std::mem::take(&mut self.in_ranges) {
             let renamed = self.in_ranges.entry(now_is(path));
-            let renamed =
-                renamed.or_insert(WaitsInRanges { first: of.first, ..WaitsInRanges::default() });
+            let renamed = renamed.or_insert(WaitsInsideRangePath {
+                first: of.first,
+                ..WaitsInsideRangePath::default()
+            });
             renamed.several |= of.several || renamed.first != of.first;
-            renamed.sum.add_waits(&of.sum);
+            renamed.sum.add_other_waits(&of.sum);
         }
     }
 }

@@ -1,6 +1,6 @@
-//! The host's work around the operations of a GPU, from one pass over its ranges and calls in order
-//! of time. Ranges and calls are not kept, so that a trace of any length takes no more memory than
-//! its operations. Absent: judgement.
+//! Summarises the host's launches, waits and ranges of a trace in one pass over its ranges and
+//! calls in order of time. Ranges and calls are not kept, so that memory grows only with the number
+//! of GPU operations. Absent: judgement.
 
 pub mod gap_cause;
 pub mod gpu_gaps;
@@ -9,49 +9,52 @@ mod repeated_ranges;
 
 use hashbrown::HashMap;
 
-use crate::analyze::classes::OperationClasses;
-use crate::analyze::launches::NO_CALL;
-use crate::analyze::launches::calls::{LaunchCall, LaunchCalls};
+use crate::analyze::classes::OperationClassesOfTrace;
+use crate::analyze::launches::NO_LAUNCH_CALL;
+use crate::analyze::launches::calls::{LaunchCallTable, OperationLaunchCall};
 use crate::analyze::launches::graph_nodes;
-use crate::analyze::launches::passing_calls::{LaunchedOperations, NodeEvents, OpenRangesByThread};
-use crate::analyze::operations::{AllOperations, OperationId, OperationKind};
-use crate::analyze::ranges::paths::{ROOT_PATH, RangePathId, RangePathTree};
-use crate::analyze::replay::GpuWaitCall;
-use crate::analyze::time_order::SortedOperations;
-use crate::analyze::timeline::idle_time::{self, DeviceActivity, IdleGap, IdleGaps};
-use crate::diagnose::host::gap_cause::{
-    HOST_DEVICE_CLOCK_ERROR_NS, IdlePartsByCause, LateLaunchAndGap, RecentCallsByThread,
+use crate::analyze::launches::passing_calls::{
+    OpenRangesByThread, OperationsByLaunchKey, UnprocessedGraphNodeEvents,
 };
-use crate::diagnose::host::host_waits::{HostWaits, names_that_wait};
-use crate::diagnose::host::repeated_ranges::{HostIterationFinder, LongestRanges};
+use crate::analyze::operations::{AllGpuOperations, GpuOperationId, GpuOperationKind};
+use crate::analyze::ranges::paths::{ROOT_RANGE_PATH, RangePathId, RangePathTree};
+use crate::analyze::replay::CallThatWaitsForGpu;
+use crate::analyze::time_order::OperationsInOrder;
+use crate::analyze::timeline::idle_time::{self, GpuIdleGap, GpuIdleGaps, ProcessActivityOnGpu};
+use crate::diagnose::host::gap_cause::{
+    GapAndItsEndingLaunch, GapPartsByCause, MAX_HOST_GPU_CLOCK_DIFFERENCE_NS,
+    PastCallsAndRangesByThread,
+};
+use crate::diagnose::host::host_waits::{HostWaitsOfTrace, which_names_wait_for_gpu};
+use crate::diagnose::host::repeated_ranges::{HostIterationsOfProcess, LongestRangesSoFar};
 use crate::model::Trace;
-use crate::model::interned_names::NameId;
-use crate::model::packed_columns::PackedColumn;
-use crate::read::{CallRow, RangeOrCall, RangeRow};
-use crate::stats::{GroupedSamples, ValueCountsByGroup};
+use crate::model::interned_names::InternedNameId;
+use crate::model::packed_columns::BitPackedColumn;
+use crate::read::{StreamedCallRow, StreamedRangeOrCall, StreamedRangeRow};
+use crate::stats::{SortedValuesByGroup, ValuesByGroup};
 
 #[derive(Debug, Clone, Copy, Default)]
-pub struct RangePathSum {
+pub struct RangeCountAndHostTime {
     /// Number of ranges.
     pub count: usize,
-    /// Sum of the durations of the ranges, nanoseconds of the host.
+    /// Total time that the ranges lasted on the host, nanoseconds.
     pub host_ns: i64,
 }
 
-/// Calls of a function at a place.
+/// Host calls of one function inside one range path.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct FunctionCalls {
+pub struct FunctionCallSum {
     /// How many.
     pub count: usize,
-    /// Sum of the durations, nanoseconds of the host.
+    /// Total duration of the host calls, nanoseconds.
     pub total_ns: i64,
-    /// Whether the calls wait for the GPU.
+    /// Whether these calls wait for the GPU.
     pub wait: bool,
 }
 
-impl FunctionCalls {
-    /// Adds another sum of calls to this one.
-    pub fn add(&mut self, other: Self) {
+impl FunctionCallSum {
+    /// Adds another sum of calls to this sum.
+    pub fn add_other_calls(&mut self, other: Self) {
         self.count += other.count;
         self.total_ns += other.total_ns;
         self.wait |= other.wait;
@@ -59,182 +62,209 @@ impl FunctionCalls {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub struct OutermostRange {
+pub struct OutermostNamedRange {
     /// Index into [`Trace::processes`].
     pub process: u32,
-    /// Time at which the range was opened, nanoseconds.
+    /// Time at which the host opened the range, nanoseconds.
     pub start: i64,
-    /// Time at which the range was closed, nanoseconds.
+    /// Time at which the host closed the range, nanoseconds.
     pub end: i64,
-    pub name: NameId,
+    pub name: InternedNameId,
 }
 
-/// A range, kept if the caller needs every range.
+/// One NVTX range of the trace, which is kept only if an analysis needs single ranges.
 #[derive(Debug, Clone, Copy)]
-pub struct KeptHostRange {
+pub struct KeptNamedRange {
     pub path: RangePathId,
-    /// Number of the innermost enclosing range, or [`NO_CALL`].
+    /// Number of the innermost enclosing range, or [`NO_LAUNCH_CALL`] if no range encloses it.
     pub around: u32,
     /// Host time, nanoseconds.
     pub host_ns: i64,
-    /// Inputs of the operator that the range stands for, as in
+    /// Recorded inputs of the framework operator that the range stands for, as in
     /// [`crate::model::host::HostRangeTable::inputs`].
     pub inputs: u32,
 }
 
-/// Ranges by number, for callers that need each range.
+/// Single ranges of the trace by number, for analyses that need them.
 #[derive(Debug, Default)]
-pub struct KeptRanges {
-    /// Ranges in the order in which they were opened.
-    pub ranges: Vec<KeptHostRange>,
-    /// For each operation, the numbers of the innermost range around its launch, or [`NO_CALL`],
-    /// and of the call.
+pub struct KeptNamedRanges {
+    /// All ranges of the trace in the order in which they were opened.
+    pub ranges: Vec<KeptNamedRange>,
+    /// For each GPU operation, the number of the innermost range around its launch, or
+    /// [`NO_LAUNCH_CALL`], and the number of its launch call.
     pub of_operation: Vec<(u32, u32)>,
 }
 
 /// The host's work.
 #[derive(Debug, Default)]
-pub struct HostActivitySummary {
+pub struct HostSummaryOfTrace {
     /// Number of host calls in the trace.
     pub calls: usize,
-    /// Number of ranges in the trace.
+    /// Number of NVTX ranges in the trace.
     pub ranges: usize,
     pub paths: RangePathTree,
-    /// Sum of the ranges of each path.
-    pub of_path: Vec<RangePathSum>,
-    /// Host times of ranges by path, for paths with at most one enclosing range.
-    pub lengths: ValueCountsByGroup,
-    /// Ranges that no other range encloses, in order of their start; stored if allocations were
-    /// recorded.
-    pub outermost: Vec<OutermostRange>,
-    /// The path of the innermost range around the launch of each operation.
-    pub launched_in: PackedColumn<RangePathId>,
-    /// The path of each kernel with the ranges of its graph's capture; empty without such.
-    pub inside_graph: PackedColumn<RangePathId>,
-    /// The function that launched each operation behind the kernels.
-    launched_by: Vec<Option<NameId>>,
-    /// The launch call of each operation.
-    pub launches: LaunchCalls,
-    pub wait_calls: Vec<GpuWaitCall>,
-    /// Iterations of each process, by its ranges or marks.
-    pub iterations: Vec<Option<HostIterationFinder>>,
-    /// Operations whose call is not in the trace.
+    /// For each range path, the number of its ranges and their total time on the host.
+    pub of_path: Vec<RangeCountAndHostTime>,
+    /// Times that ranges lasted on the host, by path, for paths with at most one enclosing range.
+    pub lengths: SortedValuesByGroup,
+    /// Ranges that no other range encloses, in order of their start; stored only if the trace
+    /// records allocations.
+    pub outermost: Vec<OutermostNamedRange>,
+    /// For each GPU operation, the path of the innermost range around its launch.
+    pub launched_in: BitPackedColumn<RangePathId>,
+    /// For each kernel, its launch path followed by the ranges in which its graph node was created;
+    /// empty if no kernel has such ranges.
+    pub inside_graph: BitPackedColumn<RangePathId>,
+    /// For each copy, memset and graph launch, the name of the host function that launched it.
+    launched_by: Vec<Option<InternedNameId>>,
+    /// For each GPU operation, times and thread of its launch call.
+    pub launches: LaunchCallTable,
+    pub wait_calls: Vec<CallThatWaitsForGpu>,
+    /// For each process, its iterations on the host as found by ranges or marks.
+    pub iterations: Vec<Option<HostIterationsOfProcess>>,
+    /// Number of operations whose launch call is not in the trace, without page migrations.
     pub operations_without_call: usize,
-    /// Lengths of the calls that launched kernels, by activity.
-    pub launch_calls: ValueCountsByGroup,
-    /// Kernels by activity whose call is in the trace.
+    /// Durations of the host calls that launched kernels, by activity (process on a GPU).
+    pub launch_calls: SortedValuesByGroup,
+    /// For each activity, the number of kernels whose launch call is in the trace.
     pub launched_kernels: Vec<usize>,
     /// Waits for the GPU.
-    pub waits: HostWaits,
-    /// Calls by function; calls that launch or wait are also separated by the range path around
-    /// them.
-    pub sites: HashMap<(NameId, Option<RangePathId>), FunctionCalls>,
-    /// Empty where nobody asks.
-    pub kept: KeptRanges,
-    /// Why the GPU was idle in each gap.
-    pub idle: IdlePartsByCause,
-    /// Number of operations that start before their launch call, and the largest difference in
+    pub waits: HostWaitsOfTrace,
+    /// Host calls by function name; calls that launch or wait are also separated by the path of the
+    /// innermost range around them.
+    pub sites: HashMap<(InternedNameId, Option<RangePathId>), FunctionCallSum>,
+    /// Single named ranges with their calls and operations; empty unless a caller asks for them.
+    pub kept: KeptNamedRanges,
+    /// For each idle gap of a GPU, the causes of the gap.
+    pub idle: GapPartsByCause,
+    /// Number of operations that start before their launch call, and the largest such difference,
     /// nanoseconds.
     pub before_launch: (usize, i64),
 }
 
-impl HostActivitySummary {
-    /// When the operations of a process were launched, in order.
-    pub(in crate::diagnose) fn launch_times(
+impl HostSummaryOfTrace {
+    /// Counts an operation that starts `early_ns` before its launch call, if the difference exceeds
+    /// the assumed error between the host's and the GPU's clock.
+    fn count_operation_before_its_launch(&mut self, early_ns: i64) {
+        if early_ns > MAX_HOST_GPU_CLOCK_DIFFERENCE_NS {
+            let (count, most) = &mut self.before_launch;
+            *count += 1;
+            *most = early_ns.max(*most);
+        }
+    }
+
+    /// Returns the start times of the launch calls of a process's operations, in ascending order.
+    pub(in crate::diagnose) fn launch_times_of_process(
         &self,
         trace: &Trace,
         process: u32,
-    ) -> PackedColumn<i64> {
-        let all = AllOperations::new(trace);
-        let launch = |id: OperationId| self.launches.get(&all, id);
-        let own = |id: &OperationId| {
+    ) -> BitPackedColumn<i64> {
+        let all = AllGpuOperations::number_operations_of_trace(trace);
+        let launch = |id: GpuOperationId| self.launches.launch_call_of_operation(&all, id);
+        let own = |id: &GpuOperationId| {
             let thread = launch(*id).and_then(|launch| trace.threads.get(launch.thread as usize));
             thread.is_some_and(|thread| thread.process == process)
         };
         let time = |id| launch(id).map_or(i64::MIN, |launch| launch.start);
-        SortedOperations::operations_by_key(all.ids().filter(own), time).iter().map(time).collect()
+        OperationsInOrder::sort_operations_by_key(all.all_operation_ids().filter(own), time)
+            .iter()
+            .map(time)
+            .collect()
     }
 
-    /// The function that launched a copy, a set or a graph.
-    pub fn function_that_launched(&self, trace: &Trace, operation: OperationId) -> Option<NameId> {
-        let kernels = trace.kernels.on_gpu.len();
+    /// Returns the name of the host function that launched a copy, a memset or a graph.
+    pub fn function_that_launched_operation(
+        &self,
+        trace: &Trace,
+        operation: GpuOperationId,
+    ) -> Option<InternedNameId> {
+        let kernels = trace.kernels.on_gpu.operation_count();
         self.launched_by[(operation as usize).checked_sub(kernels)?]
     }
 }
 
-/// Path and number of an open range.
+/// Path, number and nesting depth of an open range.
 #[derive(Debug, Clone, Copy)]
-struct OpenRangePlace {
+struct PathAndNumberOfOpenRange {
     path: RangePathId,
-    /// Number of ranges that were opened before this one.
+    /// Number of ranges of the trace that were opened before this one.
     number: u32,
     depth: u32,
 }
 
-/// State of the pass over ranges and calls. Open ranges are known by labels, and closed ranges by
-/// names.
+/// State of the pass over the ranges and calls of a trace in order of time. Range names are label
+/// numbers until the pass ends, when labels are replaced by names.
 #[derive(Debug, Default)]
-pub struct HostPassState {
-    /// Whether every range is to be kept.
+pub struct HostSummaryPass {
+    /// Whether the pass keeps every single range for later analyses.
     keep_ranges: bool,
-    host: HostActivitySummary,
-    activities: Vec<DeviceActivity>,
-    /// Index of the activity of each process and device.
+    host: HostSummaryOfTrace,
+    activities: Vec<ProcessActivityOnGpu>,
+    /// For each place (process, GPU and stream), the index of its activity.
     activity_of: Vec<usize>,
-    /// For each activity, the index of the gap after the last gap found.
+    /// For each activity, the index of the gap after the gap that was found last.
     next_gap: Vec<usize>,
-    /// For each activity, the number of operations whose launch was read.
+    /// For each activity, the number of operations whose launch call has been read.
     launched_so_far: Vec<usize>,
-    launched: LaunchedOperations,
-    open: OpenRangesByThread<OpenRangePlace>,
-    lately: RecentCallsByThread,
-    /// Whether the call of each name waits for the GPU.
+    launched: OperationsByLaunchKey,
+    open: OpenRangesByThread<PathAndNumberOfOpenRange>,
+    lately: PastCallsAndRangesByThread,
+    /// For each name of the trace, whether a function of this name waits for the GPU.
     waiting: Vec<bool>,
-    lengths: GroupedSamples,
-    launch_calls: GroupedSamples,
-    /// Path, start and depth of ranges that were never closed.
+    lengths: ValuesByGroup,
+    launch_calls: ValuesByGroup,
+    /// Path, start and nesting depth of ranges that were never closed.
     unclosed: Vec<(RangePathId, i64, u32)>,
-    nodes: NodeEvents,
-    /// The labels around each call that created a graph node.
-    around_node: Vec<Vec<NameId>>,
-    repeating: LongestRanges,
+    nodes: UnprocessedGraphNodeEvents,
+    /// For each event of a created graph node, the labels of the ranges that were open.
+    around_node: Vec<Vec<InternedNameId>>,
+    repeating: LongestRangesSoFar,
 }
 
-impl HostPassState {
-    /// A pass that keeps every range for later questions, or none.
-    pub fn new(keep_ranges: bool) -> Self {
+impl HostSummaryPass {
+    /// Prepares a pass, which keeps every single range for later analyses if `keep_ranges`.
+    pub fn prepare_host_pass(keep_ranges: bool) -> Self {
         Self { keep_ranges, ..Self::default() }
     }
 
-    /// The next row; the trace is all but ranges and calls.
-    pub fn add(&mut self, trace: &Trace, row: RangeOrCall) {
+    /// Processes the next range or call; `trace` contains everything except ranges and calls.
+    pub fn process_next_row(&mut self, trace: &Trace, row: StreamedRangeOrCall) {
         match row {
-            RangeOrCall::Begin => *self = Self::begin_host_pass(trace, self.keep_ranges),
-            RangeOrCall::Range(range) => self.add_range(trace, range),
-            RangeOrCall::Call(call) => self.call(trace, &call),
+            StreamedRangeOrCall::Begin => {
+                *self = Self::begin_pass_over_trace(trace, self.keep_ranges)
+            }
+            StreamedRangeOrCall::Range(range) => self.process_range(trace, range),
+            StreamedRangeOrCall::Call(call) => self.process_host_call(trace, &call),
         }
     }
 
-    fn begin_host_pass(trace: &Trace, keep_ranges: bool) -> HostPassState {
-        let all = AllOperations::new(trace);
+    fn begin_pass_over_trace(trace: &Trace, keep_ranges: bool) -> HostSummaryPass {
+        let all = AllGpuOperations::number_operations_of_trace(trace);
         let kept = if keep_ranges { all.len() } else { 0 };
-        let activities = idle_time::activity_of_devices(trace, |_| true);
-        let activity_of = |place: &crate::model::gpu::OperationPlace| {
-            let own =
-                |of: &DeviceActivity| (of.process, of.device) == (place.process, place.device);
+        let activities = idle_time::activities_by_process_and_gpu(trace, |_| true);
+        let activity_of = |place: &crate::model::gpu::ProcessDeviceContextAndStream| {
+            let own = |of: &ProcessActivityOnGpu| {
+                (of.process, of.device) == (place.process, place.device)
+            };
             activities.iter().position(own).unwrap_or(0)
         };
-        let host = HostActivitySummary {
-            launched_in: PackedColumn::column_filled_with(all.len(), ROOT_PATH),
-            launched_by: vec![None; all.len() - trace.kernels.on_gpu.len()],
-            launches: LaunchCalls::new(all.len()),
+        let host = HostSummaryOfTrace {
+            launched_in: BitPackedColumn::column_filled_with(all.len(), ROOT_RANGE_PATH),
+            launched_by: vec![None; all.len() - trace.kernels.on_gpu.operation_count()],
+            launches: LaunchCallTable::table_without_launch_calls(all.len()),
             launched_kernels: vec![0; activities.len()],
-            // Page migrations do not count, because no call launches them.
-            operations_without_call: all.len() - OperationClasses::new(trace).migration_count(),
-            idle: IdlePartsByCause::new(all.len()),
-            of_path: vec![RangePathSum::default()],
-            kept: KeptRanges { ranges: Vec::new(), of_operation: vec![(NO_CALL, NO_CALL); kept] },
-            ..HostActivitySummary::default()
+            // Page migrations are not counted as operations without a call, because no call
+            // launches them.
+            operations_without_call: all.len()
+                - OperationClassesOfTrace::classify_operations_by_name(trace)
+                    .page_migration_count(),
+            idle: GapPartsByCause::without_gaps_of_operations(all.len()),
+            of_path: vec![RangeCountAndHostTime::default()],
+            kept: KeptNamedRanges {
+                ranges: Vec::new(),
+                of_operation: vec![(NO_LAUNCH_CALL, NO_LAUNCH_CALL); kept],
+            },
+            ..HostSummaryOfTrace::default()
         };
         let events = &trace.node_events;
         Self {
@@ -243,187 +273,213 @@ impl HostPassState {
             activity_of: trace.places.iter().map(activity_of).collect(),
             next_gap: vec![0; activities.len()],
             launched_so_far: vec![0; activities.len()],
-            launched: LaunchedOperations::new(trace),
-            lately: RecentCallsByThread::new(trace, &activities),
-            waiting: names_that_wait(trace),
-            nodes: NodeEvents::new(trace, |event| events.original[event] == 0),
+            launched: OperationsByLaunchKey::operations_without_read_calls(trace),
+            lately: PastCallsAndRangesByThread::state_before_first_call(trace, &activities),
+            waiting: which_names_wait_for_gpu(trace),
+            nodes: UnprocessedGraphNodeEvents::collect_graph_node_events(trace, |event| {
+                events.original[event] == 0
+            }),
             around_node: vec![Vec::new(); events.time.len()],
             activities,
             ..Self::default()
         }
     }
 
-    fn add_range(&mut self, trace: &Trace, row: RangeRow) {
-        self.note_nodes_created_before(trace, row.start);
-        self.lately.add_range(trace, &self.activities, &row);
-        let around =
-            self.open.innermost_around(row.thread, (row.start, row.end)).map(|open| open.state);
+    fn process_range(&mut self, trace: &Trace, row: StreamedRangeRow) {
+        self.store_ranges_of_nodes_created_before(trace, row.start);
+        self.lately.add_past_range(trace, &self.activities, &row);
+        let around = self
+            .open
+            .innermost_range_around_span(row.thread, (row.start, row.end))
+            .map(|open| open.state);
         let (parent, depth) =
-            around.map_or((ROOT_PATH, 0), |around| (around.path, around.depth + 1));
-        let path = self.host.paths.path_inside(parent, NameId(row.label));
-        self.host.of_path.resize(self.host.paths.len(), RangePathSum::default());
+            around.map_or((ROOT_RANGE_PATH, 0), |around| (around.path, around.depth + 1));
+        let path = self.host.paths.path_of_name_inside_parent(parent, InternedNameId(row.label));
+        self.host.of_path.resize(self.host.paths.len(), RangeCountAndHostTime::default());
         self.host.of_path[path as usize].count += 1;
-        if row.end == RangeRow::UNCLOSED_RANGE_END {
+        if row.end == StreamedRangeRow::UNCLOSED_RANGE_END {
             self.unclosed.push((path, row.start, depth));
         } else {
-            self.add_range_length(path, depth, row.end - row.start);
-            self.repeating.add(path, row, depth);
+            self.add_host_time_of_range(path, depth, row.end - row.start);
+            self.repeating.add_range_if_long(path, row, depth);
         }
         if around.is_none() && !trace.allocations.time.is_empty() {
             let process = trace.threads[row.thread as usize].process;
-            let RangeRow { start, end, label, .. } = row;
-            self.host.outermost.push(OutermostRange { process, start, end, name: NameId(label) });
+            let StreamedRangeRow { start, end, label, .. } = row;
+            self.host.outermost.push(OutermostNamedRange {
+                process,
+                start,
+                end,
+                name: InternedNameId(label),
+            });
         }
         if self.keep_ranges {
-            let around = around.map_or(NO_CALL, |around| around.number);
+            let around = around.map_or(NO_LAUNCH_CALL, |around| around.number);
             let host_ns = row.end - row.start;
-            let range = KeptHostRange { path, around, host_ns, inputs: row.inputs };
+            let range = KeptNamedRange { path, around, host_ns, inputs: row.inputs };
             self.host.kept.ranges.push(range);
         }
-        let number = row_number(self.host.ranges);
-        self.open.add(row, OpenRangePlace { path, number, depth }, |_| ());
+        let number = row_number_in_32_bits(self.host.ranges);
+        self.open.open_range(row, PathAndNumberOfOpenRange { path, number, depth }, |_| ());
         self.host.ranges += 1;
     }
 
-    fn add_range_length(&mut self, path: RangePathId, depth: u32, ns: i64) {
+    fn add_host_time_of_range(&mut self, path: RangePathId, depth: u32, ns: i64) {
         self.host.of_path[path as usize].host_ns += ns;
         if depth < 2 {
-            self.lengths.push(path, ns);
+            self.lengths.push_value_of_group(path, ns);
         }
     }
 
-    fn call(&mut self, trace: &Trace, call: &CallRow) {
-        self.note_nodes_created_before(trace, call.start);
+    fn process_host_call(&mut self, trace: &Trace, call: &StreamedCallRow) {
+        self.store_ranges_of_nodes_created_before(trace, call.start);
         let waits = self.waiting[call.name.0 as usize];
         let launched = self.launched.by(trace, call);
         let around = match waits || !launched.is_empty() {
             true => self
                 .open
-                .innermost_around(call.thread, (call.start, call.end))
+                .innermost_range_around_span(call.thread, (call.start, call.end))
                 .map(|open| open.state),
             false => None,
         };
         let path = around.map(|around| around.path);
         let host = &mut self.host;
         host.operations_without_call = host.operations_without_call.saturating_sub(launched.len());
-        let all = AllOperations::new(trace);
-        let activity_of = |id| self.activity_of[all.place(id).0 as usize];
-        let launch = LaunchCall { start: call.start, end: call.end, thread: call.thread };
+        let all = AllGpuOperations::number_operations_of_trace(trace);
+        let activity_of = |id| self.activity_of[all.place_of_operation(id).0 as usize];
+        let launch = OperationLaunchCall { start: call.start, end: call.end, thread: call.thread };
         for (index, &id) in launched.iter().enumerate() {
-            host.launched_in.set_row(id as usize, path.unwrap_or(ROOT_PATH));
-            host.launches.set_launch_call(&all, id, launch);
+            host.launched_in.replace_row(id as usize, path.unwrap_or(ROOT_RANGE_PATH));
+            host.launches.set_launch_call_of_operation(&all, id, launch);
             if let Some(kept) = host.kept.of_operation.get_mut(id as usize) {
-                *kept = (around.map_or(NO_CALL, |around| around.number), row_number(host.calls));
+                *kept = (
+                    around.map_or(NO_LAUNCH_CALL, |around| around.number),
+                    row_number_in_32_bits(host.calls),
+                );
             }
             let activity = activity_of(id);
-            if all.kind_and_row(id).0 == OperationKind::Kernel {
+            if all.kind_and_table_row(id).0 == GpuOperationKind::Kernel {
                 host.launched_kernels[activity] += 1;
-                // One launch call of a graph launches many kernels.
+                // One launch call of a graph launches many kernels, but its duration is added once
+                // for each activity.
                 if launched[..index].iter().all(|&other| activity_of(other) != activity) {
-                    self.launch_calls.push(row_number(activity), call.end - call.start);
+                    let row = row_number_in_32_bits(activity);
+                    self.launch_calls.push_value_of_group(row, call.end - call.start);
                 }
             } else {
-                host.launched_by[id as usize - trace.kernels.on_gpu.len()] = Some(call.name);
+                host.launched_by[id as usize - trace.kernels.on_gpu.operation_count()] =
+                    Some(call.name);
             }
-            let early = call.start - all.start(id);
-            if early > HOST_DEVICE_CLOCK_ERROR_NS {
-                let (count, most) = &mut host.before_launch;
-                *count += 1;
-                *most = early.max(*most);
-            }
+            host.count_operation_before_its_launch(call.start - all.operation_start_ns(id));
             let next = &mut self.next_gap[activity];
             let gaps = &self.activities[activity].gaps;
-            let Some(gap) = gap_before_operation(&all, gaps, next, id) else { continue };
-            let late = LateLaunchAndGap {
+            let Some(gap) = idle_gap_ended_by_operation(&all, gaps, next, id) else { continue };
+            let late = GapAndItsEndingLaunch {
                 launch: call,
                 gap: &gap,
                 activity,
-                stream: trace.places[all.place(id).0 as usize].stream,
-                same_launch: all.correlation(gap.before) == call.correlation,
+                stream: trace.places[all.place_of_operation(id).0 as usize].stream,
+                same_launch: all.correlation_id_of_operation(gap.before) == call.correlation,
                 pending: self.launched_so_far[activity].saturating_sub(gap.started as usize),
             };
-            let split = self.lately.split_gap(trace, &self.activities, &late);
-            host.idle.set(&gap, &split.parts);
-            split.waits.iter().for_each(|&(wait, ns)| host.waits.add_saved_time(wait, ns));
+            let split = self.lately.split_gap_into_causes(trace, &self.activities, &late);
+            host.idle.store_parts_of_gap(&gap, &split.parts);
+            for &(wait, ns) in &split.waits {
+                host.waits.add_idle_ns_saved_without_wait(wait, ns);
+            }
         }
         for &id in launched {
             self.launched_so_far[activity_of(id)] += 1;
         }
         if !launched.is_empty() {
-            let stream = |&id: &OperationId| trace.places[all.place(id).0 as usize].stream;
-            self.lately.forget_stream_causes(call.thread, launched.iter().map(stream));
+            let stream =
+                |&id: &GpuOperationId| trace.places[all.place_of_operation(id).0 as usize].stream;
+            self.lately.forget_waits_of_streams(call.thread, launched.iter().map(stream));
         }
-        let wait =
-            waits.then(|| host.waits.add(call, around.map(|around| (around.path, around.number))));
+        let wait = waits
+            .then(|| host.waits.add_wait(call, around.map(|around| (around.path, around.number))));
         if waits {
-            let CallRow { thread, start, end, .. } = *call;
-            host.wait_calls.push(GpuWaitCall { thread, start, end });
+            let StreamedCallRow { thread, start, end, .. } = *call;
+            host.wait_calls.push(CallThatWaitsForGpu { thread, start, end });
         }
         if wait.is_none() && !launched.is_empty() {
-            host.waits.count_launch(call.thread);
+            host.waits.count_launch_of_thread(call.thread);
         }
         let site = host.sites.entry((call.name, path)).or_default();
-        site.add(FunctionCalls { count: 1, total_ns: call.end - call.start, wait: waits });
+        site.add_other_calls(FunctionCallSum {
+            count: 1,
+            total_ns: call.end - call.start,
+            wait: waits,
+        });
         host.calls += 1;
-        self.lately.add(trace, &self.activities, call, wait);
+        self.lately.add_past_call(trace, &self.activities, call, wait);
     }
 
-    /// Notes the ranges around nodes that were created before a time.
-    fn note_nodes_created_before(&mut self, trace: &Trace, time: i64) {
+    /// Stores the open ranges for each graph node that was created before `time`.
+    fn store_ranges_of_nodes_created_before(&mut self, trace: &Trace, time: i64) {
         let events = &trace.node_events;
-        while let Some(event) = self.nodes.next_if_before(trace, time) {
+        while let Some(event) = self.nodes.take_earliest_event_before(trace, time) {
             let at = events.time[event];
             let open = self.open.at(events.thread[event], at, |_| ());
-            self.around_node[event] = open.iter().map(|range| NameId(range.row.label)).collect();
+            self.around_node[event] =
+                open.iter().map(|range| InternedNameId(range.row.label)).collect();
         }
     }
 
-    /// Results at the end: names in place of labels, and the end of ranges that were never closed.
-    pub(in crate::diagnose) fn finish_host_pass(
+    /// Returns the results of the pass: labels are replaced by names, and ranges that were never
+    /// closed end at `last`.
+    pub(in crate::diagnose) fn finish_pass_with_range_names(
         mut self,
         trace: &Trace,
-        name_of: impl Fn(NameId) -> NameId,
+        name_of: impl Fn(InternedNameId) -> InternedNameId,
         last: i64,
-    ) -> (Vec<DeviceActivity>, HostActivitySummary) {
-        self.note_nodes_created_before(trace, i64::MAX);
+    ) -> (Vec<ProcessActivityOnGpu>, HostSummaryOfTrace) {
+        self.store_ranges_of_nodes_created_before(trace, i64::MAX);
         for (path, start, depth) in std::mem::take(&mut self.unclosed) {
-            self.add_range_length(path, depth, last.max(start) - start);
+            self.add_host_time_of_range(path, depth, last.max(start) - start);
         }
         let Self { mut host, mut lengths, mut around_node, repeating, .. } = self;
-        let (mut paths, now) = host.paths.renamed(&name_of);
+        let (mut paths, now) = host.paths.with_replaced_names(&name_of);
         let now_is = |path: RangePathId| now[path as usize];
-        let launch_times = |process| host.launch_times(trace, process);
-        let iterations = repeating.host_iterations(trace, &paths, now_is, launch_times);
-        host.launched_in = host.launched_in.iter().map(now_is).collect();
-        host.waits.renumber_paths(now_is);
-        host.idle.rename_range_labels(&name_of);
+        let launch_times = |process| host.launch_times_of_process(trace, process);
+        let iterations =
+            repeating.find_host_iterations_of_processes(trace, &paths, now_is, launch_times);
+        host.launched_in = host.launched_in.iter_decoded_rows().map(now_is).collect();
+        host.waits.replace_path_numbers(now_is);
+        host.idle.replace_range_labels_by_names(&name_of);
         host.kept.ranges.iter_mut().for_each(|range| range.path = now_is(range.path));
-        let mut of_path = vec![RangePathSum::default(); paths.len()];
+        let mut of_path = vec![RangeCountAndHostTime::default(); paths.len()];
         for (&path, sum) in now.iter().zip(&host.of_path) {
-            let all: &mut RangePathSum = &mut of_path[path as usize];
+            let all: &mut RangeCountAndHostTime = &mut of_path[path as usize];
             all.count += sum.count;
             all.host_ns += sum.host_ns;
         }
-        let mut sites: HashMap<(NameId, Option<RangePathId>), FunctionCalls> = HashMap::new();
+        let mut sites: HashMap<(InternedNameId, Option<RangePathId>), FunctionCallSum> =
+            HashMap::new();
         for ((name, path), calls) in host.sites {
-            sites.entry((name, path.map(now_is))).or_default().add(calls);
+            sites.entry((name, path.map(now_is))).or_default().add_other_calls(calls);
         }
-        lengths.merge_value_groups(&now);
+        lengths.renumber_and_merge_groups(&now);
         for range in &mut host.outermost {
             range.end = range.end.min(last.max(range.start));
             range.name = name_of(range.name);
         }
         around_node.iter_mut().flatten().for_each(|name| *name = name_of(*name));
-        let nodes = graph_nodes::graph_nodes_in_ranges(trace, around_node);
-        let inside = graph_nodes::kernel_paths_inside(trace, &nodes, &host.launched_in, &mut paths);
-        of_path.resize(paths.len(), RangePathSum::default());
-        let host = HostActivitySummary {
+        let nodes = graph_nodes::graph_nodes_from_ranges_of_creations(trace, around_node);
+        let inside = graph_nodes::launch_paths_extended_by_graph_node_ranges(
+            trace,
+            &nodes,
+            &host.launched_in,
+            &mut paths,
+        );
+        of_path.resize(paths.len(), RangeCountAndHostTime::default());
+        let host = HostSummaryOfTrace {
             iterations,
             paths,
             of_path,
             sites,
-            lengths: lengths.into_counted_values(),
-            launch_calls: self.launch_calls.into_counted_values(),
+            lengths: lengths.into_sorted_values_with_counts(),
+            launch_calls: self.launch_calls.into_sorted_values_with_counts(),
             inside_graph: inside,
             ..host
         };
@@ -431,23 +487,23 @@ impl HostPassState {
     }
 }
 
-/// The idle gap that an operation ended; `next` is the index after the gap found last, since
+/// Returns the idle gap that an operation ended; `next` is the index to try first, because
 /// operations are launched almost in the order in which they run.
-fn gap_before_operation(
-    all: &AllOperations<'_>,
-    gaps: &IdleGaps,
+fn idle_gap_ended_by_operation(
+    all: &AllGpuOperations<'_>,
+    gaps: &GpuIdleGaps,
     next: &mut usize,
-    id: OperationId,
-) -> Option<IdleGap> {
-    if gaps.get(all, *next).is_none_or(|gap| gap.after != id) {
-        *next = gaps.partition_point(all, |gap| gap.end < all.start(id));
+    id: GpuOperationId,
+) -> Option<GpuIdleGap> {
+    if gaps.idle_gap_at_index(all, *next).is_none_or(|gap| gap.after != id) {
+        *next = gaps.first_gap_index_where_not(all, |gap| gap.end < all.operation_start_ns(id));
     }
-    let gap = gaps.get(all, *next).filter(|gap| gap.after == id)?;
+    let gap = gaps.idle_gap_at_index(all, *next).filter(|gap| gap.after == id)?;
     *next += 1;
     Some(gap)
 }
 
-/// Row numbers are stored in 32 bits.
-fn row_number(index: usize) -> u32 {
+/// Converts a row number to 32 bits; panics if the number is larger.
+fn row_number_in_32_bits(index: usize) -> u32 {
     u32::try_from(index).expect("fewer than 2^32 rows")
 }

@@ -1,33 +1,33 @@
-//! Ranges and marks that may be iterations, kept while ranges are read: the longest ones only, so
-//! that a trace of any length takes no more memory.
+//! Keeps the longest ranges that may be iterations while a trace's ranges are read, in bounded
+//! memory, and finds the host's iterations.
 
 use hashbrown::HashMap;
 
 use crate::analyze::ranges::paths::{RangePathId, RangePathTree};
-use crate::analyze::timeline::iterations::{self, IterationCandidate, IterationEvidence};
+use crate::analyze::timeline::iterations::{self, EvidenceOfIterations, IterationCandidate};
 use crate::model::Trace;
-use crate::model::interned_names::without_numbers_in_name;
-use crate::model::packed_columns::PackedColumn;
-use crate::read::RangeRow;
+use crate::model::interned_names::replace_digits_by_number_sign;
+use crate::model::packed_columns::BitPackedColumn;
+use crate::read::StreamedRangeRow;
 
-/// Ranges that are kept; of more the shorter half is dropped.
-const MAX_KEPT_RANGES: usize = 1 << 16;
-/// Largest number of ranges around a range that is kept.
-const MAX_KEPT_DEPTH: u32 = 3;
+/// Largest number of ranges that are kept; when the number is reached, the shorter half is dropped.
+const MAX_KEPT_LONG_RANGES: usize = 1 << 16;
+/// Largest number of enclosing ranges that a kept range may have.
+const MAX_DEPTH_OF_KEPT_RANGE: u32 = 3;
 
-/// Iterations of a process in time of the host.
+/// Iterations of one process: start times on the host, and the evidence by which they were found.
 #[derive(Debug, Clone)]
-pub struct HostIterationFinder {
-    /// The sign by which iterations were found: a range or a mark.
-    pub sign: IterationEvidence,
+pub struct HostIterationsOfProcess {
+    /// The evidence by which the iterations were found: ranges or marks of one name.
+    pub sign: EvidenceOfIterations,
     /// Start time of each iteration on the host, nanoseconds.
     pub starts: Vec<i64>,
-    /// End of the last iteration in host time.
+    /// End of the last iteration on the host, nanoseconds.
     pub end: i64,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct LongRange {
+struct LongNamedRange {
     path: RangePathId,
     thread: u32,
     depth: u32,
@@ -36,70 +36,74 @@ struct LongRange {
 }
 
 #[derive(Debug, Default)]
-pub(in crate::diagnose) struct LongestRanges(Vec<LongRange>);
+pub(in crate::diagnose) struct LongestRangesSoFar(Vec<LongNamedRange>);
 
-/// Candidates of one thread and pattern belong together.
-type ThreadAndPattern = (u32, usize);
+/// Thread and number of a name pattern; candidates for iterations with equal keys form a group.
+type ThreadAndNamePattern = (u32, usize);
 
-impl LongestRanges {
+impl LongestRangesSoFar {
     /// The next range.
-    pub fn add(&mut self, path: RangePathId, row: RangeRow, depth: u32) {
-        if depth > MAX_KEPT_DEPTH {
+    pub fn add_range_if_long(&mut self, path: RangePathId, row: StreamedRangeRow, depth: u32) {
+        if depth > MAX_DEPTH_OF_KEPT_RANGE {
             return;
         }
-        if self.0.len() == MAX_KEPT_RANGES {
-            let length = |of: &LongRange| std::cmp::Reverse(of.end - of.start);
-            self.0.select_nth_unstable_by_key(MAX_KEPT_RANGES / 2, length);
-            self.0.truncate(MAX_KEPT_RANGES / 2);
+        if self.0.len() == MAX_KEPT_LONG_RANGES {
+            let length = |of: &LongNamedRange| std::cmp::Reverse(of.end - of.start);
+            self.0.select_nth_unstable_by_key(MAX_KEPT_LONG_RANGES / 2, length);
+            self.0.truncate(MAX_KEPT_LONG_RANGES / 2);
         }
-        let RangeRow { start, end, thread, .. } = row;
-        self.0.push(LongRange { path, thread, depth, start, end });
+        let StreamedRangeRow { start, end, thread, .. } = row;
+        self.0.push(LongNamedRange { path, thread, depth, start, end });
     }
 
-    /// Finds the iterations of each process in host time. `launch_times` gives the times at which a
-    /// process launched, in order.
-    pub fn host_iterations(
+    /// Finds the iterations of each process on the host. `launch_times` returns the launch times of
+    /// a process in ascending order.
+    pub fn find_host_iterations_of_processes(
         &self,
         trace: &Trace,
         paths: &RangePathTree,
         now_is: impl Fn(RangePathId) -> RangePathId,
-        launch_times: impl Fn(u32) -> PackedColumn<i64>,
-    ) -> Vec<Option<HostIterationFinder>> {
-        let mut patterns = NamePatterns::default();
-        let ranges: Vec<IterationCandidate<ThreadAndPattern>> = self
+        launch_times: impl Fn(u32) -> BitPackedColumn<i64>,
+    ) -> Vec<Option<HostIterationsOfProcess>> {
+        let mut patterns = DistinctNamePatterns::default();
+        let ranges: Vec<IterationCandidate<ThreadAndNamePattern>> = self
             .0
             .iter()
             .map(|of| {
-                let name = trace.names.text(paths.name(now_is(of.path)));
-                let key = (of.thread, patterns.number_of_name(name));
+                let name = trace.names.text_of_name(paths.last_name_of_path(now_is(of.path)));
+                let key = (of.thread, patterns.number_of_name_pattern(name));
                 IterationCandidate { key, depth: of.depth, start: of.start, end: of.end }
             })
             .collect();
-        let marks = iteration_marks(trace, &mut patterns);
+        let marks = iteration_candidates_between_marks(trace, &mut patterns);
         let of_process = |process: u32| {
-            let own = |of: &&IterationCandidate<ThreadAndPattern>| {
+            let own = |of: &&IterationCandidate<ThreadAndNamePattern>| {
                 trace.threads[of.key.0 as usize].process == process
             };
-            let mut launches: Option<PackedColumn<i64>> = None;
-            let mut among = |candidates: &[IterationCandidate<ThreadAndPattern>]| {
-                let own: Vec<IterationCandidate<ThreadAndPattern>> =
+            let mut launches: Option<BitPackedColumn<i64>> = None;
+            let mut among = |candidates: &[IterationCandidate<ThreadAndNamePattern>]| {
+                let own: Vec<IterationCandidate<ThreadAndNamePattern>> =
                     candidates.iter().filter(own).copied().collect();
                 if own.is_empty() {
                     return None;
                 }
                 let launches = launches.get_or_insert_with(|| launch_times(process));
-                iterations::find_iteration_candidates(
+                iterations::find_iterations_among_candidates(
                     &own,
                     |(_, pattern)| patterns.names[pattern].clone(),
                     launches,
                 )
             };
-            let by_range = among(&ranges)
-                .map(|found| (found, IterationEvidence::Range as fn(String) -> IterationEvidence));
-            let found = by_range.or_else(|| {
-                Some((among(&marks)?, IterationEvidence::Mark as fn(String) -> IterationEvidence))
+            let by_range = among(&ranges).map(|found| {
+                (found, EvidenceOfIterations::Range as fn(String) -> EvidenceOfIterations)
             });
-            found.map(|(found, sign)| HostIterationFinder {
+            let found = by_range.or_else(|| {
+                Some((
+                    among(&marks)?,
+                    EvidenceOfIterations::Mark as fn(String) -> EvidenceOfIterations,
+                ))
+            });
+            found.map(|(found, sign)| HostIterationsOfProcess {
                 sign: sign(patterns.names[found.key.1].clone()),
                 starts: found.starts,
                 end: found.end,
@@ -109,15 +113,17 @@ impl LongestRanges {
     }
 }
 
-/// An iteration lasts from a mark to the next mark of the same thread and pattern.
-fn iteration_marks(
+/// Returns candidates for iterations that last from one mark to the next mark of the same thread
+/// and name pattern.
+fn iteration_candidates_between_marks(
     trace: &Trace,
-    patterns: &mut NamePatterns,
-) -> Vec<IterationCandidate<ThreadAndPattern>> {
+    patterns: &mut DistinctNamePatterns,
+) -> Vec<IterationCandidate<ThreadAndNamePattern>> {
     let marks = &trace.marks;
-    let mut rows: Vec<(ThreadAndPattern, i64)> = (0..marks.time.len())
+    let mut rows: Vec<(ThreadAndNamePattern, i64)> = (0..marks.time.len())
         .map(|row| {
-            let pattern = patterns.number_of_name(trace.names.text(marks.name[row]));
+            let pattern =
+                patterns.number_of_name_pattern(trace.names.text_of_name(marks.name[row]));
             ((marks.thread[row], pattern), marks.time[row])
         })
         .collect();
@@ -132,19 +138,19 @@ fn iteration_marks(
     .collect()
 }
 
-/// Names without their numbers, each held once.
+/// Distinct name patterns: names in which `#` replaces numbers.
 #[derive(Default)]
-struct NamePatterns {
+struct DistinctNamePatterns {
     names: Vec<String>,
     numbers: HashMap<String, usize>,
 }
 
-impl NamePatterns {
-    fn number_of_name(&mut self, name: &str) -> usize {
+impl DistinctNamePatterns {
+    fn number_of_name_pattern(&mut self, name: &str) -> usize {
         let new = self.names.len();
-        let number = *self.numbers.entry(without_numbers_in_name(name)).or_insert(new);
+        let number = *self.numbers.entry(replace_digits_by_number_sign(name)).or_insert(new);
         if number == new {
-            self.names.push(without_numbers_in_name(name));
+            self.names.push(replace_digits_by_number_sign(name));
         }
         number
     }

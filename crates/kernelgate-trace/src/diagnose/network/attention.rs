@@ -1,82 +1,91 @@
-//! Softmax against the matrix products of attention: time beside floating-point operations.
+//! Compares softmax with the matrix products of attention in a traced network: time and
+//! floating-point operations.
 
 use hashbrown::HashMap;
 
 use super::phase::AttentionOperation;
-use crate::analyze::launches::NO_CALL;
+use crate::analyze::launches::NO_LAUNCH_CALL;
 use crate::analyze::work::operator_work;
 use crate::diagnose::trace_facts::DiagnosisContext;
 
-/// Operations on a score: largest, difference, exponential, sum, division.
-const SOFTMAX_FLOPS_PER_SCORE: f64 = 5.0;
+/// Floating-point operations of softmax on one attention score: maximum, difference, exponential,
+/// sum, division.
+const SOFTMAX_FLOPS_PER_ATTENTION_SCORE: f64 = 5.0;
 
-/// Kernels of an operation of attention in all forward passes.
+/// Kernels of one attention operation (scores, softmax or values) in all forward passes.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct AttentionOperationUse {
+pub struct KernelsOfAttentionOperation {
     /// Number of kernels.
     pub kernels: usize,
-    /// Total time of the operation's kernels, nanoseconds.
+    /// Total time of the attention operation's kernels, nanoseconds.
     pub kernel_ns: i64,
-    /// Floating-point operations that the mathematics needs; absent where neither shapes nor work
-    /// were recorded.
+    /// Floating-point operations that the attention operation needs; `None` if neither shapes nor
+    /// declared work were recorded.
     pub flops: Option<f64>,
 }
 
 /// Attention in three operations.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct AttentionUse {
+pub struct AttentionKernels {
     /// Scores, softmax and values.
-    pub operations: [AttentionOperationUse; 3],
+    pub operations: [KernelsOfAttentionOperation; 3],
 }
 
-impl AttentionUse {
-    pub const fn use_of_operation(&self, operation: AttentionOperation) -> &AttentionOperationUse {
+impl AttentionKernels {
+    pub const fn kernels_of_attention_operation(
+        &self,
+        operation: AttentionOperation,
+    ) -> &KernelsOfAttentionOperation {
         &self.operations[operation as usize]
     }
 
-    fn matrix_product_uses(&self) -> [&AttentionOperationUse; 2] {
-        [AttentionOperation::Scores, AttentionOperation::Values].map(|of| self.use_of_operation(of))
+    fn kernels_of_both_matrix_products(&self) -> [&KernelsOfAttentionOperation; 2] {
+        [AttentionOperation::Scores, AttentionOperation::Values]
+            .map(|of| self.kernels_of_attention_operation(of))
     }
 
-    /// Time of both products and softmax, in nanoseconds.
-    pub fn kernel_ns(&self) -> i64 {
+    /// Total kernel time of attention's two matrix products and softmax, nanoseconds.
+    pub fn total_attention_kernel_ns(&self) -> i64 {
         self.operations.iter().map(|of| of.kernel_ns).sum()
     }
 
-    /// Time of softmax over the time of both matrix products.
+    /// Kernel time of softmax divided by the kernel time of both matrix products of attention.
     #[allow(clippy::cast_precision_loss)]
-    pub fn softmax_over_products_time(&self) -> Option<f64> {
-        let products: i64 = self.matrix_product_uses().iter().map(|of| of.kernel_ns).sum();
-        let softmax = self.use_of_operation(AttentionOperation::Softmax).kernel_ns;
+    pub fn softmax_time_by_products_time(&self) -> Option<f64> {
+        let products: i64 =
+            self.kernels_of_both_matrix_products().iter().map(|of| of.kernel_ns).sum();
+        let softmax = self.kernels_of_attention_operation(AttentionOperation::Softmax).kernel_ns;
         (products > 0).then(|| softmax as f64 / products as f64)
     }
 
-    /// FLOPs of both matrix products over the FLOPs of softmax.
-    pub fn matmul_over_softmax_flops(&self) -> Option<f64> {
-        let [scores, values] = self.matrix_product_uses().map(|of| of.flops);
-        let softmax = self.use_of_operation(AttentionOperation::Softmax).flops?;
+    /// FLOPs of both matrix products of attention divided by the FLOPs of softmax.
+    pub fn products_flops_by_softmax_flops(&self) -> Option<f64> {
+        let [scores, values] = self.kernels_of_both_matrix_products().map(|of| of.flops);
+        let softmax = self.kernels_of_attention_operation(AttentionOperation::Softmax).flops?;
         (softmax > 0.0).then_some((scores? + values?) / softmax)
     }
 
-    /// Kernels whose operation is known by row; `None` where softmax or products have none.
-    pub(super) fn new(
+    /// Sums the kernels whose attention operation `operation_of` knows by kernel row; `None` if one
+    /// of the three operations has no kernel.
+    pub(super) fn sum_attention_kernels(
         context: &DiagnosisContext<'_>,
         operation_of: impl Fn(usize) -> Option<AttentionOperation>,
     ) -> Option<Self> {
         let on_gpu = &context.trace.kernels.on_gpu;
         let mut found = Self::default();
-        let mut shapes = AttentionShapes::default();
-        for row in 0..on_gpu.len() {
+        let mut shapes = AttentionProductsByShape::default();
+        for row in 0..on_gpu.operation_count() {
             let Some(operation) = operation_of(row) else { continue };
             let sum = &mut found.operations[operation as usize];
             sum.kernels += 1;
-            sum.kernel_ns += on_gpu.length(row);
-            shapes.add(context, row, operation);
+            sum.kernel_ns += on_gpu.operation_duration_ns(row);
+            shapes.add_product_around_kernel_launch(context, row, operation);
         }
         if found.operations.iter().any(|of| of.kernels == 0) {
             return None;
         }
-        let flops = declared_attention(context).or_else(|| shapes.flops_by_operation());
+        let flops = declared_flops_by_attention_operation(context)
+            .or_else(|| shapes.flops_by_attention_operation());
         for (of, flops) in found.operations.iter_mut().zip(flops.into_iter().flatten()) {
             of.flops = Some(flops);
         }
@@ -84,38 +93,48 @@ impl AttentionUse {
     }
 }
 
-/// Operations by the work that a recording declares for its parts, of all launches.
-fn declared_attention(context: &DiagnosisContext<'_>) -> Option<[f64; 3]> {
+/// FLOPs of each attention operation in all launches, from the work that the recorded program
+/// declared for its parts.
+fn declared_flops_by_attention_operation(context: &DiagnosisContext<'_>) -> Option<[f64; 3]> {
     let mut flops = [0.0; 3];
     for part in &context.trace.parts {
         let name = part.range.rsplit('/').next().unwrap_or_default();
-        if let Some(operation) = AttentionOperation::phase_of_range(name) {
+        if let Some(operation) = AttentionOperation::attention_operation_from_range_name(name) {
             let count: f64 = part.work.flops.iter().map(|(_, count)| count).sum();
-            flops[operation as usize] += count * context.recorded_step_count() as f64;
+            flops[operation as usize] += count * context.number_of_recorded_case_launches() as f64;
         }
     }
     flops.iter().all(|count| *count > 0.0).then_some(flops)
 }
 
-/// Operations by the shapes of matrix products.
+/// Matrix products of attention, whose FLOPs follow from the recorded shapes of framework
+/// operators.
 #[derive(Default)]
-struct AttentionShapes {
-    /// Ranges that are products: operation, FLOPs, and how many factors an output adds up.
+struct AttentionProductsByShape {
+    /// By number of the operator's range: attention operation, FLOPs, and number of products that
+    /// each output sums.
     products: HashMap<u32, (AttentionOperation, f64, f64)>,
 }
 
-impl AttentionShapes {
-    /// Adds the innermost product around a kernel's launch.
-    fn add(&mut self, context: &DiagnosisContext<'_>, row: usize, operation: AttentionOperation) {
+impl AttentionProductsByShape {
+    /// Adds the innermost matrix-product operator around the launch of an attention kernel.
+    fn add_product_around_kernel_launch(
+        &mut self,
+        context: &DiagnosisContext<'_>,
+        row: usize,
+        operation: AttentionOperation,
+    ) {
         let kept = &context.host.kept;
-        let mut at = kept.of_operation.get(row).map_or(NO_CALL, |(range, _)| *range);
+        let mut at = kept.of_operation.get(row).map_or(NO_LAUNCH_CALL, |(range, _)| *range);
         while let Some(range) = kept.ranges.get(at as usize) {
-            let name = context.trace.names.text(context.host.paths.name(range.path));
+            let name =
+                context.trace.names.text_of_name(context.host.paths.last_name_of_path(range.path));
             let inputs = range.inputs.checked_sub(1);
             let inputs = inputs.and_then(|index| context.trace.inputs.get(index as usize));
             let names = &context.trace.names;
-            let depth = inputs.and_then(|of| operator_work::matmul_inner_size(name, of, names));
-            let work = inputs.and_then(|of| operator_work::work_of_operator(name, of, names));
+            let depth =
+                inputs.and_then(|of| operator_work::inner_size_of_matmul_operator(name, of, names));
+            let work = inputs.and_then(|of| operator_work::work_of_operator_call(name, of, names));
             if let Some((depth, work)) = depth.zip(work) {
                 self.products.insert(at, (operation, work.flops, depth));
                 return;
@@ -124,13 +143,14 @@ impl AttentionShapes {
         }
     }
 
-    fn flops_by_operation(&self) -> Option<[f64; 3]> {
+    fn flops_by_attention_operation(&self) -> Option<[f64; 3]> {
         let mut flops = [0.0; 3];
         for &(operation, count, depth) in self.products.values() {
             flops[operation as usize] += count;
             if operation == AttentionOperation::Scores {
                 let scores = count / (2.0 * depth);
-                flops[AttentionOperation::Softmax as usize] += SOFTMAX_FLOPS_PER_SCORE * scores;
+                flops[AttentionOperation::Softmax as usize] +=
+                    SOFTMAX_FLOPS_PER_ATTENTION_SCORE * scores;
             }
         }
         flops.iter().all(|count| *count > 0.0).then_some(flops)

@@ -1,56 +1,59 @@
-//! The phases of a network as JSON.
+//! Formats the phases of a traced network as JSON.
 
 use serde_json::{Value, json};
 
 use super::{
-    AttentionOperation, AttentionOperationUse, AttentionUse, KernelUsePerPass, NetworkPhases,
-    PhaseUsePerPass, time_share_by_class,
+    AttentionKernels, AttentionOperation, KernelsOfAttentionOperation, MeanKernelUsePerPass,
+    MeanPhaseTimesPerPass, PhasesOfNetwork, kernel_time_share_by_work_class,
 };
 
-impl KernelUsePerPass {
+impl MeanKernelUsePerPass {
     /// Converts to JSON.
-    pub fn to_json(&self) -> Value {
+    pub fn kernel_use_to_json(&self) -> Value {
         json!({
             "name": self.name,
-            "kind": self.class.label(),
+            "kind": self.class.printed_work_class_label(),
             "launches": self.launches,
             "kernel_ns": self.kernel_ns,
         })
     }
 }
 
-/// The part of the time of kernels by kind.
-fn class_shares_json(kernels: &[KernelUsePerPass]) -> Value {
-    let shares = time_share_by_class(kernels).into_iter();
-    shares.map(|(class, share)| json!({ "kind": class.label(), "share": share })).collect()
+/// Converts the share of the kernel time of each kind of work.
+fn work_class_shares_to_json(kernels: &[MeanKernelUsePerPass]) -> Value {
+    let shares = kernel_time_share_by_work_class(kernels).into_iter();
+    shares
+        .map(|(class, share)| json!({ "kind": class.printed_work_class_label(), "share": share }))
+        .collect()
 }
 
-impl PhaseUsePerPass {
-    fn to_json(&self) -> Value {
+impl MeanPhaseTimesPerPass {
+    fn phase_to_json(&self) -> Value {
         let idle = self.idle.iter();
-        let idle: Vec<Value> =
-            idle.map(|(cause, ns)| json!({ "cause": cause.json_key(), "idle_ns": ns })).collect();
+        let idle: Vec<Value> = idle
+            .map(|(cause, ns)| json!({ "cause": cause.idle_cause_json_key(), "idle_ns": ns }))
+            .collect();
         json!({
-            "phase": self.phase.label(),
+            "phase": self.phase.printed_phase_label(),
             "passes": self.passes,
             "host_ns": self.host_ns,
             "busy_ns": self.busy_ns,
             "idle_ns": self.idle_ns,
             "idle": idle,
-            "kernels": self.kernels.iter().map(KernelUsePerPass::to_json).collect::<Vec<_>>(),
-            "kinds": class_shares_json(&self.kernels),
+            "kernels": self.kernels.iter().map(MeanKernelUsePerPass::kernel_use_to_json).collect::<Vec<_>>(),
+            "kinds": work_class_shares_to_json(&self.kernels),
         })
     }
 }
 
-impl AttentionUse {
+impl AttentionKernels {
     /// Converts to JSON.
-    pub fn to_json(&self) -> Value {
+    pub fn attention_to_json(&self) -> Value {
         let operation = |operation: AttentionOperation| {
-            let AttentionOperationUse { kernels, kernel_ns, flops } =
-                self.use_of_operation(operation);
+            let KernelsOfAttentionOperation { kernels, kernel_ns, flops } =
+                self.kernels_of_attention_operation(operation);
             json!({
-                "operation": operation.label(),
+                "operation": operation.printed_attention_operation(),
                 "kernels": kernels,
                 "kernel_ns": kernel_ns,
                 "flops": flops,
@@ -60,24 +63,24 @@ impl AttentionUse {
             [AttentionOperation::Scores, AttentionOperation::Softmax, AttentionOperation::Values];
         json!({
             "operations": operations.map(operation),
-            "softmax_time_over_products": self.softmax_over_products_time(),
-            "product_flops_over_softmax": self.matmul_over_softmax_flops(),
+            "softmax_time_over_products": self.softmax_time_by_products_time(),
+            "product_flops_over_softmax": self.products_flops_by_softmax_flops(),
         })
     }
 }
 
-impl NetworkPhases {
+impl PhasesOfNetwork {
     /// Converts to JSON.
-    pub fn to_json(&self) -> Value {
-        let step = self.step_kernels();
-        let trains = self.trains();
+    pub fn network_phases_to_json(&self) -> Value {
+        let step = self.kernels_of_training_step();
+        let trains = self.has_backward_phase();
         json!({
             "passes": self.passes,
             "outside_share": self.outside,
-            "phases": self.phases.iter().map(PhaseUsePerPass::to_json).collect::<Vec<_>>(),
-            "training_kinds": trains.then(|| class_shares_json(&step)),
-            "largest_training_kernel": step.first().filter(|_| trains).map(KernelUsePerPass::to_json),
-            "attention": self.attention.as_ref().map(AttentionUse::to_json),
+            "phases": self.phases.iter().map(MeanPhaseTimesPerPass::phase_to_json).collect::<Vec<_>>(),
+            "training_kinds": trains.then(|| work_class_shares_to_json(&step)),
+            "largest_training_kernel": step.first().filter(|_| trains).map(MeanKernelUsePerPass::kernel_use_to_json),
+            "attention": self.attention.as_ref().map(AttentionKernels::attention_to_json),
         })
     }
 }

@@ -1,7 +1,7 @@
-//! The phases of training, found by the names of ranges from programs, and from PyTorch's autograd
-//! and optimizers.
+//! Recognises the phases of a network by range names that programs use, and by those of PyTorch's
+//! autograd and optimizers.
 
-/// A phase of a training step; a forward pass alone is inference.
+/// A phase of a training step of a neural network; a forward pass alone is inference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TrainingPhase {
     /// Outputs and loss.
@@ -12,21 +12,21 @@ pub enum TrainingPhase {
     Optimizer,
 }
 
-/// Whether a range encloses a whole phase, or a part of a phase.
+/// Whether a range encloses a whole training phase, or a part of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PhaseExtent {
-    /// A range of the program that encloses the whole phase.
+pub enum RangeEnclosesPhaseOrPart {
+    /// A range that the program opened around the whole phase.
     AroundPhase,
-    /// A range of the framework, or a range of the program around a part of the phase.
+    /// A range that the framework opened, or that the program opened around a part of the phase.
     AroundPart,
 }
 
 impl TrainingPhase {
-    /// All phases in the order of a training step.
-    pub const ALL_PHASES: [Self; 3] = [Self::Forward, Self::Backward, Self::Optimizer];
+    /// All training phases, in the order in which a training step executes them.
+    pub const ALL_TRAINING_PHASES: [Self; 3] = [Self::Forward, Self::Backward, Self::Optimizer];
 
     /// Label in printed output.
-    pub const fn label(self) -> &'static str {
+    pub const fn printed_phase_label(self) -> &'static str {
         match self {
             Self::Forward => "forward",
             Self::Backward => "backward",
@@ -34,16 +34,18 @@ impl TrainingPhase {
         }
     }
 
-    pub fn from_range_name(name: &str) -> Option<(TrainingPhase, PhaseExtent)> {
+    pub fn phase_and_extent_from_range_name(
+        name: &str,
+    ) -> Option<(TrainingPhase, RangeEnclosesPhaseOrPart)> {
         let framework = [
             ("autograd::engine::evaluate_function", Self::Backward),
             ("Optimizer.step#", Self::Optimizer),
             ("Optimizer.zero_grad#", Self::Optimizer),
         ];
         if let Some((_, phase)) = framework.iter().find(|(start, _)| name.starts_with(start)) {
-            return Some((*phase, PhaseExtent::AroundPart));
+            return Some((*phase, RangeEnclosesPhaseOrPart::AroundPart));
         }
-        let name = lower_case_words(name);
+        let name = lower_case_with_underscores(name);
         let name = name.trim_end_matches(|c: char| !c.is_ascii_alphabetic());
         let phase = match name {
             "forward" | "forward_step" | "fwd" => Self::Forward,
@@ -53,15 +55,15 @@ impl TrainingPhase {
             name if name.ends_with("backward_pass") => Self::Backward,
             name if name.ends_with("optimizer_step") => Self::Optimizer,
             name if name.ends_with("_backward") => {
-                return Some((Self::Backward, PhaseExtent::AroundPart));
+                return Some((Self::Backward, RangeEnclosesPhaseOrPart::AroundPart));
             }
             _ => return None,
         };
-        Some((phase, PhaseExtent::AroundPhase))
+        Some((phase, RangeEnclosesPhaseOrPart::AroundPhase))
     }
 }
 
-/// An operation of attention that has a range of its own.
+/// An operation of attention that programs enclose in a range of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AttentionOperation {
     /// Queries times keys.
@@ -73,9 +75,10 @@ pub enum AttentionOperation {
 }
 
 impl AttentionOperation {
-    /// The operation that a range is, by the names of the profiling guide.
-    pub fn phase_of_range(name: &str) -> Option<Self> {
-        let name = lower_case_words(name);
+    /// Returns the attention operation that a range encloses, by the range names of the profiling
+    /// guide.
+    pub fn attention_operation_from_range_name(name: &str) -> Option<Self> {
+        let name = lower_case_with_underscores(name);
         let named = |part: &str| name.contains(part);
         match () {
             () if named("attention_scores") => Some(Self::Scores),
@@ -86,7 +89,7 @@ impl AttentionOperation {
     }
 
     /// Label in printed output.
-    pub const fn label(self) -> &'static str {
+    pub const fn printed_attention_operation(self) -> &'static str {
         match self {
             Self::Scores => "scores",
             Self::Softmax => "softmax",
@@ -95,8 +98,8 @@ impl AttentionOperation {
     }
 }
 
-/// A name in lower case, with `_` between its words.
-fn lower_case_words(name: &str) -> String {
+/// Returns a name in lower case, with `_` in place of blanks and hyphens.
+fn lower_case_with_underscores(name: &str) -> String {
     name.trim().to_ascii_lowercase().replace([' ', '-'], "_")
 }
 
@@ -105,20 +108,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn training_phases_are_recognised_by_the_names_that_programs_use() {
-        let phase = |name| TrainingPhase::from_range_name(name).map(|(phase, _)| phase);
+    fn training_phases_are_recognised_by_usual_range_names() {
+        let phase =
+            |name| TrainingPhase::phase_and_extent_from_range_name(name).map(|(phase, _)| phase);
         for name in ["forward", "Forward", "forward pass", "Forward_7", "Model_Forward_Pass"] {
             assert_eq!(phase(name), Some(TrainingPhase::Forward), "{name}");
         }
         let autograd = "autograd::engine::evaluate_function: MmBackward0";
         assert_eq!(
-            TrainingPhase::from_range_name(autograd),
-            Some((TrainingPhase::Backward, PhaseExtent::AroundPart))
+            TrainingPhase::phase_and_extent_from_range_name(autograd),
+            Some((TrainingPhase::Backward, RangeEnclosesPhaseOrPart::AroundPart))
         );
         assert_eq!(phase("Optimizer.step#AdamW.step"), Some(TrainingPhase::Optimizer));
         assert_eq!(
-            TrainingPhase::from_range_name("Layer_2_Backward"),
-            Some((TrainingPhase::Backward, PhaseExtent::AroundPart))
+            TrainingPhase::phase_and_extent_from_range_name("Layer_2_Backward"),
+            Some((TrainingPhase::Backward, RangeEnclosesPhaseOrPart::AroundPart))
         );
         for name in ["layer_forward", "MmBackward0", "step", "optimizer_state", ""] {
             assert_eq!(phase(name), None, "{name}");
@@ -126,8 +130,8 @@ mod tests {
     }
 
     #[test]
-    fn attention_operations_are_recognised_by_the_names_in_the_guide() {
-        let operation = AttentionOperation::phase_of_range;
+    fn attention_operations_are_recognised_by_range_names() {
+        let operation = AttentionOperation::attention_operation_from_range_name;
         assert_eq!(operation("computing attention scores"), Some(AttentionOperation::Scores));
         assert_eq!(operation("computing_softmax"), Some(AttentionOperation::Softmax));
         assert_eq!(operation("computing final matmul"), Some(AttentionOperation::Values));

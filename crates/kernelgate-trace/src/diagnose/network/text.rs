@@ -1,44 +1,48 @@
-//! The phases of a network as text of at most 100 columns.
+//! Formats the phases of a network as text of at most 100 columns.
 
 use std::fmt::Write as _;
 
 use super::{
-    AttentionOperation, AttentionOperationUse, AttentionUse, KernelUsePerPass,
-    MIN_LISTED_TIME_SHARE, NetworkPhases, TrainingPhase, time_share_by_class, total_kernel_ns,
+    AttentionKernels, AttentionOperation, KernelsOfAttentionOperation, MIN_TIME_SHARE_TO_LIST,
+    MeanKernelUsePerPass, PhasesOfNetwork, TrainingPhase, kernel_time_share_by_work_class,
+    total_kernel_ns_per_pass,
 };
-use crate::analyze::work::kernel_kinds::KernelClass;
-use crate::diagnose::labels::readable_name;
-use crate::diagnose::text::{time, wrap_line};
-use crate::stats::shorten;
+use crate::analyze::work::kernel_kinds::KernelWorkClass;
+use crate::diagnose::labels::shortened_kernel_name_for_readers;
+use crate::diagnose::text::{append_wrapped_line, format_nanoseconds};
+use crate::stats::shorten_in_the_middle;
 
 /// Kernels that are listed.
-const MAX_PHASE_KERNELS: usize = 8;
-/// Width of a kernel's name in the table.
-const KERNEL_NAME_WIDTH: usize = 56;
+const MAX_LISTED_KERNELS_OF_PHASE: usize = 8;
+/// Number of columns that a kernel's name has in the table.
+const KERNEL_NAME_COLUMN_WIDTH: usize = 56;
 
 #[allow(clippy::cast_possible_truncation)]
 fn ns(value: f64) -> String {
-    time(value.round() as i64)
+    format_nanoseconds(value.round() as i64)
 }
 
-fn number_text(value: f64) -> String {
+fn text_with_at_most_one_decimal(value: f64) -> String {
     if value.fract() == 0.0 { format!("{value:.0}") } else { format!("{value:.1}") }
 }
 
-impl NetworkPhases {
-    pub(in crate::diagnose) fn write_network(&self, text: &mut String) {
-        let _ =
-            writeln!(text, "\nNetwork: times of one pass, on average over {}", self.passes_text());
-        self.write_host_and_device_times(text);
-        if let Some(forward) = self.use_in_phase(TrainingPhase::Forward) {
-            let step = self.trains().then(|| self.step_kernels());
-            largest_kernels_text(text, &forward.kernels, step.as_deref());
-            other_kernels_text(text, &forward.kernels);
-            write_class_shares(text, &forward.kernels, step.as_deref());
+impl PhasesOfNetwork {
+    pub(in crate::diagnose) fn write_network_section(&self, text: &mut String) {
+        let _ = writeln!(
+            text,
+            "\nNetwork: times of one pass, on average over {}",
+            self.passes_of_each_phase_text()
+        );
+        self.write_host_and_gpu_times_of_phases(text);
+        if let Some(forward) = self.times_of_phase(TrainingPhase::Forward) {
+            let step = self.has_backward_phase().then(|| self.kernels_of_training_step());
+            write_kernel_with_most_time(text, &forward.kernels, step.as_deref());
+            write_kernels_other_than_matmul(text, &forward.kernels);
+            write_time_shares_of_work_classes(text, &forward.kernels, step.as_deref());
         }
         match &self.attention {
-            Some(attention) => attention.write_phase(text, self.passes.max(1)),
-            None => wrap_line(
+            Some(attention) => attention.write_attention_table(text, self.passes.max(1)),
+            None => append_wrapped_line(
                 text,
                 "softmax against matmul: no ranges computing_attention_scores, computing_softmax and \
                  final_matmul",
@@ -48,13 +52,16 @@ impl NetworkPhases {
         }
     }
 
-    fn passes_text(&self) -> String {
-        let passes = self.phases.iter().map(|of| format!("{} {}", of.passes, of.phase.label()));
+    fn passes_of_each_phase_text(&self) -> String {
+        let passes = self
+            .phases
+            .iter()
+            .map(|of| format!("{} {}", of.passes, of.phase.printed_phase_label()));
         let passes: Vec<String> = passes.collect();
         if passes.is_empty() { "all".to_owned() } else { passes.join(", ") }
     }
 
-    fn write_host_and_device_times(&self, text: &mut String) {
+    fn write_host_and_gpu_times_of_phases(&self, text: &mut String) {
         if self.phases.is_empty() {
             return;
         }
@@ -68,41 +75,50 @@ impl NetworkPhases {
             let _ = writeln!(
                 text,
                 "  {:<12}{:>14}{:>14}{:>14}{:>14}{:>10}",
-                of.phase.label(),
+                of.phase.printed_phase_label(),
                 of.host_ns.map_or("-".to_owned(), ns),
                 ns(of.busy_ns + of.idle_ns),
                 ns(of.busy_ns),
                 ns(of.idle_ns),
-                number_text(kernels)
+                text_with_at_most_one_decimal(kernels)
             );
         }
         for of in &self.phases {
-            wrap_line(
+            append_wrapped_line(
                 text,
-                &format!("{}: {}", of.phase.label(), of.host_time_difference()),
+                &format!(
+                    "{}: {}",
+                    of.phase.printed_phase_label(),
+                    of.explain_host_against_gpu_time()
+                ),
                 "  ",
                 "    ",
             );
         }
-        if self.outside >= MIN_LISTED_TIME_SHARE {
+        if self.outside >= MIN_TIME_SHARE_TO_LIST {
             let line = format!(
                 "{:.1} % of the time of all kernels is outside of these phases: before and after \
                  them, or launched by a thread without their ranges",
                 100.0 * self.outside
             );
-            wrap_line(text, &line, "  ", "    ");
+            append_wrapped_line(text, &line, "  ", "    ");
         }
     }
 }
 
-impl super::PhaseUsePerPass {
-    /// Why a timer of the host has another time than the device.
-    pub fn host_time_difference(&self) -> String {
+impl super::MeanPhaseTimesPerPass {
+    /// Explains why the range of a phase on the host lasts longer or shorter than its time on the
+    /// GPU.
+    pub fn explain_host_against_gpu_time(&self) -> String {
         let device_ns = self.busy_ns + self.idle_ns;
-        let causes =
-            self.idle.iter().filter(|(_, idle)| *idle >= MIN_LISTED_TIME_SHARE * device_ns).take(3);
-        let causes: Vec<String> =
-            causes.map(|(cause, idle)| format!("{} {}", cause.label(), ns(*idle))).collect();
+        let causes = self
+            .idle
+            .iter()
+            .filter(|(_, idle)| *idle >= MIN_TIME_SHARE_TO_LIST * device_ns)
+            .take(3);
+        let causes: Vec<String> = causes
+            .map(|(cause, idle)| format!("{} {}", cause.printed_idle_cause(), ns(*idle)))
+            .collect();
         let idle = match causes.is_empty() {
             true => "the device is busy".to_owned(),
             false => format!("the device is idle {}: {}", ns(self.idle_ns), causes.join(", ")),
@@ -123,38 +139,48 @@ impl super::PhaseUsePerPass {
     }
 }
 
-fn largest_kernels_text(
+fn write_kernel_with_most_time(
     text: &mut String,
-    forward: &[KernelUsePerPass],
-    step: Option<&[KernelUsePerPass]>,
+    forward: &[MeanKernelUsePerPass],
+    step: Option<&[MeanKernelUsePerPass]>,
 ) {
-    let line = |kernels: &[KernelUsePerPass]| {
+    let line = |kernels: &[MeanKernelUsePerPass]| {
         let first = kernels.first()?;
         Some(format!(
             "{}: {} launches, {}, {:.1} % of the kernels' time",
-            shorten(&readable_name(&first.name), 60),
-            number_text(first.launches),
+            shorten_in_the_middle(&shortened_kernel_name_for_readers(&first.name), 60),
+            text_with_at_most_one_decimal(first.launches),
             ns(first.kernel_ns),
-            100.0 * first.kernel_ns / total_kernel_ns(kernels).max(1.0)
+            100.0 * first.kernel_ns / total_kernel_ns_per_pass(kernels).max(1.0)
         ))
     };
     let Some(of_forward) = line(forward) else { return };
-    wrap_line(text, &format!("largest kernel of the forward pass: {of_forward}"), "  ", "    ");
+    append_wrapped_line(
+        text,
+        &format!("largest kernel of the forward pass: {of_forward}"),
+        "  ",
+        "    ",
+    );
     if let Some(step) = step
         && let Some(of_step) = line(step)
     {
         let same = forward.first().map(|of| &of.name) == step.first().map(|of| &of.name);
         let same = if same { "the same" } else { "another" };
-        wrap_line(text, &format!("of the training step, {same}: {of_step}"), "  ", "    ");
+        append_wrapped_line(
+            text,
+            &format!("of the training step, {same}: {of_step}"),
+            "  ",
+            "    ",
+        );
     }
 }
 
-fn other_kernels_text(text: &mut String, forward: &[KernelUsePerPass]) {
-    let all = total_kernel_ns(forward).max(1.0);
-    let matters = |of: &&KernelUsePerPass| of.kernel_ns >= MIN_LISTED_TIME_SHARE * all;
-    let other = |of: &&KernelUsePerPass| of.class != KernelClass::Matmul;
+fn write_kernels_other_than_matmul(text: &mut String, forward: &[MeanKernelUsePerPass]) {
+    let all = total_kernel_ns_per_pass(forward).max(1.0);
+    let matters = |of: &&MeanKernelUsePerPass| of.kernel_ns >= MIN_TIME_SHARE_TO_LIST * all;
+    let other = |of: &&MeanKernelUsePerPass| of.class != KernelWorkClass::Matmul;
     let listed: Vec<_> =
-        forward.iter().filter(other).filter(matters).take(MAX_PHASE_KERNELS).collect();
+        forward.iter().filter(other).filter(matters).take(MAX_LISTED_KERNELS_OF_PHASE).collect();
     if listed.is_empty() {
         return;
     }
@@ -163,43 +189,47 @@ fn other_kernels_text(text: &mut String, forward: &[KernelUsePerPass]) {
         let _ = writeln!(
             text,
             "    {:<57}{:<15}{:>5}{:>11}{:>6.1} %",
-            shorten(&readable_name(&of.name), KERNEL_NAME_WIDTH),
-            of.class.label(),
-            number_text(of.launches),
+            shorten_in_the_middle(
+                &shortened_kernel_name_for_readers(&of.name),
+                KERNEL_NAME_COLUMN_WIDTH
+            ),
+            of.class.printed_work_class_label(),
+            text_with_at_most_one_decimal(of.launches),
             ns(of.kernel_ns),
             100.0 * of.kernel_ns / all
         );
     }
 }
 
-fn write_class_shares(
+fn write_time_shares_of_work_classes(
     text: &mut String,
-    forward: &[KernelUsePerPass],
-    step: Option<&[KernelUsePerPass]>,
+    forward: &[MeanKernelUsePerPass],
+    step: Option<&[MeanKernelUsePerPass]>,
 ) {
-    let [inference, training] = [Some(forward), step].map(|of| of.map(time_share_by_class));
+    let [inference, training] =
+        [Some(forward), step].map(|of| of.map(kernel_time_share_by_work_class));
     let inference = inference.unwrap_or_default();
     let heading = if training.is_some() { "   training step" } else { "" };
     let _ = writeln!(text, "  {:<20}{:>12}{heading}", "kind of kernel", "inference");
-    let mut classes: Vec<KernelClass> =
+    let mut classes: Vec<KernelWorkClass> =
         training.iter().flatten().chain(&inference).map(|(class, _)| *class).collect();
     let mut seen = std::collections::BTreeSet::new();
     classes.retain(|class| seen.insert(*class));
-    let share = |of: &[(KernelClass, f64)], class: KernelClass| {
+    let share = |of: &[(KernelWorkClass, f64)], class: KernelWorkClass| {
         let found = of.iter().find(|(known, _)| *known == class);
         format!("{:.1} %", found.map_or(0.0, |(_, share)| 100.0 * share))
     };
     for class in classes {
         let training =
             training.as_ref().map_or(String::new(), |of| format!("{:>16}", share(of, class)));
-        let label = class.label();
+        let label = class.printed_work_class_label();
         let _ = writeln!(text, "  {label:<20}{:>12}{training}", share(&inference, class));
     }
 }
 
-impl AttentionUse {
+impl AttentionKernels {
     #[allow(clippy::cast_precision_loss)]
-    fn write_phase(&self, text: &mut String, passes: usize) {
+    fn write_attention_table(&self, text: &mut String, passes: usize) {
         let _ = writeln!(
             text,
             "  {:<20}{:>12}{:>16}{:>14}{:>12}",
@@ -208,29 +238,30 @@ impl AttentionUse {
         for operation in
             [AttentionOperation::Scores, AttentionOperation::Softmax, AttentionOperation::Values]
         {
-            let AttentionOperationUse { kernels, kernel_ns, flops } =
-                *self.use_of_operation(operation);
+            let KernelsOfAttentionOperation { kernels, kernel_ns, flops } =
+                *self.kernels_of_attention_operation(operation);
             let scaled =
                 |scale: f64| flops.map_or("-".to_owned(), |flops| format!("{:.2}", flops * scale));
             let _ = writeln!(
                 text,
                 "  {:<20}{:>12}{:>16}{:>14}{:>12}",
-                operation.label(),
-                number_text(kernels as f64 / passes as f64),
+                operation.printed_attention_operation(),
+                text_with_at_most_one_decimal(kernels as f64 / passes as f64),
                 ns(kernel_ns as f64 / passes as f64),
                 scaled(1e-9 / passes as f64),
                 scaled(1e-3 / kernel_ns.max(1) as f64)
             );
         }
-        if let Some(sentence) = self.attention_sentence() {
-            wrap_line(text, &sentence, "  ", "    ");
+        if let Some(sentence) = self.softmax_against_products_sentence() {
+            append_wrapped_line(text, &sentence, "  ", "    ");
         }
     }
 
-    /// Sentence that compares softmax with the two matrix products.
-    pub fn attention_sentence(&self) -> Option<String> {
-        let time = self.softmax_over_products_time()?;
-        let flops = self.matmul_over_softmax_flops().map_or(String::new(), |ratio| {
+    /// Returns a sentence that compares time and FLOPs of softmax with those of attention's two
+    /// matrix products.
+    pub fn softmax_against_products_sentence(&self) -> Option<String> {
+        let time = self.softmax_time_by_products_time()?;
+        let flops = self.products_flops_by_softmax_flops().map_or(String::new(), |ratio| {
             format!(
                 ", with {ratio:.1} times fewer FLOPs ({:.1} times fewer than each)",
                 ratio / 2.0

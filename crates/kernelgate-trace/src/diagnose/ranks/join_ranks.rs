@@ -1,80 +1,87 @@
-//! The collectives of all ranks as one job: clocks aligned, waiting separated from transfer.
+//! Joins the traces of a job's ranks by their collectives: aligns clocks, and separates waiting for
+//! other ranks from transfer.
 
 use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
 
-use super::clock::{ClockDifference, RankClock};
-use super::joined_collective::{CollectiveMeeting, RankArrival};
-use super::rank_summary::{self, RankCollective, RankCommunicator, RankTimeParts, RankTrace};
-use super::what_if::{self, JobCriticalPath};
+use super::clock::{ClockDifferenceLine, ClockOfRank};
+use super::joined_collective::{CollectiveOnAllRanks, CollectiveOnRank};
+use super::rank_summary::{
+    self, CommunicatorOfRank, RankTimeByActivity, RecordedRankCollective, TraceOfRank,
+};
+use super::what_if::{self, CriticalPathOfJob};
 use crate::analyze::classes::CollectiveKind;
 use crate::analyze::work::bus_bandwidth;
 use crate::diagnose::finding::FindingSeverity;
 
-/// Collectives that one recording may lack at its start and another one has.
-const MAX_COLLECTIVE_SHIFT: i64 = 64;
-/// Collectives that are compared to find out by how many two recordings differ.
-const MAX_COMPARED_COLLECTIVES: usize = 512;
-/// Part of the collectives that must agree in kind and size.
-const MIN_AGREEING_SHARE: f64 = 0.98;
-/// Part of the collectives of a rank that must have a partner.
-const MIN_PARTNERED_SHARE: f64 = 0.5;
-/// Clocks that differ by less than this count as one clock.
-const MAX_SAME_CLOCK_DIFFERENCE_NS: i64 = 1_000_000;
+/// Largest number of collectives that the recording of one rank may lack at its start and another
+/// rank's recording has.
+const MAX_MISSING_COLLECTIVES_AT_START: i64 = 64;
+/// Largest number of pairs of collectives that are compared to test one shift between two
+/// recordings.
+const MAX_COMPARED_COLLECTIVE_PAIRS: usize = 512;
+/// Smallest share of the compared pairs of collectives that must agree in kind and bytes.
+const MIN_AGREEING_COLLECTIVE_PAIRS: f64 = 0.98;
+/// Smallest share of a rank's collectives that must have a partner in another rank's trace.
+const MIN_COLLECTIVES_WITH_PARTNER: f64 = 0.5;
+/// Smallest clock difference, nanoseconds, that is reported; smaller differences count as one
+/// clock.
+const MIN_REPORTED_CLOCK_DIFFERENCE_NS: i64 = 1_000_000;
 
-/// Something that limits what can be concluded from the traces of a job.
+/// A problem that limits what can be concluded from the traces of a job's ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum JobProblem {
-    /// The trace ends early and could not be read completely.
+pub enum ProblemOfJobTraces {
+    /// The trace file of a rank ends early and could not be read completely.
     Cut {
         trace: String,
-        /// Place and reason where the file ends too early.
+        /// Reason why reading stopped, with the place in the file.
         why: String,
     },
     /// A trace without communication.
     NoCommunication { trace: String },
-    /// A trace whose collectives belong to another job.
+    /// The collectives of a trace show that the trace belongs to another job.
     OtherJob {
         trace: String,
         /// The facts that differ.
         why: String,
     },
-    /// Two traces of one rank; the second is not used.
+    /// Two traces declare the same rank; the second trace is not used.
     Duplicate {
         trace: String,
-        /// The trace that has the rank already.
+        /// Name of the first trace that declares this rank.
         other: String,
     },
-    /// Ranks of the job without a trace.
+    /// The job has ranks for which no trace was given.
     Missing {
-        /// Numbers of the missing ranks, if the traces declare ranks.
+        /// Numbers of the ranks without a trace, if all traces declare their ranks.
         ranks: Vec<u32>,
         /// How many.
         count: u32,
     },
-    /// A rank's clock differs from the first rank's clock.
+    /// A rank's clock differs from the first rank's clock by at least 1 ms.
     Clock {
         trace: String,
-        /// Nanoseconds by which the clock is ahead.
+        /// Nanoseconds by which the rank's clock is ahead of the first rank's clock.
         ahead_ns: i64,
     },
-    /// A rank that recorded fewer collectives than others: another number of iterations.
+    /// A rank recorded fewer collectives of a communicator than other ranks, for example because it
+    /// recorded another number of iterations.
     Unequal {
         trace: String,
         communicator: String,
-        /// Collectives with a partner on every rank.
+        /// Number of collectives of the communicator that were recorded on every rank.
         joined: usize,
         /// Collectives of this rank.
         own: usize,
     },
-    /// The ranks of a communicator recorded different collectives.
+    /// The ranks of a communicator recorded collectives that do not match in order, kind or bytes.
     NotJoined { communicator: String, trace: String },
 }
 
-impl JobProblem {
-    /// Text of the problem as a sentence.
-    pub fn problem_text(&self) -> String {
+impl ProblemOfJobTraces {
+    /// Returns the problem as a sentence for reports.
+    pub fn problem_as_sentence(&self) -> String {
         match self {
             Self::Cut { trace, why } => format!("{trace}: read in part only: {why}"),
             Self::NoCommunication { trace } => {
@@ -122,106 +129,115 @@ impl JobProblem {
     }
 }
 
-/// A rank in the collectives that all ranks joined.
+/// One rank of a job: its times, and its sums over the collectives that were joined across ranks.
 #[derive(Debug, Clone)]
-pub struct RankCollectiveSum {
-    /// Name of the rank: the declared rank, else the trace.
+pub struct RankWithCollectiveSums {
+    /// Name of the rank in reports: the declared rank, otherwise the trace.
     pub name: String,
-    pub part: RankTrace,
-    /// Time of the rank while all ranks were recorded.
-    pub times: RankTimeParts,
-    /// Nanoseconds in which the rank waited for others inside collectives.
+    pub part: TraceOfRank,
+    /// Times of the rank in the span in which all ranks were recorded.
+    pub times: RankTimeByActivity,
+    /// Nanoseconds in which this rank waited inside collectives for ranks that arrived later.
     pub waited_ns: i64,
-    /// Collectives to which the rank came last.
+    /// Number of collectives at which this rank arrived last.
     pub last: usize,
-    /// Nanoseconds by which the rank alone delayed collectives.
+    /// Nanoseconds from the arrival of the second-last rank to the arrival of this rank, summed
+    /// over collectives at which it arrived last.
     pub delayed_ns: i64,
-    /// Nanoseconds between the collectives of the rank.
+    /// Nanoseconds between the collectives of this rank.
     pub between_ns: i64,
-    /// Nanoseconds by which the job would be shorter if this rank and its host worked as fast as
-    /// the median rank, replayed over the operations of all ranks.
+    /// Nanoseconds by which the replayed job is shorter if this rank's kernels and host are as fast
+    /// as those of the median rank.
     pub gain_ns: i64,
 }
 
-/// Sum over the collectives of one kind and size.
+/// Sums over the joined collectives of one kind and size.
 #[derive(Debug, Clone, PartialEq)]
-pub struct CollectiveKindSum {
+pub struct CollectivesOfKindAndSize {
     /// Which.
     pub collective: CollectiveKind,
-    /// Bytes of each collective; 0 if the bytes were not recorded.
+    /// Bytes of each of these collectives; 0 if the bytes were not recorded.
     pub bytes: u64,
     /// Ranks that take part.
     pub ranks: usize,
     /// How many.
     pub count: usize,
-    /// Total time from the arrival of the last rank to the end of the collective, nanoseconds.
+    /// Time from the arrival of the last rank to the end of the collective, summed over these
+    /// collectives, nanoseconds.
     pub transfer_ns: i64,
-    /// Time from the arrival of each rank to the arrival of the last one: mean over the ranks,
-    /// summed over collectives, nanoseconds.
+    /// Time from a rank's arrival to the arrival of the last rank, as mean over the ranks, summed
+    /// over these collectives, nanoseconds.
     pub skew_ns: i64,
-    /// Bus bandwidth of the transfer in GB/s.
+    /// Bus bandwidth of the transfers in GB/s; `None` if the bytes were not recorded.
     pub bus: Option<f64>,
 }
 
-/// A job: the joined traces of several ranks.
+/// A job: the traces of several ranks, joined by their collectives.
 #[derive(Debug, Clone)]
-pub struct JoinedJob {
-    /// Ranks of the job, in the order of their numbers or traces.
-    pub ranks: Vec<RankCollectiveSum>,
-    /// Collectives summed by kind and size, the most expensive first.
-    pub collectives: Vec<CollectiveKindSum>,
-    /// Nanoseconds that each rank (outer) waited for each other one (inner).
+pub struct JobOfJoinedRanks {
+    /// Ranks of the job, in the order of their traces.
+    pub ranks: Vec<RankWithCollectiveSums>,
+    /// Joined collectives summed by kind and size, most time first.
+    pub collectives: Vec<CollectivesOfKindAndSize>,
+    /// For each rank (outer index), the nanoseconds that it waited for each other rank (inner
+    /// index).
     pub waits: Vec<Vec<i64>>,
     /// Collectives that were joined.
     pub joined: usize,
-    /// Time from the first to the last joined collective, nanoseconds.
+    /// Time from the start of the first joined collective to the end of the last, nanoseconds.
     pub span_ns: i64,
-    /// How exactly clocks are aligned, nanoseconds: the median difference of the ends.
+    /// Precision of the alignment of the ranks' clocks, nanoseconds: the largest median deviation
+    /// of the ends of collectives.
     pub precision_ns: i64,
-    /// The link within a host, where the devices are known: The link's GB/s in each direction, and
-    /// its name.
+    /// Link between the GPUs of one host, if all GPUs have the same known link: bandwidth of the
+    /// link in each direction in GB/s, and the link's name.
     pub link: Option<(f64, &'static str)>,
-    /// The critical path through the ranks, and what changes would gain.
-    pub path: JobCriticalPath,
+    /// Critical path through all ranks of the job, and the gains of hypothetical changes.
+    pub path: CriticalPathOfJob,
     /// Limits of the conclusions.
-    pub problems: Vec<JobProblem>,
+    pub problems: Vec<ProblemOfJobTraces>,
 }
 
-impl JoinedJob {
-    /// The severity of the slowest straggler: from a tenth of the span on it is severe.
-    pub fn worst_severity(&self) -> Option<FindingSeverity> {
-        let straggler = self.straggler_ranks().into_iter().next()?;
-        Some(FindingSeverity::from_saving(self.felt_rank_delay_ns(straggler), self.span_ns))
+impl JobOfJoinedRanks {
+    /// Severity of the worst straggler of the job; severe if its delay is at least 10 % of the
+    /// span.
+    pub fn severity_of_worst_straggler(&self) -> Option<FindingSeverity> {
+        let straggler = self.straggler_ranks_slowest_first().into_iter().next()?;
+        Some(FindingSeverity::severity_from_possible_saving(
+            self.unhidden_delay_by_rank_ns(straggler),
+            self.span_ns,
+        ))
     }
 
-    /// The least and the greatest share of exposed communication in the time of a rank.
+    /// Smallest and largest share of exposed communication in the time of a rank.
     #[allow(clippy::cast_precision_loss)]
-    pub fn exposed_share_range(&self) -> Option<(f64, f64)> {
-        let share =
-            |of: &RankCollectiveSum| of.times.exposed_ns as f64 / of.times.total_ns().max(1) as f64;
+    pub fn exposed_communication_share_range(&self) -> Option<(f64, f64)> {
+        let share = |of: &RankWithCollectiveSums| {
+            of.times.exposed_ns as f64 / of.times.sum_of_all_parts_ns().max(1) as f64
+        };
         let shares = self.ranks.iter().map(share);
         let least = shares.clone().reduce(f64::min)?;
         Some((least, shares.fold(0.0, f64::max)))
     }
 
-    /// Nanoseconds by which a rank delays the others where they have nothing else to do: waiting
-    /// that compute hides costs nothing.
-    fn felt_rank_delay_ns(&self, rank: &RankCollectiveSum) -> i64 {
+    /// Nanoseconds by which a rank delays the other ranks while these have nothing else to do;
+    /// waiting that compute hides costs nothing.
+    fn unhidden_delay_by_rank_ns(&self, rank: &RankWithCollectiveSums) -> i64 {
         let others = self.ranks.iter().filter(|other| other.name != rank.name);
         let exposed = others.map(|other| other.times.exposed_ns).max().unwrap_or(0);
         rank.delayed_ns.min(exposed)
     }
 
-    /// Ranks that delay the others by 5 % of the span or more, where no compute hides that, and by
-    /// more than their clocks may differ in each collective, the slowest first.
-    pub fn straggler_ranks(&self) -> Vec<&RankCollectiveSum> {
-        let mut late: Vec<&RankCollectiveSum> = self
+    /// Returns the stragglers, the slowest first: ranks whose unhidden delay of others is at least
+    /// 5 % of the span, and more than the clocks' precision.
+    pub fn straggler_ranks_slowest_first(&self) -> Vec<&RankWithCollectiveSums> {
+        let mut late: Vec<&RankWithCollectiveSums> = self
             .ranks
             .iter()
             .filter(|rank| {
                 let clocks = i64::try_from(rank.last).unwrap_or(i64::MAX);
                 let clocks = self.precision_ns.saturating_mul(clocks.max(1));
-                let delay = self.felt_rank_delay_ns(rank);
+                let delay = self.unhidden_delay_by_rank_ns(rank);
                 delay > clocks && delay * 20 >= self.span_ns
             })
             .collect();
@@ -230,45 +246,50 @@ impl JoinedJob {
     }
 }
 
-/// Joins the traces of several ranks to one job. Traces that do not belong to the job are reported
-/// and not used.
-pub fn join_ranks(parts: Vec<RankTrace>) -> JoinedJob {
-    let mut problems: Vec<JobProblem> = parts.iter().filter_map(problem_if_cut_short).collect();
-    let mut parts = parts_of_one_job(parts, &mut problems);
-    rank_summary::label(&mut parts);
-    let links = CommunicatorLinks::new(&parts, &mut problems);
-    let (parts, clocks) = links.rank_clocks(parts, &mut problems);
-    let meetings = collective_meetings(&parts, &clocks, &mut problems);
-    note_missing_ranks(&parts, &mut problems);
-    sum_job(parts, &clocks, &meetings, problems)
+/// Joins the traces of several ranks to one job by their collectives. Traces that do not belong to
+/// the job are reported as problems and not used.
+pub fn join_ranks_to_job(parts: Vec<TraceOfRank>) -> JobOfJoinedRanks {
+    let mut problems: Vec<ProblemOfJobTraces> =
+        parts.iter().filter_map(problem_of_incomplete_trace).collect();
+    let mut parts = traces_that_may_be_of_one_job(parts, &mut problems);
+    rank_summary::set_report_names_of_ranks(&mut parts);
+    let links = LinksBetweenRanks::find_links_between_ranks(&parts, &mut problems);
+    let (parts, clocks) = links.clocks_of_linked_ranks(parts, &mut problems);
+    let meetings = join_collectives_across_ranks(&parts, &clocks, &mut problems);
+    report_ranks_without_trace(&parts, &mut problems);
+    summarise_job(parts, &clocks, &meetings, problems)
 }
 
-/// Whether the trace of a part could not be read to its end.
-fn problem_if_cut_short(part: &RankTrace) -> Option<JobProblem> {
+/// Returns a problem if the rank's trace could not be read to its end.
+fn problem_of_incomplete_trace(part: &TraceOfRank) -> Option<ProblemOfJobTraces> {
     let why = part.recorded.trace.quality.unreadable.first()?.clone();
-    Some(JobProblem::Cut { trace: part.name.clone(), why })
+    Some(ProblemOfJobTraces::Cut { trace: part.name.clone(), why })
 }
 
-/// The parts that may belong to one job.
-fn parts_of_one_job(parts: Vec<RankTrace>, problems: &mut Vec<JobProblem>) -> Vec<RankTrace> {
+/// Returns the traces that may belong to one job, and reports the others as problems.
+fn traces_that_may_be_of_one_job(
+    parts: Vec<TraceOfRank>,
+    problems: &mut Vec<ProblemOfJobTraces>,
+) -> Vec<TraceOfRank> {
     let mut worlds: BTreeMap<u32, usize> = BTreeMap::new();
     parts.iter().filter_map(|of| of.world).for_each(|world| *worlds.entry(world).or_default() += 1);
     let world = worlds.iter().max_by_key(|&(world, count)| (count, world)).map(|(&world, _)| world);
-    let mut kept: Vec<RankTrace> = Vec::new();
+    let mut kept: Vec<TraceOfRank> = Vec::new();
     for part in parts {
         let twin = kept.iter().find(|other| match part.rank.zip(other.rank) {
             Some((rank, other)) => rank == other,
             None => part.span == other.span && part.communicators == other.communicators,
         });
         if part.communicators.is_empty() {
-            problems.push(JobProblem::NoCommunication { trace: part.name });
+            problems.push(ProblemOfJobTraces::NoCommunication { trace: part.name });
         } else if let (Some(own), Some(world)) = (part.world, world)
             && own != world
         {
             let why = format!("{own} ranks, the others {world}");
-            problems.push(JobProblem::OtherJob { trace: part.name, why });
+            problems.push(ProblemOfJobTraces::OtherJob { trace: part.name, why });
         } else if let Some(twin) = twin {
-            problems.push(JobProblem::Duplicate { trace: part.name, other: twin.name.clone() });
+            problems
+                .push(ProblemOfJobTraces::Duplicate { trace: part.name, other: twin.name.clone() });
         } else {
             kept.push(part);
         }
@@ -277,39 +298,45 @@ fn parts_of_one_job(parts: Vec<RankTrace>, problems: &mut Vec<JobProblem>) -> Ve
     kept
 }
 
-/// Correspondence between a rank's collectives and another rank's in one communicator.
+/// How the collectives of a rank correspond to those of the reference rank of a communicator, and
+/// how their clocks differ.
 #[derive(Debug, Clone, Copy)]
-struct RankLink {
+struct RankToReferenceLink {
     communicator: usize,
     rank: usize,
     reference: usize,
-    /// Number that the rank's first collective has on the reference rank.
+    /// Index, among the reference rank's collectives, of the rank's first collective.
     shift: i64,
-    /// Time of the rank's clock minus the time of the reference clock.
-    ahead: ClockDifference,
+    /// Time of the rank's clock minus time of the reference rank's clock.
+    ahead: ClockDifferenceLine,
     matched: usize,
     spread_ns: i64,
 }
 
-/// Links between the ranks' communicators, and communicators by name.
-struct CommunicatorLinks {
-    links: Vec<RankLink>,
+/// Links between the ranks of all communicators of a job; communicators are numbered in order of
+/// their names.
+struct LinksBetweenRanks {
+    links: Vec<RankToReferenceLink>,
 }
 
-impl CommunicatorLinks {
-    fn new(parts: &[RankTrace], problems: &mut Vec<JobProblem>) -> Self {
+impl LinksBetweenRanks {
+    fn find_links_between_ranks(
+        parts: &[TraceOfRank],
+        problems: &mut Vec<ProblemOfJobTraces>,
+    ) -> Self {
         let mut links = Vec::new();
-        for (communicator, (name, members)) in ranks_by_communicator(parts).into_iter().enumerate()
+        for (communicator, (name, members)) in
+            ranks_and_collectives_by_communicator(parts).into_iter().enumerate()
         {
-            let length = |&(_, of): &(usize, &RankCommunicator)| of.entries.len();
+            let length = |&(_, of): &(usize, &CommunicatorOfRank)| of.entries.len();
             let reference = members.iter().max_by_key(|of| (length(of), std::cmp::Reverse(of.0)));
             let Some(&(reference, longest)) = reference else { continue };
             for &(rank, own) in members.iter().filter(|of| of.0 != reference) {
-                match find_collective_shift(&own.entries, &longest.entries) {
+                match find_shift_between_recordings(&own.entries, &longest.entries) {
                     Some((shift, ahead, matched, spread_ns)) => {
-                        let one = parts[rank].is_same_trace(&parts[reference]);
-                        let ahead = if one { ClockDifference::default() } else { ahead };
-                        links.push(RankLink {
+                        let one = parts[rank].is_from_same_trace(&parts[reference]);
+                        let ahead = if one { ClockDifferenceLine::default() } else { ahead };
+                        links.push(RankToReferenceLink {
                             communicator,
                             rank,
                             reference,
@@ -319,7 +346,7 @@ impl CommunicatorLinks {
                             spread_ns,
                         });
                     }
-                    None => problems.push(JobProblem::NotJoined {
+                    None => problems.push(ProblemOfJobTraces::NotJoined {
                         communicator: name.clone(),
                         trace: parts[rank].name.clone(),
                     }),
@@ -329,31 +356,32 @@ impl CommunicatorLinks {
         Self { links }
     }
 
-    /// Difference between each rank's clock and the first rank's clock, through the communicators
-    /// that join them. Ranks that no communicator joins with the largest part are reported and
-    /// dropped.
-    fn rank_clocks(
+    /// Returns for each rank its clock's difference from the first rank's clock, found through
+    /// links between ranks. Ranks that no communicator links with the largest group of ranks are
+    /// reported as problems and dropped.
+    fn clocks_of_linked_ranks(
         &self,
-        parts: Vec<RankTrace>,
-        problems: &mut Vec<JobProblem>,
-    ) -> (Vec<RankTrace>, Vec<RankClock>) {
-        let mut order: Vec<&RankLink> = self.links.iter().collect();
+        parts: Vec<TraceOfRank>,
+        problems: &mut Vec<ProblemOfJobTraces>,
+    ) -> (Vec<TraceOfRank>, Vec<ClockOfRank>) {
+        let mut order: Vec<&RankToReferenceLink> = self.links.iter().collect();
         order.sort_by_key(|link| std::cmp::Reverse(link.matched));
-        // The largest set of ranks that are joined, from each possible first rank.
+        // The search for linked ranks starts from one rank after another; the largest group of
+        // linked ranks is kept.
         let reach = |first: usize| {
-            let mut clocks: Vec<Option<RankClock>> = vec![None; parts.len()];
+            let mut clocks: Vec<Option<ClockOfRank>> = vec![None; parts.len()];
             if let Some(clock) = clocks.get_mut(first) {
-                *clock = Some(RankClock::default());
+                *clock = Some(ClockOfRank::default());
             }
             while let Some((rank, clock)) =
                 order.iter().find_map(|link| match (clocks[link.reference], clocks[link.rank]) {
                     (Some(reference), None) => Some((
                         link.rank,
-                        reference.clock_behind_link(link.ahead, link.spread_ns, 1),
+                        reference.clock_of_linked_rank(link.ahead, link.spread_ns, 1),
                     )),
                     (None, Some(rank)) => Some((
                         link.reference,
-                        rank.clock_behind_link(link.ahead, link.spread_ns, -1),
+                        rank.clock_of_linked_rank(link.ahead, link.spread_ns, -1),
                     )),
                     _ => None,
                 })
@@ -362,7 +390,7 @@ impl CommunicatorLinks {
             }
             clocks
         };
-        let reached = |clocks: &Vec<Option<RankClock>>| clocks.iter().flatten().count();
+        let reached = |clocks: &Vec<Option<ClockOfRank>>| clocks.iter().flatten().count();
         let mut best = reach(0);
         for first in 1..parts.len() {
             if reached(&best) * 2 > parts.len() {
@@ -382,9 +410,9 @@ impl CommunicatorLinks {
                 }
                 None => {
                     problems.retain(
-                        |of| !matches!(of, JobProblem::NotJoined { trace, .. } if *trace == part.name),
+                        |of| !matches!(of, ProblemOfJobTraces::NotJoined { trace, .. } if *trace == part.name),
                     );
-                    problems.push(JobProblem::OtherJob {
+                    problems.push(ProblemOfJobTraces::OtherJob {
                         trace: part.name,
                         why: "its collectives differ in order, kind or size".to_owned(),
                     });
@@ -393,17 +421,19 @@ impl CommunicatorLinks {
         }
         for (part, clock) in kept.iter().zip(&clocks) {
             let ahead_ns = clock.ns_ahead_of_job_clock(part.span.0);
-            if ahead_ns.abs() >= MAX_SAME_CLOCK_DIFFERENCE_NS {
-                problems.push(JobProblem::Clock { trace: part.name.clone(), ahead_ns });
+            if ahead_ns.abs() >= MIN_REPORTED_CLOCK_DIFFERENCE_NS {
+                problems.push(ProblemOfJobTraces::Clock { trace: part.name.clone(), ahead_ns });
             }
         }
         (kept, clocks)
     }
 }
 
-/// The ranks that belong to each communicator.
-fn ranks_by_communicator(parts: &[RankTrace]) -> BTreeMap<String, Vec<(usize, &RankCommunicator)>> {
-    let mut members: BTreeMap<String, Vec<(usize, &RankCommunicator)>> = BTreeMap::new();
+/// Returns for each communicator name the ranks that recorded collectives in it.
+fn ranks_and_collectives_by_communicator(
+    parts: &[TraceOfRank],
+) -> BTreeMap<String, Vec<(usize, &CommunicatorOfRank)>> {
+    let mut members: BTreeMap<String, Vec<(usize, &CommunicatorOfRank)>> = BTreeMap::new();
     for (rank, part) in parts.iter().enumerate() {
         for communicator in &part.communicators {
             members.entry(communicator.name.clone()).or_default().push((rank, communicator));
@@ -412,133 +442,147 @@ fn ranks_by_communicator(parts: &[RankTrace]) -> BTreeMap<String, Vec<(usize, &R
     members
 }
 
-fn collective_and_bytes(entry: &RankCollective) -> (CollectiveKind, u64) {
+fn kind_and_bytes_of_collective(entry: &RecordedRankCollective) -> (CollectiveKind, u64) {
     (entry.collective, entry.bytes)
 }
 
-/// Finds the shift at which a rank's collectives match a longer list: kinds and sizes must agree,
-/// and the ends must differ least; of several such shifts the smallest.
-fn find_collective_shift(
-    own: &[RankCollective],
-    longest: &[RankCollective],
-) -> Option<(i64, ClockDifference, usize, i64)> {
-    let length = |entries: &[RankCollective]| i64::try_from(entries.len()).unwrap_or(i64::MAX);
+/// Finds by how many collectives a rank's recording is shifted against a longer list: kinds and
+/// bytes must agree, and end times differ least; of several shifts the smallest.
+fn find_shift_between_recordings(
+    own: &[RecordedRankCollective],
+    longest: &[RecordedRankCollective],
+) -> Option<(i64, ClockDifferenceLine, usize, i64)> {
+    let length =
+        |entries: &[RecordedRankCollective]| i64::try_from(entries.len()).unwrap_or(i64::MAX);
     let extra = length(longest) - length(own);
-    let mut shifts: Vec<i64> = (-MAX_COLLECTIVE_SHIFT..=MAX_COLLECTIVE_SHIFT)
-        .chain(extra - MAX_COLLECTIVE_SHIFT..=extra + MAX_COLLECTIVE_SHIFT)
+    let mut shifts: Vec<i64> = (-MAX_MISSING_COLLECTIVES_AT_START
+        ..=MAX_MISSING_COLLECTIVES_AT_START)
+        .chain(extra - MAX_MISSING_COLLECTIVES_AT_START..=extra + MAX_MISSING_COLLECTIVES_AT_START)
         .collect();
     shifts.sort_by_key(|shift| (shift.abs(), *shift));
     shifts.dedup();
-    let candidates: Vec<(i64, ClockOffsets, i64)> = shifts
+    let candidates: Vec<(i64, ClockDifferencesOverTime, i64)> = shifts
         .into_iter()
         .filter_map(|shift| {
-            let pairs = matching_pairs(own, longest, shift)?;
-            let offsets =
-                sampled_pairs(&pairs).map(|(a, b)| (b.end, a.end - b.end)).collect::<Vec<_>>();
-            let spread = offset_spread(&offsets);
+            let pairs = agreeing_pairs_at_shift(own, longest, shift)?;
+            let offsets = evenly_sampled_pairs(&pairs)
+                .map(|(a, b)| (b.end, a.end - b.end))
+                .collect::<Vec<_>>();
+            let spread = median_distance_from_fitted_line(&offsets);
             Some((shift, offsets, spread))
         })
         .collect();
     let least = candidates.iter().map(|&(.., spread)| spread).min()?;
     let best = candidates.into_iter().find(|&(.., spread)| spread <= 2 * least + 1000)?;
     let (shift, offsets, spread) = best;
-    let matched = matching_pairs(own, longest, shift)?.len();
-    Some((shift, fit_clock_line(&offsets), matched, spread))
+    let matched = agreeing_pairs_at_shift(own, longest, shift)?.len();
+    Some((shift, fit_clock_difference_line(&offsets), matched, spread))
 }
 
-/// Pairs of a time and the difference of two clocks at it.
-type ClockOffsets = Vec<(i64, i64)>;
+/// Pairs of a time and the difference of two clocks at that time, nanoseconds.
+type ClockDifferencesOverTime = Vec<(i64, i64)>;
 
-type CollectivePair<'a> = (&'a RankCollective, &'a RankCollective);
+type SameCollectiveOnTwoRanks<'a> = (&'a RecordedRankCollective, &'a RecordedRankCollective);
 
-/// The pairs of collectives at a shift, if most of the pairs agree.
-fn matching_pairs<'a>(
-    own: &'a [RankCollective],
-    longest: &'a [RankCollective],
+/// Returns the pairs of collectives that a shift gives, if enough of them agree in kind and bytes.
+fn agreeing_pairs_at_shift<'a>(
+    own: &'a [RecordedRankCollective],
+    longest: &'a [RecordedRankCollective],
     shift: i64,
-) -> Option<Vec<CollectivePair<'a>>> {
+) -> Option<Vec<SameCollectiveOnTwoRanks<'a>>> {
     let skip = |by: i64| usize::try_from(by.max(0)).unwrap_or(usize::MAX);
-    let pairs: Vec<CollectivePair<'a>> =
+    let pairs: Vec<SameCollectiveOnTwoRanks<'a>> =
         own.iter().skip(skip(-shift)).zip(longest.iter().skip(skip(shift))).collect();
     #[allow(clippy::cast_precision_loss)]
-    let enough = !pairs.is_empty() && pairs.len() as f64 >= MIN_PARTNERED_SHARE * own.len() as f64;
-    // A few matching pairs of collectives can agree by chance.
+    let enough =
+        !pairs.is_empty() && pairs.len() as f64 >= MIN_COLLECTIVES_WITH_PARTNER * own.len() as f64;
+    // Fewer than three pairs can agree by chance, so they count only without a shift.
     if !enough || (shift != 0 && pairs.len() < 3) {
         return None;
     }
-    let agree = sampled_pairs(&pairs)
-        .filter(|(a, b)| collective_and_bytes(a) == collective_and_bytes(b))
+    let agree = evenly_sampled_pairs(&pairs)
+        .filter(|(a, b)| kind_and_bytes_of_collective(a) == kind_and_bytes_of_collective(b))
         .count();
     #[allow(clippy::cast_precision_loss)]
-    let share = agree as f64 / sampled_pairs(&pairs).count() as f64;
-    (share >= MIN_AGREEING_SHARE).then_some(pairs)
+    let share = agree as f64 / evenly_sampled_pairs(&pairs).count() as f64;
+    (share >= MIN_AGREEING_COLLECTIVE_PAIRS).then_some(pairs)
 }
 
-fn sampled_pairs<'a, 'b>(
-    pairs: &'b [CollectivePair<'a>],
-) -> impl Iterator<Item = CollectivePair<'a>> + use<'a, 'b> {
-    pairs.iter().step_by(pairs.len().div_ceil(MAX_COMPARED_COLLECTIVES).max(1)).copied()
+fn evenly_sampled_pairs<'a, 'b>(
+    pairs: &'b [SameCollectiveOnTwoRanks<'a>],
+) -> impl Iterator<Item = SameCollectiveOnTwoRanks<'a>> + use<'a, 'b> {
+    pairs.iter().step_by(pairs.len().div_ceil(MAX_COMPARED_COLLECTIVE_PAIRS).max(1)).copied()
 }
 
-fn median_offset(values: impl Iterator<Item = i64>) -> i64 {
+fn median_of_numbers(values: impl Iterator<Item = i64>) -> i64 {
     let mut values: Vec<i64> = values.collect();
     values.sort_unstable();
     values.get(values.len() / 2).copied().unwrap_or(0)
 }
 
-/// The median distance from a line through the offsets.
-fn offset_spread(offsets: &[(i64, i64)]) -> i64 {
-    let line = fit_clock_line(offsets);
-    median_offset(offsets.iter().map(|&(time, offset)| (offset - line.offset_at(time)).abs()))
+/// Returns the median distance of the clock differences from the line that is fitted to them,
+/// nanoseconds.
+fn median_distance_from_fitted_line(offsets: &[(i64, i64)]) -> i64 {
+    let line = fit_clock_difference_line(offsets);
+    median_of_numbers(
+        offsets.iter().map(|&(time, offset)| (offset - line.clock_offset_at(time)).abs()),
+    )
 }
 
-/// Fits a line through the median of the first third and the median of the last third of the
-/// offsets.
+/// Fits a line to clock differences, through the medians of the first third and of the last third.
 #[allow(clippy::cast_precision_loss)]
-fn fit_clock_line(offsets: &[(i64, i64)]) -> ClockDifference {
+fn fit_clock_difference_line(offsets: &[(i64, i64)]) -> ClockDifferenceLine {
     let third = offsets.len() / 3;
     let medians = |part: &[(i64, i64)]| {
-        (median_offset(part.iter().map(|of| of.0)), median_offset(part.iter().map(|of| of.1)))
+        (
+            median_of_numbers(part.iter().map(|of| of.0)),
+            median_of_numbers(part.iter().map(|of| of.1)),
+        )
     };
     if third < 3 {
         let (at, offset) = medians(offsets);
-        return ClockDifference { at, offset, slope: 0.0 };
+        return ClockDifferenceLine { at, offset, slope: 0.0 };
     }
     let ((t0, o0), (t1, o1)) =
         (medians(&offsets[..third]), medians(&offsets[offsets.len() - third..]));
-    // A drift below 1 µs over the recording is noise.
+    // A change of the clock difference of less than 1 µs over the recording is taken as noise, so
+    // the line has no slope.
     let slope =
         if (o1 - o0).abs() < 1000 { 0.0 } else { (o1 - o0) as f64 / (t1 - t0).max(1) as f64 };
     let (at, offset) = if slope == 0.0 { medians(offsets) } else { (t0, o0) };
-    ClockDifference { at, offset, slope }
+    ClockDifferenceLine { at, offset, slope }
 }
 
-/// The meetings of all communicators, in the order of their arrival.
-fn collective_meetings(
-    parts: &[RankTrace],
-    clocks: &[RankClock],
-    problems: &mut Vec<JobProblem>,
-) -> Vec<CollectiveMeeting> {
-    let mut all: Vec<CollectiveMeeting> = Vec::new();
-    let links = CommunicatorLinks::new(parts, &mut Vec::new()).links;
-    for (number, (name, members)) in ranks_by_communicator(parts).into_iter().enumerate() {
-        let own: Vec<&RankLink> = links.iter().filter(|link| link.communicator == number).collect();
+/// Returns the joined collectives of all communicators, in order of the arrival of their last
+/// ranks.
+fn join_collectives_across_ranks(
+    parts: &[TraceOfRank],
+    clocks: &[ClockOfRank],
+    problems: &mut Vec<ProblemOfJobTraces>,
+) -> Vec<CollectiveOnAllRanks> {
+    let mut all: Vec<CollectiveOnAllRanks> = Vec::new();
+    let links = LinksBetweenRanks::find_links_between_ranks(parts, &mut Vec::new()).links;
+    for (number, (name, members)) in
+        ranks_and_collectives_by_communicator(parts).into_iter().enumerate()
+    {
+        let own: Vec<&RankToReferenceLink> =
+            links.iter().filter(|link| link.communicator == number).collect();
         let Some(first) = own.first() else { continue };
         let reference = first.reference;
         let shift_of: HashMap<usize, i64> =
             own.iter().map(|link| (link.rank, link.shift)).chain([(reference, 0)]).collect();
-        // Numbers of those collectives of the reference that every rank has.
-        let joined: Vec<(usize, &RankCommunicator, i64)> = members
+        // Indices of those collectives of the reference rank that every rank has recorded.
+        let joined: Vec<(usize, &CommunicatorOfRank, i64)> = members
             .iter()
             .filter_map(|&(rank, of)| Some((rank, of, *shift_of.get(&rank)?)))
             .collect();
-        let count = |of: &RankCommunicator| i64::try_from(of.entries.len()).unwrap_or(i64::MAX);
+        let count = |of: &CommunicatorOfRank| i64::try_from(of.entries.len()).unwrap_or(i64::MAX);
         let from = joined.iter().map(|&(.., shift)| shift).max().unwrap_or(0).max(0);
         let until = joined.iter().map(|&(_, of, shift)| count(of) + shift).min().unwrap_or(0);
         let meetings = usize::try_from(until - from).unwrap_or(0);
         for &(rank, of, _) in &joined {
             if of.entries.len() > meetings {
-                problems.push(JobProblem::Unequal {
+                problems.push(ProblemOfJobTraces::Unequal {
                     trace: parts[rank].name.clone(),
                     communicator: name.clone(),
                     joined: meetings,
@@ -551,47 +595,47 @@ fn collective_meetings(
                 let at = usize::try_from(index - shift).expect("every rank has this number");
                 (rank, of.entries[at])
             });
-            let entries: Vec<(usize, RankCollective)> = entries.collect();
+            let entries: Vec<(usize, RecordedRankCollective)> = entries.collect();
             let first = entries[0].1;
-            if entries
-                .iter()
-                .any(|(_, entry)| collective_and_bytes(entry) != collective_and_bytes(&first))
-            {
+            if entries.iter().any(|(_, entry)| {
+                kind_and_bytes_of_collective(entry) != kind_and_bytes_of_collective(&first)
+            }) {
                 continue;
             }
-            all.push(CollectiveMeeting {
+            all.push(CollectiveOnAllRanks {
                 collective: first.collective,
                 bytes: first.bytes,
                 bus_bytes: first.bus_bytes,
                 ranks: entries
                     .iter()
-                    .map(|&(rank, RankCollective { start, end, operation, .. })| {
+                    .map(|&(rank, RecordedRankCollective { start, end, operation, .. })| {
                         let clock = &clocks[rank];
-                        let (start, end) = (clock.job_time(start), clock.job_time(end));
-                        RankArrival { rank, operation, start, end }
+                        let (start, end) =
+                            (clock.rank_time_to_job_time(start), clock.rank_time_to_job_time(end));
+                        CollectiveOnRank { rank, operation, start, end }
                     })
                     .collect(),
             });
         }
     }
-    all.sort_by_key(|meeting| meeting.last_arrival().0);
+    all.sort_by_key(|meeting| meeting.time_and_rank_of_last_arrival().0);
     all
 }
 
-/// Records which ranks the job has without a trace.
-fn note_missing_ranks(parts: &[RankTrace], problems: &mut Vec<JobProblem>) {
+/// Adds a problem if the job has ranks for which no trace was given.
+fn report_ranks_without_trace(parts: &[TraceOfRank], problems: &mut Vec<ProblemOfJobTraces>) {
     let Some(world) = parts.iter().filter_map(|of| of.world).max() else { return };
     let have: Vec<u32> = parts.iter().filter_map(|of| of.rank).collect();
     let count = world.saturating_sub(u32::try_from(parts.len()).unwrap_or(u32::MAX));
     if count > 0 {
         let all_declared = have.len() == parts.len();
         let ranks = (0..world).filter(|rank| all_declared && !have.contains(rank));
-        problems.push(JobProblem::Missing { ranks: ranks.collect(), count });
+        problems.push(ProblemOfJobTraces::Missing { ranks: ranks.collect(), count });
     }
 }
 
-/// Time of each rank between its collectives.
-fn time_between_collectives(ranks: usize, meetings: &[CollectiveMeeting]) -> Vec<i64> {
+/// Returns for each rank the total time between its collectives, nanoseconds.
+fn time_between_collectives_by_rank(ranks: usize, meetings: &[CollectiveOnAllRanks]) -> Vec<i64> {
     let mut between = vec![0i64; ranks];
     let mut until: Vec<Option<i64>> = vec![None; ranks];
     for of in meetings.iter().flat_map(|meeting| &meeting.ranks) {
@@ -601,17 +645,17 @@ fn time_between_collectives(ranks: usize, meetings: &[CollectiveMeeting]) -> Vec
     between
 }
 
-/// Collectives with their bus bandwidth, longest total time first.
-fn collectives_by_time(
-    by_kind: HashMap<(CollectiveKind, u64), CollectiveKindSum>,
+/// Returns the collectives by kind and size with their bus bandwidth, most time first.
+fn collectives_sorted_by_time(
+    by_kind: HashMap<(CollectiveKind, u64), CollectivesOfKindAndSize>,
     bus: &HashMap<(CollectiveKind, u64), f64>,
-) -> Vec<CollectiveKindSum> {
-    let mut collectives: Vec<CollectiveKindSum> = by_kind
+) -> Vec<CollectivesOfKindAndSize> {
+    let mut collectives: Vec<CollectivesOfKindAndSize> = by_kind
         .into_iter()
         .map(|(key, sum)| {
             #[allow(clippy::cast_precision_loss)]
             let bus = Some(bus[&key] / sum.transfer_ns.max(1) as f64).filter(|&bus| bus > 0.0);
-            CollectiveKindSum { bus, ..sum }
+            CollectivesOfKindAndSize { bus, ..sum }
         })
         .collect();
     collectives.sort_by_key(|of| {
@@ -620,25 +664,29 @@ fn collectives_by_time(
     collectives
 }
 
-fn sum_job(
-    parts: Vec<RankTrace>,
-    clocks: &[RankClock],
-    meetings: &[CollectiveMeeting],
-    problems: Vec<JobProblem>,
-) -> JoinedJob {
+fn summarise_job(
+    parts: Vec<TraceOfRank>,
+    clocks: &[ClockOfRank],
+    meetings: &[CollectiveOnAllRanks],
+    problems: Vec<ProblemOfJobTraces>,
+) -> JobOfJoinedRanks {
     let count = parts.len();
     let mut waits = vec![vec![0i64; count]; count];
-    let mut by_kind: HashMap<(CollectiveKind, u64), CollectiveKindSum> = HashMap::new();
+    let mut by_kind: HashMap<(CollectiveKind, u64), CollectivesOfKindAndSize> = HashMap::new();
     let mut bus: HashMap<(CollectiveKind, u64), f64> = HashMap::new();
     let (mut last_count, mut delayed) = (vec![0usize; count], vec![0i64; count]);
-    // The time before a rank's recording began is unknown.
-    let begun: Vec<i64> =
-        parts.iter().zip(clocks).map(|(part, clock)| clock.job_time(part.span.0)).collect();
+    // The actions of a rank before its recording began are unknown, so waiting for it is
+    // counted only from the start of its recording.
+    let begun: Vec<i64> = parts
+        .iter()
+        .zip(clocks)
+        .map(|(part, clock)| clock.rank_time_to_job_time(part.span.0))
+        .collect();
     for meeting in meetings {
-        let (ready, last) = meeting.last_arrival();
+        let (ready, last) = meeting.time_and_rank_of_last_arrival();
         let begun = begun[last].min(ready);
         let mut skew = 0;
-        for &RankArrival { rank, start, end, .. } in &meeting.ranks {
+        for &CollectiveOnRank { rank, start, end, .. } in &meeting.ranks {
             let wait = (ready - start.max(begun)).clamp(0, end - start);
             waits[rank][last] += wait;
             skew += wait;
@@ -649,7 +697,7 @@ fn sum_job(
             delayed[last] += ready - second.max(begun);
         }
         let key = (meeting.collective, meeting.bytes);
-        let sum = by_kind.entry(key).or_insert(CollectiveKindSum {
+        let sum = by_kind.entry(key).or_insert(CollectivesOfKindAndSize {
             collective: meeting.collective,
             bytes: meeting.bytes,
             ranks: meeting.ranks.len(),
@@ -659,28 +707,31 @@ fn sum_job(
             bus: None,
         });
         sum.count += 1;
-        sum.transfer_ns += meeting.collective_transfer_ns();
+        sum.transfer_ns += meeting.transfer_after_last_arrival_ns();
         sum.skew_ns += skew / i64::try_from(meeting.ranks.len()).unwrap_or(1);
         *bus.entry(key).or_default() += meeting.bus_bytes;
     }
-    let collectives = collectives_by_time(by_kind, &bus);
+    let collectives = collectives_sorted_by_time(by_kind, &bus);
     let times = || meetings.iter().flat_map(|of| &of.ranks);
     let end = times().map(|of| of.end).max().unwrap_or(0);
-    // From this time on, all ranks are recorded.
+    // Start of the span in which all ranks are recorded, in the job's common time.
     let all_begun = begun.iter().copied().max().unwrap_or(0).min(end);
-    let ended = parts.iter().zip(clocks).map(|(part, clock)| clock.job_time(part.span.1));
+    let ended =
+        parts.iter().zip(clocks).map(|(part, clock)| clock.rank_time_to_job_time(part.span.1));
     let all_ended = ended.max().unwrap_or(0).max(all_begun);
     let first = times().map(|of| of.start).min().unwrap_or(0).max(all_begun);
-    let between = time_between_collectives(count, meetings);
-    let (path, gains) = what_if::replay_job(&parts, clocks, meetings);
-    let devices: Vec<Option<(f64, &'static str)>> =
-        parts.iter().map(|part| bus_bandwidth::link_of_device(part.device.as_deref()?)).collect();
+    let between = time_between_collectives_by_rank(count, meetings);
+    let (path, gains) = what_if::replay_job_with_changes(&parts, clocks, meetings);
+    let devices: Vec<Option<(f64, &'static str)>> = parts
+        .iter()
+        .map(|part| bus_bandwidth::link_bandwidth_and_name_of_gpu(part.device.as_deref()?))
+        .collect();
     let hosts: Vec<&Option<String>> = parts.iter().map(|part| &part.host).collect();
     let one_host = hosts.windows(2).all(|pair| pair[0] == pair[1]);
     let same = devices.windows(2).all(|pair| pair[0] == pair[1]);
-    let ranks = parts.into_iter().enumerate().map(|(index, part)| RankCollectiveSum {
+    let ranks = parts.into_iter().enumerate().map(|(index, part)| RankWithCollectiveSums {
         name: part.label.clone(),
-        times: part.rank_times_inside(&clocks[index], (all_begun, all_ended)),
+        times: part.rank_time_inside_job_span(&clocks[index], (all_begun, all_ended)),
         waited_ns: waits[index].iter().sum(),
         last: last_count[index],
         delayed_ns: delayed[index],
@@ -688,7 +739,7 @@ fn sum_job(
         gain_ns: gains[index],
         part,
     });
-    JoinedJob {
+    JobOfJoinedRanks {
         ranks: ranks.collect(),
         collectives,
         waits,

@@ -1,37 +1,38 @@
-//! One collective operation with the ranks that joined it.
+//! One collective operation that was joined across the ranks of its communicator.
 
 use crate::analyze::classes::CollectiveKind;
-use crate::analyze::operations::OperationId;
+use crate::analyze::operations::GpuOperationId;
 
-/// A rank's start and end in a collective, in the job's time.
+/// Start and end of a collective on one rank, in the job's common time, nanoseconds.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RankArrival {
+pub(super) struct CollectiveOnRank {
     pub rank: usize,
-    /// Operation of the collective in the trace of the rank.
-    pub operation: OperationId,
+    /// Operation id of the collective in the rank's trace.
+    pub operation: GpuOperationId,
     pub start: i64,
     pub end: i64,
 }
 
-/// A collective that all ranks of its communicator joined, in the job's time.
+/// A collective with its times on all ranks of its communicator, in the job's common time.
 #[derive(Debug, Clone)]
-pub(super) struct CollectiveMeeting {
+pub(super) struct CollectiveOnAllRanks {
     pub collective: CollectiveKind,
     pub bytes: u64,
     pub bus_bytes: f64,
-    pub ranks: Vec<RankArrival>,
+    pub ranks: Vec<CollectiveOnRank>,
 }
 
-impl CollectiveMeeting {
-    /// Time at which the last rank arrived, and that rank.
-    pub fn last_arrival(&self) -> (i64, usize) {
+impl CollectiveOnAllRanks {
+    /// Returns the time at which the last rank arrived at the collective, and that rank.
+    pub fn time_and_rank_of_last_arrival(&self) -> (i64, usize) {
         let last = self.ranks.iter().map(|of| (of.start, of.rank)).max();
         last.expect("a meeting has ranks")
     }
 
-    /// Transfer time of a collective: from the arrival of the last rank to the end.
-    pub fn collective_transfer_ns(&self) -> i64 {
-        let (ready, last) = self.last_arrival();
+    /// Transfer time of the collective, nanoseconds: from the arrival of the last rank to the end
+    /// on that rank.
+    pub fn transfer_after_last_arrival_ns(&self) -> i64 {
+        let (ready, last) = self.time_and_rank_of_last_arrival();
         let end = self.ranks.iter().find(|of| of.rank == last).map_or(ready, |of| of.end);
         end - ready
     }

@@ -2,17 +2,17 @@
 
 use serde_json::{Value, json};
 
-use super::join_ranks::{CollectiveKindSum, JoinedJob, RankCollectiveSum};
-use super::what_if::JobChangeGain;
+use super::join_ranks::{CollectivesOfKindAndSize, JobOfJoinedRanks, RankWithCollectiveSums};
+use super::what_if::JobChangeWithGain;
 
-/// The version of the format, which `schema/job.json` of this crate describes. In version 2 the
-/// times of ranks cover only the time in which all ranks were recorded.
-const RANKS_JSON_SCHEMA: u32 = 2;
+/// Version of the JSON format for joined ranks, which `schema/job.json` of this crate describes.
+/// Version 2 restricted the times of ranks to the span in which all ranks were recorded.
+const JOB_JSON_SCHEMA_VERSION: u32 = 2;
 
-impl JoinedJob {
-    /// Converts the job's diagnosis to JSON, with `schema_version`.
-    pub fn to_json(&self) -> Value {
-        let rank = |of: &RankCollectiveSum| {
+impl JobOfJoinedRanks {
+    /// Converts the joined job to JSON, with the field `schema_version`.
+    pub fn job_to_json(&self) -> Value {
+        let rank = |of: &RankWithCollectiveSums| {
             let key = match of.part.rank {
                 Some(rank) => format!("rank:{rank}"),
                 None => format!("trace:{}", of.name),
@@ -35,10 +35,10 @@ impl JoinedJob {
                 "gain_at_median_ns": of.gain_ns,
             })
         };
-        let collective = |of: &CollectiveKindSum| {
+        let collective = |of: &CollectivesOfKindAndSize| {
             json!({
-                "key": format!("{}:{}", of.collective.label(), of.bytes),
-                "collective": of.collective.label(),
+                "key": format!("{}:{}", of.collective.collective_label(), of.bytes),
+                "collective": of.collective.collective_label(),
                 "bytes": (of.bytes > 0).then_some(of.bytes),
                 "ranks": of.ranks,
                 "count": of.count,
@@ -48,11 +48,11 @@ impl JoinedJob {
             })
         };
         let segment = |(rank, what, ns): &(usize, String, i64)| json!({ "rank": self.ranks[*rank].name, "what": what, "ns": ns });
-        let gain = |of: &JobChangeGain| json!({ "change": of.change, "gain_ns": of.gain_ns });
+        let gain = |of: &JobChangeWithGain| json!({ "change": of.change, "gain_ns": of.gain_ns });
         json!({
-            "schema_version": RANKS_JSON_SCHEMA,
+            "schema_version": JOB_JSON_SCHEMA_VERSION,
             "ranks": self.ranks.iter().map(rank).collect::<Vec<_>>(),
-            "stragglers": self.straggler_ranks().iter().map(|of| &of.name).collect::<Vec<_>>(),
+            "stragglers": self.straggler_ranks_slowest_first().iter().map(|of| &of.name).collect::<Vec<_>>(),
             "collectives": self.collectives.iter().map(collective).collect::<Vec<_>>(),
             "waits_ns": self.waits,
             "critical_path": {
@@ -64,7 +64,7 @@ impl JoinedJob {
             "span_ns": self.span_ns,
             "clock_precision_ns": self.precision_ns,
             "link_gb_s": self.link.map(|(speed, _)| speed),
-            "problems": self.problems.iter().map(|of| of.problem_text()).collect::<Vec<_>>(),
+            "problems": self.problems.iter().map(|of| of.problem_as_sentence()).collect::<Vec<_>>(),
         })
     }
 }

@@ -1,6 +1,5 @@
-//! Several traces of one job, joined by their collectives: the order, kind and size of what a
-//! communicator did is the same on every rank, and a collective ends on all of them at nearly one
-//! time, whatever their clocks show.
+//! Joins traces of one job's ranks by collectives: these have the same order, kind and size on
+//! every rank, and end on all ranks at nearly the same time.
 
 mod clock;
 mod join_ranks;
@@ -11,9 +10,14 @@ mod recorded;
 mod text;
 mod what_if;
 
-pub use join_ranks::{CollectiveKindSum, JobProblem, JoinedJob, RankCollectiveSum, join_ranks};
-pub use rank_summary::{RankCollective, RankCommunicator, RankTimeParts, RankTrace};
-pub use what_if::{JobChangeGain, JobCriticalPath};
+pub use join_ranks::{
+    CollectivesOfKindAndSize, JobOfJoinedRanks, ProblemOfJobTraces, RankWithCollectiveSums,
+    join_ranks_to_job,
+};
+pub use rank_summary::{
+    CommunicatorOfRank, RankTimeByActivity, RecordedRankCollective, TraceOfRank,
+};
+pub use what_if::{CriticalPathOfJob, JobChangeWithGain};
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -22,10 +26,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::error::TraceError;
 use crate::read::{self, WantedTraceParts};
 
-type RankTraces = Result<Vec<RankTrace>, TraceError>;
+type ReadRankTraces = Result<Vec<TraceOfRank>, TraceError>;
 
-/// Whether the parts declare different ranks of jobs of one size.
-pub fn have_different_ranks(parts: &[RankTrace]) -> bool {
+/// Whether all traces declare jobs of the same size and ranks that differ from each other.
+pub fn do_traces_declare_different_ranks(parts: &[TraceOfRank]) -> bool {
     let declared: Option<Vec<(u32, u32)>> = parts.iter().map(|of| of.rank.zip(of.world)).collect();
     declared.is_some_and(|mut declared| {
         declared.sort_unstable();
@@ -33,22 +37,31 @@ pub fn have_different_ranks(parts: &[RankTrace]) -> bool {
     })
 }
 
-/// The GPUs of one trace as the ranks of a job; `None` if fewer than two of them communicate.
-pub fn ranks_of_trace(name: &str, path: &Path) -> Result<Option<JoinedJob>, TraceError> {
-    let parts = read_rank_traces(&[(name.to_owned(), path.to_owned())])?;
-    Ok((parts.len() > 1).then(|| join_ranks(parts)))
+/// Joins the GPUs of one trace as the ranks of a job; returns `None` if fewer than two of them
+/// communicate.
+pub fn join_gpus_of_one_trace(
+    name: &str,
+    path: &Path,
+) -> Result<Option<JobOfJoinedRanks>, TraceError> {
+    let parts = read_traces_of_ranks(&[(name.to_owned(), path.to_owned())])?;
+    Ok((parts.len() > 1).then(|| join_ranks_to_job(parts)))
 }
 
-/// Reads the traces of a job, several at a time, and keeps only the data that joins them.
+/// Reads the traces of a job's ranks, several at a time, and keeps only the data that joining and
+/// replaying need.
 ///
 /// # Errors
 /// Fails with the errors of [`read::open_trace_file`], for the first trace that cannot be read.
-pub fn read_rank_traces(traces: &[(String, PathBuf)]) -> Result<Vec<RankTrace>, TraceError> {
+pub fn read_traces_of_ranks(traces: &[(String, PathBuf)]) -> Result<Vec<TraceOfRank>, TraceError> {
     let columns = WantedTraceParts { operations: true, calls: true, ..WantedTraceParts::default() };
     let read = |(name, path): &(String, PathBuf)| {
-        Ok(RankTrace::extract_ranks(name, read::open_trace_file(Path::new(path), &columns)?))
+        Ok(TraceOfRank::split_trace_into_ranks(
+            name,
+            read::open_trace_file(Path::new(path), &columns)?,
+        ))
     };
-    let results: Vec<Mutex<Option<RankTraces>>> = traces.iter().map(|_| Mutex::new(None)).collect();
+    let results: Vec<Mutex<Option<ReadRankTraces>>> =
+        traces.iter().map(|_| Mutex::new(None)).collect();
     let next = AtomicUsize::new(0);
     let work = || {
         while let Some(index) = Some(next.fetch_add(1, Ordering::Relaxed))

@@ -1,134 +1,141 @@
-//! The summary of a rank that joins it with others: its collectives in order, and its times.
+//! Summary of one rank's trace, from which ranks are joined: its collectives in order, and its
+//! times.
 
 use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use super::clock::RankClock;
-use super::recorded::RecordedOperations;
-use crate::analyze::classes::{CollectiveKind, OperationClasses};
-use crate::analyze::operations::{AllOperations, OperationId, OperationKind};
-use crate::analyze::time_order::SortedOperations;
+use super::clock::ClockOfRank;
+use super::recorded::OperationsWithLaunches;
+use crate::analyze::classes::{CollectiveKind, OperationClassesOfTrace};
+use crate::analyze::operations::{AllGpuOperations, GpuOperationId, GpuOperationKind};
+use crate::analyze::time_order::OperationsInOrder;
 use crate::analyze::timeline::idle_time;
-use crate::analyze::timeline::{self, BusyTimeLine, TimelinePiece};
+use crate::analyze::timeline::{self, BusyTimeLineOfGpu, GpuTimelinePiece};
 use crate::analyze::work::bus_bandwidth;
 use crate::model::Trace;
 
-/// A collective operation as one rank recorded it.
+/// A collective operation as one rank recorded it, in the rank's own time.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct RankCollective {
+pub struct RecordedRankCollective {
     /// Which one.
     pub collective: CollectiveKind,
-    /// The larger of the bytes that a rank gives and gets; 0 where it was not recorded.
+    /// Larger one of the bytes that the rank gives to the collective and gets from it; 0 if not
+    /// recorded.
     pub bytes: u64,
-    /// Bytes that cross the link, by NCCL's convention.
+    /// Bytes that must cross the rank's link, by the convention of nccl-tests.
     pub bus_bytes: f64,
-    pub operation: OperationId,
-    /// Start time by the rank's own clock, nanoseconds.
+    pub operation: GpuOperationId,
+    /// Start by the rank's own clock, nanoseconds.
     pub start: i64,
     /// Nanosecond after the last.
     pub end: i64,
 }
 
-/// A communicator with the collectives that one rank recorded in it.
+/// The collectives that one rank recorded in one communicator.
 #[derive(Debug, Clone, PartialEq)]
-pub struct RankCommunicator {
-    /// Name and ranks of the communicator where recorded, else the number of its stream.
+pub struct CommunicatorOfRank {
+    /// Name of the communicator if recorded, otherwise the number of its stream.
     pub name: String,
     /// Number of ranks in the communicator; 0 if the number is not recorded.
     pub ranks: u32,
-    /// Collectives of the communicator in the order of their start.
-    pub entries: Vec<RankCollective>,
+    /// Collectives of the communicator in order of their start.
+    pub entries: Vec<RecordedRankCollective>,
 }
 
-/// The time of a rank in nanoseconds: compute, exposed communication, copies and idle time add up.
+/// The time of a rank in parts that add up: compute, exposed communication, copies and idle time,
+/// in nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RankTimeParts {
+pub struct RankTimeByActivity {
     /// Kernels compute.
     pub compute_ns: i64,
-    /// Time in which compute and communication ran in parallel, nanoseconds.
+    /// Time in which compute and communication ran at the same time, nanoseconds.
     pub hidden_ns: i64,
     /// Communication without compute.
     pub exposed_ns: i64,
-    /// Time of copies, page migrations and memsets with nothing else beside them, nanoseconds.
+    /// Time in which copies, page migrations or memsets ran alone, nanoseconds.
     pub copies_ns: i64,
     /// Time without any operation of the rank, nanoseconds.
     pub idle_ns: i64,
 }
 
-impl RankTimeParts {
-    /// The time of operations inside a span of the job's time.
-    fn measure_span(
+impl RankTimeByActivity {
+    /// Measures a rank's time in parts; `inside` gives the nanoseconds of a piece of time that
+    /// count.
+    fn measure_rank_time(
         trace: &Trace,
-        classes: &OperationClasses<'_>,
-        operations: &SortedOperations,
+        classes: &OperationClassesOfTrace<'_>,
+        operations: &OperationsInOrder,
         inside: impl Fn(i64, i64) -> i64,
-    ) -> RankTimeParts {
+    ) -> RankTimeByActivity {
         let mut times = Self::default();
-        timeline::cut_into_pieces(
-            &AllOperations::new(trace),
+        timeline::cut_gpu_time_into_pieces(
+            &AllGpuOperations::number_operations_of_trace(trace),
             classes,
             operations.iter(),
             |piece| match piece {
-                TimelinePiece::Busy { start, end, line, .. } => {
+                GpuTimelinePiece::Busy { start, end, line, .. } => {
                     let ns = inside(start, end);
                     match line {
-                        BusyTimeLine::Communication => times.exposed_ns += ns,
-                        BusyTimeLine::Migration | BusyTimeLine::Copy | BusyTimeLine::Set => {
-                            times.copies_ns += ns
-                        }
+                        BusyTimeLineOfGpu::Communication => times.exposed_ns += ns,
+                        BusyTimeLineOfGpu::Migration
+                        | BusyTimeLineOfGpu::Copy
+                        | BusyTimeLineOfGpu::Set => times.copies_ns += ns,
                         _ => times.compute_ns += ns,
                     }
-                    if line == BusyTimeLine::ComputeAndCommunication {
+                    if line == BusyTimeLineOfGpu::ComputeAndCommunication {
                         times.hidden_ns += ns;
                     }
                 }
-                TimelinePiece::Idle(gap) => times.idle_ns += inside(gap.start, gap.end),
+                GpuTimelinePiece::Idle(gap) => times.idle_ns += inside(gap.start, gap.end),
             },
         );
         times
     }
 
     /// All times together.
-    pub fn total_ns(&self) -> i64 {
+    pub fn sum_of_all_parts_ns(&self) -> i64 {
         self.compute_ns + self.exposed_ns + self.copies_ns + self.idle_ns
     }
 }
 
-/// A process on a device, as a rank of a job.
+/// One process on one GPU of a trace, as a rank of a job.
 #[derive(Debug, Clone)]
-pub struct RankTrace {
-    /// Name of the trace, with process and device if the trace holds several.
+pub struct TraceOfRank {
+    /// Name of the trace, with process and GPU if the trace contains several ranks.
     pub name: String,
     /// Name of the rank in reports.
     pub label: String,
-    /// Rank number that the trace declares, if any.
+    /// Rank number that the trace declares; `None` if it declares none.
     pub rank: Option<u32>,
-    /// The number of ranks that the trace declares.
+    /// Number of ranks of the job that the trace declares (`world_size`).
     pub world: Option<u32>,
     /// The host, where recorded.
     pub host: Option<String>,
-    /// Name of the rank's device, if recorded.
+    /// Name of the rank's GPU, if recorded.
     pub device: Option<String>,
-    /// First and last time of an operation, by the rank's clock.
+    /// Start of the first and end of the last operation, by the rank's clock, nanoseconds.
     pub span: (i64, i64),
-    /// Times of the rank from the start of its first operation to the end of its last operation.
-    pub times: RankTimeParts,
-    pub communicators: Vec<RankCommunicator>,
-    /// The trace, which other parts may share.
-    pub(super) recorded: Arc<RecordedOperations>,
-    /// Process and device of the rank in the trace.
+    /// Times of the rank between the start of its first and the end of its last operation.
+    pub times: RankTimeByActivity,
+    pub communicators: Vec<CommunicatorOfRank>,
+    /// The trace of the rank, which ranks of the same trace share.
+    pub(super) recorded: Arc<OperationsWithLaunches>,
+    /// Index of the process and ordinal of the GPU in the trace.
     pub(super) owner: (u32, u32),
 }
 
-impl RankTrace {
-    /// The ranks that a trace holds: every process on every device that communicates. A trace
-    /// without communication gives one part without communicators.
-    pub fn extract_ranks(name: &str, trace: Trace) -> Vec<RankTrace> {
-        let recorded = Arc::new(RecordedOperations::new(trace));
+impl TraceOfRank {
+    /// Splits a trace into its ranks: each process on each GPU that communicates. A trace without
+    /// communication gives one rank without communicators.
+    pub fn split_trace_into_ranks(name: &str, trace: Trace) -> Vec<TraceOfRank> {
+        let recorded = Arc::new(OperationsWithLaunches::join_and_drop_calls(trace));
         let trace = &recorded.trace;
-        let (all, classes) = (AllOperations::new(trace), OperationClasses::new(trace));
-        let operations = idle_time::operations_by_device(trace, &all, |_| true);
+        let (all, classes) = (
+            AllGpuOperations::number_operations_of_trace(trace),
+            OperationClassesOfTrace::classify_operations_by_name(trace),
+        );
+        let operations = idle_time::operations_by_process_and_gpu(trace, &all, |_| true);
         let mut parts: Vec<Self> = operations
             .iter()
             .map(|(owner, ids)| {
@@ -138,7 +145,7 @@ impl RankTrace {
                     1 => name.to_owned(),
                     _ => format!("{name}, process {pid}, device {device}"),
                 };
-                rank_trace_of_owner(name, &recorded, &classes, ids, *owner)
+                summarise_rank_of_process_and_gpu(name, &recorded, &classes, ids, *owner)
             })
             .collect();
         let communicates = |part: &Self| !part.communicators.is_empty();
@@ -147,8 +154,9 @@ impl RankTrace {
         } else {
             parts.truncate(1);
         }
-        let declared = DeclaredRank::read_declared_rank(trace);
-        // A trace declares one rank, so with several parts the rank of each is unknown.
+        let declared = DeclaredRankAndWorldSize::read_declared_rank_of_trace(trace);
+        // A trace declares only one rank number, so the numbers are unknown if it contains several
+        // ranks.
         let rank = declared.rank.filter(|_| parts.len() == 1);
         for part in &mut parts {
             part.rank = rank;
@@ -158,58 +166,71 @@ impl RankTrace {
         parts
     }
 
-    /// Time of the rank inside a span of the job's time.
-    pub(super) fn rank_times_inside(
+    /// Measures the rank's time inside a span of the job's common time.
+    pub(super) fn rank_time_inside_job_span(
         &self,
-        clock: &RankClock,
+        clock: &ClockOfRank,
         (first, last): (i64, i64),
-    ) -> RankTimeParts {
+    ) -> RankTimeByActivity {
         let trace = &self.recorded.trace;
-        let all = AllOperations::new(trace);
-        let devices = idle_time::operations_by_device(trace, &all, |_| true);
+        let all = AllGpuOperations::number_operations_of_trace(trace);
+        let devices = idle_time::operations_by_process_and_gpu(trace, &all, |_| true);
         let own = devices.iter().find(|(owner, _)| *owner == self.owner);
-        own.map_or_else(RankTimeParts::default, |(_, operations)| {
+        own.map_or_else(RankTimeByActivity::default, |(_, operations)| {
             let inside = |start: i64, end: i64| {
-                let [start, end] = [start, end].map(|time| clock.job_time(time).clamp(first, last));
+                let [start, end] =
+                    [start, end].map(|time| clock.rank_time_to_job_time(time).clamp(first, last));
                 end - start
             };
-            RankTimeParts::measure_span(trace, &OperationClasses::new(trace), operations, inside)
+            RankTimeByActivity::measure_rank_time(
+                trace,
+                &OperationClassesOfTrace::classify_operations_by_name(trace),
+                operations,
+                inside,
+            )
         })
     }
 
-    /// Whether two parts are of one trace, which has one clock.
-    pub(super) fn is_same_trace(&self, other: &Self) -> bool {
+    /// Whether two ranks come from the same trace, which has one clock.
+    pub(super) fn is_from_same_trace(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.recorded, &other.recorded)
     }
 }
 
-fn rank_trace_of_owner(
+fn summarise_rank_of_process_and_gpu(
     name: String,
-    recorded: &Arc<RecordedOperations>,
-    classes: &OperationClasses<'_>,
-    operations: &SortedOperations,
+    recorded: &Arc<OperationsWithLaunches>,
+    classes: &OperationClassesOfTrace<'_>,
+    operations: &OperationsInOrder,
     owner: (u32, u32),
-) -> RankTrace {
+) -> TraceOfRank {
     let trace = &recorded.trace;
-    let all = AllOperations::new(trace);
-    let start = operations.get(0).map_or(0, |id| all.start(id));
-    let end = operations.iter().map(|id| all.end(id)).max().unwrap_or(start).max(start);
-    let times = RankTimeParts::measure_span(trace, classes, operations, |start, end| end - start);
-    let mut communicators: Vec<RankCommunicator> = Vec::new();
+    let all = AllGpuOperations::number_operations_of_trace(trace);
+    let start = operations.get(0).map_or(0, |id| all.operation_start_ns(id));
+    let end = operations
+        .iter()
+        .map(|id| all.operation_end_exclusive_ns(id))
+        .max()
+        .unwrap_or(start)
+        .max(start);
+    let times =
+        RankTimeByActivity::measure_rank_time(trace, classes, operations, |start, end| end - start);
+    let mut communicators: Vec<CommunicatorOfRank> = Vec::new();
     let mut numbers: HashMap<(Option<u32>, u32), usize> = HashMap::new();
     let mut streams = 0;
     for id in operations.iter() {
         let Some(communication) = classes.communication_of_operation(id) else { continue };
-        // A copy has no partner on another rank.
-        if matches!(all.kind_and_row(id), (OperationKind::Copy, _)) {
+        // A copy between GPUs is not a collective with a partner in another rank's trace, so
+        // copies are skipped.
+        if matches!(all.kind_and_table_row(id), (GpuOperationKind::Copy, _)) {
             continue;
         }
-        let call = trace.collectives.call_of_kernel(id);
-        let place = all.place(id).0;
+        let call = trace.collectives.recorded_collective_of_kernel(id);
+        let place = all.place_of_operation(id).0;
         let key = call.map_or((None, place), |call| (Some(call.group.0), 0));
         let at = *numbers.entry(key).or_insert_with(|| {
-            let name = call.map(|call| trace.names.text(call.group).to_owned());
-            communicators.push(RankCommunicator {
+            let name = call.map(|call| trace.names.text_of_name(call.group).to_owned());
+            communicators.push(CommunicatorOfRank {
                 name: name.unwrap_or_else(|| {
                     streams += 1;
                     format!("communication stream {streams}")
@@ -219,16 +240,18 @@ fn rank_trace_of_owner(
             });
             communicators.len() - 1
         });
-        // The framework's name of a collective is more exact than the name of a generic kernel.
-        let collective = call.map(|call| CollectiveKind::from_name(trace.names.text(call.name)));
+        // The framework names a collective more exactly than a generic kernel name does, so its
+        // name is preferred.
+        let collective =
+            call.map(|call| CollectiveKind::from_kernel_name(trace.names.text_of_name(call.name)));
         let collective = collective
             .filter(|&known| known != CollectiveKind::Unknown)
             .unwrap_or(communication.collective);
-        communicators[at].entries.push(RankCollective {
+        communicators[at].entries.push(RecordedRankCollective {
             collective,
             bytes: call.map_or(0, |call| call.bytes_in.max(call.bytes_out)),
             bus_bytes: call.map_or(0.0, |call| {
-                bus_bandwidth::bytes_across_link(
+                bus_bandwidth::bytes_across_link_of_rank(
                     collective,
                     call.ranks,
                     call.bytes_in,
@@ -236,12 +259,12 @@ fn rank_trace_of_owner(
                 )
             }),
             operation: id,
-            start: all.start(id),
-            end: all.end(id),
+            start: all.operation_start_ns(id),
+            end: all.operation_end_exclusive_ns(id),
         });
     }
     let device = trace.devices.iter().find(|of| of.id == owner.1).map(|of| of.name.clone());
-    RankTrace {
+    TraceOfRank {
         label: name.clone(),
         name,
         rank: None,
@@ -256,8 +279,9 @@ fn rank_trace_of_owner(
     }
 }
 
-/// Labels the parts by their declared ranks, or by the piece of their names that differs.
-pub(super) fn label(parts: &mut [RankTrace]) {
+/// Sets the names of ranks for reports: the declared rank, or else the part in which the trace
+/// names differ.
+pub(super) fn set_report_names_of_ranks(parts: &mut [TraceOfRank]) {
     let names: Vec<&str> = parts.iter().map(|part| part.name.as_str()).collect();
     let first = names.first().copied().unwrap_or_default();
     let common = |&end: &usize| names.iter().all(|name| name.starts_with(&first[..end]));
@@ -273,15 +297,15 @@ pub(super) fn label(parts: &mut [RankTrace]) {
     }
 }
 
-/// Rank and number of ranks, as PyTorch declares them.
+/// Rank number and number of ranks that a trace declares, in PyTorch's metadata.
 #[derive(Default)]
-struct DeclaredRank {
+struct DeclaredRankAndWorldSize {
     rank: Option<u32>,
     world: Option<u32>,
 }
 
-impl DeclaredRank {
-    fn read_declared_rank(trace: &Trace) -> DeclaredRank {
+impl DeclaredRankAndWorldSize {
+    fn read_declared_rank_of_trace(trace: &Trace) -> DeclaredRankAndWorldSize {
         let Some(text) = trace.metadata.get("distributedInfo") else { return Self::default() };
         let Ok(value) = serde_json::from_str::<serde_json::Value>(text) else {
             return Self::default();

@@ -1,36 +1,38 @@
-//! A job for a terminal of 100 columns.
+//! Formats a job of joined ranks as text for a terminal of 100 columns.
 
 use std::fmt::Write as _;
 
-use super::clock::median_rank_value;
-use super::join_ranks::{JobProblem, JoinedJob, RankCollectiveSum};
-use crate::diagnose::text::{format_bytes, percent, time, wrap_line};
-use crate::stats::{shorten, with_thousands_separators};
+use super::clock::median_value_of_ranks;
+use super::join_ranks::{JobOfJoinedRanks, ProblemOfJobTraces, RankWithCollectiveSums};
+use crate::diagnose::text::{
+    append_wrapped_line, format_bytes_with_unit, format_nanoseconds, percent_of_whole,
+};
+use crate::stats::{shorten_in_the_middle, with_thousands_separators};
 
-/// Maximum number of kinds of collectives that are listed.
-const MAX_LISTED_COLLECTIVE_KINDS: usize = 12;
-/// Segments of the critical path that are listed.
-const MAX_LISTED_SEGMENTS: usize = 8;
-/// Number of clocks that have lines of their own.
-const MAX_LISTED_CLOCKS: usize = 4;
-/// Maximum number of pairs of ranks that are listed.
-const MAX_LISTED_PAIRS: usize = 8;
+/// Largest number of kinds of collectives that are printed.
+const MAX_PRINTED_COLLECTIVE_KINDS: usize = 12;
+/// Largest number of segments of the critical path that are printed.
+const MAX_PRINTED_PATH_SEGMENTS: usize = 8;
+/// Largest number of clock differences that are printed on lines of their own.
+const MAX_PRINTED_CLOCK_DIFFERENCES: usize = 4;
+/// Largest number of pairs of ranks whose waiting is printed.
+const MAX_PRINTED_RANK_PAIRS: usize = 8;
 
-impl JoinedJob {
-    /// The job as text of at most 100 columns.
-    pub fn to_text(&self) -> String {
+impl JobOfJoinedRanks {
+    /// Formats the joined job as text of at most 100 columns.
+    pub fn job_to_text(&self) -> String {
         let mut text = String::new();
         let head = format!(
             "{} ranks, {} collectives joined over {}; clocks aligned to ± {}",
             self.ranks.len(),
             with_thousands_separators(self.joined),
-            time(self.span_ns),
-            time(self.precision_ns)
+            format_nanoseconds(self.span_ns),
+            format_nanoseconds(self.precision_ns)
         );
-        wrap_line(&mut text, &head, "", "  ");
-        self.write_problems(&mut text);
+        append_wrapped_line(&mut text, &head, "", "  ");
+        self.write_problems_of_traces(&mut text);
         if self.joined == 0 {
-            wrap_line(
+            append_wrapped_line(
                 &mut text,
                 "no collective could be joined: waiting cannot be separated from transfer; give the \
                  traces of several ranks of one job",
@@ -39,72 +41,79 @@ impl JoinedJob {
             );
             return text;
         }
-        self.write_stragglers(&mut text);
-        if let Some((least, most)) = self.exposed_share_range() {
+        self.write_straggler_sentences(&mut text);
+        if let Some((least, most)) = self.exposed_communication_share_range() {
             let (least, most) = (least * 100.0, most * 100.0);
             let line =
                 format!("exposed communication: {least:.1} to {most:.1} % of the time of a rank");
-            wrap_line(&mut text, &line, "  ", "    ");
+            append_wrapped_line(&mut text, &line, "  ", "    ");
         }
-        self.write_ranks(&mut text);
-        self.write_rank_pairs(&mut text);
-        self.write_critical_path(&mut text);
-        self.write_collectives(&mut text);
+        self.write_times_of_ranks(&mut text);
+        self.write_waits_between_rank_pairs(&mut text);
+        self.write_critical_path_of_job(&mut text);
+        self.write_collectives_by_kind(&mut text);
         text
     }
 
-    /// If there are many ranks, their clocks are summarised on one line.
-    fn write_problems(&self, text: &mut String) {
-        let ahead = |problem: &JobProblem| match problem {
-            JobProblem::Clock { ahead_ns, .. } => Some(*ahead_ns),
+    /// If more clocks differ than are printed on own lines, one line summarises the differences.
+    fn write_problems_of_traces(&self, text: &mut String) {
+        let ahead = |problem: &ProblemOfJobTraces| match problem {
+            ProblemOfJobTraces::Clock { ahead_ns, .. } => Some(*ahead_ns),
             _ => None,
         };
         let clocks: Vec<i64> = self.problems.iter().filter_map(ahead).collect();
-        let many = clocks.len() > MAX_LISTED_CLOCKS;
+        let many = clocks.len() > MAX_PRINTED_CLOCK_DIFFERENCES;
         for problem in self.problems.iter().filter(|of| !many || ahead(of).is_none()) {
-            wrap_line(text, &problem.problem_text(), "  ! ", "    ");
+            append_wrapped_line(text, &problem.problem_as_sentence(), "  ! ", "    ");
         }
         if let (true, Some(least), Some(most)) = (many, clocks.iter().min(), clocks.iter().max()) {
-            let apart = time(most.max(&0) - least.min(&0));
+            let apart = format_nanoseconds(most.max(&0) - least.min(&0));
             let line = format!(
                 "the clocks of {} ranks differ, by up to {apart}; aligned by the ends of collectives",
                 clocks.len() + 1
             );
-            wrap_line(text, &line, "  ! ", "    ");
+            append_wrapped_line(text, &line, "  ! ", "    ");
         }
     }
 
-    fn write_stragglers(&self, text: &mut String) {
-        let stragglers = self.straggler_ranks();
+    fn write_straggler_sentences(&self, text: &mut String) {
+        let stragglers = self.straggler_ranks_slowest_first();
         if stragglers.is_empty() {
             let line = "no straggler: no rank delays the others by 5 % of the time where no compute \
                         hides it, and by more than the clocks may differ";
-            wrap_line(text, line, "  ", "    ");
+            append_wrapped_line(text, line, "  ", "    ");
         }
         for rank in stragglers {
-            wrap_line(text, &format!("straggler: {}", self.straggler_sentence(rank)), "  ", "    ");
+            append_wrapped_line(
+                text,
+                &format!("straggler: {}", self.straggler_delay_sentence(rank)),
+                "  ",
+                "    ",
+            );
         }
     }
 
-    /// How late a straggler is, why, and the gain without its delay, as a sentence.
-    pub fn straggler_sentence(&self, rank: &RankCollectiveSum) -> String {
+    /// Returns a sentence that says by how much a straggler delays the others, why, and what the
+    /// job would gain without the delay.
+    pub fn straggler_delay_sentence(&self, rank: &RankWithCollectiveSums) -> String {
         format!(
             "{} came last to {} of {} collectives and delayed them by {} ({:.1} % of the time); {}. \
              As fast as the median rank, the job gains {} (replayed)",
             rank.name,
             with_thousands_separators(rank.last),
             with_thousands_separators(self.joined),
-            time(rank.delayed_ns),
-            percent(rank.delayed_ns, self.span_ns),
-            self.cause_of_lateness(rank),
-            time(rank.gain_ns)
+            format_nanoseconds(rank.delayed_ns),
+            percent_of_whole(rank.delayed_ns, self.span_ns),
+            self.cause_of_straggler_delay(rank),
+            format_nanoseconds(rank.gain_ns)
         )
     }
 
-    /// The kind of time in which a straggler exceeds the other ranks most.
-    fn cause_of_lateness(&self, rank: &RankCollectiveSum) -> String {
-        let excess = |verb: &str, value: fn(&RankCollectiveSum) -> i64| {
-            let (own, others) = (value(rank), median_rank_value(self.ranks.iter().map(value)));
+    /// Names the kind of time (compute, copies, idle) in which a straggler most exceeds the other
+    /// ranks.
+    fn cause_of_straggler_delay(&self, rank: &RankWithCollectiveSums) -> String {
+        let excess = |verb: &str, value: fn(&RankWithCollectiveSums) -> i64| {
+            let (own, others) = (value(rank), median_value_of_ranks(self.ranks.iter().map(value)));
             (own - others, verb.to_owned(), own, others)
         };
         let parts = [
@@ -115,10 +124,14 @@ impl JoinedJob {
         if more <= 0 {
             return "neither its compute nor its idle time exceeds the median".to_owned();
         }
-        format!("it {verb} {}, the median rank {}", time(own), time(others))
+        format!(
+            "it {verb} {}, the median rank {}",
+            format_nanoseconds(own),
+            format_nanoseconds(others)
+        )
     }
 
-    fn write_ranks(&self, text: &mut String) {
+    fn write_times_of_ranks(&self, text: &mut String) {
         let _ = writeln!(
             text,
             "  {:<26}{:>12}{:>13}{:>11}{:>12}{:>12}{:>8}",
@@ -128,18 +141,18 @@ impl JoinedJob {
             let _ = writeln!(
                 text,
                 "  {:<26}{:>12}{:>13}{:>11}{:>12}{:>12}{:>8}",
-                shorten(&rank.name, 25),
-                time(rank.times.compute_ns),
-                time(rank.times.exposed_ns),
-                time(rank.times.idle_ns),
-                time(rank.waited_ns),
-                time(rank.delayed_ns),
+                shorten_in_the_middle(&rank.name, 25),
+                format_nanoseconds(rank.times.compute_ns),
+                format_nanoseconds(rank.times.exposed_ns),
+                format_nanoseconds(rank.times.idle_ns),
+                format_nanoseconds(rank.waited_ns),
+                format_nanoseconds(rank.delayed_ns),
                 with_thousands_separators(rank.last)
             );
         }
     }
 
-    fn write_rank_pairs(&self, text: &mut String) {
+    fn write_waits_between_rank_pairs(&self, text: &mut String) {
         let mut pairs: Vec<(i64, usize, usize)> = Vec::new();
         for (rank, waits) in self.waits.iter().enumerate() {
             pairs.extend(waits.iter().enumerate().map(|(last, &ns)| (ns, rank, last)));
@@ -150,31 +163,40 @@ impl JoinedJob {
             return;
         }
         let _ = writeln!(text, "  waiting (1 % of the time or more)");
-        for (ns, rank, last) in pairs.into_iter().take(MAX_LISTED_PAIRS) {
+        for (ns, rank, last) in pairs.into_iter().take(MAX_PRINTED_RANK_PAIRS) {
             let line = format!(
                 "{} waits {} for {}",
                 self.ranks[rank].name,
-                time(ns),
+                format_nanoseconds(ns),
                 self.ranks[last].name
             );
-            wrap_line(text, &line, "    ", "      ");
+            append_wrapped_line(text, &line, "    ", "      ");
         }
     }
 
-    fn write_critical_path(&self, text: &mut String) {
+    fn write_critical_path_of_job(&self, text: &mut String) {
         let path = &self.path;
         if path.total_ns == 0 {
             return;
         }
-        let _ = writeln!(text, "  critical path through the ranks ({})", time(path.total_ns));
+        let _ = writeln!(
+            text,
+            "  critical path through the ranks ({})",
+            format_nanoseconds(path.total_ns)
+        );
         let line = |text: &mut String, ns: i64, what: &str| {
-            let share = percent(ns, path.total_ns);
-            let _ = writeln!(text, "    {share:>5.1} %{:>12}  {}", time(ns), shorten(what, 74));
+            let share = percent_of_whole(ns, path.total_ns);
+            let _ = writeln!(
+                text,
+                "    {share:>5.1} %{:>12}  {}",
+                format_nanoseconds(ns),
+                shorten_in_the_middle(what, 74)
+            );
         };
-        for (rank, what, ns) in path.segments.iter().take(MAX_LISTED_SEGMENTS) {
+        for (rank, what, ns) in path.segments.iter().take(MAX_PRINTED_PATH_SEGMENTS) {
             line(text, *ns, &format!("{}: {what}", self.ranks[*rank].name));
         }
-        let rest: i64 = path.segments.iter().skip(MAX_LISTED_SEGMENTS).map(|of| of.2).sum();
+        let rest: i64 = path.segments.iter().skip(MAX_PRINTED_PATH_SEGMENTS).map(|of| of.2).sum();
         if rest > 0 {
             line(text, rest, "other");
         }
@@ -182,14 +204,15 @@ impl JoinedJob {
         path.gains.iter().for_each(|of| line(text, of.gain_ns, &of.change));
     }
 
-    fn write_collectives(&self, text: &mut String) {
+    fn write_collectives_by_kind(&self, text: &mut String) {
         let _ = writeln!(
             text,
             "  {:<22}{:>11}{:>7}{:>9}{:>12}{:>12}{:>20}",
             "collective", "bytes", "ranks", "count", "transfer", "skew", "bus bandwidth"
         );
-        for of in self.collectives.iter().take(MAX_LISTED_COLLECTIVE_KINDS) {
-            let size = if of.bytes > 0 { format_bytes(of.bytes) } else { "unknown".to_owned() };
+        for of in self.collectives.iter().take(MAX_PRINTED_COLLECTIVE_KINDS) {
+            let size =
+                if of.bytes > 0 { format_bytes_with_unit(of.bytes) } else { "unknown".to_owned() };
             let bus = match (of.bus, self.link) {
                 (Some(bus), Some((link, _))) => {
                     format!("{bus:.1} GB/s ({:.0} %)", bus / link * 100.0)
@@ -200,15 +223,15 @@ impl JoinedJob {
             let _ = writeln!(
                 text,
                 "  {:<22}{:>11}{:>7}{:>9}{:>12}{:>12}{bus:>20}",
-                of.collective.label(),
+                of.collective.collective_label(),
                 size,
                 of.ranks,
                 with_thousands_separators(of.count),
-                time(of.transfer_ns),
-                time(of.skew_ns),
+                format_nanoseconds(of.transfer_ns),
+                format_nanoseconds(of.skew_ns),
             );
         }
-        let more = self.collectives.len().saturating_sub(MAX_LISTED_COLLECTIVE_KINDS);
+        let more = self.collectives.len().saturating_sub(MAX_PRINTED_COLLECTIVE_KINDS);
         if more > 0 {
             let _ = writeln!(text, "    {more} more kinds and sizes are in the JSON");
         }

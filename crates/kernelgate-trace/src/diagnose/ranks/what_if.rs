@@ -1,54 +1,55 @@
-//! The critical path of a job through its ranks, and what a faster rank, kernel, launch or
-//! collective would gain: the operations of all ranks replayed together.
+//! Replays the operations of all ranks of a job: its critical path, and what a faster rank, kernel,
+//! launch or collective would gain.
 
 use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use super::clock::{RankClock, median_rank_value};
-use super::joined_collective::CollectiveMeeting;
-use super::rank_summary::RankTrace;
-use super::recorded::RecordedOperations;
-use crate::analyze::classes::{OperationClass, OperationClasses};
-use crate::analyze::operations::{AllOperations, OperationId, OperationKind};
-use crate::analyze::replay::job_replay::{CollectiveMember, JobReplay};
-use crate::analyze::replay::{CriticalPathSegment, ReplayChange, ReplayedHostTime};
-use crate::diagnose::labels::readable_name;
+use super::clock::{ClockOfRank, median_value_of_ranks};
+use super::joined_collective::CollectiveOnAllRanks;
+use super::rank_summary::TraceOfRank;
+use super::recorded::OperationsWithLaunches;
+use crate::analyze::classes::{OperationClass, OperationClassesOfTrace};
+use crate::analyze::operations::{AllGpuOperations, GpuOperationId, GpuOperationKind};
+use crate::analyze::replay::job_replay::{CollectiveOfOneRank, JobDependencies};
+use crate::analyze::replay::{CriticalPathSegmentKind, ReplayChange, ReplayedHostTime};
+use crate::diagnose::labels::shortened_kernel_name_for_readers;
 use crate::model::Trace;
 
 /// Kernels that are replayed.
-const MAX_JOB_KERNELS: usize = 3;
+const MAX_KERNELS_IN_JOB_REPLAYS: usize = 3;
 
-/// The time that a hypothetical change of the job would save.
+/// A hypothetical change of the job, and the time that it would save.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct JobChangeGain {
+pub struct JobChangeWithGain {
     pub change: String,
-    /// Nanoseconds by which the change shortens the job.
+    /// Nanoseconds by which the replayed job is shorter with the change.
     pub gain_ns: i64,
 }
 
-/// The critical path through the ranks of a job.
+/// Critical path through the ranks of a job, with the gains of hypothetical changes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct JobCriticalPath {
-    /// Time from when all ranks are recorded to the last end on any of them, nanoseconds.
+pub struct CriticalPathOfJob {
+    /// Length of the path, nanoseconds: from the time when all ranks are recorded to the last end
+    /// on any rank.
     pub total_ns: i64,
-    /// Segments of the critical path: rank, its activity, and nanoseconds, the longest first. The
-    /// times add up to the total.
+    /// Time on the critical path by rank and kind of segment, nanoseconds, the longest first. The
+    /// times of the segments add up to the length of the path.
     pub segments: Vec<(usize, String, i64)>,
     /// The largest first.
-    pub gains: Vec<JobChangeGain>,
+    pub gains: Vec<JobChangeWithGain>,
 }
 
-/// The traces of the parts, each once, and the number of each part's trace.
-struct DistinctTraces<'a> {
-    recorded: Vec<&'a RecordedOperations>,
+/// The distinct traces from which the ranks come, and for each rank the number of its trace.
+struct DistinctTracesOfRanks<'a> {
+    recorded: Vec<&'a OperationsWithLaunches>,
     of_part: Vec<usize>,
-    classes: Vec<OperationClasses<'a>>,
+    classes: Vec<OperationClassesOfTrace<'a>>,
 }
 
-impl<'a> DistinctTraces<'a> {
-    fn new(parts: &'a [RankTrace]) -> Self {
-        let mut recorded: Vec<&'a Arc<RecordedOperations>> = Vec::new();
+impl<'a> DistinctTracesOfRanks<'a> {
+    fn collect_distinct_traces(parts: &'a [TraceOfRank]) -> Self {
+        let mut recorded: Vec<&'a Arc<OperationsWithLaunches>> = Vec::new();
         let mut of_part = Vec::new();
         for part in parts {
             let number = recorded.iter().position(|of| Arc::ptr_eq(of, &part.recorded));
@@ -57,91 +58,106 @@ impl<'a> DistinctTraces<'a> {
                 recorded.push(&part.recorded);
             }
         }
-        let recorded: Vec<&RecordedOperations> = recorded.into_iter().map(Arc::as_ref).collect();
-        let classes = recorded.iter().map(|of| OperationClasses::new(&of.trace)).collect();
+        let recorded: Vec<&OperationsWithLaunches> =
+            recorded.into_iter().map(Arc::as_ref).collect();
+        let classes = recorded
+            .iter()
+            .map(|of| OperationClassesOfTrace::classify_operations_by_name(&of.trace))
+            .collect();
         Self { recorded, of_part, classes }
     }
 
-    fn trace_of_recording(&self, number: usize) -> &'a Trace {
+    fn trace_with_number(&self, number: usize) -> &'a Trace {
         &self.recorded[number].trace
     }
 
-    /// The part that an operation belongs to.
-    fn rank_part_of_operation(&self, parts: &[RankTrace], number: usize, id: OperationId) -> usize {
-        let trace = self.trace_of_recording(number);
-        let place = &trace.places[AllOperations::new(trace).place(id).0 as usize];
+    /// Returns the rank that ran an operation of the trace with this number.
+    fn rank_that_ran_operation(
+        &self,
+        parts: &[TraceOfRank],
+        number: usize,
+        id: GpuOperationId,
+    ) -> usize {
+        let trace = self.trace_with_number(number);
+        let place = &trace.places
+            [AllGpuOperations::number_operations_of_trace(trace).place_of_operation(id).0 as usize];
         let own = |part: usize| {
             self.of_part[part] == number && parts[part].owner == (place.process, place.device)
         };
         (0..parts.len()).find(|&part| own(part)).unwrap_or(0)
     }
 
-    /// The name of the function of a kernel that computes.
-    fn compute_function_name(&self, number: usize, id: OperationId) -> Option<&'a str> {
-        let trace = self.trace_of_recording(number);
-        match AllOperations::new(trace).kind_and_row(id) {
-            (OperationKind::Kernel, row)
-                if self.classes[number].class_of_operation(id) == OperationClass::Compute =>
+    /// Returns the function name of a kernel that computes; `None` for other operations.
+    fn name_of_compute_kernel(&self, number: usize, id: GpuOperationId) -> Option<&'a str> {
+        let trace = self.trace_with_number(number);
+        match AllGpuOperations::number_operations_of_trace(trace).kind_and_table_row(id) {
+            (GpuOperationKind::Kernel, row)
+                if self.classes[number].class_of_gpu_operation(id) == OperationClass::Compute =>
             {
-                Some(trace.kernel_name(row))
+                Some(trace.demangled_kernel_name(row))
             }
             _ => None,
         }
     }
 }
 
-/// A change that makes a part faster.
-enum SpeedUpChange {
-    /// The kernels and the host of a rank take a part of their time.
+/// A hypothetical change that makes a part of the job faster.
+enum JobSpeedUp {
+    /// The kernels and the host of one rank take this share of their recorded time.
     Rank { part: usize, compute: f64, host: f64 },
-    /// Kernels with this name take half as long.
+    /// All kernels with this name take half their time.
     Kernel(String),
-    /// Operations of a class take no time: of collectives their transfer, not the waiting.
+    /// All operations of a class take no time; for collectives this removes the transfer, not the
+    /// waiting.
     Class(OperationClass),
-    /// Launch calls take no time on any rank.
+    /// The host's launch calls take no time on any rank.
     Launches,
-    /// No host thread waits for its GPU.
+    /// No host thread of any rank waits for its GPU.
     Waits,
 }
 
-impl SpeedUpChange {
-    fn label(&self, parts: &[RankTrace]) -> String {
+impl JobSpeedUp {
+    fn printed_job_speed_up(&self, parts: &[TraceOfRank]) -> String {
         match self {
             Self::Rank { part, .. } => {
                 format!("{} as fast as the median rank", parts[*part].label)
             }
-            Self::Kernel(name) => format!("half the time of {}", readable_name(name)),
+            Self::Kernel(name) => {
+                format!("half the time of {}", shortened_kernel_name_for_readers(name))
+            }
             Self::Class(OperationClass::Communication) => "transfers that take no time".to_owned(),
             Self::Class(OperationClass::Copy) => "copies that take no time".to_owned(),
-            Self::Class(class) => format!("{}s that take no time", class.label()),
+            Self::Class(class) => format!("{}s that take no time", class.printed_operation_class()),
             Self::Launches => "launch calls that take no time".to_owned(),
             Self::Waits => "hosts that do not wait for their GPU".to_owned(),
         }
     }
 }
 
-/// The critical path, and by part what it would gain at the speed of the median rank.
-pub(super) fn replay_job(
-    parts: &[RankTrace],
-    clocks: &[RankClock],
-    meetings: &[CollectiveMeeting],
-) -> (JobCriticalPath, Vec<i64>) {
-    let nothing = || (JobCriticalPath::default(), vec![0; parts.len()]);
+/// Returns the critical path of the job, and for each rank the nanoseconds that the job would save
+/// if the rank were as fast as the median rank.
+pub(super) fn replay_job_with_changes(
+    parts: &[TraceOfRank],
+    clocks: &[ClockOfRank],
+    meetings: &[CollectiveOnAllRanks],
+) -> (CriticalPathOfJob, Vec<i64>) {
+    let nothing = || (CriticalPathOfJob::default(), vec![0; parts.len()]);
     if meetings.is_empty() {
         return nothing();
     }
-    let traces = DistinctTraces::new(parts);
-    let Some(dependencies) = traces.recorded.iter().map(|of| of.recorded_dependencies()).collect()
+    let traces = DistinctTracesOfRanks::collect_distinct_traces(parts);
+    let Some(dependencies) =
+        traces.recorded.iter().map(|of| of.dependencies_of_operations()).collect()
     else {
         return nothing();
     };
-    let clock_of: Vec<&RankClock> = (0..traces.recorded.len())
+    let clock_of: Vec<&ClockOfRank> = (0..traces.recorded.len())
         .map(|number| traces.of_part.iter().position(|&of| of == number))
         .map(|part| &clocks[part.expect("a trace has a part")])
         .collect();
-    let common = |number: usize, time: i64| clock_of[number].job_time(time);
-    let members = |meeting: &CollectiveMeeting| {
-        let member = |of: &super::joined_collective::RankArrival| CollectiveMember {
+    let common = |number: usize, time: i64| clock_of[number].rank_time_to_job_time(time);
+    let members = |meeting: &CollectiveOnAllRanks| {
+        let member = |of: &super::joined_collective::CollectiveOnRank| CollectiveOfOneRank {
             trace: traces.of_part[of.rank],
             operation: of.operation,
             start: of.start,
@@ -149,53 +165,61 @@ pub(super) fn replay_job(
         };
         meeting.ranks.iter().map(member).collect()
     };
-    let job = JobReplay::new(dependencies, meetings.iter().map(members).collect(), &common);
-    let of_ranks: Vec<Option<SpeedUpChange>> =
-        (0..parts.len()).map(|part| rank_at_median_speed(parts, part)).collect();
-    let gain = |faster: &SpeedUpChange| gain_of_faster(&job, &traces, parts, faster);
+    let job = JobDependencies::join_traces_by_collectives(
+        dependencies,
+        meetings.iter().map(members).collect(),
+        &common,
+    );
+    let of_ranks: Vec<Option<JobSpeedUp>> =
+        (0..parts.len()).map(|part| speed_up_to_median_rank(parts, part)).collect();
+    let gain = |faster: &JobSpeedUp| job_ns_saved_by_speed_up(&job, &traces, parts, faster);
     let by_part: Vec<i64> = of_ranks.iter().map(|of| of.as_ref().map_or(0, &gain)).collect();
-    let mut gains: Vec<JobChangeGain> = of_ranks
+    let mut gains: Vec<JobChangeWithGain> = of_ranks
         .iter()
         .flatten()
         .zip(by_part.iter().zip(&of_ranks).filter(|(_, of)| of.is_some()).map(|(ns, _)| *ns))
-        .map(|(of, gain_ns)| JobChangeGain { change: of.label(parts), gain_ns })
+        .map(|(of, gain_ns)| JobChangeWithGain { change: of.printed_job_speed_up(parts), gain_ns })
         .collect();
-    for faster in speed_up_changes(&traces) {
-        gains.push(JobChangeGain { change: faster.label(parts), gain_ns: gain(&faster) });
+    for faster in job_speed_ups_to_replay(&traces) {
+        gains.push(JobChangeWithGain {
+            change: faster.printed_job_speed_up(parts),
+            gain_ns: gain(&faster),
+        });
     }
     gains.sort_by(|a, b| b.gain_ns.cmp(&a.gain_ns).then_with(|| a.change.cmp(&b.change)));
-    let (start, end) = job.span_recorded_on_all_ranks();
-    let path = JobCriticalPath {
+    let (start, end) = job.span_from_recording_of_all_ranks();
+    let path = CriticalPathOfJob {
         total_ns: end - start,
-        segments: critical_path_by_rank(&job, &traces, parts),
+        segments: critical_path_time_by_rank_and_kind(&job, &traces, parts),
         gains,
     };
     (path, by_part)
 }
 
-/// A rank that computes or idles longer than the median rank, at its speed.
+/// Returns a change that gives a rank the speed of the median rank, if the rank's compute or idle
+/// time is longer.
 #[allow(clippy::cast_precision_loss)]
-fn rank_at_median_speed(parts: &[RankTrace], part: usize) -> Option<SpeedUpChange> {
-    let share = |value: fn(&RankTrace) -> i64| {
-        let (own, median) = (value(&parts[part]), median_rank_value(parts.iter().map(value)));
+fn speed_up_to_median_rank(parts: &[TraceOfRank], part: usize) -> Option<JobSpeedUp> {
+    let share = |value: fn(&TraceOfRank) -> i64| {
+        let (own, median) = (value(&parts[part]), median_value_of_ranks(parts.iter().map(value)));
         if own > median { median as f64 / own as f64 } else { 1.0 }
     };
     let compute = share(|of| of.times.compute_ns);
     let host = share(|of| of.times.idle_ns);
-    (compute < 1.0 || host < 1.0).then_some(SpeedUpChange::Rank { part, compute, host })
+    (compute < 1.0 || host < 1.0).then_some(JobSpeedUp::Rank { part, compute, host })
 }
 
-/// The changes of all ranks at once.
-fn speed_up_changes(traces: &DistinctTraces<'_>) -> Vec<SpeedUpChange> {
+/// Returns changes that apply to all ranks: kernels, classes, launches and waits.
+fn job_speed_ups_to_replay(traces: &DistinctTracesOfRanks<'_>) -> Vec<JobSpeedUp> {
     let mut kernels: HashMap<&str, i64> = HashMap::new();
     let mut classes: Vec<OperationClass> = Vec::new();
     for number in 0..traces.recorded.len() {
-        let all = AllOperations::new(traces.trace_of_recording(number));
-        for id in all.ids() {
-            if let Some(name) = traces.compute_function_name(number, id) {
-                *kernels.entry(name).or_default() += all.length(id);
+        let all = AllGpuOperations::number_operations_of_trace(traces.trace_with_number(number));
+        for id in all.all_operation_ids() {
+            if let Some(name) = traces.name_of_compute_kernel(number, id) {
+                *kernels.entry(name).or_default() += all.operation_length_ns(id);
             }
-            let class = traces.classes[number].class_of_operation(id);
+            let class = traces.classes[number].class_of_gpu_operation(id);
             if !classes.contains(&class) {
                 classes.push(class);
             }
@@ -203,45 +227,43 @@ fn speed_up_changes(traces: &DistinctTraces<'_>) -> Vec<SpeedUpChange> {
     }
     let mut kernels: Vec<(&str, i64)> = kernels.into_iter().collect();
     kernels.sort_by_key(|&(name, ns)| (std::cmp::Reverse(ns), name));
-    let kernels = kernels.into_iter().take(MAX_JOB_KERNELS);
-    let mut changes: Vec<SpeedUpChange> =
-        kernels.map(|(name, _)| SpeedUpChange::Kernel(name.to_owned())).collect();
+    let kernels = kernels.into_iter().take(MAX_KERNELS_IN_JOB_REPLAYS);
+    let mut changes: Vec<JobSpeedUp> =
+        kernels.map(|(name, _)| JobSpeedUp::Kernel(name.to_owned())).collect();
     classes.retain(|class| {
         matches!(
             class,
             OperationClass::Communication | OperationClass::Copy | OperationClass::Migration
         )
     });
-    changes.extend(classes.into_iter().map(SpeedUpChange::Class));
-    if traces.recorded.iter().any(|of| of.has_launch_calls()) {
-        changes.extend([SpeedUpChange::Launches, SpeedUpChange::Waits]);
+    changes.extend(classes.into_iter().map(JobSpeedUp::Class));
+    if traces.recorded.iter().any(|of| of.has_any_launch_call()) {
+        changes.extend([JobSpeedUp::Launches, JobSpeedUp::Waits]);
     }
     changes
 }
 
-fn gain_of_faster(
-    job: &JobReplay<'_>,
-    traces: &DistinctTraces<'_>,
-    parts: &[RankTrace],
-    faster: &SpeedUpChange,
+fn job_ns_saved_by_speed_up(
+    job: &JobDependencies<'_>,
+    traces: &DistinctTracesOfRanks<'_>,
+    parts: &[TraceOfRank],
+    faster: &JobSpeedUp,
 ) -> i64 {
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
     let scaled = |ns: i64, share: f64| (ns as f64 * share).round() as i64;
     let length = |number: usize| {
-        move |id: OperationId, ns: i64| match faster {
-            SpeedUpChange::Rank { part, compute, .. } => {
+        move |id: GpuOperationId, ns: i64| match faster {
+            JobSpeedUp::Rank { part, compute, .. } => {
                 let own = traces.of_part[*part] == number
-                    && traces.rank_part_of_operation(parts, number, id) == *part
-                    && traces.classes[number].class_of_operation(id) == OperationClass::Compute;
+                    && traces.rank_that_ran_operation(parts, number, id) == *part
+                    && traces.classes[number].class_of_gpu_operation(id) == OperationClass::Compute;
                 if own { scaled(ns, *compute) } else { ns }
             }
-            SpeedUpChange::Kernel(name)
-                if traces.compute_function_name(number, id) == Some(name) =>
-            {
+            JobSpeedUp::Kernel(name) if traces.name_of_compute_kernel(number, id) == Some(name) => {
                 ns / 2
             }
-            SpeedUpChange::Class(class)
-                if traces.classes[number].class_of_operation(id) == *class =>
+            JobSpeedUp::Class(class)
+                if traces.classes[number].class_of_gpu_operation(id) == *class =>
             {
                 0
             }
@@ -251,39 +273,42 @@ fn gain_of_faster(
     let lengths: Vec<_> = (0..traces.recorded.len()).map(length).collect();
     let change = |(number, length)| ReplayChange {
         length,
-        launches: !matches!(faster, SpeedUpChange::Launches),
-        waits: !matches!(faster, SpeedUpChange::Waits),
+        launches: !matches!(faster, JobSpeedUp::Launches),
+        waits: !matches!(faster, JobSpeedUp::Waits),
         host: match faster {
-            SpeedUpChange::Rank { part, host, .. } if traces.of_part[*part] == number => {
+            JobSpeedUp::Rank { part, host, .. } if traces.of_part[*part] == number => {
                 ReplayedHostTime::Scaled(*host)
             }
             _ => ReplayedHostTime::Recorded,
         },
     };
-    let lengths: Vec<&dyn Fn(OperationId, i64) -> i64> =
-        lengths.iter().map(|length| length as &dyn Fn(OperationId, i64) -> i64).collect();
+    let lengths: Vec<&dyn Fn(GpuOperationId, i64) -> i64> =
+        lengths.iter().map(|length| length as &dyn Fn(GpuOperationId, i64) -> i64).collect();
     let changes: Vec<ReplayChange<'_>> = lengths.into_iter().enumerate().map(change).collect();
-    job.job_gain_ns(&changes)
+    job.job_ns_saved_by_changes(&changes)
 }
 
-/// The time on the critical path by rank and kind of work.
-fn critical_path_by_rank(
-    job: &JobReplay<'_>,
-    traces: &DistinctTraces<'_>,
-    parts: &[RankTrace],
+/// Sums the time on the job's critical path by rank and kind of segment.
+fn critical_path_time_by_rank_and_kind(
+    job: &JobDependencies<'_>,
+    traces: &DistinctTracesOfRanks<'_>,
+    parts: &[TraceOfRank],
 ) -> Vec<(usize, String, i64)> {
     let first_part = |number: usize| traces.of_part.iter().position(|&of| of == number);
     let mut sums: HashMap<(usize, String), i64> = HashMap::new();
-    for (number, segment, ns) in job.critical_path() {
+    for (number, segment, ns) in job.critical_path_of_job() {
         let (part, what) = match segment {
-            CriticalPathSegment::Operation(id) => {
-                let what = match traces.compute_function_name(number, id) {
-                    Some(name) => readable_name(name),
-                    None => traces.classes[number].class_of_operation(id).label().to_owned(),
+            CriticalPathSegmentKind::Operation(id) => {
+                let what = match traces.name_of_compute_kernel(number, id) {
+                    Some(name) => shortened_kernel_name_for_readers(name),
+                    None => traces.classes[number]
+                        .class_of_gpu_operation(id)
+                        .printed_operation_class()
+                        .to_owned(),
                 };
-                (traces.rank_part_of_operation(parts, number, id), what)
+                (traces.rank_that_ran_operation(parts, number, id), what)
             }
-            other => (first_part(number).unwrap_or(0), other.label().to_owned()),
+            other => (first_part(number).unwrap_or(0), other.printed_segment_label().to_owned()),
         };
         *sums.entry((part, what)).or_default() += ns;
     }

@@ -1,60 +1,62 @@
-//! Copies and sets that hold up the host or the GPU.
+//! Diagnosis rules about copies and memsets that block the host or the GPU.
 
 use hashbrown::HashMap;
 
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    InspectedShare, InspectedUnit, ProcessDeviceUse,
+    GpuUseOfProcess, InspectedRecordKind, InspectedShareOfRecords,
 };
-use super::super::text::format_bytes as shown_bytes;
+use super::super::text::format_bytes_with_unit as shown_bytes;
 use super::super::trace_facts::DiagnosisContext;
-use super::launches::check_gpu_work;
+use super::launches::require_gpu_operations;
 use super::rule_outcome::{
-    MissingData, RuleResult, inspected_some, most_expensive_evidence, number, operation_evidence,
+    DataMissingForRule, FindingsOrMissingData, count_as_number_with_unit,
+    evidence_of_single_operation, some_records_inspected, sorted_and_limited_evidence,
 };
-use crate::analyze::operations::{OperationId, OperationKind};
-use crate::analyze::timeline::BusyTimeLine;
-use crate::analyze::timeline::idle_time::DeviceActivity;
-use crate::model::gpu::MemoryKind;
+use crate::analyze::operations::{GpuOperationId, GpuOperationKind};
+use crate::analyze::timeline::BusyTimeLineOfGpu;
+use crate::analyze::timeline::idle_time::ProcessActivityOnGpu;
+use crate::model::gpu::CopiedMemoryKind;
 
-/// Synchronous copies to the device up to this size return at once: the data goes with the command.
-const MAX_IMMEDIATE_COPY_BYTES: u64 = 64 << 10;
+/// Largest synchronous copy to the device, bytes, that returns at once, because its data is sent
+/// within the command.
+const MAX_NONBLOCKING_SYNC_COPY_BYTES: u64 = 64 << 10;
 
-/// A group of operations with one fault, such as pageable copies.
+/// Copies or memsets with the same fault, such as pageable memory, that make up one finding.
 #[derive(Default)]
-struct CopyGroup {
+struct CopiesWithSameFault {
     evidence: Vec<FindingEvidence>,
     count: usize,
     total_ns: i64,
     bytes: u64,
-    ids: Vec<OperationId>,
+    ids: Vec<GpuOperationId>,
 }
 
-/// One copy that belongs to a group.
-struct CopyOfGroup {
+/// One copy or memset that belongs to a finding.
+struct CopyOfFinding {
     id: u32,
     bytes: u64,
     what: String,
 }
 
-/// Copies with equal description and range are combined.
-fn group_copies(
+/// Sums copies, and lists those with equal description and range as one piece of evidence.
+fn sum_copies_with_same_fault(
     context: &DiagnosisContext<'_>,
-    operations: impl Iterator<Item = CopyOfGroup>,
-) -> CopyGroup {
+    operations: impl Iterator<Item = CopyOfFinding>,
+) -> CopiesWithSameFault {
     let mut groups: HashMap<(String, Option<String>), FindingEvidence> = HashMap::new();
-    let mut all = CopyGroup::default();
-    for CopyOfGroup { id, bytes, what } in operations {
-        let (start, end) = context.all.span(id);
+    let mut all = CopiesWithSameFault::default();
+    for CopyOfFinding { id, bytes, what } in operations {
+        let (start, end) = context.all.operation_start_and_end_ns(id);
         all.count += 1;
         all.total_ns += end - start;
         all.bytes += bytes;
         all.ids.push(id);
-        let range = context.path_of_operation(id);
+        let range = context.range_path_text_of_operation(id);
         let evidence = groups.entry((what.clone(), range)).or_insert_with(|| FindingEvidence {
             count: 0,
             total_ns: Some(0),
-            ..operation_evidence(context, id, what)
+            ..evidence_of_single_operation(context, id, what)
         });
         evidence.count += 1;
         evidence.total_ns = evidence.total_ns.map(|ns| ns + end - start);
@@ -62,88 +64,101 @@ fn group_copies(
             evidence.span = Some((start, end));
         }
     }
-    all.evidence = most_expensive_evidence(groups.into_values().collect());
+    all.evidence = sorted_and_limited_evidence(groups.into_values().collect());
     all
 }
 
-/// An operation of a kind whose call is known.
-struct OperationWithCall<'a> {
+/// A copy or memset, with the name of the host function that launched it.
+struct OperationAndLaunchFunction<'a> {
     id: u32,
     row: usize,
     call: &'a str,
 }
 
-/// The copies or sets whose launch call was recorded, and the number of all that were inspected.
-fn operations_with_calls<'a>(
+/// Returns the copies or memsets whose launch call was recorded, and the share of all copies or
+/// memsets that these are.
+fn copies_or_sets_with_recorded_launch<'a>(
     context: &'a DiagnosisContext<'a>,
-    (kind, unit): (OperationKind, InspectedUnit),
-) -> Result<(Vec<OperationWithCall<'a>>, InspectedShare), MissingData> {
-    check_gpu_work(context)?;
-    let of_kind =
-        |&id: &u32| context.all.kind_and_row(id).0 == kind && !context.is_page_migration(id);
-    let ids: Vec<u32> = context.all.ids().filter(of_kind).collect();
+    (kind, unit): (GpuOperationKind, InspectedRecordKind),
+) -> Result<(Vec<OperationAndLaunchFunction<'a>>, InspectedShareOfRecords), DataMissingForRule> {
+    require_gpu_operations(context)?;
+    let of_kind = |&id: &u32| {
+        context.all.kind_and_table_row(id).0 == kind && !context.is_operation_page_migration(id)
+    };
+    let ids: Vec<u32> = context.all.all_operation_ids().filter(of_kind).collect();
     if ids.is_empty() {
-        return Err(MissingData::no_work(format!("the trace holds no {}", unit.label())));
+        return Err(DataMissingForRule::program_has_no_such_work(format!(
+            "the trace holds no {}",
+            unit.printed_record_kind()
+        )));
     }
     let called = ids.iter().filter_map(|&id| {
-        let call = context.host.function_that_launched(context.trace, id)?;
-        let (_, row) = context.all.kind_and_row(id);
-        Some(OperationWithCall { id, row, call: context.function_name(call) })
+        let call = context.host.function_that_launched_operation(context.trace, id)?;
+        let (_, row) = context.all.kind_and_table_row(id);
+        Some(OperationAndLaunchFunction {
+            id,
+            row,
+            call: context.function_name_without_version(call),
+        })
     });
-    let called: Vec<OperationWithCall<'a>> = called.collect();
-    let record = context.platform.record_launches_advice();
+    let called: Vec<OperationAndLaunchFunction<'a>> = called.collect();
+    let record = context.platform.advice_to_record_launch_calls();
     if called.is_empty() {
-        let reason = format!("the calls of the {} are not in the trace", unit.label());
-        return Err(MissingData::new(reason, record));
+        let reason =
+            format!("the calls of the {} are not in the trace", unit.printed_record_kind());
+        return Err(DataMissingForRule::missing_data_with_advice(reason, record));
     }
-    let inspected = InspectedShare {
+    let inspected = InspectedShareOfRecords {
         missing: (called.len() < ids.len())
             .then(|| format!("the calls of the others are not in the trace; {record}")),
-        ..inspected_some(called.len(), ids.len(), unit)
+        ..some_records_inspected(called.len(), ids.len(), unit)
     };
     Ok((called, inspected))
 }
 
-/// Severity by the copies' share of all spans, which is an upper bound of the time that a replay
-/// can save.
-fn copies_severity(context: &DiagnosisContext<'_>, ns: i64) -> FindingSeverity {
-    let span = context.activities.iter().map(DeviceActivity::span_of_gaps_ns).sum();
-    FindingSeverity::from_saving(ns, span)
+/// Returns a severity from the copies' share of the activities' time, which is an upper bound of
+/// what a replay can save.
+fn severity_of_copy_time(context: &DiagnosisContext<'_>, ns: i64) -> FindingSeverity {
+    let span =
+        context.activities.iter().map(ProcessActivityOnGpu::first_start_to_last_end_ns).sum();
+    FindingSeverity::severity_from_possible_saving(ns, span)
 }
 
-/// Limits the time `ns` of some operations to the sum of one line of all devices' time.
-fn limit_to_one_line(devices: &[ProcessDeviceUse], line: BusyTimeLine, ns: i64) -> i64 {
+/// Returns `ns`, but at most the time of one line of busy time, summed over all devices.
+fn limit_ns_to_busy_line(devices: &[GpuUseOfProcess], line: BusyTimeLineOfGpu, ns: i64) -> i64 {
     ns.min(devices.iter().map(|of| of.account.total.busy_ns_of_line(line)).sum())
 }
 
-pub(super) fn pageable_copies_rule_text() -> String {
+pub(super) fn pageable_copy_rule_threshold_text() -> String {
     "an asynchronous copy from or to pageable memory".to_owned()
 }
 
-pub(super) fn synchronous_copies_rule_text() -> String {
+pub(super) fn synchronous_copy_rule_threshold_text() -> String {
     format!(
         "a synchronous copy, but for copies of up to {} KiB to the device",
-        MAX_IMMEDIATE_COPY_BYTES >> 10
+        MAX_NONBLOCKING_SYNC_COPY_BYTES >> 10
     )
 }
 
-pub(super) fn synchronous_sets_rule_text() -> String {
+pub(super) fn synchronous_memset_rule_threshold_text() -> String {
     "a synchronous memset".to_owned()
 }
 
-pub(super) fn pageable_copies_rule(
+pub(super) fn find_asynchronous_copies_with_pageable_memory(
     context: &DiagnosisContext<'_>,
-    devices: &[ProcessDeviceUse],
-) -> RuleResult {
+    devices: &[GpuUseOfProcess],
+) -> FindingsOrMissingData {
     let copies = &context.trace.copies;
-    let (called, mut inspected) =
-        operations_with_calls(context, (OperationKind::Copy, InspectedUnit::Copies))?;
+    let (called, mut inspected) = copies_or_sets_with_recorded_launch(
+        context,
+        (GpuOperationKind::Copy, InspectedRecordKind::Copies),
+    )?;
     let memory = |row: usize| [copies.source[row], copies.target[row]];
     let recorded =
-        called.iter().filter(|of| !memory(of.row).contains(&MemoryKind::Unknown)).count();
+        called.iter().filter(|of| !memory(of.row).contains(&CopiedMemoryKind::Unknown)).count();
     if recorded == 0 {
-        let record = context.platform.record_launches_advice();
-        return Err(MissingData::new(
+        let record = context.platform.advice_to_record_launch_calls();
+        return Err(DataMissingForRule::missing_data_with_advice(
             "the kinds of memory of the copies are not in the trace",
             record,
         ));
@@ -154,116 +169,124 @@ pub(super) fn pageable_copies_rule(
     }
     let found = called
         .iter()
-        .filter(|of| of.call.contains("Async") && memory(of.row).contains(&MemoryKind::Pageable))
-        .map(|&OperationWithCall { id, row, call }| {
-            let direction = context.trace.names.text(copies.kind[row]);
-            let [from, to] = memory(row).map(MemoryKind::label);
+        .filter(|of| {
+            of.call.contains("Async") && memory(of.row).contains(&CopiedMemoryKind::Pageable)
+        })
+        .map(|&OperationAndLaunchFunction { id, row, call }| {
+            let direction = context.trace.names.text_of_name(copies.kind[row]);
+            let [from, to] = memory(row).map(CopiedMemoryKind::memory_kind_label);
             let what = format!("{call} {direction} ({from} to {to})");
-            CopyOfGroup { id, bytes: copies.bytes[row], what }
+            CopyOfFinding { id, bytes: copies.bytes[row], what }
         });
-    let group = group_copies(context, found);
+    let group = sum_copies_with_same_fault(context, found);
     if group.count == 0 {
         return Ok((Vec::new(), inspected));
     }
-    let saved = limit_to_one_line(devices, BusyTimeLine::Copy, group.total_ns);
+    let saved = limit_ns_to_busy_line(devices, BusyTimeLineOfGpu::Copy, group.total_ns);
     #[allow(clippy::cast_precision_loss)]
     let speed = group.bytes as f64 / group.total_ns.max(1) as f64;
-    // A few bytes show latency, not speed.
+    // The speed of copies is printed only from 0.05 GB/s on, because small copies show latency and
+    // not bandwidth.
     let speed = if speed >= 0.05 { format!(" at {speed:.1} GB/s") } else { String::new() };
     let found = DiagnosisFinding {
         id: "pageable-copy",
-        severity: copies_severity(context, saved),
+        severity: severity_of_copy_time(context, saved),
         confidence: FindingConfidence::High,
         title: format!(
             "asynchronous copies with pageable memory: {}, {}{speed}; the host waits for each",
             group.count,
             shown_bytes(group.bytes)
         ),
-        measured: number(group.count, "copies"),
-        threshold: number(0, "copies"),
+        measured: count_as_number_with_unit(group.count, "copies"),
+        threshold: count_as_number_with_unit(0, "copies"),
         recoverable_ns: Some(saved),
         remedy: FindingRemedy::WithoutOperations(group.ids),
         replayed: None,
         evidence: group.evidence,
         advice: format!(
             "allocate the host side page-locked, and copy asynchronously: {}",
-            context.platform.pinned_memory_advice()
+            context.platform.pinned_memory_allocation_advice()
         ),
         false_positive: "copies at start-up, such as loading a model once",
     };
     Ok((vec![found], inspected))
 }
 
-pub(super) fn synchronous_copies_rule(
+pub(super) fn find_synchronous_copies(
     context: &DiagnosisContext<'_>,
-    devices: &[ProcessDeviceUse],
-) -> RuleResult {
+    devices: &[GpuUseOfProcess],
+) -> FindingsOrMissingData {
     let copies = &context.trace.copies;
-    let (called, inspected) =
-        operations_with_calls(context, (OperationKind::Copy, InspectedUnit::Copies))?;
+    let (called, inspected) = copies_or_sets_with_recorded_launch(
+        context,
+        (GpuOperationKind::Copy, InspectedRecordKind::Copies),
+    )?;
     let found = called
         .iter()
         .filter(|of| {
-            let small = context.trace.names.text(copies.kind[of.row]) == "Host-to-Device"
-                && copies.bytes[of.row] <= MAX_IMMEDIATE_COPY_BYTES;
+            let small = context.trace.names.text_of_name(copies.kind[of.row]) == "Host-to-Device"
+                && copies.bytes[of.row] <= MAX_NONBLOCKING_SYNC_COPY_BYTES;
             of.call.to_ascii_lowercase().contains("memcpy") && !of.call.contains("Async") && !small
         })
-        .map(|&OperationWithCall { id, row, call }| {
-            let what = format!("{call} {}", context.trace.names.text(copies.kind[row]));
-            CopyOfGroup { id, bytes: copies.bytes[row], what }
+        .map(|&OperationAndLaunchFunction { id, row, call }| {
+            let what = format!("{call} {}", context.trace.names.text_of_name(copies.kind[row]));
+            CopyOfFinding { id, bytes: copies.bytes[row], what }
         });
-    let group = group_copies(context, found);
-    let saved = limit_to_one_line(devices, BusyTimeLine::Copy, group.total_ns);
-    let kind = ("synchronous-copy", InspectedUnit::Copies);
-    Ok((synchronous_finding(context, devices, kind, (group, saved)), inspected))
+    let group = sum_copies_with_same_fault(context, found);
+    let saved = limit_ns_to_busy_line(devices, BusyTimeLineOfGpu::Copy, group.total_ns);
+    let kind = ("synchronous-copy", InspectedRecordKind::Copies);
+    Ok((finding_of_synchronous_operations(context, devices, kind, (group, saved)), inspected))
 }
 
-pub(super) fn synchronous_sets_rule(
+pub(super) fn find_synchronous_memsets(
     context: &DiagnosisContext<'_>,
-    devices: &[ProcessDeviceUse],
-) -> RuleResult {
-    let (called, inspected) =
-        operations_with_calls(context, (OperationKind::Set, InspectedUnit::Sets))?;
+    devices: &[GpuUseOfProcess],
+) -> FindingsOrMissingData {
+    let (called, inspected) = copies_or_sets_with_recorded_launch(
+        context,
+        (GpuOperationKind::Set, InspectedRecordKind::Sets),
+    )?;
     let found = called
         .iter()
         .filter(|of| of.call.to_ascii_lowercase().contains("memset") && !of.call.contains("Async"))
-        .map(|&OperationWithCall { id, row, call }| CopyOfGroup {
+        .map(|&OperationAndLaunchFunction { id, row, call }| CopyOfFinding {
             id,
             bytes: context.trace.sets.bytes[row],
             what: call.to_owned(),
         });
-    let group = group_copies(context, found);
-    let saved = limit_to_one_line(devices, BusyTimeLine::Set, group.total_ns);
-    let kind = ("synchronous-set", InspectedUnit::Sets);
-    Ok((synchronous_finding(context, devices, kind, (group, saved)), inspected))
+    let group = sum_copies_with_same_fault(context, found);
+    let saved = limit_ns_to_busy_line(devices, BusyTimeLineOfGpu::Set, group.total_ns);
+    let kind = ("synchronous-set", InspectedRecordKind::Sets);
+    Ok((finding_of_synchronous_operations(context, devices, kind, (group, saved)), inspected))
 }
 
-/// Makes a finding of a group of copies, with its exposed time. The asynchronous form hides the
-/// exposed time behind other work, so it saves no more than the time of that work.
-fn synchronous_finding(
+/// Makes one finding of synchronous copies or memsets, whose exposed time is `exposed_ns`.
+/// Asynchronous calls could hide the exposed time behind other GPU work, so at most the time of
+/// that work is saved.
+fn finding_of_synchronous_operations(
     context: &DiagnosisContext<'_>,
-    devices: &[ProcessDeviceUse],
-    (id, unit): (&'static str, InspectedUnit),
-    (group, exposed_ns): (CopyGroup, i64),
+    devices: &[GpuUseOfProcess],
+    (id, unit): (&'static str, InspectedRecordKind),
+    (group, exposed_ns): (CopiesWithSameFault, i64),
 ) -> Vec<DiagnosisFinding> {
     if group.count == 0 {
         return Vec::new();
     }
     let busy_ns: i64 = devices.iter().map(|of| of.busy_ns).sum();
     let saved = exposed_ns.min(busy_ns - exposed_ns);
-    let unit = unit.label();
+    let unit = unit.printed_record_kind();
     #[allow(clippy::cast_precision_loss)]
     let milliseconds = group.total_ns as f64 / 1e6;
     vec![DiagnosisFinding {
         id,
-        severity: copies_severity(context, saved),
+        severity: severity_of_copy_time(context, saved),
         confidence: FindingConfidence::High,
         title: format!(
             "{unit} that hold up the host: {}, {milliseconds:.3} ms on the GPU",
             group.count
         ),
-        measured: number(group.count, unit),
-        threshold: number(0, unit),
+        measured: count_as_number_with_unit(group.count, unit),
+        threshold: count_as_number_with_unit(0, unit),
         recoverable_ns: Some(saved),
         remedy: FindingRemedy::WithoutOperations(group.ids),
         replayed: None,

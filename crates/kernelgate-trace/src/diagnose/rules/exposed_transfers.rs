@@ -1,73 +1,87 @@
-//! Copies and communication during which no kernel computes.
+//! Diagnosis rules about copies and communication during which no kernel computes.
 
 use std::collections::BTreeMap;
 
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    InspectedUnit, NumberWithUnit, ProcessDeviceUse,
+    GpuUseOfProcess, InspectedRecordKind, MeasuredNumberWithUnit,
 };
-use super::super::labels::readable_name;
-use super::super::text::{format_bytes, time};
+use super::super::labels::shortened_kernel_name_for_readers;
+use super::super::text::{format_bytes_with_unit, format_nanoseconds};
 use super::super::trace_facts::DiagnosisContext;
-use super::launches::check_gpu_work;
+use super::launches::require_gpu_operations;
 use super::rule_outcome::{
-    MissingData, RuleResult, inspected_all, most_expensive_evidence, percent,
+    DataMissingForRule, FindingsOrMissingData, all_records_inspected, percent_or_zero,
+    sorted_and_limited_evidence,
 };
 use crate::analyze::classes::OperationClass;
-use crate::analyze::operations::OperationId;
-use crate::analyze::timeline::BusyTimeLine;
-use crate::analyze::timeline::span_union::UnitedSpans;
-use crate::stats::shorten;
+use crate::analyze::operations::GpuOperationId;
+use crate::analyze::timeline::BusyTimeLineOfGpu;
+use crate::analyze::timeline::span_union::UnionOfTimeSpans;
+use crate::stats::shorten_in_the_middle;
 
-/// Part of the span from which exposed time is a finding, in percent.
-const MIN_EXPOSED_PERCENT: f64 = 5.0;
+/// Smallest share of the span, in percent, for which exposed copies or exposed communication are a
+/// finding.
+const MIN_EXPOSED_TRANSFER_PERCENT: f64 = 5.0;
 /// Columns for a name.
-const EXPOSED_NAME_WIDTH: usize = 60;
+const EXPOSED_OPERATION_NAME_COLUMNS: usize = 60;
 
-/// Operations of a class on a device.
-fn operations_in_class(
+/// Returns the operations of one class of a process on a GPU.
+fn operations_of_class_on_gpu(
     context: &DiagnosisContext<'_>,
-    used: &ProcessDeviceUse,
+    used: &GpuUseOfProcess,
     class: OperationClass,
-) -> Vec<OperationId> {
-    let own = |id: &OperationId| {
-        context.classes.class_of_operation(*id) == class
-            && context.process_and_device_of(*id) == (used.pid, used.device)
+) -> Vec<GpuOperationId> {
+    let own = |id: &GpuOperationId| {
+        context.classes.class_of_gpu_operation(*id) == class
+            && context.process_id_and_gpu_of_operation(*id) == (used.pid, used.device)
     };
-    context.all.ids().filter(own).collect()
+    context.all.all_operation_ids().filter(own).collect()
 }
 
-/// Nanoseconds in which kernels compute, or whole graphs run.
-fn device_compute_ns(used: &ProcessDeviceUse) -> i64 {
+/// Nanoseconds in which compute kernels or whole CUDA graphs run on the GPU.
+fn gpu_compute_ns(used: &GpuUseOfProcess) -> i64 {
     let lines = [
-        BusyTimeLine::Compute,
-        BusyTimeLine::ComputeAndCommunication,
-        BusyTimeLine::ComputeAndMigration,
-        BusyTimeLine::ComputeAndCopy,
-        BusyTimeLine::Graph,
+        BusyTimeLineOfGpu::Compute,
+        BusyTimeLineOfGpu::ComputeAndCommunication,
+        BusyTimeLineOfGpu::ComputeAndMigration,
+        BusyTimeLineOfGpu::ComputeAndCopy,
+        BusyTimeLineOfGpu::Graph,
     ];
     lines.iter().map(|&line| used.account.total.busy_ns_of_line(line)).sum()
 }
 
-fn count_of_class(context: &DiagnosisContext<'_>, class: OperationClass) -> usize {
-    context.all.ids().filter(|&id| context.classes.class_of_operation(id) == class).count()
+fn number_of_operations_in_class(context: &DiagnosisContext<'_>, class: OperationClass) -> usize {
+    context
+        .all
+        .all_operation_ids()
+        .filter(|&id| context.classes.class_of_gpu_operation(id) == class)
+        .count()
 }
 
-fn united_spans(context: &DiagnosisContext<'_>, ids: &[OperationId]) -> UnitedSpans {
-    UnitedSpans::new(ids.iter().map(|&id| context.all.span(id)).collect())
-}
-
-/// Operations of one name as a line, the most expensive first.
-fn exposed_evidence(
+fn union_of_operation_spans(
     context: &DiagnosisContext<'_>,
-    ids: &[OperationId],
+    ids: &[GpuOperationId],
+) -> UnionOfTimeSpans {
+    UnionOfTimeSpans::union_of_spans(
+        ids.iter().map(|&id| context.all.operation_start_and_end_ns(id)).collect(),
+    )
+}
+
+/// Returns evidence lines for operations, one for each name, most time first.
+fn evidence_by_operation_name(
+    context: &DiagnosisContext<'_>,
+    ids: &[GpuOperationId],
     place: (i64, u32),
 ) -> Vec<FindingEvidence> {
     let all = &context.all;
     let mut by_name: BTreeMap<String, (FindingEvidence, u64)> = BTreeMap::new();
     for &id in ids {
-        let (start, end) = all.span(id);
-        let name = shorten(&readable_name(&all.name(id)), EXPOSED_NAME_WIDTH);
+        let (start, end) = all.operation_start_and_end_ns(id);
+        let name = shorten_in_the_middle(
+            &shortened_kernel_name_for_readers(&all.printed_operation_name(id)),
+            EXPOSED_OPERATION_NAME_COLUMNS,
+        );
         let (line, moved) = by_name.entry(name.clone()).or_insert_with(|| {
             let first = FindingEvidence {
                 what: name,
@@ -83,122 +97,132 @@ fn exposed_evidence(
         if line.span.is_some_and(|(from, to)| end - start > to - from) {
             line.span = Some((start, end));
         }
-        if let (crate::analyze::operations::OperationKind::Copy, row) = all.kind_and_row(id) {
+        if let (crate::analyze::operations::GpuOperationKind::Copy, row) =
+            all.kind_and_table_row(id)
+        {
             *moved += context.trace.copies.bytes[row];
         }
     }
     let lines = by_name.into_values().map(|(mut line, moved)| {
         if moved > 0 {
-            line.what = format!("{}, {}", line.what, format_bytes(moved));
+            line.what = format!("{}, {}", line.what, format_bytes_with_unit(moved));
         }
         line
     });
-    most_expensive_evidence(lines.collect())
+    sorted_and_limited_evidence(lines.collect())
 }
 
-pub(super) fn exposed_copies_rule_text() -> String {
-    format!("copies with no kernel beside them take {MIN_EXPOSED_PERCENT} % of the span or more")
-}
-
-pub(super) fn exposed_communication_rule_text() -> String {
+pub(super) fn exposed_copies_threshold_text() -> String {
     format!(
-        "communication with no compute beside it takes {MIN_EXPOSED_PERCENT} % of the span or more"
+        "copies with no kernel beside them take {MIN_EXPOSED_TRANSFER_PERCENT} % of the span or more"
     )
 }
 
-/// Finds copies during which no kernel runs.
+pub(super) fn exposed_communication_threshold_text() -> String {
+    format!(
+        "communication with no compute beside it takes {MIN_EXPOSED_TRANSFER_PERCENT} % of the span or more"
+    )
+}
+
+/// Finds GPUs whose copies run without any kernel for at least 5 % of the span.
 pub(super) fn find_exposed_copies(
     context: &DiagnosisContext<'_>,
-    used: &[ProcessDeviceUse],
-) -> RuleResult {
-    check_gpu_work(context)?;
-    let count = count_of_class(context, OperationClass::Copy);
+    used: &[GpuUseOfProcess],
+) -> FindingsOrMissingData {
+    require_gpu_operations(context)?;
+    let count = number_of_operations_in_class(context, OperationClass::Copy);
     if count == 0 {
-        return Err(MissingData::no_work("the trace holds no copies"));
+        return Err(DataMissingForRule::program_has_no_such_work("the trace holds no copies"));
     }
     let found = used.iter().filter_map(|used| {
         let span = used.span.1 - used.span.0;
-        let exposed = used.account.total.busy_ns_of_line(BusyTimeLine::Copy);
-        let share = percent(exposed, span);
-        if share < MIN_EXPOSED_PERCENT {
+        let exposed = used.account.total.busy_ns_of_line(BusyTimeLineOfGpu::Copy);
+        let share = percent_or_zero(exposed, span);
+        if share < MIN_EXPOSED_TRANSFER_PERCENT {
             return None;
         }
-        let copies = operations_in_class(context, used, OperationClass::Copy);
-        let copied = united_spans(context, &copies);
+        let copies = operations_of_class_on_gpu(context, used, OperationClass::Copy);
+        let copied = union_of_operation_spans(context, &copies);
         Some(DiagnosisFinding {
             id: "exposed-copy",
-            severity: FindingSeverity::from_saving(exposed, span),
+            severity: FindingSeverity::severity_from_possible_saving(exposed, span),
             confidence: FindingConfidence::High,
             title: format!(
                 "device {} copies for {:.1} % of the time, {share:.1} % with no kernel beside it; \
                  kernels run for {:.1} %",
                 used.device,
-                percent(copied.covered_ns(), span),
-                percent(device_compute_ns(used), span),
+                percent_or_zero(copied.total_covered_ns(), span),
+                percent_or_zero(gpu_compute_ns(used), span),
             ),
-            measured: NumberWithUnit { value: share, unit: "% of the span" },
-            threshold: NumberWithUnit { value: MIN_EXPOSED_PERCENT, unit: "% of the span" },
+            measured: MeasuredNumberWithUnit { value: share, unit: "% of the span" },
+            threshold: MeasuredNumberWithUnit {
+                value: MIN_EXPOSED_TRANSFER_PERCENT,
+                unit: "% of the span",
+            },
             recoverable_ns: Some(exposed),
             remedy: FindingRemedy::Without(OperationClass::Copy),
             replayed: None,
-            evidence: exposed_evidence(context, &copies, (used.pid, used.device)),
+            evidence: evidence_by_operation_name(context, &copies, (used.pid, used.device)),
             advice: format!(
                 "keep data on the device between launches, or copy beside kernels: another stream, \
                  page-locked memory ({}), the next batch while this one is computed",
-                context.platform.pinned_memory_advice()
+                context.platform.pinned_memory_allocation_advice()
             ),
             false_positive: "a trace that is mostly loading: restrict it with --range",
         })
     });
-    Ok((found.collect(), inspected_all(count, InspectedUnit::Copies)))
+    Ok((found.collect(), all_records_inspected(count, InspectedRecordKind::Copies)))
 }
 
-/// Finds communication during which nothing computes.
+/// Finds GPUs whose communication runs without compute for at least 5 % of the span.
 pub(super) fn find_exposed_communication(
     context: &DiagnosisContext<'_>,
-    used: &[ProcessDeviceUse],
-) -> RuleResult {
-    check_gpu_work(context)?;
-    let count = count_of_class(context, OperationClass::Communication);
+    used: &[GpuUseOfProcess],
+) -> FindingsOrMissingData {
+    require_gpu_operations(context)?;
+    let count = number_of_operations_in_class(context, OperationClass::Communication);
     if count == 0 {
-        return Err(MissingData::no_work("the trace holds no communication kernels"));
+        return Err(DataMissingForRule::program_has_no_such_work(
+            "the trace holds no communication kernels",
+        ));
     }
     let found = used.iter().filter_map(|used| {
         let span = used.span.1 - used.span.0;
-        let exposed = used.account.total.busy_ns_of_line(BusyTimeLine::Communication);
-        let share = percent(exposed, span);
-        if share < MIN_EXPOSED_PERCENT {
+        let exposed = used.account.total.busy_ns_of_line(BusyTimeLineOfGpu::Communication);
+        let share = percent_or_zero(exposed, span);
+        if share < MIN_EXPOSED_TRANSFER_PERCENT {
             return None;
         }
-        let communication = operations_in_class(context, used, OperationClass::Communication);
-        let communicated = united_spans(context, &communication);
+        let communication = operations_of_class_on_gpu(context, used, OperationClass::Communication);
+        let communicated = union_of_operation_spans(context, &communication);
         let shares_streams = used
             .account
             .transfers
             .iter()
             .any(|of| of.class == OperationClass::Communication && of.beside_compute > 0);
-        // Work that overlaps on one stream shows that the trace does not hold the real streams.
-        let stream = match shares_streams && exposed == communicated.covered_ns() {
+        // If compute overlaps with communication on one stream, the trace does not contain the real
+        // streams, so the sentence about streams is omitted.
+        let stream = match shares_streams && exposed == communicated.total_covered_ns() {
             true => "; it is on a stream that computes, so that nothing can overlap there",
             false => "",
         };
         Some(DiagnosisFinding {
             id: "exposed-communication",
-            severity: FindingSeverity::from_saving(exposed, span),
+            severity: FindingSeverity::severity_from_possible_saving(exposed, span),
             confidence: FindingConfidence::High,
             title: format!(
                 "device {} communicates for {}, {} of it with no compute beside it: {share:.1} % of \
                  the time{stream}",
                 used.device,
-                time(communicated.covered_ns()),
-                time(exposed),
+                format_nanoseconds(communicated.total_covered_ns()),
+                format_nanoseconds(exposed),
             ),
-            measured: NumberWithUnit { value: share, unit: "% of the span" },
-            threshold: NumberWithUnit { value: MIN_EXPOSED_PERCENT, unit: "% of the span" },
+            measured: MeasuredNumberWithUnit { value: share, unit: "% of the span" },
+            threshold: MeasuredNumberWithUnit { value: MIN_EXPOSED_TRANSFER_PERCENT, unit: "% of the span" },
             recoverable_ns: Some(exposed),
             remedy: FindingRemedy::Without(OperationClass::Communication),
             replayed: None,
-            evidence: exposed_evidence(context, &communication, (used.pid, used.device)),
+            evidence: evidence_by_operation_name(context, &communication, (used.pid, used.device)),
             advice: "communicate beside compute on a stream of its own: overlap with the backward \
                      pass, larger buckets, fewer collectives; a rank that waits for others shows \
                      as communication, too"
@@ -206,5 +230,5 @@ pub(super) fn find_exposed_communication(
             false_positive: "a rank that waits for a slower one: compare the traces of all ranks",
         })
     });
-    Ok((found.collect(), inspected_all(count, InspectedUnit::Operations)))
+    Ok((found.collect(), all_records_inspected(count, InspectedRecordKind::Operations)))
 }

@@ -1,67 +1,70 @@
-//! Short kernels that always follow each other: one producer and one consumer, which one kernel
-//! could compute.
+//! Diagnosis rule about short kernels of which one always runs directly after the other, so that
+//! one kernel could compute both.
 
 use hashbrown::{HashMap, HashSet};
 
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    FusibleKernel, InspectedShare, InspectedUnit, NumberWithUnit,
+    InspectedRecordKind, InspectedShareOfRecords, KernelOfFusibleChain, MeasuredNumberWithUnit,
 };
-use super::super::labels::readable_name;
+use super::super::labels::shortened_kernel_name_for_readers;
 use super::super::trace_facts::DiagnosisContext;
 use super::rule_outcome::{
-    MissingData, RuleResult, most_expensive_evidence, operation_evidence, percent,
+    DataMissingForRule, FindingsOrMissingData, evidence_of_single_operation, percent_or_zero,
+    sorted_and_limited_evidence,
 };
 use crate::analyze::ranges::paths::RangePathId;
-use crate::analyze::time_order::SortedOperations;
-use crate::analyze::work::kernel_kinds::KernelClass;
+use crate::analyze::time_order::OperationsInOrder;
+use crate::analyze::work::kernel_kinds::KernelWorkClass;
 use crate::model::Trace;
-use crate::stats::shorten;
+use crate::stats::shorten_in_the_middle;
 
-/// Kernels up to this length count as short, in nanoseconds.
-const SHORT_KERNEL_NS: i64 = 20_000;
-/// Number of times that a pair must occur.
-const MIN_PAIR_REPEATS: usize = 5;
-/// Part of the kernel time from which pairs matter, in percent.
-const MIN_TIME_SHARE: f64 = 2.0;
+/// Longest mean duration, nanoseconds, of a kernel that counts as short; also the longest gap
+/// between kernels of a pair.
+const MAX_SHORT_KERNEL_NS: i64 = 20_000;
+/// Smallest number of times that a pair of kernels must run one after the other.
+const MIN_REPEATS_OF_KERNEL_PAIR: usize = 5;
+/// Smallest share of the kernel time, in percent, that fusible kernels must take for a finding.
+const MIN_FUSIBLE_TIME_PERCENT: f64 = 2.0;
 
-/// Launches of a kernel, and of a pair of neighbours on one stream.
+/// Number of launches of a kernel name, and their total time.
 #[derive(Clone, Copy, Default)]
-struct LaunchTotals {
+struct KernelLaunchCountAndTime {
     count: usize,
     total_ns: i64,
 }
 
-struct NeighbourPair {
+struct ConsecutiveKernelPair {
     count: usize,
-    /// Duration of both kernels of the pair, without the gap between them, nanoseconds.
+    /// Total duration of both kernels of the pair, without the gaps between them, nanoseconds.
     kernels_ns: i64,
-    /// Idle time between the two kernels, nanoseconds.
+    /// Total idle time between the first and the second kernel of the pair, nanoseconds.
     gap_ns: i64,
     first: u32,
-    /// Path of the range around all kernels of the chain.
+    /// Path of the innermost range around all launches of the pair.
     path: RangePathId,
 }
 
-/// Pairs that share a kernel are a chain: the longest kernel stays, without the idle time between.
+/// Pairs that share a kernel form a chain; fusing a chain leaves the time of its longest kernel,
+/// and removes the gaps.
 #[derive(Default)]
-struct KernelChains {
-    /// Time of all kernels of the chains.
+struct FusibleKernelChains {
+    /// Total time of all kernels of the chains, nanoseconds.
     fused_ns: i64,
-    /// Part of that time that fusing saves, with the idle time between the kernels.
+    /// Time that fusing all chains would save, gaps between their kernels included, nanoseconds.
     saved_ns: i64,
-    /// For each kernel name, whether the kernel stays, and whether it follows another one of the
-    /// chain.
+    /// For each kernel name, whether it is the longest of its chain, and whether it follows another
+    /// kernel of the chain.
     kernels: HashMap<u32, (bool, bool)>,
 }
 
-fn chains_of_pairs(
-    pairs: &HashMap<(u32, u32), NeighbourPair>,
+fn join_pairs_to_chains(
+    pairs: &HashMap<(u32, u32), ConsecutiveKernelPair>,
     total_ns: impl Fn(u32) -> i64,
-) -> KernelChains {
+) -> FusibleKernelChains {
     let next: HashMap<u32, u32> = pairs.keys().copied().collect();
     let behind: HashSet<u32> = next.values().copied().collect();
-    let mut chains = KernelChains::default();
+    let mut chains = FusibleKernelChains::default();
     for first in next.keys().filter(|name| !behind.contains(*name)) {
         let chain = std::iter::successors(Some(*first), |name| next.get(name).copied());
         let chain: Vec<(u32, i64)> = chain.map(|name| (name, total_ns(name))).collect();
@@ -78,111 +81,120 @@ fn chains_of_pairs(
     chains
 }
 
-impl KernelChains {
-    /// The hypothetical change that fuses the kernels of the chain.
-    fn fusion_remedy(&self, trace: &Trace) -> FindingRemedy {
+impl FusibleKernelChains {
+    /// Returns the remedy in which each chain becomes one kernel, for a replay.
+    fn remedy_of_fusing_chains(&self, trace: &Trace) -> FindingRemedy {
         let functions = (0u32..).zip(&trace.functions).filter_map(|(function, of)| {
             let &(stays, follows) = self.kernels.get(&of.demangled.0)?;
-            Some(FusibleKernel { function, stays, follows })
+            Some(KernelOfFusibleChain { function, stays, follows })
         });
         FindingRemedy::Fused(functions.collect())
     }
 }
 
-pub(super) fn fusion_finding_text() -> String {
+pub(super) fn fusible_kernels_rule_text() -> String {
     format!(
         "kernels of up to {} µs, no matmul or attention, that ran one after the other on a stream \
-         {MIN_PAIR_REPEATS} times or more and never otherwise, take {MIN_TIME_SHARE} % of the kernel time",
-        SHORT_KERNEL_NS / 1000
+         {MIN_REPEATS_OF_KERNEL_PAIR} times or more and never otherwise, take {MIN_FUSIBLE_TIME_PERCENT} % of the kernel time",
+        MAX_SHORT_KERNEL_NS / 1000
     )
 }
 
-pub(super) fn find_fusible_kernels(context: &DiagnosisContext<'_>) -> RuleResult {
+pub(super) fn find_fusible_kernels(context: &DiagnosisContext<'_>) -> FindingsOrMissingData {
     let kernels = &context.trace.kernels;
-    if kernels.on_gpu.is_empty() {
-        return Err(MissingData::no_work("the trace holds no kernels"));
+    if kernels.on_gpu.has_no_operation() {
+        return Err(DataMissingForRule::program_has_no_such_work("the trace holds no kernels"));
     }
     let name = |row: usize| context.trace.functions[kernels.function.at(row) as usize].demangled.0;
-    let length = |row: usize| kernels.on_gpu.length(row);
-    let rows = 0..u32::try_from(kernels.on_gpu.len()).unwrap_or(u32::MAX);
-    let order = SortedOperations::operations_by_key(rows, |row| {
+    let length = |row: usize| kernels.on_gpu.operation_duration_ns(row);
+    let rows = 0..u32::try_from(kernels.on_gpu.operation_count()).unwrap_or(u32::MAX);
+    let order = OperationsInOrder::sort_operations_by_key(rows, |row| {
         (kernels.on_gpu.place.at(row as usize), kernels.on_gpu.start.at(row as usize))
     });
-    let mut sums: HashMap<u32, LaunchTotals> = HashMap::new();
-    for row in 0..kernels.on_gpu.len() {
+    let mut sums: HashMap<u32, KernelLaunchCountAndTime> = HashMap::new();
+    for row in 0..kernels.on_gpu.operation_count() {
         let sum = sums.entry(name(row)).or_default();
         sum.count += 1;
         sum.total_ns += length(row);
     }
-    let mut pairs: HashMap<(u32, u32), NeighbourPair> = HashMap::new();
+    let mut pairs: HashMap<(u32, u32), ConsecutiveKernelPair> = HashMap::new();
     for (before, after) in order.iter().zip(order.iter().skip(1)) {
         let [first, second] = [before as usize, after as usize];
-        let gap = kernels.on_gpu.start.at(second) - kernels.on_gpu.end(first);
+        let gap = kernels.on_gpu.start.at(second) - kernels.on_gpu.operation_end_ns(first);
         if kernels.on_gpu.place.at(first) != kernels.on_gpu.place.at(second)
-            || gap > SHORT_KERNEL_NS
+            || gap > MAX_SHORT_KERNEL_NS
         {
             continue;
         }
-        let pair = pairs.entry((name(first), name(second))).or_insert(NeighbourPair {
+        let pair = pairs.entry((name(first), name(second))).or_insert(ConsecutiveKernelPair {
             count: 0,
             kernels_ns: 0,
             gap_ns: 0,
             first: before,
-            path: context.path_id_of_operation(before),
+            path: context.range_path_of_operation(before),
         });
-        pair.path = context.innermost_path_around(pair.path, before);
+        pair.path = context.common_path_with_operation(pair.path, before);
         pair.count += 1;
         pair.kernels_ns += length(first) + length(second);
         pair.gap_ns += gap.max(0);
     }
-    let text = |name: u32| context.trace.names.text(crate::model::interned_names::NameId(name));
+    let text = |name: u32| {
+        context.trace.names.text_of_name(crate::model::interned_names::InternedNameId(name))
+    };
     let short = |name: u32| {
-        let LaunchTotals { count, total_ns } = sums[&name];
-        total_ns <= SHORT_KERNEL_NS * i64::try_from(count).unwrap_or(i64::MAX)
+        let KernelLaunchCountAndTime { count, total_ns } = sums[&name];
+        total_ns <= MAX_SHORT_KERNEL_NS * i64::try_from(count).unwrap_or(i64::MAX)
     };
     let fusible = |name: u32| {
-        let class = KernelClass::from_kernel_name(text(name));
+        let class = KernelWorkClass::work_class_from_kernel_name(text(name));
         short(name)
             && !matches!(
                 class,
-                KernelClass::Matmul | KernelClass::Attention | KernelClass::Communication
+                KernelWorkClass::Matmul
+                    | KernelWorkClass::Attention
+                    | KernelWorkClass::Communication
             )
     };
-    // Both kernels always run together, so that no other kernel between them reads what the first
-    // one writes.
+    // A pair is kept only if neither kernel runs without the other, so that no third kernel reads
+    // what the first one writes.
     pairs.retain(|&(a, b), pair| {
         let alone = [a, b].iter().all(|name| sums[name].count == pair.count);
-        a != b && alone && pair.count >= MIN_PAIR_REPEATS && fusible(a) && fusible(b)
+        a != b && alone && pair.count >= MIN_REPEATS_OF_KERNEL_PAIR && fusible(a) && fusible(b)
     });
     let total: i64 = sums.values().map(|sum| sum.total_ns).sum();
     let graphs = &context.trace.graphs.on_gpu;
-    let whole: i64 = graphs.total_duration_ns();
-    let inspected = InspectedShare {
+    let whole: i64 = graphs.sum_of_operation_durations_ns();
+    let inspected = InspectedShareOfRecords {
         seen: total,
         whole: total + whole,
-        unit: InspectedUnit::KernelTime,
+        unit: InspectedRecordKind::KernelTime,
         missing: (whole > 0).then(|| {
-            let record = context.platform.advice_to_trace_graph_nodes();
+            let record = context.platform.advice_to_record_graph_nodes();
             format!("graphs were recorded whole; {record}")
         }),
     };
-    let chains = chains_of_pairs(&pairs, |name| sums[&name].total_ns);
-    let share = percent(chains.fused_ns, total);
-    if share < MIN_TIME_SHARE {
+    let chains = join_pairs_to_chains(&pairs, |name| sums[&name].total_ns);
+    let share = percent_or_zero(chains.fused_ns, total);
+    if share < MIN_FUSIBLE_TIME_PERCENT {
         return Ok((Vec::new(), inspected));
     }
-    Ok((vec![fusion_finding(context, &pairs, &chains, share)], inspected))
+    Ok((vec![finding_about_fusible_kernels(context, &pairs, &chains, share)], inspected))
 }
 
-fn fusion_finding(
+fn finding_about_fusible_kernels(
     context: &DiagnosisContext<'_>,
-    pairs: &HashMap<(u32, u32), NeighbourPair>,
-    chains: &KernelChains,
+    pairs: &HashMap<(u32, u32), ConsecutiveKernelPair>,
+    chains: &FusibleKernelChains,
     share: f64,
 ) -> DiagnosisFinding {
     let label = |name: u32| {
-        shorten(
-            &readable_name(context.trace.names.text(crate::model::interned_names::NameId(name))),
+        shorten_in_the_middle(
+            &shortened_kernel_name_for_readers(
+                context
+                    .trace
+                    .names
+                    .text_of_name(crate::model::interned_names::InternedNameId(name)),
+            ),
             45,
         )
     };
@@ -193,8 +205,8 @@ fn fusion_finding(
             FindingEvidence {
                 count: pair.count,
                 total_ns: Some(pair.kernels_ns),
-                range: context.range_path_text(pair.path),
-                ..operation_evidence(context, pair.first, format!("{a} → {b}"))
+                range: context.range_path_text_unless_root(pair.path),
+                ..evidence_of_single_operation(context, pair.first, format!("{a} → {b}"))
             }
         })
         .collect();
@@ -207,12 +219,15 @@ fn fusion_finding(
              time could be fused",
             pairs.len()
         ),
-        measured: NumberWithUnit { value: share, unit: "% of kernel time" },
-        threshold: NumberWithUnit { value: MIN_TIME_SHARE, unit: "% of kernel time" },
+        measured: MeasuredNumberWithUnit { value: share, unit: "% of kernel time" },
+        threshold: MeasuredNumberWithUnit {
+            value: MIN_FUSIBLE_TIME_PERCENT,
+            unit: "% of kernel time",
+        },
         recoverable_ns: Some(chains.saved_ns),
-        remedy: chains.fusion_remedy(context.trace),
+        remedy: chains.remedy_of_fusing_chains(context.trace),
         replayed: None,
-        evidence: most_expensive_evidence(evidence),
+        evidence: sorted_and_limited_evidence(evidence),
         advice: "compute both in one kernel, which keeps what is between them in registers; \
                  torch.compile fuses elementwise kernels"
             .to_owned(),

@@ -1,4 +1,4 @@
-//! Rules about launch shapes that leave multiprocessors idle.
+//! Diagnosis rules about launch shapes and kernels that leave multiprocessors or lanes idle.
 
 use std::collections::BTreeMap;
 
@@ -6,48 +6,53 @@ use hashbrown::HashMap;
 
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    InspectedShare, InspectedUnit, NumberWithUnit, ShortenedKernels,
+    InspectedRecordKind, InspectedShareOfRecords, KernelsWithRemainingTime, MeasuredNumberWithUnit,
 };
-use super::super::labels::readable_name;
+use super::super::labels::shortened_kernel_name_for_readers;
 use super::super::trace_facts::DiagnosisContext;
 use super::super::vendor_names::GpuVendor;
-use super::launches::check_gpu_work;
+use super::launches::require_gpu_operations;
 use super::rule_outcome::{
-    MissingData, RuleResult, most_expensive_evidence, operation_evidence, percent,
+    DataMissingForRule, FindingsOrMissingData, evidence_of_single_operation, percent_or_zero,
+    sorted_and_limited_evidence,
 };
 use crate::analyze::classes::OperationClass;
 use crate::analyze::ranges::paths::RangePathId;
-use crate::analyze::timeline::idle_time::DeviceActivity;
-use crate::analyze::timeline::span_union::UnitedSpans;
+use crate::analyze::timeline::idle_time::ProcessActivityOnGpu;
+use crate::analyze::timeline::span_union::UnionOfTimeSpans;
 use crate::model::TracedDevice;
-use crate::model::gpu::LaunchShape;
+use crate::model::gpu::KernelLaunchShape;
 
-/// Part of the kernel time from which a shape matters.
-const MIN_KERNEL_TIME_PERCENT: f64 = 5.0;
-/// Idle part of the last wave from which it matters.
-const TAIL_PERCENT: f64 = 20.0;
-/// Occupancy below which it is low, theoretical or achieved, in percent; so says the checklist.
+/// Smallest share of the kernel time, in percent, that faulty launch shapes must take for a
+/// finding.
+const MIN_FAULTY_KERNEL_TIME_PERCENT: f64 = 5.0;
+/// Smallest idle share, in percent, that the last wave of blocks must cause for a finding.
+const MIN_IDLE_TAIL_WAVE_PERCENT: f64 = 20.0;
+/// Occupancy, theoretical or achieved, in percent, below which kernels are reported; the value is
+/// that of the attention guide's checklist.
 pub(crate) const LOW_OCCUPANCY_PERCENT: f64 = 50.0;
-/// Threads of a warp on all devices of NVIDIA.
-const NVIDIA_WARP_SIZE: u32 = 32;
-/// Number of registers that are allocated to a warp at a time.
-const REGISTER_ALLOCATION_UNIT: u32 = 256;
+/// Number of threads of a warp on all NVIDIA GPUs.
+const NVIDIA_WARP_THREADS: u32 = 32;
+/// Number of registers that the hardware allocates to a warp at a time.
+const WARP_REGISTER_ALLOCATION_UNIT: u32 = 256;
 
-/// How many blocks of a launch a multiprocessor holds at once, and what limits that.
+/// How many blocks of a kernel launch a multiprocessor can hold at the same time, and which
+/// resource limits the number.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct MultiprocessorResidency {
+struct ResidentBlocksPerMultiprocessor {
     blocks: u32,
-    /// Resident threads over the most possible, in percent.
+    /// Threads of the resident blocks divided by the most threads that a multiprocessor holds
+    /// (theoretical occupancy), in percent.
     occupancy: f64,
     limiter: &'static str,
 }
 
-/// `None`: the device's limits are not in the trace.
-fn residency_on_multiprocessor(
+/// Returns `None` if the trace does not contain the limits of the GPU's multiprocessors.
+fn blocks_resident_on_multiprocessor(
     device: &TracedDevice,
-    shape: &LaunchShape,
-) -> Option<MultiprocessorResidency> {
-    let (threads_per_sm, warp) = (device.threads_per_sm?, warp_size(device));
+    shape: &KernelLaunchShape,
+) -> Option<ResidentBlocksPerMultiprocessor> {
+    let (threads_per_sm, warp) = (device.threads_per_sm?, warp_or_wavefront_threads(device));
     let warps = u32::try_from(shape.threads_per_block()).ok()?.div_ceil(warp).max(1);
     let mut limits = vec![("block size", threads_per_sm / warp / warps)];
     if let Some(blocks) = device.blocks_per_sm {
@@ -57,7 +62,7 @@ fn residency_on_multiprocessor(
         let of_warp = shape
             .registers
             .checked_mul(warp)?
-            .checked_next_multiple_of(REGISTER_ALLOCATION_UNIT)?;
+            .checked_next_multiple_of(WARP_REGISTER_ALLOCATION_UNIT)?;
         limits.push(("registers", registers / of_warp / warps));
     }
     let shared = shape.static_shared.checked_add(shape.dynamic_shared)?;
@@ -68,126 +73,139 @@ fn residency_on_multiprocessor(
     let resident = u64::from(blocks) * u64::from(warps) * u64::from(warp);
     #[allow(clippy::cast_precision_loss)]
     let occupancy = resident as f64 / f64::from(threads_per_sm) * 100.0;
-    Some(MultiprocessorResidency { blocks, occupancy: occupancy.min(100.0), limiter })
+    Some(ResidentBlocksPerMultiprocessor { blocks, occupancy: occupancy.min(100.0), limiter })
 }
 
-/// Threads that run in lockstep; AMD's compute devices have 64.
-fn warp_size(device: &TracedDevice) -> u32 {
-    let usual = if device.name.contains("Instinct") { 64 } else { NVIDIA_WARP_SIZE };
+/// Number of threads of a warp (AMD: wavefront) on the GPU; AMD Instinct GPUs have 64.
+fn warp_or_wavefront_threads(device: &TracedDevice) -> u32 {
+    let usual = if device.name.contains("Instinct") { 64 } else { NVIDIA_WARP_THREADS };
     device.warp.filter(|&warp| warp > 0).unwrap_or(usual)
 }
 
-/// Kernels of one name and shape on one device.
-struct LaunchShapeGroup<'a> {
+/// All launches of one kernel function with one launch shape on one GPU.
+struct KernelLaunchesOfShape<'a> {
     name: &'a str,
-    shape: LaunchShape,
-    /// Function and shape of the kernels in the trace.
+    shape: KernelLaunchShape,
+    /// Indices of the kernel's function and of its launch shape in the trace.
     key: (u32, u32),
-    /// Number of the device, with its description if the trace has one.
+    /// Ordinal of the GPU, with its description if the trace contains one.
     device_id: u32,
     device: Option<&'a TracedDevice>,
     count: usize,
     total_ns: i64,
-    /// Time of the kernels during communication, nanoseconds.
+    /// Time of these kernels during which communication runs on the same GPU, nanoseconds.
     beside_ns: i64,
     first: u32,
-    /// Path of the range around all launches.
+    /// Path of the innermost range around all these launches.
     path: RangePathId,
 }
 
-impl LaunchShapeGroup<'_> {
-    /// Whether the kernels leave multiprocessors free for communication that runs at the same time.
-    fn shares_device_with_communication(&self) -> bool {
+impl KernelLaunchesOfShape<'_> {
+    /// Whether communication runs for more than half of the kernels' time, so that they may leave
+    /// multiprocessors free on purpose.
+    fn runs_mostly_beside_communication(&self) -> bool {
         self.beside_ns * 2 > self.total_ns
     }
 
-    fn multiprocessor_count(&self) -> Option<u32> {
+    fn multiprocessor_count_of_gpu(&self) -> Option<u32> {
         self.device?.multiprocessors
     }
 
-    fn multiprocessor_residency(&self) -> Option<MultiprocessorResidency> {
-        residency_on_multiprocessor(self.device?, &self.shape)
+    fn resident_blocks_on_multiprocessor(&self) -> Option<ResidentBlocksPerMultiprocessor> {
+        blocks_resident_on_multiprocessor(self.device?, &self.shape)
     }
 
-    /// Number of threads that run in lockstep.
-    fn warp_size(&self, vendor: GpuVendor) -> Option<u32> {
+    /// Number of threads of a warp on the kernels' GPU; `None` for an AMD GPU that the trace does
+    /// not describe.
+    fn warp_threads_of_gpu(&self, vendor: GpuVendor) -> Option<u32> {
         match (self.device, vendor) {
-            (Some(device), _) => Some(warp_size(device)),
-            (None, GpuVendor::Nvidia) => Some(NVIDIA_WARP_SIZE),
+            (Some(device), _) => Some(warp_or_wavefront_threads(device)),
+            (None, GpuVendor::Nvidia) => Some(NVIDIA_WARP_THREADS),
             (None, GpuVendor::Amd) => None,
         }
     }
 
-    /// The reason why the kernel's device is unknown.
-    fn unknown_device_reason(&self) -> String {
+    /// Text for a GPU that the trace does not describe.
+    fn reason_gpu_is_unknown(&self) -> String {
         let id = self.device_id;
         format!("device {id}, on which the kernels ran, is not described in the trace")
     }
 }
 
-/// Function, shape where it was recorded, and device.
-type LaunchShapeKey = (u32, Option<u32>, u32);
+/// Indices of kernel function and launch shape (`None` if not recorded), and ordinal of the GPU.
+type FunctionShapeAndGpu = (u32, Option<u32>, u32);
 
-/// Compute kernels by name and shape, and which part of their time is known so well.
-struct KernelShapes<'a> {
-    groups: Vec<LaunchShapeGroup<'a>>,
-    /// Nanoseconds of all launches of this shape, with graphs that were recorded whole.
+/// Compute kernels grouped by function, launch shape and GPU, as far as their data suffices for a
+/// rule.
+struct KernelsByLaunchShape<'a> {
+    groups: Vec<KernelLaunchesOfShape<'a>>,
+    /// Total time of all compute kernels, and of CUDA graphs of which single kernels were not
+    /// recorded, nanoseconds.
     whole_ns: i64,
-    /// Nanoseconds of kernels that could not be inspected, by what is missing.
+    /// Time of kernels that a rule cannot inspect, by the text of what is missing, nanoseconds.
     missing: BTreeMap<String, i64>,
 }
 
-/// Times of communication by process and device.
-struct CommunicationTimes(HashMap<(i64, u32), UnitedSpans>);
+/// Time spans in which communication runs, by process id and GPU.
+struct CommunicationSpansByGpu(HashMap<(i64, u32), UnionOfTimeSpans>);
 
-impl CommunicationTimes {
-    fn new(context: &DiagnosisContext<'_>) -> Self {
+impl CommunicationSpansByGpu {
+    fn collect_communication_spans(context: &DiagnosisContext<'_>) -> Self {
         let mut spans: HashMap<(i64, u32), Vec<(i64, i64)>> = HashMap::new();
         let all = &context.all;
         let is =
-            |id: &u32| context.classes.class_of_operation(*id) == OperationClass::Communication;
-        for id in all.ids().filter(is) {
-            spans.entry(context.process_and_device_of(id)).or_default().push(all.span(id));
+            |id: &u32| context.classes.class_of_gpu_operation(*id) == OperationClass::Communication;
+        for id in all.all_operation_ids().filter(is) {
+            spans
+                .entry(context.process_id_and_gpu_of_operation(id))
+                .or_default()
+                .push(all.operation_start_and_end_ns(id));
         }
-        Self(spans.into_iter().map(|(place, spans)| (place, UnitedSpans::new(spans))).collect())
+        Self(
+            spans
+                .into_iter()
+                .map(|(place, spans)| (place, UnionOfTimeSpans::union_of_spans(spans)))
+                .collect(),
+        )
     }
 
-    /// Nanoseconds of an operation during which communication runs.
+    /// Nanoseconds of an operation during which communication runs on its GPU.
     fn ns(&self, context: &DiagnosisContext<'_>, id: u32) -> i64 {
         if self.0.is_empty() {
             return 0;
         }
-        let union = self.0.get(&context.process_and_device_of(id));
-        union.map_or(0, |union| union.covered_within(context.all.span(id)))
+        let union = self.0.get(&context.process_id_and_gpu_of_operation(id));
+        union.map_or(0, |union| union.covered_ns_within(context.all.operation_start_and_end_ns(id)))
     }
 }
 
-impl<'a> KernelShapes<'a> {
-    /// Groups the kernels; communication kernels use few multiprocessors on purpose.
-    fn group_compute_kernels(
+impl<'a> KernelsByLaunchShape<'a> {
+    /// Groups the compute kernels of a trace; communication kernels are omitted, because they use
+    /// few multiprocessors on purpose.
+    fn group_compute_kernels_by_shape(
         context: &DiagnosisContext<'a>,
-    ) -> Result<KernelShapes<'a>, MissingData> {
+    ) -> Result<KernelsByLaunchShape<'a>, DataMissingForRule> {
         let trace = context.trace;
         let kernels = &trace.kernels;
-        check_gpu_work(context)?;
+        require_gpu_operations(context)?;
         let graphs = &trace.graphs.on_gpu;
-        let in_graphs = graphs.total_duration_ns();
+        let in_graphs = graphs.sum_of_operation_durations_ns();
         let mut shapes = Self { groups: vec![], whole_ns: in_graphs, missing: BTreeMap::new() };
         if in_graphs > 0 {
             shapes.missing.insert("graphs were recorded whole".to_owned(), in_graphs);
         }
-        let mut groups: HashMap<LaunchShapeKey, (Option<LaunchShapeGroup<'a>>, i64)> =
+        let mut groups: HashMap<FunctionShapeAndGpu, (Option<KernelLaunchesOfShape<'a>>, i64)> =
             HashMap::new();
-        let communication = CommunicationTimes::new(context);
-        for row in 0..kernels.on_gpu.len() {
-            let length = kernels.on_gpu.length(row);
+        let communication = CommunicationSpansByGpu::collect_communication_spans(context);
+        for row in 0..kernels.on_gpu.operation_count() {
+            let length = kernels.on_gpu.operation_duration_ns(row);
             let id = u32::try_from(row).unwrap_or(u32::MAX);
             let place = &trace.places[kernels.on_gpu.place.at(row).0 as usize];
-            let shape = kernels.shape.get(row);
+            let shape = kernels.shape.decoded_row(row);
             let key = (kernels.function.at(row), shape, place.device);
             let (group, total_ns) = groups.entry(key).or_insert_with(|| {
-                let shaped = |shape: u32| LaunchShapeGroup {
-                    name: trace.kernel_name(row),
+                let shaped = |shape: u32| KernelLaunchesOfShape {
+                    name: trace.demangled_kernel_name(row),
                     shape: trace.shapes[shape as usize],
                     key: (kernels.function.at(row), shape),
                     device_id: place.device,
@@ -196,23 +214,25 @@ impl<'a> KernelShapes<'a> {
                     total_ns: 0,
                     beside_ns: 0,
                     first: id,
-                    path: context.path_id_of_operation(id),
+                    path: context.range_path_of_operation(id),
                 };
                 (shape.map(shaped), 0)
             });
             *total_ns += length;
             if let Some(group) = group {
-                group.path = context.innermost_path_around(group.path, id);
+                group.path = context.common_path_with_operation(group.path, id);
                 group.count += 1;
                 group.total_ns += length;
                 group.beside_ns += communication.ns(context, id);
             }
         }
-        let compute =
-            |(function, ..): &LaunchShapeKey| context.classes.communication_of(*function).is_none();
+        let compute = |(function, ..): &FunctionShapeAndGpu| {
+            context.classes.communication_of_kernel_function(*function).is_none()
+        };
         for (_, (group, total_ns)) in groups.into_iter().filter(|(key, _)| compute(key)) {
             shapes.whole_ns += total_ns;
-            match group.filter(|of| of.shape.block_count() > 0 && of.shape.threads_per_block() > 0)
+            match group
+                .filter(|of| of.shape.blocks_in_grid() > 0 && of.shape.threads_per_block() > 0)
             {
                 Some(group) => shapes.groups.push(group),
                 None => {
@@ -222,38 +242,47 @@ impl<'a> KernelShapes<'a> {
             }
         }
         if shapes.whole_ns == 0 && shapes.missing.is_empty() && shapes.groups.is_empty() {
-            return Err(MissingData::no_work("the trace holds no compute kernels"));
+            return Err(DataMissingForRule::program_has_no_such_work(
+                "the trace holds no compute kernels",
+            ));
         }
         shapes.groups.sort_by_key(|of| (std::cmp::Reverse(of.total_ns), of.first));
-        shapes.without_launches_that_lack(context, |_| None)
+        shapes.without_groups_that_lack_data(context, |_| None)
     }
 
-    /// Launch shapes on devices whose number of multiprocessors is known.
-    fn groups_with_multiprocessors(context: &DiagnosisContext<'a>) -> Result<Self, MissingData> {
-        Self::group_compute_kernels(context)?.without_launches_that_lack(context, |of| {
-            of.multiprocessor_count().is_none().then(|| of.unknown_device_reason())
-        })
+    /// Groups compute kernels on GPUs whose number of multiprocessors is in the trace.
+    fn groups_with_known_multiprocessor_count(
+        context: &DiagnosisContext<'a>,
+    ) -> Result<Self, DataMissingForRule> {
+        Self::group_compute_kernels_by_shape(context)?
+            .without_groups_that_lack_data(context, |of| {
+                of.multiprocessor_count_of_gpu().is_none().then(|| of.reason_gpu_is_unknown())
+            })
     }
 
-    /// Keeps only groups of launches whose device limits are known.
-    fn groups_with_device_limits(context: &DiagnosisContext<'a>) -> Result<Self, MissingData> {
-        Self::groups_with_multiprocessors(context)?.without_launches_that_lack(context, |of| {
-            match of.multiprocessor_residency() {
+    /// Groups compute kernels on GPUs whose limits of a multiprocessor are in the trace.
+    fn groups_with_known_multiprocessor_limits(
+        context: &DiagnosisContext<'a>,
+    ) -> Result<Self, DataMissingForRule> {
+        Self::groups_with_known_multiprocessor_count(context)?.without_groups_that_lack_data(
+            context,
+            |of| match of.resident_blocks_on_multiprocessor() {
                 Some(_) => None,
                 None => Some(format!(
                     "the limits of a multiprocessor of device {} are not in the trace",
                     of.device_id
                 )),
-            }
-        })
+            },
+        )
     }
 
-    /// Removes launches that lack a fact, and counts them by the name of the fact.
-    fn without_launches_that_lack(
+    /// Removes groups of kernels for which `lacks` names missing data, and adds their time to what
+    /// is missing.
+    fn without_groups_that_lack_data(
         mut self,
         context: &DiagnosisContext<'a>,
-        lacks: impl Fn(&LaunchShapeGroup<'a>) -> Option<String>,
-    ) -> Result<Self, MissingData> {
+        lacks: impl Fn(&KernelLaunchesOfShape<'a>) -> Option<String>,
+    ) -> Result<Self, DataMissingForRule> {
         for of in std::mem::take(&mut self.groups) {
             match lacks(&of) {
                 Some(missing) => *self.missing.entry(missing).or_default() += of.total_ns,
@@ -261,97 +290,112 @@ impl<'a> KernelShapes<'a> {
             }
         }
         match self.groups.is_empty() {
-            true => Err(MissingData::new(self.reason(), context.platform.record_shapes_advice())),
+            true => Err(DataMissingForRule::missing_data_with_advice(
+                self.missing_data_text(),
+                context.platform.advice_to_record_launch_shapes(),
+            )),
             false => Ok(self),
         }
     }
 
-    /// The missing facts, the largest part first.
-    fn reason(&self) -> String {
+    /// Returns what data is missing, as text, with the largest share of the kernel time first.
+    fn missing_data_text(&self) -> String {
         let mut missing: Vec<(&String, i64)> =
             self.missing.iter().map(|(of, ns)| (of, *ns)).collect();
         missing.sort_by_key(|&(_, ns)| std::cmp::Reverse(ns));
         let whole = self.whole_ns;
         let words = missing.iter().map(|(of, ns)| match missing.len() {
             1 => (*of).clone(),
-            _ => format!("{of} ({:.1} % of the kernel time)", percent(*ns, whole)),
+            _ => format!("{of} ({:.1} % of the kernel time)", percent_or_zero(*ns, whole)),
         });
         words.collect::<Vec<_>>().join("; ")
     }
 
-    fn inspected_share(&self, context: &DiagnosisContext<'_>) -> InspectedShare {
-        InspectedShare {
+    fn inspected_share_of_kernel_time(
+        &self,
+        context: &DiagnosisContext<'_>,
+    ) -> InspectedShareOfRecords {
+        InspectedShareOfRecords {
             seen: self.groups.iter().map(|of| of.total_ns).sum(),
             whole: self.whole_ns,
-            unit: InspectedUnit::KernelTime,
-            missing: (!self.missing.is_empty())
-                .then(|| format!("{}; {}", self.reason(), context.platform.record_shapes_advice())),
+            unit: InspectedRecordKind::KernelTime,
+            missing: (!self.missing.is_empty()).then(|| {
+                format!(
+                    "{}; {}",
+                    self.missing_data_text(),
+                    context.platform.advice_to_record_launch_shapes()
+                )
+            }),
         }
     }
 }
 
-fn shape_evidence(
+fn evidence_of_launch_shape(
     context: &DiagnosisContext<'_>,
-    of: &LaunchShapeGroup<'_>,
+    of: &KernelLaunchesOfShape<'_>,
     words: String,
 ) -> FindingEvidence {
     let [x, y, z] = of.shape.grid;
     let threads = of.shape.threads_per_block();
-    let name = readable_name(of.name);
+    let name = shortened_kernel_name_for_readers(of.name);
     let what = format!("{words}: grid {x}×{y}×{z} of {threads} threads, {name}");
     FindingEvidence {
         count: of.count,
         total_ns: Some(of.total_ns),
-        range: context.range_path_text(of.path),
-        ..operation_evidence(context, of.first, what)
+        range: context.range_path_text_unless_root(of.path),
+        ..evidence_of_single_operation(context, of.first, what)
     }
 }
 
-/// The words of a finding about shapes.
-struct ShapeFindingText {
+/// Texts and severity limit of a finding about launch shapes.
+struct LaunchShapeFindingTexts {
     id: &'static str,
-    /// Highest severity for a finding that is an estimate.
+    /// Highest severity that the finding may have, because its savings are an estimate.
     worst: FindingSeverity,
     title: String,
     advice: String,
     false_positive: &'static str,
 }
 
-/// A shape with the part of its time that it loses, 0 to 1; `None` where nobody can say.
-struct ShapeTimeLoss {
+/// Evidence of a launch shape, and the estimated share of its time that is lost, 0 to 1; `None` if
+/// that cannot be estimated.
+struct LaunchShapeWithLostTime {
     evidence: FindingEvidence,
     lost: Option<f64>,
 }
 
-/// Checks every launch shape; shapes that lose time make a finding if they take enough time.
-fn check_launch_shapes(
+/// Makes a finding of all launch shapes for which `loss` gives lost time, if these take enough of
+/// the kernel time.
+fn finding_of_launch_shapes_that_lose_time(
     context: &DiagnosisContext<'_>,
-    shapes: Result<KernelShapes<'_>, MissingData>,
-    words: ShapeFindingText,
-    loss: impl Fn(&LaunchShapeGroup<'_>) -> Option<ShapeTimeLoss>,
-) -> RuleResult {
+    shapes: Result<KernelsByLaunchShape<'_>, DataMissingForRule>,
+    words: LaunchShapeFindingTexts,
+    loss: impl Fn(&KernelLaunchesOfShape<'_>) -> Option<LaunchShapeWithLostTime>,
+) -> FindingsOrMissingData {
     let shapes = shapes?;
-    let (keys, losses): (Vec<(u32, u32)>, Vec<ShapeTimeLoss>) =
+    let (keys, losses): (Vec<(u32, u32)>, Vec<LaunchShapeWithLostTime>) =
         shapes.groups.iter().filter_map(|of| Some((of.key, loss(of)?))).unzip();
-    let shorter = |(&(function, shape), loss): (&(u32, u32), &ShapeTimeLoss)| {
-        Some(ShortenedKernels { function, shape, left: 1.0 - loss.lost? })
+    let shorter = |(&(function, shape), loss): (&(u32, u32), &LaunchShapeWithLostTime)| {
+        Some(KernelsWithRemainingTime { function, shape, left: 1.0 - loss.lost? })
     };
-    let shorter: Option<Vec<ShortenedKernels>> = keys.iter().zip(&losses).map(shorter).collect();
+    let shorter: Option<Vec<KernelsWithRemainingTime>> =
+        keys.iter().zip(&losses).map(shorter).collect();
     let time: i64 = losses.iter().filter_map(|loss| loss.evidence.total_ns).sum();
-    let share = percent(time, shapes.whole_ns);
-    let inspected = shapes.inspected_share(context);
-    if share < MIN_KERNEL_TIME_PERCENT {
+    let share = percent_or_zero(time, shapes.whole_ns);
+    let inspected = shapes.inspected_share_of_kernel_time(context);
+    if share < MIN_FAULTY_KERNEL_TIME_PERCENT {
         return Ok((Vec::new(), inspected));
     }
     #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
-    let saved = |loss: &ShapeTimeLoss| {
+    let saved = |loss: &LaunchShapeWithLostTime| {
         let ns = loss.evidence.total_ns.unwrap_or(0) as f64;
         loss.lost.map(|lost| (ns * lost) as i64)
     };
     let recoverable: Option<i64> = losses.iter().map(saved).sum();
-    let span = context.activities.iter().map(DeviceActivity::span_of_gaps_ns).sum();
+    let span =
+        context.activities.iter().map(ProcessActivityOnGpu::first_start_to_last_end_ns).sum();
     let severity = match recoverable {
-        Some(ns) => FindingSeverity::from_saving(ns, span).min(words.worst),
+        Some(ns) => FindingSeverity::severity_from_possible_saving(ns, span).min(words.worst),
         None => FindingSeverity::Information,
     };
     let found = DiagnosisFinding {
@@ -359,12 +403,17 @@ fn check_launch_shapes(
         severity,
         confidence: FindingConfidence::Medium,
         title: format!("kernels of {share:.1} % of the kernel time {}", words.title),
-        measured: NumberWithUnit { value: share, unit: "% of kernel time" },
-        threshold: NumberWithUnit { value: MIN_KERNEL_TIME_PERCENT, unit: "% of kernel time" },
+        measured: MeasuredNumberWithUnit { value: share, unit: "% of kernel time" },
+        threshold: MeasuredNumberWithUnit {
+            value: MIN_FAULTY_KERNEL_TIME_PERCENT,
+            unit: "% of kernel time",
+        },
         recoverable_ns: recoverable,
         remedy: shorter.map_or(FindingRemedy::NotReplayed, FindingRemedy::Shorter),
         replayed: None,
-        evidence: most_expensive_evidence(losses.into_iter().map(|loss| loss.evidence).collect()),
+        evidence: sorted_and_limited_evidence(
+            losses.into_iter().map(|loss| loss.evidence).collect(),
+        ),
         advice: words.advice,
         false_positive: words.false_positive,
     };
@@ -373,49 +422,52 @@ fn check_launch_shapes(
 
 pub(super) fn small_grids_rule_text() -> String {
     format!(
-        "kernels with fewer blocks than multiprocessors take {MIN_KERNEL_TIME_PERCENT} % of the kernel time"
+        "kernels with fewer blocks than multiprocessors take {MIN_FAULTY_KERNEL_TIME_PERCENT} % of the kernel time"
     )
 }
 
 pub(super) fn block_sizes_rule_text() -> String {
     format!(
-        "kernels whose block size is no multiple of the warp ({NVIDIA_WARP_SIZE}, on AMD's compute \
-         devices 64) take {MIN_KERNEL_TIME_PERCENT} % of the kernel time"
+        "kernels whose block size is no multiple of the warp ({NVIDIA_WARP_THREADS}, on AMD's compute \
+         devices 64) take {MIN_FAULTY_KERNEL_TIME_PERCENT} % of the kernel time"
     )
 }
 
-/// Words in the names of fp32 matrix products: one list for CUDA cores, and one for tensor cores.
-const CUDA_CORE_GEMM_WORDS: &[&str] = &["sgemm", "scudnn", "simt_", "ffma"];
-const TENSOR_CORE_GEMM_WORDS: &[&str] = &["tensorop", "tf32", "s1688", "s16816", "xf32"];
-/// The first compute capability with tensor cores.
-const FIRST_CAPABILITY_WITH_TENSOR_CORES: u32 = 7;
-/// Part of the time of a product that tensor cores leave: they multiply 8 times as fast, and memory
-/// limits many products before that.
-const TENSOR_CORE_TIME_SAVING: f64 = 0.5;
+/// Words that show that a kernel is an fp32 GEMM on CUDA cores, and words that show that it uses
+/// tensor cores.
+const CUDA_CORE_GEMM_NAME_WORDS: &[&str] = &["sgemm", "scudnn", "simt_", "ffma"];
+const TENSOR_CORE_GEMM_NAME_WORDS: &[&str] = &["tensorop", "tf32", "s1688", "s16816", "xf32"];
+/// Major compute capability of the first NVIDIA GPUs with tensor cores.
+const FIRST_MAJOR_WITH_TENSOR_CORES: u32 = 7;
+/// Estimated share of an fp32 GEMM's time that remains on tensor cores: they multiply 8 times as
+/// fast, but memory limits many GEMMs before that.
+const TIME_SHARE_LEFT_BY_TENSOR_CORES: f64 = 0.5;
 
-/// Whether a kernel multiplies matrices in fp32, on a device that has tensor cores.
-fn is_fp32_gemm_without_tensor_cores(of: &LaunchShapeGroup<'_>) -> bool {
-    let name = readable_name(of.name).to_ascii_lowercase();
+/// Returns whether these kernels are fp32 GEMMs on CUDA cores, on a GPU that has tensor cores.
+fn are_fp32_gemms_on_cuda_cores(of: &KernelLaunchesOfShape<'_>) -> bool {
+    let name = shortened_kernel_name_for_readers(of.name).to_ascii_lowercase();
     let has = |words: &[&str]| words.iter().any(|word| name.contains(word));
     let capability = of.device.and_then(|device| device.compute);
-    capability.is_none_or(|(major, _)| major >= FIRST_CAPABILITY_WITH_TENSOR_CORES)
-        && has(CUDA_CORE_GEMM_WORDS)
-        && !has(TENSOR_CORE_GEMM_WORDS)
+    capability.is_none_or(|(major, _)| major >= FIRST_MAJOR_WITH_TENSOR_CORES)
+        && has(CUDA_CORE_GEMM_NAME_WORDS)
+        && !has(TENSOR_CORE_GEMM_NAME_WORDS)
 }
 
 pub(super) fn fp32_gemms_rule_text() -> String {
     format!(
-        "matrix products in fp32 on CUDA cores, by names such as sgemm, take {MIN_KERNEL_TIME_PERCENT} % of the \
+        "matrix products in fp32 on CUDA cores, by names such as sgemm, take {MIN_FAULTY_KERNEL_TIME_PERCENT} % of the \
          kernel time on a device with tensor cores"
     )
 }
 
-pub(super) fn fp32_gemms_rule(context: &DiagnosisContext<'_>) -> RuleResult {
+pub(super) fn find_fp32_gemms_on_cuda_cores(
+    context: &DiagnosisContext<'_>,
+) -> FindingsOrMissingData {
     if context.platform.vendor == GpuVendor::Amd {
         let reason = "names of AMD's kernels do not show which unit multiplies";
-        return Err(MissingData::no_work(reason));
+        return Err(DataMissingForRule::program_has_no_such_work(reason));
     }
-    let words = ShapeFindingText {
+    let words = LaunchShapeFindingTexts {
         id: "fp32-matmul",
         worst: FindingSeverity::Warning,
         title: "multiply matrices in fp32 without tensor cores".to_owned(),
@@ -425,34 +477,39 @@ pub(super) fn fp32_gemms_rule(context: &DiagnosisContext<'_>) -> RuleResult {
             .to_owned(),
         false_positive: "results that need 24 bits of each factor",
     };
-    check_launch_shapes(context, KernelShapes::group_compute_kernels(context), words, |of| {
-        is_fp32_gemm_without_tensor_cores(of).then(|| {
-            let words = "fp32 on CUDA cores".to_owned();
-            ShapeTimeLoss {
-                evidence: shape_evidence(context, of, words),
-                lost: Some(1.0 - TENSOR_CORE_TIME_SAVING),
-            }
-        })
-    })
+    finding_of_launch_shapes_that_lose_time(
+        context,
+        KernelsByLaunchShape::group_compute_kernels_by_shape(context),
+        words,
+        |of| {
+            are_fp32_gemms_on_cuda_cores(of).then(|| {
+                let words = "fp32 on CUDA cores".to_owned();
+                LaunchShapeWithLostTime {
+                    evidence: evidence_of_launch_shape(context, of, words),
+                    lost: Some(1.0 - TIME_SHARE_LEFT_BY_TENSOR_CORES),
+                }
+            })
+        },
+    )
 }
 
 pub(super) fn tail_waves_rule_text() -> String {
     format!(
-        "kernels of more than one wave that lose {TAIL_PERCENT} % or more in their last wave take \
-         {MIN_KERNEL_TIME_PERCENT} % of the kernel time"
+        "kernels of more than one wave that lose {MIN_IDLE_TAIL_WAVE_PERCENT} % or more in their last wave take \
+         {MIN_FAULTY_KERNEL_TIME_PERCENT} % of the kernel time"
     )
 }
 
 pub(super) fn low_occupancy_rule_text() -> String {
     format!(
-        "kernels with a theoretical occupancy below {LOW_OCCUPANCY_PERCENT} % take {MIN_KERNEL_TIME_PERCENT} % of the \
+        "kernels with a theoretical occupancy below {LOW_OCCUPANCY_PERCENT} % take {MIN_FAULTY_KERNEL_TIME_PERCENT} % of the \
          kernel time"
     )
 }
 
-pub(super) fn small_grids_rule(context: &DiagnosisContext<'_>) -> RuleResult {
-    let unit = context.platform.multiprocessor_term();
-    let words = ShapeFindingText {
+pub(super) fn find_grids_smaller_than_gpu(context: &DiagnosisContext<'_>) -> FindingsOrMissingData {
+    let unit = context.platform.multiprocessors_or_compute_units_term();
+    let words = LaunchShapeFindingTexts {
         id: "small-grid",
         worst: FindingSeverity::Severe,
         title: format!("have fewer blocks than the GPU has {unit}"),
@@ -461,44 +518,58 @@ pub(super) fn small_grids_rule(context: &DiagnosisContext<'_>) -> RuleResult {
             .to_owned(),
         false_positive: "kernels that run beside others on purpose",
     };
-    check_launch_shapes(context, KernelShapes::groups_with_multiprocessors(context), words, |of| {
-        let multiprocessors = u64::from(of.multiprocessor_count()?);
-        let blocks = of.shape.block_count();
-        if blocks >= multiprocessors || of.shares_device_with_communication() {
-            return None;
-        }
-        #[allow(clippy::cast_precision_loss)]
-        let idle = 1.0 - blocks as f64 / multiprocessors as f64;
-        let plural = if blocks == 1 { "" } else { "s" };
-        let words = format!("{blocks} block{plural} for {multiprocessors} {unit}");
-        Some(ShapeTimeLoss { evidence: shape_evidence(context, of, words), lost: Some(idle) })
-    })
+    finding_of_launch_shapes_that_lose_time(
+        context,
+        KernelsByLaunchShape::groups_with_known_multiprocessor_count(context),
+        words,
+        |of| {
+            let multiprocessors = u64::from(of.multiprocessor_count_of_gpu()?);
+            let blocks = of.shape.blocks_in_grid();
+            if blocks >= multiprocessors || of.runs_mostly_beside_communication() {
+                return None;
+            }
+            #[allow(clippy::cast_precision_loss)]
+            let idle = 1.0 - blocks as f64 / multiprocessors as f64;
+            let plural = if blocks == 1 { "" } else { "s" };
+            let words = format!("{blocks} block{plural} for {multiprocessors} {unit}");
+            Some(LaunchShapeWithLostTime {
+                evidence: evidence_of_launch_shape(context, of, words),
+                lost: Some(idle),
+            })
+        },
+    )
 }
 
-pub(super) fn block_sizes_rule(context: &DiagnosisContext<'_>) -> RuleResult {
+pub(super) fn find_block_sizes_with_idle_lanes(
+    context: &DiagnosisContext<'_>,
+) -> FindingsOrMissingData {
     let platform = context.platform;
     let vendor = platform.vendor;
-    let shapes = KernelShapes::group_compute_kernels(context).and_then(|shapes| {
-        shapes.without_launches_that_lack(context, |of| {
-            of.warp_size(vendor).is_none().then(|| of.unknown_device_reason())
+    let shapes = KernelsByLaunchShape::group_compute_kernels_by_shape(context).and_then(|shapes| {
+        shapes.without_groups_that_lack_data(context, |of| {
+            of.warp_threads_of_gpu(vendor).is_none().then(|| of.reason_gpu_is_unknown())
         })
     });
     let widths = shapes.as_ref().map(|shapes| {
         let mut widths: Vec<u32> =
-            shapes.groups.iter().filter_map(|of| of.warp_size(vendor)).collect();
+            shapes.groups.iter().filter_map(|of| of.warp_threads_of_gpu(vendor)).collect();
         widths.sort_unstable();
         widths.dedup();
         widths.iter().map(u32::to_string).collect::<Vec<_>>().join(" or ")
     });
-    let words = ShapeFindingText {
+    let words = LaunchShapeFindingTexts {
         id: "block-size",
         worst: FindingSeverity::Severe,
-        title: format!("have a block size that is no multiple of a {}", platform.warp_term()),
+        title: format!(
+            "have a block size that is no multiple of a {}",
+            platform.warp_or_wavefront_term()
+        ),
         advice: format!("make the block size a multiple of {}", widths.unwrap_or_default()),
         false_positive: "kernels that one warp or less computes on purpose",
     };
-    check_launch_shapes(context, shapes, words, |of| {
-        let (threads, warp) = (of.shape.threads_per_block(), u64::from(of.warp_size(vendor)?));
+    finding_of_launch_shapes_that_lose_time(context, shapes, words, |of| {
+        let (threads, warp) =
+            (of.shape.threads_per_block(), u64::from(of.warp_threads_of_gpu(vendor)?));
         let lanes = threads.checked_next_multiple_of(warp)?;
         let idle = lanes - threads;
         if idle == 0 {
@@ -506,13 +577,21 @@ pub(super) fn block_sizes_rule(context: &DiagnosisContext<'_>) -> RuleResult {
         }
         #[allow(clippy::cast_precision_loss)]
         let lost = idle as f64 / lanes as f64;
-        let words = format!("{idle} of {lanes} lanes idle, {} of {warp}", platform.warp_term());
-        Some(ShapeTimeLoss { evidence: shape_evidence(context, of, words), lost: Some(lost) })
+        let words = format!(
+            "{idle} of {lanes} lanes idle, {} of {warp}",
+            platform.warp_or_wavefront_term()
+        );
+        Some(LaunchShapeWithLostTime {
+            evidence: evidence_of_launch_shape(context, of, words),
+            lost: Some(lost),
+        })
     })
 }
 
-pub(super) fn tail_waves_rule(context: &DiagnosisContext<'_>) -> RuleResult {
-    let words = ShapeFindingText {
+pub(super) fn find_launches_with_idle_tail_wave(
+    context: &DiagnosisContext<'_>,
+) -> FindingsOrMissingData {
+    let words = LaunchShapeFindingTexts {
         id: "tail",
         worst: FindingSeverity::Warning,
         title: "leave a fifth of the GPU or more idle in their last wave".to_owned(),
@@ -522,23 +601,33 @@ pub(super) fn tail_waves_rule(context: &DiagnosisContext<'_>) -> RuleResult {
         false_positive: "blocks of different length fill a wave anyway; kernels that overlap with \
                          the next one",
     };
-    check_launch_shapes(context, KernelShapes::groups_with_device_limits(context), words, |of| {
-        let resident = of.multiprocessor_residency().filter(|of| of.blocks > 0)?;
-        let slots = f64::from(resident.blocks) * f64::from(of.multiprocessor_count()?);
-        #[allow(clippy::cast_precision_loss)]
-        let waves = of.shape.block_count() as f64 / slots;
-        let lost = 1.0 - waves / waves.ceil();
-        if waves <= 1.0 || lost * 100.0 < TAIL_PERCENT || of.shares_device_with_communication() {
-            return None;
-        }
-        let evidence = shape_evidence(context, of, format!("{waves:.2} waves"));
-        Some(ShapeTimeLoss { evidence, lost: Some(lost) })
-    })
+    finding_of_launch_shapes_that_lose_time(
+        context,
+        KernelsByLaunchShape::groups_with_known_multiprocessor_limits(context),
+        words,
+        |of| {
+            let resident = of.resident_blocks_on_multiprocessor().filter(|of| of.blocks > 0)?;
+            let slots = f64::from(resident.blocks) * f64::from(of.multiprocessor_count_of_gpu()?);
+            #[allow(clippy::cast_precision_loss)]
+            let waves = of.shape.blocks_in_grid() as f64 / slots;
+            let lost = 1.0 - waves / waves.ceil();
+            if waves <= 1.0
+                || lost * 100.0 < MIN_IDLE_TAIL_WAVE_PERCENT
+                || of.runs_mostly_beside_communication()
+            {
+                return None;
+            }
+            let evidence = evidence_of_launch_shape(context, of, format!("{waves:.2} waves"));
+            Some(LaunchShapeWithLostTime { evidence, lost: Some(lost) })
+        },
+    )
 }
 
-pub(super) fn low_occupancy_rule(context: &DiagnosisContext<'_>) -> RuleResult {
+pub(super) fn find_low_theoretical_occupancy(
+    context: &DiagnosisContext<'_>,
+) -> FindingsOrMissingData {
     let profiler = context.platform.kernel_profiler_name();
-    let words = ShapeFindingText {
+    let words = LaunchShapeFindingTexts {
         id: "occupancy",
         worst: FindingSeverity::Information,
         title: format!("have a theoretical occupancy below {LOW_OCCUPANCY_PERCENT} %"),
@@ -549,15 +638,24 @@ pub(super) fn low_occupancy_rule(context: &DiagnosisContext<'_>) -> RuleResult {
         false_positive: "GEMM and attention kernels that hide latency by instruction-level \
                          parallelism",
     };
-    check_launch_shapes(context, KernelShapes::groups_with_device_limits(context), words, |of| {
-        let resident = of.multiprocessor_residency()?;
-        if resident.occupancy >= LOW_OCCUPANCY_PERCENT {
-            return None;
-        }
-        let words = format!("{:.0} %, limited by {}", resident.occupancy, resident.limiter);
-        // A timeline cannot say how much more warps would save.
-        Some(ShapeTimeLoss { evidence: shape_evidence(context, of, words), lost: None })
-    })
+    finding_of_launch_shapes_that_lose_time(
+        context,
+        KernelsByLaunchShape::groups_with_known_multiprocessor_limits(context),
+        words,
+        |of| {
+            let resident = of.resident_blocks_on_multiprocessor()?;
+            if resident.occupancy >= LOW_OCCUPANCY_PERCENT {
+                return None;
+            }
+            let words = format!("{:.0} %, limited by {}", resident.occupancy, resident.limiter);
+            // No lost time is estimated, because a timeline does not show how much time more resident
+            // warps would save.
+            Some(LaunchShapeWithLostTime {
+                evidence: evidence_of_launch_shape(context, of, words),
+                lost: None,
+            })
+        },
+    )
 }
 
 #[cfg(test)]
@@ -566,7 +664,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_smallest_residency_limit_is_named_as_the_limiter() {
+    fn the_resource_with_the_fewest_blocks_is_the_limiter() {
         let device = TracedDevice {
             multiprocessors: Some(132),
             threads_per_sm: Some(2048),
@@ -575,23 +673,27 @@ mod tests {
             blocks_per_sm: Some(32),
             ..TracedDevice::default()
         };
-        let shape = |threads, registers, dynamic_shared| LaunchShape {
+        let shape = |threads, registers, dynamic_shared| KernelLaunchShape {
             block: [threads, 1, 1],
             registers,
             dynamic_shared,
-            ..LaunchShape::default()
+            ..KernelLaunchShape::default()
         };
-        let resident = |shape| residency_on_multiprocessor(&device, &shape).unwrap();
+        let resident = |shape| blocks_resident_on_multiprocessor(&device, &shape).unwrap();
         let full = resident(shape(256, 32, 0));
         assert_eq!((full.blocks, full.occupancy), (8, 100.0));
         let registers = resident(shape(128, 255, 0));
-        // 255 registers × 32 lanes round up to 8192 for each of 4 warps: two blocks.
+        // 255 registers × 32 lanes are 8160, rounded up to 8192 for each of 4 warps, so the
+        // registers hold two blocks.
         assert_eq!((registers.blocks, registers.limiter), (2, "registers"));
         assert_eq!(registers.occupancy, 12.5);
         let shared = resident(shape(128, 32, 100_000));
         assert_eq!((shared.blocks, shared.limiter), (2, "shared memory"));
         let small = resident(shape(32, 16, 0));
         assert_eq!((small.blocks, small.limiter), (32, "blocks of a multiprocessor"));
-        assert_eq!(residency_on_multiprocessor(&TracedDevice::default(), &shape(32, 16, 0)), None);
+        assert_eq!(
+            blocks_resident_on_multiprocessor(&TracedDevice::default(), &shape(32, 16, 0)),
+            None
+        );
     }
 }

@@ -1,53 +1,55 @@
-//! Rules about whether the GPU waits for launches.
+//! Diagnosis rules about idle time of the GPU: launch-bound programs, and gaps between operations.
 
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    InspectedShare, InspectedUnit, NumberWithUnit, ProcessDeviceUse,
+    GpuUseOfProcess, InspectedRecordKind, InspectedShareOfRecords, MeasuredNumberWithUnit,
 };
-use super::super::host::gap_cause::{IdleCauseKind, MIN_GAP_WITH_OTHER_HOST_WORK_NS};
+use super::super::host::gap_cause::{IdleCauseKind, MIN_GAP_OF_OTHER_HOST_WORK_NS};
 use super::super::host::gpu_gaps::{
-    GapsWithCauses, IdleCause, IdleGapReport, MIN_SEVERE_GAP_NS, MIN_WARNING_GAP_NS,
-    OperationsAroundGap, explain_gaps,
+    CausesAndPairsOfGaps, GapsBetweenTwoOperations, IdleGapsOfProcessOnGpu, IdleTimeOfCause,
+    MAX_GAP_OF_WARNING_NS, MIN_GAP_FOR_WARNING_NS, explain_gaps_of_lengths,
 };
-use super::super::labels::readable_name;
+use super::super::labels::shortened_kernel_name_for_readers;
 use super::super::trace_facts::DiagnosisContext;
-use super::super::vendor_names::TracePlatform;
+use super::super::vendor_names::TraceVendorAndRecorder;
 use super::rule_outcome::{
-    MissingData, RuleResult, count_with_noun, inspected_all, inspected_some, percent,
+    DataMissingForRule, FindingsOrMissingData, all_records_inspected,
+    count_with_singular_or_plural, percent_or_zero, some_records_inspected,
 };
-use crate::analyze::timeline::idle_time::{DeviceActivity, IdleGap};
+use crate::analyze::timeline::idle_time::{GpuIdleGap, ProcessActivityOnGpu};
 use crate::model::Trace;
-use crate::stats::{GroupedSamples, ValueSummary, shorten};
+use crate::stats::{ValueSummary, ValuesByGroup, shorten_in_the_middle};
 
-/// Busy shares at or above this leave launches nothing to gain.
-const BUSY_PERCENT: f64 = 70.0;
-/// Kernels that are shorter than this are hidden by launches.
-const SHORT_GPU_TIME_NS: f64 = 10_000.0;
-/// Smallest number of launches whose median counts.
-const MIN_LAUNCHES_FOR_MEDIAN: usize = 30;
-/// Characters of the name of an operation before or behind a gap.
-const GAP_NAME_WIDTH: usize = 38;
-/// A remedy must save at least the idle time divided by this number.
-const MIN_MENDED_IDLE_DIVISOR: i64 = 4;
-/// Maximum number of gap transitions that are shown as evidence.
-const MAX_SHOWN_TRANSITIONS: usize = 3;
-/// Part of the span that a class of gaps may take.
-const MIN_GAP_CLASS_PERCENT: f64 = 5.0;
+/// Busy share of the GPU, in percent, from which on a program is not launch-bound.
+const MIN_BUSY_PERCENT_IF_NOT_LAUNCH_BOUND: f64 = 70.0;
+/// Median kernel duration, nanoseconds, below which a program with enough launches may be
+/// launch-bound.
+const MAX_MEDIAN_KERNEL_OF_LAUNCH_BOUND_NS: f64 = 10_000.0;
+/// Smallest number of launches for which a short median kernel alone makes a program launch-bound.
+const MIN_LAUNCHES_IF_KERNELS_SHORT: usize = 30;
+/// Largest number of characters of an operation's name before or after a gap.
+const MAX_GAP_OPERATION_NAME_CHARACTERS: usize = 38;
+/// A remedy is taken only if its replay saves at least the idle time divided by this number.
+const MIN_REPLAYED_GAIN_DIVISOR: i64 = 4;
+/// Largest number of pairs of operations around gaps that are listed as evidence.
+const MAX_LISTED_GAP_PAIRS: usize = 3;
+/// Smallest share of the span, in percent, that the gaps of a length class must take for a finding.
+const MIN_GAP_CLASS_TIME_PERCENT: f64 = 5.0;
 
-/// Kernels and launch calls of a process on a device.
-struct KernelAndLaunchCallSums {
+/// Durations of the kernels of a process on a GPU, and of the host calls that launched them.
+struct KernelAndLaunchCallTimes {
     kernels: ValueSummary,
-    /// Time of the launch calls, for each kernel that they launched.
+    /// Median duration of a launch call for each kernel that it launched, nanoseconds.
     call_ns_a_kernel: f64,
     calls: usize,
 }
 
-/// Launches of an activity, which is given by its number.
+/// Sums the kernels and launch calls of the activity (process on a GPU) with this index.
 #[allow(clippy::cast_precision_loss)]
-fn launch_sums_of_activity(
+fn kernel_and_launch_times_of_activity(
     context: &DiagnosisContext<'_>,
     index: usize,
-) -> KernelAndLaunchCallSums {
+) -> KernelAndLaunchCallTimes {
     let trace: &Trace = context.trace;
     let (host, activity) = (&context.host, &context.activities[index]);
     let on_gpu = &trace.kernels.on_gpu;
@@ -55,86 +57,103 @@ fn launch_sums_of_activity(
         let place = &trace.places[on_gpu.place.at(*row).0 as usize];
         (place.process, place.device) == (activity.process, activity.device)
     };
-    let mut lengths = GroupedSamples::default();
-    (0..on_gpu.len()).filter(own).for_each(|row| lengths.push(0, on_gpu.length(row)));
+    let mut lengths = ValuesByGroup::default();
+    (0..on_gpu.operation_count())
+        .filter(own)
+        .for_each(|row| lengths.push_value_of_group(0, on_gpu.operation_duration_ns(row)));
     let calls = host.launch_calls.summary_of_group(u32::try_from(index).unwrap_or(u32::MAX));
-    // One launch call of a graph launches many kernels.
+    // One launch call of a graph launches many kernels, so calls are divided by kernels.
     let ratio = calls.count as f64 / host.launched_kernels[index].max(1) as f64;
-    KernelAndLaunchCallSums {
-        kernels: lengths.into_counted_values().summary_of_group(0),
+    KernelAndLaunchCallTimes {
+        kernels: lengths.into_sorted_values_with_counts().summary_of_group(0),
         call_ns_a_kernel: calls.median * ratio,
         calls: calls.count,
     }
 }
 
-/// Rules that need launches state it if the trace has no launches.
-pub(super) fn check_launch_calls(context: &DiagnosisContext<'_>) -> Result<(), MissingData> {
-    check_gpu_work(context)?;
-    let record = context.platform.record_launches_advice();
-    MissingData::unless(context.host.calls > 0, "calls of the host were not recorded", record)
+/// Returns missing data if the trace has no host calls, for rules that need launch calls.
+pub(super) fn require_host_calls(context: &DiagnosisContext<'_>) -> Result<(), DataMissingForRule> {
+    require_gpu_operations(context)?;
+    let record = context.platform.advice_to_record_launch_calls();
+    DataMissingForRule::error_unless_recorded(
+        context.host.calls > 0,
+        "calls of the host were not recorded",
+        record,
+    )
 }
 
-/// Rules about operations state it if the trace has no work of a GPU.
-pub(super) fn check_gpu_work(context: &DiagnosisContext<'_>) -> Result<(), MissingData> {
-    let record = context.platform.record_launches_advice();
-    MissingData::unless(!context.all.is_empty(), "the trace holds no operation of a GPU", record)
+/// Returns missing data if the trace has no GPU operations, for rules about operations.
+pub(super) fn require_gpu_operations(
+    context: &DiagnosisContext<'_>,
+) -> Result<(), DataMissingForRule> {
+    let record = context.platform.advice_to_record_launch_calls();
+    DataMissingForRule::error_unless_recorded(
+        !context.all.is_empty(),
+        "the trace holds no operation of a GPU",
+        record,
+    )
 }
 
 pub(super) fn launch_bound_rule_text() -> String {
     format!(
-        "busy below {BUSY_PERCENT} %, and the median kernel shorter than its launch, or shorter than {} µs \
-         with {MIN_LAUNCHES_FOR_MEDIAN} launches; more than half of the idle time in gaps of up to {} ms is host code, \
+        "busy below {MIN_BUSY_PERCENT_IF_NOT_LAUNCH_BOUND} %, and the median kernel shorter than its launch, or shorter than {} µs \
+         with {MIN_LAUNCHES_IF_KERNELS_SHORT} launches; more than half of the idle time in gaps of up to {} ms is host code, \
          launch calls and their latency",
-        SHORT_GPU_TIME_NS / 1e3,
-        MIN_GAP_WITH_OTHER_HOST_WORK_NS / 1_000_000
+        MAX_MEDIAN_KERNEL_OF_LAUNCH_BOUND_NS / 1e3,
+        MIN_GAP_OF_OTHER_HOST_WORK_NS / 1_000_000
     )
 }
 
-pub(super) fn launch_bound_rule(
+pub(super) fn find_launch_bound_processes(
     context: &DiagnosisContext<'_>,
-    devices: &[ProcessDeviceUse],
-) -> RuleResult {
-    let kernels = context.trace.kernels.on_gpu.len();
-    check_launch_calls(context)?;
+    devices: &[GpuUseOfProcess],
+) -> FindingsOrMissingData {
+    let kernels = context.trace.kernels.on_gpu.operation_count();
+    require_host_calls(context)?;
     if kernels == 0 {
-        return Err(MissingData::no_work("the trace holds no kernels"));
+        return Err(DataMissingForRule::program_has_no_such_work("the trace holds no kernels"));
     }
     let joined: usize = context.host.launched_kernels.iter().sum();
-    let record = context.platform.record_launches_advice();
+    let record = context.platform.advice_to_record_launch_calls();
     if joined == 0 {
-        return Err(MissingData::new(
+        return Err(DataMissingForRule::missing_data_with_advice(
             "no kernel can be joined with the call that launched it",
             record,
         ));
     }
     let missing = "the calls that launched the other kernels are not in the trace";
-    let inspected = InspectedShare {
+    let inspected = InspectedShareOfRecords {
         missing: (joined < kernels).then(|| format!("{missing}; {record}")),
-        ..inspected_some(joined, kernels, InspectedUnit::Operations)
+        ..some_records_inspected(joined, kernels, InspectedRecordKind::Operations)
     };
     let mut found = Vec::new();
     for (index, (device, activity)) in devices.iter().zip(&context.activities).enumerate() {
-        // In long gaps the host did not launch.
-        let span_ns = activity.span_of_gaps_ns() - device.gaps.long_ns;
-        let busy = percent(device.busy_ns, span_ns);
-        let KernelAndLaunchCallSums { kernels, call_ns_a_kernel, calls } =
-            launch_sums_of_activity(context, index);
+        // Gaps above 1 ms are subtracted from the span, because in these the host did not launch.
+        let span_ns = activity.first_start_to_last_end_ns() - device.gaps.long_ns;
+        let busy = percent_or_zero(device.busy_ns, span_ns);
+        let KernelAndLaunchCallTimes { kernels, call_ns_a_kernel, calls } =
+            kernel_and_launch_times_of_activity(context, index);
         let shorter = calls > 0 && kernels.median < call_ns_a_kernel;
-        let short = kernels.median < SHORT_GPU_TIME_NS && calls >= MIN_LAUNCHES_FOR_MEDIAN;
-        if busy >= BUSY_PERCENT || !(shorter || short) {
+        let short = kernels.median < MAX_MEDIAN_KERNEL_OF_LAUNCH_BOUND_NS
+            && calls >= MIN_LAUNCHES_IF_KERNELS_SHORT;
+        if busy >= MIN_BUSY_PERCENT_IF_NOT_LAUNCH_BOUND || !(shorter || short) {
             continue;
         }
-        // Work that was launched long before its turn did not wait for its launch.
+        // The program is not launch-bound if at most half of the idle time in gaps up to 1 ms is
+        // launching, because its work was queued before.
         let recoverable = device.gaps.launching_ns;
-        if recoverable * 2 <= device.gaps.total_ns() - device.gaps.long_ns {
+        if recoverable * 2 <= device.gaps.total_length_of_gaps_ns() - device.gaps.long_ns {
             continue;
         }
-        let is_short = |ns| ns <= MIN_GAP_WITH_OTHER_HOST_WORK_NS;
-        let GapsWithCauses { transitions, .. } =
-            explain_gaps(context, activity, &device.gaps.causes, is_short);
+        let is_short = |ns| ns <= MIN_GAP_OF_OTHER_HOST_WORK_NS;
+        let CausesAndPairsOfGaps { transitions, .. } =
+            explain_gaps_of_lengths(context, activity, &device.gaps.causes, is_short);
         found.push(DiagnosisFinding {
             id: "launch-bound",
-            severity: FindingSeverity::from_saving(recoverable, activity.span_of_gaps_ns()),
+            severity: FindingSeverity::severity_from_possible_saving(
+                recoverable,
+                activity.first_start_to_last_end_ns(),
+            ),
             confidence: if shorter { FindingConfidence::High } else { FindingConfidence::Medium },
             title: format!(
                 "device {} is busy {busy:.1} % of the time{}: the median kernel takes {:.1} µs, \
@@ -144,16 +163,19 @@ pub(super) fn launch_bound_rule(
                 kernels.median / 1e3,
                 call_ns_a_kernel / 1e3
             ),
-            measured: NumberWithUnit { value: busy, unit: "% busy" },
-            threshold: NumberWithUnit { value: BUSY_PERCENT, unit: "% busy" },
+            measured: MeasuredNumberWithUnit { value: busy, unit: "% busy" },
+            threshold: MeasuredNumberWithUnit {
+                value: MIN_BUSY_PERCENT_IF_NOT_LAUNCH_BOUND,
+                unit: "% busy",
+            },
             recoverable_ns: Some(recoverable),
             remedy: FindingRemedy::Graph,
             replayed: None,
-            evidence: transition_evidence(device, &transitions),
+            evidence: evidence_of_operations_around_gaps(device, &transitions),
             advice: format!(
                 "launch less often: capture the step in a {}, fuse short kernels, or keep a \
                  persistent kernel; look for host code between launches",
-                context.platform.graph_term()
+                context.platform.cuda_or_hip_graph_term()
             ),
             false_positive: "a trace that is mostly start-up or loading: restrict it with --range",
         });
@@ -161,14 +183,19 @@ pub(super) fn launch_bound_rule(
     Ok((found, inspected))
 }
 
-fn transition_evidence(
-    device: &ProcessDeviceUse,
-    transitions: &[OperationsAroundGap],
+fn evidence_of_operations_around_gaps(
+    device: &GpuUseOfProcess,
+    transitions: &[GapsBetweenTwoOperations],
 ) -> Vec<FindingEvidence> {
     let evidence =
-        transitions.iter().take(MAX_SHOWN_TRANSITIONS).map(|transition| FindingEvidence {
+        transitions.iter().take(MAX_LISTED_GAP_PAIRS).map(|transition| FindingEvidence {
             what: [&transition.before, &transition.after]
-                .map(|name| shorten(&readable_name(name), GAP_NAME_WIDTH))
+                .map(|name| {
+                    shorten_in_the_middle(
+                        &shortened_kernel_name_for_readers(name),
+                        MAX_GAP_OPERATION_NAME_CHARACTERS,
+                    )
+                })
                 .join(" → "),
             count: transition.count,
             total_ns: Some(transition.total_ns),
@@ -179,48 +206,50 @@ fn transition_evidence(
     evidence.collect()
 }
 
-pub(super) fn gaps_rule_text() -> String {
-    let [warning, severe] = [MIN_WARNING_GAP_NS, MIN_SEVERE_GAP_NS].map(|ns| ns / 1000);
+pub(super) fn idle_gaps_rule_text() -> String {
+    let [warning, severe] = [MIN_GAP_FOR_WARNING_NS, MAX_GAP_OF_WARNING_NS].map(|ns| ns / 1000);
     format!(
-        "gaps above {severe} µs, or those of {warning} to {severe} µs, take more than {MIN_GAP_CLASS_PERCENT} % \
+        "gaps above {severe} µs, or those of {warning} to {severe} µs, take more than {MIN_GAP_CLASS_TIME_PERCENT} % \
          of the span"
     )
 }
 
-/// Idle time by class, where a class takes more of the span than it may.
-pub(super) fn find_idle_classes(
+/// Finds classes of gaps (by length) that take at least 5 % of the span, one finding for each
+/// cause.
+pub(super) fn find_long_idle_gaps(
     context: &DiagnosisContext<'_>,
-    devices: &[ProcessDeviceUse],
-) -> RuleResult {
-    check_gpu_work(context)?;
+    devices: &[GpuUseOfProcess],
+) -> FindingsOrMissingData {
+    require_gpu_operations(context)?;
     let mut found = Vec::new();
     for (device, activity) in devices.iter().zip(&context.activities) {
         let gaps = &device.gaps;
-        let severe = percent(gaps.severe.total_ns, activity.span_of_gaps_ns());
-        let warning = percent(gaps.warning.total_ns, activity.span_of_gaps_ns());
-        let is_severe = |ns| ns > MIN_SEVERE_GAP_NS;
-        let is_warning = |ns| (MIN_WARNING_GAP_NS..=MIN_SEVERE_GAP_NS).contains(&ns);
-        let (class, explained, share, label) = if severe > MIN_GAP_CLASS_PERCENT {
-            let explained = explain_gaps(context, activity, &gaps.causes, is_severe);
+        let severe = percent_or_zero(gaps.severe.total_ns, activity.first_start_to_last_end_ns());
+        let warning = percent_or_zero(gaps.warning.total_ns, activity.first_start_to_last_end_ns());
+        let is_severe = |ns| ns > MAX_GAP_OF_WARNING_NS;
+        let is_warning = |ns| (MIN_GAP_FOR_WARNING_NS..=MAX_GAP_OF_WARNING_NS).contains(&ns);
+        let (class, explained, share, label) = if severe > MIN_GAP_CLASS_TIME_PERCENT {
+            let explained = explain_gaps_of_lengths(context, activity, &gaps.causes, is_severe);
             (gaps.severe, explained, severe, "above 50 µs")
-        } else if warning > MIN_GAP_CLASS_PERCENT {
-            let explained = explain_gaps(context, activity, &gaps.causes, is_warning);
+        } else if warning > MIN_GAP_CLASS_TIME_PERCENT {
+            let explained = explain_gaps_of_lengths(context, activity, &gaps.causes, is_warning);
             (gaps.warning, explained, warning, "of 20 to 50 µs")
         } else {
             continue;
         };
-        let GapsWithCauses { causes, transitions } = explained;
+        let CausesAndPairsOfGaps { causes, transitions } = explained;
         let main = causes.first();
-        let loading = code_loading_in_gaps(context, gaps, activity);
+        let loading = spans_of_code_loading_in_gaps(context, gaps, activity);
         let remedies: Vec<FindingRemedy> =
-            causes.iter().map(|cause| remedy_of_idle_cause(cause, &loading)).collect();
+            causes.iter().map(|cause| remedy_for_idle_cause(cause, &loading)).collect();
         let first = remedies.iter().find(|remedy| **remedy != FindingRemedy::NotReplayed);
-        // Without a replay the saving of a remedy is unknown.
+        // Without a replay the saving of the remedy is unknown.
         let mended = causes.iter().zip(&remedies).filter(|(_, remedy)| first == Some(*remedy));
         let mended_ns: i64 = mended.map(|(cause, _)| cause.total_ns).sum();
-        // A change that mends little of the idle time does not mend the finding.
+        // A remedy that saves less than a quarter of the idle time in a replay is not taken as the
+        // finding's remedy.
         let (saved, remedy) = match first {
-            Some(remedy) if mended_ns * MIN_MENDED_IDLE_DIVISOR >= class.total_ns => {
+            Some(remedy) if mended_ns * MIN_REPLAYED_GAIN_DIVISOR >= class.total_ns => {
                 (mended_ns, remedy.clone())
             }
             _ => (0, FindingRemedy::NotReplayed),
@@ -228,51 +257,62 @@ pub(super) fn find_idle_classes(
         let words = main.map_or(String::new(), |cause| {
             let once = cause.once && cause.kind != IdleCauseKind::FirstLaunch;
             let once = if once { ", once" } else { "" };
-            format!("; most of the idle time: {}{once}", cause.label())
+            format!("; most of the idle time: {}{once}", cause.printed_cause_with_name())
         });
         found.push(DiagnosisFinding {
             id: "gaps",
-            severity: gap_severity((main, gaps.gap_count()), saved, activity.span_of_gaps_ns()),
-            confidence: confidence_in_cause(main),
+            severity: severity_of_gap_finding(
+                (main, gaps.number_of_gaps()),
+                saved,
+                activity.first_start_to_last_end_ns(),
+            ),
+            confidence: confidence_in_idle_cause(main),
             title: format!(
                 "device {} is idle for {share:.1} % of the time in {} {label}{words}",
                 device.device,
-                count_with_noun(class.count, "gap")
+                count_with_singular_or_plural(class.count, "gap")
             ),
-            measured: NumberWithUnit { value: share, unit: "% of the span" },
-            threshold: NumberWithUnit { value: MIN_GAP_CLASS_PERCENT, unit: "% of the span" },
+            measured: MeasuredNumberWithUnit { value: share, unit: "% of the span" },
+            threshold: MeasuredNumberWithUnit {
+                value: MIN_GAP_CLASS_TIME_PERCENT,
+                unit: "% of the span",
+            },
             recoverable_ns: (saved > 0).then_some(saved),
             remedy,
             replayed: None,
-            evidence: gap_evidence(device, &causes, &transitions),
-            advice: main.map_or(String::new(), |cause| gap_advice(cause, context.platform)),
+            evidence: evidence_of_idle_gaps(device, &causes, &transitions),
+            advice: main
+                .map_or(String::new(), |cause| advice_for_idle_cause(cause, context.platform)),
             false_positive: "work that other processes did on the device is not in the trace",
         });
     }
-    Ok((found, inspected_all(context.all.len(), InspectedUnit::Operations)))
+    Ok((found, all_records_inspected(context.all.len(), InspectedRecordKind::Operations)))
 }
 
-/// The parts of gaps in which a call loaded the kernel that it launched.
-fn code_loading_in_gaps(
+/// Returns the spans, inside gaps, of launch calls that loaded the code of their kernel.
+fn spans_of_code_loading_in_gaps(
     context: &DiagnosisContext<'_>,
-    gaps: &IdleGapReport,
-    activity: &DeviceActivity,
+    gaps: &IdleGapsOfProcessOnGpu,
+    activity: &ProcessActivityOnGpu,
 ) -> Vec<(i64, i64)> {
-    if gaps.idle_ns_of_causes(&[IdleCauseKind::FirstLaunch]) == 0 {
+    if gaps.idle_ns_with_any_cause_of(&[IdleCauseKind::FirstLaunch]) == 0 {
         return Vec::new();
     }
-    let loads = |gap: &IdleGap| {
-        context.causes_of_gap(gap).any(|((kind, _), _)| kind == IdleCauseKind::FirstLaunch)
+    let loads = |gap: &GpuIdleGap| {
+        context
+            .causes_and_ns_of_idle_gap(gap)
+            .any(|((kind, _), _)| kind == IdleCauseKind::FirstLaunch)
     };
     let loading = activity.gaps.iter(&context.all).filter(loads).filter_map(|gap| {
-        let call = context.launch_call(gap.after)?;
+        let call = context.launch_call_of_gpu_operation(gap.after)?;
         Some((call.start.max(gap.start), call.end.min(gap.end)))
     });
     loading.collect()
 }
 
-/// The change that mends a cause; `loading` are the first launches.
-fn remedy_of_idle_cause(cause: &IdleCause, loading: &[(i64, i64)]) -> FindingRemedy {
+/// Returns the remedy for an idle cause, as a replay assumes it; `loading` are the spans in which
+/// first launches loaded code.
+fn remedy_for_idle_cause(cause: &IdleTimeOfCause, loading: &[(i64, i64)]) -> FindingRemedy {
     match cause.kind {
         IdleCauseKind::FirstLaunch => FindingRemedy::WithoutPauses(loading.to_vec()),
         IdleCauseKind::HostCode
@@ -296,23 +336,24 @@ fn remedy_of_idle_cause(cause: &IdleCause, loading: &[(i64, i64)]) -> FindingRem
     }
 }
 
-/// Pauses that happen once cost no step; nobody knows what could be saved of a gap without a
-/// reason.
-fn gap_severity(
-    (main, count): (Option<&IdleCause>, usize),
+/// A pause that occurred once does not slow the program's steps, and for gaps without a known cause
+/// the saving is unknown; both are information only.
+fn severity_of_gap_finding(
+    (main, count): (Option<&IdleTimeOfCause>, usize),
     saved: i64,
     span_ns: i64,
 ) -> FindingSeverity {
-    let starts_up = |cause: &IdleCause| cause.once || cause.kind == IdleCauseKind::FirstLaunch;
+    let starts_up =
+        |cause: &IdleTimeOfCause| cause.once || cause.kind == IdleCauseKind::FirstLaunch;
     let once = main.is_some_and(starts_up) && count > 1;
-    match FindingSeverity::from_saving(saved, span_ns) {
+    match FindingSeverity::severity_from_possible_saving(saved, span_ns) {
         FindingSeverity::Severe if once => FindingSeverity::Warning,
         FindingSeverity::Information => FindingSeverity::Warning,
         severity => severity,
     }
 }
 
-fn confidence_in_cause(cause: Option<&IdleCause>) -> FindingConfidence {
+fn confidence_in_idle_cause(cause: Option<&IdleTimeOfCause>) -> FindingConfidence {
     match cause.map(|cause| cause.kind) {
         Some(
             IdleCauseKind::EventWait
@@ -321,30 +362,30 @@ fn confidence_in_cause(cause: Option<&IdleCause>) -> FindingConfidence {
             | IdleCauseKind::FullQueue
             | IdleCauseKind::WindowsDriver,
         ) => FindingConfidence::Medium,
-        Some(kind) if kind.is_explained() => FindingConfidence::High,
+        Some(kind) if kind.is_reason_in_trace() => FindingConfidence::High,
         _ => FindingConfidence::Low,
     }
 }
 
 /// Causes, then transitions.
-fn gap_evidence(
-    device: &ProcessDeviceUse,
-    causes: &[IdleCause],
-    transitions: &[OperationsAroundGap],
+fn evidence_of_idle_gaps(
+    device: &GpuUseOfProcess,
+    causes: &[IdleTimeOfCause],
+    transitions: &[GapsBetweenTwoOperations],
 ) -> Vec<FindingEvidence> {
     let causes = causes.iter().take(3).map(|cause| FindingEvidence {
-        what: cause.label(),
+        what: cause.printed_cause_with_name(),
         count: cause.count,
         total_ns: Some(cause.total_ns),
         range: None,
         span: Some(cause.longest),
         place: Some((device.pid, device.device)),
     });
-    causes.chain(transition_evidence(device, transitions)).collect()
+    causes.chain(evidence_of_operations_around_gaps(device, transitions)).collect()
 }
 
-/// Whether the host was in the range of a data loader.
-fn is_loading_data(cause: &IdleCause) -> bool {
+/// Whether the host was in a range whose name says that a data loader prepared the next batch.
+fn is_cause_data_loading(cause: &IdleTimeOfCause) -> bool {
     cause.function.as_ref().is_some_and(|range| {
         let range = range.to_ascii_lowercase();
         ["dataloader", "data_loader", "dataiter", "load_batch", "next_batch", "input_pipeline"]
@@ -353,8 +394,8 @@ fn is_loading_data(cause: &IdleCause) -> bool {
     })
 }
 
-fn gap_advice(cause: &IdleCause, platform: TracePlatform) -> String {
-    let graph = platform.graph_term();
+fn advice_for_idle_cause(cause: &IdleTimeOfCause, platform: TraceVendorAndRecorder) -> String {
+    let graph = platform.cuda_or_hip_graph_term();
     let words = match cause.kind {
         IdleCauseKind::Call
         | IdleCauseKind::LaunchCall
@@ -377,7 +418,7 @@ fn gap_advice(cause: &IdleCause, platform: TracePlatform) -> String {
         IdleCauseKind::LaunchCall | IdleCauseKind::LaunchLatency => {
             return format!("use a {graph}: one launch for many kernels");
         }
-        IdleCauseKind::HostCode if is_loading_data(cause) => {
+        IdleCauseKind::HostCode if is_cause_data_loading(cause) => {
             "load the next batch while the GPU works: more workers of the data loader, pinned \
              memory, batches prepared ahead"
         }
@@ -421,11 +462,11 @@ fn gap_advice(cause: &IdleCause, platform: TracePlatform) -> String {
         IdleCauseKind::Migration => {
             return format!(
                 "move managed pages before they are used: {}",
-                platform.prefetch_advice()
+                platform.managed_memory_prefetch_advice()
             );
         }
         IdleCauseKind::Clocks => "the times of host and device do not fit: record again",
-        IdleCauseKind::Unknown => return platform.record_launches_advice().to_owned(),
+        IdleCauseKind::Unknown => return platform.advice_to_record_launch_calls().to_owned(),
     };
     words.to_owned()
 }

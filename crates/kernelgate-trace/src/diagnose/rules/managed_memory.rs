@@ -1,33 +1,35 @@
-//! Pages of managed memory that migrate while they are used.
+//! Diagnosis rule about pages of managed memory that migrate, or on which the GPU faults.
 
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    InspectedUnit, NumberWithUnit,
+    InspectedRecordKind, MeasuredNumberWithUnit,
 };
-use super::super::text::format_bytes as shown_bytes;
+use super::super::text::format_bytes_with_unit as shown_bytes;
 use super::super::trace_facts::DiagnosisContext;
-use super::launches::check_gpu_work;
-use super::rule_outcome::{MissingData, RuleResult, inspected_all, operation_evidence};
+use super::launches::require_gpu_operations;
+use super::rule_outcome::{
+    DataMissingForRule, FindingsOrMissingData, all_records_inspected, evidence_of_single_operation,
+};
 use crate::analyze::classes::OperationClass;
-use crate::analyze::operations::OperationId;
-use crate::analyze::time_order::SortedOperations;
-use crate::analyze::timeline::span_union::UnitedSpans;
-use crate::model::gpu::PageFaultTable;
+use crate::analyze::operations::GpuOperationId;
+use crate::analyze::time_order::OperationsInOrder;
+use crate::analyze::timeline::span_union::UnionOfTimeSpans;
+use crate::model::gpu::ManagedPageFaultTable;
 use crate::model::{Trace, TraceRecorder};
 
-/// Page migrations of a device, during its kernels or between them.
+/// Page migrations of a process on a GPU, either during its kernels or between them, summed.
 #[derive(Default)]
-struct PageMigrations {
+struct PageMigrationSums {
     count: usize,
     bytes: u64,
     total_ns: i64,
-    longest: Option<OperationId>,
+    longest: Option<GpuOperationId>,
 }
 
-impl PageMigrations {
-    fn add(&mut self, context: &DiagnosisContext<'_>, id: OperationId) {
-        let length = |id: OperationId| context.all.length(id);
-        let (_, row) = context.all.kind_and_row(id);
+impl PageMigrationSums {
+    fn add_page_migration(&mut self, context: &DiagnosisContext<'_>, id: GpuOperationId) {
+        let length = |id: GpuOperationId| context.all.operation_length_ns(id);
+        let (_, row) = context.all.kind_and_table_row(id);
         self.count += 1;
         self.bytes += context.trace.copies.bytes[row];
         self.total_ns += length(id);
@@ -36,7 +38,7 @@ impl PageMigrations {
         }
     }
 
-    fn migration_evidence(
+    fn evidence_of_page_migrations(
         &self,
         context: &DiagnosisContext<'_>,
         what: &str,
@@ -46,29 +48,36 @@ impl PageMigrations {
             count: self.count,
             total_ns: Some(self.total_ns),
             range: None,
-            ..operation_evidence(context, longest, format!("{what}: {}", shown_bytes(self.bytes)))
+            ..evidence_of_single_operation(
+                context,
+                longest,
+                format!("{what}: {}", shown_bytes(self.bytes)),
+            )
         })
     }
 }
 
-/// Page faults of a process on one device, and of its host.
+/// Page faults of a process on one GPU, and on the host.
 #[derive(Default)]
-struct PageFaultSum {
+struct PageFaultsOfProcess {
     on_device: u64,
     on_host: u64,
-    /// Groups of faults of the device, in order of time.
+    /// Time spans of groups of page faults of the GPU, in order of time, nanoseconds.
     spans: Vec<(i64, i64)>,
 }
 
-impl PageFaultSum {
-    fn new(context: &DiagnosisContext<'_>, (pid, device): (i64, u32)) -> Self {
+impl PageFaultsOfProcess {
+    fn sum_page_faults_of_process(
+        context: &DiagnosisContext<'_>,
+        (pid, device): (i64, u32),
+    ) -> Self {
         let (trace, mut of) = (context.trace, Self::default());
         let faults = &trace.page_faults;
         for row in 0..faults.start.len() {
             if trace.processes[faults.process[row] as usize].pid != pid {
                 continue;
             }
-            if faults.device[row] == PageFaultTable::HOST_PLACE {
+            if faults.device[row] == ManagedPageFaultTable::HOST_INSTEAD_OF_DEVICE {
                 of.on_host += faults.count[row];
             } else if faults.device[row] == device {
                 of.on_device += faults.count[row];
@@ -79,14 +88,14 @@ impl PageFaultSum {
         of
     }
 
-    fn page_fault_words(&self) -> String {
+    fn page_faults_text(&self) -> String {
         match (self.on_device, self.on_host) {
             (0, 0) => String::new(),
             (device, host) => format!("; {device} page faults of the device, {host} of the host"),
         }
     }
 
-    fn fault_evidence(&self, place: (i64, u32)) -> Option<FindingEvidence> {
+    fn evidence_of_gpu_page_faults(&self, place: (i64, u32)) -> Option<FindingEvidence> {
         let longest = self.spans.iter().max_by_key(|(start, end)| end - start)?;
         Some(FindingEvidence {
             what: format!("groups of page faults of the device: {} faults", self.on_device),
@@ -99,8 +108,9 @@ impl PageFaultSum {
     }
 }
 
-/// Returns the reason why a trace without migrations does not answer the question.
-fn migrations_not_recorded_reason(trace: &Trace) -> Option<&'static str> {
+/// Returns the reason why a trace without page migrations does not show whether pages migrated;
+/// `None` if it does.
+fn reason_migrations_are_not_recorded(trace: &Trace) -> Option<&'static str> {
     const MIGRATIONS_UNAVAILABLE_MESSAGE: &str = "Unified Memory cannot be traced";
     if trace.recorder != TraceRecorder::NsightSystems {
         return Some("this recorder has no page migrations");
@@ -113,73 +123,86 @@ fn migrations_not_recorded_reason(trace: &Trace) -> Option<&'static str> {
     failed.then_some("the recorder could not trace managed memory on these devices")
 }
 
-pub(super) fn managed_finding_text() -> String {
+pub(super) fn page_migrations_rule_text() -> String {
     "pages of managed memory migrate, or the device faults on them".to_owned()
 }
 
-pub(super) fn page_migrations_rule(context: &DiagnosisContext<'_>) -> RuleResult {
-    check_gpu_work(context)?;
-    let mut migrations: Vec<OperationId> =
-        context.all.ids().filter(|&id| context.is_page_migration(id)).collect();
+pub(super) fn find_page_migrations(context: &DiagnosisContext<'_>) -> FindingsOrMissingData {
+    require_gpu_operations(context)?;
+    let mut migrations: Vec<GpuOperationId> = context
+        .all
+        .all_operation_ids()
+        .filter(|&id| context.is_operation_page_migration(id))
+        .collect();
     if migrations.is_empty() {
         let places = context
             .activities
             .iter()
             .map(|of| (context.trace.processes[of.process as usize].pid, of.device));
         let faulted: Vec<DiagnosisFinding> = places
-            .filter(|&place| PageFaultSum::new(context, place).on_device > 0)
-            .map(|place| migration_finding(context, place, &[]))
+            .filter(|&place| {
+                PageFaultsOfProcess::sum_page_faults_of_process(context, place).on_device > 0
+            })
+            .map(|place| finding_about_page_migrations(context, place, &[]))
             .collect();
         if !faulted.is_empty() {
             let groups = context.trace.page_faults.start.len();
-            return Ok((faulted, inspected_all(groups, InspectedUnit::Operations)));
+            return Ok((faulted, all_records_inspected(groups, InspectedRecordKind::Operations)));
         }
-        if let Some(reason) = migrations_not_recorded_reason(context.trace) {
-            return Err(MissingData::new(reason, context.platform.record_migrations_advice()));
+        if let Some(reason) = reason_migrations_are_not_recorded(context.trace) {
+            return Err(DataMissingForRule::missing_data_with_advice(
+                reason,
+                context.platform.advice_to_record_page_migrations(),
+            ));
         }
-        let copies = context.trace.copies.on_gpu.len();
+        let copies = context.trace.copies.on_gpu.operation_count();
         if copies == 0 {
-            return Err(MissingData::no_work("the trace holds no copies and no page migrations"));
+            return Err(DataMissingForRule::program_has_no_such_work(
+                "the trace holds no copies and no page migrations",
+            ));
         }
-        return Ok((Vec::new(), inspected_all(copies, InspectedUnit::Copies)));
+        return Ok((Vec::new(), all_records_inspected(copies, InspectedRecordKind::Copies)));
     }
-    let owner = |id: OperationId| context.process_and_device_of(id);
-    migrations.sort_by_key(|&id| (owner(id), context.all.start(id)));
+    let owner = |id: GpuOperationId| context.process_id_and_gpu_of_operation(id);
+    migrations.sort_by_key(|&id| (owner(id), context.all.operation_start_ns(id)));
     let mut found = Vec::new();
     for device in migrations.chunk_by(|&a, &b| owner(a) == owner(b)) {
-        found.push(migration_finding(context, owner(device[0]), device));
+        found.push(finding_about_page_migrations(context, owner(device[0]), device));
     }
-    Ok((found, inspected_all(migrations.len(), InspectedUnit::Copies)))
+    Ok((found, all_records_inspected(migrations.len(), InspectedRecordKind::Copies)))
 }
 
-fn migration_finding(
+fn finding_about_page_migrations(
     context: &DiagnosisContext<'_>,
     place: (i64, u32),
-    migrations: &[OperationId],
+    migrations: &[GpuOperationId],
 ) -> DiagnosisFinding {
     let all = &context.all;
-    let faults = PageFaultSum::new(context, place);
-    let kernels = context.trace.kernels.on_gpu.len();
+    let faults = PageFaultsOfProcess::sum_page_faults_of_process(context, place);
+    let kernels = context.trace.kernels.on_gpu.operation_count();
     let own = (0..u32::try_from(kernels).unwrap_or(u32::MAX))
-        .filter(|&id| context.process_and_device_of(id) == place);
-    let kernels = SortedOperations::operations_by_key(own, |id| all.span(id));
-    let (mut during, mut between) = (PageMigrations::default(), PageMigrations::default());
-    // The time in each kernel during which pages migrated.
+        .filter(|&id| context.process_id_and_gpu_of_operation(id) == place);
+    let kernels =
+        OperationsInOrder::sort_operations_by_key(own, |id| all.operation_start_and_end_ns(id));
+    let (mut during, mut between) = (PageMigrationSums::default(), PageMigrationSums::default());
+    // Sums the time of kernels from their first to their last page migration.
     let (mut paused_ns, mut next, mut until) = (0, 0, (i64::MIN, i64::MIN));
     let mut pages: Option<(i64, i64)> = None;
     for &id in migrations {
-        let (start, end) = all.span(id);
-        while let Some(kernel) = kernels.get(next).filter(|&kernel| all.start(kernel) <= start) {
-            if all.end(kernel) > until.1 {
-                until = all.span(kernel);
+        let (start, end) = all.operation_start_and_end_ns(id);
+        while let Some(kernel) =
+            kernels.get(next).filter(|&kernel| all.operation_start_ns(kernel) <= start)
+        {
+            if all.operation_end_exclusive_ns(kernel) > until.1 {
+                until = all.operation_start_and_end_ns(kernel);
             }
             next += 1;
         }
         if start >= until.1 {
-            between.add(context, id);
+            between.add_page_migration(context, id);
             continue;
         }
-        during.add(context, id);
+        during.add_page_migration(context, id);
         pages = match pages {
             Some((first, last)) if first >= until.0 => Some((first, last.max(end.min(until.1)))),
             closed => {
@@ -189,9 +212,9 @@ fn migration_finding(
         };
     }
     paused_ns += pages.map_or(0, |(first, last)| last - first);
-    // Without migrations the device maps memory of the host, or new pages, at each fault.
+    // If pages do not migrate, each page fault makes the GPU map memory of the host, or new pages.
     let faulted_ns = match migrations {
-        [] => UnitedSpans::new(faults.spans.clone()).covered_ns(),
+        [] => UnionOfTimeSpans::union_of_spans(faults.spans.clone()).total_covered_ns(),
         _ => 0,
     };
     let saved = paused_ns + between.total_ns + faulted_ns;
@@ -199,19 +222,19 @@ fn migration_finding(
         .activities
         .iter()
         .filter(|of| (context.trace.processes[of.process as usize].pid, of.device) == place)
-        .map(|of| of.span_of_gaps_ns())
+        .map(|of| of.first_start_to_last_end_ns())
         .sum();
     let count = during.count + between.count;
     #[allow(clippy::cast_precision_loss)]
-    let measured = NumberWithUnit { value: count as f64, unit: "migrations" };
+    let measured = MeasuredNumberWithUnit { value: count as f64, unit: "migrations" };
     let evidence = [
-        faults.fault_evidence(place),
-        during.migration_evidence(context, "while kernels ran"),
-        between.migration_evidence(context, "between kernels, as the host touches pages"),
+        faults.evidence_of_gpu_page_faults(place),
+        during.evidence_of_page_migrations(context, "while kernels ran"),
+        between.evidence_of_page_migrations(context, "between kernels, as the host touches pages"),
     ];
     DiagnosisFinding {
         id: "page-migration",
-        severity: FindingSeverity::from_saving(saved, span),
+        severity: FindingSeverity::severity_from_possible_saving(saved, span),
         confidence: FindingConfidence::Medium,
         title: format!(
             "{} of managed memory migrated in {count} pieces: {} while kernels ran, {} between \
@@ -219,17 +242,17 @@ fn migration_finding(
             shown_bytes(during.bytes + between.bytes),
             during.count,
             between.count,
-            faults.page_fault_words()
+            faults.page_faults_text()
         ),
         measured,
-        threshold: NumberWithUnit { value: 0.0, unit: "migrations" },
+        threshold: MeasuredNumberWithUnit { value: 0.0, unit: "migrations" },
         recoverable_ns: Some(saved),
         remedy: FindingRemedy::Without(OperationClass::Migration),
         replayed: None,
         evidence: evidence.into_iter().flatten().collect(),
         advice: format!(
             "move pages before they are used, in large pieces: {}, or explicit copies",
-            context.platform.prefetch_advice()
+            context.platform.managed_memory_prefetch_advice()
         ),
         false_positive: "data that is touched once, or does not fit into the device's memory",
     }

@@ -1,73 +1,88 @@
-//! Hardware counters: sampled over time (Nsight Systems) or of single launches (Nsight
-//! Compute).
+//! Diagnosis rules on hardware counters, sampled over time (Nsight Systems) or measured for single
+//! launches (Nsight Compute).
 
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    InspectedShare, InspectedUnit, NumberWithUnit,
+    InspectedRecordKind, InspectedShareOfRecords, MeasuredNumberWithUnit,
 };
 use super::super::ncu_launches::{
-    group_by_title, launch_evidence, launch_metric, shortened_kernel_name,
+    evidence_of_ncu_launch, join_findings_with_same_title, kernel_name_in_60_characters,
+    ncu_metric_of_launch,
 };
 use super::super::trace_facts::DiagnosisContext;
 use super::kernels::LOW_OCCUPANCY_PERCENT;
 use super::rule_outcome::{
-    MAX_EVIDENCE_LINES, MissingData, RuleResult, inspected_all, inspected_some,
+    DataMissingForRule, FindingsOrMissingData, MAX_EVIDENCE_LINES_OF_FINDING,
+    all_records_inspected, some_records_inspected,
 };
 use crate::model::Trace;
-use crate::model::kernel_metrics::ProfiledLaunch;
+use crate::model::kernel_metrics::NcuProfiledLaunch;
 
-/// A unit that is used at least this much bounds the kernel, per cent.
-const MIN_BOUND_UTILIZATION_PERCENT: f64 = 80.0;
-/// Units that are used less than this do not bound.
-const LOW_UTILIZATION_PERCENT: f64 = 60.0;
-/// Between the two thresholds, memory or compute bounds the kernel if its use is this many
-/// percentage points higher.
-const DECISIVE_PERCENTAGE_POINTS: f64 = 10.0;
-/// Warps that a scheduler issues a cycle from which stalls are hidden.
-const STALLS_HIDDEN_ISSUE_RATE: f64 = 0.8;
-/// Part of the stalls from which one reason stands out, in percent.
-const DOMINANT_STALL_PERCENT: f64 = 30.0;
-/// Number of warp samples below which nothing is concluded.
-const MIN_WARP_SAMPLES: usize = 100;
+/// Smallest use of a unit's peak, in percent, from which on the unit bounds the kernel.
+const MIN_BOUNDING_UTILIZATION_PERCENT: f64 = 80.0;
+/// Use of a unit's peak, in percent, below which the unit does not bound the kernel.
+const MAX_UNBOUNDING_UTILIZATION_PERCENT: f64 = 60.0;
+/// Between both thresholds, memory or compute bounds the kernel only if its use of the peak is
+/// higher by this many percentage points.
+const MIN_DECISIVE_PERCENTAGE_POINTS: f64 = 10.0;
+/// Number of warps that a scheduler issues per cycle, from which on stalls of other warps are
+/// hidden.
+const MIN_ISSUE_RATE_HIDING_STALLS: f64 = 0.8;
+/// Smallest share of the stalls, in percent, that one reason must have to be reported.
+const MIN_DOMINANT_STALL_PERCENT: f64 = 30.0;
+/// Smallest number of counter samples from which the mean is used.
+const MIN_COUNTER_SAMPLES: usize = 100;
 
-/// Checks each launch that a profiler measured. `check` gives nothing where `lack` is missing, which
-/// this `option` of `ncu` records, and no finding where a launch has no fault.
-pub(super) fn check_each_launch(
+/// Applies `check` to each launch that Nsight Compute profiled. `check` returns `None` if the
+/// metrics `lack` are missing, which `option` of `ncu` records, and `Some(None)` if the launch has
+/// no fault.
+pub(super) fn check_each_profiled_launch(
     context: &DiagnosisContext<'_>,
     lack: &str,
     option: &str,
-    check: impl Fn(&ProfiledLaunch) -> Option<Option<DiagnosisFinding>>,
-) -> RuleResult {
+    check: impl Fn(&NcuProfiledLaunch) -> Option<Option<DiagnosisFinding>>,
+) -> FindingsOrMissingData {
     let profiled = &context.trace.profiled;
     let reason = format!("no launch was measured by {}", context.platform.kernel_profiler_name());
-    let record = context.platform.profile_single_launches_advice();
-    MissingData::unless(!profiled.is_empty(), reason, record)?;
+    let record = context.platform.advice_to_profile_single_kernel_launches();
+    DataMissingForRule::error_unless_recorded(!profiled.is_empty(), reason, record)?;
     let checked: Vec<Option<DiagnosisFinding>> = profiled.iter().filter_map(check).collect();
     let record = format!("add {option}");
-    MissingData::unless(!checked.is_empty(), format!("the report lacks {lack}"), &record)?;
+    DataMissingForRule::error_unless_recorded(
+        !checked.is_empty(),
+        format!("the report lacks {lack}"),
+        &record,
+    )?;
     let missing = format!("the other launches lack its metrics; record them with {option}");
-    let inspected = InspectedShare {
+    let inspected = InspectedShareOfRecords {
         missing: (checked.len() < profiled.len()).then_some(missing),
-        ..inspected_some(checked.len(), profiled.len(), InspectedUnit::ProfiledLaunches)
+        ..some_records_inspected(
+            checked.len(),
+            profiled.len(),
+            InspectedRecordKind::ProfiledLaunches,
+        )
     };
-    Ok((group_by_title(checked.into_iter().flatten().collect()), inspected))
+    Ok((join_findings_with_same_title(checked.into_iter().flatten().collect()), inspected))
 }
 
-/// Name of what bounds a kernel: memory, compute or latency.
-fn bound_name(compute: f64, memory: f64) -> &'static str {
+/// Returns the name of what bounds a kernel (memory, compute or latency) from the use of both
+/// peaks, in percent.
+fn bound_from_utilization(compute: f64, memory: f64) -> &'static str {
     match (compute, memory) {
-        _ if compute >= MIN_BOUND_UTILIZATION_PERCENT && compute >= memory => "compute-bound",
-        _ if memory >= MIN_BOUND_UTILIZATION_PERCENT => "memory-bound",
-        _ if compute < LOW_UTILIZATION_PERCENT && memory < LOW_UTILIZATION_PERCENT => {
+        _ if compute >= MIN_BOUNDING_UTILIZATION_PERCENT && compute >= memory => "compute-bound",
+        _ if memory >= MIN_BOUNDING_UTILIZATION_PERCENT => "memory-bound",
+        _ if compute < MAX_UNBOUNDING_UTILIZATION_PERCENT
+            && memory < MAX_UNBOUNDING_UTILIZATION_PERCENT =>
+        {
             "latency-bound"
         }
-        _ if compute - memory >= DECISIVE_PERCENTAGE_POINTS => "compute-bound",
-        _ if memory - compute >= DECISIVE_PERCENTAGE_POINTS => "memory-bound",
+        _ if compute - memory >= MIN_DECISIVE_PERCENTAGE_POINTS => "compute-bound",
+        _ if memory - compute >= MIN_DECISIVE_PERCENTAGE_POINTS => "memory-bound",
         _ => "mixed",
     }
 }
 
-fn bound_advice(bound: &str) -> &'static str {
+fn advice_for_kernel_bound(bound: &str) -> &'static str {
     match bound {
         "compute-bound" => {
             "use tensor cores or a cheaper data type, fewer instructions; only less work helps \
@@ -84,44 +99,44 @@ fn bound_advice(bound: &str) -> &'static str {
     }
 }
 
-fn bound_rule_text() -> String {
+fn bound_thresholds_text() -> String {
     format!(
-        "{MIN_BOUND_UTILIZATION_PERCENT} % of either peak: that one; both below {LOW_UTILIZATION_PERCENT} %: latency; {DECISIVE_PERCENTAGE_POINTS} points apart: the \
+        "{MIN_BOUNDING_UTILIZATION_PERCENT} % of either peak: that one; both below {MAX_UNBOUNDING_UTILIZATION_PERCENT} %: latency; {MIN_DECISIVE_PERCENTAGE_POINTS} points apart: the \
          larger; else mixed"
     )
 }
 
 pub(super) fn kernel_bound_rule_text() -> String {
-    format!("each measured kernel: {}", bound_rule_text())
+    format!("each measured kernel: {}", bound_thresholds_text())
 }
 
 pub(super) fn sampled_bound_rule_text() -> String {
     format!(
-        "cycles in which multiprocessors issue, and DRAM bandwidth, by {MIN_WARP_SAMPLES} samples or more: \
+        "cycles in which multiprocessors issue, and DRAM bandwidth, by {MIN_COUNTER_SAMPLES} samples or more: \
          {}",
-        bound_rule_text()
+        bound_thresholds_text()
     )
 }
 
 pub(super) fn achieved_occupancy_rule_text() -> String {
     format!(
-        "a theoretical occupancy below {LOW_OCCUPANCY_PERCENT} %, or an achieved one {DECISIVE_PERCENTAGE_POINTS} points lower than \
+        "a theoretical occupancy below {LOW_OCCUPANCY_PERCENT} %, or an achieved one {MIN_DECISIVE_PERCENTAGE_POINTS} points lower than \
          the theoretical one"
     )
 }
 
-pub(super) fn stalls_rule_text() -> String {
+pub(super) fn warp_stalls_rule_text() -> String {
     format!(
-        "fewer than {STALLS_HIDDEN_ISSUE_RATE} warps issued a cycle, and one reason above {DOMINANT_STALL_PERCENT} % of stalls"
+        "fewer than {MIN_ISSUE_RATE_HIDING_STALLS} warps issued a cycle, and one reason above {MIN_DOMINANT_STALL_PERCENT} % of stalls"
     )
 }
 
-pub(super) fn kernel_bound_rule(context: &DiagnosisContext<'_>) -> RuleResult {
+pub(super) fn report_bound_of_each_kernel(context: &DiagnosisContext<'_>) -> FindingsOrMissingData {
     let (lack, option) = ("compute and memory throughput", "--section SpeedOfLight");
-    check_each_launch(context, lack, option, |launch| {
-        let metric = |name| launch_metric(context.trace, launch, name);
+    check_each_profiled_launch(context, lack, option, |launch| {
+        let metric = |name| ncu_metric_of_launch(context.trace, launch, name);
         let (compute, memory) = (metric("Compute (SM) Throughput")?, metric("Memory Throughput")?);
-        let bound = bound_name(compute, memory);
+        let bound = bound_from_utilization(compute, memory);
         let small = metric("Waves Per SM").filter(|&waves| waves < 1.0 && bound == "latency-bound");
         let because = if small.is_some() { ": its grid does not fill the GPU" } else { "" };
         let waves = small.map_or(String::new(), |waves| format!(", {waves:.2} waves"));
@@ -130,29 +145,35 @@ pub(super) fn kernel_bound_rule(context: &DiagnosisContext<'_>) -> RuleResult {
             id: "kernel-bound",
             severity: FindingSeverity::Information,
             confidence: FindingConfidence::High,
-            title: format!("{} is {bound}{because}", shortened_kernel_name(context.trace, launch)),
-            measured: NumberWithUnit { value: compute.max(memory), unit: "% of peak" },
-            threshold: NumberWithUnit { value: MIN_BOUND_UTILIZATION_PERCENT, unit: "% of peak" },
+            title: format!(
+                "{} is {bound}{because}",
+                kernel_name_in_60_characters(context.trace, launch)
+            ),
+            measured: MeasuredNumberWithUnit { value: compute.max(memory), unit: "% of peak" },
+            threshold: MeasuredNumberWithUnit {
+                value: MIN_BOUNDING_UTILIZATION_PERCENT,
+                unit: "% of peak",
+            },
             recoverable_ns: None,
             remedy: FindingRemedy::NotReplayed,
             replayed: None,
-            evidence: launch_evidence(context.trace, launch, words),
-            advice: bound_advice(bound).to_owned(),
+            evidence: evidence_of_ncu_launch(context.trace, launch, words),
+            advice: advice_for_kernel_bound(bound).to_owned(),
             false_positive: "Nsight Compute measured with cold caches or fixed clocks",
         }))
     })
 }
 
-pub(super) fn achieved_occupancy_rule(context: &DiagnosisContext<'_>) -> RuleResult {
-    check_each_launch(context, "occupancy", "--section Occupancy", |launch| {
-        let metric = |name: &str| launch_metric(context.trace, launch, name);
+pub(super) fn find_low_achieved_occupancy(context: &DiagnosisContext<'_>) -> FindingsOrMissingData {
+    check_each_profiled_launch(context, "occupancy", "--section Occupancy", |launch| {
+        let metric = |name: &str| ncu_metric_of_launch(context.trace, launch, name);
         let theoretical = metric("Theoretical Occupancy")?;
         let achieved = metric("Achieved Occupancy");
-        let far =
-            achieved.is_some_and(|achieved| achieved < theoretical - DECISIVE_PERCENTAGE_POINTS);
+        let far = achieved
+            .is_some_and(|achieved| achieved < theoretical - MIN_DECISIVE_PERCENTAGE_POINTS);
         let (low, threshold) = match far {
             true => {
-                let threshold = theoretical - DECISIVE_PERCENTAGE_POINTS;
+                let threshold = theoretical - MIN_DECISIVE_PERCENTAGE_POINTS;
                 ("achieved occupancy is below the theoretical one", threshold)
             }
             false => ("theoretical occupancy is low", LOW_OCCUPANCY_PERCENT),
@@ -174,13 +195,13 @@ pub(super) fn achieved_occupancy_rule(context: &DiagnosisContext<'_>) -> RuleRes
             id: "achieved-occupancy",
             severity: FindingSeverity::Information,
             confidence: FindingConfidence::High,
-            title: format!("{}: the {low}", shortened_kernel_name(context.trace, launch)),
-            measured: NumberWithUnit { value: achieved.unwrap_or(theoretical), unit: "%" },
-            threshold: NumberWithUnit { value: threshold, unit: "%" },
+            title: format!("{}: the {low}", kernel_name_in_60_characters(context.trace, launch)),
+            measured: MeasuredNumberWithUnit { value: achieved.unwrap_or(theoretical), unit: "%" },
+            threshold: MeasuredNumberWithUnit { value: threshold, unit: "%" },
             recoverable_ns: None,
             remedy: FindingRemedy::NotReplayed,
             replayed: None,
-            evidence: launch_evidence(context.trace, launch, words),
+            evidence: evidence_of_ncu_launch(context.trace, launch, words),
             advice: "fewer registers, less shared memory or another block size; if achieved is \
                      far below theoretical, balance the blocks and enlarge the grid"
                 .to_owned(),
@@ -189,70 +210,86 @@ pub(super) fn achieved_occupancy_rule(context: &DiagnosisContext<'_>) -> RuleRes
     })
 }
 
-pub(super) fn find_warp_stalls(context: &DiagnosisContext<'_>) -> RuleResult {
+pub(super) fn find_dominant_warp_stalls(context: &DiagnosisContext<'_>) -> FindingsOrMissingData {
     let (lack, option) = ("warp states", "--section WarpStateStats --section SchedulerStats");
-    check_each_launch(context, lack, option, |launch| {
-        let all = stall_reasons_of_launch(context.trace, launch);
+    check_each_profiled_launch(context, lack, option, |launch| {
+        let all = stall_reasons_and_values_of_launch(context.trace, launch);
         let sum: f64 = all.iter().map(|(_, value)| value).sum();
         let (reason, most) = all.iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
-        let issue = launch_metric(context.trace, launch, "Issued Warp Per Scheduler")?;
+        let issue = ncu_metric_of_launch(context.trace, launch, "Issued Warp Per Scheduler")?;
         let share = if sum > 0.0 { most / sum * 100.0 } else { 0.0 };
-        if issue >= STALLS_HIDDEN_ISSUE_RATE || share <= DOMINANT_STALL_PERCENT {
+        if issue >= MIN_ISSUE_RATE_HIDING_STALLS || share <= MIN_DOMINANT_STALL_PERCENT {
             return Some(None);
         }
-        let kernel = shortened_kernel_name(context.trace, launch);
+        let kernel = kernel_name_in_60_characters(context.trace, launch);
         Some(Some(DiagnosisFinding {
             id: "stalls",
             severity: FindingSeverity::Warning,
             confidence: FindingConfidence::High,
             title: format!("{kernel}: warps wait mostly for one reason: {reason}"),
-            measured: NumberWithUnit { value: share, unit: "% of stalls" },
-            threshold: NumberWithUnit { value: DOMINANT_STALL_PERCENT, unit: "% of stalls" },
+            measured: MeasuredNumberWithUnit { value: share, unit: "% of stalls" },
+            threshold: MeasuredNumberWithUnit {
+                value: MIN_DOMINANT_STALL_PERCENT,
+                unit: "% of stalls",
+            },
             recoverable_ns: None,
             remedy: FindingRemedy::NotReplayed,
             replayed: None,
-            evidence: evidence_with_stalled_lines(
+            evidence: with_most_stalled_source_lines(
                 context.trace,
                 launch,
-                launch_evidence(context.trace, launch, format!("{issue:.2} warps issued a cycle")),
+                evidence_of_ncu_launch(
+                    context.trace,
+                    launch,
+                    format!("{issue:.2} warps issued a cycle"),
+                ),
             ),
-            advice: advice_for_stall(reason).to_owned(),
+            advice: advice_for_stall_reason(reason).to_owned(),
             false_positive: "stalls that other warps hide: the scheduler still issues",
         }))
     })
 }
 
-/// Metrics of stalls by their begin and end: warps by cycle, then samples. A report may hold both,
-/// and samples once more for the cycles that issued nothing.
-const STALL_METRIC_AFFIXES: [(&str, &str); 4] = [
+/// Prefix and suffix of the names of stall metrics: first warps per cycle, then samples. A report
+/// may contain both kinds, and samples a second time for cycles in which no warp was issued.
+const STALL_METRIC_PREFIXES_AND_SUFFIXES: [(&str, &str); 4] = [
     ("Stall ", ""),
     ("smsp__average_warps_issue_stalled_", "_per_issue_active.ratio"),
     ("smsp__average_warp_latency_issue_stalled_", ".ratio"),
     ("smsp__pcsamp_warps_issue_stalled_", ""),
 ];
 
-/// Reasons for which warps of a launch wait, with their values, of the first kind that it holds.
-fn stall_reasons_of_launch(trace: &Trace, launch: &ProfiledLaunch) -> Vec<(String, f64)> {
+/// Returns the reasons for which warps of a profiled launch stalled, with their values, from the
+/// first kind of metric that the report has.
+fn stall_reasons_and_values_of_launch(
+    trace: &Trace,
+    launch: &NcuProfiledLaunch,
+) -> Vec<(String, f64)> {
     let of_kind = |(begin, end): (&str, &str)| -> Vec<(String, f64)> {
         let metrics = launch.metrics.iter();
         let stalls = metrics.filter_map(|(&name, metric)| {
-            let reason = trace.names.text(name).strip_prefix(begin)?.strip_suffix(end)?;
+            let reason = trace.names.text_of_name(name).strip_prefix(begin)?.strip_suffix(end)?;
             let issues = reason == "selected" || reason.ends_with("_not_issued");
             (!issues).then(|| (reason.replace('_', " "), metric.value))
         });
         stalls.collect()
     };
-    STALL_METRIC_AFFIXES.into_iter().map(of_kind).find(|all| !all.is_empty()).unwrap_or_default()
+    STALL_METRIC_PREFIXES_AND_SUFFIXES
+        .into_iter()
+        .map(of_kind)
+        .find(|all| !all.is_empty())
+        .unwrap_or_default()
 }
 
-/// Evidence with the source lines at which warps waited most.
-fn evidence_with_stalled_lines(
+/// Adds the source lines at which warps stalled most to the evidence.
+fn with_most_stalled_source_lines(
     trace: &Trace,
-    launch: &ProfiledLaunch,
+    launch: &NcuProfiledLaunch,
     mut evidence: Vec<FindingEvidence>,
 ) -> Vec<FindingEvidence> {
-    for line in launch.lines.iter().take(MAX_EVIDENCE_LINES - 1) {
-        let (file, reason) = (trace.names.text(line.file), trace.names.text(line.reason));
+    for line in launch.lines.iter().take(MAX_EVIDENCE_LINES_OF_FINDING - 1) {
+        let (file, reason) =
+            (trace.names.text_of_name(line.file), trace.names.text_of_name(line.reason));
         evidence.push(FindingEvidence {
             what: format!("{file}:{}: samples of warps that wait, most for {reason}", line.line),
             count: usize::try_from(line.samples).unwrap_or(usize::MAX),
@@ -262,7 +299,7 @@ fn evidence_with_stalled_lines(
     evidence
 }
 
-fn advice_for_stall(reason: &str) -> &'static str {
+fn advice_for_stall_reason(reason: &str) -> &'static str {
     let reason = reason.to_ascii_lowercase();
     let has = |word: &str| reason.contains(word);
     match () {
@@ -275,12 +312,18 @@ fn advice_for_stall(reason: &str) -> &'static str {
     }
 }
 
-/// The bound of the whole trace from sampled counters: issue, not activity, of multiprocessors.
-pub(super) fn sampled_bound_rule(context: &DiagnosisContext<'_>) -> RuleResult {
+/// Reports what bounds each GPU of a trace, from sampled counters: cycles in which multiprocessors
+/// issue, and DRAM bandwidth.
+pub(super) fn report_bound_from_sampled_counters(
+    context: &DiagnosisContext<'_>,
+) -> FindingsOrMissingData {
     let counters = &context.trace.counters;
     if counters.time.is_empty() {
-        let record = context.platform.sample_counters_advice();
-        return Err(MissingData::new("no hardware counters were sampled", record));
+        let record = context.platform.advice_to_sample_hardware_counters();
+        return Err(DataMissingForRule::missing_data_with_advice(
+            "no hardware counters were sampled",
+            record,
+        ));
     }
     let mut gpus = counters.gpu.clone();
     gpus.sort_unstable();
@@ -290,20 +333,20 @@ pub(super) fn sampled_bound_rule(context: &DiagnosisContext<'_>) -> RuleResult {
         let mean = |words: &[&str]| {
             let (mut sum, mut count) = (0.0, 0usize);
             for row in (0..counters.time.len()).filter(|&row| counters.gpu[row] == gpu) {
-                let name = context.trace.names.text(counters.metric[row]);
+                let name = context.trace.names.text_of_name(counters.metric[row]);
                 if words.iter().all(|word| name.contains(word)) {
                     sum += counters.value[row];
                     count += 1;
                 }
             }
             #[allow(clippy::cast_precision_loss)]
-            (count >= MIN_WARP_SAMPLES).then(|| sum / count as f64)
+            (count >= MIN_COUNTER_SAMPLES).then(|| sum / count as f64)
         };
         let issue = mean(&["SM", "Issue"]);
         let (read, write) = (mean(&["DRAM", "Read"]), mean(&["DRAM", "Write"]));
         let (Some(issue), Some(read), Some(write)) = (issue, read, write) else { continue };
         let memory = read + write;
-        let bound = bound_name(issue, memory);
+        let bound = bound_from_utilization(issue, memory);
         found.push(DiagnosisFinding {
             id: "sampled-bound",
             severity: FindingSeverity::Information,
@@ -312,37 +355,43 @@ pub(super) fn sampled_bound_rule(context: &DiagnosisContext<'_>) -> RuleResult {
                 "GPU {gpu} is {bound} on average: SM issue {issue:.0} %, DRAM read {read:.0} % and \
                  write {write:.0} %"
             ),
-            measured: NumberWithUnit { value: issue.max(memory), unit: "% of peak" },
-            threshold: NumberWithUnit { value: MIN_BOUND_UTILIZATION_PERCENT, unit: "% of peak" },
+            measured: MeasuredNumberWithUnit { value: issue.max(memory), unit: "% of peak" },
+            threshold: MeasuredNumberWithUnit {
+                value: MIN_BOUNDING_UTILIZATION_PERCENT,
+                unit: "% of peak",
+            },
             recoverable_ns: None,
             remedy: FindingRemedy::NotReplayed,
             replayed: None,
             evidence: Vec::new(),
-            advice: bound_advice(bound).to_owned(),
+            advice: advice_for_kernel_bound(bound).to_owned(),
             false_positive: "averages hide phases: restrict the trace with --range",
         });
     }
     if found.is_empty() {
         let reason = format!(
-            "fewer than {MIN_WARP_SAMPLES} samples of SM issue and DRAM bandwidth: too few to conclude"
+            "fewer than {MIN_COUNTER_SAMPLES} samples of SM issue and DRAM bandwidth: too few to conclude"
         );
-        return Err(MissingData::new(reason, "sample for longer, or more often"));
+        return Err(DataMissingForRule::missing_data_with_advice(
+            reason,
+            "sample for longer, or more often",
+        ));
     }
-    Ok((found, inspected_all(counters.time.len(), InspectedUnit::Samples)))
+    Ok((found, all_records_inspected(counters.time.len(), InspectedRecordKind::Samples)))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::bound_name;
+    use super::bound_from_utilization;
 
     #[test]
-    fn every_pair_of_compute_and_memory_utilization_has_a_bound() {
-        assert_eq!(bound_name(85.0, 40.0), "compute-bound");
-        assert_eq!(bound_name(85.0, 90.0), "memory-bound");
-        assert_eq!(bound_name(16.0, 81.0), "memory-bound");
-        assert_eq!(bound_name(23.6, 21.7), "latency-bound");
-        assert_eq!(bound_name(70.0, 50.0), "compute-bound");
-        assert_eq!(bound_name(50.0, 70.0), "memory-bound");
-        assert_eq!(bound_name(65.0, 62.0), "mixed");
+    fn every_pair_of_compute_and_memory_use_has_a_bound() {
+        assert_eq!(bound_from_utilization(85.0, 40.0), "compute-bound");
+        assert_eq!(bound_from_utilization(85.0, 90.0), "memory-bound");
+        assert_eq!(bound_from_utilization(16.0, 81.0), "memory-bound");
+        assert_eq!(bound_from_utilization(23.6, 21.7), "latency-bound");
+        assert_eq!(bound_from_utilization(70.0, 50.0), "compute-bound");
+        assert_eq!(bound_from_utilization(50.0, 70.0), "memory-bound");
+        assert_eq!(bound_from_utilization(65.0, 62.0), "mixed");
     }
 }

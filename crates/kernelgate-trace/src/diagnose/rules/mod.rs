@@ -1,4 +1,5 @@
-//! The rules, in the order in which they are applied; data quality first.
+//! All diagnosis rules, in the order in which they are applied; the rule about data quality comes
+//! first.
 
 mod copies;
 mod exposed_transfers;
@@ -15,265 +16,273 @@ mod waits;
 mod work;
 
 use super::account;
-use super::answers::TraceAnswers;
+use super::answers::KernelTimeAnswers;
 use super::critical;
 use super::device_memory;
 use super::finding::{
-    DATA_QUALITY_ID, DiagnosisFinding, DiagnosisQuestion, FindingSeverity, InspectedShare,
-    InspectedUnit, ProcessDeviceUse, QuestionAnswer, TraceDiagnosis,
+    DATA_QUALITY_RULE_ID, DiagnosisFinding, FindingSeverity, GpuUseOfProcess, InspectedRecordKind,
+    InspectedShareOfRecords, QuestionWithAnswer, RuleAnswer, TraceDiagnosis,
 };
 use super::host::gpu_gaps;
-use super::network::network_phases;
+use super::network::find_phases_of_network;
 use super::trace_facts::DiagnosisContext;
-use super::utilization::trace_utilization;
+use super::utilization::utilization_of_trace;
 use crate::model::TraceRecorder;
-use rule_list::{RequiredRecords, RuleEntry};
-use rule_outcome::{MissingData, RuleResult, inspected_all};
+use rule_list::{RecordsNeededByRule, RuleReferenceEntry};
+use rule_outcome::{DataMissingForRule, FindingsOrMissingData, all_records_inspected};
 
-type RuleFunction = fn(&DiagnosisContext<'_>, &[ProcessDeviceUse]) -> RuleResult;
+type DiagnosisRuleFunction = fn(&DiagnosisContext<'_>, &[GpuUseOfProcess]) -> FindingsOrMissingData;
 
-/// A rule, the question that it answers, and its line of the reference.
-struct RuleQuestion {
+/// A diagnosis rule with its question and the data for its line on the reference page.
+struct RuleWithQuestion {
     id: &'static str,
     question: &'static str,
-    rule: RuleFunction,
-    /// States when the rule finds something, with its thresholds.
+    rule: DiagnosisRuleFunction,
+    /// Returns the condition, with its thresholds, under which the rule has a finding.
     finds: fn() -> String,
-    /// The highest severity of the rule's findings.
+    /// Highest severity that findings of the rule can have.
     worst: FindingSeverity,
-    records: RequiredRecords,
+    records: RecordsNeededByRule,
 }
 
-const RULES_WITH_QUESTIONS: &[RuleQuestion] = &[
-    RuleQuestion {
-        id: DATA_QUALITY_ID,
+const ALL_DIAGNOSIS_RULES: &[RuleWithQuestion] = &[
+    RuleWithQuestion {
+        id: DATA_QUALITY_RULE_ID,
         question: "Is anything wrong with the trace itself?",
-        rule: quality::data_quality_rule,
-        finds: quality::quality_finding_text,
+        rule: quality::find_data_quality_problems,
+        finds: quality::data_quality_rule_text,
         worst: FindingSeverity::Severe,
-        records: RequiredRecords::Anything,
+        records: RecordsNeededByRule::Anything,
     },
-    RuleQuestion {
+    RuleWithQuestion {
         id: "launch-bound",
         question: "Does the GPU wait for launches?",
-        rule: launches::launch_bound_rule,
+        rule: launches::find_launch_bound_processes,
         finds: launches::launch_bound_rule_text,
         worst: FindingSeverity::Severe,
-        records: RequiredRecords::Launches,
+        records: RecordsNeededByRule::Launches,
     },
-    RuleQuestion {
+    RuleWithQuestion {
         id: "gaps",
         question: "Is the GPU idle between its operations?",
-        rule: launches::find_idle_classes,
-        finds: launches::gaps_rule_text,
+        rule: launches::find_long_idle_gaps,
+        finds: launches::idle_gaps_rule_text,
         worst: FindingSeverity::Severe,
-        records: RequiredRecords::Launches,
+        records: RecordsNeededByRule::Launches,
     },
-    RuleQuestion {
+    RuleWithQuestion {
         id: "sync-in-loop",
         question: "Does the host wait for the GPU in a loop?",
-        rule: |context, _| waits::waits_in_loops_rule(context),
-        finds: waits::waits_finding_text,
+        rule: |context, _| waits::find_host_waits_in_loops(context),
+        finds: waits::waits_in_loops_rule_text,
         worst: FindingSeverity::Severe,
-        records: RequiredRecords::Launches,
+        records: RecordsNeededByRule::Launches,
     },
-    RuleQuestion {
+    RuleWithQuestion {
         id: "pageable-copy",
         question: "Do asynchronous copies use pageable memory?",
-        rule: copies::pageable_copies_rule,
-        finds: copies::pageable_copies_rule_text,
+        rule: copies::find_asynchronous_copies_with_pageable_memory,
+        finds: copies::pageable_copy_rule_threshold_text,
         worst: FindingSeverity::Severe,
-        records: RequiredRecords::Launches,
+        records: RecordsNeededByRule::Launches,
     },
-    RuleQuestion {
+    RuleWithQuestion {
         id: "synchronous-copy",
         question: "Do copies hold up the host?",
-        rule: copies::synchronous_copies_rule,
-        finds: copies::synchronous_copies_rule_text,
+        rule: copies::find_synchronous_copies,
+        finds: copies::synchronous_copy_rule_threshold_text,
         worst: FindingSeverity::Severe,
-        records: RequiredRecords::Launches,
+        records: RecordsNeededByRule::Launches,
     },
-    RuleQuestion {
+    RuleWithQuestion {
         id: "synchronous-set",
         question: "Do memsets hold up the host?",
-        rule: copies::synchronous_sets_rule,
-        finds: copies::synchronous_sets_rule_text,
+        rule: copies::find_synchronous_memsets,
+        finds: copies::synchronous_memset_rule_threshold_text,
         worst: FindingSeverity::Severe,
-        records: RequiredRecords::Launches,
+        records: RecordsNeededByRule::Launches,
     },
-    RuleQuestion {
+    RuleWithQuestion {
         id: "page-migration",
         question: "Do pages of managed memory migrate?",
-        rule: |context, _| managed_memory::page_migrations_rule(context),
-        finds: managed_memory::managed_finding_text,
+        rule: |context, _| managed_memory::find_page_migrations(context),
+        finds: managed_memory::page_migrations_rule_text,
         worst: FindingSeverity::Severe,
-        records: RequiredRecords::Migrations,
+        records: RecordsNeededByRule::Migrations,
     },
-    RuleQuestion {
+    RuleWithQuestion {
         id: "exposed-copy",
         question: "Do copies run with no kernel beside them?",
         rule: exposed_transfers::find_exposed_copies,
-        finds: exposed_transfers::exposed_copies_rule_text,
+        finds: exposed_transfers::exposed_copies_threshold_text,
         worst: FindingSeverity::Severe,
-        records: RequiredRecords::Launches,
+        records: RecordsNeededByRule::Launches,
     },
-    RuleQuestion {
+    RuleWithQuestion {
         id: "exposed-communication",
         question: "Does communication run with no compute beside it?",
         rule: exposed_transfers::find_exposed_communication,
-        finds: exposed_transfers::exposed_communication_rule_text,
+        finds: exposed_transfers::exposed_communication_threshold_text,
         worst: FindingSeverity::Severe,
-        records: RequiredRecords::Launches,
+        records: RecordsNeededByRule::Launches,
     },
-    RuleQuestion {
+    RuleWithQuestion {
         id: "block-size",
         question: "Do block sizes leave lanes of a warp idle?",
-        rule: |context, _| kernels::block_sizes_rule(context),
+        rule: |context, _| kernels::find_block_sizes_with_idle_lanes(context),
         finds: kernels::block_sizes_rule_text,
         worst: FindingSeverity::Severe,
-        records: RequiredRecords::Shapes,
+        records: RecordsNeededByRule::Shapes,
     },
-    RuleQuestion {
+    RuleWithQuestion {
         id: "small-grid",
         question: "Do grids leave multiprocessors idle?",
-        rule: |context, _| kernels::small_grids_rule(context),
+        rule: |context, _| kernels::find_grids_smaller_than_gpu(context),
         finds: kernels::small_grids_rule_text,
         worst: FindingSeverity::Severe,
-        records: RequiredRecords::Shapes,
+        records: RecordsNeededByRule::Shapes,
     },
-    RuleQuestion {
+    RuleWithQuestion {
         id: "tail",
         question: "Does the last wave leave multiprocessors idle?",
-        rule: |context, _| kernels::tail_waves_rule(context),
+        rule: |context, _| kernels::find_launches_with_idle_tail_wave(context),
         finds: kernels::tail_waves_rule_text,
         worst: FindingSeverity::Warning,
-        records: RequiredRecords::Shapes,
+        records: RecordsNeededByRule::Shapes,
     },
-    RuleQuestion {
+    RuleWithQuestion {
         id: "fp32-matmul",
         question: "Do matrix products run without tensor cores?",
-        rule: |context, _| kernels::fp32_gemms_rule(context),
+        rule: |context, _| kernels::find_fp32_gemms_on_cuda_cores(context),
         finds: kernels::fp32_gemms_rule_text,
         worst: FindingSeverity::Warning,
-        records: RequiredRecords::Shapes,
+        records: RecordsNeededByRule::Shapes,
     },
-    RuleQuestion {
+    RuleWithQuestion {
         id: "occupancy",
         question: "Is the theoretical occupancy low?",
-        rule: |context, _| kernels::low_occupancy_rule(context),
+        rule: |context, _| kernels::find_low_theoretical_occupancy(context),
         finds: kernels::low_occupancy_rule_text,
         worst: FindingSeverity::Information,
-        records: RequiredRecords::Shapes,
+        records: RecordsNeededByRule::Shapes,
     },
-    RuleQuestion {
+    RuleWithQuestion {
         id: "fusion",
         question: "Could short kernels be fused?",
         rule: |context, _| fusion::find_fusible_kernels(context),
-        finds: fusion::fusion_finding_text,
+        finds: fusion::fusible_kernels_rule_text,
         worst: FindingSeverity::Information,
-        records: RequiredRecords::Launches,
+        records: RecordsNeededByRule::Launches,
     },
-    RuleQuestion {
+    RuleWithQuestion {
         id: "sampled-bound",
         question: "Which unit bounds the GPU, by samples?",
-        rule: |context, _| metrics::sampled_bound_rule(context),
+        rule: |context, _| metrics::report_bound_from_sampled_counters(context),
         finds: metrics::sampled_bound_rule_text,
         worst: FindingSeverity::Information,
-        records: RequiredRecords::Samples,
+        records: RecordsNeededByRule::Samples,
     },
-    RuleQuestion {
+    RuleWithQuestion {
         id: "kernel-bound",
         question: "Which unit bounds each kernel?",
-        rule: |context, _| metrics::kernel_bound_rule(context),
+        rule: |context, _| metrics::report_bound_of_each_kernel(context),
         finds: metrics::kernel_bound_rule_text,
         worst: FindingSeverity::Information,
-        records: RequiredRecords::Metrics("--section SpeedOfLight"),
+        records: RecordsNeededByRule::Metrics("--section SpeedOfLight"),
     },
-    RuleQuestion {
+    RuleWithQuestion {
         id: "work-bound",
         question: "Which limit bounds each range with declared work?",
-        rule: |context, _| work::work_bound_rule(context),
-        finds: work::work_bound_rule_text,
+        rule: |context, _| work::report_bound_of_declared_work(context),
+        finds: work::declared_work_bound_rule_text,
         worst: FindingSeverity::Information,
-        records: RequiredRecords::DeclaredWork,
+        records: RecordsNeededByRule::DeclaredWork,
     },
-    RuleQuestion {
+    RuleWithQuestion {
         id: "achieved-occupancy",
         question: "Is the achieved occupancy low?",
-        rule: |context, _| metrics::achieved_occupancy_rule(context),
+        rule: |context, _| metrics::find_low_achieved_occupancy(context),
         finds: metrics::achieved_occupancy_rule_text,
         worst: FindingSeverity::Information,
-        records: RequiredRecords::Metrics("--section Occupancy"),
+        records: RecordsNeededByRule::Metrics("--section Occupancy"),
     },
-    RuleQuestion {
+    RuleWithQuestion {
         id: "stalls",
         question: "Do warps stall mostly for one reason?",
-        rule: |context, _| metrics::find_warp_stalls(context),
-        finds: metrics::stalls_rule_text,
+        rule: |context, _| metrics::find_dominant_warp_stalls(context),
+        finds: metrics::warp_stalls_rule_text,
         worst: FindingSeverity::Warning,
-        records: RequiredRecords::Metrics("--section WarpStateStats --section SchedulerStats"),
+        records: RecordsNeededByRule::Metrics("--section WarpStateStats --section SchedulerStats"),
     },
-    RuleQuestion {
+    RuleWithQuestion {
         id: "coalescing",
         question: "Are accesses to global memory uncoalesced?",
-        rule: |context, _| memory::find_uncoalesced_access(context),
+        rule: |context, _| memory::find_uncoalesced_memory_accesses(context),
         finds: memory::coalescing_rule_text,
         worst: FindingSeverity::Warning,
-        records: RequiredRecords::Metrics("--metrics group:memory__first_level_cache_table"),
+        records: RecordsNeededByRule::Metrics("--metrics group:memory__first_level_cache_table"),
     },
-    RuleQuestion {
+    RuleWithQuestion {
         id: "bank-conflicts",
         question: "Do accesses to shared memory conflict?",
-        rule: |context, _| memory::bank_conflicts_rule(context),
+        rule: |context, _| memory::find_shared_memory_bank_conflicts(context),
         finds: memory::bank_conflicts_rule_text,
         worst: FindingSeverity::Warning,
-        records: RequiredRecords::Metrics("--section MemoryWorkloadAnalysis_Tables"),
+        records: RecordsNeededByRule::Metrics("--section MemoryWorkloadAnalysis_Tables"),
     },
-    RuleQuestion {
+    RuleWithQuestion {
         id: "divergence",
         question: "Do threads of a warp diverge?",
-        rule: |context, _| memory::find_divergence(context),
+        rule: |context, _| memory::find_divergent_warps(context),
         finds: memory::divergence_rule_text,
         worst: FindingSeverity::Warning,
-        records: RequiredRecords::Metrics("--section WarpStateStats"),
+        records: RecordsNeededByRule::Metrics("--section WarpStateStats"),
     },
 ];
 
-/// Every rule, in the order in which they are applied.
-pub fn rule_entries() -> Vec<RuleEntry> {
-    let entry = |asked: &RuleQuestion| RuleEntry {
+/// Returns entries about all rules, in the order in which the rules are applied, for the reference
+/// page.
+pub fn reference_entries_of_all_rules() -> Vec<RuleReferenceEntry> {
+    let entry = |asked: &RuleWithQuestion| RuleReferenceEntry {
         id: asked.id,
         question: asked.question,
         finds: (asked.finds)(),
         worst: asked.worst,
-        record: asked.records.recording_command(),
+        record: asked.records.advice_to_record_on_nvidia(),
     };
-    RULES_WITH_QUESTIONS.iter().map(entry).collect()
+    ALL_DIAGNOSIS_RULES.iter().map(entry).collect()
 }
 
-/// Turns the result of a rule into an answer; its findings are added to the list.
-fn answer_of_outcome(outcome: RuleResult, findings: &mut Vec<DiagnosisFinding>) -> QuestionAnswer {
+/// Converts the result of a rule to the answer to its question; its findings are appended to the
+/// list.
+fn answer_from_rule_result(
+    outcome: FindingsOrMissingData,
+    findings: &mut Vec<DiagnosisFinding>,
+) -> RuleAnswer {
     match outcome {
-        Ok((found, inspected)) if found.is_empty() => match inspected.is_enough_for_no() {
-            true => QuestionAnswer::No { inspected },
-            false => {
-                let (reason, record) = partly_inspected_reason(&inspected);
-                QuestionAnswer::CannotAnswer { reason, record, inspected: Some(inspected) }
+        Ok((found, inspected)) if found.is_empty() => {
+            match inspected.is_share_enough_for_answer_no() {
+                true => RuleAnswer::No { inspected },
+                false => {
+                    let (reason, record) = why_partial_inspection_gives_no_answer(&inspected);
+                    RuleAnswer::CannotAnswer { reason, record, inspected: Some(inspected) }
+                }
             }
-        },
+        }
         Ok((found, inspected)) => {
-            let answer = QuestionAnswer::Yes { findings: found.len(), inspected };
+            let answer = RuleAnswer::Yes { findings: found.len(), inspected };
             findings.extend(found);
             answer
         }
-        Err(MissingData { reason, record }) => {
-            QuestionAnswer::CannotAnswer { reason, record, inspected: None }
+        Err(DataMissingForRule { reason, record }) => {
+            RuleAnswer::CannotAnswer { reason, record, inspected: None }
         }
     }
 }
 
-/// Why a part without a finding does not answer the question.
-fn partly_inspected_reason(inspected: &InspectedShare) -> (String, String) {
+/// Returns why no finding in only a part of the records does not answer the question, and how to
+/// record the rest.
+fn why_partial_inspection_gives_no_answer(inspected: &InspectedShareOfRecords) -> (String, String) {
     let missing = inspected.missing.clone().unwrap_or_default();
     let (why, record) = missing.rsplit_once("; ").unwrap_or((&missing, ""));
     let seen = format!("nothing found in {inspected}");
@@ -282,15 +291,15 @@ fn partly_inspected_reason(inspected: &InspectedShare) -> (String, String) {
 }
 
 /// Applies every rule.
-pub(super) fn apply_all_rules(context: &DiagnosisContext<'_>) -> TraceDiagnosis {
+pub(super) fn apply_all_rules_to_trace(context: &DiagnosisContext<'_>) -> TraceDiagnosis {
     let trace = context.trace;
-    let devices: Vec<ProcessDeviceUse> = context
+    let devices: Vec<GpuUseOfProcess> = context
         .activities
         .iter()
-        .zip(account::device_time_accounts(context))
+        .zip(account::account_time_of_processes_on_gpus(context))
         .map(|(activity, account)| {
             let device = trace.devices.iter().find(|device| device.id == activity.device);
-            ProcessDeviceUse {
+            GpuUseOfProcess {
                 pid: trace.processes[activity.process as usize].pid,
                 device: activity.device,
                 name: device.map(|device| device.name.clone()).filter(|name| !name.is_empty()),
@@ -298,25 +307,25 @@ pub(super) fn apply_all_rules(context: &DiagnosisContext<'_>) -> TraceDiagnosis 
                 busy_ns: activity.busy_ns,
                 operations: activity.operations,
                 account,
-                gaps: gpu_gaps::report_gaps(context, activity),
+                gaps: gpu_gaps::report_idle_gaps_of_activity(context, activity),
             }
         })
         .collect();
     let (mut quality, mut findings, mut questions) = (Vec::new(), Vec::new(), Vec::new());
-    for RuleQuestion { id, question, rule, worst, .. } in RULES_WITH_QUESTIONS {
-        let found = if *id == DATA_QUALITY_ID { &mut quality } else { &mut findings };
-        let answer = answer_of_outcome(rule(context, &devices), found);
+    for RuleWithQuestion { id, question, rule, worst, .. } in ALL_DIAGNOSIS_RULES {
+        let found = if *id == DATA_QUALITY_RULE_ID { &mut quality } else { &mut findings };
+        let answer = answer_from_rule_result(rule(context, &devices), found);
         debug_assert!(found.iter().all(|of| of.id != *id || of.severity <= *worst), "{id}");
-        questions.push(DiagnosisQuestion { id, text: question, answer });
+        questions.push(QuestionWithAnswer { id, text: question, answer });
     }
     quality.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-    let critical_path = critical::critical_path(context, &mut findings);
-    let memory = device_memory::memory_by_device(trace, &context.host.outermost);
-    questions.push(device_memory_question(context, memory.len()));
+    let critical_path = critical::find_critical_path_and_gains(context, &mut findings);
+    let memory = device_memory::memory_by_process_and_gpu(trace, &context.host.outermost);
+    questions.push(answer_device_memory_question(context, memory.len()));
     let version = ["EXPORT_PRODUCT_VERSION", "PRODUCT_VERSION"]
         .iter()
         .find_map(|key| trace.metadata.get(*key));
-    let mut recorder = trace.recorder.label().to_owned();
+    let mut recorder = trace.recorder.recorder_label().to_owned();
     if let Some(version) = version {
         recorder.push_str(&format!(" {version}"));
     }
@@ -326,14 +335,16 @@ pub(super) fn apply_all_rules(context: &DiagnosisContext<'_>) -> TraceDiagnosis 
             TraceRecorder::Chrome
             | TraceRecorder::Cupti
             | TraceRecorder::Xla
-            | TraceRecorder::Rocprof => trace.first_and_last_ns().map_or(0, |(first, _)| first),
+            | TraceRecorder::Rocprof => {
+                trace.first_and_last_activity_ns().map_or(0, |(first, _)| first)
+            }
             _ => 0,
         },
         records: [
-            ("kernels", trace.kernels.on_gpu.len()),
-            ("copies", trace.copies.on_gpu.len()),
-            ("sets", trace.sets.on_gpu.len()),
-            ("graph launches", trace.graphs.on_gpu.len()),
+            ("kernels", trace.kernels.on_gpu.operation_count()),
+            ("copies", trace.copies.on_gpu.operation_count()),
+            ("sets", trace.sets.on_gpu.operation_count()),
+            ("graph launches", trace.graphs.on_gpu.operation_count()),
             ("CUDA calls", context.host.calls),
             ("ranges", context.host.ranges),
             ("profiled launches", trace.profiled.len()),
@@ -344,24 +355,28 @@ pub(super) fn apply_all_rules(context: &DiagnosisContext<'_>) -> TraceDiagnosis 
         quality,
         findings,
         questions,
-        answers: TraceAnswers::new(context),
-        utilization: trace_utilization(context),
-        network: network_phases(context),
+        answers: KernelTimeAnswers::answer_kernel_time_questions(context),
+        utilization: utilization_of_trace(context),
+        network: find_phases_of_network(context),
     }
 }
 
-/// Device memory is a table, not a rule.
-fn device_memory_question(context: &DiagnosisContext<'_>, tables: usize) -> DiagnosisQuestion {
+/// The question about device memory is answered by a table instead of a rule.
+fn answer_device_memory_question(
+    context: &DiagnosisContext<'_>,
+    tables: usize,
+) -> QuestionWithAnswer {
     let rows = context.trace.allocations.time.len();
     let answer = match tables {
-        0 => QuestionAnswer::CannotAnswer {
+        0 => RuleAnswer::CannotAnswer {
             reason: "allocations were not recorded".to_owned(),
-            record: context.platform.record_memory_advice().to_owned(),
+            record: context.platform.advice_to_record_allocations().to_owned(),
             inspected: None,
         },
-        findings => {
-            QuestionAnswer::Yes { findings, inspected: inspected_all(rows, InspectedUnit::Calls) }
-        }
+        findings => RuleAnswer::Yes {
+            findings,
+            inspected: all_records_inspected(rows, InspectedRecordKind::Calls),
+        },
     };
-    DiagnosisQuestion { id: "device memory", text: "How much device memory was held?", answer }
+    QuestionWithAnswer { id: "device memory", text: "How much device memory was held?", answer }
 }

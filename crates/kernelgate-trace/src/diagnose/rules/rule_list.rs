@@ -1,56 +1,58 @@
-//! The rules as a list for the reference pages.
+//! Describes the diagnosis rules for the generated reference page.
 
 use super::super::finding::FindingSeverity;
-use super::super::vendor_names::{GpuVendor, TracePlatform};
+use super::super::vendor_names::{GpuVendor, TraceVendorAndRecorder};
 use crate::model::TraceRecorder;
 
-/// The records without which a rule cannot answer.
+/// Kind of records that a trace must contain for a diagnosis rule to answer its question.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum RequiredRecords {
+pub(super) enum RecordsNeededByRule {
     /// Any trace.
     Anything,
-    /// The rule needs GPU operations and the calls that launch them.
+    /// GPU operations, and the host calls that launched them.
     Launches,
-    /// Launch shapes and the description of the device.
+    /// Launch shapes of kernels, and the description of the GPU.
     Shapes,
-    /// Operations and page faults of managed memory.
+    /// GPU operations, and page faults of managed memory.
     Migrations,
     /// Counters over time.
     Samples,
-    /// Counters of single launches, with these options of `ncu`.
+    /// Hardware counters of single kernel launches, recorded with these options of `ncu`.
     Metrics(&'static str),
     /// Ranges with declared work.
     DeclaredWork,
 }
 
-impl RequiredRecords {
-    /// The command that records the data on NVIDIA GPUs.
-    pub(super) fn recording_command(self) -> String {
-        let nsys =
-            TracePlatform { vendor: GpuVendor::Nvidia, recorder: TraceRecorder::NsightSystems };
+impl RecordsNeededByRule {
+    /// Returns advice on which command records this data on NVIDIA GPUs.
+    pub(super) fn advice_to_record_on_nvidia(self) -> String {
+        let nsys = TraceVendorAndRecorder {
+            vendor: GpuVendor::Nvidia,
+            recorder: TraceRecorder::NsightSystems,
+        };
         match self {
             Self::Anything => String::new(),
-            Self::Launches => nsys.record_launches_advice().to_owned(),
-            Self::Shapes => nsys.record_shapes_advice().to_owned(),
-            Self::Migrations => nsys.record_migrations_advice().to_owned(),
-            Self::Samples => nsys.sample_counters_advice().to_owned(),
+            Self::Launches => nsys.advice_to_record_launch_calls().to_owned(),
+            Self::Shapes => nsys.advice_to_record_launch_shapes().to_owned(),
+            Self::Migrations => nsys.advice_to_record_page_migrations().to_owned(),
+            Self::Samples => nsys.advice_to_sample_hardware_counters().to_owned(),
             Self::Metrics(options) => format!("measure with ncu {options}, or --set full"),
             Self::DeclaredWork => "record with kernelgate profile CASE".to_owned(),
         }
     }
 }
 
-/// An entry of the reference page about a diagnosis rule.
+/// Entry about one diagnosis rule for the generated reference page.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RuleEntry {
-    /// Id of the findings that the rule makes.
+pub struct RuleReferenceEntry {
+    /// Id of the rule and of its findings.
     pub id: &'static str,
     /// The question that the rule answers.
     pub question: &'static str,
-    /// States when the rule finds something, with its thresholds.
+    /// The condition, with its thresholds, under which the rule has a finding.
     pub finds: String,
-    /// The highest severity of the rule's findings.
+    /// Highest severity that findings of the rule can have.
     pub worst: FindingSeverity,
-    /// How to record what the rule needs, on NVIDIA's devices.
+    /// Advice on how to record the data that the rule needs, on NVIDIA GPUs.
     pub record: String,
 }

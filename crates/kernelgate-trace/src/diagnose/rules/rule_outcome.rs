@@ -1,81 +1,95 @@
 //! Results of rules.
 
 use super::super::finding::{
-    DATA_QUALITY_ID, DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy,
-    FindingSeverity, InspectedShare, InspectedUnit, NumberWithUnit,
+    DATA_QUALITY_RULE_ID, DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy,
+    FindingSeverity, InspectedRecordKind, InspectedShareOfRecords, MeasuredNumberWithUnit,
 };
 use super::super::trace_facts::DiagnosisContext;
-use crate::analyze::operations::OperationId;
+use crate::analyze::operations::GpuOperationId;
 
-/// The findings of a rule and how much it could inspect, or the data that it lacks.
-pub(super) type RuleResult = Result<(Vec<DiagnosisFinding>, InspectedShare), MissingData>;
+/// Result of a diagnosis rule: its findings and the share of records that it inspected, or the data
+/// that it lacks.
+pub(super) type FindingsOrMissingData =
+    Result<(Vec<DiagnosisFinding>, InspectedShareOfRecords), DataMissingForRule>;
 
-/// Data that a rule needs and the trace lacks.
+/// Data that a diagnosis rule needs and the trace lacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct MissingData {
+pub(super) struct DataMissingForRule {
     pub reason: String,
     /// Advice on how to record the missing data.
     pub record: String,
 }
 
-impl MissingData {
-    pub fn new(reason: impl Into<String>, record: impl Into<String>) -> Self {
+impl DataMissingForRule {
+    pub fn missing_data_with_advice(reason: impl Into<String>, record: impl Into<String>) -> Self {
         Self { reason: reason.into(), record: record.into() }
     }
 
-    /// An error unless the data was recorded.
-    pub fn unless(recorded: bool, reason: impl Into<String>, record: &str) -> Result<(), Self> {
-        if recorded { Ok(()) } else { Err(Self::new(reason, record)) }
+    /// Returns the missing data as an error unless `recorded` is true.
+    pub fn error_unless_recorded(
+        recorded: bool,
+        reason: impl Into<String>,
+        record: &str,
+    ) -> Result<(), Self> {
+        if recorded { Ok(()) } else { Err(Self::missing_data_with_advice(reason, record)) }
     }
 
-    /// A reason to skip a rule that no recording can change, because the program has no such work.
-    pub fn no_work(reason: impl Into<String>) -> MissingData {
-        Self::new(reason, "")
+    /// Returns a reason that no better recording can change, because the program has no work of
+    /// this kind.
+    pub fn program_has_no_such_work(reason: impl Into<String>) -> DataMissingForRule {
+        Self::missing_data_with_advice(reason, "")
     }
 }
 
-/// An inspection of all records, given their number.
-pub(super) fn inspected_all(count: usize, unit: InspectedUnit) -> InspectedShare {
-    inspected_some(count, count, unit)
+/// Returns the inspected share of a rule that inspected all `count` records.
+pub(super) fn all_records_inspected(
+    count: usize,
+    unit: InspectedRecordKind,
+) -> InspectedShareOfRecords {
+    some_records_inspected(count, count, unit)
 }
 
-/// An inspection of some of the records.
-pub(super) fn inspected_some(seen: usize, whole: usize, unit: InspectedUnit) -> InspectedShare {
+/// Returns the inspected share of a rule that inspected `seen` of `whole` records.
+pub(super) fn some_records_inspected(
+    seen: usize,
+    whole: usize,
+    unit: InspectedRecordKind,
+) -> InspectedShareOfRecords {
     let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-    InspectedShare { seen: number(seen), whole: number(whole), unit, missing: None }
+    InspectedShareOfRecords { seen: number(seen), whole: number(whole), unit, missing: None }
 }
 
-/// Evidence of a single operation.
-pub(super) fn operation_evidence(
+/// Makes evidence of a single GPU operation.
+pub(super) fn evidence_of_single_operation(
     context: &DiagnosisContext<'_>,
-    id: OperationId,
+    id: GpuOperationId,
     what: String,
 ) -> FindingEvidence {
     FindingEvidence {
         what,
         count: 1,
-        total_ns: Some(context.all.length(id)),
-        range: context.path_of_operation(id),
-        span: Some(context.all.span(id)),
-        place: Some(context.process_and_device_of(id)),
+        total_ns: Some(context.all.operation_length_ns(id)),
+        range: context.range_path_text_of_operation(id),
+        span: Some(context.all.operation_start_and_end_ns(id)),
+        place: Some(context.process_id_and_gpu_of_operation(id)),
     }
 }
 
-/// Makes a finding that doubts the trace itself.
-pub(super) fn doubtful_trace_finding(
+/// Makes a finding of the data-quality rule, which casts doubt on the trace.
+pub(super) fn data_quality_finding(
     severity: FindingSeverity,
     title: String,
-    measured: NumberWithUnit,
+    measured: MeasuredNumberWithUnit,
     advice: impl Into<String>,
     false_positive: &'static str,
 ) -> DiagnosisFinding {
     DiagnosisFinding {
-        id: DATA_QUALITY_ID,
+        id: DATA_QUALITY_RULE_ID,
         severity,
         confidence: FindingConfidence::High,
         title,
         measured,
-        threshold: NumberWithUnit { value: 0.0, unit: measured.unit },
+        threshold: MeasuredNumberWithUnit { value: 0.0, unit: measured.unit },
         recoverable_ns: None,
         remedy: FindingRemedy::NotReplayed,
         replayed: None,
@@ -85,38 +99,43 @@ pub(super) fn doubtful_trace_finding(
     }
 }
 
-/// A part in per cent of a whole.
+/// Returns `part` in percent of `whole`; 0 if `whole` is not positive.
 #[allow(clippy::cast_precision_loss)]
-pub(super) fn percent(part: i64, whole: i64) -> f64 {
+pub(super) fn percent_or_zero(part: i64, whole: i64) -> f64 {
     if whole <= 0 { 0.0 } else { part as f64 / whole as f64 * 100.0 }
 }
 
 /// `1 gap`, `2 gaps`.
-pub(super) fn count_with_noun(count: usize, noun: &str) -> String {
+pub(super) fn count_with_singular_or_plural(count: usize, noun: &str) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{count} {noun}{plural}")
 }
 
 #[allow(clippy::cast_precision_loss)]
-pub(super) fn number(count: usize, unit: &'static str) -> NumberWithUnit {
-    NumberWithUnit { value: count as f64, unit }
+pub(super) fn count_as_number_with_unit(
+    count: usize,
+    unit: &'static str,
+) -> MeasuredNumberWithUnit {
+    MeasuredNumberWithUnit { value: count as f64, unit }
 }
 
 #[allow(clippy::cast_precision_loss)]
-pub(super) fn in_milliseconds(ns: i64) -> NumberWithUnit {
-    NumberWithUnit { value: ns as f64 / 1e6, unit: "ms" }
+pub(super) fn ns_as_milliseconds(ns: i64) -> MeasuredNumberWithUnit {
+    MeasuredNumberWithUnit { value: ns as f64 / 1e6, unit: "ms" }
 }
 
-/// Maximum number of lines of evidence, the most expensive operations first.
-pub(super) const MAX_EVIDENCE_LINES: usize = 5;
+/// Largest number of evidence lines of a finding; operations with most time come first.
+pub(super) const MAX_EVIDENCE_LINES_OF_FINDING: usize = 5;
 
-pub(super) fn most_expensive_evidence(mut evidence: Vec<FindingEvidence>) -> Vec<FindingEvidence> {
+pub(super) fn sorted_and_limited_evidence(
+    mut evidence: Vec<FindingEvidence>,
+) -> Vec<FindingEvidence> {
     evidence.sort_by(|a, b| {
         b.total_ns
             .cmp(&a.total_ns)
             .then_with(|| a.what.cmp(&b.what))
             .then_with(|| a.span.cmp(&b.span))
     });
-    evidence.truncate(MAX_EVIDENCE_LINES);
+    evidence.truncate(MAX_EVIDENCE_LINES_OF_FINDING);
     evidence
 }

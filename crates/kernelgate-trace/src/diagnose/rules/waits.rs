@@ -1,4 +1,4 @@
-//! Rules about repeated waits of the host for the GPU.
+//! Diagnosis rule about loops in which the host repeatedly waits for the GPU.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -7,71 +7,74 @@ use hashbrown::HashMap;
 
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    InspectedUnit,
+    InspectedRecordKind,
 };
-use super::super::host::host_waits::{HostWaitSum, RegularWaits};
+use super::super::host::host_waits::{HostWaitsTogether, WaitsAfterEqualLaunches};
 use super::super::trace_facts::DiagnosisContext;
-use super::launches::check_launch_calls;
+use super::launches::require_host_calls;
 use super::rule_outcome::{
-    RuleResult, in_milliseconds, inspected_all, most_expensive_evidence, number,
+    FindingsOrMissingData, all_records_inspected, count_as_number_with_unit, ns_as_milliseconds,
+    sorted_and_limited_evidence,
 };
-use crate::analyze::timeline::idle_time::DeviceActivity;
-use crate::model::interned_names::without_numbers_in_name;
+use crate::analyze::timeline::idle_time::ProcessActivityOnGpu;
+use crate::model::interned_names::replace_digits_by_number_sign;
 
-/// Number of waits that count as a loop if no range encloses them.
-const MIN_LOOP_REPEATS: usize = 5;
+/// Smallest number of waits that count as a loop without ranges around them.
+const MIN_WAITS_OF_LOOP_WITHOUT_RANGES: usize = 5;
 
 /// Waits of one loop.
 #[derive(Default)]
-struct WaitingLoop {
-    sum: HostWaitSum,
-    /// Ranges that hold a wait of the loop: several ranges of one path count as two.
+struct HostWaitsOfLoop {
+    sum: HostWaitsTogether,
+    /// Number of ranges that contain waits of the loop; a path with several such ranges counts as
+    /// two.
     ranges: usize,
     path: String,
 }
 
-impl WaitingLoop {
-    /// Names of the waiting functions, the most frequently called first.
-    fn functions_by_calls(&self, context: &DiagnosisContext<'_>) -> String {
-        let named = self
-            .sum
-            .functions
-            .iter()
-            .map(|(&name, &count)| (Reverse(count), context.function_name(name)));
+impl HostWaitsOfLoop {
+    /// Returns the names of the waiting functions, the most frequently called first.
+    fn waiting_functions_by_call_count(&self, context: &DiagnosisContext<'_>) -> String {
+        let named =
+            self.sum.functions.iter().map(|(&name, &count)| {
+                (Reverse(count), context.function_name_without_version(name))
+            });
         let mut named: Vec<(Reverse<usize>, &str)> = named.collect();
         named.sort_unstable();
         named.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", ")
     }
 }
 
-pub(super) fn waits_finding_text() -> String {
+pub(super) fn waits_in_loops_rule_text() -> String {
     format!(
-        "two waits or more in ranges that repeat; without ranges, {MIN_LOOP_REPEATS} waits with the same \
+        "two waits or more in ranges that repeat; without ranges, {MIN_WAITS_OF_LOOP_WITHOUT_RANGES} waits with the same \
          number of launches between them"
     )
 }
 
-pub(super) fn waits_in_loops_rule(context: &DiagnosisContext<'_>) -> RuleResult {
-    check_launch_calls(context)?;
-    let inspected = inspected_all(context.host.calls, InspectedUnit::Calls);
-    let mut loops: Vec<WaitingLoop> = loops_by_ranges(context);
+pub(super) fn find_host_waits_in_loops(context: &DiagnosisContext<'_>) -> FindingsOrMissingData {
+    require_host_calls(context)?;
+    let inspected = all_records_inspected(context.host.calls, InspectedRecordKind::Calls);
+    let mut loops: Vec<HostWaitsOfLoop> = wait_loops_by_repeated_ranges(context);
     let in_ranges: usize = loops.iter().map(|of| of.sum.count).sum();
     if in_ranges == 0 {
-        loops = loops_by_launch_count(context);
+        loops = wait_loops_by_equal_launch_counts(context);
     }
     loops.retain(|of| of.sum.count >= 2);
     if loops.is_empty() {
         return Ok((Vec::new(), inspected));
     }
-    let sum =
-        |of: fn(&HostWaitSum) -> i64| loops.iter().map(|of_loop| of(&of_loop.sum)).sum::<i64>();
+    let sum = |of: fn(&HostWaitsTogether) -> i64| {
+        loops.iter().map(|of_loop| of(&of_loop.sum)).sum::<i64>()
+    };
     let (total, saved) = (sum(|of| of.total_ns), sum(|of| of.saved_ns));
     let count: usize = loops.iter().map(|of| of.sum.count).sum();
-    let span = context.activities.iter().map(DeviceActivity::span_of_gaps_ns).sum();
+    let span =
+        context.activities.iter().map(ProcessActivityOnGpu::first_start_to_last_end_ns).sum();
     let evidence = loops
         .iter()
         .map(|of| FindingEvidence {
-            what: of.functions_by_calls(context),
+            what: of.waiting_functions_by_call_count(context),
             count: of.sum.count,
             total_ns: Some(of.sum.total_ns),
             range: (!of.path.is_empty()).then(|| of.path.clone()),
@@ -83,22 +86,22 @@ pub(super) fn waits_in_loops_rule(context: &DiagnosisContext<'_>) -> RuleResult 
         if in_ranges > 0 { FindingConfidence::High } else { FindingConfidence::Medium };
     let behind = match saved {
         0 => "no device is idle behind them".to_owned(),
-        ns => format!("behind them the GPU is idle for {:.3} ms", in_milliseconds(ns).value),
+        ns => format!("behind them the GPU is idle for {:.3} ms", ns_as_milliseconds(ns).value),
     };
     let found = DiagnosisFinding {
         id: "sync-in-loop",
-        severity: FindingSeverity::from_saving(saved, span),
+        severity: FindingSeverity::severity_from_possible_saving(saved, span),
         confidence,
         title: format!(
             "the host waits for the GPU {count} times in a loop, {:.3} ms in all; {behind}",
-            in_milliseconds(total).value,
+            ns_as_milliseconds(total).value,
         ),
-        measured: number(count, "calls"),
-        threshold: number(2, "calls"),
+        measured: count_as_number_with_unit(count, "calls"),
+        threshold: count_as_number_with_unit(2, "calls"),
         recoverable_ns: Some(saved),
         remedy: FindingRemedy::NoWaits,
         replayed: None,
-        evidence: most_expensive_evidence(evidence),
+        evidence: sorted_and_limited_evidence(evidence),
         advice:
             "remove waits from the loop: no tensor.item(), print(tensor) or .cpu() in it; wait \
                  once, behind it, or use events that the GPU waits for"
@@ -108,39 +111,43 @@ pub(super) fn waits_in_loops_rule(context: &DiagnosisContext<'_>) -> RuleResult 
     Ok((vec![found], inspected))
 }
 
-/// Waits inside ranges that repeat: of one path, or of siblings whose names differ in a number.
-fn loops_by_ranges(context: &DiagnosisContext<'_>) -> Vec<WaitingLoop> {
-    let mut loops: HashMap<String, WaitingLoop> = HashMap::new();
+/// Finds waits in ranges that repeat: ranges of one path, or of paths whose names differ only in
+/// numbers.
+fn wait_loops_by_repeated_ranges(context: &DiagnosisContext<'_>) -> Vec<HostWaitsOfLoop> {
+    let mut loops: HashMap<String, HostWaitsOfLoop> = HashMap::new();
     for (&path, waits) in &context.host.waits.in_ranges {
-        let path = without_numbers_in_name(&context.host.paths.text(context.trace, path));
+        let path = replace_digits_by_number_sign(
+            &context.host.paths.path_text_with_slashes(context.trace, path),
+        );
         let repeated = loops.entry(path.clone()).or_default();
         repeated.path = path;
         repeated.ranges += 1 + usize::from(waits.several);
-        repeated.sum.add_waits(&waits.sum);
+        repeated.sum.add_other_waits(&waits.sum);
     }
-    let mut loops: Vec<WaitingLoop> = loops.into_values().collect();
+    let mut loops: Vec<HostWaitsOfLoop> = loops.into_values().collect();
     loops.retain(|of| of.ranges >= 2);
     loops.sort_by_key(|of| (Reverse(of.sum.total_ns), of.path.clone()));
     loops
 }
 
-/// Finds waits of a thread with equal numbers of launches between them.
-fn loops_by_launch_count(context: &DiagnosisContext<'_>) -> Vec<WaitingLoop> {
+/// Finds loops without ranges: waits of a thread with equal numbers of launches between them.
+fn wait_loops_by_equal_launch_counts(context: &DiagnosisContext<'_>) -> Vec<HostWaitsOfLoop> {
     let waits = &context.host.waits;
-    let mut most: BTreeMap<u32, &RegularWaits> = BTreeMap::new();
+    let mut most: BTreeMap<u32, &WaitsAfterEqualLaunches> = BTreeMap::new();
     for (&(thread, _), of) in &waits.at_intervals {
         let largest = most.entry(thread).or_insert(of);
         if (largest.sum.count, largest.before) < (of.sum.count, of.before) {
             *largest = of;
         }
     }
-    let enough = |&(thread, of): &(u32, &RegularWaits)| {
-        of.sum.count >= MIN_LOOP_REPEATS && of.sum.count * 2 >= waits.waits_of_thread(thread)
+    let enough = |&(thread, of): &(u32, &WaitsAfterEqualLaunches)| {
+        of.sum.count >= MIN_WAITS_OF_LOOP_WITHOUT_RANGES
+            && of.sum.count * 2 >= waits.number_of_waits_of_thread(thread)
     };
-    let loops = most.into_iter().filter(enough).map(|(_, of)| WaitingLoop {
+    let loops = most.into_iter().filter(enough).map(|(_, of)| HostWaitsOfLoop {
         sum: of.sum.clone(),
         ranges: 0,
-        path: context.host.paths.text(context.trace, of.path),
+        path: context.host.paths.path_text_with_slashes(context.trace, of.path),
     });
     loops.collect()
 }

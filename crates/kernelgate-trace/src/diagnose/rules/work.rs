@@ -1,27 +1,32 @@
-//! Finds what bounds a range with declared work, by the times that the device's measured ceilings
-//! allow. The rule for declared work needs no hardware counter.
+//! Diagnosis rule about what bounds a range with declared work, from the times that the GPU's
+//! measured ceilings allow for the work. The rule for declared work needs no hardware counters.
 
 use super::super::finding::{
     DiagnosisFinding, FindingConfidence, FindingEvidence, FindingRemedy, FindingSeverity,
-    InspectedUnit, NumberWithUnit,
+    InspectedRecordKind, MeasuredNumberWithUnit,
 };
-use super::super::range_tree::{self, MIN_BOUNDING_LIMIT_SHARE, TimeBound};
+use super::super::range_tree::{self, MIN_SHARE_OF_BOUNDING_LIMIT, TimeBoundOfRange};
 use super::super::trace_facts::DiagnosisContext;
-use super::rule_outcome::{MissingData, RuleResult, inspected_some};
+use super::rule_outcome::{DataMissingForRule, FindingsOrMissingData, some_records_inspected};
 
-pub(super) fn work_bound_rule_text() -> String {
+pub(super) fn declared_work_bound_rule_text() -> String {
     format!(
         "each range with declared work: the limit of which it reaches {} %",
-        MIN_BOUNDING_LIMIT_SHARE * 100.0
+        MIN_SHARE_OF_BOUNDING_LIMIT * 100.0
     )
 }
 
-pub(super) fn work_bound_rule(context: &DiagnosisContext<'_>) -> RuleResult {
+pub(super) fn report_bound_of_declared_work(
+    context: &DiagnosisContext<'_>,
+) -> FindingsOrMissingData {
     if context.trace.work.iter().all(|declared| declared.limits.is_empty()) {
         let record = "kernelgate profile CASE records the declared work of a case";
-        return Err(MissingData::new("no range declares its work", record));
+        return Err(DataMissingForRule::missing_data_with_advice(
+            "no range declares its work",
+            record,
+        ));
     }
-    let declared = range_tree::build_range_tree(context, &[])
+    let declared = range_tree::build_tree_of_gpu_work_by_range(context, &[])
         .into_iter()
         .filter(|of| !of.of_limits.is_empty());
     let found = declared.map(|of| {
@@ -35,10 +40,15 @@ pub(super) fn work_bound_rule(context: &DiagnosisContext<'_>) -> RuleResult {
             id: "work-bound",
             severity: FindingSeverity::Information,
             confidence: FindingConfidence::Medium,
-            title: format!("{} is {}: {}", of.path, of.bound.label(), limits.join(", ")),
-            measured: NumberWithUnit { value: highest * 100.0, unit: "% of a limit" },
-            threshold: NumberWithUnit {
-                value: MIN_BOUNDING_LIMIT_SHARE * 100.0,
+            title: format!(
+                "{} is {}: {}",
+                of.path,
+                of.bound.printed_time_bound(),
+                limits.join(", ")
+            ),
+            measured: MeasuredNumberWithUnit { value: highest * 100.0, unit: "% of a limit" },
+            threshold: MeasuredNumberWithUnit {
+                value: MIN_SHARE_OF_BOUNDING_LIMIT * 100.0,
                 unit: "% of a limit",
             },
             recoverable_ns: None,
@@ -51,7 +61,10 @@ pub(super) fn work_bound_rule(context: &DiagnosisContext<'_>) -> RuleResult {
                 range: Some(of.path),
                 ..FindingEvidence::default()
             }],
-            advice: advice_for_bound(of.bound, context.platform.graph_term()),
+            advice: advice_for_bound_of_declared_work(
+                of.bound,
+                context.platform.cuda_or_hip_graph_term(),
+            ),
             false_positive: "an implementation that does more than the declared work: measure the \
                              kernels with ncu",
         }
@@ -59,20 +72,28 @@ pub(super) fn work_bound_rule(context: &DiagnosisContext<'_>) -> RuleResult {
     let found: Vec<DiagnosisFinding> = found.collect();
     let (count, declared) = (found.len(), context.trace.work.len());
     if count == 0 {
-        return Err(MissingData::no_work("no range with declared work launched anything"));
+        return Err(DataMissingForRule::program_has_no_such_work(
+            "no range with declared work launched anything",
+        ));
     }
-    Ok((found, inspected_some(count.min(declared), declared, InspectedUnit::Ranges)))
+    Ok((found, some_records_inspected(count.min(declared), declared, InspectedRecordKind::Ranges)))
 }
 
-fn advice_for_bound(bound: TimeBound, graph: &str) -> String {
+fn advice_for_bound_of_declared_work(bound: TimeBoundOfRange, graph: &str) -> String {
     let words = match bound {
-        TimeBound::Launch => {
+        TimeBoundOfRange::Launch => {
             return format!("launch less often: {graph}, fused kernels, a persistent kernel");
         }
-        TimeBound::Memory => "move fewer bytes: fuse with the neighbours, smaller data types",
-        TimeBound::Compute => "use a faster unit or a cheaper data type; else only less work helps",
-        TimeBound::Mixed => "memory and a unit are used alike: fewer bytes and fewer operations",
-        TimeBound::Latency | TimeBound::Busy => {
+        TimeBoundOfRange::Memory => {
+            "move fewer bytes: fuse with the neighbours, smaller data types"
+        }
+        TimeBoundOfRange::Compute => {
+            "use a faster unit or a cheaper data type; else only less work helps"
+        }
+        TimeBoundOfRange::Mixed => {
+            "memory and a unit are used alike: fewer bytes and fewer operations"
+        }
+        TimeBoundOfRange::Latency | TimeBoundOfRange::Busy => {
             "more work at once: larger grid, more warps, fewer dependencies between kernels"
         }
     };

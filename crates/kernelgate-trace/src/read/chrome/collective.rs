@@ -1,13 +1,14 @@
-//! Collectives as PyTorch describes them in the arguments of their kernels.
+//! Reads the sizes and ranks of a collective from the arguments that PyTorch records with its
+//! kernel.
 
 use serde_json::value::RawValue;
 
-use super::event::{EventArguments, as_integer, text};
-use crate::model::collectives::CollectiveKernelCall;
-use crate::model::interned_names::TraceNames;
+use super::event::{ChromeEventArguments, json_value_as_integer, json_value_as_text};
+use crate::model::collectives::RecordedCollective;
+use crate::model::interned_names::InternedTraceNames;
 
-/// Bytes of an element by the name of its type.
-const ELEMENT_TYPE_BYTES: &[(&str, u64)] = &[
+/// Bytes per element for each data-type name that PyTorch writes.
+const BYTES_PER_ELEMENT_OF_TORCH_TYPE: &[(&str, u64)] = &[
     ("Float8_e4m3fn", 1),
     ("Float8_e5m2", 1),
     ("Bool", 1),
@@ -24,25 +25,31 @@ const ELEMENT_TYPE_BYTES: &[(&str, u64)] = &[
     ("ComplexDouble", 16),
 ];
 
-/// Reads the collective that a kernel's arguments describe, if they do.
-pub(super) fn read_collective_call(
-    arguments: &EventArguments<'_>,
-    names: &mut TraceNames,
-) -> Option<CollectiveKernelCall> {
-    let name = text(arguments.collective?);
-    let written = |value: Option<&RawValue>| value.map(|value| text(value).into_owned());
+/// Reads the collective from the arguments of a kernel event; `None` if the arguments name no
+/// collective.
+pub(super) fn read_recorded_collective(
+    arguments: &ChromeEventArguments<'_>,
+    names: &mut InternedTraceNames,
+) -> Option<RecordedCollective> {
+    let name = json_value_as_text(arguments.collective?);
+    let written =
+        |value: Option<&RawValue>| value.map(|value| json_value_as_text(value).into_owned());
     let element = written(arguments.element).unwrap_or_default();
-    let size =
-        ELEMENT_TYPE_BYTES.iter().find(|(name, _)| *name == element).map_or(0, |&(_, size)| size);
+    let size = BYTES_PER_ELEMENT_OF_TORCH_TYPE
+        .iter()
+        .find(|(name, _)| *name == element)
+        .map_or(0, |&(_, size)| size);
     let bytes = |value: Option<&RawValue>| {
-        as_integer(value).unwrap_or(0).max(0).cast_unsigned().saturating_mul(size)
+        json_value_as_integer(value).unwrap_or(0).max(0).cast_unsigned().saturating_mul(size)
     };
     let group = [written(arguments.group_name), written(arguments.group_ranks)];
     let group: Vec<String> = group.into_iter().flatten().collect();
-    Some(CollectiveKernelCall {
+    Some(RecordedCollective {
         name: names.intern_text(&name),
         group: names.intern_text(&group.join(" ")),
-        ranks: as_integer(arguments.group_size).and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
+        ranks: json_value_as_integer(arguments.group_size)
+            .and_then(|n| u32::try_from(n).ok())
+            .unwrap_or(0),
         bytes_in: bytes(arguments.elements_in),
         bytes_out: bytes(arguments.elements_out),
     })

@@ -1,9 +1,9 @@
-//! Directions and memories of copies, by their names.
+//! Parses copy direction and memory kinds from the names of copies in Chrome traces.
 
-use crate::model::gpu::MemoryKind;
+use crate::model::gpu::CopiedMemoryKind;
 
-/// The full direction of a copy, from its short form.
-pub(super) fn copy_direction(direction: &str) -> &str {
+/// Expands a short copy direction: `HtoD` becomes `Host-to-Device`.
+pub(super) fn expand_copy_direction(direction: &str) -> &str {
     match direction {
         "HtoD" | "H2D" => "Host-to-Device",
         "DtoH" | "D2H" => "Device-to-Host",
@@ -14,16 +14,17 @@ pub(super) fn copy_direction(direction: &str) -> &str {
     }
 }
 
-/// The memories that a copy reads and writes, as in `Memcpy HtoD (Pageable -> Device)`.
-pub(super) fn memories_of_copy(name: &str) -> [MemoryKind; 2] {
+/// Parses source and target memory kind from a copy's name, such as `Memcpy HtoD (Pageable ->
+/// Device)`.
+pub(super) fn source_and_target_memory_of_copy(name: &str) -> [CopiedMemoryKind; 2] {
     let kinds = name.split_once('(').map_or("", |(_, kinds)| kinds.trim_end_matches(')'));
     let (source, target) = kinds.split_once("->").unwrap_or(("", ""));
     [source, target].map(|text| match text.trim() {
-        "Pageable" => MemoryKind::Pageable,
-        "Pinned" => MemoryKind::Pinned,
-        "Device" => MemoryKind::Device,
-        "Array" => MemoryKind::Array,
-        "Managed" | "Unified" => MemoryKind::Managed,
-        _ => MemoryKind::Unknown,
+        "Pageable" => CopiedMemoryKind::Pageable,
+        "Pinned" => CopiedMemoryKind::Pinned,
+        "Device" => CopiedMemoryKind::Device,
+        "Array" => CopiedMemoryKind::Array,
+        "Managed" | "Unified" => CopiedMemoryKind::Managed,
+        _ => CopiedMemoryKind::Unknown,
     })
 }

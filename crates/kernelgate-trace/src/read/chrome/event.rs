@@ -1,16 +1,17 @@
-//! One event of a Chrome trace, with its fields as they are written.
+//! One event of a Chrome trace, with its fields as raw JSON.
 
 use std::borrow::Cow;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::model::quality::is_plausible_time;
+use crate::model::quality::is_plausible_time_ns;
 
-/// The fields of an event that this reader uses. Times are read as text of microseconds with
-/// decimals: a 64-bit float holds microseconds since 1970 only to a quarter of a microsecond.
+/// The fields of a Chrome trace event that kernelgate reads. Times stay decimal text of
+/// microseconds, because a 64-bit float resolves microseconds since 1970 only to a quarter of a
+/// microsecond.
 #[derive(Debug, Deserialize)]
-pub(super) struct ChromeEvent<'a> {
+pub(super) struct ChromeTraceEvent<'a> {
     #[serde(borrow, default)]
     pub ph: Cow<'a, str>,
     #[serde(borrow, default)]
@@ -31,11 +32,11 @@ pub(super) struct ChromeEvent<'a> {
     pub args: Option<&'a RawValue>,
 }
 
-/// The arguments of an event that are used, each as written.
+/// The arguments of a Chrome trace event that kernelgate reads, each as raw JSON.
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct EventArguments<'a> {
-    /// Process that launched the operation; only files written by [`crate::export`] have this
-    /// field.
+pub(super) struct ChromeEventArguments<'a> {
+    /// Process id of the process that launched the operation; only files written by
+    /// [`crate::export`] have this argument.
     #[serde(borrow)]
     pub process: Option<&'a RawValue>,
     /// The graph, likewise.
@@ -43,10 +44,11 @@ pub(super) struct EventArguments<'a> {
     pub graph: Option<&'a RawValue>,
     #[serde(borrow)]
     correlation: Option<&'a RawValue>,
-    /// Correlation id in events that XLA writes.
+    /// Correlation id in events that XLA's profiler writes.
     #[serde(borrow)]
     correlation_id: Option<&'a RawValue>,
-    /// Correlation id of PyTorch for ROCm, in calls and in the operations that they launched.
+    /// Correlation id that PyTorch for ROCm writes in launch calls and in the GPU operations that
+    /// they launched.
     #[serde(borrow, rename = "External id")]
     external_id: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -75,14 +77,14 @@ pub(super) struct EventArguments<'a> {
     pub graph_node: Option<&'a RawValue>,
     #[serde(borrow)]
     pub name: Option<&'a RawValue>,
-    /// Sizes of an operator's input tensors.
+    /// Sizes of each input tensor of an operator, as a JSON list of lists.
     #[serde(borrow, rename = "Input Dims")]
     pub dims: Option<&'a RawValue>,
     #[serde(borrow, rename = "Input type")]
     pub types: Option<&'a RawValue>,
     #[serde(borrow, rename = "Concrete Inputs")]
     pub values: Option<&'a RawValue>,
-    /// Name of the collective, as PyTorch writes it.
+    /// PyTorch's name of the collective.
     #[serde(borrow, rename = "Collective name")]
     pub collective: Option<&'a RawValue>,
     #[serde(borrow, rename = "In msg nelems")]
@@ -97,34 +99,35 @@ pub(super) struct EventArguments<'a> {
     pub group_name: Option<&'a RawValue>,
     #[serde(borrow, rename = "Process Group Ranks")]
     pub group_ranks: Option<&'a RawValue>,
-    /// The kind of device of an allocation: 1 is a GPU.
+    /// PyTorch's device-type number of an allocation: 1 is a GPU.
     #[serde(borrow, rename = "Device Type")]
     pub device_type: Option<&'a RawValue>,
     #[serde(borrow, rename = "Device Id")]
     pub memory_device: Option<&'a RawValue>,
     #[serde(borrow, rename = "Addr")]
     pub address: Option<&'a RawValue>,
-    /// Number of allocated bytes; negative if memory is freed.
+    /// Number of allocated bytes; negative if the event frees memory.
     #[serde(borrow, rename = "Bytes")]
     pub memory_bytes: Option<&'a RawValue>,
 }
 
-impl<'a> EventArguments<'a> {
-    /// The arguments of an event; empty if the field has another type.
-    pub fn new(event: &ChromeEvent<'a>) -> Self {
+impl<'a> ChromeEventArguments<'a> {
+    /// Parses the arguments of an event; all arguments are `None` if parsing fails.
+    pub fn parse_arguments_of_event(event: &ChromeTraceEvent<'a>) -> Self {
         event.args.and_then(|args| serde_json::from_str(args.get()).ok()).unwrap_or_default()
     }
 
-    /// Returns the id that joins a call with the operations that it launched.
-    pub fn correlation(&self) -> Option<i64> {
-        as_integer(self.correlation.or(self.correlation_id).or(self.external_id))
+    /// Returns the correlation id that connects a launch call with its GPU operations.
+    pub fn correlation_id(&self) -> Option<i64> {
+        json_value_as_integer(self.correlation.or(self.correlation_id).or(self.external_id))
     }
 }
 
-/// The text of a value: a string without its quotation marks, anything else as written.
-pub(super) fn text(value: &RawValue) -> Cow<'_, str> {
+/// Returns a JSON string without quotation marks and escapes; returns any other JSON value as
+/// written.
+pub(super) fn json_value_as_text(value: &RawValue) -> Cow<'_, str> {
     let written = value.get();
-    // Most values are numbers, and most texts have no escapes.
+    // Most values are numbers and most strings have no escapes, so these cases avoid an allocation.
     let plain = written.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
     match plain {
         None => Cow::Borrowed(written),
@@ -133,32 +136,32 @@ pub(super) fn text(value: &RawValue) -> Cow<'_, str> {
     }
 }
 
-/// A whole number, which may be written as a string.
-pub(super) fn as_integer(value: Option<&RawValue>) -> Option<i64> {
-    let text = text(value?);
+/// Parses a JSON number, or a JSON string that contains a number, as an integer.
+pub(super) fn json_value_as_integer(value: Option<&RawValue>) -> Option<i64> {
+    let text = json_value_as_text(value?);
     let text = text.trim();
     #[allow(clippy::cast_possible_truncation)]
     text.parse().ok().or_else(|| text.parse::<f64>().ok().map(|value| value as i64))
 }
 
 /// `[1, 2, 3]`.
-pub(super) fn dimensions(value: Option<&RawValue>) -> [u32; 3] {
+pub(super) fn json_list_as_three_dimensions(value: Option<&RawValue>) -> [u32; 3] {
     let numbers: Vec<u32> =
         value.and_then(|value| serde_json::from_str(value.get()).ok()).unwrap_or_default();
     std::array::from_fn(|i| numbers.get(i).copied().unwrap_or(0))
 }
 
-/// Converts microseconds with decimals to nanoseconds, exactly; `None` if they are so large that a
-/// difference may overflow.
-pub(super) fn exact_nanoseconds(value: Option<&RawValue>) -> Option<i64> {
-    let text = text(value?);
+/// Converts decimal microseconds to nanoseconds without float rounding; `None` if the time is too
+/// large for differences without overflow.
+pub(super) fn decimal_microseconds_as_nanoseconds(value: Option<&RawValue>) -> Option<i64> {
+    let text = json_value_as_text(value?);
     let text = text.trim();
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let exact = || {
         if fraction.len() > 18 || !fraction.bytes().all(|digit| digit.is_ascii_digit()) {
             return None;
         }
-        // The sign of -0.5 is in the text only.
+        // The integer part of "-0.5" parses as 0, so the sign is read from the text.
         let negative = whole.starts_with('-');
         let whole: i64 = whole.parse().ok()?;
         let digit = |at: usize| fraction.as_bytes().get(at).map_or(0, |digit| digit - b'0');
@@ -172,7 +175,7 @@ pub(super) fn exact_nanoseconds(value: Option<&RawValue>) -> Option<i64> {
         let value: f64 = text.parse().ok()?;
         (value.is_finite() && value.abs() < 9e15).then_some((value * 1000.0).round() as i64)
     };
-    exact().or_else(rounded).filter(is_plausible_time)
+    exact().or_else(rounded).filter(is_plausible_time_ns)
 }
 
 #[cfg(test)]
@@ -181,9 +184,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_times_are_exact_to_the_nanosecond() {
-        let time =
-            |text: &str| exact_nanoseconds(Some(&RawValue::from_string(text.to_owned()).unwrap()));
+    fn decimal_microseconds_become_exact_nanoseconds() {
+        let time = |text: &str| {
+            decimal_microseconds_as_nanoseconds(Some(
+                &RawValue::from_string(text.to_owned()).unwrap(),
+            ))
+        };
         assert_eq!(time("1712195495505543.2"), Some(1_712_195_495_505_543_200));
         assert_eq!(time("1712195495505543.217"), Some(1_712_195_495_505_543_217));
         assert_eq!(time("63.8134"), Some(63_813));

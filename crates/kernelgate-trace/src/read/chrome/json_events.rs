@@ -1,21 +1,22 @@
-//! Reads the events of a JSON file one by one, even if some of them are not valid JSON.
+//! Streams the events of a Chrome trace file, and skips events that are not valid JSON.
 //!
-//! PyTorch writes the source lines of stack frames as they are, with raw control characters and
-//! quotation marks. A broken event is skipped, and reading continues with the next event.
+//! PyTorch writes source lines into the JSON without escaping control characters and quotation
+//! marks. The reader skips an event that is invalid JSON, and continues with the next event.
 
 use std::borrow::Cow;
 use std::io::Read;
 
 use serde::de::IgnoredAny;
 
-use super::event::ChromeEvent;
+use super::event::ChromeTraceEvent;
 
-/// Number of bytes that are read at a time.
-const READ_CHUNK: usize = 1 << 18;
-/// Bytes of the longest event or field.
-const MAX_EVENT_BYTES: usize = 64 << 20;
-/// Fields by which a file describes itself, and its devices; others are skipped.
-const DESCRIBING_FIELDS: &[&str] = &[
+/// Minimum number of bytes that one read requests from the trace file.
+const MIN_FILE_READ_BYTES: usize = 1 << 18;
+/// Maximum size of one event or field of a Chrome trace file, in bytes.
+const MAX_EVENT_OR_FIELD_BYTES: usize = 64 << 20;
+/// Top-level fields of a Chrome trace file that kernelgate keeps, such as versions and devices;
+/// other fields are skipped.
+const KEPT_TOP_LEVEL_FIELDS: &[&str] = &[
     "deviceProperties",
     "schemaVersion",
     "traceName",
@@ -32,79 +33,85 @@ const DESCRIBING_FIELDS: &[&str] = &[
     "with_modules",
     "with_stack",
 ];
-/// JSON keys with which an event may begin.
-const EVENT_KEYS: &[&[u8]] = &[
+/// JSON keys with which a trace event may begin; they identify the next event after an invalid one.
+const FIRST_KEYS_OF_EVENTS: &[&[u8]] = &[
     b"ph", b"cat", b"name", b"pid", b"tid", b"ts", b"dur", b"id", b"args", b"s", b"bp", b"cname",
     b"tts",
 ];
 
-/// A part of a Chrome trace file: an event or a field.
-pub(super) enum ChromePart<'a> {
-    /// A field beside the events, with its value as written.
+/// A piece of a Chrome trace file that the reader passes on: an event or a top-level field.
+pub(super) enum ChromeFilePart<'a> {
+    /// A top-level field beside the event array: its key and its value as raw JSON.
     Field(&'a str, &'a str),
-    Event(&'a ChromeEvent<'a>),
-    /// An element of the events that is well-formed and not an event.
+    Event(&'a ChromeTraceEvent<'a>),
+    /// An element of the event array that is valid JSON but not an event.
     Other,
 }
 
 /// Summary of a file.
 #[derive(Debug, Default)]
-pub(super) struct FileContents {
-    /// Whether the document has an array of events.
+pub(super) struct ChromeFileReadSummary {
+    /// Whether the file has an event array.
     pub has_events: bool,
-    /// Events with texts that are not UTF-8.
+    /// Number of events with texts that are not valid UTF-8.
     pub invalid: u64,
     /// Number of events that are not valid JSON.
     pub broken: u64,
-    /// Reason why reading ended before the end of the file.
+    /// Why reading ended before the end of the file; `None` if the whole file was read.
     pub error: Option<String>,
 }
 
-/// Reads a file to its end, or up to the first broken part.
-pub(super) fn read_document(source: impl Read, each: impl FnMut(ChromePart<'_>)) -> FileContents {
-    let window = FileWindow { source, bytes: Vec::new(), at: 0, ended: false, failed: None };
-    let mut document = ChromeDocument { window, each, contents: FileContents::default() };
-    let outcome = document.read_whole_document();
+/// Reads a Chrome trace file until its end or the first error from which the reader cannot recover,
+/// and passes each event and field to `each`.
+pub(super) fn stream_chrome_events_and_fields(
+    source: impl Read,
+    each: impl FnMut(ChromeFilePart<'_>),
+) -> ChromeFileReadSummary {
+    let window = TraceFileBuffer { source, bytes: Vec::new(), at: 0, ended: false, failed: None };
+    let mut document =
+        ChromeDocumentReader { window, each, contents: ChromeFileReadSummary::default() };
+    let outcome = document.read_chrome_document();
     document.contents.error = outcome.err();
     document.contents
 }
 
-/// Part of a trace file that is in memory.
-struct FileWindow<R> {
+/// The bytes of the trace file that are currently in memory.
+struct TraceFileBuffer<R> {
     source: R,
     bytes: Vec<u8>,
-    /// Index of the next byte that is parsed.
+    /// Offset in the buffer of the next byte to parse.
     at: usize,
     ended: bool,
-    /// Reason why the end of the file cannot be read.
+    /// The read error of the file, reported after the bytes before it are parsed.
     failed: Option<String>,
 }
 
-impl<R: Read> FileWindow<R> {
-    fn rest_of_buffer(&self) -> &[u8] {
+impl<R: Read> TraceFileBuffer<R> {
+    fn unparsed_bytes(&self) -> &[u8] {
         &self.bytes[self.at..]
     }
 
-    /// Reads on; `false` at the end of the file. The buffer doubles, so that a long value is parsed
-    /// again a few times only.
-    fn read_more_of_file(&mut self) -> Result<bool, String> {
+    /// Reads more bytes of the file into the buffer; returns `false` at the end of the file. The
+    /// number of bytes per read doubles with the buffer, so that a long value is parsed only a few
+    /// times.
+    fn read_more_of_trace_file(&mut self) -> Result<bool, String> {
         if self.ended {
             return Ok(false);
         }
         self.bytes.drain(..self.at);
         self.at = 0;
         let length = self.bytes.len();
-        if length > MAX_EVENT_BYTES {
-            return Err(format!("a value of more than {} MiB", MAX_EVENT_BYTES >> 20));
+        if length > MAX_EVENT_OR_FIELD_BYTES {
+            return Err(format!("a value of more than {} MiB", MAX_EVENT_OR_FIELD_BYTES >> 20));
         }
         if let Some(failed) = &self.failed {
             return Err(failed.clone());
         }
-        let chunk = length.max(READ_CHUNK) as u64;
+        let chunk = length.max(MIN_FILE_READ_BYTES) as u64;
         let read = (&mut self.source).take(chunk).read_to_end(&mut self.bytes);
         self.failed = read.err().map(|error| error.to_string());
         match &self.failed {
-            // Bytes before the error are parsed first.
+            // Bytes that were read before the error are parsed before the error is reported.
             Some(failed) if self.bytes.len() == length => Err(failed.clone()),
             _ => {
                 self.ended = self.bytes.len() == length;
@@ -113,37 +120,38 @@ impl<R: Read> FileWindow<R> {
         }
     }
 
-    /// Returns the next byte that is not white space, without consuming it.
-    fn peek_byte(&mut self) -> Result<Option<u8>, String> {
+    /// Returns the next byte that is not white space, without consuming the byte.
+    fn peek_non_space_byte(&mut self) -> Result<Option<u8>, String> {
         loop {
-            let spaces = leading_spaces(self.rest_of_buffer());
+            let spaces = count_leading_spaces(self.unparsed_bytes());
             self.at += spaces;
-            if let Some(&byte) = self.rest_of_buffer().first() {
+            if let Some(&byte) = self.unparsed_bytes().first() {
                 return Ok(Some(byte));
             }
-            if !self.read_more_of_file()? {
+            if !self.read_more_of_trace_file()? {
                 return Ok(None);
             }
         }
     }
 
-    /// Takes the next byte that is not white space.
-    fn next(&mut self) -> Result<Option<u8>, String> {
-        let byte = self.peek_byte()?;
+    /// Consumes and returns the next byte that is not white space.
+    fn consume_non_space_byte(&mut self) -> Result<Option<u8>, String> {
+        let byte = self.peek_non_space_byte()?;
         self.at += usize::from(byte.is_some());
         Ok(byte)
     }
 
-    /// The length of the next value, which is in memory afterwards.
-    fn buffer_next_value(&mut self) -> Result<usize, String> {
+    /// Reads until the next JSON value is completely in the buffer, and returns its length in
+    /// bytes.
+    fn buffer_next_json_value(&mut self) -> Result<usize, String> {
         loop {
-            match value_length(self.rest_of_buffer()) {
+            match json_value_length(self.unparsed_bytes()) {
                 Ok(length) if self.at + length < self.bytes.len() || self.ended => {
                     return Ok(length);
                 }
                 Err(error) if !error.is_eof() => return Err(error.to_string()),
                 outcome => {
-                    if !self.read_more_of_file()? {
+                    if !self.read_more_of_trace_file()? {
                         return outcome.map_err(|error| error.to_string());
                     }
                 }
@@ -151,12 +159,12 @@ impl<R: Read> FileWindow<R> {
         }
     }
 
-    /// Skips a value without keeping it, however long it is.
-    fn skip_value(&mut self) -> Result<(), String> {
+    /// Skips a JSON value of any length without keeping its bytes in memory.
+    fn skip_json_value(&mut self) -> Result<(), String> {
         let (mut depth, mut text, mut escaped) = (0usize, false, false);
-        self.peek_byte()?;
+        self.peek_non_space_byte()?;
         loop {
-            for (index, &byte) in self.rest_of_buffer().iter().enumerate() {
+            for (index, &byte) in self.unparsed_bytes().iter().enumerate() {
                 match byte {
                     _ if escaped => escaped = false,
                     b'\\' if text => escaped = true,
@@ -172,37 +180,38 @@ impl<R: Read> FileWindow<R> {
                 }
             }
             self.at = self.bytes.len();
-            if !self.read_more_of_file()? {
+            if !self.read_more_of_trace_file()? {
                 return Err("the file ends within a value".to_owned());
             }
         }
     }
 
-    /// Returns where the event that begins here ends, and where the next one or the end of the
-    /// array begins.
-    fn find_event_boundary(&mut self) -> Result<Option<EventBoundary>, String> {
-        // Enough to recognise a boundary that is only partly in memory.
-        const READ_MARGIN: usize = 256;
+    /// Finds where the current, invalid event ends, and where the next event begins or the event
+    /// array ends.
+    fn read_until_event_boundary(&mut self) -> Result<Option<EndOfBrokenEvent>, String> {
+        // Search starts this many bytes before the previous end of the buffer, because a boundary
+        // may have been cut there.
+        const BOUNDARY_SEARCH_OVERLAP_BYTES: usize = 256;
         let mut from = 0;
         loop {
-            let rest = self.rest_of_buffer();
-            if let Some(found) = find_event_boundary(rest, from) {
+            let rest = self.unparsed_bytes();
+            if let Some(found) = find_end_of_broken_event(rest, from) {
                 return Ok(Some(found));
             }
-            from = rest.len().saturating_sub(READ_MARGIN);
-            if !self.read_more_of_file()? {
+            from = rest.len().saturating_sub(BOUNDARY_SEARCH_OVERLAP_BYTES);
+            if !self.read_more_of_trace_file()? {
                 return Ok(None);
             }
         }
     }
 }
 
-fn leading_spaces(bytes: &[u8]) -> usize {
+fn count_leading_spaces(bytes: &[u8]) -> usize {
     bytes.iter().take_while(|byte| byte.is_ascii_whitespace()).count()
 }
 
-/// Length of the JSON value at the start of `bytes`.
-fn value_length(bytes: &[u8]) -> serde_json::Result<usize> {
+/// Length in bytes of the JSON value at the start of `bytes`.
+fn json_value_length(bytes: &[u8]) -> serde_json::Result<usize> {
     let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<IgnoredAny>();
     match values.next() {
         Some(Ok(_)) => Ok(values.byte_offset()),
@@ -211,23 +220,23 @@ fn value_length(bytes: &[u8]) -> serde_json::Result<usize> {
     }
 }
 
-/// Position where a broken event ends.
-struct EventBoundary {
-    /// Index after the closing bracket of the broken event.
+/// Offsets in a trace file at which an invalid event ends and reading continues.
+struct EndOfBrokenEvent {
+    /// Offset after the closing brace of the invalid event.
     end: usize,
-    /// At the next event, or at the bracket that closes the array.
+    /// Offset of the next event, or of the bracket that closes the event array.
     next: usize,
 }
 
-/// Finds the first closing bracket behind which an event begins or the array ends.
-fn find_event_boundary(bytes: &[u8], from: usize) -> Option<EventBoundary> {
-    let behind = |at: usize| at + leading_spaces(&bytes[at..]);
+/// Finds the first closing brace after which another event begins or the event array ends.
+fn find_end_of_broken_event(bytes: &[u8], from: usize) -> Option<EndOfBrokenEvent> {
+    let behind = |at: usize| at + count_leading_spaces(&bytes[at..]);
     let byte = |at: usize| bytes.get(at).copied();
     let closing = bytes.iter().enumerate().skip(from).filter(|&(_, &byte)| byte == b'}');
     for (index, _) in closing {
         let next = behind(index + 1);
         let found = match byte(next) {
-            Some(b',') => Some(behind(next + 1)).filter(|&at| begins_chrome_event(&bytes[at..])),
+            Some(b',') => Some(behind(next + 1)).filter(|&at| begins_with_event_key(&bytes[at..])),
             Some(b']') => {
                 let after = behind(next + 1);
                 let closes = match byte(after) {
@@ -240,108 +249,113 @@ fn find_event_boundary(bytes: &[u8], from: usize) -> Option<EventBoundary> {
             _ => None,
         };
         if let Some(next) = found {
-            return Some(EventBoundary { end: index + 1, next });
+            return Some(EndOfBrokenEvent { end: index + 1, next });
         }
     }
     None
 }
 
-/// Returns whether bytes begin as `{"ph":`, with any key of an event.
-fn begins_chrome_event(bytes: &[u8]) -> bool {
+/// Whether bytes begin with `{"ph":` or with an opening brace and another key of trace events.
+fn begins_with_event_key(bytes: &[u8]) -> bool {
     let Some(inside) = bytes.strip_prefix(b"{") else { return false };
-    let Some(text) = inside[leading_spaces(inside)..].strip_prefix(b"\"") else { return false };
-    EVENT_KEYS.iter().any(|key| {
+    let Some(text) = inside[count_leading_spaces(inside)..].strip_prefix(b"\"") else {
+        return false;
+    };
+    FIRST_KEYS_OF_EVENTS.iter().any(|key| {
         let colon = text.strip_prefix(*key).and_then(|rest| rest.strip_prefix(b"\""));
-        colon.is_some_and(|rest| rest[leading_spaces(rest)..].starts_with(b":"))
+        colon.is_some_and(|rest| rest[count_leading_spaces(rest)..].starts_with(b":"))
     })
 }
 
-/// Result of parsing one event.
-enum EventStep {
-    /// The event was passed on, and has this length in bytes.
+/// Result of parsing one trace event from the buffer.
+enum EventParseOutcome {
+    /// The event was parsed and passed to the caller; the number is its length in bytes.
     Read(usize),
-    /// The end of the event is not in memory.
+    /// The buffer ends before the event ends.
     CutOff,
     /// The event is not valid JSON.
     Broken,
 }
 
-fn parse_step<R: Read>(window: &FileWindow<R>, each: &mut impl FnMut(ChromePart<'_>)) -> EventStep {
-    let rest = window.rest_of_buffer();
-    let mut values = serde_json::Deserializer::from_slice(rest).into_iter::<ChromeEvent<'_>>();
+fn parse_buffered_event<R: Read>(
+    window: &TraceFileBuffer<R>,
+    each: &mut impl FnMut(ChromeFilePart<'_>),
+) -> EventParseOutcome {
+    let rest = window.unparsed_bytes();
+    let mut values = serde_json::Deserializer::from_slice(rest).into_iter::<ChromeTraceEvent<'_>>();
     match values.next() {
         Some(Ok(event)) => {
             let length = values.byte_offset();
-            match rest.get(length + leading_spaces(&rest[length..])) {
+            match rest.get(length + count_leading_spaces(&rest[length..])) {
                 Some(b',' | b']') => {}
                 None if window.ended => {}
-                None => return EventStep::CutOff,
-                // The last bracket of the event lies inside a text.
-                Some(_) => return EventStep::Broken,
+                None => return EventParseOutcome::CutOff,
+                // An unescaped quotation mark made the parser end the event inside a text.
+                Some(_) => return EventParseOutcome::Broken,
             }
-            each(ChromePart::Event(&event));
-            EventStep::Read(length)
+            each(ChromeFilePart::Event(&event));
+            EventParseOutcome::Read(length)
         }
-        Some(Err(error)) if error.is_data() => match value_length(rest) {
+        Some(Err(error)) if error.is_data() => match json_value_length(rest) {
             Ok(length) => {
-                each(ChromePart::Other);
-                EventStep::Read(length)
+                each(ChromeFilePart::Other);
+                EventParseOutcome::Read(length)
             }
-            Err(error) if error.is_eof() => EventStep::CutOff,
-            Err(_) => EventStep::Broken,
+            Err(error) if error.is_eof() => EventParseOutcome::CutOff,
+            Err(_) => EventParseOutcome::Broken,
         },
-        Some(Err(error)) if !error.is_eof() => EventStep::Broken,
-        Some(Err(_)) | None => EventStep::CutOff,
+        Some(Err(error)) if !error.is_eof() => EventParseOutcome::Broken,
+        Some(Err(_)) | None => EventParseOutcome::CutOff,
     }
 }
 
-struct ChromeDocument<R, F> {
-    window: FileWindow<R>,
+struct ChromeDocumentReader<R, F> {
+    window: TraceFileBuffer<R>,
     each: F,
-    contents: FileContents,
+    contents: ChromeFileReadSummary,
 }
 
-impl<R: Read, F: FnMut(ChromePart<'_>)> ChromeDocument<R, F> {
-    fn read_whole_document(&mut self) -> Result<(), String> {
-        self.window.peek_byte()?;
-        if self.window.rest_of_buffer().starts_with(b"\xef\xbb\xbf") {
+impl<R: Read, F: FnMut(ChromeFilePart<'_>)> ChromeDocumentReader<R, F> {
+    fn read_chrome_document(&mut self) -> Result<(), String> {
+        self.window.peek_non_space_byte()?;
+        if self.window.unparsed_bytes().starts_with(b"\xef\xbb\xbf") {
             self.window.at += 3;
         }
-        match self.window.next()? {
+        match self.window.consume_non_space_byte()? {
             Some(b'[') => self.read_event_array(),
-            Some(b'{') => self.read_fields(),
+            Some(b'{') => self.read_top_level_fields(),
             _ => Err("expected an object with `traceEvents`, or an array of events".to_owned()),
         }
     }
 
-    fn read_fields(&mut self) -> Result<(), String> {
-        if self.window.peek_byte()? == Some(b'}') {
+    fn read_top_level_fields(&mut self) -> Result<(), String> {
+        if self.window.peek_non_space_byte()? == Some(b'}') {
             return Ok(());
         }
         loop {
-            self.window.peek_byte()?;
-            let length = self.window.buffer_next_value()?;
-            let key = serde_json::from_slice::<String>(&self.window.rest_of_buffer()[..length])
+            self.window.peek_non_space_byte()?;
+            let length = self.window.buffer_next_json_value()?;
+            let key = serde_json::from_slice::<String>(&self.window.unparsed_bytes()[..length])
                 .map_err(|error| error.to_string())?;
             self.window.at += length;
-            if self.window.next()? != Some(b':') {
+            if self.window.consume_non_space_byte()? != Some(b':') {
                 return Err(format!("expected a value of `{key}`"));
             }
             match key.as_str() {
-                "traceEvents" => match self.window.next()? {
+                "traceEvents" => match self.window.consume_non_space_byte()? {
                     Some(b'[') => self.read_event_array()?,
                     _ => return Err("`traceEvents` is not an array of events".to_owned()),
                 },
-                key if DESCRIBING_FIELDS.contains(&key) => {
-                    self.window.peek_byte()?;
-                    let length = self.window.buffer_next_value()?;
-                    let value = String::from_utf8_lossy(&self.window.rest_of_buffer()[..length]);
-                    (self.each)(ChromePart::Field(key, &value));
+                key if KEPT_TOP_LEVEL_FIELDS.contains(&key) => {
+                    self.window.peek_non_space_byte()?;
+                    let length = self.window.buffer_next_json_value()?;
+                    let value = String::from_utf8_lossy(&self.window.unparsed_bytes()[..length]);
+                    (self.each)(ChromeFilePart::Field(key, &value));
                     self.window.at += length;
                 }
-                _ => self.window.skip_value()?,
+                _ => self.window.skip_json_value()?,
             }
-            match self.window.next()? {
+            match self.window.consume_non_space_byte()? {
                 Some(b',') => {}
                 Some(b'}') => return Ok(()),
                 _ => return Err("the file ends before its last bracket".to_owned()),
@@ -349,59 +363,64 @@ impl<R: Read, F: FnMut(ChromePart<'_>)> ChromeDocument<R, F> {
         }
     }
 
-    /// Reads the events after the opening bracket of their array, and the closing bracket.
+    /// Reads the events of the array after its opening bracket, and consumes the closing bracket.
     fn read_event_array(&mut self) -> Result<(), String> {
         self.contents.has_events = true;
         loop {
-            match self.window.peek_byte()? {
+            match self.window.peek_non_space_byte()? {
                 Some(b']') => {
                     self.window.at += 1;
                     return Ok(());
                 }
                 Some(b',') => self.window.at += 1,
-                Some(b'{') => self.read_event()?,
-                Some(_) => self.skip_other_element()?,
+                Some(b'{') => self.read_or_skip_event()?,
+                Some(_) => self.skip_non_object_element()?,
                 None => return Err("the array of events has no end".to_owned()),
             }
         }
     }
 
-    /// An element that is not an object.
-    fn skip_other_element(&mut self) -> Result<(), String> {
-        let length = self.window.buffer_next_value()?;
-        (self.each)(ChromePart::Other);
+    /// Skips an element of the event array that is not a JSON object.
+    fn skip_non_object_element(&mut self) -> Result<(), String> {
+        let length = self.window.buffer_next_json_value()?;
+        (self.each)(ChromeFilePart::Other);
         self.window.at += length;
         Ok(())
     }
 
-    fn read_event(&mut self) -> Result<(), String> {
+    fn read_or_skip_event(&mut self) -> Result<(), String> {
         loop {
-            match parse_step(&self.window, &mut self.each) {
-                EventStep::Read(length) => {
+            match parse_buffered_event(&self.window, &mut self.each) {
+                EventParseOutcome::Read(length) => {
                     self.window.at += length;
                     return Ok(());
                 }
-                EventStep::CutOff if !self.window.ended => {
-                    self.window.read_more_of_file()?;
+                EventParseOutcome::CutOff if !self.window.ended => {
+                    self.window.read_more_of_trace_file()?;
                 }
-                EventStep::CutOff | EventStep::Broken => return self.skip_broken_event(),
+                EventParseOutcome::CutOff | EventParseOutcome::Broken => {
+                    return self.skip_or_repair_broken_event();
+                }
             }
         }
     }
 
-    /// Skips an event that is not JSON, unless only its texts are not UTF-8.
-    fn skip_broken_event(&mut self) -> Result<(), String> {
-        let Some(EventBoundary { end, next }) = self.window.find_event_boundary()? else {
-            let why =
-                value_length(self.window.rest_of_buffer()).err().map(|error| error.to_string());
+    /// Skips an event that is invalid JSON; an event that is invalid only as UTF-8 is passed on
+    /// with replacement characters.
+    fn skip_or_repair_broken_event(&mut self) -> Result<(), String> {
+        let Some(EndOfBrokenEvent { end, next }) = self.window.read_until_event_boundary()? else {
+            let why = json_value_length(self.window.unparsed_bytes())
+                .err()
+                .map(|error| error.to_string());
             self.window.at = self.window.bytes.len();
             return Err(why.unwrap_or_else(|| "the file ends within an event".to_owned()));
         };
-        let text = String::from_utf8_lossy(&self.window.rest_of_buffer()[..end]);
-        match serde_json::from_str::<ChromeEvent<'_>>(&text) {
+        let text = String::from_utf8_lossy(&self.window.unparsed_bytes()[..end]);
+        match serde_json::from_str::<ChromeTraceEvent<'_>>(&text) {
             Ok(event) => {
-                (self.each)(ChromePart::Event(&event));
-                // A character that is cut by the end of the buffer also looks broken.
+                (self.each)(ChromeFilePart::Event(&event));
+                // A multi-byte character that the buffer's end cuts also makes the parser report
+                // invalid JSON.
                 self.contents.invalid += u64::from(matches!(text, Cow::Owned(_)));
             }
             Err(_) => self.contents.broken += 1,
@@ -415,8 +434,9 @@ impl<R: Read, F: FnMut(ChromePart<'_>)> ChromeDocument<R, F> {
 mod tests {
     use super::*;
 
-    /// The names of the events of a text, read in small pieces, and what it consists of.
-    fn event_names(text: &[u8]) -> (Vec<String>, FileContents) {
+    /// Reads a test document in pieces of at most seven bytes; returns the names of its events and
+    /// the summary of the read.
+    fn read_event_names_in_small_pieces(text: &[u8]) -> (Vec<String>, ChromeFileReadSummary) {
         struct SlowReader<'a>(&'a [u8]);
         impl Read for SlowReader<'_> {
             fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
@@ -427,8 +447,8 @@ mod tests {
             }
         }
         let mut names = Vec::new();
-        let contents = read_document(SlowReader(text), |part| {
-            if let ChromePart::Event(event) = part {
+        let contents = stream_chrome_events_and_fields(SlowReader(text), |part| {
+            if let ChromeFilePart::Event(event) = part {
                 names.push(event.name.clone().into_owned());
             }
         });
@@ -441,16 +461,16 @@ mod tests {
             {"ph": "X", "name": "first"},
             {"ph": "X", "name": "say "hello", or "}, {" even"},
             {"ph": "X", "name": "second", "args": {"k": "},{ \" "}}, {"ph": "X", "name": "a"b"} ], "z": 1}"#;
-        let (names, contents) = event_names(text);
+        let (names, contents) = read_event_names_in_small_pieces(text);
         assert_eq!(names, ["first", "second"]);
         assert_eq!((contents.broken, contents.invalid), (2, 0));
         assert_eq!(contents.error, None);
     }
 
     #[test]
-    fn a_trace_event_with_control_characters_is_skipped() {
+    fn control_characters_break_an_event_but_invalid_utf8_does_not() {
         let text = b"[{\"name\": \"a\x01b\nc\"}, {\"name\": \"\xff\"}, {\"name\": \"d\"}]";
-        let (names, contents) = event_names(text);
+        let (names, contents) = read_event_names_in_small_pieces(text);
         assert_eq!(names, ["\u{fffd}", "d"]);
         assert_eq!((contents.broken, contents.invalid), (1, 1));
         assert_eq!(contents.error, None);
@@ -458,10 +478,11 @@ mod tests {
 
     #[test]
     fn a_truncated_trace_reports_where_reading_ended() {
-        let (read, contents) = event_names(br#"{"traceEvents": [{"name": "a"}, {"name": "b"#);
+        let (read, contents) =
+            read_event_names_in_small_pieces(br#"{"traceEvents": [{"name": "a"}, {"name": "b"#);
         assert_eq!(read, ["a"]);
         assert!(contents.error.is_some_and(|error| error.contains("EOF")));
-        let (read, contents) = event_names(br#"[{"name": "a"}"#);
+        let (read, contents) = read_event_names_in_small_pieces(br#"[{"name": "a"}"#);
         assert_eq!(read, ["a"]);
         assert!(contents.error.is_some_and(|error| error.contains("no end")));
     }

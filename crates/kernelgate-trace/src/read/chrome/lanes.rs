@@ -1,46 +1,47 @@
-//! The process of each lane of operations: traces of several ranks in one file have several of
-//! both.
+//! Finds the host process that launched the GPU operations of each GPU process id, for Chrome
+//! traces of several ranks in one file.
 
 use std::cmp::Reverse;
 
 use hashbrown::HashMap;
 
 use crate::model::Trace;
-use crate::model::gpu::{OperationColumns, OperationPlace, PlaceId};
+use crate::model::gpu::{GpuOperationColumns, OperationPlaceIndex, ProcessDeviceContextAndStream};
 
-/// Processes of operations from here on are lanes: they are known when all calls are.
-pub(super) const FIRST_LANE_PROCESS: u32 = 1 << 31;
+/// Process numbers from here on stand for the pid fields of GPU operations, until all launch calls
+/// are read and show the real process.
+pub(super) const FIRST_PLACEHOLDER_PROCESS: u32 = 1 << 31;
 
-/// How well a process fits a lane: operations that one of its calls may have launched, and the time
-/// between those calls and the operations, negative.
-type LaneFit = (usize, i64);
+/// How well a host process fits a GPU pid: the number of operations that its calls may have
+/// launched, and the negated sum of time distances.
+type MatchedOperationsAndNegatedDistance = (usize, i64);
 
-/// Calls with one correlation id that are compared.
-const MAX_CALLS_WITH_ONE_ID: usize = 64;
+/// Maximum number of launch calls with the same correlation id that are compared.
+const MAX_CALLS_PER_CORRELATION_ID: usize = 64;
 
-/// The process of each lane: the one whose calls launched most of its operations; of several, the
-/// one whose calls are much closer in time.
-pub(super) fn process_of_each_lane(trace: &Trace, lanes: usize, busiest: u32) -> Vec<u32> {
+/// For each GPU pid, the host process whose calls launched most of its operations; if several are
+/// equal, the one whose calls are nearest in time.
+pub(super) fn host_process_of_each_gpu_pid(trace: &Trace, lanes: usize, busiest: u32) -> Vec<u32> {
     let calls = &trace.calls;
     let process_of = |call: usize| trace.threads[calls.thread[call] as usize].process;
-    let mut processes: Vec<u32> = (0..calls.len()).map(process_of).collect();
+    let mut processes: Vec<u32> = (0..calls.call_count()).map(process_of).collect();
     processes.sort_unstable();
     processes.dedup();
     if processes.len() < 2 {
         return vec![busiest; lanes];
     }
     let mut launches: HashMap<u32, Vec<(u32, i64)>> = HashMap::new();
-    for call in (0..calls.len()).filter(|&call| calls.correlation[call] != 0) {
+    for call in (0..calls.call_count()).filter(|&call| calls.correlation[call] != 0) {
         let same = launches.entry(calls.correlation[call]).or_default();
-        if same.len() < MAX_CALLS_WITH_ONE_ID {
+        if same.len() < MAX_CALLS_PER_CORRELATION_ID {
             same.push((process_of(call), calls.start[call]));
         }
     }
-    let mut fits: HashMap<(usize, u32), LaneFit> = HashMap::new();
-    let mut add = |operations: &OperationColumns| {
-        for row in 0..operations.len() {
+    let mut fits: HashMap<(usize, u32), MatchedOperationsAndNegatedDistance> = HashMap::new();
+    let mut add = |operations: &GpuOperationColumns| {
+        for row in 0..operations.operation_count() {
             let process = trace.places[operations.place.at(row).0 as usize].process;
-            let Some(lane) = process.checked_sub(FIRST_LANE_PROCESS) else { continue };
+            let Some(lane) = process.checked_sub(FIRST_PLACEHOLDER_PROCESS) else { continue };
             let calls = launches.get(&operations.correlation.at(row));
             for &(process, start) in calls.into_iter().flatten() {
                 let (count, near) = fits.entry((lane as usize, process)).or_default();
@@ -61,7 +62,8 @@ pub(super) fn process_of_each_lane(trace: &Trace, lanes: usize, busiest: u32) ->
         let mut fitting: Vec<(i64, u32)> = fitting
             .filter_map(|process| Some((fit(process).filter(|of| Some(of.0) == most)?.1, process)))
             .collect();
-        // Ranks with the same ids that ran at the same time keep their order.
+        // If ranks have equal correlation ids and ran at the same time, the order of GPU pids and
+        // of processes decides.
         fitting.sort_by_key(|&(near, _)| Reverse(near));
         match fitting[..] {
             [] => busiest,
@@ -75,12 +77,13 @@ pub(super) fn process_of_each_lane(trace: &Trace, lanes: usize, busiest: u32) ->
     (0..lanes).map(owner).collect()
 }
 
-/// Gives places that became equal one number.
-pub(super) fn join_equal_places(trace: &mut Trace) {
-    let mut numbers: HashMap<OperationPlace, PlaceId> = HashMap::new();
-    let first: Vec<PlaceId> = (0u32..)
+/// Merges places (process, device, context, stream) that became equal when placeholder processes
+/// were replaced.
+pub(super) fn merge_equal_places(trace: &mut Trace) {
+    let mut numbers: HashMap<ProcessDeviceContextAndStream, OperationPlaceIndex> = HashMap::new();
+    let first: Vec<OperationPlaceIndex> = (0u32..)
         .zip(&trace.places)
-        .map(|(number, place)| *numbers.entry(*place).or_insert(PlaceId(number)))
+        .map(|(number, place)| *numbers.entry(*place).or_insert(OperationPlaceIndex(number)))
         .collect();
     if numbers.len() == trace.places.len() {
         return;
@@ -93,6 +96,6 @@ pub(super) fn join_equal_places(trace: &mut Trace) {
         &mut trace.syncs.on_gpu,
     ];
     for part in parts {
-        part.place = part.place.iter().map(|place| first[place.0 as usize]).collect();
+        part.place = part.place.iter_decoded_rows().map(|place| first[place.0 as usize]).collect();
     }
 }

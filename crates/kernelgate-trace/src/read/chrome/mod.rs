@@ -1,8 +1,9 @@
-//! Reads Chrome's trace format, as PyTorch's profiler (Kineto) writes it, also compressed by gzip.
+//! Reads Chrome trace JSON as PyTorch's profiler (Kineto), JAX and kernelgate write it, also
+//! compressed with gzip.
 //!
-//! Events are read one by one, so that the file need not fit into memory. An event of another shape
-//! than expected is counted and skipped. Absent: Python functions, flow arrows (operations and
-//! calls are joined by their correlation ids), counters.
+//! The reader streams events one by one, so that the trace file need not fit into memory. The
+//! reader counts and skips elements that are not trace events. The reader ignores Python functions,
+//! counters and flow arrows; correlation ids connect GPU operations with launch calls instead.
 
 mod collective;
 mod copies;
@@ -13,32 +14,39 @@ mod xla;
 
 use std::path::Path;
 
-use event::{ChromeEvent, EventArguments, as_integer, dimensions, exact_nanoseconds, text};
+use event::{
+    ChromeEventArguments, ChromeTraceEvent, decimal_microseconds_as_nanoseconds,
+    json_list_as_three_dimensions, json_value_as_integer, json_value_as_text,
+};
 use hashbrown::HashMap;
-use json_events::ChromePart;
-use lanes::FIRST_LANE_PROCESS;
+use json_events::ChromeFilePart;
+use lanes::FIRST_PLACEHOLDER_PROCESS;
 use serde_json::value::RawValue;
 
 use super::json_source;
 use super::trace_builder::TraceBuilder;
 use crate::error::TraceError;
-use crate::model::gpu::{LaunchShape, OperationColumns, OperationPlace, SynchronisationKind};
-use crate::model::host::{OperatorInputs, RangeStyle};
-use crate::model::{InternedValues, Trace, TraceRecorder, TracedDevice};
+use crate::model::gpu::{
+    GpuOperationColumns, KernelLaunchShape, ProcessDeviceContextAndStream, SynchronisationTarget,
+};
+use crate::model::host::{HostRangeStyle, RecordedOperatorInputs};
+use crate::model::{DistinctValues, Trace, TraceRecorder, TracedDevice};
 
-/// Reads a file.
+/// Reads a trace file in Chrome trace JSON.
 ///
 /// # Errors
-/// The file cannot be read, or holds no event of a trace.
+/// The file cannot be read, or contains no trace event.
 pub(super) fn read_chrome_trace(path: &Path) -> Result<Trace, TraceError> {
-    let source = json_source::open_json(path).map_err(TraceError::io(path))?;
-    let mut reader = ChromeReader::default();
+    let source = json_source::open_plain_or_gzip_json(path).map_err(TraceError::io(path))?;
+    let mut reader = ChromeTraceReader::default();
     reader.builder.trace.recorder = TraceRecorder::Chrome;
-    let contents = json_events::read_document(source, |part| reader.read_part(&part));
+    let contents = json_events::stream_chrome_events_and_fields(source, |part| {
+        reader.add_event_or_field(&part)
+    });
     if let Some(error) = &contents.error {
         let reason = format!("JSON after {} events: {error}", reader.events);
         if reader.events == 0 {
-            return Err(TraceError::broken_file(path, reason));
+            return Err(TraceError::broken_trace_file_error(path, reason));
         }
         reader.builder.trace.quality.unreadable.push(reason);
     }
@@ -52,54 +60,55 @@ pub(super) fn read_chrome_trace(path: &Path) -> Result<Trace, TraceError> {
     let quality = &mut reader.builder.trace.quality;
     quality.broken_events = contents.broken;
     quality.invalid_texts = contents.invalid;
-    Ok(reader.finish_trace())
+    Ok(reader.close_ranges_and_finish_trace())
 }
 
 #[derive(Default)]
-struct ChromeReader {
+struct ChromeTraceReader {
     builder: TraceBuilder,
     /// Events of any kind.
     events: u64,
-    /// Elements between the events that are not events.
+    /// Number of elements of the event array that are not trace events.
     others: u64,
-    /// Open `B` events by process and thread: range start and name.
+    /// Open `B` events by thread: each with start time and name of the range.
     open: HashMap<u32, Vec<(i64, String)>>,
-    /// Open `b` events, which end anywhere, by id: range start, thread and name.
+    /// Open `b` events by category and id: start time, thread and name of the range; such ranges
+    /// may end on another thread.
     open_by_id: HashMap<(String, i64), (i64, u32, String)>,
-    /// The process id field of GPU operations, which is the number of a device.
-    lanes: InternedValues<i64>,
-    /// CUDA calls by process: GPU work without launch calls is attributed to the process with the
-    /// most launches.
+    /// The pid fields of GPU operations; PyTorch writes the device number into this field.
+    lanes: DistinctValues<i64>,
+    /// CUDA calls by process: GPU operations without launch calls are attributed to the process
+    /// with the most launch calls.
     calls: HashMap<u32, u64>,
-    /// Devices and streams, where XLA wrote the trace.
-    xla: xla::XlaLines,
+    /// Devices and streams, if XLA's profiler wrote the trace.
+    xla: xla::XlaProcessesAndThreads,
 }
 
-impl ChromeReader {
-    fn read_part(&mut self, part: &ChromePart<'_>) {
+impl ChromeTraceReader {
+    fn add_event_or_field(&mut self, part: &ChromeFilePart<'_>) {
         match part {
-            ChromePart::Field("deviceProperties", value) => self.read_devices(value),
-            ChromePart::Field(key, value) => {
+            ChromeFilePart::Field("deviceProperties", value) => self.read_device_properties(value),
+            ChromeFilePart::Field(key, value) => {
                 let text = serde_json::from_str(value).unwrap_or_else(|_| (*value).to_owned());
                 self.builder.trace.metadata.insert((*key).to_owned(), text);
             }
-            // Any JSON object can be read as an event, but events of a trace have a phase.
-            ChromePart::Event(event) if event.ph.is_empty() => {
+            // Any JSON object parses as an event, but only trace events have a phase (`ph`).
+            ChromeFilePart::Event(event) if event.ph.is_empty() => {
                 self.others += 1;
                 self.builder.trace.quality.odd_values += 1;
             }
-            ChromePart::Event(event) => {
+            ChromeFilePart::Event(event) => {
                 self.events += 1;
-                self.read_event(event);
+                self.add_event_by_phase(event);
             }
-            ChromePart::Other => {
+            ChromeFilePart::Other => {
                 self.others += 1;
                 self.builder.trace.quality.odd_values += 1;
             }
         }
     }
 
-    fn read_devices(&mut self, value: &str) {
+    fn read_device_properties(&mut self, value: &str) {
         let Ok(devices) = serde_json::from_str::<Vec<serde_json::Value>>(value) else {
             self.builder.trace.quality.odd_values += 1;
             return;
@@ -114,7 +123,7 @@ impl ChromeReader {
                 compute: number("computeMajor").zip(number("computeMinor")),
                 threads_per_sm: number("maxThreadsPerMultiprocessor"),
                 registers_per_sm: number("regsPerMultiprocessor"),
-                // The second field name is used by ROCm.
+                // PyTorch for ROCm uses the second field name.
                 shared_per_sm: number("sharedMemPerMultiprocessor")
                     .or_else(|| number("maxSharedMemoryPerMultiProcessor")),
                 blocks_per_sm: None,
@@ -123,289 +132,369 @@ impl ChromeReader {
         }
     }
 
-    fn read_event(&mut self, event: &ChromeEvent<'_>) {
+    fn add_event_by_phase(&mut self, event: &ChromeTraceEvent<'_>) {
         match event.ph.as_ref() {
-            "X" => self.add_span(event),
-            "M" => self.name(event),
-            "B" | "E" => self.add_range_bracket(event),
-            "b" | "e" => self.add_range_bracket_by_id(event),
-            "i" | "I" if event.name == "[memory]" => self.add_allocation(event),
+            "X" => self.add_span_by_category(event),
+            "M" => self.read_process_or_thread_name(event),
+            "B" | "E" => self.begin_or_end_nested_range(event),
+            "b" | "e" => self.begin_or_end_range_by_id(event),
+            "i" | "I" if event.name == "[memory]" => self.add_gpu_allocation_or_free(event),
             _ => {}
         }
     }
 
-    /// Memory that PyTorch's allocator hands out or takes back, where it was profiled.
-    fn add_allocation(&mut self, event: &ChromeEvent<'_>) {
-        let arguments = EventArguments::new(event);
-        if as_integer(arguments.device_type) != Some(1) {
+    /// Adds an allocation or free of GPU memory that PyTorch's allocator reported; present if
+    /// memory was profiled.
+    fn add_gpu_allocation_or_free(&mut self, event: &ChromeTraceEvent<'_>) {
+        let arguments = ChromeEventArguments::parse_arguments_of_event(event);
+        if json_value_as_integer(arguments.device_type) != Some(1) {
             return;
         }
-        let (Some(time), Some(bytes)) =
-            (exact_nanoseconds(event.ts), as_integer(arguments.memory_bytes))
-        else {
+        let (Some(time), Some(bytes)) = (
+            decimal_microseconds_as_nanoseconds(event.ts),
+            json_value_as_integer(arguments.memory_bytes),
+        ) else {
             self.builder.trace.quality.odd_values += 1;
             return;
         };
-        let thread = self.thread_of_event(event);
+        let thread = self.index_of_event_thread(event);
         let process = self.builder.trace.threads[thread as usize].process;
-        let device = as_integer(arguments.memory_device).and_then(|id| u32::try_from(id).ok());
+        let device =
+            json_value_as_integer(arguments.memory_device).and_then(|id| u32::try_from(id).ok());
         let device = device.unwrap_or(0);
-        let place = self.builder.place(OperationPlace { process, device, context: 0, stream: 0 });
-        let address = as_integer(arguments.address).unwrap_or(0).cast_unsigned();
+        let place = self.builder.index_of_operation_place(ProcessDeviceContextAndStream {
+            process,
+            device,
+            context: 0,
+            stream: 0,
+        });
+        let address = json_value_as_integer(arguments.address).unwrap_or(0).cast_unsigned();
         let allocations = &mut self.builder.trace.allocations;
-        allocations.push(time, place, address, bytes.unsigned_abs(), bytes < 0);
+        allocations.push_allocation_or_free(time, place, address, bytes.unsigned_abs(), bytes < 0);
     }
 
-    /// The thread of an event; an id that is not a number counts as -1.
-    fn thread_of_event(&mut self, event: &ChromeEvent<'_>) -> u32 {
-        let pid = as_integer(event.pid).unwrap_or(-1);
-        let process = self.builder.process_of_key(pid.cast_unsigned(), pid);
-        let tid = as_integer(event.tid).unwrap_or(-1);
-        self.builder.thread_of_tid(process, tid)
+    /// Returns the host thread of an event; a pid or tid that is not a number counts as -1.
+    fn index_of_event_thread(&mut self, event: &ChromeTraceEvent<'_>) -> u32 {
+        let pid = json_value_as_integer(event.pid).unwrap_or(-1);
+        let process = self.builder.index_of_process(pid.cast_unsigned(), pid);
+        let tid = json_value_as_integer(event.tid).unwrap_or(-1);
+        self.builder.index_of_host_thread(process, tid)
     }
 
-    fn name(&mut self, event: &ChromeEvent<'_>) {
-        let arguments = EventArguments::new(event);
-        let (Some(name), Some(pid)) = (arguments.name, as_integer(event.pid)) else { return };
-        let label = text(name);
+    fn read_process_or_thread_name(&mut self, event: &ChromeTraceEvent<'_>) {
+        let arguments = ChromeEventArguments::parse_arguments_of_event(event);
+        let (Some(name), Some(pid)) = (arguments.name, json_value_as_integer(event.pid)) else {
+            return;
+        };
+        let label = json_value_as_text(name);
         let name = self.builder.trace.names.intern_text(&label);
         match event.name.as_ref() {
             "process_name" => {
-                self.xla.note_process_name(pid, &label);
-                let process = self.builder.process_of_key(pid.cast_unsigned(), pid) as usize;
+                self.xla.record_process_by_name(pid, &label);
+                let process = self.builder.index_of_process(pid.cast_unsigned(), pid) as usize;
                 self.builder.trace.processes[process].name = Some(name);
             }
             "thread_name" => {
-                self.xla.note_xla_thread(pid, as_integer(event.tid).unwrap_or(-1), &label);
-                let thread = self.thread_of_event(event) as usize;
+                self.xla.record_device_thread_by_name(
+                    pid,
+                    json_value_as_integer(event.tid).unwrap_or(-1),
+                    &label,
+                );
+                let thread = self.index_of_event_thread(event) as usize;
                 self.builder.trace.threads[thread].name = Some(name);
             }
             _ => {}
         }
     }
 
-    fn add_range_bracket(&mut self, event: &ChromeEvent<'_>) {
-        let Some(time) = exact_nanoseconds(event.ts) else {
+    fn begin_or_end_nested_range(&mut self, event: &ChromeTraceEvent<'_>) {
+        let Some(time) = decimal_microseconds_as_nanoseconds(event.ts) else {
             self.builder.trace.quality.odd_values += 1;
             return;
         };
-        let thread = self.thread_of_event(event);
+        let thread = self.index_of_event_thread(event);
         let open = self.open.entry(thread).or_default();
         if event.ph == "B" {
             open.push((time, event.name.clone().into_owned()));
         } else if let Some((start, name)) = open.pop() {
-            self.add_range(start, time, thread, &name, RangeStyle::PushPop);
+            self.push_host_range(start, time, thread, &name, HostRangeStyle::PushPop);
         } else {
             self.builder.trace.quality.odd_values += 1;
         }
     }
 
-    fn add_range_bracket_by_id(&mut self, event: &ChromeEvent<'_>) {
-        let (Some(time), Some(id)) = (exact_nanoseconds(event.ts), as_integer(event.id)) else {
+    fn begin_or_end_range_by_id(&mut self, event: &ChromeTraceEvent<'_>) {
+        let (Some(time), Some(id)) =
+            (decimal_microseconds_as_nanoseconds(event.ts), json_value_as_integer(event.id))
+        else {
             self.builder.trace.quality.odd_values += 1;
             return;
         };
         let key = (event.cat.clone().into_owned(), id);
         if event.ph == "b" {
-            let thread = self.thread_of_event(event);
+            let thread = self.index_of_event_thread(event);
             self.open_by_id.insert(key, (time, thread, event.name.clone().into_owned()));
         } else if let Some((start, thread, name)) = self.open_by_id.remove(&key) {
-            let end = self.builder.trace.quality.plausible_span_end(start, time);
-            self.add_range(start, end, thread, &name, RangeStyle::StartEnd);
+            let end = self.builder.trace.quality.plausible_span_end_or_start(start, time);
+            self.push_host_range(start, end, thread, &name, HostRangeStyle::StartEnd);
         } else {
             self.builder.trace.quality.odd_values += 1;
         }
     }
 
-    fn add_range(&mut self, start: i64, end: i64, thread: u32, name: &str, style: RangeStyle) {
+    fn push_host_range(
+        &mut self,
+        start: i64,
+        end: i64,
+        thread: u32,
+        name: &str,
+        style: HostRangeStyle,
+    ) {
         let trace = &mut self.builder.trace;
         let name = trace.names.intern_text(name);
-        trace.ranges.push(start, end, thread, name, style);
+        trace.ranges.push_host_range(start, end, thread, name, style);
     }
 
-    fn add_span(&mut self, event: &ChromeEvent<'_>) {
-        let Some(start) = exact_nanoseconds(event.ts) else {
+    fn add_span_by_category(&mut self, event: &ChromeTraceEvent<'_>) {
+        let Some(start) = decimal_microseconds_as_nanoseconds(event.ts) else {
             self.builder.trace.quality.odd_values += 1;
             return;
         };
-        let duration = exact_nanoseconds(event.dur).unwrap_or(0);
-        let end =
-            self.builder.trace.quality.plausible_span_end(start, start.saturating_add(duration));
+        let duration = decimal_microseconds_as_nanoseconds(event.dur).unwrap_or(0);
+        let end = self
+            .builder
+            .trace
+            .quality
+            .plausible_span_end_or_start(start, start.saturating_add(duration));
         match event.cat.as_ref() {
             "" => self.add_event_without_category(event, start, end),
-            "kernel" | "Kernel" => self.add_kernel(event, start, end),
-            "gpu_memcpy" | "Memcpy" => self.add_copy(event, start, end),
+            "kernel" | "Kernel" => self.add_kernel_from_arguments(event, start, end),
+            "gpu_memcpy" | "Memcpy" => self.add_memory_copy(event, start, end),
             "gpu_memset" | "Memset" => {
-                let arguments = EventArguments::new(event);
+                let arguments = ChromeEventArguments::parse_arguments_of_event(event);
                 let mut sets = std::mem::take(&mut self.builder.trace.sets);
-                if self.add_operation(&mut sets.on_gpu, event, &arguments, (start, end)) {
-                    sets.bytes
-                        .push(as_integer(arguments.bytes).unwrap_or(0).max(0).cast_unsigned());
+                if self.add_operation_from_arguments(
+                    &mut sets.on_gpu,
+                    event,
+                    &arguments,
+                    (start, end),
+                ) {
+                    sets.bytes.push(
+                        json_value_as_integer(arguments.bytes).unwrap_or(0).max(0).cast_unsigned(),
+                    );
                 }
                 self.builder.trace.sets = sets;
             }
             "gpu_graph" => {
-                let arguments = EventArguments::new(event);
+                let arguments = ChromeEventArguments::parse_arguments_of_event(event);
                 let mut graphs = std::mem::take(&mut self.builder.trace.graphs);
-                if self.add_operation(&mut graphs.on_gpu, event, &arguments, (start, end)) {
-                    let id = as_integer(arguments.graph).and_then(|id| u32::try_from(id).ok());
+                if self.add_operation_from_arguments(
+                    &mut graphs.on_gpu,
+                    event,
+                    &arguments,
+                    (start, end),
+                ) {
+                    let id = json_value_as_integer(arguments.graph)
+                        .and_then(|id| u32::try_from(id).ok());
                     graphs.executable.push(id.unwrap_or(0));
                 }
                 self.builder.trace.graphs = graphs;
             }
-            "cuda_sync" => self.add_wait(event, start, end),
-            "cuda_runtime" | "cuda_driver" | "Runtime" => self.call(event, start, end),
+            "cuda_sync" => self.add_synchronisation(event, start, end),
+            "cuda_runtime" | "cuda_driver" | "Runtime" => self.add_cuda_api_call(event, start, end),
             "overhead" | "Overhead" => self.builder.trace.quality.overhead.push((start, end)),
-            // Spans of the profiler itself, shadows of host ranges on the GPU, and Python frames.
+            // Skips spans of the profiler itself, copies of host ranges on the GPU timeline, and
+            // Python frames.
             "Trace" | "gpu_user_annotation" | "python_function" => {}
-            _ => self.add_host_range(event, start, end),
+            _ => self.add_host_range_with_operator_inputs(event, start, end),
         }
     }
 
-    fn add_host_range(&mut self, event: &ChromeEvent<'_>, start: i64, end: i64) {
-        let thread = self.thread_of_event(event);
-        self.add_range(start, end, thread, &event.name, RangeStyle::PushPop);
-        // Most operators have arguments, but few files have the operators' shapes.
+    fn add_host_range_with_operator_inputs(
+        &mut self,
+        event: &ChromeTraceEvent<'_>,
+        start: i64,
+        end: i64,
+    ) {
+        let thread = self.index_of_event_thread(event);
+        self.push_host_range(start, end, thread, &event.name, HostRangeStyle::PushPop);
+        // Checking for the text first avoids parsing the arguments of most operators, because few
+        // traces contain operator shapes.
         if event.args.is_some_and(|arguments| arguments.get().contains("\"Input Dims\"")) {
-            let arguments = EventArguments::new(event);
+            let arguments = ChromeEventArguments::parse_arguments_of_event(event);
             let names = &mut self.builder.trace.names;
             let mut list = |value: Option<_>| names.intern_text(value.map_or("[]", RawValue::get));
             let [dims, types, values] =
                 [arguments.dims, arguments.types, arguments.values].map(&mut list);
-            let inputs = self.builder.inputs(OperatorInputs { dims, types, values });
-            self.builder.trace.ranges.set_operator_inputs(inputs);
+            let inputs = self.builder.number_of_operator_inputs(RecordedOperatorInputs {
+                dims,
+                types,
+                values,
+            });
+            self.builder.trace.ranges.set_operator_inputs_of_last_range(inputs);
         }
     }
 
-    fn add_wait(&mut self, event: &ChromeEvent<'_>, start: i64, end: i64) {
-        let arguments = EventArguments::new(event);
+    fn add_synchronisation(&mut self, event: &ChromeTraceEvent<'_>, start: i64, end: i64) {
+        let arguments = ChromeEventArguments::parse_arguments_of_event(event);
         let mut syncs = std::mem::take(&mut self.builder.trace.syncs);
-        if self.add_operation(&mut syncs.on_gpu, event, &arguments, (start, end)) {
+        if self.add_operation_from_arguments(&mut syncs.on_gpu, event, &arguments, (start, end)) {
             syncs.kind.push(match event.name.as_ref() {
-                "Stream Sync" | "Stream Synchronize" => SynchronisationKind::Stream,
-                "Event Sync" | "Event Synchronize" => SynchronisationKind::Event,
-                "Context Sync" | "Context Synchronize" => SynchronisationKind::Context,
-                "Stream Wait Event" => SynchronisationKind::StreamWaitsEvent,
-                _ => SynchronisationKind::Unknown,
+                "Stream Sync" | "Stream Synchronize" => SynchronisationTarget::Stream,
+                "Event Sync" | "Event Synchronize" => SynchronisationTarget::Event,
+                "Context Sync" | "Context Synchronize" => SynchronisationTarget::Context,
+                "Stream Wait Event" => SynchronisationTarget::StreamWaitsEvent,
+                _ => SynchronisationTarget::Unknown,
             });
         }
         self.builder.trace.syncs = syncs;
     }
 
-    fn call(&mut self, event: &ChromeEvent<'_>, start: i64, end: i64) {
-        let correlation = EventArguments::new(event).correlation();
-        let correlation = self.builder.trace.quality.correlation(correlation);
-        let thread = self.thread_of_event(event);
+    fn add_cuda_api_call(&mut self, event: &ChromeTraceEvent<'_>, start: i64, end: i64) {
+        let correlation = ChromeEventArguments::parse_arguments_of_event(event).correlation_id();
+        let correlation = self.builder.trace.quality.correlation_id_or_zero(correlation);
+        let thread = self.index_of_event_thread(event);
         let process = self.builder.trace.threads[thread as usize].process;
         *self.calls.entry(process).or_default() += 1;
         let name = self.builder.trace.names.intern_text(&event.name);
-        self.builder.trace.calls.push(start, end, thread, name, correlation);
+        self.builder.trace.calls.push_api_call(start, end, thread, name, correlation);
     }
 
-    /// An event of XLA, of PyTorch's old autograd profiler, or a range.
-    fn add_event_without_category(&mut self, event: &ChromeEvent<'_>, start: i64, end: i64) {
-        let pid = as_integer(event.pid).unwrap_or(-1);
-        let tid = as_integer(event.tid).unwrap_or(-1);
-        match self.xla.device_and_line_kind(pid, tid) {
-            Some((device, xla::XlaDeviceLine::Stream(stream))) => {
-                self.add_xla_operation(event, (device, stream), start, end);
+    /// Adds an event without a category: a GPU operation of XLA or of PyTorch's old autograd
+    /// profiler, or a host range.
+    fn add_event_without_category(&mut self, event: &ChromeTraceEvent<'_>, start: i64, end: i64) {
+        let pid = json_value_as_integer(event.pid).unwrap_or(-1);
+        let tid = json_value_as_integer(event.tid).unwrap_or(-1);
+        match self.xla.device_and_thread_kind(pid, tid) {
+            Some((device, xla::XlaDeviceThreadKind::Stream(stream))) => {
+                self.add_xla_gpu_operation(event, (device, stream), start, end);
             }
-            Some((_, xla::XlaDeviceLine::Derived)) => {}
-            None if event.pid.is_some_and(|pid| text(pid) == "CUDA functions") => {
-                self.add_autograd_kernel(event, tid, start, end);
+            Some((_, xla::XlaDeviceThreadKind::Derived)) => {}
+            None if event.pid.is_some_and(|pid| json_value_as_text(pid) == "CUDA functions") => {
+                self.add_torch_autograd_profiler_kernel(event, tid, start, end);
             }
             None if self.xla.has_xla_devices()
                 && event.name.starts_with("cu")
-                && EventArguments::new(event).correlation().is_some() =>
+                && ChromeEventArguments::parse_arguments_of_event(event)
+                    .correlation_id()
+                    .is_some() =>
             {
-                self.call(event, start, end);
+                self.add_cuda_api_call(event, start, end);
             }
-            None => self.add_host_range(event, start, end),
+            None => self.add_host_range_with_operator_inputs(event, start, end),
         }
     }
 
-    fn add_xla_operation(
+    fn add_xla_gpu_operation(
         &mut self,
-        event: &ChromeEvent<'_>,
+        event: &ChromeTraceEvent<'_>,
         (device, stream): (u32, u64),
         start: i64,
         end: i64,
     ) {
         self.builder.trace.recorder = TraceRecorder::Xla;
-        let arguments = EventArguments::new(event);
-        let place =
-            OperationPlace { process: self.lane_process(event), device, context: 0, stream };
-        let details = |value: Option<_>| value.map(text).unwrap_or_default();
+        let arguments = ChromeEventArguments::parse_arguments_of_event(event);
+        let place = ProcessDeviceContextAndStream {
+            process: self.placeholder_process_of_gpu_pid(event),
+            device,
+            context: 0,
+            stream,
+        };
+        let details = |value: Option<_>| value.map(json_value_as_text).unwrap_or_default();
         if let Some(direction) = event.name.strip_prefix("Memcpy") {
             let mut copies = std::mem::take(&mut self.builder.trace.copies);
-            if self.add_operation_at(&mut copies.on_gpu, place, &arguments, start, end) {
+            if self.add_operation_at_place(&mut copies.on_gpu, place, &arguments, start, end) {
                 let details = details(arguments.copy_details);
-                copies.bytes.push(xla::bytes_of_details(&details));
-                copies
-                    .kind
-                    .push(self.builder.trace.names.intern_text(copies::copy_direction(direction)));
-                let [source, target] = xla::copied_memory_kinds(&details);
+                copies.bytes.push(xla::byte_count_from_details(&details));
+                copies.kind.push(
+                    self.builder.trace.names.intern_text(copies::expand_copy_direction(direction)),
+                );
+                let [source, target] = xla::source_and_target_memory_from_details(&details);
                 copies.source.push(source);
                 copies.target.push(target);
             }
             self.builder.trace.copies = copies;
         } else if event.name.starts_with("Memset") {
             let mut sets = std::mem::take(&mut self.builder.trace.sets);
-            if self.add_operation_at(&mut sets.on_gpu, place, &arguments, start, end) {
-                sets.bytes.push(xla::bytes_of_details(&details(arguments.set_details)));
+            if self.add_operation_at_place(&mut sets.on_gpu, place, &arguments, start, end) {
+                sets.bytes.push(xla::byte_count_from_details(&details(arguments.set_details)));
             }
             self.builder.trace.sets = sets;
         } else {
-            let shape = xla::shape(&details(arguments.kernel_details));
-            self.add_kernel_at(event, place, shape, &arguments, (start, end));
+            let shape = xla::launch_shape_from_kernel_details(&details(arguments.kernel_details));
+            self.add_kernel_at_place(event, place, shape, &arguments, (start, end));
         }
     }
 
-    /// A kernel of `torch.autograd.profiler`, whose thread is the device.
-    fn add_autograd_kernel(&mut self, event: &ChromeEvent<'_>, tid: i64, start: i64, end: i64) {
+    /// Adds a kernel that `torch.autograd.profiler` recorded; the event's tid is the device number.
+    fn add_torch_autograd_profiler_kernel(
+        &mut self,
+        event: &ChromeTraceEvent<'_>,
+        tid: i64,
+        start: i64,
+        end: i64,
+    ) {
         let device = u32::try_from(tid).unwrap_or(0);
-        let place =
-            OperationPlace { process: self.lane_process(event), device, context: 0, stream: 0 };
-        let arguments = EventArguments::new(event);
-        self.add_kernel_at(event, place, LaunchShape::default(), &arguments, (start, end));
-    }
-
-    /// The lane of an operation, as a process.
-    fn lane_process(&mut self, event: &ChromeEvent<'_>) -> u32 {
-        FIRST_LANE_PROCESS | self.lanes.intern(as_integer(event.pid).unwrap_or(-1))
-    }
-
-    fn place(&mut self, event: &ChromeEvent<'_>, arguments: &EventArguments<'_>) -> OperationPlace {
-        let number = |value| as_integer(value).and_then(|id| u32::try_from(id).ok()).unwrap_or(0);
-        let process = match as_integer(arguments.process) {
-            Some(pid) => self.builder.process_of_key(pid.cast_unsigned(), pid),
-            None => self.lane_process(event),
+        let place = ProcessDeviceContextAndStream {
+            process: self.placeholder_process_of_gpu_pid(event),
+            device,
+            context: 0,
+            stream: 0,
         };
-        OperationPlace {
+        let arguments = ChromeEventArguments::parse_arguments_of_event(event);
+        self.add_kernel_at_place(
+            event,
+            place,
+            KernelLaunchShape::default(),
+            &arguments,
+            (start, end),
+        );
+    }
+
+    /// Returns a placeholder process number for the pid field of a GPU operation; the real process
+    /// is found after all launch calls are read.
+    fn placeholder_process_of_gpu_pid(&mut self, event: &ChromeTraceEvent<'_>) -> u32 {
+        FIRST_PLACEHOLDER_PROCESS
+            | self.lanes.index_of_value(json_value_as_integer(event.pid).unwrap_or(-1))
+    }
+
+    fn operation_place_from_arguments(
+        &mut self,
+        event: &ChromeTraceEvent<'_>,
+        arguments: &ChromeEventArguments<'_>,
+    ) -> ProcessDeviceContextAndStream {
+        let number =
+            |value| json_value_as_integer(value).and_then(|id| u32::try_from(id).ok()).unwrap_or(0);
+        let process = match json_value_as_integer(arguments.process) {
+            Some(pid) => self.builder.index_of_process(pid.cast_unsigned(), pid),
+            None => self.placeholder_process_of_gpu_pid(event),
+        };
+        ProcessDeviceContextAndStream {
             process,
             device: number(arguments.device),
             context: number(arguments.context),
-            stream: as_integer(arguments.stream).unwrap_or(0).cast_unsigned(),
+            stream: json_value_as_integer(arguments.stream).unwrap_or(0).cast_unsigned(),
         }
     }
 
-    /// Adds a GPU operation; returns `false` if the event has no times.
-    fn add_operation(
+    /// Adds a GPU operation at the device and stream in its arguments; returns `false` if start and
+    /// end are 0.
+    fn add_operation_from_arguments(
         &mut self,
-        operations: &mut OperationColumns,
-        event: &ChromeEvent<'_>,
-        arguments: &EventArguments<'_>,
+        operations: &mut GpuOperationColumns,
+        event: &ChromeTraceEvent<'_>,
+        arguments: &ChromeEventArguments<'_>,
         (start, end): (i64, i64),
     ) -> bool {
-        let place = self.place(event, arguments);
-        self.add_operation_at(operations, place, arguments, start, end)
+        let place = self.operation_place_from_arguments(event, arguments);
+        self.add_operation_at_place(operations, place, arguments, start, end)
     }
 
-    fn add_operation_at(
+    fn add_operation_at_place(
         &mut self,
-        operations: &mut OperationColumns,
-        place: OperationPlace,
-        arguments: &EventArguments<'_>,
+        operations: &mut GpuOperationColumns,
+        place: ProcessDeviceContextAndStream,
+        arguments: &ChromeEventArguments<'_>,
         start: i64,
         end: i64,
     ) -> bool {
@@ -413,76 +502,90 @@ impl ChromeReader {
             self.builder.trace.quality.without_times += 1;
             return false;
         }
-        let place = self.builder.place(place);
-        let correlation = self.builder.trace.quality.correlation(arguments.correlation());
-        operations.push(start, end, place, correlation);
+        let place = self.builder.index_of_operation_place(place);
+        let correlation =
+            self.builder.trace.quality.correlation_id_or_zero(arguments.correlation_id());
+        operations.push_operation(start, end, place, correlation);
         true
     }
 
-    fn add_kernel(&mut self, event: &ChromeEvent<'_>, start: i64, end: i64) {
-        let arguments = EventArguments::new(event);
-        let number = |value| as_integer(value).and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
-        let shape = LaunchShape {
-            grid: dimensions(arguments.grid),
-            block: dimensions(arguments.block),
+    fn add_kernel_from_arguments(&mut self, event: &ChromeTraceEvent<'_>, start: i64, end: i64) {
+        let arguments = ChromeEventArguments::parse_arguments_of_event(event);
+        let number =
+            |value| json_value_as_integer(value).and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
+        let shape = KernelLaunchShape {
+            grid: json_list_as_three_dimensions(arguments.grid),
+            block: json_list_as_three_dimensions(arguments.block),
             registers: number(arguments.registers),
             static_shared: number(arguments.shared),
-            ..LaunchShape::default()
+            ..KernelLaunchShape::default()
         };
-        let place = self.place(event, &arguments);
-        self.add_kernel_at(event, place, shape, &arguments, (start, end));
+        let place = self.operation_place_from_arguments(event, &arguments);
+        self.add_kernel_at_place(event, place, shape, &arguments, (start, end));
     }
 
-    fn add_kernel_at(
+    fn add_kernel_at_place(
         &mut self,
-        event: &ChromeEvent<'_>,
-        place: OperationPlace,
-        shape: LaunchShape,
-        arguments: &EventArguments<'_>,
+        event: &ChromeTraceEvent<'_>,
+        place: ProcessDeviceContextAndStream,
+        shape: KernelLaunchShape,
+        arguments: &ChromeEventArguments<'_>,
         (start, end): (i64, i64),
     ) {
         let mut kernels = std::mem::take(&mut self.builder.trace.kernels);
-        if self.add_operation_at(&mut kernels.on_gpu, place, arguments, start, end) {
+        if self.add_operation_at_place(&mut kernels.on_gpu, place, arguments, start, end) {
             let name = self.builder.trace.names.intern_text(&event.name);
-            kernels.function.push(self.builder.function(name, name));
-            kernels.shape.push(self.builder.shape(shape));
-            kernels.push_graph_node(as_integer(arguments.graph_node).unwrap_or(0).cast_unsigned());
-            let row = u32::try_from(kernels.on_gpu.len() - 1).expect("fewer than 2^32 kernels");
+            kernels.function.push_row(self.builder.index_of_kernel_function(name, name));
+            kernels.shape.push_row(self.builder.index_of_launch_shape(shape));
+            kernels.push_graph_node_of_last_kernel(
+                json_value_as_integer(arguments.graph_node).unwrap_or(0).cast_unsigned(),
+            );
+            let row = u32::try_from(kernels.on_gpu.operation_count() - 1)
+                .expect("fewer than 2^32 kernels");
             if let Some(call) =
-                collective::read_collective_call(arguments, &mut self.builder.trace.names)
+                collective::read_recorded_collective(arguments, &mut self.builder.trace.names)
             {
-                self.builder.trace.collectives.push(row, call);
+                self.builder.trace.collectives.push_collective_of_kernel(row, call);
             }
         }
         self.builder.trace.kernels = kernels;
     }
 
-    /// A copy, named like `Memcpy HtoD (Pageable -> Device)`.
-    fn add_copy(&mut self, event: &ChromeEvent<'_>, start: i64, end: i64) {
-        let arguments = EventArguments::new(event);
+    /// Adds a memory copy, whose name has a form like `Memcpy HtoD (Pageable -> Device)`.
+    fn add_memory_copy(&mut self, event: &ChromeTraceEvent<'_>, start: i64, end: i64) {
+        let arguments = ChromeEventArguments::parse_arguments_of_event(event);
         let mut copies = std::mem::take(&mut self.builder.trace.copies);
-        if self.add_operation(&mut copies.on_gpu, event, &arguments, (start, end)) {
-            copies.bytes.push(as_integer(arguments.bytes).unwrap_or(0).max(0).cast_unsigned());
-            let label = copies::copy_direction(event.name.split(' ').nth(1).unwrap_or("Unknown"));
+        if self.add_operation_from_arguments(&mut copies.on_gpu, event, &arguments, (start, end)) {
+            copies
+                .bytes
+                .push(json_value_as_integer(arguments.bytes).unwrap_or(0).max(0).cast_unsigned());
+            let label =
+                copies::expand_copy_direction(event.name.split(' ').nth(1).unwrap_or("Unknown"));
             copies.kind.push(self.builder.trace.names.intern_text(label));
-            let [source, target] = copies::memories_of_copy(&event.name);
+            let [source, target] = copies::source_and_target_memory_of_copy(&event.name);
             copies.source.push(source);
             copies.target.push(target);
         }
         self.builder.trace.copies = copies;
     }
 
-    fn finish_trace(mut self) -> Trace {
-        let last = self.builder.trace.first_and_last_ns().map_or(0, |(_, last)| last);
+    fn close_ranges_and_finish_trace(mut self) -> Trace {
+        let last = self.builder.trace.first_and_last_activity_ns().map_or(0, |(_, last)| last);
         for (thread, open) in std::mem::take(&mut self.open) {
             for (start, name) in open {
                 self.builder.trace.quality.unclosed_ranges += 1;
-                self.add_range(start, last.max(start), thread, &name, RangeStyle::PushPop);
+                self.push_host_range(
+                    start,
+                    last.max(start),
+                    thread,
+                    &name,
+                    HostRangeStyle::PushPop,
+                );
             }
         }
         for (start, thread, name) in std::mem::take(&mut self.open_by_id).into_values() {
             self.builder.trace.quality.unclosed_ranges += 1;
-            self.add_range(start, last.max(start), thread, &name, RangeStyle::StartEnd);
+            self.push_host_range(start, last.max(start), thread, &name, HostRangeStyle::StartEnd);
         }
         let busiest =
             self.calls.iter().max_by_key(|&(&process, &calls)| (calls, std::cmp::Reverse(process)));
@@ -490,15 +593,17 @@ impl ChromeReader {
             Some((&process, _)) => process,
             None => {
                 let host = self.xla.host.unwrap_or(0);
-                self.builder.process_of_key(host.cast_unsigned(), host)
+                self.builder.index_of_process(host.cast_unsigned(), host)
             }
         };
         let mut trace = self.builder.finish_trace();
-        let owners = lanes::process_of_each_lane(&trace, self.lanes.values.len(), busiest);
-        for place in trace.places.iter_mut().filter(|place| place.process >= FIRST_LANE_PROCESS) {
-            place.process = owners[(place.process - FIRST_LANE_PROCESS) as usize];
+        let owners = lanes::host_process_of_each_gpu_pid(&trace, self.lanes.values.len(), busiest);
+        for place in
+            trace.places.iter_mut().filter(|place| place.process >= FIRST_PLACEHOLDER_PROCESS)
+        {
+            place.process = owners[(place.process - FIRST_PLACEHOLDER_PROCESS) as usize];
         }
-        lanes::join_equal_places(&mut trace);
+        lanes::merge_equal_places(&mut trace);
         trace
     }
 }

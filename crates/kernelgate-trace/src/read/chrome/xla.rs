@@ -1,31 +1,32 @@
-//! The dialect of JAX and XLA (`*.trace.json.gz` of `jax.profiler.trace`): events have no category,
-//! the names of their process and thread say what they are.
+//! Reads events of JAX and XLA (`*.trace.json.gz` of `jax.profiler.trace`): they have no category,
+//! so process and thread names show what they are.
 
 use hashbrown::HashMap;
 
-use crate::model::gpu::{LaunchShape, MemoryKind};
+use crate::model::gpu::{CopiedMemoryKind, KernelLaunchShape};
 
-/// A line of a device in XLA's trace: a stream or derived spans.
+/// The kind of a thread of a device process in XLA's trace: a CUDA stream, or spans that XLA
+/// derived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum XlaDeviceLine {
-    /// A CUDA stream with its number.
+pub(super) enum XlaDeviceThreadKind {
+    /// The thread shows a CUDA stream; the number is the stream number.
     Stream(u64),
-    /// Lines that XLA derives from streams: modules, operations, steps.
+    /// The thread shows spans that XLA derived from streams: modules, operations or steps.
     Derived,
 }
 
-/// The processes and threads of a trace that XLA wrote.
+/// Device and host processes of a trace that XLA wrote, and the kinds of the devices' threads.
 #[derive(Debug, Default)]
-pub(super) struct XlaLines {
+pub(super) struct XlaProcessesAndThreads {
     devices: HashMap<i64, u32>,
-    lines: HashMap<(i64, i64), XlaDeviceLine>,
+    lines: HashMap<(i64, i64), XlaDeviceThreadKind>,
     /// The process that launched.
     pub host: Option<i64>,
 }
 
-impl XlaLines {
-    /// Notes a process by the name that the trace gives it.
-    pub fn note_process_name(&mut self, pid: i64, name: &str) {
+impl XlaProcessesAndThreads {
+    /// Stores a process as a GPU or as the host if its name has the form that XLA uses.
+    pub fn record_process_by_name(&mut self, pid: i64, name: &str) {
         if let Some(number) = name.strip_prefix("/device:GPU:") {
             let digits = number.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
             self.devices.insert(pid, digits.parse().unwrap_or(0));
@@ -34,70 +35,73 @@ impl XlaLines {
         }
     }
 
-    /// Notes a thread by its name, such as `Stream #14(Compute)` or `XLA Modules`.
-    pub fn note_xla_thread(&mut self, pid: i64, tid: i64, name: &str) {
+    /// Stores the kind of a device's thread by its name, such as `Stream #14(Compute)` or `XLA
+    /// Modules`.
+    pub fn record_device_thread_by_name(&mut self, pid: i64, tid: i64, name: &str) {
         if !self.devices.contains_key(&pid) {
             return;
         }
-        let line = name.strip_prefix("Stream #").map_or(XlaDeviceLine::Derived, |rest| {
+        let line = name.strip_prefix("Stream #").map_or(XlaDeviceThreadKind::Derived, |rest| {
             let digits = rest.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
-            XlaDeviceLine::Stream(digits.parse().unwrap_or(tid.cast_unsigned()))
+            XlaDeviceThreadKind::Stream(digits.parse().unwrap_or(tid.cast_unsigned()))
         });
         self.lines.insert((pid, tid), line);
     }
 
-    /// Returns whether the trace has an XLA device.
+    /// Whether the trace contains a GPU process of XLA.
     pub fn has_xla_devices(&self) -> bool {
         !self.devices.is_empty()
     }
 
-    /// The device of a process and the line of its thread.
-    pub fn device_and_line_kind(&self, pid: i64, tid: i64) -> Option<(u32, XlaDeviceLine)> {
+    /// The device number of a process, and whether the thread is a stream or derived; `None` if the
+    /// process is not a GPU.
+    pub fn device_and_thread_kind(&self, pid: i64, tid: i64) -> Option<(u32, XlaDeviceThreadKind)> {
         let device = *self.devices.get(&pid)?;
-        let unnamed = XlaDeviceLine::Stream(tid.cast_unsigned());
+        let unnamed = XlaDeviceThreadKind::Stream(tid.cast_unsigned());
         Some((device, self.lines.get(&(pid, tid)).copied().unwrap_or(unnamed)))
     }
 }
 
-/// The value of a key in text such as `regs:32 grid:4,1,1`.
-fn value_of_detail<'a>(details: &'a str, key: &str) -> Option<&'a str> {
+/// Returns the value of a key in the text of details, such as `regs:32 grid:4,1,1`.
+fn value_in_details<'a>(details: &'a str, key: &str) -> Option<&'a str> {
     details.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix(':'))
 }
 
-fn detail_number<T: std::str::FromStr + Default>(details: &str, key: &str) -> T {
-    value_of_detail(details, key).and_then(|text| text.parse().ok()).unwrap_or_default()
+fn number_in_details_or_default<T: std::str::FromStr + Default>(details: &str, key: &str) -> T {
+    value_in_details(details, key).and_then(|text| text.parse().ok()).unwrap_or_default()
 }
 
-/// The launch shape that `kernel_details` states.
-pub(super) fn shape(details: &str) -> LaunchShape {
+/// Parses grid, block, registers and shared memory from XLA's `kernel_details`.
+pub(super) fn launch_shape_from_kernel_details(details: &str) -> KernelLaunchShape {
     let dimensions = |key| {
-        let mut numbers = value_of_detail(details, key).unwrap_or_default().split(',');
+        let mut numbers = value_in_details(details, key).unwrap_or_default().split(',');
         std::array::from_fn(|_| numbers.next().and_then(|n| n.parse().ok()).unwrap_or(0))
     };
-    LaunchShape {
+    KernelLaunchShape {
         grid: dimensions("grid"),
         block: dimensions("block"),
-        registers: detail_number(details, "regs"),
-        static_shared: detail_number(details, "static_shared"),
-        dynamic_shared: detail_number(details, "dynamic_shared"),
+        registers: number_in_details_or_default(details, "regs"),
+        static_shared: number_in_details_or_default(details, "static_shared"),
+        dynamic_shared: number_in_details_or_default(details, "dynamic_shared"),
         local: 0,
     }
 }
 
-/// Returns the number of bytes that `memcpy_details` or `memset_details` states.
-pub(super) fn bytes_of_details(details: &str) -> u64 {
-    detail_number(details, "size")
+/// Parses the number of copied or set bytes from XLA's `memcpy_details` or `memset_details`.
+pub(super) fn byte_count_from_details(details: &str) -> u64 {
+    number_in_details_or_default(details, "size")
 }
 
-/// The memories that a copy reads and writes, as in `kind_src:pinned kind_dst:device`.
-pub(super) fn copied_memory_kinds(details: &str) -> [MemoryKind; 2] {
-    ["kind_src", "kind_dst"].map(|key| match value_of_detail(details, key).unwrap_or_default() {
-        "pageable" => MemoryKind::Pageable,
-        "pinned" => MemoryKind::Pinned,
-        "device" | "device_static" => MemoryKind::Device,
-        "array" => MemoryKind::Array,
-        "managed" | "managed_static" => MemoryKind::Managed,
-        _ => MemoryKind::Unknown,
+/// Parses source and target memory kind of a copy from XLA's details, such as `kind_src:pinned
+/// kind_dst:device`.
+pub(super) fn source_and_target_memory_from_details(details: &str) -> [CopiedMemoryKind; 2] {
+    ["kind_src", "kind_dst"].map(|key| match value_in_details(details, key).unwrap_or_default() {
+        "pageable" => CopiedMemoryKind::Pageable,
+        "pinned" => CopiedMemoryKind::Pinned,
+        "device" | "device_static" => CopiedMemoryKind::Device,
+        "array" => CopiedMemoryKind::Array,
+        "managed" | "managed_static" => CopiedMemoryKind::Managed,
+        _ => CopiedMemoryKind::Unknown,
     })
 }
 
@@ -106,28 +110,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_a_device_are_classified_as_streams_or_derived_lines() {
-        let mut lines = XlaLines::default();
-        lines.note_process_name(3, "/device:GPU:1");
-        lines.note_process_name(701, "/host:CPU");
-        lines.note_xla_thread(3, 14, "Stream #22(MemcpyD2H,Compute)");
-        lines.note_xla_thread(3, 99, "XLA Modules");
-        lines.note_xla_thread(701, 14, "python");
-        assert_eq!(lines.device_and_line_kind(3, 14), Some((1, XlaDeviceLine::Stream(22))));
-        assert_eq!(lines.device_and_line_kind(3, 99), Some((1, XlaDeviceLine::Derived)));
-        assert_eq!(lines.device_and_line_kind(701, 14), None);
+    fn xla_threads_are_streams_or_derived_spans() {
+        let mut lines = XlaProcessesAndThreads::default();
+        lines.record_process_by_name(3, "/device:GPU:1");
+        lines.record_process_by_name(701, "/host:CPU");
+        lines.record_device_thread_by_name(3, 14, "Stream #22(MemcpyD2H,Compute)");
+        lines.record_device_thread_by_name(3, 99, "XLA Modules");
+        lines.record_device_thread_by_name(701, 14, "python");
+        assert_eq!(lines.device_and_thread_kind(3, 14), Some((1, XlaDeviceThreadKind::Stream(22))));
+        assert_eq!(lines.device_and_thread_kind(3, 99), Some((1, XlaDeviceThreadKind::Derived)));
+        assert_eq!(lines.device_and_thread_kind(701, 14), None);
         assert_eq!(lines.host, Some(701));
     }
 
     #[test]
     fn kernel_details_are_parsed_as_words_with_values() {
-        let shape = shape("regs:32 static_shared:16 dynamic_shared:8 grid:4,2,1 block:128,1,1");
+        let shape = launch_shape_from_kernel_details(
+            "regs:32 static_shared:16 dynamic_shared:8 grid:4,2,1 block:128,1,1",
+        );
         assert_eq!((shape.grid, shape.block), ([4, 2, 1], [128, 1, 1]));
         assert_eq!((shape.registers, shape.static_shared, shape.dynamic_shared), (32, 16, 8));
         let copy = "kind_src:pinned kind_dst:device size:64 dest:0 async:1";
         assert_eq!(
-            (bytes_of_details(copy), copied_memory_kinds(copy)),
-            (64, [MemoryKind::Pinned, MemoryKind::Device])
+            (byte_count_from_details(copy), source_and_target_memory_from_details(copy)),
+            (64, [CopiedMemoryKind::Pinned, CopiedMemoryKind::Device])
         );
     }
 }

@@ -1,199 +1,225 @@
-//! NVTX ranges: the longest table, read on a thread and a connection of its own.
+//! Reads NVTX ranges and marks of an Nsight Systems export, on a thread and a database connection
+//! of their own.
 
 use std::path::Path;
 
 use hashbrown::HashMap;
 
-use super::super::rows::RangeRow;
+use super::super::rows::StreamedRangeRow;
 use super::super::trace_builder::TraceBuilder;
-use super::database::{NsysDatabase, Row, RowOrder};
+use super::database::{ExportRow, ExportRowOrder, NsysExportDatabase};
 use super::ids::{
-    COPY_TABLE, GRAPH_TABLE, KERNEL_TABLE, MEMSET_TABLE, RUNTIME_CALL_TABLE, split_global_id,
+    COPY_TABLE, CUDA_API_CALL_TABLE, GRAPH_TABLE, KERNEL_TABLE, MEMSET_TABLE,
+    process_key_pid_and_tid_of_global_id,
 };
 use crate::error::TraceError;
-use crate::model::InternedValues;
-use crate::model::host::{HostMarkTable, HostRangeTable, RangeStyle};
-use crate::model::interned_names::{NameId, TraceNames, without_numbers_in_name};
-use crate::model::quality::TraceQuality;
+use crate::model::DistinctValues;
+use crate::model::host::{HostMarkerTable, HostRangeStyle, HostRangeTable};
+use crate::model::interned_names::{
+    InternedNameId, InternedTraceNames, replace_digits_by_number_sign,
+};
+use crate::model::quality::MissingAndImplausibleTraceData;
 
 const NVTX_EVENT_TABLE: &str = "NVTX_EVENTS";
-/// Events other than ranges: a moment with a text, the name of a domain.
-const MARK_EVENT_TYPE: i64 = 34;
+/// NVTX event types other than ranges: marks, and registrations of a domain's name.
+const NVTX_MARK_EVENT_TYPE: i64 = 34;
 const DOMAIN_EVENT_TYPE: i64 = 75;
-/// Number of texts after which further texts lose their numbers, if few names are requested.
-const MAX_TEXTS_WITH_NUMBERS: usize = 1 << 16;
+/// If the caller wants few names, digits are removed from further texts after this many distinct
+/// texts.
+const MAX_DISTINCT_TEXTS_WITH_DIGITS: usize = 1 << 16;
 
-/// The text of a range before it has a name in the trace.
+/// The text of an NVTX event, before it is added to the trace's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum RangeText {
-    /// The text is one of the export's string table.
-    Shared(NameId),
-    /// The text is one of the texts in [`ThreadAndTextLabels`].
-    Own(NameId),
+enum NvtxEventText {
+    /// The text is in the export's string table and already has a name id.
+    Shared(InternedNameId),
+    /// The text is stored in the NVTX event itself; the id refers to [`NvtxThreadsAndTexts`].
+    Own(InternedNameId),
     None,
 }
 
-/// Content of a row, its thread and name by the numbers of its [`ThreadAndTextLabels`].
-enum RangeEvent {
-    /// End of the range; `None` if the range was never closed.
-    Range(i64, Option<i64>, RangeStyle),
+/// A range or a mark among the NVTX events, without thread and name.
+enum NvtxRangeOrMark {
+    /// Start time, end time (`None` if the range was never closed) and style of a range.
+    Range(i64, Option<i64>, HostRangeStyle),
     Mark(i64),
 }
 
-/// Threads and texts of ranges, before they are added to a trace.
+/// Threads and texts of NVTX events, numbered in order of appearance, before they get indices in
+/// the trace.
 #[derive(Default)]
-struct ThreadAndTextLabels {
+struct NvtxThreadsAndTexts {
     /// Global thread ids.
-    threads: InternedValues<i64>,
+    threads: DistinctValues<i64>,
     /// (domain, process, text).
-    keys: InternedValues<(i64, u64, RangeText)>,
-    texts: TraceNames,
-    /// Whether texts lose their numbers once there are many texts.
+    keys: DistinctValues<(i64, u64, NvtxEventText)>,
+    texts: InternedTraceNames,
+    /// Whether digits are removed from new texts once there are very many distinct texts.
     few: bool,
-    domains: HashMap<(i64, u64), RangeText>,
-    quality: TraceQuality,
+    domains: HashMap<(i64, u64), NvtxEventText>,
+    quality: MissingAndImplausibleTraceData,
 }
 
-/// Ranges whose threads and names are indices of this part alone.
+/// NVTX ranges and marks whose threads and names are still numbered as in `labels`, not as in the
+/// trace.
 #[derive(Default)]
-pub(super) struct RangeBatch {
+pub(super) struct NvtxRangesBeforeNaming {
     ranges: HostRangeTable,
-    marks: HostMarkTable,
+    marks: HostMarkerTable,
     unclosed: Vec<u32>,
-    labels: ThreadAndTextLabels,
+    labels: NvtxThreadsAndTexts,
 }
 
-/// Reads the ranges.
+/// Reads all NVTX ranges and marks of the export into memory.
 ///
 /// # Errors
 /// The database is locked.
-pub(super) fn read_ranges(
+pub(super) fn read_nvtx_ranges_and_marks(
     path: &Path,
-    strings: &HashMap<i64, NameId>,
-) -> Result<RangeBatch, TraceError> {
-    let database = NsysDatabase::open_export(path)?;
-    let RangeBatch { mut ranges, mut marks, mut unclosed, .. } = RangeBatch::default();
-    ranges.reserve_rows(database.rows_at_most(NVTX_EVENT_TABLE));
-    let how = (RowOrder::Stored, false);
-    let labels = scan_range_events(&database, how, strings, |thread, key, event| match event {
-        RangeEvent::Range(start, end, style) => {
-            if end.is_none() {
-                unclosed.push(u32::try_from(ranges.len()).unwrap_or(u32::MAX));
+    strings: &HashMap<i64, InternedNameId>,
+) -> Result<NvtxRangesBeforeNaming, TraceError> {
+    let database = NsysExportDatabase::open_sqlite_or_parquet_export(path)?;
+    let NvtxRangesBeforeNaming { mut ranges, mut marks, mut unclosed, .. } =
+        NvtxRangesBeforeNaming::default();
+    ranges.reserve_ranges(database.row_count_upper_bound(NVTX_EVENT_TABLE));
+    let how = (ExportRowOrder::Stored, false);
+    let labels =
+        visit_nvtx_ranges_and_marks(&database, how, strings, |thread, key, event| match event {
+            NvtxRangeOrMark::Range(start, end, style) => {
+                if end.is_none() {
+                    unclosed.push(u32::try_from(ranges.range_count()).unwrap_or(u32::MAX));
+                }
+                ranges.push_host_range(
+                    start,
+                    end.unwrap_or(start),
+                    thread.0,
+                    InternedNameId(key),
+                    style,
+                );
             }
-            ranges.push(start, end.unwrap_or(start), thread.0, NameId(key), style);
-        }
-        RangeEvent::Mark(time) => {
-            marks.time.push(time);
-            marks.thread.push(thread.0);
-            marks.name.push(NameId(key));
-        }
-    })?;
-    Ok(RangeBatch { ranges, marks, unclosed, labels })
+            NvtxRangeOrMark::Mark(time) => {
+                marks.time.push(time);
+                marks.thread.push(thread.0);
+                marks.name.push(InternedNameId(key));
+            }
+        })?;
+    Ok(NvtxRangesBeforeNaming { ranges, marks, unclosed, labels })
 }
 
-/// Hands out the ranges in some order, and, where few names suffice, with few; their names are
-/// numbers into what is returned.
+/// Passes the ranges to `each` in the requested row order; range names are numbers that the
+/// returned value translates.
 ///
 /// # Errors
 /// The database is locked.
-pub(super) fn stream_ranges(
+pub(super) fn stream_nvtx_ranges(
     path: &Path,
-    how: (RowOrder, bool),
-    strings: &HashMap<i64, NameId>,
-    mut each: impl FnMut(i64, RangeRow),
-) -> Result<RangeBatch, TraceError> {
-    let database = NsysDatabase::open_export(path)?;
-    let labels = scan_range_events(&database, how, strings, |(_, thread), label, event| {
-        if let RangeEvent::Range(start, end, style) = event {
-            let end = end.unwrap_or(RangeRow::UNCLOSED_RANGE_END);
-            each(thread, RangeRow { start, end, thread: 0, label, style, inputs: 0 });
-        }
-    })?;
-    Ok(RangeBatch { labels, ..RangeBatch::default() })
+    how: (ExportRowOrder, bool),
+    strings: &HashMap<i64, InternedNameId>,
+    mut each: impl FnMut(i64, StreamedRangeRow),
+) -> Result<NvtxRangesBeforeNaming, TraceError> {
+    let database = NsysExportDatabase::open_sqlite_or_parquet_export(path)?;
+    let labels =
+        visit_nvtx_ranges_and_marks(&database, how, strings, |(_, thread), label, event| {
+            if let NvtxRangeOrMark::Range(start, end, style) = event {
+                let end = end.unwrap_or(StreamedRangeRow::UNCLOSED_RANGE_END);
+                each(thread, StreamedRangeRow { start, end, thread: 0, label, style, inputs: 0 });
+            }
+        })?;
+    Ok(NvtxRangesBeforeNaming { labels, ..NvtxRangesBeforeNaming::default() })
 }
 
-/// Visits events: their thread as number and global id, the number of their name, what they are.
-fn scan_range_events(
-    database: &NsysDatabase,
-    (order, few): (RowOrder, bool),
-    strings: &HashMap<i64, NameId>,
-    mut each: impl FnMut((u32, i64), u32, RangeEvent),
-) -> Result<ThreadAndTextLabels, TraceError> {
-    let mut labels = ThreadAndTextLabels { few, ..ThreadAndTextLabels::default() };
-    if !database.has_table(NVTX_EVENT_TABLE) {
+/// Passes each NVTX range and mark to `each`, with the number and the global id of its thread and
+/// the number of its name.
+fn visit_nvtx_ranges_and_marks(
+    database: &NsysExportDatabase,
+    (order, few): (ExportRowOrder, bool),
+    strings: &HashMap<i64, InternedNameId>,
+    mut each: impl FnMut((u32, i64), u32, NvtxRangeOrMark),
+) -> Result<NvtxThreadsAndTexts, TraceError> {
+    let mut labels = NvtxThreadsAndTexts { few, ..NvtxThreadsAndTexts::default() };
+    if !database.has_export_table(NVTX_EVENT_TABLE) {
         labels.quality.missing.push(NVTX_EVENT_TABLE.to_owned());
         return Ok(labels);
     }
     let columns = ["start", "end", "eventType", "globalTid", "text", "textId", "domainId"];
     let ended = database.visit_rows_in_order(order, NVTX_EVENT_TABLE, &columns, |row| {
-        let kind = row.integer_cell(2);
+        let kind = row.cell_as_integer(2);
         let style = match kind {
-            // The event types 59 and 60 are NVTX ranges, 70 and 71 the same from a text file.
-            Some(59 | 70) => RangeStyle::PushPop,
-            Some(60 | 71) => RangeStyle::StartEnd,
-            Some(MARK_EVENT_TYPE | DOMAIN_EVENT_TYPE) => RangeStyle::PushPop,
+            // Event types 59 and 60 are NVTX push/pop and start/end ranges; 70 and 71 are these
+            // ranges in an import from a text file.
+            Some(59 | 70) => HostRangeStyle::PushPop,
+            Some(60 | 71) => HostRangeStyle::StartEnd,
+            Some(NVTX_MARK_EVENT_TYPE | DOMAIN_EVENT_TYPE) => HostRangeStyle::PushPop,
             _ => return,
         };
-        let shared = row.integer_cell(5).and_then(|id| strings.get(&id));
-        let text = shared.map_or_else(|| labels.own_text(row), |&name| RangeText::Shared(name));
-        let thread = row.integer_cell(3).unwrap_or(0);
-        let (process, ..) = split_global_id(thread);
-        let domain = row.integer_cell(6).unwrap_or(0);
+        let shared = row.cell_as_integer(5).and_then(|id| strings.get(&id));
+        let text = shared
+            .map_or_else(|| labels.intern_text_of_row(row), |&name| NvtxEventText::Shared(name));
+        let thread = row.cell_as_integer(3).unwrap_or(0);
+        let (process, ..) = process_key_pid_and_tid_of_global_id(thread);
+        let domain = row.cell_as_integer(6).unwrap_or(0);
         if kind == Some(DOMAIN_EVENT_TYPE) {
             labels.domains.insert((domain, process), text);
             return;
         }
-        let Some(start) = labels.quality.time(row.integer_cell(0)) else { return };
-        let event = if kind == Some(MARK_EVENT_TYPE) {
-            RangeEvent::Mark(start)
-        } else {
-            let end = labels.quality.time(row.integer_cell(1));
-            let end = end.map(|end| labels.quality.plausible_span_end(start, end));
-            labels.quality.unclosed_ranges += u64::from(end.is_none());
-            RangeEvent::Range(start, end, style)
+        let Some(start) = labels.quality.plausible_time_or_count_as_odd(row.cell_as_integer(0))
+        else {
+            return;
         };
-        let key = labels.keys.intern((domain, process, text));
-        each((labels.threads.intern(thread), thread), key, event);
+        let event = if kind == Some(NVTX_MARK_EVENT_TYPE) {
+            NvtxRangeOrMark::Mark(start)
+        } else {
+            let end = labels.quality.plausible_time_or_count_as_odd(row.cell_as_integer(1));
+            let end = end.map(|end| labels.quality.plausible_span_end_or_start(start, end));
+            labels.quality.unclosed_ranges += u64::from(end.is_none());
+            NvtxRangeOrMark::Range(start, end, style)
+        };
+        let key = labels.keys.index_of_value((domain, process, text));
+        each((labels.threads.index_of_value(thread), thread), key, event);
     })?;
     labels.quality.unreadable.extend(ended);
     Ok(labels)
 }
 
-impl ThreadAndTextLabels {
-    /// Text for a row whose string the export lacks.
-    fn own_text(&mut self, row: &Row<'_, '_>) -> RangeText {
-        let Some(text) = row.text_cell(4) else { return RangeText::None };
-        self.quality.text(text);
-        RangeText::Own(match self.few && self.texts.len() >= MAX_TEXTS_WITH_NUMBERS {
-            true => {
-                self.texts.intern_text(&without_numbers_in_name(&String::from_utf8_lossy(text)))
-            }
-            false => self.texts.intern_bytes(text),
-        })
+impl NvtxThreadsAndTexts {
+    /// Interns the text that is stored in the row itself, for a row without an entry in the string
+    /// table.
+    fn intern_text_of_row(&mut self, row: &ExportRow<'_, '_>) -> NvtxEventText {
+        let Some(text) = row.cell_as_text_bytes(4) else { return NvtxEventText::None };
+        self.quality.count_invalid_utf8(text);
+        NvtxEventText::Own(
+            match self.few && self.texts.interned_text_count() >= MAX_DISTINCT_TEXTS_WITH_DIGITS {
+                true => self
+                    .texts
+                    .intern_text(&replace_digits_by_number_sign(&String::from_utf8_lossy(text))),
+                false => self.texts.intern_bytes_as_text(text),
+            },
+        )
     }
 
-    /// The trace name of each text number.
-    fn names_of_texts(&self, builder: &mut TraceBuilder) -> Vec<NameId> {
+    /// Returns, for each text number, the id of the text in the trace, with the NVTX domain as
+    /// prefix.
+    fn trace_names_of_numbered_texts(&self, builder: &mut TraceBuilder) -> Vec<InternedNameId> {
         self.keys
             .values
             .iter()
             .map(|&(domain, process, text)| {
                 let domain =
-                    self.domains.get(&(domain, process)).copied().unwrap_or(RangeText::None);
+                    self.domains.get(&(domain, process)).copied().unwrap_or(NvtxEventText::None);
                 let mut of = |text| match text {
-                    RangeText::Shared(name) => Some(name),
-                    RangeText::Own(name) => {
-                        Some(builder.trace.names.intern_text(self.texts.text(name)))
+                    NvtxEventText::Shared(name) => Some(name),
+                    NvtxEventText::Own(name) => {
+                        Some(builder.trace.names.intern_text(self.texts.text_of_name(name)))
                     }
-                    RangeText::None => None,
+                    NvtxEventText::None => None,
                 };
                 match (of(domain), of(text)) {
                     (None, Some(text)) => text,
                     (None, None) => builder.trace.names.intern_text(""),
                     (Some(domain), text) => {
                         let all = &builder.trace.names;
-                        let text = text.map_or("", |text| all.text(text));
-                        let full = format!("{}:{text}", all.text(domain));
+                        let text = text.map_or("", |text| all.text_of_name(text));
+                        let full = format!("{}:{text}", all.text_of_name(domain));
                         builder.trace.names.intern_text(&full)
                     }
                 }
@@ -202,42 +228,44 @@ impl ThreadAndTextLabels {
     }
 }
 
-impl RangeBatch {
-    /// The names that rows of [`stream_ranges`] mean.
-    pub fn into_trace_names(self, builder: &mut TraceBuilder) -> Vec<NameId> {
-        let names = self.labels.names_of_texts(builder);
-        builder.trace.quality.add_quality_of(self.labels.quality);
+impl NvtxRangesBeforeNaming {
+    /// Returns the trace's name id for each range-name number of [`stream_nvtx_ranges`].
+    pub fn into_trace_names_of_ranges(self, builder: &mut TraceBuilder) -> Vec<InternedNameId> {
+        let names = self.labels.trace_names_of_numbered_texts(builder);
+        builder.trace.quality.add_counts_and_messages(self.labels.quality);
         names
     }
 
-    /// Returns the end time given to ranges that were never closed: the last time of the whole
-    /// trace. Returns `None` if all ranges were closed.
-    pub fn end_of_unclosed_ranges(&self, database: &NsysDatabase) -> Option<i64> {
+    /// Returns the last time of the whole trace in nanoseconds, which becomes the end of ranges
+    /// that were never closed. Returns `None` if all ranges of the trace were closed.
+    pub fn end_for_unclosed_ranges(&self, database: &NsysExportDatabase) -> Option<i64> {
         let tables = [
             NVTX_EVENT_TABLE,
             KERNEL_TABLE,
             COPY_TABLE,
             MEMSET_TABLE,
             GRAPH_TABLE,
-            RUNTIME_CALL_TABLE,
+            CUDA_API_CALL_TABLE,
         ];
-        (self.labels.quality.unclosed_ranges > 0).then(|| database.last_end_ns(&tables)).flatten()
+        (self.labels.quality.unclosed_ranges > 0)
+            .then(|| database.latest_end_ns_of_tables(&tables))
+            .flatten()
     }
 
-    /// Adds the ranges to a trace; ranges that were never closed get the end `last`.
-    pub fn add_ranges_to_trace(self, builder: &mut TraceBuilder, last: Option<i64>) {
+    /// Adds the ranges and marks to the trace; ranges that were never closed end at `last`.
+    pub fn add_ranges_and_marks_to_trace(self, builder: &mut TraceBuilder, last: Option<i64>) {
         let Self { mut ranges, mut marks, unclosed, labels } = self;
         let threads: Vec<u32> = labels
             .threads
             .values
             .iter()
             .map(|&id| {
-                let (key, pid, tid) = split_global_id(id);
-                let process = builder.process_of_key(key, pid);
-                builder.thread_of_tid(process, tid)
+                let (key, pid, tid) = process_key_pid_and_tid_of_global_id(id);
+                let process = builder.index_of_process(key, pid);
+                builder.index_of_host_thread(process, tid)
             })
             .collect();
-        let names = labels.names_of_texts(builder);
+        let names = labels.trace_names_of_numbered_texts(builder);
         for thread in ranges.thread.iter_mut().chain(&mut marks.thread) {
             *thread = threads[*thread as usize];
         }
@@ -245,7 +273,7 @@ impl RangeBatch {
             *name = names[name.0 as usize];
         }
         (builder.trace.ranges, builder.trace.marks) = (ranges, marks);
-        builder.trace.quality.add_quality_of(labels.quality);
+        builder.trace.quality.add_counts_and_messages(labels.quality);
         if let Some(last) = last {
             for &range in &unclosed {
                 let end = &mut builder.trace.ranges.end[range as usize];

@@ -1,7 +1,8 @@
-//! Ranges and calls of an export, handed out in order of time without being kept.
+//! Passes ranges and API calls of an Nsight Systems export to a callback in order of time, without
+//! keeping them in memory.
 //!
-//! Exports are stored almost in order: a buffer mends that. If the buffer does not suffice, SQLite
-//! sorts the rows.
+//! Rows of an export are almost sorted by time, so a buffer of two batches can sort them. If a row
+//! is too far from its place for the buffer, the pass is repeated with rows that SQLite sorts.
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -9,88 +10,110 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use hashbrown::HashMap;
 
 use super::super::rows::{
-    CallRow, OrderedByTime, RangeOrCall, RangeRow, RowOfEitherOrder, StreamedRows, merge_by_time,
+    MergedRangeOrCall, SortedByStartThenLongest, StreamedCallRow, StreamedExportRest,
+    StreamedRangeOrCall, StreamedRangeRow, merge_ranges_and_calls_by_time,
 };
 use super::super::trace_builder::TraceBuilder;
 use super::super::wanted_parts::WantedTraceParts;
-use super::database::{NsysDatabase, RowOrder};
-use super::ids::{RUNTIME_CALL_TABLE, split_global_id};
-use super::ranges::{self, RangeBatch};
+use super::database::{ExportRowOrder, NsysExportDatabase};
+use super::ids::{CUDA_API_CALL_TABLE, process_key_pid_and_tid_of_global_id};
+use super::ranges::{self, NvtxRangesBeforeNaming};
 use crate::error::TraceError;
 use crate::model::Trace;
-use crate::model::interned_names::NameId;
-use crate::model::quality::TraceQuality;
+use crate::model::interned_names::InternedNameId;
+use crate::model::quality::MissingAndImplausibleTraceData;
 
-/// Rows that are handed over together, and by how many a row may be out of order.
+/// Number of rows per batch, and the largest distance of a row from its sorted place that the
+/// buffer corrects.
 const ROWS_PER_BATCH: usize = 1 << 15;
 
-/// Reads what is wanted but ranges and calls, and hands these out.
+/// Reads the wanted tables except ranges and API calls into a trace; passes ranges and API calls to
+/// `each`.
 ///
 /// # Errors
-/// The file is locked, or not an SQLite database of an export.
-pub fn read_and_stream_rows(
+/// The export is locked or is not an SQLite database.
+pub fn stream_ranges_and_calls_of_export(
     path: &Path,
     wanted: &WantedTraceParts,
-    mut each: impl FnMut(&Trace, RangeOrCall),
-) -> Result<StreamedRows, TraceError> {
-    let mut reader = super::open_with_texts(path)?;
-    reader.read_all_but_ranges(&WantedTraceParts { calls: false, ..*wanted })?;
-    let super::NsysReader { mut builder, strings, database } = reader;
-    builder.trace.names.intern_text(super::host::UNKNOWN_CALL_NAME);
-    builder.copy_tables_to_trace();
-    let mut pass = run_row_pass(path, wanted, RowOrder::Stored, &mut builder, &strings, &mut each)?;
+    mut each: impl FnMut(&Trace, StreamedRangeOrCall),
+) -> Result<StreamedExportRest, TraceError> {
+    let mut reader = super::open_export_and_read_strings(path)?;
+    reader.read_tables_except_ranges(&WantedTraceParts { calls: false, ..*wanted })?;
+    let super::NsysExportReader { mut builder, strings, database } = reader;
+    builder.trace.names.intern_text(super::host::NAME_OF_UNNAMED_CALLS);
+    builder.copy_tables_and_demangle_kernel_names();
+    let mut pass = stream_ranges_and_calls_once(
+        path,
+        wanted,
+        ExportRowOrder::Stored,
+        &mut builder,
+        &strings,
+        &mut each,
+    )?;
     if !pass.in_order {
-        pass = run_row_pass(path, wanted, RowOrder::Start, &mut builder, &strings, &mut each)?;
+        pass = stream_ranges_and_calls_once(
+            path,
+            wanted,
+            ExportRowOrder::Start,
+            &mut builder,
+            &strings,
+            &mut each,
+        )?;
     }
-    let last =
-        pass.ranges.end_of_unclosed_ranges(&database).unwrap_or(RangeRow::UNCLOSED_RANGE_END);
-    builder.trace.quality.add_quality_of(pass.calls);
-    let names = pass.ranges.into_trace_names(&mut builder);
-    Ok(StreamedRows { trace: builder.finish_trace(), names, last })
+    let last = pass
+        .ranges
+        .end_for_unclosed_ranges(&database)
+        .unwrap_or(StreamedRangeRow::UNCLOSED_RANGE_END);
+    builder.trace.quality.add_counts_and_messages(pass.calls);
+    let names = pass.ranges.into_trace_names_of_ranges(&mut builder);
+    Ok(StreamedExportRest { trace: builder.finish_trace(), names, last })
 }
 
-/// Result of one pass over an export's tables.
-struct PassResult {
+/// Outcome of one pass over the tables of ranges and API calls.
+struct StreamPassOutcome {
     in_order: bool,
-    ranges: RangeBatch,
-    /// Quality problems of the table of calls.
-    calls: TraceQuality,
+    ranges: NvtxRangesBeforeNaming,
+    /// Problems found in the table of API calls.
+    calls: MissingAndImplausibleTraceData,
 }
 
-fn run_row_pass(
+fn stream_ranges_and_calls_once(
     path: &Path,
     wanted: &WantedTraceParts,
-    order: RowOrder,
+    order: ExportRowOrder,
     builder: &mut TraceBuilder,
-    strings: &HashMap<i64, NameId>,
-    each: &mut impl FnMut(&Trace, RangeOrCall),
-) -> Result<PassResult, TraceError> {
+    strings: &HashMap<i64, InternedNameId>,
+    each: &mut impl FnMut(&Trace, StreamedRangeOrCall),
+) -> Result<StreamPassOutcome, TraceError> {
     let mut threads: HashMap<i64, (u32, u32)> = HashMap::new();
     let mut thread_of = |builder: &mut TraceBuilder, id: i64| {
         *threads.entry(id).or_insert_with(|| {
-            let (key, pid, tid) = split_global_id(id);
-            let process = builder.process_of_key(key, pid);
-            (builder.thread_of_tid(process, tid), process)
+            let (key, pid, tid) = process_key_pid_and_tid_of_global_id(id);
+            let process = builder.index_of_process(key, pid);
+            (builder.index_of_host_thread(process, tid), process)
         })
     };
-    let (range_batches, mut ranges) = batch_channel();
-    let (call_batches, mut calls) = batch_channel();
+    let (range_batches, mut ranges) = row_batch_channel();
+    let (call_batches, mut calls) = row_batch_channel();
     std::thread::scope(|scope| {
         let how = (order, wanted.few_names);
-        let range_reader = scope.spawn(move || read_ranges(path, how, strings, range_batches));
-        let unknown = builder.trace.names.intern_text(super::host::UNKNOWN_CALL_NAME);
-        let reader = CallTableReader { path, order, strings, unknown, all: wanted.rest };
+        let range_reader = scope.spawn(move || send_ranges(path, how, strings, range_batches));
+        let unknown = builder.trace.names.intern_text(super::host::NAME_OF_UNNAMED_CALLS);
+        let reader = ApiCallTableReader { path, order, strings, unknown, all: wanted.rest };
         let call_reader =
-            wanted.calls.then(|| scope.spawn(move || reader.send_calls(call_batches)));
-        each(&builder.trace, RangeOrCall::Begin);
-        for row in merge_by_time(&mut ranges, &mut calls) {
+            wanted.calls.then(|| scope.spawn(move || reader.send_api_calls(call_batches)));
+        each(&builder.trace, StreamedRangeOrCall::Begin);
+        for row in merge_ranges_and_calls_by_time(&mut ranges, &mut calls) {
             let row = match row {
-                RowOfEitherOrder::Range((thread, row)) => {
-                    RangeOrCall::Range(RangeRow { thread: thread_of(builder, thread).0, ..row })
+                MergedRangeOrCall::Range((thread, row)) => {
+                    StreamedRangeOrCall::Range(StreamedRangeRow {
+                        thread: thread_of(builder, thread).0,
+                        ..row
+                    })
                 }
-                RowOfEitherOrder::Call((thread, row)) => {
+                MergedRangeOrCall::Call((thread, row)) => {
                     let (thread, process) = thread_of(builder, thread);
-                    RangeOrCall::Call(CallRow { thread, process, ..row })
+                    StreamedRangeOrCall::Call(StreamedCallRow { thread, process, ..row })
                 }
             };
             each(&builder.trace, row);
@@ -98,81 +121,92 @@ fn run_row_pass(
         let ranges_read = range_reader.join().expect("reading ranges does not panic")?;
         let calls_read = match call_reader {
             Some(reader) => reader.join().expect("reading calls does not panic")?,
-            None => TraceQuality::default(),
+            None => MissingAndImplausibleTraceData::default(),
         };
         let in_order = ranges.in_order && calls.in_order;
-        Ok(PassResult { in_order, ranges: ranges_read, calls: calls_read })
+        Ok(StreamPassOutcome { in_order, ranges: ranges_read, calls: calls_read })
     })
 }
 
-fn read_ranges(
+fn send_ranges(
     path: &Path,
-    how: (RowOrder, bool),
-    strings: &HashMap<i64, NameId>,
-    mut batches: RowBatches<(i64, RangeRow)>,
-) -> Result<RangeBatch, TraceError> {
-    let part =
-        ranges::stream_ranges(path, how, strings, |thread, row| batches.push((thread, row)))?;
-    batches.send_calls();
+    how: (ExportRowOrder, bool),
+    strings: &HashMap<i64, InternedNameId>,
+    mut batches: RowBatchSender<(i64, StreamedRangeRow)>,
+) -> Result<NvtxRangesBeforeNaming, TraceError> {
+    let part = ranges::stream_nvtx_ranges(path, how, strings, |thread, row| {
+        batches.push_and_send_full_batch((thread, row))
+    })?;
+    batches.send_batch();
     Ok(part)
 }
 
-/// Reader of the call table, with the selection of calls.
-struct CallTableReader<'a> {
+/// Reads the table of API calls on its own thread.
+struct ApiCallTableReader<'a> {
     path: &'a Path,
-    order: RowOrder,
-    strings: &'a HashMap<i64, NameId>,
-    /// Name of calls without a recorded name.
-    unknown: NameId,
-    /// Whether calls without a correlation id are read as well.
+    order: ExportRowOrder,
+    strings: &'a HashMap<i64, InternedNameId>,
+    /// Name for API calls for which the export contains no function name.
+    unknown: InternedNameId,
+    /// Whether API calls without a correlation id are read as well.
     all: bool,
 }
 
-impl CallTableReader<'_> {
-    /// Sends the calls, each with the global id of its thread.
-    fn send_calls(
+impl ApiCallTableReader<'_> {
+    /// Sends the API calls in batches to the merging thread, each call with the global id of its
+    /// host thread.
+    fn send_api_calls(
         &self,
-        mut batches: RowBatches<(i64, CallRow)>,
-    ) -> Result<TraceQuality, TraceError> {
-        let database = NsysDatabase::open_export(self.path)?;
-        let mut quality = TraceQuality::default();
-        if !database.has_table(RUNTIME_CALL_TABLE) {
-            quality.missing.push(RUNTIME_CALL_TABLE.to_owned());
+        mut batches: RowBatchSender<(i64, StreamedCallRow)>,
+    ) -> Result<MissingAndImplausibleTraceData, TraceError> {
+        let database = NsysExportDatabase::open_sqlite_or_parquet_export(self.path)?;
+        let mut quality = MissingAndImplausibleTraceData::default();
+        if !database.has_export_table(CUDA_API_CALL_TABLE) {
+            quality.missing.push(CUDA_API_CALL_TABLE.to_owned());
         }
         let columns = ["start", "end", "globalTid", "correlationId", "nameId"];
-        quality.missing.extend(super::absent_columns(&database, RUNTIME_CALL_TABLE, &columns));
+        quality.missing.extend(super::missing_necessary_columns(
+            &database,
+            CUDA_API_CALL_TABLE,
+            &columns,
+        ));
         let ended =
-            database.visit_rows_in_order(self.order, RUNTIME_CALL_TABLE, &columns, |row| {
-                let Some(start) = quality.time(row.integer_cell(0)) else { return };
-                let end = quality.time(row.integer_cell(1)).unwrap_or(start);
-                let end = quality.plausible_span_end(start, end);
-                let correlation = quality.correlation(row.integer_cell(3));
+            database.visit_rows_in_order(self.order, CUDA_API_CALL_TABLE, &columns, |row| {
+                let Some(start) = quality.plausible_time_or_count_as_odd(row.cell_as_integer(0))
+                else {
+                    return;
+                };
+                let end =
+                    quality.plausible_time_or_count_as_odd(row.cell_as_integer(1)).unwrap_or(start);
+                let end = quality.plausible_span_end_or_start(start, end);
+                let correlation = quality.correlation_id_or_zero(row.cell_as_integer(3));
                 if self.all || correlation != 0 {
-                    let name = row.integer_cell(4).and_then(|id| self.strings.get(&id)).copied();
+                    let name = row.cell_as_integer(4).and_then(|id| self.strings.get(&id)).copied();
                     let name = name.unwrap_or(self.unknown);
-                    let call = CallRow { start, end, thread: 0, process: 0, name, correlation };
-                    batches.push((row.integer_cell(2).unwrap_or(0), call));
+                    let call =
+                        StreamedCallRow { start, end, thread: 0, process: 0, name, correlation };
+                    batches.push_and_send_full_batch((row.cell_as_integer(2).unwrap_or(0), call));
                 }
             })?;
-        batches.send_calls();
+        batches.send_batch();
         quality.unreadable.extend(ended);
         Ok(quality)
     }
 }
 
-/// The receiving end of rows that another thread reads.
-struct RowBatches<T> {
+/// The sending end of batches of rows that one thread reads and another thread merges.
+struct RowBatchSender<T> {
     batch: Vec<T>,
     sender: SyncSender<Vec<T>>,
-    /// Batches that the other thread has read: their memory is used again.
+    /// Empty vectors that the receiver returns, so that their memory is reused for new batches.
     read: Receiver<Vec<T>>,
 }
 
-/// Sender and receiver of a channel that passes batches of rows to another thread.
-fn batch_channel<T>() -> (RowBatches<T>, RowOrderingBuffer<T>) {
+/// Creates a sender of row batches and the buffer that receives, sorts and yields the rows.
+fn row_batch_channel<T>() -> (RowBatchSender<T>, NearlySortedRowBuffer<T>) {
     let (sender, receiver) = sync_channel(2);
     let (spent, read) = sync_channel(4);
-    let ordered = RowOrderingBuffer {
+    let ordered = NearlySortedRowBuffer {
         receiver,
         spent,
         ready: Vec::new(),
@@ -181,42 +215,41 @@ fn batch_channel<T>() -> (RowBatches<T>, RowOrderingBuffer<T>) {
         last: i64::MIN,
         in_order: true,
     };
-    (RowBatches { batch: Vec::new(), sender, read }, ordered)
+    (RowBatchSender { batch: Vec::new(), sender, read }, ordered)
 }
 
-impl<T> RowBatches<T> {
-    fn push(&mut self, row: T) {
+impl<T> RowBatchSender<T> {
+    fn push_and_send_full_batch(&mut self, row: T) {
         self.batch.push(row);
         if self.batch.len() == ROWS_PER_BATCH {
-            self.send_calls();
+            self.send_batch();
         }
     }
 
-    fn send_calls(&mut self) {
+    fn send_batch(&mut self) {
         let empty = self.read.try_recv().unwrap_or_else(|_| Vec::with_capacity(ROWS_PER_BATCH));
-        // Nobody receives any more only if the other thread panicked.
+        // Sending fails only if the receiving thread panicked, which the join reports.
         let _ = self.sender.send(std::mem::replace(&mut self.batch, empty));
     }
 }
 
-/// Puts rows that are almost sorted into order.
-struct RowOrderingBuffer<T> {
+/// Receives batches of rows that are almost sorted by time, and yields the rows in order of time.
+struct NearlySortedRowBuffer<T> {
     receiver: Receiver<Vec<T>>,
-    /// Returns batches that were read, so that their memory can be used again.
+    /// Returns the vectors of batches that were read to the sender, so that their memory is reused.
     spent: SyncSender<Vec<T>>,
     ready: Vec<T>,
     next: usize,
-    /// Rows that are later than all rows that are ready.
+    /// Rows that are not earlier than any row in `ready`.
     held: Vec<T>,
     last: i64,
     /// Whether the buffer sufficed.
     in_order: bool,
 }
 
-impl<T: OrderedByTime + Copy> RowOrderingBuffer<T> {
-    /// Makes the held rows ready, the same number of the earliest ones; `false`: there are
-    /// no more.
-    fn refill_in_order(&mut self) -> bool {
+impl<T: SortedByStartThenLongest + Copy> NearlySortedRowBuffer<T> {
+    /// Receives one batch and makes the earliest rows ready; returns `false` if no rows are left.
+    fn refill_with_earliest_rows(&mut self) -> bool {
         let mut read = std::mem::take(&mut self.ready);
         read.clear();
         self.next = 0;
@@ -225,16 +258,18 @@ impl<T: OrderedByTime + Copy> RowOrderingBuffer<T> {
             return !self.ready.is_empty();
         };
         let follows = match (self.held.last(), batch.first()) {
-            (Some(last), Some(first)) => last.time_key() <= first.time_key(),
+            (Some(last), Some(first)) => {
+                last.start_and_reversed_end() <= first.start_and_reversed_end()
+            }
             _ => true,
         };
-        if follows && batch.is_sorted_by_key(OrderedByTime::time_key) {
+        if follows && batch.is_sorted_by_key(SortedByStartThenLongest::start_and_reversed_end) {
             self.ready = std::mem::replace(&mut self.held, batch);
         } else {
             let whole = self.held.len();
             let mut all = std::mem::take(&mut self.held);
             all.extend(batch);
-            all.sort_by_key(OrderedByTime::time_key);
+            all.sort_by_key(SortedByStartThenLongest::start_and_reversed_end);
             self.held = all.split_off(whole);
             self.ready = all;
         }
@@ -243,19 +278,19 @@ impl<T: OrderedByTime + Copy> RowOrderingBuffer<T> {
     }
 }
 
-impl<T: OrderedByTime + Copy> Iterator for RowOrderingBuffer<T> {
+impl<T: SortedByStartThenLongest + Copy> Iterator for NearlySortedRowBuffer<T> {
     type Item = T;
 
     #[inline]
     fn next(&mut self) -> Option<T> {
         while self.next == self.ready.len() {
-            if !self.refill_in_order() {
+            if !self.refill_with_earliest_rows() {
                 return None;
             }
         }
         let row = self.ready[self.next];
         self.next += 1;
-        let start = row.time_key().0;
+        let start = row.start_and_reversed_end().0;
         self.in_order &= start >= self.last;
         self.last = start;
         Some(row)
@@ -266,13 +301,13 @@ impl<T: OrderedByTime + Copy> Iterator for RowOrderingBuffer<T> {
 mod tests {
     use super::*;
 
-    fn call_rows(starts: &[i64]) -> Vec<CallRow> {
-        let row = |&start| CallRow {
+    fn call_rows(starts: &[i64]) -> Vec<StreamedCallRow> {
+        let row = |&start| StreamedCallRow {
             start,
             end: start,
             thread: 0,
             process: 0,
-            name: NameId::default(),
+            name: InternedNameId::default(),
             correlation: 1,
         };
         starts.iter().map(row).collect()
@@ -281,8 +316,9 @@ mod tests {
     #[test]
     fn nearly_sorted_rows_are_sorted_by_a_small_buffer() {
         let read = |batches: &[&[i64]]| {
-            let (into, mut ordered) = batch_channel();
-            let batches: Vec<Vec<CallRow>> = batches.iter().map(|batch| call_rows(batch)).collect();
+            let (into, mut ordered) = row_batch_channel();
+            let batches: Vec<Vec<StreamedCallRow>> =
+                batches.iter().map(|batch| call_rows(batch)).collect();
             std::thread::spawn(move || {
                 batches.into_iter().for_each(|batch| into.sender.send(batch).expect("it is read"));
             });

@@ -1,11 +1,12 @@
-//! The JSON fields of a recording's file. A list or a field that is missing reads as empty or 0.
+//! The JSON fields of a kernelgate recording. A list or field that is missing in the JSON becomes
+//! empty or 0.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
 #[derive(Deserialize)]
-pub struct RecordingFile {
+pub struct RecordingJson {
     pub schema: String,
     pub schema_version: u64,
     #[serde(default)]
@@ -13,21 +14,21 @@ pub struct RecordingFile {
     #[serde(default)]
     pub steps: u64,
     #[serde(default)]
-    pub limits: Vec<LimitRow>,
+    pub limits: Vec<RecordedTimeLimit>,
     #[serde(default)]
-    pub work: DeclaredWorkRow,
+    pub work: RecordedDeclaredWork,
     #[serde(default)]
-    pub parts: Vec<DeclaredPartRow>,
+    pub parts: Vec<RecordedProblemPart>,
     #[serde(default)]
-    pub device: DeviceFactsRow,
+    pub device: RecordedDeviceFacts,
     #[serde(default)]
-    pub other_devices: Vec<DeviceFactsRow>,
-    pub trace: RecordedRows,
+    pub other_devices: Vec<RecordedDeviceFacts>,
+    pub trace: RecordedActivityRows,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub struct DeclaredWorkRow {
+pub struct RecordedDeclaredWork {
     pub flops: BTreeMap<String, f64>,
     pub read_bytes: f64,
     pub write_bytes: f64,
@@ -35,21 +36,21 @@ pub struct DeclaredWorkRow {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub struct DeclaredPartRow {
+pub struct RecordedProblemPart {
     pub label: String,
     pub range: String,
-    pub work: DeclaredWorkRow,
+    pub work: RecordedDeclaredWork,
 }
 
 #[derive(Deserialize)]
-pub struct LimitRow {
+pub struct RecordedTimeLimit {
     pub by: String,
     pub time_ns: f64,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub struct DeviceFactsRow {
+pub struct RecordedDeviceFacts {
     pub id: u32,
     pub name: String,
     pub compute: Option<[u32; 2]>,
@@ -62,18 +63,18 @@ pub struct DeviceFactsRow {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub struct RecordedRows {
+pub struct RecordedActivityRows {
     pub pid: u32,
     pub names: Vec<String>,
     pub kernels: Vec<RecordedKernelRow>,
     pub copies: Vec<RecordedCopyRow>,
     pub sets: Vec<RecordedMemsetRow>,
-    pub calls: Vec<CallRow>,
+    pub calls: Vec<RecordedApiCallRow>,
     pub waits: Vec<RecordedWaitRow>,
-    pub ranges: Vec<RangeRow>,
+    pub ranges: Vec<RecordedRangeRow>,
     pub graph_nodes: Vec<RecordedGraphNodeRow>,
-    pub allocations: Vec<RecordedAllocationRow>,
-    pub page_faults: Vec<PageFaultRow>,
+    pub allocations: Vec<RecordedAllocationOrFreeRow>,
+    pub page_faults: Vec<RecordedPageFaultRow>,
     pub overhead: Vec<[u64; 2]>,
     pub dropped: u64,
 }
@@ -128,7 +129,7 @@ pub struct RecordedMemsetRow {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub struct CallRow {
+pub struct RecordedApiCallRow {
     pub name: u32,
     pub start: u64,
     pub end: u64,
@@ -148,7 +149,7 @@ pub struct RecordedWaitRow {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub struct RangeRow {
+pub struct RecordedRangeRow {
     pub name: u32,
     pub start: u64,
     pub end: u64,
@@ -162,10 +163,10 @@ pub struct RecordedGraphNodeRow {
     pub ranges: Vec<u32>,
 }
 
-/// A page fault of the host, or a group of faults of a device.
+/// A recorded page fault of the host, or a recorded group of page faults of a GPU.
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub struct PageFaultRow {
+pub struct RecordedPageFaultRow {
     pub start: u64,
     pub end: u64,
     pub count: Option<u64>,
@@ -174,7 +175,7 @@ pub struct PageFaultRow {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub struct RecordedAllocationRow {
+pub struct RecordedAllocationOrFreeRow {
     pub time: u64,
     pub on: On,
     pub address: u64,

@@ -5,10 +5,10 @@ use std::io::Write as _;
 use crate::fixture::{column, file, reason, refused};
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use kernelgate_trace::diagnose::difference::{TraceSums, compare_sums};
-use kernelgate_trace::diagnose::{QuestionAnswer, diagnose};
+use kernelgate_trace::diagnose::difference::{SummedTrace, compare_summed_traces};
+use kernelgate_trace::diagnose::{RuleAnswer, diagnose_trace_in_memory};
 use kernelgate_trace::model::Trace;
-use kernelgate_trace::model::gpu::MemoryKind;
+use kernelgate_trace::model::gpu::CopiedMemoryKind;
 use kernelgate_trace::read::{self, WantedTraceParts};
 use kernelgate_trace::stats::StatsReport;
 
@@ -53,15 +53,23 @@ fn kineto_fills_the_same_model_packed_or_not() {
     {
         assert_eq!(column(&trace, StatsReport::GpuKernels, "Name"), ["gemm"]);
         assert_eq!(column(&trace, StatsReport::GpuKernels, "Total Time (ns)"), ["2500"]);
-        assert_eq!(trace.kernels.on_gpu.start.get(0), Some(1_712_195_495_505_020_001));
+        assert_eq!(trace.kernels.on_gpu.start.decoded_row(0), Some(1_712_195_495_505_020_001));
         assert_eq!(column(&trace, StatsReport::RangeKernels, "NVTX Range"), ["step"]);
         assert_eq!(column(&trace, StatsReport::KernelExecution, "PID"), ["5"]);
         assert_eq!(trace.shapes[0].grid, [4, 2, 1]);
-        assert_eq!((trace.copies.source[0], trace.copies.bytes[0]), (MemoryKind::Pageable, 4096));
+        assert_eq!(
+            (trace.copies.source[0], trace.copies.bytes[0]),
+            (CopiedMemoryKind::Pageable, 4096)
+        );
         assert_eq!(trace.devices[0].multiprocessors, Some(100));
         // The event whose name is a number, and the range that was never closed.
         assert_eq!((trace.quality.odd_values, trace.quality.unclosed_ranges), (1, 1));
-        assert!(diagnose(&trace).findings.iter().any(|finding| finding.id == "pageable-copy"));
+        assert!(
+            diagnose_trace_in_memory(&trace)
+                .findings
+                .iter()
+                .any(|finding| finding.id == "pageable-copy")
+        );
     }
 }
 
@@ -82,10 +90,13 @@ fn kernels_of_rocm_join_their_calls_by_external_id() {
              "args": {"External id": 3}}
         ]}"#,
     );
-    let diagnosis = diagnose(&trace);
+    let diagnosis = diagnose_trace_in_memory(&trace);
     assert_eq!(diagnosis.quality, []);
     let total = &diagnosis.devices[0].account.total;
-    assert_eq!((total.total_idle_ns(), total.unclassified_idle_ns()), (2_000, 0));
+    assert_eq!(
+        (total.idle_time_of_all_causes_ns(), total.idle_time_without_known_cause_ns()),
+        (2_000, 0)
+    );
 }
 
 #[test]
@@ -100,7 +111,7 @@ fn a_cut_file_is_read_up_to_its_end() {
     let text = KINETO.as_bytes();
     let cut = text.windows(8).position(|word| word == b"\"Memcpy ").unwrap();
     let trace = read("t.json", &text[..cut]);
-    assert_eq!(trace.kernels.on_gpu.len(), 1);
+    assert_eq!(trace.kernels.on_gpu.operation_count(), 1);
     insta::assert_snapshot!(trace.quality.unreadable[0], @"JSON after 5 events: EOF while parsing a value at line 1 column 41");
 
     // Long enough that the half of it holds events.
@@ -111,10 +122,10 @@ fn a_cut_file_is_read_up_to_its_end() {
     events.insert_str(0, r#"{"traceEvents": ["#);
     let whole = packed(format!("{}]}}", events.trim_end_matches(',')).as_bytes());
     let trace = read("t.json.gz", &whole[..whole.len() / 2]);
-    let kernels = trace.kernels.on_gpu.len();
+    let kernels = trace.kernels.on_gpu.operation_count();
     assert!(kernels > 1000 && kernels < 20_000, "{kernels}");
     assert_eq!(trace.quality.unreadable.len(), 1);
-    insta::assert_snapshot!(diagnose(&trace).quality[0].title, @"a part could not be read to its end: JSON after 9983 events: incomplete deflate stream");
+    insta::assert_snapshot!(diagnose_trace_in_memory(&trace).quality[0].title, @"a part could not be read to its end: JSON after 9983 events: incomplete deflate stream");
 }
 
 #[test]
@@ -139,7 +150,7 @@ fn json_bombs_are_refused() {
         "[".repeat(100_000),
         "]".repeat(100_000)
     );
-    assert_eq!(read("args.json", args.as_bytes()).kernels.on_gpu.len(), 1);
+    assert_eq!(read("args.json", args.as_bytes()).kernels.on_gpu.operation_count(), 1);
 }
 
 const NCU: &str = "\
@@ -166,7 +177,7 @@ fn ncu_csv_is_found_behind_other_output() {
     let trace = read("ncu.log", NCU.as_bytes());
     assert_eq!(trace.profiled.len(), 2);
     let gemm = &trace.profiled[0];
-    let value = |name: &str| gemm.metrics[&trace.names.find(name).unwrap()].value;
+    let value = |name: &str| gemm.metrics[&trace.names.find_interned_text(name).unwrap()].value;
     assert_eq!(value("Duration"), 1234.5);
     assert_eq!(value("Compute (SM) Throughput"), 91.0, "under the name of today");
     assert_eq!(value("Memory Throughput"), 40.0);
@@ -174,7 +185,7 @@ fn ncu_csv_is_found_behind_other_output() {
         (gemm.metrics.len(), gemm.shape.grid, gemm.shape.block),
         (3, [9, 32, 1], [128, 1, 1])
     );
-    let diagnosis = diagnose(&trace);
+    let diagnosis = diagnose_trace_in_memory(&trace);
     let bound: Vec<&str> = diagnosis
         .findings
         .iter()
@@ -192,13 +203,13 @@ const RECORDED: &str = include_str!("../fixture/ncu_h200_details.csv");
 fn files_of_the_printed_command_are_imported() {
     let trace = read("faults.csv", RECORDED.as_bytes());
     let [launch] = &trace.profiled[..] else { panic!("{} launches", trace.profiled.len()) };
-    assert_eq!(trace.names.text(launch.kernel), "faults");
+    assert_eq!(trace.names.text_of_name(launch.kernel), "faults");
     assert_eq!((launch.shape.grid, launch.shape.block), ([3907, 1, 1], [256, 1, 1]));
-    let value = |name: &str| launch.metrics[&trace.names.find(name).unwrap()].value;
+    let value = |name: &str| launch.metrics[&trace.names.find_interned_text(name).unwrap()].value;
     assert_eq!((value("Duration"), value("Registers Per Thread")), (4608.0, 16.0));
     // Two sections have a metric of this name: the first is a share, the second bytes a second.
     assert_eq!(value("Memory Throughput"), 23.01);
-    let diagnosis = diagnose(&trace);
+    let diagnosis = diagnose_trace_in_memory(&trace);
     let finding = |id: &str| diagnosis.findings.iter().find(|finding| finding.id == id).unwrap();
     assert_eq!(finding("kernel-bound").title, "faults is latency-bound");
     let occupancy = finding("achieved-occupancy");
@@ -210,8 +221,8 @@ fn the_raw_page_has_a_metric_a_column() {
     let raw = "\"ID\",\"Kernel Name\",\"gpu__time_duration.sum\",\"x__unknown\"\n\
                \"\",\"\",\"nsecond\",\"\"\n\"0\",\"k\",\"4,096\",\"n/a\"\n";
     let trace = read("raw.csv", raw.as_bytes());
-    let metric = trace.profiled[0].metrics[&trace.names.find("Duration").unwrap()];
-    assert_eq!((metric.value, trace.names.text(metric.unit)), (4096.0, "nsecond"));
+    let metric = trace.profiled[0].metrics[&trace.names.find_interned_text("Duration").unwrap()];
+    assert_eq!((metric.value, trace.names.text_of_name(metric.unit)), (4096.0, "nsecond"));
     assert_eq!(trace.profiled[0].metrics.len(), 1);
 }
 
@@ -226,7 +237,7 @@ fn accesses_and_warps_are_judged_by_the_raw_page() {
                \"\",\"\",\"nsecond\",\"\",\"\",\"\",\"\",\"\"\n\
                \"0\",\"good\",\"4,096\",\"32\",\"16\",\"5\",\"100\",\"31.5\"\n\
                \"1\",\"bad\",\"8,192\",\"8\",\"16\",\"300\",\"400\",\"12\"\n";
-    let diagnosis = diagnose(&read("raw.csv", raw.as_bytes()));
+    let diagnosis = diagnose_trace_in_memory(&read("raw.csv", raw.as_bytes()));
     for (rule, value) in [("coalescing", 8.0), ("bank-conflicts", 75.0), ("divergence", 12.0)] {
         let found: Vec<_> = diagnosis.findings.iter().filter(|it| it.id == rule).collect();
         assert_eq!(found.len(), 1, "{rule}: of the bad kernel alone");
@@ -234,8 +245,9 @@ fn accesses_and_warps_are_judged_by_the_raw_page() {
         assert!(found[0].title.starts_with("bad: "), "{}", found[0].title);
     }
     let short = raw.lines().map(|line| line.rsplitn(6, ',').last().unwrap()).collect::<Vec<_>>();
-    let diagnosis = diagnose(&read("short.csv", short.join("\n").as_bytes()));
-    let why = |rule: &str| diagnosis.question(rule).unwrap().missing_data_reason().unwrap();
+    let diagnosis = diagnose_trace_in_memory(&read("short.csv", short.join("\n").as_bytes()));
+    let why =
+        |rule: &str| diagnosis.question_of_rule(rule).unwrap().reason_without_answer().unwrap();
     insta::assert_snapshot!(why("bank-conflicts"), @"the report lacks the metrics; add --page raw, or --section MemoryWorkloadAnalysis_Tables");
 }
 
@@ -256,7 +268,7 @@ fn launches_of_a_kernel_are_one_finding() {
                \"1\",\"read\",\"8,192\",\"0.2\",\"9\",\"1\",\"1\",\"900\",\"32\",\"4\",\"1000\",\"10\"\n\
                \"2\",\"fill\",\"4,096\",\"0.9\",\"6\",\"1\",\"2\",\"900\",\"0\",\"32\",\"0\",\"10\"\n\
                \"3\",\"gather\",\"1\",\"0.9\",\"6\",\"1\",\"2\",\"9\",\"4\",\"32\",\"800\",\"100\"\n";
-    let diagnosis = diagnose(&read("raw.csv", raw.as_bytes()));
+    let diagnosis = diagnose_trace_in_memory(&read("raw.csv", raw.as_bytes()));
     let found = |rule: &str| {
         let found = diagnosis.findings.iter().filter(|it| it.id == rule);
         found.map(|it| (it.title.clone(), it.measured.value)).collect::<Vec<_>>()
@@ -266,8 +278,8 @@ fn launches_of_a_kernel_are_one_finding() {
     // Neither a hundredth of the sectors nor a launch without loads counts.
     let gather = "gather: accesses to global memory are not coalesced";
     assert_eq!(found("coalescing"), [(gather.to_owned(), 4.0)]);
-    let question = diagnosis.question("coalescing").unwrap();
-    let QuestionAnswer::Yes { inspected, .. } = &question.answer else { panic!("{question:?}") };
+    let question = diagnosis.question_of_rule("coalescing").unwrap();
+    let RuleAnswer::Yes { inspected, .. } = &question.answer else { panic!("{question:?}") };
     assert_eq!((inspected.seen, inspected.whole), (4, 4));
 }
 
@@ -278,12 +290,15 @@ fn two_reports_of_ncu_are_compared_by_the_durations_of_their_launches() {
             "\"ID\",\"Kernel Name\",\"gpu__time_duration.sum\",\"launch__registers_per_thread\"\n\
              \"\",\"\",\"nsecond\",\"register/thread\"\n\"0\",\"k\",\"{duration}\",\"{registers}\"\n"
         );
-        TraceSums::new(&read("raw.csv", raw.as_bytes()))
+        SummedTrace::sum_trace_in_memory(&read("raw.csv", raw.as_bytes()))
     };
-    let difference = compare_sums(report(4000, 96), report(5000, 128));
-    assert_eq!((difference.total_change_ns(), difference.parts[0].total_change_ns()), (1000, 1000));
+    let difference = compare_summed_traces(report(4000, 96), report(5000, 128));
     assert_eq!(
-        difference.parts[0].describe_launch_changes(),
+        (difference.whole_time_change_ns(), difference.parts[0].own_time_change_ns()),
+        (1000, 1000)
+    );
+    assert_eq!(
+        difference.parts[0].describe_launch_shape_and_metric_changes(),
         ["Registers Per Thread 96.0 -> 128.0"]
     );
 }

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use crate::fixture::{file, reason, refused, titles, without_folders};
-use kernelgate_trace::diagnose::{diagnose, readable_name};
+use kernelgate_trace::diagnose::{diagnose_trace_in_memory, shortened_kernel_name_for_readers};
 use kernelgate_trace::model::Trace;
-use kernelgate_trace::model::kernel_metrics::ProfiledLaunch;
+use kernelgate_trace::model::kernel_metrics::NcuProfiledLaunch;
 use kernelgate_trace::read::{self, WantedTraceParts};
 
 fn varint(mut value: u64) -> Vec<u8> {
@@ -92,15 +92,15 @@ fn read(content: &[u8]) -> Trace {
     read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap()
 }
 
-fn value(trace: &Trace, launch: &ProfiledLaunch, name: &str) -> Option<f64> {
-    Some(launch.metrics.get(&trace.names.find(name)?)?.value)
+fn value(trace: &Trace, launch: &NcuProfiledLaunch, name: &str) -> Option<f64> {
+    Some(launch.metrics.get(&trace.names.find_interned_text(name)?)?.value)
 }
 
 #[test]
 fn a_report_has_launches_metrics_and_rules() {
     let trace = read(&report("2025.1.0", &[launch("_Z4gemmPf", 4608.0), launch("k", 1.0)]));
     let [gemm, other] = &trace.profiled[..] else { panic!("{} launches", trace.profiled.len()) };
-    assert_eq!(trace.names.text(gemm.kernel), "gemm(float*)");
+    assert_eq!(trace.names.text_of_name(gemm.kernel), "gemm(float*)");
     assert_eq!((gemm.shape.grid, gemm.shape.block), ([9, 32, 1], [128, 1, 1]));
     assert_eq!(value(&trace, gemm, "Duration"), Some(4608.0));
     assert_eq!(value(&trace, gemm, "Compute (SM) Throughput"), Some(91.5));
@@ -109,13 +109,14 @@ fn a_report_has_launches_metrics_and_rules() {
     let rules: Vec<[&str; 2]> = gemm
         .rules
         .iter()
-        .map(|(name, text)| [*name, *text].map(|it| trace.names.text(it)))
+        .map(|(name, text)| [*name, *text].map(|it| trace.names.text_of_name(it)))
         .collect();
     assert_eq!(rules, [["SOLBottleneck", "compute is busy"]]);
     assert_eq!(value(&trace, other, "Duration"), Some(1.0));
     assert_eq!(trace.metadata["PRODUCT_VERSION"], "2025.1.0");
     assert!(trace.quality.notes.is_empty() && trace.quality.unreadable.is_empty());
-    let bound = diagnose(&trace).findings.into_iter().find(|it| it.id == "kernel-bound");
+    let bound =
+        diagnose_trace_in_memory(&trace).findings.into_iter().find(|it| it.id == "kernel-bound");
     assert_eq!(bound.unwrap().title, "gemm is compute-bound");
 }
 
@@ -142,7 +143,7 @@ fn a_report_of_a_newer_release_is_noted_and_read() {
     let trace = read(&report("2031.4.1", &[launch("k", 5.0)]));
     assert_eq!(value(&trace, &trace.profiled[0], "Duration"), Some(5.0));
     assert!(trace.quality.notes[0].contains("2031.4.1"), "{:?}", trace.quality.notes);
-    insta::assert_debug_snapshot!(titles(&diagnose(&trace).quality), @r#"
+    insta::assert_debug_snapshot!(titles(&diagnose_trace_in_memory(&trace).quality), @r#"
     [
         "Nsight Compute 2031.4.1 wrote the report; its format is known up to 2026.3, and what is new is skipped",
     ]
@@ -175,12 +176,12 @@ fn a_recorded_report_agrees_with_the_csv_of_ncu() {
     assert_eq!(native.profiled.len(), csv.profiled.len());
     let mut compared = 0;
     for (ours, theirs) in native.profiled.iter().zip(&csv.profiled) {
-        let names = [native.names.text(ours.kernel), csv.names.text(theirs.kernel)];
-        let [native_name, csv_name] = names.map(readable_name);
+        let names = [native.names.text_of_name(ours.kernel), csv.names.text_of_name(theirs.kernel)];
+        let [native_name, csv_name] = names.map(shortened_kernel_name_for_readers);
         assert_eq!(native_name, csv_name, "ncu prints casts in one of both");
         assert_eq!((ours.shape, &ours.device), (theirs.shape, &theirs.device));
         for (&name, metric) in &theirs.metrics {
-            let (name, unit) = (csv.names.text(name), csv.names.text(metric.unit));
+            let (name, unit) = (csv.names.text_of_name(name), csv.names.text_of_name(metric.unit));
             let Some(value) = value(&native, ours, name) else { continue };
             if unit == "%" {
                 assert!((value - metric.value).abs() < 0.006, "{name}: {value} {}", metric.value);
@@ -190,7 +191,7 @@ fn a_recorded_report_agrees_with_the_csv_of_ncu() {
         assert!(!ours.rules.is_empty());
         let samples: Vec<u64> = ours.lines.iter().map(|line| line.samples).collect();
         assert!(!samples.is_empty() && samples.is_sorted_by(|a, b| a >= b), "{samples:?}");
-        assert!(native.names.text(ours.lines[0].file).ends_with("prog.cu"));
+        assert!(native.names.text_of_name(ours.lines[0].file).ends_with("prog.cu"));
     }
     assert!(compared >= 10, "{compared} percentages");
 }

@@ -3,7 +3,9 @@
 use crate::fixture::{Export, column, file, process, reason, refused, titles, without_folders};
 use kernelgate_trace::analyze::launches::graph_nodes;
 use kernelgate_trace::analyze::ranges::restricted_trace;
-use kernelgate_trace::diagnose::{FindingSeverity, JoinedTrace, diagnose};
+use kernelgate_trace::diagnose::{
+    FindingSeverity, TraceJoinedForAnalyses, diagnose_trace_in_memory,
+};
 use kernelgate_trace::model::Trace;
 use kernelgate_trace::read::{self, WantedTraceParts};
 use kernelgate_trace::stats::{self, StatsReport};
@@ -53,9 +55,9 @@ fn a_view_in_place_of_a_table_is_not_computed() {
              1 AS demangledName FROM n;",
     );
     let trace = export.read().unwrap();
-    assert_eq!(trace.kernels.on_gpu.len(), 0);
+    assert_eq!(trace.kernels.on_gpu.operation_count(), 0);
     assert!(trace.quality.missing.contains(&"CUPTI_ACTIVITY_KIND_KERNEL".to_owned()));
-    let quality = diagnose(&trace).quality;
+    let quality = diagnose_trace_in_memory(&trace).quality;
     insta::assert_debug_snapshot!(titles(&quality), @r#"
     [
         "the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded",
@@ -78,10 +80,10 @@ fn a_truncated_export_is_read_as_far_as_it_goes() {
     let bytes = std::fs::read(export.path()).unwrap();
     let (_folder, path) = file("cut.sqlite", &bytes[..bytes.len() / 2]);
     let trace = read::open_trace_file(&path, &WantedTraceParts::ALL).unwrap();
-    let kernels = trace.kernels.on_gpu.len();
+    let kernels = trace.kernels.on_gpu.operation_count();
     assert!(kernels > 1000 && kernels < 20_000, "{kernels}");
     assert!(trace.quality.unreadable[0].contains("truncated"), "{:?}", trace.quality);
-    let quality = diagnose(&trace).quality;
+    let quality = diagnose_trace_in_memory(&trace).quality;
     insta::assert_debug_snapshot!(titles(&quality), @r#"
     [
         "a part could not be read to its end: CUPTI_ACTIVITY_KIND_KERNEL after 9847 rows: the database is truncated or damaged; export it again",
@@ -95,7 +97,7 @@ fn a_truncated_export_is_read_as_far_as_it_goes() {
 fn an_export_without_gpu_work_says_so() {
     let export = Export::with_schema("CREATE TABLE StringIds (id INTEGER, value TEXT);");
     let trace = export.read().unwrap();
-    let diagnosis = diagnose(&trace);
+    let diagnosis = diagnose_trace_in_memory(&trace);
     assert_eq!(diagnosis.quality[0].id, "data-quality");
     insta::assert_snapshot!(diagnosis.quality[0].title, @"the trace holds no kernel, copy, set or graph launch: nothing about the GPU can be concluded");
     assert!(trace.quality.missing.contains(&"CUPTI_ACTIVITY_KIND_KERNEL".to_owned()));
@@ -104,7 +106,7 @@ fn an_export_without_gpu_work_says_so() {
             stats::make_table(&trace, report).rows,
             Vec::<Vec<_>>::new(),
             "{}",
-            report.name()
+            report.nsys_report_name()
         );
     }
 }
@@ -138,7 +140,7 @@ fn a_table_of_kernels_alone_is_an_export() {
     for absent in ["StringIds", "KERNEL.correlationId", "KERNEL.deviceId", "KERNEL.streamId"] {
         assert!(missing.contains(absent), "{missing}");
     }
-    let quality = diagnose(&trace).quality;
+    let quality = diagnose_trace_in_memory(&trace).quality;
     insta::assert_debug_snapshot!(titles(&quality), @r#"
     [
         "1 operations have no times and do not count: 33.3 % of all",
@@ -179,7 +181,7 @@ fn orphans_stand_apart_and_are_counted() {
     );
     assert_eq!(column(&trace, StatsReport::RangeKernels, "PID"), ["", "", "7"]);
     assert_eq!(trace.quality.odd_values, 0, "-1 stands for none");
-    insta::assert_debug_snapshot!(titles(&diagnose(&trace).quality), @r#"
+    insta::assert_debug_snapshot!(titles(&diagnose_trace_in_memory(&trace).quality), @r#"
     [
         "2 of 3 operations were launched by calls that the trace does not hold",
     ]
@@ -206,7 +208,7 @@ fn odd_records_are_kept_and_counted() {
     let names = column(&trace, StatsReport::GpuKernels, "Name");
     assert_eq!(names, ["ke\u{fffd}(", "backwards", "zero long"]);
     assert_eq!(column(&trace, StatsReport::Ranges, "Total Time (ns)"), ["310"], "to the last time");
-    diagnose(&trace);
+    diagnose_trace_in_memory(&trace);
 }
 
 #[test]
@@ -220,8 +222,11 @@ fn ranges_that_overlap_count_each_what_they_enclose() {
     export.launch((90, 120), (1020, 1023), 3, "in b");
     let trace = export.read().unwrap();
     let table = stats::make_table(&trace, StatsReport::RangeKernels);
-    let rows: Vec<(String, String)> =
-        table.rows.iter().map(|row| (row[0].csv_text(), row[12].csv_text())).collect();
+    let rows: Vec<(String, String)> = table
+        .rows
+        .iter()
+        .map(|row| (row[0].cell_as_csv_text(), row[12].cell_as_csv_text()))
+        .collect();
     let row = |range: &str, kernel: &str| (range.to_owned(), kernel.to_owned());
     assert_eq!(
         rows,
@@ -273,7 +278,7 @@ fn steps() -> Trace {
 fn a_range_restricts_every_table() {
     let all = steps();
     let kernels = |pattern: &str| {
-        restricted_trace::restrict_to_ranges(&all, pattern).map(|trace| {
+        restricted_trace::restrict_trace_to_ranges(&all, pattern).map(|trace| {
             let names = column(&trace, StatsReport::GpuKernels, "Name");
             let counts = column(&trace, StatsReport::GpuKernels, "Instances");
             names.into_iter().zip(counts).map(|(n, c)| format!("{n} {c}")).collect::<Vec<_>>()
@@ -285,7 +290,7 @@ fn a_range_restricts_every_table() {
     assert_eq!(kernels("warm-up/part").unwrap(), ["inner 1"]);
     assert_eq!(kernels("step*").unwrap(), ["inner 1", "outer 1"]);
     assert_eq!(kernels("art"), None, "whole names only");
-    let inside = restricted_trace::restrict_to_ranges(&all, "step/1").unwrap();
+    let inside = restricted_trace::restrict_trace_to_ranges(&all, "step/1").unwrap();
     assert_eq!(column(&inside, StatsReport::Ranges, "Range"), ["step/1", "part"]);
     assert_eq!(column(&inside, StatsReport::ApiCalls, "Num Calls"), ["2"]);
     assert_eq!(
@@ -309,7 +314,7 @@ fn memory_of_the_device_is_read_and_that_of_the_host_is_not() {
              (7, {0}, 0, 1, 48, 1000, 2, 0), (8, {0}, 0, 1, 16, 0, 2, 1);",
         process(7)
     ));
-    let memory = &diagnose(&export.read().unwrap()).memory[0];
+    let memory = &diagnose_trace_in_memory(&export.read().unwrap()).memory[0];
     assert_eq!(memory.held, [(5, 4000), (7, 5000), (8, 1000)]);
     assert_eq!((memory.pid, memory.peak, memory.unknown), (7, (7, 5000), 0));
 }
@@ -335,12 +340,15 @@ fn kernels_of_a_graph_have_the_ranges_of_its_capture() {
         process(7) | 7
     ));
     let trace = export.read().unwrap();
-    let tree = JoinedTrace::new(&trace).range_tree(&[]);
+    let tree = TraceJoinedForAnalyses::join_trace(&trace).gpu_work_by_range_tree(&[]);
     let busy = |path: &str| tree.iter().find(|range| range.path == path).unwrap().busy_ns;
     assert_eq!((busy("step_0/encode"), busy("step_0/decode")), (1_000, 3_000));
-    let inside = restricted_trace::restrict_to_ranges(&trace, "decode").unwrap();
-    assert_eq!(inside.kernels.on_gpu.start.iter().collect::<Vec<_>>(), [3_000]);
-    assert_eq!(graph_nodes::all_graph_nodes(&inside), graph_nodes::all_graph_nodes(&trace));
+    let inside = restricted_trace::restrict_trace_to_ranges(&trace, "decode").unwrap();
+    assert_eq!(inside.kernels.on_gpu.start.iter_decoded_rows().collect::<Vec<_>>(), [3_000]);
+    assert_eq!(
+        graph_nodes::graph_nodes_created_inside_ranges(&inside),
+        graph_nodes::graph_nodes_created_inside_ranges(&trace)
+    );
 }
 
 #[test]
@@ -349,10 +357,10 @@ fn marks_are_moments_of_a_timeline_and_no_ranges() {
     export.launch((10, 20), (1_000, 9_000), 1, "k");
     export.range(500, None, 34, "epoch 1");
     let trace = export.read().unwrap();
-    assert_eq!((trace.marks.time.as_slice(), trace.ranges.len()), (&[500][..], 0));
+    assert_eq!((trace.marks.time.as_slice(), trace.ranges.range_count()), (&[500][..], 0));
     assert_eq!(trace.quality.unclosed_ranges, 0);
     let mut timeline = Vec::new();
-    kernelgate_trace::export::write_perfetto(&trace, &mut timeline).unwrap();
+    kernelgate_trace::export::write_perfetto_json(&trace, &mut timeline).unwrap();
     let timeline = String::from_utf8(timeline).unwrap();
     assert!(timeline.contains("\"ph\":\"i\"") && timeline.contains("epoch 1"), "{timeline}");
 }

@@ -2,11 +2,11 @@
 
 use crate::fixture::{Export, process};
 use kernelgate_trace::diagnose::{
-    DiagnosisFinding, FindingSeverity, IdleCauseKind, TraceDiagnosis, diagnose,
+    DiagnosisFinding, FindingSeverity, IdleCauseKind, TraceDiagnosis, diagnose_trace_in_memory,
 };
 
 fn diagnosed(export: &Export) -> TraceDiagnosis {
-    diagnose(&export.read().unwrap())
+    diagnose_trace_in_memory(&export.read().unwrap())
 }
 
 fn finding<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> &'a DiagnosisFinding {

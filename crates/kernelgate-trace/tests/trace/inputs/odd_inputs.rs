@@ -3,8 +3,8 @@
 
 use crate::fixture::reason;
 use crate::fixture::{column, file, refused};
-use kernelgate_trace::diagnose::{TraceDiagnosis, diagnose};
-use kernelgate_trace::model::gpu::MemoryKind;
+use kernelgate_trace::diagnose::{TraceDiagnosis, diagnose_trace_in_memory};
+use kernelgate_trace::model::gpu::CopiedMemoryKind;
 use kernelgate_trace::model::{Trace, TraceRecorder};
 use kernelgate_trace::read::{self, WantedTraceParts};
 use kernelgate_trace::stats::StatsReport;
@@ -39,11 +39,11 @@ fn events_with_bare_quotation_marks_are_skipped_and_counted() {
     let all: Vec<String> =
         (1..=300).map(|number| kernel(number, if number % 3 == 0 { frame } else { odd })).collect();
     let trace = read("t.json", &events(&all));
-    assert_eq!(trace.kernels.on_gpu.len(), 300);
+    assert_eq!(trace.kernels.on_gpu.operation_count(), 300);
     assert_eq!(trace.quality.broken_events, 300);
     assert!(trace.quality.unreadable.is_empty(), "{:?}", trace.quality.unreadable);
     assert_eq!(trace.metadata["traceName"], "t");
-    insta::assert_debug_snapshot!(quality(&diagnose(&trace)), @r#"
+    insta::assert_debug_snapshot!(quality(&diagnose_trace_in_memory(&trace)), @r#"
     [
         "300 events are no valid JSON and do not count",
     ]
@@ -62,11 +62,11 @@ fn a_hundred_thousand_streams_are_one_busy_device() {
             )
         })
         .collect();
-    let diagnosis = diagnose(&read("t.json", &events(&all)));
+    let diagnosis = diagnose_trace_in_memory(&read("t.json", &events(&all)));
     let [device] = &diagnosis.devices[..] else { panic!("one device") };
     assert_eq!(device.span, (10_000, 1_000_008_000));
     assert_eq!(device.busy_ns, 800_000_000);
-    assert!(diagnosis.to_text().len() < 20_000);
+    assert!(diagnosis.diagnosis_to_text().len() < 20_000);
 }
 
 #[test]
@@ -74,9 +74,12 @@ fn operations_at_zero_have_no_times() {
     let zero = r#"{"ph": "X", "cat": "gpu_memset", "name": "Memset", "ts": 0, "dur": 0},
         {"ph": "X", "cat": "kernel", "name": "k", "ts": 0.0, "dur": 0},"#;
     let trace = read("t.json", &events(&[kernel(100, zero), kernel(200, "")]));
-    assert_eq!((trace.kernels.on_gpu.len(), trace.sets.on_gpu.len()), (2, 0));
+    assert_eq!(
+        (trace.kernels.on_gpu.operation_count(), trace.sets.on_gpu.operation_count()),
+        (2, 0)
+    );
     assert_eq!(trace.quality.without_times, 2);
-    assert_eq!(trace.first_and_last_ns(), Some((1_000_000, 2_005_000)));
+    assert_eq!(trace.first_and_last_activity_ns(), Some((1_000_000, 2_005_000)));
 }
 
 const XLA: &str = r#"{"displayTimeUnit": "ns", "metadata": {"highres-ticks": true}, "traceEvents": [
@@ -103,14 +106,14 @@ fn a_trace_of_jax_has_kernels_copies_and_calls() {
     assert_eq!(column(&trace, StatsReport::GpuKernels, "Name"), ["gemm_fusion_dot_1"]);
     assert_eq!(column(&trace, StatsReport::GpuKernels, "Total Time (ns)"), ["8000"]);
     assert_eq!((trace.shapes[0].grid, trace.shapes[0].registers), ([4, 1, 1], 32));
-    assert_eq!((trace.copies.bytes[0], trace.copies.target[0]), (64, MemoryKind::Pinned));
+    assert_eq!((trace.copies.bytes[0], trace.copies.target[0]), (64, CopiedMemoryKind::Pinned));
     assert_eq!(
         column(&trace, StatsReport::MemoryTimes, "Operation"),
         ["[CUDA memcpy Device-to-Host]"]
     );
     assert_eq!(column(&trace, StatsReport::KernelExecution, "API Name"), ["cuLaunchKernel"]);
     assert_eq!(column(&trace, StatsReport::KernelExecution, "PID"), ["701"]);
-    assert_eq!(trace.ranges.len(), 1, "what XLA derives from streams is not read again");
+    assert_eq!(trace.ranges.range_count(), 1, "what XLA derives from streams is not read again");
 }
 
 #[test]
@@ -121,7 +124,7 @@ fn the_old_profiler_of_pytorch_has_its_kernels_in_a_process_of_that_name() {
          "pid": "CUDA functions", "args": {}}]"#;
     let trace = read("t.json", text.as_bytes());
     assert_eq!(column(&trace, StatsReport::GpuKernels, "Name"), ["void add<float>(float*)"]);
-    assert_eq!(trace.ranges.len(), 1);
+    assert_eq!(trace.ranges.range_count(), 1);
 }
 
 #[test]
@@ -175,14 +178,19 @@ fn a_report_of_any_locale_has_the_same_numbers() {
     };
     let metrics = |trace: &Trace| -> Vec<(String, f64)> {
         let metrics = &trace.profiled[0].metrics;
-        metrics.iter().map(|(&name, it)| (trace.names.text(name).to_owned(), it.value)).collect()
+        metrics
+            .iter()
+            .map(|(&name, it)| (trace.names.text_of_name(name).to_owned(), it.value))
+            .collect()
     };
     let expected = metrics(&ncu(&english));
     assert_eq!(expected.len(), 6);
     for (thousands, decimal) in [(",", "."), (".", ","), ("\u{a0}", ","), ("'", "."), (" ", ",")] {
         let trace = localised(thousands, decimal);
         assert_eq!(metrics(&trace), expected, "{thousands:?} {decimal:?}");
-        let noted = quality(&diagnose(&trace)).iter().any(|title| title.contains("1.234,5"));
+        let noted = quality(&diagnose_trace_in_memory(&trace))
+            .iter()
+            .any(|title| title.contains("1.234,5"));
         assert_eq!(noted, decimal == ",", "{thousands:?} {decimal:?}");
     }
 }
@@ -207,7 +215,7 @@ fn a_word_in_place_of_a_number_is_counted() {
     ];
     let trace = ncu(&rows);
     assert_eq!(trace.quality.odd_values, 3);
-    let diagnosis = diagnose(&trace);
+    let diagnosis = diagnose_trace_in_memory(&trace);
     insta::assert_debug_snapshot!(quality(&diagnosis), @r#"
     [
         "3 values do not fit their field and do not count",
@@ -224,7 +232,7 @@ fn a_spreadsheet_may_store_a_report_with_other_separators() {
         let trace = read("ncu.csv", stored.as_bytes());
         let values: Vec<f64> = trace.profiled[0].metrics.values().map(|it| it.value).collect();
         assert_eq!(values, [40.5], "{separator:?}");
-        assert_eq!(trace.names.text(trace.profiled[0].kernel), "f(int, int)");
+        assert_eq!(trace.names.text_of_name(trace.profiled[0].kernel), "f(int, int)");
     }
 }
 
@@ -242,7 +250,7 @@ fn reports_of_other_locales_agree() {
     let Some(english) = fault("ncu-locale/ua.csv") else { return };
     let metrics = |path: &std::path::Path| {
         let trace = read::open_trace_file(path, &WantedTraceParts::ALL).unwrap();
-        let values = |launch: &kernelgate_trace::model::kernel_metrics::ProfiledLaunch| {
+        let values = |launch: &kernelgate_trace::model::kernel_metrics::NcuProfiledLaunch| {
             launch.metrics.values().map(|metric| metric.value).collect::<Vec<f64>>()
         };
         trace.profiled.iter().map(values).collect::<Vec<_>>()

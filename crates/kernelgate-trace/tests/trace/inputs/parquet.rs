@@ -31,7 +31,7 @@ mod tables;
 mod with_parquet {
     use std::path::{Path, PathBuf};
 
-    use kernelgate_trace::diagnose::{diagnose, diagnose_streamed};
+    use kernelgate_trace::diagnose::{diagnose_export_while_reading, diagnose_trace_in_memory};
     use kernelgate_trace::stats::{self, StatsReport};
     use tempfile::TempDir;
 
@@ -43,8 +43,8 @@ mod with_parquet {
     /// The tables of an SQLite export as parquet files.
     fn converted(sqlite: &Path) -> TempDir {
         let folder = tempfile::tempdir().unwrap();
-        let layout = tables::ParquetLayout { group_rows: GROUP, plain: false };
-        tables::write_parquet_folder(sqlite, folder.path(), &layout).unwrap();
+        let layout = tables::ParquetFileSettings { group_rows: GROUP, plain: false };
+        tables::write_tables_as_parquet_files(sqlite, folder.path(), &layout).unwrap();
         folder
     }
 
@@ -54,11 +54,14 @@ mod with_parquet {
             .map(|path| read::open_trace_file(path, &WantedTraceParts::ALL).unwrap());
         for report in StatsReport::ALL_REPORTS {
             let [ours, theirs] = [&ours, &theirs].map(|it| stats::make_table(it, report).to_csv());
-            assert_eq!(ours, theirs, "{} of {}", report.name(), sqlite.display());
+            assert_eq!(ours, theirs, "{} of {}", report.nsys_report_name(), sqlite.display());
         }
-        assert_eq!(diagnose(&ours).to_json(), diagnose(&theirs).to_json());
-        let [ours, theirs] =
-            [folder.path(), sqlite].map(|path| diagnose_streamed(path).unwrap().unwrap().to_json());
+        assert_eq!(
+            diagnose_trace_in_memory(&ours).diagnosis_to_json(),
+            diagnose_trace_in_memory(&theirs).diagnosis_to_json()
+        );
+        let [ours, theirs] = [folder.path(), sqlite]
+            .map(|path| diagnose_export_while_reading(path).unwrap().unwrap().diagnosis_to_json());
         assert_eq!(ours, theirs, "{}", sqlite.display());
     }
 
@@ -99,8 +102,9 @@ mod with_parquet {
         std::fs::remove_file(folder.path().join("StringIds.parquet")).unwrap();
         std::fs::write(folder.path().join("NVTX_EVENTS.parquet"), b"PAR1 and no more").unwrap();
         let trace = read::open_trace_file(folder.path(), &WantedTraceParts::ALL).unwrap();
-        assert_eq!((trace.kernels.on_gpu.len(), trace.ranges.len()), (5, 0));
-        let streamed = diagnose_streamed(folder.path()).unwrap().unwrap().to_text();
+        assert_eq!((trace.kernels.on_gpu.operation_count(), trace.ranges.range_count()), (5, 0));
+        let streamed =
+            diagnose_export_while_reading(folder.path()).unwrap().unwrap().diagnosis_to_text();
         for missing in [
             "CUPTI_ACTIVITY_KIND_KERNEL.correlationId",
             "CUPTI_ACTIVITY_KIND_RUNTIME.globalTid",

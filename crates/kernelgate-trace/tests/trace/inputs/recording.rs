@@ -5,9 +5,12 @@ use std::path::Path;
 
 use crate::fixture::{lines_with, reason};
 use kernelgate_trace::analyze::ranges::restricted_trace;
-use kernelgate_trace::diagnose::{JoinedTrace, RangeTreeNode, TimeBound, TraceDiagnosis, diagnose};
+use kernelgate_trace::diagnose::{
+    RangeTreeRow, TimeBoundOfRange, TraceDiagnosis, TraceJoinedForAnalyses,
+    diagnose_trace_in_memory,
+};
 use kernelgate_trace::model::Trace;
-use kernelgate_trace::model::gpu::{MemoryKind, SynchronisationKind};
+use kernelgate_trace::model::gpu::{CopiedMemoryKind, SynchronisationTarget};
 use kernelgate_trace::read::{self, WantedTraceParts};
 use kernelgate_trace::stats::{self, StatsReport};
 use serde_json::{Value, json};
@@ -74,7 +77,7 @@ fn trace(recording: &Value) -> Trace {
     read(&recording.to_string()).unwrap()
 }
 
-fn row<'a>(tree: &'a [RangeTreeNode], path: &str) -> &'a RangeTreeNode {
+fn row<'a>(tree: &'a [RangeTreeRow], path: &str) -> &'a RangeTreeRow {
     tree.iter().find(|row| row.path == path).unwrap_or_else(|| panic!("{path}: {tree:#?}"))
 }
 
@@ -111,9 +114,10 @@ fn overlapping_launches_count_once() {
         }
     }
     let trace = trace(&recording);
-    let both = JoinedTrace::new(&trace).range_tree(&[]);
+    let both = TraceJoinedForAnalyses::join_trace(&trace).gpu_work_by_range_tree(&[]);
     assert_eq!(row(&both, "f/w/c/step/layer_#").own_ns, 2 * 81_000);
-    let apart = JoinedTrace::new(&trace).range_tree(&["layer_0", "layer_1"]);
+    let apart =
+        TraceJoinedForAnalyses::join_trace(&trace).gpu_work_by_range_tree(&["layer_0", "layer_1"]);
     let own = |layer: &str| row(&apart, &format!("f/w/c/step/{layer}")).own_ns;
     assert_eq!([own("layer_0"), own("layer_1")], [2 * 40_000, 2 * 41_000]);
     assert_eq!(row(&apart, "f/w/c/step").own_ns, row(&apart, "f/w/c/step").busy_ns);
@@ -139,27 +143,33 @@ fn every_list_becomes_its_columns() {
     push(&mut recording, "overhead", json!([7, 8]));
     recording["trace"]["dropped"] = 3.into();
     let trace = trace(&recording);
-    assert_eq!((trace.kernels.on_gpu.len(), trace.kernel_name(0)), (4, "kernel_a"));
+    assert_eq!(
+        (trace.kernels.on_gpu.operation_count(), trace.demangled_kernel_name(0)),
+        (4, "kernel_a")
+    );
     assert_eq!(trace.shapes[0].dynamic_shared, 1024);
     assert_eq!(
         (trace.copies.source[0], trace.copies.target[0]),
-        (MemoryKind::Pageable, MemoryKind::Device)
+        (CopiedMemoryKind::Pageable, CopiedMemoryKind::Device)
     );
-    assert_eq!(trace.names.text(trace.copies.kind[0]), "Host-to-Device");
+    assert_eq!(trace.names.text_of_name(trace.copies.kind[0]), "Host-to-Device");
     assert_eq!((trace.sets.bytes[0], trace.allocations.bytes[0]), (8, 64));
     assert!(trace.allocations.given_back[0]);
-    assert_eq!(trace.syncs.kind, [SynchronisationKind::Stream]);
+    assert_eq!(trace.syncs.kind, [SynchronisationTarget::Stream]);
     assert_eq!(trace.places[trace.syncs.on_gpu.place.at(0).0 as usize].device, 0);
     assert_eq!((trace.quality.dropped, &trace.quality.overhead[..]), (3, &[(7, 8)][..]));
     assert_eq!(trace.devices[0].multiprocessors, Some(100));
     assert_eq!(trace.work[0].path, "f/w/c/step");
-    assert_eq!((trace.calls.len(), trace.ranges.len(), trace.processes[0].pid), (3, 4, 42));
+    assert_eq!(
+        (trace.calls.call_count(), trace.ranges.range_count(), trace.processes[0].pid),
+        (3, 4, 42)
+    );
 }
 
 #[test]
 fn ranges_of_a_capture_have_their_own_time_inside_each_launch() {
     let trace = trace(&graph(json!([])));
-    let tree = JoinedTrace::new(&trace).range_tree(&[]);
+    let tree = TraceJoinedForAnalyses::join_trace(&trace).gpu_work_by_range_tree(&[]);
     let paths: Vec<&str> = tree.iter().map(|row| row.path.as_str()).collect();
     assert_eq!(paths, ["f/w/c", "f/w/c/step", "f/w/c/step/layer_#"]);
     let layers = row(&tree, "f/w/c/step/layer_#");
@@ -178,17 +188,25 @@ fn ranges_of_a_capture_have_their_own_time_inside_each_launch() {
 #[test]
 fn a_range_of_a_capture_restricts_a_trace() {
     let trace = trace(&graph(json!([])));
-    let layer = restricted_trace::restrict_to_ranges(&trace, "layer_1").unwrap();
-    assert_eq!((layer.kernels.on_gpu.len(), layer.calls.len()), (2, 2));
+    let layer = restricted_trace::restrict_trace_to_ranges(&trace, "layer_1").unwrap();
+    assert_eq!((layer.kernels.on_gpu.operation_count(), layer.calls.call_count()), (2, 2));
     assert_eq!(
-        restricted_trace::restrict_to_ranges(&trace, "layer_*").unwrap().kernels.on_gpu.len(),
+        restricted_trace::restrict_trace_to_ranges(&trace, "layer_*")
+            .unwrap()
+            .kernels
+            .on_gpu
+            .operation_count(),
         4
     );
     assert_eq!(
-        restricted_trace::restrict_to_ranges(&trace, "step").unwrap().kernels.on_gpu.len(),
+        restricted_trace::restrict_trace_to_ranges(&trace, "step")
+            .unwrap()
+            .kernels
+            .on_gpu
+            .operation_count(),
         4
     );
-    assert!(restricted_trace::restrict_to_ranges(&trace, "layer_2").is_none());
+    assert!(restricted_trace::restrict_trace_to_ranges(&trace, "layer_2").is_none());
 }
 
 #[test]
@@ -197,24 +215,32 @@ fn declared_work_gives_the_bound_of_a_step() {
         let limits = json!([{ "by": "memory", "time_ns": memory * 81_000.0 },
                             { "by": "matmul bf16", "time_ns": compute * 81_000.0 }]);
         let trace = trace(&graph(limits));
-        let reached = row(&JoinedTrace::new(&trace).range_tree(&[]), "f/w/c/step").bound;
-        let diagnosis = diagnose(&trace);
+        let reached = row(
+            &TraceJoinedForAnalyses::join_trace(&trace).gpu_work_by_range_tree(&[]),
+            "f/w/c/step",
+        )
+        .bound;
+        let diagnosis = diagnose_trace_in_memory(&trace);
         let title = finding_title(&diagnosis, "work-bound").unwrap();
-        assert!(title.contains(reached.label()), "{title}");
+        assert!(title.contains(reached.printed_time_bound()), "{title}");
         reached
     };
-    assert_eq!(bound(0.95, 0.02), TimeBound::Memory);
-    assert_eq!(bound(0.02, 0.45), TimeBound::Compute);
-    assert_eq!(bound(0.35, 0.1), TimeBound::Latency);
-    assert_eq!(bound(0.55, 0.5), TimeBound::Mixed);
+    assert_eq!(bound(0.95, 0.02), TimeBoundOfRange::Memory);
+    assert_eq!(bound(0.02, 0.45), TimeBoundOfRange::Compute);
+    assert_eq!(bound(0.35, 0.1), TimeBoundOfRange::Latency);
+    assert_eq!(bound(0.55, 0.5), TimeBoundOfRange::Mixed);
     let without = trace(&graph(json!([])));
     assert_eq!(
-        row(&JoinedTrace::new(&without).range_tree(&[]), "f/w/c/step").bound,
-        TimeBound::Busy
+        row(
+            &TraceJoinedForAnalyses::join_trace(&without).gpu_work_by_range_tree(&[]),
+            "f/w/c/step"
+        )
+        .bound,
+        TimeBoundOfRange::Busy
     );
-    let questions = diagnose(&without).questions;
+    let questions = diagnose_trace_in_memory(&without).questions;
     let work = questions.iter().find(|question| question.id == "work-bound").unwrap();
-    assert!(work.missing_data_reason().is_some(), "{work:?}");
+    assert!(work.reason_without_answer().is_some(), "{work:?}");
 }
 
 fn finding_title<'a>(diagnosis: &'a TraceDiagnosis, id: &str) -> Option<&'a str> {
@@ -234,10 +260,11 @@ fn a_device_that_waits_for_launches_is_launch_bound_whatever_its_limits() {
     }
     let trace = trace(&recording);
     assert_eq!(
-        row(&JoinedTrace::new(&trace).range_tree(&[]), "f/w/c/step").bound,
-        TimeBound::Launch
+        row(&TraceJoinedForAnalyses::join_trace(&trace).gpu_work_by_range_tree(&[]), "f/w/c/step")
+            .bound,
+        TimeBoundOfRange::Launch
     );
-    let diagnosis = diagnose(&trace);
+    let diagnosis = diagnose_trace_in_memory(&trace);
     assert!(finding_title(&diagnosis, "launch-bound").is_some());
     assert_eq!(diagnosis.recorder, "CUPTI");
 }
@@ -258,22 +285,22 @@ fn declared_work_gives_shares_of_the_peaks() {
         { "table": "layer", "label": "nowhere", "range": "layer_9",
           "work": { "flops": flops, "read_bytes": 0.0, "write_bytes": 0.0 } },
     ]);
-    let found = diagnose(&trace(&recording)).utilization;
+    let found = diagnose_trace_in_memory(&trace(&recording)).utilization;
     let near = |value: Option<f64>, expected: f64| {
         assert!(value.is_some_and(|value| (value - expected).abs() < 1e-6), "{value:?}");
     };
     let names: Vec<(&str, usize)> =
         found.operators.iter().map(|of| (of.name.as_str(), of.sum.count)).collect();
     assert_eq!(names, [("norm", 2), ("projection", 2)]);
-    near(found.operators[1].sum.share_of_tensor_peak(), 0.5);
-    near(found.operators[0].sum.share_of_memory_peak(), 0.25);
-    near(found.all.share_of_tensor_peak(), 0.25);
-    near(found.all.flops_per_byte(), 989.4e3 * 20_000.0 / (3350.0 * 10_000.0));
-    near(Some(found.known_work_share()), 1.0);
+    near(found.operators[1].sum.matrix_peak_share_of_kernel_time(), 0.5);
+    near(found.operators[0].sum.memory_peak_share_of_kernel_time(), 0.25);
+    near(found.all.matrix_peak_share_of_kernel_time(), 0.25);
+    near(found.all.flops_per_byte_moved(), 989.4e3 * 20_000.0 / (3350.0 * 10_000.0));
+    near(Some(found.kernel_time_share_with_known_work()), 1.0);
     assert_eq!(found.ranges[0].path, "f/w/c");
     // Without parts the case itself is the operator.
     recording["parts"] = json!([]);
-    let found = diagnose(&trace(&recording)).utilization;
+    let found = diagnose_trace_in_memory(&trace(&recording)).utilization;
     assert_eq!((found.operators[0].name.as_str(), found.operators[0].sum.count), ("f/w/c/step", 2));
 }
 
@@ -283,7 +310,7 @@ fn lost_events_are_reported_first() {
     recording["trace"]["dropped"] = 7.into();
     kernel(&mut recording, (0, 0), 99, 0);
     recording["trace"]["kernels"][0]["name"] = 1000.into();
-    let diagnosis = diagnose(&trace(&recording));
+    let diagnosis = diagnose_trace_in_memory(&trace(&recording));
     let titles: Vec<&str> = diagnosis.quality.iter().map(|found| found.title.as_str()).collect();
     insta::assert_debug_snapshot!(titles, @r#"
     [
@@ -323,9 +350,9 @@ fn device_memory_is_listed_by_phase() {
     push(&mut recording, "allocations", allocation(1_700, 99, -7));
     range(&mut recording, 0, (1_000, 9_000));
     kernel(&mut recording, (2_000, 3_000), 1, 0);
-    let diagnosis = diagnose(&trace(&recording));
+    let diagnosis = diagnose_trace_in_memory(&trace(&recording));
     let memory = &diagnosis.memory[0];
-    assert_eq!((memory.peak, memory.bytes_at_end()), ((1_500, 8_500_000), 6_000_000));
+    assert_eq!((memory.peak, memory.bytes_held_at_end_of_trace()), ((1_500, 8_500_000), 6_000_000));
     assert_eq!((memory.taken, memory.given_back, memory.unknown), (3, 1, 1));
     let phases: Vec<_> = memory
         .phases
@@ -333,16 +360,16 @@ fn device_memory_is_listed_by_phase() {
         .map(|phase| (phase.name.as_str(), phase.peak_bytes, phase.change_bytes))
         .collect();
     assert_eq!(phases, [("before the first range", 6_000_000, 6_000_000), ("f/w/c", 8_500_000, 0)]);
-    let text = diagnosis.to_text();
+    let text = diagnosis.diagnosis_to_text();
     insta::assert_snapshot!(lines_with(&text, "8.5"), @r"
     process 42, device 0: 8.5 MB at most, first at 0.000000 s; 6.0 MB at the end; 3 allocations, 1
     f/w/c                                                    1      8.5 MB         +0 B
     ");
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
-    let json = &diagnosis.to_json()["device_memory"][0];
+    let json = &diagnosis.diagnosis_to_json()["device_memory"][0];
     assert_eq!(
         (&json["peak_bytes"], &json["over_time"][0]["bytes"]),
         (&json!(8_500_000), &json!(5_000_000))
     );
-    assert_eq!(memory.bytes_over_time(2), [(1_500, 8_500_000), (1_600, 6_000_000)]);
+    assert_eq!(memory.thinned_bytes_over_time(2), [(1_500, 8_500_000), (1_600, 6_000_000)]);
 }

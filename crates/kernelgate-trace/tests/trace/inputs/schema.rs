@@ -2,9 +2,9 @@
 
 use crate::fixture::Export;
 use crate::fixture::kineto::{At, FULL, Kineto};
-use kernelgate_trace::diagnose::diagnose;
-use kernelgate_trace::diagnose::difference::{TraceSums, compare_sums};
-use kernelgate_trace::diagnose::ranks::{RankTrace, join_ranks};
+use kernelgate_trace::diagnose::diagnose_trace_in_memory;
+use kernelgate_trace::diagnose::difference::{SummedTrace, compare_summed_traces};
+use kernelgate_trace::diagnose::ranks::{TraceOfRank, join_ranks_to_job};
 use serde_json::Value;
 
 const DIAGNOSIS: &str = include_str!("../../../schema/diagnosis.json");
@@ -88,7 +88,7 @@ fn every_diagnosis_fits_the_schema() {
     let network = crate::network::trace("transformer_training_h100.json.gz");
     let traces = [trace.read(), export.read().unwrap(), Export::new().read().unwrap(), network];
     for trace in &traces {
-        let json = diagnose(trace).to_json();
+        let json = diagnose_trace_in_memory(trace).diagnosis_to_json();
         assert_eq!(errors(DIAGNOSIS, &json), Vec::<String>::new());
         let keys: Vec<&str> = json["findings"]
             .as_array()
@@ -115,20 +115,21 @@ fn a_job_and_a_difference_fit_their_schemas() {
         }
         trace.read()
     };
-    let parts = [300.0, 800.0].map(|of| RankTrace::extract_ranks(&format!("rank {of}"), rank(of)));
-    let job = join_ranks(parts.into_iter().flatten().collect()).to_json();
+    let parts = [300.0, 800.0]
+        .map(|of| TraceOfRank::split_trace_into_ranks(&format!("rank {of}"), rank(of)));
+    let job = join_ranks_to_job(parts.into_iter().flatten().collect()).job_to_json();
     assert_eq!(errors(JOB, &job), Vec::<String>::new());
     assert_eq!((&job["joined"], &job["stragglers"][0]), (&4.into(), &"rank 800".into()));
-    let sums = [300.0, 800.0].map(|of| TraceSums::new(&rank(of)));
+    let sums = [300.0, 800.0].map(|of| SummedTrace::sum_trace_in_memory(&rank(of)));
     let [base, head] = sums;
-    let difference = compare_sums(base, head).to_json();
+    let difference = compare_summed_traces(base, head).difference_to_json();
     assert_eq!(errors(DIFFERENCE, &difference), Vec::<String>::new());
     assert!(difference["parts"][0]["key"].as_str().is_some_and(|key| key.contains("gemm")));
 }
 
 #[test]
 fn the_schema_refuses_what_it_does_not_describe() {
-    let mut json = diagnose(&Kineto::nvidia_with_one_kernel()).to_json();
+    let mut json = diagnose_trace_in_memory(&Kineto::nvidia_with_one_kernel()).diagnosis_to_json();
     json["findings"] = serde_json::json!([{ "id": "gaps" }]);
     json["devices"][0]["busy"] = 5.into();
     json["schema_version"] = 9.into();

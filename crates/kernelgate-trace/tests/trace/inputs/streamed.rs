@@ -4,8 +4,10 @@
 use crate::fixture::reason;
 use crate::fixture::{Export, process};
 use kernelgate_trace::analyze::ranges::{restricted_reading, restricted_trace};
-use kernelgate_trace::diagnose::difference::TraceSums;
-use kernelgate_trace::diagnose::{IdleCauseKind, TraceDiagnosis, diagnose, diagnose_streamed};
+use kernelgate_trace::diagnose::difference::SummedTrace;
+use kernelgate_trace::diagnose::{
+    IdleCauseKind, TraceDiagnosis, diagnose_export_while_reading, diagnose_trace_in_memory,
+};
 use kernelgate_trace::read::WantedTraceParts;
 use kernelgate_trace::stats::{self, StatsReport};
 
@@ -21,10 +23,10 @@ const REPORTS: [StatsReport; 4] = [
 fn same(export: &Export, rows: [usize; 4]) {
     let trace = export.read().unwrap();
     for (report, rows) in REPORTS.into_iter().zip(rows) {
-        let streamed = stats::table_of_streamed_export(&export.path(), report).unwrap().unwrap();
+        let streamed = stats::table_from_streamed_export(&export.path(), report).unwrap().unwrap();
         let kept = stats::make_table(&trace, report);
-        assert_eq!(streamed.table.to_csv(), kept.to_csv(), "{}", report.name());
-        assert_eq!(kept.rows.len(), rows, "{}", report.name());
+        assert_eq!(streamed.table.to_csv(), kept.to_csv(), "{}", report.nsys_report_name());
+        assert_eq!(kept.rows.len(), rows, "{}", report.nsys_report_name());
     }
     same_diagnosis(export);
 }
@@ -32,10 +34,13 @@ fn same(export: &Export, rows: [usize; 4]) {
 /// Checks what is found in an export, and what it comes to beside another one.
 fn same_diagnosis(export: &Export) -> TraceDiagnosis {
     let trace = export.read().unwrap();
-    let (kept, streamed) = (diagnose(&trace), diagnose_streamed(&export.path()).unwrap().unwrap());
-    assert_eq!(streamed.to_json(), kept.to_json());
-    let streamed = TraceSums::sum_streamed(&export.path()).unwrap().unwrap();
-    assert_eq!(format!("{streamed:?}"), format!("{:?}", TraceSums::new(&trace)));
+    let (kept, streamed) = (
+        diagnose_trace_in_memory(&trace),
+        diagnose_export_while_reading(&export.path()).unwrap().unwrap(),
+    );
+    assert_eq!(streamed.diagnosis_to_json(), kept.diagnosis_to_json());
+    let streamed = SummedTrace::sum_export_while_reading(&export.path()).unwrap().unwrap();
+    assert_eq!(format!("{streamed:?}"), format!("{:?}", SummedTrace::sum_trace_in_memory(&trace)));
     kept
 }
 
@@ -162,18 +167,25 @@ fn host_times_have_equal_sums() {
 /// Checks that what is read restricted is what a trace in memory is restricted to; how many
 /// operations that are.
 fn same_inside(export: &Export, pattern: &str) -> Option<usize> {
-    let kept = restricted_trace::restrict_to_ranges(&export.read().unwrap(), pattern);
-    let read =
-        restricted_reading::open_inside_ranges(&export.path(), &WantedTraceParts::ALL, pattern)
-            .unwrap();
+    let kept = restricted_trace::restrict_trace_to_ranges(&export.read().unwrap(), pattern);
+    let read = restricted_reading::open_trace_inside_ranges(
+        &export.path(),
+        &WantedTraceParts::ALL,
+        pattern,
+    )
+    .unwrap();
     assert_eq!(read.is_some(), kept.is_some(), "{pattern}");
     let (kept, read) = (kept?, read?);
-    assert_eq!(diagnose(&read).to_json(), diagnose(&kept).to_json(), "{pattern}");
+    assert_eq!(
+        diagnose_trace_in_memory(&read).diagnosis_to_json(),
+        diagnose_trace_in_memory(&kept).diagnosis_to_json(),
+        "{pattern}"
+    );
     for report in StatsReport::ALL_REPORTS {
         let [read, kept] = [&read, &kept].map(|trace| stats::make_table(trace, report).to_csv());
-        assert_eq!(read, kept, "{pattern}, {}", report.name());
+        assert_eq!(read, kept, "{pattern}, {}", report.nsys_report_name());
     }
-    Some(read.operation_count())
+    Some(read.gpu_operation_count())
 }
 
 #[test]
@@ -221,12 +233,14 @@ fn a_restricted_read_equals_a_restriction_in_memory() {
 fn other_files_and_other_tables_are_not_streamed() {
     let export = Export::new();
     assert!(
-        stats::table_of_streamed_export(&export.path(), StatsReport::GpuKernels).unwrap().is_none()
+        stats::table_from_streamed_export(&export.path(), StatsReport::GpuKernels)
+            .unwrap()
+            .is_none()
     );
     let (_folder, path) = crate::fixture::file("trace.json", br#"{"traceEvents": []}"#);
-    assert!(stats::table_of_streamed_export(&path, StatsReport::Ranges).unwrap().is_none());
+    assert!(stats::table_from_streamed_export(&path, StatsReport::Ranges).unwrap().is_none());
     let (_folder, path) = crate::fixture::file("trace.sqlite", b"no database");
     let message =
-        stats::table_of_streamed_export(&path, StatsReport::Ranges).unwrap_err().to_string();
+        stats::table_from_streamed_export(&path, StatsReport::Ranges).unwrap_err().to_string();
     insta::assert_snapshot!(reason(&message), @"it is not an SQLite database");
 }

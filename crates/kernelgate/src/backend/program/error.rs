@@ -2,11 +2,11 @@
 
 use kernelgate_cuda::BackendError;
 
-/// A mistake in a program (the launch list of a network), found without a device. A program keeps
-/// its first error and ignores later ones.
+/// A mistake in a program (the launch list of a network), found without a GPU. A program stores its
+/// first error and ignores later ones.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ProgramError {
-    /// No memory region of the program has this name.
+pub enum LaunchListError {
+    /// A launch names a memory region that the program does not declare.
     #[error("no region is called `{name}`")]
     UnknownRegion {
         /// The name.
@@ -18,71 +18,72 @@ pub enum ProgramError {
         /// The name.
         name: String,
     },
-    /// A pointer lies past the end of its region.
+    /// A pointer is beyond the end of its memory region.
     #[error("an address {offset} bytes into `{region}`, which has {bytes}")]
     OutsideRegion {
         /// The region.
         region: String,
-        /// Bytes from the beginning of the region.
+        /// Offset of the pointer in the region, in bytes.
         offset: usize,
         /// Size of the region.
         bytes: usize,
     },
-    /// Error: a step uses a memory region after its memory was freed.
+    /// A step uses a memory region after the region was freed.
     #[error("`{region}` is used after it was freed")]
     UsedAfterFree {
         /// The region.
         region: String,
     },
-    /// Error: a memory region was freed that must live as long as the program.
+    /// A memory region cannot be freed, because it has contents, is an output, or is the target of
+    /// a table.
     #[error("`{region}` cannot be freed: it has contents, is an output, or a table points into it")]
     NotFreeable {
         /// The region.
         region: String,
     },
-    /// Error: a step of one lane uses memory whose previous region another lane may still use.
+    /// A step uses memory in which another lane may still use an earlier region.
     #[error("`{region}` takes over memory that lane {lane} may still use")]
     UnorderedReuse {
-        /// The later region that uses the same memory.
+        /// The region that reuses the memory.
         region: String,
-        /// The lane whose earlier step is not waited for.
+        /// The lane that may still use the memory, because the step does not wait for it.
         lane: usize,
     },
-    /// Error: a side lane has a step before it waited for the first lane.
+    /// A side lane has a step before the lane waited for the first lane.
     #[error("lane {lane} starts before it waits for lane 0")]
     NotForked {
         /// The lane.
         lane: usize,
     },
-    /// The main lane never waits for the end of a side lane.
+    /// The first lane never waits for the last steps of a side lane.
     #[error("lane 0 does not wait for the end of lane {lane}")]
     NotJoined {
         /// The lane.
         lane: usize,
     },
-    /// Error: a named range is still open at the end of the program.
+    /// A named range is still open at the end of the program.
     #[error("range `{name}` does not end")]
     OpenRange {
         /// Name of the range.
         name: String,
     },
-    /// Error: a named range ends that did not begin.
+    /// A range is ended although no range is open.
     #[error("a range ends that did not begin")]
     NoOpenRange,
-    /// A launch refers to lines kept in L2, and the program keeps none.
+    /// A launch keeps or releases L2 lines, but the program declares no range to keep in L2.
     #[error("`{symbol}` keeps or releases lines of L2, and the program sets none aside")]
     NothingKept {
         /// The kernel.
         symbol: &'static str,
     },
-    /// A GEMM writes a region that was filled when the program was loaded. Error: a GEMM would
-    /// overwrite a region that was uploaded once, when its algorithm is chosen.
+    /// A GEMM writes a memory region whose contents are uploaded only when the program is loaded.
+    /// Timing GEMM algorithms while the program is loaded would destroy these contents.
     #[error("a GEMM writes `{region}`, whose contents are uploaded once")]
     OverwritesContents {
         /// The region.
         region: String,
     },
-    /// The initial content of a region has another size than the region.
+    /// The initial contents of a region differ in size from the region.
     #[error("`{region}` is declared with {declared} bytes, its contents have {found}")]
     ContentsSize {
         /// The region.
@@ -94,8 +95,8 @@ pub enum ProgramError {
     },
 }
 
-impl From<ProgramError> for BackendError {
-    fn from(error: ProgramError) -> Self {
+impl From<LaunchListError> for BackendError {
+    fn from(error: LaunchListError) -> Self {
         Self::Launch(error.to_string())
     }
 }

@@ -1,13 +1,14 @@
-//! Lanes of concurrent work, and the order of their steps.
+//! Lanes of a program, which may run concurrently, and the order between their steps.
 
-/// A sequence of steps: a stream, or a branch of the captured graph. Steps of one lane run in
-/// order; steps of two lanes may run concurrently unless one lane waits for the other lane.
+/// A sequence of a program's steps: a CUDA stream, or a branch of the captured CUDA graph. Steps of
+/// one lane run in order; steps of different lanes may run concurrently unless one lane waits for
+/// the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Lane(pub(super) usize);
+pub struct ProgramLane(pub(super) usize);
 
-impl Lane {
-    /// The first lane: the device's stream, which every program begins and ends on.
-    pub const MAIN_LANE: Lane = Self(0);
+impl ProgramLane {
+    /// The first lane: the device's stream, on which every program begins and ends.
+    pub const MAIN_LANE: ProgramLane = Self(0);
 
     /// Number of the lane.
     pub const fn lane_number(self) -> usize {
@@ -15,51 +16,52 @@ impl Lane {
     }
 }
 
-/// The `count`-th step of a lane, counted from 1.
+/// Position of a step in its lane; the first step has `count` 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LaneStepPosition {
-    pub lane: Lane,
+    pub lane: ProgramLane,
     count: usize,
 }
 
-/// Which steps of every lane are ordered before the next step of each lane (vector clocks).
-pub(super) struct LaneOrder {
-    /// `before[a][b]` is the number of steps of lane `b` that come before the next step of lane
-    /// `a`.
+/// For each lane, how many steps of every lane are finished before the lane's next step begins
+/// (vector clocks).
+pub(super) struct OrderOfLaneSteps {
+    /// `before[a][b]` is the number of steps of lane `b` that finish before the next step of lane
+    /// `a` begins.
     before: Vec<Vec<usize>>,
-    /// Whether a lane follows the first lane's beginning.
+    /// For each lane, whether it has waited for the first lane, directly or through other lanes.
     forked: Vec<bool>,
 }
 
-impl Default for LaneOrder {
+impl Default for OrderOfLaneSteps {
     fn default() -> Self {
         Self { before: vec![vec![0]], forked: vec![true] }
     }
 }
 
-impl LaneOrder {
-    /// Number of lanes of a program.
+impl OrderOfLaneSteps {
+    /// Number of lanes in the program.
     pub fn lane_count(&self) -> usize {
         self.before.len()
     }
 
     /// Adds a lane.
-    pub fn add_lane(&mut self) -> Lane {
+    pub fn add_lane(&mut self) -> ProgramLane {
         self.before.iter_mut().for_each(|counts| counts.push(0));
         self.before.push(vec![0; self.before.len() + 1]);
         self.forked.push(false);
-        Lane(self.before.len() - 1)
+        ProgramLane(self.before.len() - 1)
     }
 
     /// Appends a step to a lane and returns the step's position.
-    pub fn add_step(&mut self, lane: Lane) -> LaneStepPosition {
+    pub fn add_step(&mut self, lane: ProgramLane) -> LaneStepPosition {
         let count = &mut self.before[lane.0][lane.0];
         *count += 1;
         LaneStepPosition { lane, count: *count }
     }
 
-    /// Makes the next step of lane `waiting` start after all steps that lane `on` has so far.
-    pub fn wait(&mut self, waiting: Lane, on: Lane) {
+    /// Makes the next step of lane `waiting` begin after all steps that lane `on` has so far.
+    pub fn make_lane_wait_for_lane(&mut self, waiting: ProgramLane, on: ProgramLane) {
         let seen = self.before[on.0].clone();
         let counts = self.before[waiting.0].iter_mut();
         counts.zip(seen).for_each(|(count, seen)| *count = (*count).max(seen));
@@ -67,20 +69,25 @@ impl LaneOrder {
     }
 
     /// Whether a lane has waited for the first lane, directly or through other lanes.
-    pub fn is_forked(&self, lane: Lane) -> bool {
+    pub fn has_waited_for_main_lane(&self, lane: ProgramLane) -> bool {
         self.forked[lane.0]
     }
 
-    /// Whether a step ends before the next step of a lane begins.
-    pub fn is_before(&self, step: LaneStepPosition, lane: Lane) -> bool {
+    /// Whether a step is guaranteed to finish before the next step of a lane begins.
+    pub fn finishes_before_next_step_of_lane(
+        &self,
+        step: LaneStepPosition,
+        lane: ProgramLane,
+    ) -> bool {
         self.before[lane.0][step.lane.0] >= step.count
     }
 
-    /// A lane with steps that the first lane has not waited for.
-    pub fn unjoined_lane(&self) -> Option<Lane> {
+    /// Returns a lane with steps for which the first lane has not waited; `None` if the first lane
+    /// has waited for every step.
+    pub fn lane_not_awaited_by_main_lane(&self) -> Option<ProgramLane> {
         let ends = self.before.iter().enumerate().map(|(lane, counts)| (lane, counts[lane]));
-        let main = &self.before[Lane::MAIN_LANE.0];
-        ends.zip(main).find(|((_, end), seen)| end > *seen).map(|((lane, _), _)| Lane(lane))
+        let main = &self.before[ProgramLane::MAIN_LANE.0];
+        ends.zip(main).find(|((_, end), seen)| end > *seen).map(|((lane, _), _)| ProgramLane(lane))
     }
 }
 
@@ -89,33 +96,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_orders_what_the_other_lane_has_so_far() {
-        let mut order = LaneOrder::default();
+    fn a_wait_covers_only_earlier_steps_of_the_other_lane() {
+        let mut order = OrderOfLaneSteps::default();
         let side = order.add_lane();
-        let first = order.add_step(Lane::MAIN_LANE);
-        assert!(!order.is_forked(side) && !order.is_before(first, side));
-        order.wait(side, Lane::MAIN_LANE);
-        let second = order.add_step(Lane::MAIN_LANE);
-        assert!(order.is_forked(side) && order.is_before(first, side));
-        assert!(!order.is_before(second, side));
+        let first = order.add_step(ProgramLane::MAIN_LANE);
+        assert!(
+            !order.has_waited_for_main_lane(side)
+                && !order.finishes_before_next_step_of_lane(first, side)
+        );
+        order.make_lane_wait_for_lane(side, ProgramLane::MAIN_LANE);
+        let second = order.add_step(ProgramLane::MAIN_LANE);
+        assert!(
+            order.has_waited_for_main_lane(side)
+                && order.finishes_before_next_step_of_lane(first, side)
+        );
+        assert!(!order.finishes_before_next_step_of_lane(second, side));
     }
 
     #[test]
     fn waits_are_transitive() {
-        let mut order = LaneOrder::default();
+        let mut order = OrderOfLaneSteps::default();
         let [one, two] = [order.add_lane(), order.add_lane()];
-        let start = order.add_step(Lane::MAIN_LANE);
-        order.wait(one, Lane::MAIN_LANE);
+        let start = order.add_step(ProgramLane::MAIN_LANE);
+        order.make_lane_wait_for_lane(one, ProgramLane::MAIN_LANE);
         let middle = order.add_step(one);
-        order.wait(two, one);
+        order.make_lane_wait_for_lane(two, one);
         assert!(
-            order.is_forked(two) && order.is_before(start, two) && order.is_before(middle, two)
+            order.has_waited_for_main_lane(two)
+                && order.finishes_before_next_step_of_lane(start, two)
+                && order.finishes_before_next_step_of_lane(middle, two)
         );
         order.add_step(two);
-        assert_eq!(order.unjoined_lane(), Some(one));
-        order.wait(Lane::MAIN_LANE, one);
-        assert_eq!(order.unjoined_lane(), Some(two));
-        order.wait(Lane::MAIN_LANE, two);
-        assert_eq!(order.unjoined_lane(), None);
+        assert_eq!(order.lane_not_awaited_by_main_lane(), Some(one));
+        order.make_lane_wait_for_lane(ProgramLane::MAIN_LANE, one);
+        assert_eq!(order.lane_not_awaited_by_main_lane(), Some(two));
+        order.make_lane_wait_for_lane(ProgramLane::MAIN_LANE, two);
+        assert_eq!(order.lane_not_awaited_by_main_lane(), None);
     }
 }

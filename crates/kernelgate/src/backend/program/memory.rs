@@ -1,15 +1,15 @@
-//! The device memory of a program: named regions, each with its purpose and its contents, and the
-//! allocations that hold them.
+//! Plans a program's device memory: named regions with purpose and contents, and the allocations
+//! that regions share.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use super::error::ProgramError;
-use super::lanes::{Lane, LaneOrder, LaneStepPosition};
-use super::operand::Pointer;
+use super::error::LaunchListError;
+use super::lanes::{LaneStepPosition, OrderOfLaneSteps, ProgramLane};
+use super::operand::RegionPointer;
 use crate::workload::{Dtype, Tensors};
 
-/// The use of a region: a row of the table of device memory.
+/// The purpose of a memory region; the table of device memory lists bytes by purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MemoryPurpose {
     /// Parameters of the network, packed or unchanged.
@@ -20,7 +20,7 @@ pub enum MemoryPurpose {
     Activations,
     /// Memory for gradients of activations and of parameters.
     Gradients,
-    /// Scratch memory of kernels and libraries, which belongs to none of the other uses.
+    /// Scratch memory of kernels and libraries, if no other purpose fits.
     Workspace,
     /// Memory for inputs that every launch reads.
     Inputs,
@@ -29,8 +29,8 @@ pub enum MemoryPurpose {
 }
 
 impl MemoryPurpose {
-    /// Every use of memory, in the order of the table.
-    pub const ALL: [Self; 7] = [
+    /// All purposes of memory, in the order of the table of device memory.
+    pub const ALL_MEMORY_PURPOSES: [Self; 7] = [
         Self::Weights,
         Self::Momentum,
         Self::Activations,
@@ -41,7 +41,7 @@ impl MemoryPurpose {
     ];
 
     /// Label of the purpose in the table of device memory.
-    pub const fn label(self) -> &'static str {
+    pub const fn purpose_label(self) -> &'static str {
         match self {
             Self::Weights => "weights",
             Self::Momentum => "momentum",
@@ -53,67 +53,71 @@ impl MemoryPurpose {
     }
 }
 
-/// One element of a table of numbers and addresses in device memory.
+/// One element of a table in device memory: a number or an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TableWord {
+pub enum TableNumberOrAddress {
     /// A 64-bit value.
     Value(i64),
-    /// The address of a memory region.
-    Pointer(Pointer),
+    /// The address of a pointer into a memory region.
+    Pointer(RegionPointer),
 }
 
-impl From<i64> for TableWord {
+impl From<i64> for TableNumberOrAddress {
     fn from(value: i64) -> Self {
         Self::Value(value)
     }
 }
 
-impl From<Pointer> for TableWord {
-    fn from(pointer: Pointer) -> Self {
+impl From<RegionPointer> for TableNumberOrAddress {
+    fn from(pointer: RegionPointer) -> Self {
         Self::Pointer(pointer)
     }
 }
 
-/// Makes the contents of a region from the inputs.
-pub(super) type PackContents = Box<dyn Fn(&Tensors) -> Vec<u8>>;
+/// Computes the initial bytes of a region from the problem's inputs.
+pub(super) type ComputeRegionContents = Box<dyn Fn(&Tensors) -> Vec<u8>>;
 
-/// Contents of a region when the program is loaded.
+/// Contents of a memory region at the time when the program is loaded.
 pub(super) enum RegionContents {
     /// 0xff in every byte.
     Unwritten,
-    /// The input of the region's name, unchanged. Every launch reads the input if it is
-    /// `replaceable`; otherwise it was read during the preparation.
+    /// The problem's input with the region's name, unchanged. If `replaceable`, every launch reads
+    /// the input; otherwise only the preparation read it.
     Input { replaceable: bool },
-    /// The content is computed on the host from the inputs.
-    Packed(PackContents),
-    /// The input of the region's name, which launches update, and then an output.
+    /// The contents are computed on the host from the inputs, such as packed weights.
+    Packed(ComputeRegionContents),
+    /// The problem's input with the region's name, which launches update in place and which is also
+    /// an output.
     State { output: &'static str, shape: Vec<usize>, dtype: Dtype },
     /// Numbers and addresses.
-    Table(Vec<TableWord>),
+    Table(Vec<TableNumberOrAddress>),
     /// The region is the output tensor of the same name.
     Output { name: &'static str, shape: Vec<usize>, dtype: Dtype },
 }
 
-/// A named piece of the program's device memory.
+/// A named part of the program's device memory.
 pub(super) struct MemoryRegion {
     pub name: Cow<'static, str>,
     pub bytes: usize,
     pub slot: usize,
     pub contents: RegionContents,
     freed: bool,
-    /// Whether launches update the region's initial content.
+    /// Whether launches change the region's initial contents.
     pub updated: bool,
-    /// Whether a table points into the region.
+    /// Whether a table contains an address in the region, so that the region cannot be freed.
     in_table: bool,
 }
 
 impl MemoryRegion {
-    /// The bytes that the workload's inputs put in the region; `None` for scratch, tables and
-    /// outputs.
+    /// The initial bytes of the region, computed from the problem's inputs; `None` for scratch,
+    /// tables and outputs.
     ///
     /// # Errors
-    /// Fails if the number of bytes differs from the declared one.
-    pub fn uploaded<'a>(&self, inputs: &'a Tensors) -> Result<Option<Cow<'a, [u8]>>, ProgramError> {
+    /// Fails if their size differs from the declared size.
+    pub fn initial_bytes_from_inputs<'a>(
+        &self,
+        inputs: &'a Tensors,
+    ) -> Result<Option<Cow<'a, [u8]>>, LaunchListError> {
         let bytes: Cow<[u8]> = match &self.contents {
             RegionContents::Packed(pack) => pack(inputs).into(),
             RegionContents::Input { .. } | RegionContents::State { .. } => {
@@ -127,51 +131,52 @@ impl MemoryRegion {
             Ok(Some(bytes))
         } else {
             let (region, declared) = (self.name.to_string(), self.bytes);
-            Err(ProgramError::ContentsSize { region, declared, found: bytes.len() })
+            Err(LaunchListError::ContentsSize { region, declared, found: bytes.len() })
         }
     }
 }
 
-/// An allocation: one region, or several whose lifetimes do not overlap.
-pub(super) struct MemorySlot {
+/// One allocation of device memory, for one region or for several regions whose lifetimes do not
+/// overlap.
+pub(super) struct SharedAllocation {
     pub bytes: usize,
     purpose: MemoryPurpose,
     free: bool,
-    /// Last steps, by lane, of earlier regions in this memory.
+    /// For each lane, the last step that used an earlier region in this allocation.
     earlier: Vec<LaneStepPosition>,
-    /// Last steps, by lane, of the present region in this memory.
+    /// For each lane, the last step that used the present region in this allocation.
     latest: Vec<LaneStepPosition>,
 }
 
 /// Regions and slots.
 #[derive(Default)]
-pub(super) struct ProgramMemoryPlan {
+pub(super) struct RegionAndAllocationPlan {
     pub regions: Vec<MemoryRegion>,
-    pub slots: Vec<MemorySlot>,
+    pub slots: Vec<SharedAllocation>,
     names: BTreeMap<Cow<'static, str>, usize>,
 }
 
-/// Region number of a pointer whose region name was unknown.
-const UNKNOWN_REGION: usize = usize::MAX;
+/// Region number of a pointer that was requested for an unknown region name.
+const REGION_NUMBER_OF_UNKNOWN_NAME: usize = usize::MAX;
 
-impl ProgramMemoryPlan {
-    /// Adds a region; one without contents takes over the smallest freed slot of its use that is
-    /// large enough.
+impl RegionAndAllocationPlan {
+    /// Adds a region; scratch reuses the smallest freed allocation of its purpose that is large
+    /// enough.
     ///
     /// # Errors
-    /// Fails if a live region has its name, or a table points outside a region.
-    pub fn add(
+    /// Fails if another live region has the name, or a table points outside a region.
+    pub fn add_region_or_reuse_allocation(
         &mut self,
         name: Cow<'static, str>,
         purpose: MemoryPurpose,
         bytes: usize,
         contents: RegionContents,
-    ) -> Result<Pointer, ProgramError> {
+    ) -> Result<RegionPointer, LaunchListError> {
         let reuses = matches!(contents, RegionContents::Unwritten);
         if let RegionContents::Table(words) = &contents {
             for word in words {
-                let TableWord::Pointer(pointer) = word else { continue };
-                self.region_of_pointer(*pointer)?.in_table = true;
+                let TableNumberOrAddress::Pointer(pointer) = word else { continue };
+                self.live_region_of_pointer(*pointer)?.in_table = true;
             }
         }
         let fitting = self.slots.iter_mut().enumerate().filter(|(_, slot)| {
@@ -184,7 +189,7 @@ impl ProgramMemoryPlan {
             }
             None => {
                 let (earlier, latest) = (Vec::new(), Vec::new());
-                self.slots.push(MemorySlot { bytes, purpose, free: false, earlier, latest });
+                self.slots.push(SharedAllocation { bytes, purpose, free: false, earlier, latest });
                 self.slots.len() - 1
             }
         };
@@ -192,7 +197,7 @@ impl ProgramMemoryPlan {
         let updated = matches!(contents, RegionContents::State { .. });
         let before = self.names.insert(name.clone(), region);
         let duplicate = before.is_some_and(|before| !self.regions[before].freed);
-        let error = ProgramError::DuplicateRegion { name: name.to_string() };
+        let error = LaunchListError::DuplicateRegion { name: name.to_string() };
         self.regions.push(MemoryRegion {
             name,
             bytes,
@@ -202,75 +207,86 @@ impl ProgramMemoryPlan {
             updated,
             in_table: false,
         });
-        if duplicate { Err(error) } else { Ok(Pointer { region, offset: 0, skipped: 0 }) }
+        if duplicate { Err(error) } else { Ok(RegionPointer { region, offset: 0, skipped: 0 }) }
     }
 
-    /// A pointer to the beginning of the region with a name.
-    pub fn find(&self, name: &str) -> Option<Pointer> {
-        self.names.get(name).map(|&region| Pointer { region, offset: 0, skipped: 0 })
+    /// Returns a pointer to the beginning of the region with this name; `None` if no region has the
+    /// name.
+    pub fn pointer_to_region(&self, name: &str) -> Option<RegionPointer> {
+        self.names.get(name).map(|&region| RegionPointer { region, offset: 0, skipped: 0 })
     }
 
-    /// A pointer for a name that no region has.
-    pub const fn unknown_pointer() -> Pointer {
-        Pointer { region: UNKNOWN_REGION, offset: 0, skipped: 0 }
+    /// The placeholder pointer for a name that no region has.
+    pub const fn placeholder_for_unknown_region() -> RegionPointer {
+        RegionPointer { region: REGION_NUMBER_OF_UNKNOWN_NAME, offset: 0, skipped: 0 }
     }
 
-    /// Gives the memory of a region to later regions.
+    /// Ends the life of a scratch region, so that later scratch regions can reuse its memory.
     ///
     /// # Errors
     /// Fails if the region is not scratch, or a table points into it.
-    pub fn free(&mut self, pointer: Pointer) -> Result<(), ProgramError> {
-        let region = self.region_of_pointer(pointer)?;
+    pub fn free_scratch_region(&mut self, pointer: RegionPointer) -> Result<(), LaunchListError> {
+        let region = self.live_region_of_pointer(pointer)?;
         if region.in_table || !matches!(region.contents, RegionContents::Unwritten) {
-            return Err(ProgramError::NotFreeable { region: region.name.to_string() });
+            return Err(LaunchListError::NotFreeable { region: region.name.to_string() });
         }
         region.freed = true;
         let slot = region.slot;
         let slot = &mut self.slots[slot];
         slot.free = true;
         for position in std::mem::take(&mut slot.latest) {
-            replace_positions(&mut slot.earlier, position);
+            replace_position_of_lane(&mut slot.earlier, position);
         }
         Ok(())
     }
 
-    /// Notes that launches update the contents of a region.
+    /// Marks the contents of a region as changed by launches, so that they are restored with the
+    /// state.
     ///
     /// # Errors
     /// Fails if the region was freed, or the pointer is outside it.
-    pub fn mark_updated(&mut self, pointer: Pointer) -> Result<(), ProgramError> {
-        self.region_of_pointer(pointer).map(|region| region.updated = true)
+    pub fn mark_contents_changed_by_launches(
+        &mut self,
+        pointer: RegionPointer,
+    ) -> Result<(), LaunchListError> {
+        self.live_region_of_pointer(pointer).map(|region| region.updated = true)
     }
 
-    /// Notes that a step uses the region of a pointer.
+    /// Records that a step uses the region of a pointer.
     ///
     /// # Errors
     /// Fails if the region was freed, the pointer is outside it, or the step may run before steps
-    /// that still use the memory for another region.
-    pub fn note_use(
+    /// that use the same memory for an earlier region.
+    pub fn record_use_by_step(
         &mut self,
-        pointer: Pointer,
+        pointer: RegionPointer,
         step: LaneStepPosition,
-        order: &LaneOrder,
-    ) -> Result<(), ProgramError> {
+        order: &OrderOfLaneSteps,
+    ) -> Result<(), LaunchListError> {
         let (number, name) = {
-            let region = self.region_of_pointer(pointer)?;
+            let region = self.live_region_of_pointer(pointer)?;
             (region.slot, region.name.clone())
         };
         let slot = &mut self.slots[number];
-        let unordered = slot.earlier.iter().find(|before| !order.is_before(**before, step.lane));
-        if let Some(LaneStepPosition { lane: Lane(lane), .. }) = unordered {
-            return Err(ProgramError::UnorderedReuse { region: name.to_string(), lane: *lane });
+        let unordered = slot
+            .earlier
+            .iter()
+            .find(|before| !order.finishes_before_next_step_of_lane(**before, step.lane));
+        if let Some(LaneStepPosition { lane: ProgramLane(lane), .. }) = unordered {
+            return Err(LaunchListError::UnorderedReuse { region: name.to_string(), lane: *lane });
         }
-        replace_positions(&mut slot.latest, step);
+        replace_position_of_lane(&mut slot.latest, step);
         Ok(())
     }
 
-    /// Notes that a GEMM writes the region of a pointer.
+    /// Checks that a GEMM may write the region of a pointer.
     ///
     /// # Errors
-    /// Fails if the region's contents are uploaded once.
-    pub fn note_gemm_output(&self, pointer: Pointer) -> Result<(), ProgramError> {
+    /// Fails if the region has contents that are uploaded once.
+    pub fn check_gemm_may_write_region(
+        &self,
+        pointer: RegionPointer,
+    ) -> Result<(), LaunchListError> {
         match self.regions.get(pointer.region) {
             Some(MemoryRegion {
                 contents: RegionContents::Unwritten | RegionContents::Output { .. },
@@ -278,39 +294,42 @@ impl ProgramMemoryPlan {
             })
             | None => Ok(()),
             Some(MemoryRegion { name, .. }) => {
-                Err(ProgramError::OverwritesContents { region: name.to_string() })
+                Err(LaunchListError::OverwritesContents { region: name.to_string() })
             }
         }
     }
 
     /// Returns the region that a pointer points into, after checking that the pointer is inside it.
-    fn region_of_pointer(&mut self, pointer: Pointer) -> Result<&mut MemoryRegion, ProgramError> {
+    fn live_region_of_pointer(
+        &mut self,
+        pointer: RegionPointer,
+    ) -> Result<&mut MemoryRegion, LaunchListError> {
         let Some(region) = self.regions.get_mut(pointer.region) else {
-            return Err(ProgramError::UnknownRegion { name: String::new() });
+            return Err(LaunchListError::UnknownRegion { name: String::new() });
         };
         if region.freed {
-            return Err(ProgramError::UsedAfterFree { region: region.name.to_string() });
+            return Err(LaunchListError::UsedAfterFree { region: region.name.to_string() });
         }
         if pointer.offset >= region.bytes.max(1) {
             let (region, bytes) = (region.name.to_string(), region.bytes);
-            return Err(ProgramError::OutsideRegion { region, offset: pointer.offset, bytes });
+            return Err(LaunchListError::OutsideRegion { region, offset: pointer.offset, bytes });
         }
         Ok(region)
     }
 
     /// Bytes of every slot.
-    pub fn bytes_of_slots(&self) -> usize {
+    pub fn allocated_bytes(&self) -> usize {
         self.slots.iter().map(|slot| slot.bytes).sum()
     }
 
-    /// Bytes of all memory with one use.
-    pub fn bytes_for_purpose(&self, purpose: MemoryPurpose) -> usize {
+    /// Sum of the allocations for one purpose, in bytes.
+    pub fn allocated_bytes_for_purpose(&self, purpose: MemoryPurpose) -> usize {
         self.slots.iter().filter(|slot| slot.purpose == purpose).map(|slot| slot.bytes).sum()
     }
 }
 
-/// Puts a step in the place of the earlier one of its lane.
-fn replace_positions(positions: &mut Vec<LaneStepPosition>, step: LaneStepPosition) {
+/// Replaces the recorded position of the step's lane by this later step.
+fn replace_position_of_lane(positions: &mut Vec<LaneStepPosition>, step: LaneStepPosition) {
     positions.retain(|position| position.lane != step.lane);
     positions.push(step);
 }

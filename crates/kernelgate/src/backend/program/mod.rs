@@ -1,12 +1,10 @@
 //! A network as one list of launches: kernels, library GEMMs, copies, fills and launches of other
-//! code, in lanes that may run concurrently, inside named ranges, with the device memory that they
-//! work on.
+//! code, in concurrent lanes and named ranges, with its device memory.
 //!
-//! A [`Program`] is written without a device, so its memory is declared by the same list that is
-//! allocated later ([`Program::device_bytes`]), and tests read its steps without a GPU. A region is
-//! declared once with its [`MemoryPurpose`]; launches take [`Pointer`]s into regions, which become
-//! addresses when the program is loaded. [`Program::into_task`] makes a case of it: enqueued launch
-//! by launch, or captured once as a graph and replayed.
+//! A [`Program`] is written without a GPU, so its device memory is known before allocation
+//! ([`Program::device_bytes`]), and tests read its steps without a GPU. A memory region is declared
+//! once with its [`MemoryPurpose`]; launches take [`RegionPointer`]s into regions, which become
+//! addresses when the program is loaded.
 //!
 //! ```
 //! use kernelgate::backend::cuda::{KernelSpec, Source};
@@ -44,14 +42,16 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-pub use error::ProgramError;
-pub use lanes::Lane;
+pub use error::LaunchListError;
+pub use lanes::ProgramLane;
 pub use load::{Capture, LoadedProgram};
-pub use memory::{MemoryPurpose, TableWord};
+pub use memory::{MemoryPurpose, TableNumberOrAddress};
 pub use operand::{
-    NULL, Operand, Operands, Pointer, int, int_operands, long_operand, tensor_boxes,
+    LaunchArgument, LaunchArgumentList, NULL, RegionPointer, int_operand, int_operands,
+    long_operand, tensor_map_operand,
 };
 pub use plan::Program;
 pub use step::{
-    EnqueueFunction, ForeignLaunchSite, KeptL2Lines, KernelLaunch, PlannedKernel, ProgramStep,
+    DeviceStreamAndAddresses, EnqueueStep, KeepOrReleaseL2Lines, KernelLaunchStep,
+    KernelWithParameters, ProgramStep,
 };

@@ -1,31 +1,31 @@
-//! Arguments of launches before their memory is allocated.
+//! Arguments of a program's launches, written before their memory is allocated.
 
-use kernelgate_cuda::TensorBoxes;
+use kernelgate_cuda::TensorWithTmaBoxes;
 
-/// An address in a region of a program, known when the program is loaded.
+/// An address in a memory region of a program, resolved when the program is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pointer {
+pub struct RegionPointer {
     /// Number of the memory region that the pointer points into.
     pub(super) region: usize,
-    /// Distance from the region's beginning, bytes.
+    /// Distance from the beginning of the region, in bytes.
     pub(super) offset: usize,
-    /// Bytes that the address lies before the offset.
+    /// Number of bytes to subtract from the offset; the result may be before the region.
     pub(super) skipped: usize,
 }
 
-impl Pointer {
-    /// A pointer that lies further by `bytes`.
+impl RegionPointer {
+    /// Returns the pointer moved forward by `bytes`.
     pub const fn offset_by(self, bytes: usize) -> Self {
         Self { offset: self.offset + bytes, ..self }
     }
 
-    /// The address `bytes` before this one, which may lie before the region: for a tensor whose
-    /// first elements are neither held nor read.
-    pub const fn address_before(self, bytes: usize) -> Self {
+    /// Returns the pointer moved back by `bytes`, possibly before its region, for a tensor whose
+    /// first elements are neither stored nor read.
+    pub const fn moved_back_by(self, bytes: usize) -> Self {
         Self { skipped: self.skipped + bytes, ..self }
     }
 
-    /// The address, if its region begins at `base`.
+    /// Resolves the device address, given the address `base` of the pointer's region.
     pub(super) const fn resolve_address(self, base: u64) -> u64 {
         base.wrapping_add(self.offset as u64).wrapping_sub(self.skipped as u64)
     }
@@ -33,13 +33,14 @@ impl Pointer {
 
 /// An argument of a kernel launch in a program.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Operand {
+pub enum LaunchArgument {
     /// An argument that is an address in a memory region.
-    Pointer(Pointer),
+    Pointer(RegionPointer),
     /// A null pointer.
     Null,
-    /// A map of the tensor at an address, by which the kernel copies boxes.
-    Boxes(Pointer, TensorBoxes),
+    /// A tensor map (TMA descriptor) of the tensor at a pointer, with which the kernel copies
+    /// boxes.
+    Boxes(RegionPointer, TensorWithTmaBoxes),
     /// `int`.
     I32(i32),
     /// `long long`.
@@ -49,111 +50,135 @@ pub enum Operand {
 }
 
 /// A null pointer.
-pub const NULL: Operand = Operand::Null;
+pub const NULL: LaunchArgument = LaunchArgument::Null;
 
-/// An extent as the argument of an `int` parameter.
-pub const fn int(extent: usize) -> Operand {
-    Operand::I32(extent as i32)
+/// Converts a size to the argument of an `int` parameter.
+pub const fn int_operand(extent: usize) -> LaunchArgument {
+    LaunchArgument::I32(extent as i32)
 }
 
-/// An extent as the argument of a `long long` parameter.
-pub const fn long_operand(extent: usize) -> Operand {
-    Operand::I64(extent as i64)
+/// Converts a size to the argument of a `long long` parameter.
+pub const fn long_operand(extent: usize) -> LaunchArgument {
+    LaunchArgument::I64(extent as i64)
 }
 
-/// A map of the tensor at an address, for a `TensorMap` parameter (`common/tensor_copy.cuh`). Loading
-/// the program fails if no copy engine reads such a tensor.
-pub const fn tensor_boxes(pointer: Pointer, boxes: TensorBoxes) -> Operand {
-    Operand::Boxes(pointer, boxes)
+/// Makes a tensor map (TMA descriptor) of the tensor at a pointer, for a `TensorMap` parameter
+/// (`common/tensor_copy.cuh`). Loading the program fails if TMA cannot copy such a tensor.
+pub const fn tensor_map_operand(
+    pointer: RegionPointer,
+    boxes: TensorWithTmaBoxes,
+) -> LaunchArgument {
+    LaunchArgument::Boxes(pointer, boxes)
 }
 
 /// Extents for `int` parameters.
-pub fn int_operands<const N: usize>(extents: [usize; N]) -> [Operand; N] {
-    extents.map(int)
+pub fn int_operands<const N: usize>(extents: [usize; N]) -> [LaunchArgument; N] {
+    extents.map(int_operand)
 }
 
-impl From<Pointer> for Operand {
-    fn from(pointer: Pointer) -> Self {
+impl From<RegionPointer> for LaunchArgument {
+    fn from(pointer: RegionPointer) -> Self {
         Self::Pointer(pointer)
     }
 }
 
-impl From<i32> for Operand {
+impl From<i32> for LaunchArgument {
     fn from(value: i32) -> Self {
         Self::I32(value)
     }
 }
 
-impl From<i64> for Operand {
+impl From<i64> for LaunchArgument {
     fn from(value: i64) -> Self {
         Self::I64(value)
     }
 }
 
-impl From<f32> for Operand {
+impl From<f32> for LaunchArgument {
     fn from(value: f32) -> Self {
         Self::F32(value)
     }
 }
 
-/// Arguments of a launch in the order of the kernel's parameters: an operand, a pointer, the name
-/// of a region for its start address, or a number of the parameter's own type. Arrays, vectors and
-/// tuples hold several operands.
-pub trait Operands {
-    /// Appends the operands; `region` finds the beginning of a region.
-    fn append(self, region: &dyn Fn(&str) -> Pointer, operands: &mut Vec<Operand>);
+/// Arguments of a launch in the order of the kernel's parameters: operands, pointers, region names
+/// (for the region's address), or numbers of the parameter's type. Arrays, vectors and tuples stand
+/// for several arguments.
+pub trait LaunchArgumentList {
+    /// Appends the arguments to `operands`; the closure `region` returns a pointer to the region
+    /// with a name.
+    fn append_launch_arguments_to(
+        self,
+        region: &dyn Fn(&str) -> RegionPointer,
+        operands: &mut Vec<LaunchArgument>,
+    );
 }
 
-impl Operands for &str {
-    fn append(self, region: &dyn Fn(&str) -> Pointer, operands: &mut Vec<Operand>) {
+impl LaunchArgumentList for &str {
+    fn append_launch_arguments_to(
+        self,
+        region: &dyn Fn(&str) -> RegionPointer,
+        operands: &mut Vec<LaunchArgument>,
+    ) {
         operands.push(region(self).into());
     }
 }
 
-impl Operands for &String {
-    fn append(self, region: &dyn Fn(&str) -> Pointer, operands: &mut Vec<Operand>) {
-        self.as_str().append(region, operands);
+impl LaunchArgumentList for &String {
+    fn append_launch_arguments_to(
+        self,
+        region: &dyn Fn(&str) -> RegionPointer,
+        operands: &mut Vec<LaunchArgument>,
+    ) {
+        self.as_str().append_launch_arguments_to(region, operands);
     }
 }
 
 macro_rules! single_arguments {
     ($($type:ty),*) => {$(
-        impl Operands for $type {
-            fn append(self, _: &dyn Fn(&str) -> Pointer, operands: &mut Vec<Operand>) {
+        impl LaunchArgumentList for $type {
+            fn append_launch_arguments_to(self, _: &dyn Fn(&str) -> RegionPointer, operands: &mut Vec<LaunchArgument>) {
                 operands.push(self.into());
             }
         }
     )*};
 }
-single_arguments!(Operand, Pointer, i32, i64, f32);
+single_arguments!(LaunchArgument, RegionPointer, i32, i64, f32);
 
-impl<T: Operands, const N: usize> Operands for [T; N] {
-    fn append(self, region: &dyn Fn(&str) -> Pointer, operands: &mut Vec<Operand>) {
-        self.into_iter().for_each(|each| each.append(region, operands));
+impl<T: LaunchArgumentList, const N: usize> LaunchArgumentList for [T; N] {
+    fn append_launch_arguments_to(
+        self,
+        region: &dyn Fn(&str) -> RegionPointer,
+        operands: &mut Vec<LaunchArgument>,
+    ) {
+        self.into_iter().for_each(|each| each.append_launch_arguments_to(region, operands));
     }
 }
 
-impl<T: Operands> Operands for Vec<T> {
-    fn append(self, region: &dyn Fn(&str) -> Pointer, operands: &mut Vec<Operand>) {
-        self.into_iter().for_each(|each| each.append(region, operands));
+impl<T: LaunchArgumentList> LaunchArgumentList for Vec<T> {
+    fn append_launch_arguments_to(
+        self,
+        region: &dyn Fn(&str) -> RegionPointer,
+        operands: &mut Vec<LaunchArgument>,
+    ) {
+        self.into_iter().for_each(|each| each.append_launch_arguments_to(region, operands));
     }
 }
 
 macro_rules! tuple_arguments {
     ($first:ident $($rest:ident)*) => {
-        impl<$first: Operands, $($rest: Operands),*> Operands for ($first, $($rest,)*) {
+        impl<$first: LaunchArgumentList, $($rest: LaunchArgumentList),*> LaunchArgumentList for ($first, $($rest,)*) {
             #[allow(non_snake_case)]
-            fn append(self, region: &dyn Fn(&str) -> Pointer, operands: &mut Vec<Operand>) {
+            fn append_launch_arguments_to(self, region: &dyn Fn(&str) -> RegionPointer, operands: &mut Vec<LaunchArgument>) {
                 let ($first, $($rest,)*) = self;
-                $first.append(region, operands);
-                $($rest.append(region, operands);)*
+                $first.append_launch_arguments_to(region, operands);
+                $($rest.append_launch_arguments_to(region, operands);)*
             }
         }
         tuple_arguments!($($rest)*);
     };
     () => {
-        impl Operands for () {
-            fn append(self, _: &dyn Fn(&str) -> Pointer, _: &mut Vec<Operand>) {}
+        impl LaunchArgumentList for () {
+            fn append_launch_arguments_to(self, _: &dyn Fn(&str) -> RegionPointer, _: &mut Vec<LaunchArgument>) {}
         }
     };
 }

@@ -4,31 +4,33 @@ use std::borrow::Cow;
 use std::cell::OnceCell;
 
 use kernelgate_cuda::KernelSpec;
-use kernelgate_cuda::libraries::gemm::{GEMM_WORKSPACE_BYTES, GemmOperands, GemmSpec};
+use kernelgate_cuda::libraries::gemm::{
+    DEFAULT_GEMM_WORKSPACE_BYTES, GemmOperandAddresses, GemmSpec,
+};
 
-use super::error::ProgramError;
-use super::lanes::{Lane, LaneOrder};
-use super::memory::{MemoryPurpose, ProgramMemoryPlan, RegionContents, TableWord};
-use super::operand::{Operand, Operands, Pointer};
-use super::step::{EnqueueFunction, ForeignLaunchSite, KernelLaunch, ProgramStep};
+use super::error::LaunchListError;
+use super::lanes::{OrderOfLaneSteps, ProgramLane};
+use super::memory::{MemoryPurpose, RegionAndAllocationPlan, RegionContents, TableNumberOrAddress};
+use super::operand::{LaunchArgument, LaunchArgumentList, RegionPointer};
+use super::step::{DeviceStreamAndAddresses, EnqueueStep, KernelLaunchStep, ProgramStep};
 use crate::workload::{Dtype, Tensors};
 use kernelgate_cuda::BackendError;
 
-/// A network as one list of launches, with the memory that they work on.
+/// A network as one list of launches, with the device memory that the launches use.
 ///
-/// Writing never fails: the first mistake is kept and returned by [`Self::check`], and by
-/// [`Self::into_task`] before anything is allocated.
+/// Methods that add steps never fail: the program stores the first mistake, which [`Self::check`]
+/// and [`Self::into_task`] return before anything is allocated.
 #[derive(Default)]
 pub struct Program {
-    pub(super) memory: ProgramMemoryPlan,
+    pub(super) memory: RegionAndAllocationPlan,
     pub(super) steps: Vec<ProgramStep>,
-    pub(super) order: LaneOrder,
-    /// Pointer to the range that is kept in L2, and the number of its bytes.
-    pub(super) kept: Option<(Pointer, usize)>,
-    /// Lanes from the first one to the last one that has a GEMM.
+    pub(super) order: OrderOfLaneSteps,
+    /// The memory range that the program keeps in L2: pointer and bytes.
+    pub(super) kept: Option<(RegionPointer, usize)>,
+    /// Number of lanes from the first lane to the last lane that contains a GEMM.
     pub(super) gemm_lanes: usize,
     ranges: Vec<String>,
-    mistake: OnceCell<ProgramError>,
+    mistake: OnceCell<LaunchListError>,
 }
 
 impl Program {
@@ -38,321 +40,363 @@ impl Program {
     }
 
     /// Keeps the first mistake.
-    fn keep_first_error(&self, found: Result<(), ProgramError>) {
+    fn store_first_mistake(&self, found: Result<(), LaunchListError>) {
         if let Err(mistake) = found {
-            // Only the first mistake in a program is kept, because later mistakes may follow from
-            // it.
+            // Later mistakes are ignored, because they may follow from the first one.
             let _ = self.mistake.set(mistake);
         }
     }
 
-    fn add_region(
+    fn add_region_or_store_mistake(
         &mut self,
         name: Cow<'static, str>,
         purpose: MemoryPurpose,
         bytes: usize,
         contents: RegionContents,
-    ) -> Pointer {
-        self.memory.add(name, purpose, bytes, contents).unwrap_or_else(|mistake| {
-            self.keep_first_error(Err(mistake));
-            ProgramMemoryPlan::unknown_pointer()
-        })
+    ) -> RegionPointer {
+        self.memory.add_region_or_reuse_allocation(name, purpose, bytes, contents).unwrap_or_else(
+            |mistake| {
+                self.store_first_mistake(Err(mistake));
+                RegionAndAllocationPlan::placeholder_for_unknown_region()
+            },
+        )
     }
 
-    /// Declares an input that every launch of the program reads, as it lies in the workload.
+    /// Declares an input region that every launch reads, with the problem's input of this name in
+    /// its original layout.
     pub fn add_input(
         &mut self,
         name: impl Into<Cow<'static, str>>,
         purpose: MemoryPurpose,
         bytes: usize,
-    ) -> Pointer {
-        self.add_region(name.into(), purpose, bytes, RegionContents::Input { replaceable: true })
+    ) -> RegionPointer {
+        self.add_region_or_store_mistake(
+            name.into(),
+            purpose,
+            bytes,
+            RegionContents::Input { replaceable: true },
+        )
     }
 
-    /// Declares a region with the workload's input of that name as it was when the program was
-    /// loaded.
-    pub fn add_loaded_input(
+    /// Declares a region with the problem's input of this name as it is when the program is loaded;
+    /// launches may read it, but it is not replaced after timing.
+    pub fn add_input_fixed_at_loading(
         &mut self,
         name: impl Into<Cow<'static, str>>,
         purpose: MemoryPurpose,
         bytes: usize,
-    ) -> Pointer {
-        self.add_region(name.into(), purpose, bytes, RegionContents::Input { replaceable: false })
+    ) -> RegionPointer {
+        self.add_region_or_store_mistake(
+            name.into(),
+            purpose,
+            bytes,
+            RegionContents::Input { replaceable: false },
+        )
     }
 
-    /// Declares a region whose contents are made from the inputs when the program is loaded, such
-    /// as packed weights.
-    pub fn add_packed(
+    /// Declares a region whose contents are computed on the host from the inputs when the program
+    /// is loaded, such as packed weights.
+    pub fn add_packed_from_inputs(
         &mut self,
         name: impl Into<Cow<'static, str>>,
         purpose: MemoryPurpose,
         bytes: usize,
         pack: impl Fn(&Tensors) -> Vec<u8> + 'static,
-    ) -> Pointer {
-        self.add_region(name.into(), purpose, bytes, RegionContents::Packed(Box::new(pack)))
+    ) -> RegionPointer {
+        self.add_region_or_store_mistake(
+            name.into(),
+            purpose,
+            bytes,
+            RegionContents::Packed(Box::new(pack)),
+        )
     }
 
-    /// Declares a state: the workload's input of that name when the program is loaded, updated in
-    /// place by every launch, and the output `output`. Launches continue from each other while they
-    /// are timed; before each comparison the input is copied back from host memory.
-    pub fn add_state(
+    /// Declares a state region: initially the problem's input `name`, updated in place by every
+    /// launch, and also the output `output`. During timing, each launch continues from the previous
+    /// launch's state; before each comparison, the state is copied again from host memory.
+    pub fn add_state_updated_in_place(
         &mut self,
         name: impl Into<Cow<'static, str>>,
         output: &'static str,
         purpose: MemoryPurpose,
         shape: impl Into<Vec<usize>>,
         dtype: Dtype,
-    ) -> Pointer {
+    ) -> RegionPointer {
         let shape = shape.into();
-        let bytes = shape.iter().product::<usize>() * dtype.bytes();
-        self.add_region(name.into(), purpose, bytes, RegionContents::State { output, shape, dtype })
+        let bytes = shape.iter().product::<usize>() * dtype.bytes_per_element();
+        self.add_region_or_store_mistake(
+            name.into(),
+            purpose,
+            bytes,
+            RegionContents::State { output, shape, dtype },
+        )
     }
 
-    /// Restores the packed contents of a region together with the state, because launches update
-    /// them: a copy of a state in another form.
-    pub fn mark_updated(&mut self, pointer: Pointer) {
-        let marked = self.memory.mark_updated(pointer);
-        self.keep_first_error(marked);
+    /// Declares that launches update the packed contents of a region, such as a second form of a
+    /// state, so that they are restored with the state.
+    pub fn mark_packed_contents_updated(&mut self, pointer: RegionPointer) {
+        let marked = self.memory.mark_contents_changed_by_launches(pointer);
+        self.store_first_mistake(marked);
     }
 
-    /// Declares a region of 64-bit numbers and addresses. Regions that the table points into live
-    /// as long as the program.
-    pub fn add_table(
+    /// Declares a region that contains a table of 64-bit numbers and addresses. Regions whose
+    /// addresses are in the table are never freed.
+    pub fn add_table_of_numbers_and_addresses(
         &mut self,
         name: impl Into<Cow<'static, str>>,
         purpose: MemoryPurpose,
-        words: Vec<TableWord>,
-    ) -> Pointer {
+        words: Vec<TableNumberOrAddress>,
+    ) -> RegionPointer {
         let bytes = size_of::<u64>() * words.len();
-        self.add_region(name.into(), purpose, bytes, RegionContents::Table(words))
+        self.add_region_or_store_mistake(name.into(), purpose, bytes, RegionContents::Table(words))
     }
 
-    /// Declares a scratch region, which steps write before they read it. A scratch region may take
-    /// over freed memory of the same purpose.
+    /// Declares a scratch region, which steps must write before they read it. A scratch region may
+    /// reuse freed memory of the same purpose.
     pub fn add_scratch(
         &mut self,
         name: impl Into<Cow<'static, str>>,
         purpose: MemoryPurpose,
         bytes: usize,
-    ) -> Pointer {
-        self.add_region(name.into(), purpose, bytes, RegionContents::Unwritten)
+    ) -> RegionPointer {
+        self.add_region_or_store_mistake(name.into(), purpose, bytes, RegionContents::Unwritten)
     }
 
-    /// Declares an output that lies on the device as it does in the workload.
+    /// Declares an output region in the problem's original layout.
     pub fn add_output(
         &mut self,
         name: &'static str,
         shape: impl Into<Vec<usize>>,
         dtype: Dtype,
-    ) -> Pointer {
+    ) -> RegionPointer {
         let shape = shape.into();
-        let bytes = shape.iter().product::<usize>() * dtype.bytes();
+        let bytes = shape.iter().product::<usize>() * dtype.bytes_per_element();
         let contents = RegionContents::Output { name, shape, dtype };
-        self.add_region(name.into(), MemoryPurpose::Outputs, bytes, contents)
+        self.add_region_or_store_mistake(name.into(), MemoryPurpose::Outputs, bytes, contents)
     }
 
-    /// Ends the life of a scratch region: later scratch of the same use may take over its memory,
-    /// and steps that use it from here on are mistakes.
-    pub fn free(&mut self, pointer: Pointer) {
-        let freed = self.memory.free(pointer);
-        self.keep_first_error(freed);
+    /// Ends the life of a scratch region: later scratch of the same purpose may reuse its memory,
+    /// and later steps that use the region are mistakes.
+    pub fn free_scratch(&mut self, pointer: RegionPointer) {
+        let freed = self.memory.free_scratch_region(pointer);
+        self.store_first_mistake(freed);
     }
 
-    /// Pointer to the beginning of the region with this name.
-    pub fn at(&self, name: &str) -> Pointer {
-        self.memory.find(name).unwrap_or_else(|| {
-            self.keep_first_error(Err(ProgramError::UnknownRegion { name: name.to_owned() }));
-            ProgramMemoryPlan::unknown_pointer()
+    /// Returns a pointer to the beginning of the region with this name; an unknown name is a
+    /// mistake.
+    pub fn at(&self, name: &str) -> RegionPointer {
+        self.memory.pointer_to_region(name).unwrap_or_else(|| {
+            self.store_first_mistake(Err(LaunchListError::UnknownRegion { name: name.to_owned() }));
+            RegionAndAllocationPlan::placeholder_for_unknown_region()
         })
     }
 
-    /// The beginning of a region, if there is one of that name.
-    pub fn find(&self, name: &str) -> Option<Pointer> {
-        self.memory.find(name)
+    /// Returns a pointer to the beginning of the region with this name; `None` if no region has the
+    /// name.
+    pub fn pointer_if_declared(&self, name: &str) -> Option<RegionPointer> {
+        self.memory.pointer_to_region(name)
     }
 
     /// Bytes of a region.
-    pub fn bytes(&self, name: &str) -> usize {
+    pub fn bytes_of_region(&self, name: &str) -> usize {
         self.memory.regions.get(self.at(name).region).map_or(0, |region| region.bytes)
     }
 
-    /// Every region in the order of declaration: its name and bytes.
-    pub fn regions(&self) -> impl Iterator<Item = (&str, usize)> {
+    /// Name and bytes of every region, in the order of declaration.
+    pub fn names_and_bytes_of_regions(&self) -> impl Iterator<Item = (&str, usize)> {
         self.memory.regions.iter().map(|region| (&*region.name, region.bytes))
     }
 
-    /// The bytes that the inputs put in the region of a pointer; `None` for scratch, tables and
-    /// outputs.
+    /// The initial bytes of a pointer's region, computed from the problem's inputs; `None` for
+    /// scratch, tables and outputs.
     ///
     /// # Errors
-    /// Fails if the number of bytes differs from the declared one.
-    pub fn uploaded_bytes<'a>(
+    /// Fails if their size differs from the declared size.
+    pub fn initial_bytes_of_region<'a>(
         &self,
-        pointer: Pointer,
+        pointer: RegionPointer,
         inputs: &'a Tensors,
-    ) -> Result<Option<Cow<'a, [u8]>>, ProgramError> {
+    ) -> Result<Option<Cow<'a, [u8]>>, LaunchListError> {
         let region = self.memory.regions.get(pointer.region);
-        region.map_or(Ok(None), |region| region.uploaded(inputs))
+        region.map_or(Ok(None), |region| region.initial_bytes_from_inputs(inputs))
     }
 
-    /// Device memory of the loaded program: every region, and the library's workspaces.
+    /// Bytes of device memory of the loaded program: all allocations, and the workspaces of the
+    /// GEMM library.
     pub fn device_bytes(&self) -> u64 {
-        (self.memory.bytes_of_slots() + self.gemm_workspace_bytes()) as u64
+        (self.memory.allocated_bytes() + self.gemm_library_workspace_bytes()) as u64
     }
 
-    fn gemm_workspace_bytes(&self) -> usize {
-        GEMM_WORKSPACE_BYTES * self.gemm_lanes
+    fn gemm_library_workspace_bytes(&self) -> usize {
+        DEFAULT_GEMM_WORKSPACE_BYTES * self.gemm_lanes
     }
 
-    /// Bytes of each row of the table of device memory.
-    pub fn bytes_by_memory_purpose(&self) -> Vec<(&'static str, u64)> {
+    /// Bytes of device memory by purpose label, without purposes that need none.
+    pub fn device_bytes_by_purpose_label(&self) -> Vec<(&'static str, u64)> {
         let mut rows: Vec<(&'static str, u64)> = Vec::new();
-        for purpose in MemoryPurpose::ALL {
-            let library =
-                if purpose == MemoryPurpose::Workspace { self.gemm_workspace_bytes() } else { 0 };
-            let bytes = (self.memory.bytes_for_purpose(purpose) + library) as u64;
+        for purpose in MemoryPurpose::ALL_MEMORY_PURPOSES {
+            let library = if purpose == MemoryPurpose::Workspace {
+                self.gemm_library_workspace_bytes()
+            } else {
+                0
+            };
+            let bytes = (self.memory.allocated_bytes_for_purpose(purpose) + library) as u64;
             match rows.last_mut() {
-                Some((label, sum)) if *label == purpose.label() => *sum += bytes,
-                _ => rows.push((purpose.label(), bytes)),
+                Some((label, sum)) if *label == purpose.purpose_label() => *sum += bytes,
+                _ => rows.push((purpose.purpose_label(), bytes)),
             }
         }
         rows.retain(|(_, bytes)| *bytes > 0);
         rows
     }
 
-    /// Adds a lane. The lane's first step waits for the first lane, and the first lane waits for
-    /// its last one ([`Self::wait`]).
-    pub fn lane(&mut self) -> Lane {
+    /// Adds a lane. Before its first step, the new lane must wait for the first lane; after the new
+    /// lane's last step, the first lane must wait for it ([`Self::make_lane_wait_for_lane`]).
+    pub fn add_lane(&mut self) -> ProgramLane {
         self.order.add_lane()
     }
 
-    /// Makes later steps of lane `waiting` wait for the steps that lane `on` has so far.
-    pub fn wait(&mut self, waiting: Lane, on: Lane) {
-        self.order.wait(waiting, on);
+    /// Makes later steps of lane `waiting` wait for all steps that lane `on` has so far.
+    pub fn make_lane_wait_for_lane(&mut self, waiting: ProgramLane, on: ProgramLane) {
+        self.order.make_lane_wait_for_lane(waiting, on);
         self.steps.push(ProgramStep::Wait { waiting, on });
     }
 
-    /// Keeps as much of a range in L2 as fits, beginning with the launches that keep its lines
-    /// ([`KernelLaunch::with_kept_lines`]). The program sets L2 aside while it is loaded.
-    pub fn keep_range_in_l2(&mut self, from: Pointer, bytes: usize) {
+    /// Declares a memory range that launches with
+    /// [`KernelLaunchStep::with_kept_or_released_l2_lines`] keep in L2, as far as it fits. Loading
+    /// the program sets aside persisting L2 cache for the range.
+    pub fn keep_range_in_l2(&mut self, from: RegionPointer, bytes: usize) {
         self.kept = Some((from, bytes));
     }
 
-    /// Returns a launch of `kernel` with parameters `p`, which the caller may change before it is
-    /// added.
-    pub fn kernel_launch<P: Clone + 'static>(
+    /// Makes a launch of `kernel` with parameters `p`; the caller can change the launch before
+    /// adding it.
+    pub fn make_kernel_launch<P: Clone + 'static>(
         &self,
         kernel: &KernelSpec<P>,
         p: &P,
-        arguments: impl Operands,
-    ) -> KernelLaunch {
+        arguments: impl LaunchArgumentList,
+    ) -> KernelLaunchStep {
         let mut operands = Vec::new();
-        arguments.append(&|name| self.at(name), &mut operands);
-        KernelLaunch::new(kernel, p, operands)
+        arguments.append_launch_arguments_to(&|name| self.at(name), &mut operands);
+        KernelLaunchStep::with_operands(kernel, p, operands)
     }
 
-    /// Adds a kernel for `p` to the first lane.
+    /// Adds a launch of `kernel` with parameters `p` to the first lane.
     pub fn add_launch<P: Clone + 'static>(
         &mut self,
         kernel: &KernelSpec<P>,
         p: &P,
-        arguments: impl Operands,
+        arguments: impl LaunchArgumentList,
     ) {
-        let launch = self.kernel_launch(kernel, p, arguments);
-        self.add(launch);
+        let launch = self.make_kernel_launch(kernel, p, arguments);
+        self.add_prepared_launch(launch);
     }
 
     /// Adds a kernel launch to the program.
-    pub fn add(&mut self, launch: KernelLaunch) {
+    pub fn add_prepared_launch(&mut self, launch: KernelLaunchStep) {
         let pointers = launch.arguments.iter().filter_map(|operand| match operand {
-            Operand::Pointer(pointer) | Operand::Boxes(pointer, _) => Some(*pointer),
+            LaunchArgument::Pointer(pointer) | LaunchArgument::Boxes(pointer, _) => Some(*pointer),
             _ => None,
         });
-        let pointers: Vec<Pointer> = pointers.collect();
+        let pointers: Vec<RegionPointer> = pointers.collect();
         if launch.lines.is_some() && self.kept.is_none() {
-            let symbol = launch.kernel().symbol;
-            self.keep_first_error(Err(ProgramError::NothingKept { symbol }));
+            let symbol = launch.default_kernel().symbol;
+            self.store_first_mistake(Err(LaunchListError::NothingKept { symbol }));
         }
-        self.step(launch.lane, &pointers);
+        self.record_step_of_lane(launch.lane, &pointers);
         self.steps.push(ProgramStep::Launch(launch));
     }
 
-    /// Adds a GEMM; the operands are A, B and D, or all that its description needs. The result of
-    /// the GEMM must be scratch or an output, because choosing an algorithm overwrites it.
-    pub fn gemm(&mut self, lane: Lane, spec: GemmSpec, operands: impl Into<GemmOperands<Pointer>>) {
+    /// Adds a cuBLASLt GEMM; the operands are A, B and D, or all operands that the description
+    /// needs. The GEMM must write scratch or an output, because timing algorithms at loading
+    /// overwrites the result.
+    pub fn add_gemm(
+        &mut self,
+        lane: ProgramLane,
+        spec: GemmSpec,
+        operands: impl Into<GemmOperandAddresses<RegionPointer>>,
+    ) {
         let operands = operands.into();
         let mut pointers = Vec::new();
-        operands.map_addresses(|pointer| pointers.push(pointer));
-        self.step(lane, &pointers);
+        operands.map_operand_addresses(|pointer| pointers.push(pointer));
+        self.record_step_of_lane(lane, &pointers);
         let written = [Some(operands.d), operands.aux, operands.amax_d];
         for pointer in written.into_iter().flatten() {
-            let written = self.memory.note_gemm_output(pointer);
-            self.keep_first_error(written);
+            let written = self.memory.check_gemm_may_write_region(pointer);
+            self.store_first_mistake(written);
         }
         self.gemm_lanes = self.gemm_lanes.max(lane.lane_number() + 1);
         self.steps.push(ProgramStep::Gemm { lane, spec, operands });
     }
 
     /// Adds a copy between two regions of device memory.
-    pub fn copy(&mut self, lane: Lane, from: Pointer, to: Pointer, bytes: usize) {
+    pub fn add_device_copy(
+        &mut self,
+        lane: ProgramLane,
+        from: RegionPointer,
+        to: RegionPointer,
+        bytes: usize,
+    ) {
         let last = bytes.saturating_sub(1);
-        self.step(lane, &[from.offset_by(last), to.offset_by(last)]);
+        self.record_step_of_lane(lane, &[from.offset_by(last), to.offset_by(last)]);
         self.steps.push(ProgramStep::Copy { lane, from, to, bytes });
     }
 
-    /// Sets bytes of a region to one value.
-    pub fn fill(&mut self, lane: Lane, to: Pointer, bytes: usize, value: u8) {
-        self.step(lane, &[to.offset_by(bytes.saturating_sub(1))]);
+    /// Adds a step that sets the bytes of a memory range to one value.
+    pub fn add_byte_fill(&mut self, lane: ProgramLane, to: RegionPointer, bytes: usize, value: u8) {
+        self.record_step_of_lane(lane, &[to.offset_by(bytes.saturating_sub(1))]);
         self.steps.push(ProgramStep::Fill { lane, to, bytes, value });
     }
 
-    /// Adds a launch of a kernel that other code enqueues: `prepare` gets the addresses of
-    /// `pointers` and the stream of the lane once, when the program is loaded, and returns a
-    /// closure that enqueues the launch on that stream. The closure allocates nothing and can be
-    /// captured.
-    pub fn call(
+    /// Adds a launch that other code, such as a library, enqueues: when the program is loaded,
+    /// `prepare` gets the addresses of `pointers` and the lane's stream once, and returns a closure
+    /// that enqueues the launch on the stream. The closure must not allocate, and must be
+    /// capturable.
+    pub fn add_launch_of_other_code(
         &mut self,
-        lane: Lane,
-        pointers: &[Pointer],
-        prepare: impl FnOnce(ForeignLaunchSite<'_>) -> Result<EnqueueFunction, BackendError> + 'static,
+        lane: ProgramLane,
+        pointers: &[RegionPointer],
+        prepare: impl FnOnce(DeviceStreamAndAddresses<'_>) -> Result<EnqueueStep, BackendError>
+        + 'static,
     ) {
-        self.step(lane, pointers);
+        self.record_step_of_lane(lane, pointers);
         let (pointers, prepare) = (pointers.to_vec(), Box::new(prepare));
         self.steps.push(ProgramStep::Call { lane, pointers, prepare });
     }
 
-    /// Notes that the next step of a lane uses these addresses.
-    fn step(&mut self, lane: Lane, pointers: &[Pointer]) {
-        if !self.order.is_forked(lane) {
-            self.keep_first_error(Err(ProgramError::NotForked { lane: lane.lane_number() }));
+    /// Records that the next step of a lane uses these pointers.
+    fn record_step_of_lane(&mut self, lane: ProgramLane, pointers: &[RegionPointer]) {
+        if !self.order.has_waited_for_main_lane(lane) {
+            self.store_first_mistake(Err(LaunchListError::NotForked { lane: lane.lane_number() }));
         }
-        // The step waits for everything that its lane was made to wait for.
+        // The step waits for all steps for which its lane was made to wait.
         let step = self.order.add_step(lane);
         for pointer in pointers {
-            let used = self.memory.note_use(*pointer, step, &self.order);
-            self.keep_first_error(used);
+            let used = self.memory.record_use_by_step(*pointer, step, &self.order);
+            self.store_first_mistake(used);
         }
     }
 
     /// Begins a named range.
-    pub fn begin_range(&mut self, name: impl Into<String>) {
+    pub fn begin_named_range(&mut self, name: impl Into<String>) {
         let name = name.into();
         self.ranges.push(name.clone());
         self.steps.push(ProgramStep::Begin(name));
     }
 
     /// Ends the named range that was opened last.
-    pub fn end_range(&mut self) {
-        let ended = self.ranges.pop().map(drop).ok_or(ProgramError::NoOpenRange);
-        self.keep_first_error(ended);
+    pub fn end_innermost_range(&mut self) {
+        let ended = self.ranges.pop().map(drop).ok_or(LaunchListError::NoOpenRange);
+        self.store_first_mistake(ended);
         self.steps.push(ProgramStep::End);
     }
 
     /// Adds all steps of a closure inside a named range.
     pub fn in_range(&mut self, name: impl Into<String>, write: impl FnOnce(&mut Self)) {
-        self.begin_range(name);
+        self.begin_named_range(name);
         write(self);
-        self.end_range();
+        self.end_innermost_range();
     }
 
     /// Steps of the program.
@@ -363,16 +407,16 @@ impl Program {
     /// Returns the first mistake that was made while the program was written.
     ///
     /// # Errors
-    /// The mistake.
-    pub fn check(&self) -> Result<(), ProgramError> {
+    /// The first mistake.
+    pub fn check(&self) -> Result<(), LaunchListError> {
         if let Some(mistake) = self.mistake.get() {
             return Err(mistake.clone());
         }
         if let Some(name) = self.ranges.last() {
-            return Err(ProgramError::OpenRange { name: name.clone() });
+            return Err(LaunchListError::OpenRange { name: name.clone() });
         }
-        match self.order.unjoined_lane() {
-            Some(lane) => Err(ProgramError::NotJoined { lane: lane.lane_number() }),
+        match self.order.lane_not_awaited_by_main_lane() {
+            Some(lane) => Err(LaunchListError::NotJoined { lane: lane.lane_number() }),
             None => Ok(()),
         }
     }

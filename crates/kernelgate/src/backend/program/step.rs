@@ -4,30 +4,30 @@ use std::sync::Arc;
 
 use kernelgate_cuda::compiler::source::KernelBuild;
 use kernelgate_cuda::driver::CudaStream;
-use kernelgate_cuda::libraries::gemm::{GemmOperands, GemmSpec};
-use kernelgate_cuda::{BackendError, Device, KernelSpec, Launch, LoadedKernel};
+use kernelgate_cuda::libraries::gemm::{GemmOperandAddresses, GemmSpec};
+use kernelgate_cuda::{BackendError, Device, KernelSpec, Launch, LoadedKernelWithLaunch};
 
-use super::lanes::Lane;
-use super::operand::{Operand, Pointer};
+use super::lanes::ProgramLane;
+use super::operand::{LaunchArgument, RegionPointer};
 
-type LoadKernel = Box<dyn Fn(&Device) -> Result<LoadedKernel, BackendError>>;
+type CompileAndLoadKernel = Box<dyn Fn(&Device) -> Result<LoadedKernelWithLaunch, BackendError>>;
 
-/// A kernel with everything that its build and its grid depend on.
-pub struct PlannedKernel {
+/// A kernel with everything on which its build and its grid depend.
+pub struct KernelWithParameters {
     /// The `extern "C"` symbol of the kernel in its source.
     pub symbol: &'static str,
     /// Source and macros.
     pub build: KernelBuild,
-    /// Grid, block and shared memory; an error when a grid does not hold the blocks.
+    /// Grid, block and shared memory of the launch, or the error that the grid is too large.
     pub shape: Result<Launch, BackendError>,
     /// Function that compiles and loads the kernel.
-    pub(super) load: LoadKernel,
+    pub(super) load: CompileAndLoadKernel,
 }
 
-impl PlannedKernel {
-    fn new<P: Clone + 'static>(spec: &KernelSpec<P>, p: &P) -> Self {
+impl KernelWithParameters {
+    fn for_spec_and_parameters<P: Clone + 'static>(spec: &KernelSpec<P>, p: &P) -> Self {
         let (symbol, build, shape) =
-            (spec.symbol, spec.build_for_parameters(p), spec.launch_for(p));
+            (spec.symbol, spec.build_for_parameters(p), spec.launch_shape_for(p));
         let (spec, p) = (*spec, p.clone());
         Self {
             symbol,
@@ -38,144 +38,157 @@ impl PlannedKernel {
     }
 }
 
-/// The treatment of lines that a launch reads in the range that a program keeps in L2.
+/// Effect of a launch on the L2 lines that it reads in the range that the program keeps in L2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KeptL2Lines {
-    /// The lines stay in L2 for later launches.
+pub enum KeepOrReleaseL2Lines {
+    /// The lines are marked as persisting, so that they stay in L2 for later launches.
     Keep,
-    /// The lines have normal priority in L2 again.
+    /// The lines get normal priority in L2 again.
     Release,
 }
 
-/// Decides on a device whether another build of a kernel is launched.
+/// Decides on the device whether the alternative kernel is launched instead.
 pub(super) type AlternativeBuildCondition = Box<dyn Fn(&Device) -> Result<bool, BackendError>>;
 
-/// A launch of a kernel; by default in the first lane, beginning when the step before it has ended.
-pub struct KernelLaunch {
-    kernel: PlannedKernel,
-    pub(super) other: Option<(PlannedKernel, AlternativeBuildCondition)>,
-    pub(super) arguments: Vec<Operand>,
-    pub(super) lane: Lane,
+/// A kernel launch; unless changed, it is in the first lane and begins after the previous step of
+/// the lane has ended.
+pub struct KernelLaunchStep {
+    kernel: KernelWithParameters,
+    pub(super) other: Option<(KernelWithParameters, AlternativeBuildCondition)>,
+    pub(super) arguments: Vec<LaunchArgument>,
+    pub(super) lane: ProgramLane,
     pub(super) programmatic: bool,
-    pub(super) lines: Option<KeptL2Lines>,
+    pub(super) lines: Option<KeepOrReleaseL2Lines>,
 }
 
-impl KernelLaunch {
-    /// A kernel for `p`, with arguments in the order of its parameters.
-    pub(super) fn new<P: Clone + 'static>(
+impl KernelLaunchStep {
+    /// Makes a launch of a kernel with parameters `p`; `arguments` are in the order of the kernel's
+    /// parameters.
+    pub(super) fn with_operands<P: Clone + 'static>(
         kernel: &KernelSpec<P>,
         p: &P,
-        arguments: Vec<Operand>,
+        arguments: Vec<LaunchArgument>,
     ) -> Self {
         Self {
-            kernel: PlannedKernel::new(kernel, p),
+            kernel: KernelWithParameters::for_spec_and_parameters(kernel, p),
             other: None,
             arguments,
-            lane: Lane::MAIN_LANE,
+            lane: ProgramLane::MAIN_LANE,
             programmatic: false,
             lines: None,
         }
     }
 
-    /// Launches another kernel with the same arguments on devices where `condition` holds.
+    /// Launches another kernel with the same arguments on devices for which `condition` returns
+    /// true.
     pub fn or<P: Clone + 'static>(
         self,
         kernel: &KernelSpec<P>,
         p: &P,
         condition: impl Fn(&Device) -> Result<bool, BackendError> + 'static,
-    ) -> KernelLaunch {
-        Self { other: Some((PlannedKernel::new(kernel, p), Box::new(condition))), ..self }
+    ) -> KernelLaunchStep {
+        Self {
+            other: Some((
+                KernelWithParameters::for_spec_and_parameters(kernel, p),
+                Box::new(condition),
+            )),
+            ..self
+        }
     }
 
     /// Moves the launch to another lane of the program.
-    pub fn in_lane(self, lane: Lane) -> Self {
+    pub fn moved_to_lane(self, lane: ProgramLane) -> Self {
         Self { lane, ..self }
     }
 
-    /// Makes this a programmatic dependent launch (PDL) if the device has PDL, from sm_90 on. The
-    /// kernel itself waits for the kernel before it in the stream.
-    pub fn programmatic(self) -> Self {
+    /// Makes the launch a programmatic dependent launch (PDL) on devices from sm_90 on. The kernel
+    /// itself must wait for the previous kernel of the stream.
+    pub fn with_programmatic_dependent_launch(self) -> Self {
         Self { programmatic: true, ..self }
     }
 
-    /// Keeps or releases lines of the range that the program keeps in L2.
-    pub fn with_kept_lines(self, lines: KeptL2Lines) -> Self {
+    /// Marks the lines that the launch reads in the program's L2 range as persisting, or releases
+    /// them.
+    pub fn with_kept_or_released_l2_lines(self, lines: KeepOrReleaseL2Lines) -> Self {
         Self { lines: Some(lines), ..self }
     }
 
-    /// The kernel; the first one if the device chooses between two.
-    pub const fn kernel(&self) -> &PlannedKernel {
+    /// The kernel of the launch; if the device decides between two, the default one.
+    pub const fn default_kernel(&self) -> &KernelWithParameters {
         &self.kernel
     }
 
     /// Arguments of the launch.
-    pub fn arguments(&self) -> &[Operand] {
+    pub fn arguments(&self) -> &[LaunchArgument] {
         &self.arguments
     }
 
     /// Whether the launch keeps or releases lines of L2.
-    pub const fn lines(&self) -> Option<KeptL2Lines> {
+    pub const fn kept_or_released_l2_lines(&self) -> Option<KeepOrReleaseL2Lines> {
         self.lines
     }
 
     /// The lane of the launch.
-    pub const fn lane(&self) -> Lane {
+    pub const fn lane_of_launch(&self) -> ProgramLane {
         self.lane
     }
 
     /// Whether the kernel is launched with PDL.
-    pub const fn is_programmatic_launch(&self) -> bool {
+    pub const fn is_programmatic_dependent_launch(&self) -> bool {
         self.programmatic
     }
 }
 
-/// The device, stream and addresses that a launch of other code gets when the program is loaded.
-pub struct ForeignLaunchSite<'a> {
+/// Device, stream and addresses that a launch of other code gets when the program is loaded.
+pub struct DeviceStreamAndAddresses<'a> {
     /// The device.
     pub device: &'a Arc<Device>,
-    /// The stream of the lane in which the call is launched.
+    /// The CUDA stream of the lane in which the launch is enqueued.
     pub stream: &'a Arc<CudaStream>,
-    /// Addresses of the pointers with which the call was added to the program, in their order.
+    /// Device addresses of the pointers that were passed to the program with the launch, in their
+    /// order.
     pub addresses: &'a [u64],
 }
 
 /// Enqueues a prepared launch.
-pub type EnqueueFunction = Box<dyn Fn() -> Result<(), BackendError>>;
+pub type EnqueueStep = Box<dyn Fn() -> Result<(), BackendError>>;
 
-/// Prepares a launch that other code enqueues.
-pub(super) type PrepareForeignLaunch =
-    Box<dyn FnOnce(ForeignLaunchSite<'_>) -> Result<EnqueueFunction, BackendError>>;
+/// Closure that prepares a launch of other code when the program is loaded, and returns a closure
+/// that enqueues the launch.
+pub(super) type PrepareLaunchOfOtherCode =
+    Box<dyn FnOnce(DeviceStreamAndAddresses<'_>) -> Result<EnqueueStep, BackendError>>;
 
-/// One step of a program: a launch, a GEMM, a copy, a fill, a wait or a range.
+/// One step of a program: a kernel launch, a GEMM, a copy, a fill, a launch of other code, a wait,
+/// or the beginning or end of a range.
 pub enum ProgramStep {
     /// A kernel.
-    Launch(KernelLaunch),
+    Launch(KernelLaunchStep),
     /// A GEMM that cuBLASLt computes.
     Gemm {
         /// Lane of the step.
-        lane: Lane,
+        lane: ProgramLane,
         /// Description of the step.
         spec: GemmSpec,
-        /// Matrices of the step, and the operands of its epilogue and scales.
-        operands: GemmOperands<Pointer>,
+        /// Pointers to A, B and D, and the operands of the GEMM's epilogue and scales.
+        operands: GemmOperandAddresses<RegionPointer>,
     },
-    /// A copy between two regions of device memory.
+    /// Copies bytes between two regions of device memory.
     Copy {
         /// Lane of the step.
-        lane: Lane,
+        lane: ProgramLane,
         /// The source.
-        from: Pointer,
+        from: RegionPointer,
         /// The target.
-        to: Pointer,
+        to: RegionPointer,
         /// Bytes.
         bytes: usize,
     },
-    /// A fill of a memory range with one byte value.
+    /// Sets the bytes of a memory range to one value.
     Fill {
         /// Lane of the step.
-        lane: Lane,
+        lane: ProgramLane,
         /// The target.
-        to: Pointer,
+        to: RegionPointer,
         /// Bytes.
         bytes: usize,
         /// The byte.
@@ -184,28 +197,29 @@ pub enum ProgramStep {
     /// A launch that other code, such as a library, enqueues.
     Call {
         /// Lane of the step.
-        lane: Lane,
-        /// Pointers that the call gets as addresses.
-        pointers: Vec<Pointer>,
+        lane: ProgramLane,
+        /// Pointers that the launch gets as device addresses.
+        pointers: Vec<RegionPointer>,
         /// Makes the step ready.
-        prepare: PrepareForeignLaunch,
+        prepare: PrepareLaunchOfOtherCode,
     },
-    /// Later steps of one lane wait for all earlier steps of another lane.
+    /// Later steps of lane `waiting` wait for all earlier steps of lane `on`.
     Wait {
         /// The lane that waits.
-        waiting: Lane,
-        /// The lane whose steps are waited for.
-        on: Lane,
+        waiting: ProgramLane,
+        /// The lane whose earlier steps must finish first.
+        on: ProgramLane,
     },
     /// A named range begins.
     Begin(String),
-    /// End of the named range that was opened last.
+    /// Ends the innermost open named range.
     End,
 }
 
 impl ProgramStep {
-    /// Whether the step is a command of the GPU: a launch, a GEMM, a copy, a fill.
-    pub const fn is_gpu_command(&self) -> bool {
+    /// Whether the step enqueues work on the GPU: a launch, a GEMM, a copy or a fill, but not a
+    /// wait or a range.
+    pub const fn enqueues_gpu_work(&self) -> bool {
         !matches!(self, Self::Wait { .. } | Self::Begin(_) | Self::End)
     }
 }

@@ -1,6 +1,6 @@
-//! Answers to the requests of the `kernelgate` program, one file for each action. The requests that
-//! this module answers are defined in the module `protocol`. Requests for trials, and requests that
-//! need no case, are answered by the bench binary itself.
+//! A bench executable's answers to requests of the program `kernelgate`, one module per action. The
+//! module `protocol` defines the requests that this module answers. The bench executable itself
+//! answers requests for trials, and requests that need no case.
 
 pub mod list_cases;
 mod per_case;

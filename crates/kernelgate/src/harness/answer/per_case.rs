@@ -1,40 +1,44 @@
-//! Runs an action for each selected implementation of each problem.
+//! Runs an action once for each selected implementation of each problem.
 
 use crate::backend::BenchTarget;
-use crate::harness::running::problem::{CaseError, PreparedProblem};
-use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup, SelectedCase};
-use crate::protocol::CaseStatus;
+use crate::harness::running::problem::{PreparedProblem, WhyCaseHasNoResult};
+use crate::harness::selection::cases::{SelectedAndSkippedCases, SelectedCase, SelectedProblem};
+use crate::protocol::BenchCaseStatus;
 
-/// Result of each case, by its id.
-pub type OutcomeByCase<T> = Vec<(String, Result<T, CaseError>)>;
+/// Results of an action by case id.
+pub type OutcomeByCaseId<T> = Vec<(String, Result<T, WhyCaseHasNoResult>)>;
 
-/// Runs `one` for a selection, one case for each implementation, because hot and cold cases have
-/// the same outputs and the same kernels; then adds the skipped cases. Returns the result of each
-/// case, and whether the GPU was lost, after which no case runs.
-pub fn for_each_implementation<T>(
-    selection: &CaseSelectionResult<'_>,
+/// Calls `one` for one case of each selected implementation, because hot and cold cases have equal
+/// outputs and kernels; then adds the skipped cases. Returns the outcome of each case, and whether
+/// the GPU was lost; after a loss, no further case runs.
+pub fn run_once_per_implementation<T>(
+    selection: &SelectedAndSkippedCases<'_>,
     seed: u64,
     target: &BenchTarget,
     doing: &str,
-    mut one: impl FnMut(&ProblemGroup<'_>, &SelectedCase, &mut PreparedProblem) -> Result<T, CaseError>,
-) -> (OutcomeByCase<T>, bool) {
+    mut one: impl FnMut(
+        &SelectedProblem<'_>,
+        &SelectedCase,
+        &mut PreparedProblem,
+    ) -> Result<T, WhyCaseHasNoResult>,
+) -> (OutcomeByCaseId<T>, bool) {
     let mut outcomes = Vec::new();
     let mut lost: Option<String> = None;
     for group in &selection.groups {
         let mut ready = match &lost {
-            Some(lost) => Err(CaseError::failed(lost.clone())),
-            None => PreparedProblem::new(group, seed, target),
+            Some(lost) => Err(WhyCaseHasNoResult::failed_with(lost.clone())),
+            None => PreparedProblem::with_inputs_and_reference(group, seed, target),
         };
         for case in group.cases.chunk_by(|a, b| a.index == b.index).map(|cases| &cases[0]) {
             let outcome = match (&mut ready, &lost) {
-                (_, Some(lost)) => Err(CaseError::failed(lost.clone())),
+                (_, Some(lost)) => Err(WhyCaseHasNoResult::failed_with(lost.clone())),
                 (Err(error), None) => Err(error.clone()),
                 (Ok(ready), None) => {
                     eprintln!("{doing} {}", case.id);
                     one(group, case, ready)
                 }
             };
-            if matches!(outcome, Err(CaseError::Lost(_))) {
+            if matches!(outcome, Err(WhyCaseHasNoResult::Lost(_))) {
                 lost = Some(format!("not run: {} lost the GPU", case.id));
             }
             outcomes.push((case.id.clone(), outcome));
@@ -43,18 +47,20 @@ pub fn for_each_implementation<T>(
     let skipped = selection
         .skipped
         .iter()
-        .map(|(id, reason)| (id.clone(), Err(CaseError::Skip(reason.clone()))));
+        .map(|(id, reason)| (id.clone(), Err(WhyCaseHasNoResult::Skip(reason.clone()))));
     outcomes.extend(skipped);
     (outcomes, lost.is_some())
 }
 
-/// Status, result and reason of an outcome.
-pub fn outcome_parts<T>(outcome: Result<T, CaseError>) -> (CaseStatus, Option<T>, Option<String>) {
+/// Splits the outcome of a case into status, result, and reason of a skip or failure.
+pub fn status_result_and_reason_of_outcome<T>(
+    outcome: Result<T, WhyCaseHasNoResult>,
+) -> (BenchCaseStatus, Option<T>, Option<String>) {
     match outcome {
-        Ok(found) => (CaseStatus::Ok, Some(found), None),
-        Err(CaseError::Skip(reason)) => (CaseStatus::Skipped, None, Some(reason)),
-        Err(CaseError::Fail(reason) | CaseError::Lost(reason)) => {
-            (CaseStatus::Failed, None, Some(reason.text))
+        Ok(found) => (BenchCaseStatus::Ok, Some(found), None),
+        Err(WhyCaseHasNoResult::Skip(reason)) => (BenchCaseStatus::Skipped, None, Some(reason)),
+        Err(WhyCaseHasNoResult::Fail(reason) | WhyCaseHasNoResult::Lost(reason)) => {
+            (BenchCaseStatus::Failed, None, Some(reason.text))
         }
     }
 }

@@ -1,45 +1,47 @@
-//! The phases of a case by the host's clock, on any backend.
+//! Measures the phases of a case (preparation, launches, reading outputs) with the host's clock, on
+//! any backend.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::backend::{BackendError, BenchTarget, Executable};
-use crate::harness::running::case_error::{CaseError, guard_panics};
+use crate::harness::running::case_error::{WhyCaseHasNoResult, run_with_panics_as_case_failures};
 use crate::harness::running::problem::PreparedProblem;
-use crate::harness::selection::cases::{ProblemGroup, SelectedCase};
-use crate::measure::wall_time::process_cpu_time;
-use crate::protocol::RecordedLaunches;
-use crate::trace::HostPhaseTime;
-use crate::verify::VerifyError;
+use crate::harness::selection::cases::{SelectedCase, SelectedProblem};
+use crate::measure::wall_time::cpu_time_of_this_process;
+use crate::protocol::LaunchesToRecord;
+use crate::trace::HostTimeOfPhase;
+use crate::verify::OutputVerificationError;
 
-/// Number of unmeasured launches before the measured ones.
-const WARM_UP_REPEATS: u32 = 3;
-/// Minimum number of measured launches of a phase.
+/// Number of unmeasured launches before the measured launches of a case.
+const WARM_UP_LAUNCHES_BEFORE_PHASES: u32 = 3;
+/// Minimum number of measured launches per case.
 const MIN_MEASURED_LAUNCHES: usize = 3;
-/// Maximum number of measured launches of a phase.
+/// Maximum number of measured launches per case.
 const MAX_PHASE_LAUNCHES: usize = 1000;
-/// Time after which no further launch is measured.
+/// After this time, no further launch is started.
 const MAX_PHASE_MEASURING_TIME: Duration = Duration::from_millis(300);
 
-/// Measures the preparation, the launches and the reading of outputs. The time of a launch lasts
-/// from the call to the end of the launched work. If `repetitions` names no number, launches repeat
-/// until a time has passed.
+/// Measures with the host's clock how long preparation, first launch, launches and reading of
+/// outputs take. The time of a launch is from the call until the launched work is finished. If
+/// `repetitions` sets no number of launches, launches are repeated for 300 ms, between 3 and 1000
+/// times.
 ///
 /// # Errors
 /// Fails if the row panics, or a launch fails.
-pub fn measure_case_phases(
-    group: &ProblemGroup<'_>,
+pub fn measure_phases_by_host_clock(
+    group: &SelectedProblem<'_>,
     case: &SelectedCase,
     ready: &PreparedProblem,
     target: &BenchTarget,
-    repetitions: RecordedLaunches,
-) -> Result<Vec<HostPhaseTime>, CaseError> {
+    repetitions: LaunchesToRecord,
+) -> Result<Vec<HostTimeOfPhase>, WhyCaseHasNoResult> {
     let steps = repetitions.steps.map(|steps| steps as usize);
     let counts = steps.map_or(MIN_MEASURED_LAUNCHES..=MAX_PHASE_LAUNCHES, |steps| steps..=steps);
-    let warm_up = repetitions.warm_up.unwrap_or(WARM_UP_REPEATS);
-    guard_panics(|| {
+    let warm_up = repetitions.warm_up.unwrap_or(WARM_UP_LAUNCHES_BEFORE_PHASES);
+    run_with_panics_as_case_failures(|| {
         let mut executable = None;
-        let prepare = measure_phase("prepare", 1..=1, || {
+        let prepare = time_repetitions_of_phase("prepare", 1..=1, || {
             executable = Some(group.bound.prepare_implementation(
                 case.index,
                 Arc::clone(&ready.inputs),
@@ -51,31 +53,36 @@ pub fn measure_case_phases(
             executable.ok_or_else(|| BackendError::Launch("nothing was prepared".to_owned()))?;
         let phases = (|| {
             let mut launch = || {
-                // Launches that carry state on need the reset, so it belongs to the phase.
-                executable.reset()?;
-                executable.launch()?;
-                executable.synchronize()
+                // If launches carry state, each needs a reset, so the reset is part of the measured
+                // phase.
+                executable.reset_state()?;
+                executable.launch_once()?;
+                executable.wait_for_launches()
             };
-            let first = measure_phase("first launch", 1..=1, &mut launch)?;
+            let first = time_repetitions_of_phase("first launch", 1..=1, &mut launch)?;
             (0..warm_up).try_for_each(|_| launch())?;
-            let launches = measure_phase("launch", counts, &mut launch)?;
-            let outputs = measure_phase("outputs", 1..=1, || executable.outputs().map(drop))?;
+            let launches = time_repetitions_of_phase("launch", counts, &mut launch)?;
+            let outputs = time_repetitions_of_phase("outputs", 1..=1, || {
+                executable.outputs_on_host().map(drop)
+            })?;
             Ok(vec![prepare, first, launches, outputs])
         })();
         if matches!(phases, Err(BackendError::Lost(_))) {
-            // Freeing memory that a hung kernel uses would wait for the kernel.
+            // The task is leaked, because freeing memory that a hung kernel uses would wait for the
+            // kernel forever.
             std::mem::forget(executable);
         }
-        phases.map_err(VerifyError::from)
+        phases.map_err(OutputVerificationError::from)
     })
 }
 
-fn measure_phase(
+fn time_repetitions_of_phase(
     name: &str,
     counts: std::ops::RangeInclusive<usize>,
     mut once: impl FnMut() -> Result<(), BackendError>,
-) -> Result<HostPhaseTime, BackendError> {
-    let (mut elapsed_ns, before, started) = (Vec::new(), process_cpu_time(), Instant::now());
+) -> Result<HostTimeOfPhase, BackendError> {
+    let (mut elapsed_ns, before, started) =
+        (Vec::new(), cpu_time_of_this_process(), Instant::now());
     while elapsed_ns.len() < *counts.start()
         || (elapsed_ns.len() < *counts.end() && started.elapsed() < MAX_PHASE_MEASURING_TIME)
     {
@@ -83,9 +90,14 @@ fn measure_phase(
         once()?;
         elapsed_ns.push(clock.elapsed().as_nanos() as f64);
     }
-    // Below 1 ms, reading the clocks is a large part of the time.
+    // Below 1 ms, reading the process's CPU clock would dominate the measurement, so no CPU time is
+    // reported.
     let enough = started.elapsed() > Duration::from_millis(1);
-    let cpu = process_cpu_time().zip(before).filter(|_| enough);
+    let cpu = cpu_time_of_this_process().zip(before).filter(|_| enough);
     let cpu = cpu.map(|(after, before)| after.saturating_sub(before));
-    Ok(HostPhaseTime::from_durations(name, &elapsed_ns, cpu.map(|cpu| cpu.as_nanos() as f64)))
+    Ok(HostTimeOfPhase::summarize_durations_of_phase(
+        name,
+        &elapsed_ns,
+        cpu.map(|cpu| cpu.as_nanos() as f64),
+    ))
 }

@@ -1,38 +1,50 @@
-//! Registers, spills and shared memory of the binary's kernels, as compiled. Needs no GPU.
+//! Compiles the bench executable's kernels and reports their registers, spills and shared memory.
+//! Needs no GPU.
 
 use std::collections::BTreeSet;
 
-use kernelgate_cuda::spec::ListedKernel;
+use kernelgate_cuda::spec::ListedKernelBuild;
 
-use crate::harness::selection::filter::CaseFilter;
-use crate::protocol::{BenchResponseBody, ResourcesReport};
-use crate::record::resources::{CompiledKernels, compile_resources};
+use crate::harness::selection::filter::CaseIdFilter;
+use crate::protocol::{KernelResourcesReport, ResponseToBenchAction};
+use crate::record::resources::{KernelResourcesAndHashes, compile_kernels_and_read_resources};
 
-/// Compiles kernels for an architecture: all kernels of each build that has a matching name.
-pub fn answer_resources(
-    kernels: &[ListedKernel],
+/// Compiles kernels for an architecture and reports their resources: all kernels of each build in
+/// which a kernel name matches the filter.
+pub fn compile_and_report_resources(
+    kernels: &[ListedKernelBuild],
     arch: &str,
-    filter: &CaseFilter,
-) -> BenchResponseBody {
+    filter: &CaseIdFilter,
+) -> ResponseToBenchAction {
     if kernels.is_empty() {
-        return BenchResponseBody::NoMatch {
+        return ResponseToBenchAction::NoMatch {
             reason: "no bench lists a kernel (`Harness::kernels`)".to_owned(),
             close: Vec::new(),
         };
     }
-    match compile_resources(&kernels_of_matching_builds(kernels, filter), arch) {
-        Ok(CompiledKernels { resources, code, sources }) => {
+    match compile_kernels_and_read_resources(&kernels_of_matching_builds(kernels, filter), arch) {
+        Ok(KernelResourcesAndHashes { resources, code, sources }) => {
             let describe = |(build, lack): (&String, &String)| format!("{build} {lack}");
             let left_out = resources.left_out.iter().map(describe).collect();
-            BenchResponseBody::Resources(ResourcesReport { resources, left_out, code, sources })
+            ResponseToBenchAction::Resources(KernelResourcesReport {
+                resources,
+                left_out,
+                code,
+                sources,
+            })
         }
-        Err(error) => BenchResponseBody::Refused(error.to_string()),
+        Err(error) => ResponseToBenchAction::Refused(error.to_string()),
     }
 }
 
-/// The kernels of builds that hold one whose name matches: a file is compiled as a whole.
-fn kernels_of_matching_builds(kernels: &[ListedKernel], filter: &CaseFilter) -> Vec<ListedKernel> {
-    let matching = |kernel: &&ListedKernel| filter.matches_id(&kernel.name());
+/// Selects all kernels of each build that contains a kernel with a matching name, because a build
+/// is compiled as a whole.
+fn kernels_of_matching_builds(
+    kernels: &[ListedKernelBuild],
+    filter: &CaseIdFilter,
+) -> Vec<ListedKernelBuild> {
+    let matching =
+        |kernel: &&ListedKernelBuild| filter.selects_case_id(&kernel.kernel_name_in_records());
     let builds: BTreeSet<_> = kernels.iter().filter(matching).map(|it| &it.build).collect();
     kernels.iter().filter(|kernel| builds.contains(&kernel.build)).cloned().collect()
 }
@@ -44,7 +56,7 @@ mod tests {
     use kernelgate_cuda::spec::{KernelSpec, list_kernel_rows};
 
     #[test]
-    fn keeps_all_kernels_of_a_matching_build() {
+    fn all_kernels_of_a_matching_build_are_kept() {
         const ONE: KernelSpec<usize> = KernelSpec {
             defines: |width| vec![format!("WIDTH={width}")],
             variants: || vec![1, 2],
@@ -52,9 +64,9 @@ mod tests {
         };
         let listed = list_kernel_rows(&[ONE, KernelSpec { symbol: "mine_sums_finish", ..ONE }]);
         let names = |filter: &str| {
-            let filter = CaseFilter::parse(Some(filter), false).unwrap();
+            let filter = CaseIdFilter::parse_exact_or_regex(Some(filter), false).unwrap();
             let kept = kernels_of_matching_builds(&listed, &filter);
-            kept.iter().map(ListedKernel::name).collect::<Vec<_>>()
+            kept.iter().map(ListedKernelBuild::kernel_name_in_records).collect::<Vec<_>>()
         };
         assert_eq!(
             names("WIDTH=2: .*finish"),

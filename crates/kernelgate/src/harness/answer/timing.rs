@@ -1,57 +1,63 @@
-//! Compares event timing with CUPTI's record on this GPU, to show how far event timing can be
-//! trusted.
+//! Compares times by CUDA events with times that CUPTI records on this GPU, to show how accurate
+//! event timing is.
 
 use kernelgate_cuda::Devices;
-use kernelgate_cuda::library::RequiredLibrary;
-use kernelgate_cuda::observe::telemetry::{CardReading, CardTelemetry};
+use kernelgate_cuda::library::NvidiaLibrary;
+use kernelgate_cuda::observe::telemetry::{CardTelemetryByNvml, GpuCardReading};
 
-use super::per_case::for_each_implementation;
+use super::per_case::run_once_per_implementation;
 use crate::backend::{BackendError, BenchTarget};
 use crate::display::time_text;
 use crate::harness::running::problem::PreparedProblem;
-use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup, SelectedCase};
+use crate::harness::selection::cases::{SelectedAndSkippedCases, SelectedCase, SelectedProblem};
 use crate::measure::CacheState;
 use crate::measure::accuracy::{self, EventAndCuptiTimeRow};
-use crate::measure::events::EventTimer;
-use crate::measure::limits::{CaseWork, DeviceLimits};
-use crate::protocol::{TimingMethodReport, TimingReportPart};
-use crate::record::Environment;
-use crate::verify::VerifyError;
+use crate::measure::events::CudaEventTimer;
+use crate::measure::limits::{DeclaredWorkAndCacheState, MeasuredDeviceLimits};
+use crate::protocol::{TimingAccuracyReport, TimingAccuracyReportPart};
+use crate::record::RunEnvironment;
+use crate::verify::OutputVerificationError;
 use crate::workload::Work;
 
-/// Measures every part of the timing report, or only one part.
-pub fn timing_report(
+/// Measures every part of the timing-accuracy report, or only the part `only`.
+pub fn measure_timing_accuracy_report(
     devices: &Devices,
-    only: Option<TimingReportPart>,
-) -> Result<TimingMethodReport, BackendError> {
+    only: Option<TimingAccuracyReportPart>,
+) -> Result<TimingAccuracyReport, BackendError> {
     let target = BenchTarget::Cuda(devices.clone());
     let is_requested = |part| only.is_none_or(|only| only == part);
-    let telemetry = target.telemetry();
-    let read = || telemetry.iter().map(CardTelemetry::read_card);
-    let mut readings: Vec<CardReading> = read().collect();
+    let telemetry = target.open_card_telemetry();
+    let read = || telemetry.iter().map(CardTelemetryByNvml::read_card_sensors);
+    let mut readings: Vec<GpuCardReading> = read().collect();
     let mut notes = Vec::new();
-    let mut events = EventTimer::new(devices)?;
-    let spins = is_requested(TimingReportPart::Spins)
-        .then(|| accuracy::time_spins(&mut events))
+    let mut events = CudaEventTimer::new(devices)?;
+    let spins = is_requested(TimingAccuracyReportPart::Spins)
+        .then(|| accuracy::time_spins_by_events_and_gpu_timer(&mut events))
         .transpose()?;
-    let limits = is_requested(TimingReportPart::Limits)
-        .then(|| DeviceLimits::measure_cuda_all(&mut events, &working_set_sizes()))
+    let limits = is_requested(TimingAccuracyReportPart::Limits)
+        .then(|| {
+            MeasuredDeviceLimits::measure_gpu_limits_with_all_matmuls(
+                &mut events,
+                &hot_reads_copies_and_writes_by_size(),
+            )
+        })
         .transpose()?;
-    let cold = is_requested(TimingReportPart::Cold)
-        .then(|| accuracy::time_hot_and_cold_reads(&mut events))
+    let cold = is_requested(TimingAccuracyReportPart::Cold)
+        .then(|| accuracy::time_reads_with_hot_and_cold_caches(&mut events))
         .transpose()?;
     readings.extend(read());
-    // Last: CUPTI stays attached to the process and slows every later launch.
-    let cupti = if is_requested(TimingReportPart::Cupti) {
+    // Last: CUPTI stays attached to the process and slows every later launch, so CUPTI is measured
+    // last.
+    let cupti = if is_requested(TimingAccuracyReportPart::Cupti) {
         accuracy::time_copies_by_events_and_cupti(&mut events)?
     } else {
         None
     };
-    if cupti.is_none() && is_requested(TimingReportPart::Cupti) {
+    if cupti.is_none() && is_requested(TimingAccuracyReportPart::Cupti) {
         notes.push(missing_cupti_note());
     }
-    let (environment, overhead) = (Environment::on(&target), events.overhead());
-    Ok(TimingMethodReport {
+    let (environment, overhead) = (RunEnvironment::on(&target), events.launch_overhead());
+    Ok(TimingAccuracyReport {
         environment,
         telemetry: readings,
         overhead,
@@ -63,13 +69,13 @@ pub fn timing_report(
     })
 }
 
-/// Sizes of working sets that are read, copied and written: inside L2, about the size of L2, and
-/// far beyond L2.
-fn working_set_sizes() -> Vec<CaseWork> {
+/// Sizes of working sets that are read, copied and written to measure device limits: within L2,
+/// about the size of L2, and far larger than L2.
+fn hot_reads_copies_and_writes_by_size() -> Vec<DeclaredWorkAndCacheState> {
     let sets = [2 << 20, 8 << 20, 32 << 20, 128 << 20, 512 << 20, 2 << 30];
     let hot_cases_of_size = |bytes: u64| {
         let works = [(bytes, 0), (bytes / 2, bytes / 2), (0, bytes)];
-        works.map(|(read, write)| CaseWork {
+        works.map(|(read, write)| DeclaredWorkAndCacheState {
             work: Work::bytes(read, write),
             cache: CacheState::Hot,
         })
@@ -77,28 +83,28 @@ fn working_set_sizes() -> Vec<CaseWork> {
     sets.into_iter().flat_map(hot_cases_of_size).collect()
 }
 
-/// Times cases by events and by CUPTI, one an implementation.
+/// Times one case per implementation both by CUDA events and by CUPTI.
 pub fn time_cases_by_events_and_cupti(
-    selection: &CaseSelectionResult<'_>,
+    selection: &SelectedAndSkippedCases<'_>,
     seed: u64,
     devices: &Devices,
-) -> Result<TimingMethodReport, BackendError> {
+) -> Result<TimingAccuracyReport, BackendError> {
     let target = BenchTarget::Cuda(devices.clone());
-    let mut events = EventTimer::new(devices)?;
-    let overhead = events.overhead();
-    let one = |group: &ProblemGroup<'_>, case: &SelectedCase, ready: &mut PreparedProblem| {
-        let (mut executable, _) = ready.prepare_and_verify(group, case, &target)?;
+    let mut events = CudaEventTimer::new(devices)?;
+    let overhead = events.launch_overhead();
+    let one = |group: &SelectedProblem<'_>, case: &SelectedCase, ready: &mut PreparedProblem| {
+        let (mut executable, _) = ready.prepare_and_verify_case(group, case, &target)?;
         let row =
             accuracy::time_case_by_events_and_cupti(&mut events, &case.id, executable.as_mut())
-                .map_err(VerifyError::from)?;
-        // The times are printed now, because the response comes at the end, and not at all if the
-        // user stops before.
+                .map_err(OutputVerificationError::from)?;
+        // Each case's times are printed at once, because the complete response comes at the end,
+        // and never if the user stops the program.
         if let Some(row) = &row {
-            eprintln!("      {}", event_and_cupti_times(row));
+            eprintln!("      {}", event_and_cupti_times_line(row));
         }
         Ok(row)
     };
-    let (outcomes, lost) = for_each_implementation(selection, seed, &target, "timing", one);
+    let (outcomes, lost) = run_once_per_implementation(selection, seed, &target, "timing", one);
     if lost {
         std::mem::forget((events, devices.clone()));
     }
@@ -107,14 +113,14 @@ pub fn time_cases_by_events_and_cupti(
         match outcome {
             Ok(Some(row)) => rows.push(row),
             Ok(None) => is_missing = true,
-            Err(error) => notes.push(format!("{case}: {}", error.text())),
+            Err(error) => notes.push(format!("{case}: {}", error.reason_text())),
         }
     }
     if is_missing {
         notes.push(missing_cupti_note());
     }
-    Ok(TimingMethodReport {
-        environment: Environment::on(&target),
+    Ok(TimingAccuracyReport {
+        environment: RunEnvironment::on(&target),
         telemetry: Vec::new(),
         overhead,
         limits: None,
@@ -125,16 +131,18 @@ pub fn time_cases_by_events_and_cupti(
     })
 }
 
-/// The times of a case, by events and by CUPTI, in one line.
-fn event_and_cupti_times(row: &EventAndCuptiTimeRow) -> String {
+/// Formats the times of a case by events and by CUPTI in one line.
+fn event_and_cupti_times_line(row: &EventAndCuptiTimeRow) -> String {
     let times = [row.events_ns, row.events_recorded_ns, row.cupti_ns].map(time_text);
-    let ([events, recorded, cupti], difference) = (times, row.event_excess_percent());
+    let ([events, recorded, cupti], difference) =
+        (times, row.event_time_excess_over_cupti_percent());
     format!("by events {events}, recorded {recorded}, by CUPTI {cupti}, {difference:+.2}%")
 }
 
 /// Note about missing CUPTI.
 fn missing_cupti_note() -> String {
-    let (name, advice) = (RequiredLibrary::Cupti.name(), RequiredLibrary::Cupti.install_advice());
+    let (name, advice) =
+        (NvidiaLibrary::Cupti.name_in_messages(), NvidiaLibrary::Cupti.advice_to_install_library());
     format!("not compared with the hardware's record: {name} is missing: {advice}")
 }
 
@@ -143,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_times_of_a_row_are_printed_on_one_line() {
+    fn event_and_cupti_times_are_printed_on_one_line() {
         let row = EventAndCuptiTimeRow {
             what: "loop".to_owned(),
             cache: "hot".to_owned(),
@@ -152,6 +160,6 @@ mod tests {
             cupti_ns: 2e6,
         };
         let words = "by events 1.000 ms, recorded 2.010 ms, by CUPTI 2.000 ms, +0.50%";
-        assert_eq!(event_and_cupti_times(&row), words);
+        assert_eq!(event_and_cupti_times_line(&row), words);
     }
 }

@@ -1,49 +1,52 @@
-//! Answers `kernelgate verify`: every case is compared with its reference, and its tensors are
-//! written on request.
+//! Answers `kernelgate verify`: compares the outputs of each case with its reference, and writes
+//! the tensors to files on request.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::per_case::{for_each_implementation, outcome_parts};
+use super::per_case::{run_once_per_implementation, status_result_and_reason_of_outcome};
 use crate::backend::{BackendError, BenchTarget};
-use crate::harness::running::problem::{CaseError, PreparedProblem};
-use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup, SelectedCase};
-use crate::protocol::VerifiedCase;
+use crate::harness::running::problem::{PreparedProblem, WhyCaseHasNoResult};
+use crate::harness::selection::cases::{SelectedAndSkippedCases, SelectedCase, SelectedProblem};
+use crate::protocol::CaseVerificationResponse;
 use crate::record::tensors;
-use crate::record::text::printable_path;
-use crate::verify::{OutputComparison, OutputErrors, repeats_bit_by_bit};
+use crate::record::text::path_for_terminal;
+use crate::verify::{
+    ComparisonWithReference, ErrorsRelativeToReference, launch_again_and_compare_bits,
+};
 use crate::workload::{Tensor, Tensors};
 
-/// Verifies one case an implementation; `dump` is a folder for `CASE.tensors`.
-pub fn verify_cases(
-    selection: &CaseSelectionResult<'_>,
+/// Verifies one case per implementation; if `dump` is given, tensors are written into this folder
+/// as `CASE.tensors`.
+pub fn verify_one_case_per_implementation(
+    selection: &SelectedAndSkippedCases<'_>,
     seed: u64,
     target: BenchTarget,
     dump: Option<&Path>,
-) -> Vec<VerifiedCase> {
+) -> Vec<CaseVerificationResponse> {
     let (mut launched, mut data_sets) = (BTreeMap::new(), BTreeMap::new());
-    let one = |group: &ProblemGroup<'_>, case: &SelectedCase, ready: &mut PreparedProblem| {
-        let outcome = verify_one_case(group, case, ready, &target, dump);
-        // The kernels that a wrong case launched are reported too.
-        launched.insert(case.id.clone(), ready.kernels.launched_kernels());
+    let one = |group: &SelectedProblem<'_>, case: &SelectedCase, ready: &mut PreparedProblem| {
+        let outcome = verify_case_and_dump_tensors(group, case, ready, &target, dump);
+        // The answer also contains the kernels that a case with wrong outputs launched.
+        launched.insert(case.id.clone(), ready.kernels.names_of_launched_kernels());
         data_sets
-            .insert(case.id.clone(), (ready.input_data_set_id(), ready.inputs_of_one_data_set()));
+            .insert(case.id.clone(), (ready.input_data_set_id(), ready.hash_of_single_data_set()));
         outcome
     };
-    let (outcomes, lost) = for_each_implementation(selection, seed, &target, "verifying", one);
+    let (outcomes, lost) = run_once_per_implementation(selection, seed, &target, "verifying", one);
     if lost {
-        // A lost device gives nothing back, and may never answer: it is left to the end of the
-        // process.
+        // After the GPU is lost, freeing its resources may hang, so they are leaked until the
+        // process ends.
         std::mem::forget(target);
     }
     let verified = |(case, outcome): (String, _)| {
-        let (status, found, reason) = outcome_parts(outcome);
+        let (status, found, reason) = status_result_and_reason_of_outcome(outcome);
         let repeatable = found.as_ref().map(|(_, repeatable)| *repeatable);
-        let OutputComparison { errors, by_output, checked, total, .. } =
+        let ComparisonWithReference { errors, by_output, checked, total, .. } =
             found.unwrap_or_default().0;
-        let OutputErrors { max_error, relative_l2, rounding } = errors;
+        let ErrorsRelativeToReference { max_error, relative_l2, rounding } = errors;
         let (data_set, inputs) = data_sets.remove(&case).unzip();
-        VerifiedCase {
+        CaseVerificationResponse {
             kernels: launched.remove(&case).unwrap_or_default(),
             data_set,
             inputs: inputs.flatten(),
@@ -62,36 +65,43 @@ pub fn verify_cases(
     outcomes.into_iter().map(verified).collect()
 }
 
-fn verify_one_case(
-    group: &ProblemGroup<'_>,
+fn verify_case_and_dump_tensors(
+    group: &SelectedProblem<'_>,
     case: &SelectedCase,
     ready: &mut PreparedProblem,
     target: &BenchTarget,
     dump: Option<&Path>,
-) -> Result<(OutputComparison, bool), CaseError> {
-    let (mut executable, comparison) = ready.prepare_and_verify(group, case, target)?;
-    let repeatable = match repeats_bit_by_bit(executable.as_mut()) {
+) -> Result<(ComparisonWithReference, bool), WhyCaseHasNoResult> {
+    let (mut executable, comparison) = ready.prepare_and_verify_case(group, case, target)?;
+    let repeatable = match launch_again_and_compare_bits(executable.as_mut()) {
         Ok(repeatable) => repeatable,
         Err(lost @ BackendError::Lost(_)) => {
             std::mem::forget(executable);
             return Err(lost.into());
         }
-        Err(error) => return Err(CaseError::failed(format!("second launch: {error}"))),
+        Err(error) => {
+            return Err(WhyCaseHasNoResult::failed_with(format!("second launch: {error}")));
+        }
     };
     if let Some(folder) = dump {
-        let outputs = executable.outputs().map_err(|error| CaseError::failed(error.to_string()))?;
+        let outputs = executable
+            .outputs_on_host()
+            .map_err(|error| WhyCaseHasNoResult::failed_with(error.to_string()))?;
         let path = folder.join(format!("{}.tensors", case.id.replace('/', "_")));
-        let written = tensors::write(&path, &tensors_to_dump(ready, outputs));
-        // A file that cannot be written is not the fault of the case.
+        let written = tensors::write_tensor_file_atomically(
+            &path,
+            &inputs_outputs_and_reference_for_dump(ready, outputs),
+        );
+        // Failing to write the tensor file does not make the case fail.
         if let Err(cause) = written {
-            eprintln!("failed to write {}: {cause}", printable_path(&path));
+            eprintln!("failed to write {}: {cause}", path_for_terminal(&path));
         }
     }
     Ok((comparison, repeatable))
 }
 
-/// Names the inputs, outputs and reference of a case for a dump: each name once.
-fn tensors_to_dump(ready: &PreparedProblem, outputs: &Tensors) -> Tensors {
+/// Collects inputs, outputs and reference of a case under distinct names for the tensor file.
+fn inputs_outputs_and_reference_for_dump(ready: &PreparedProblem, outputs: &Tensors) -> Tensors {
     let mut all = Tensors::new();
     ready
         .inputs
@@ -104,8 +114,8 @@ fn tensors_to_dump(ready: &PreparedProblem, outputs: &Tensors) -> Tensors {
             all.insert(&format!("expected/{}", expected.name), tensor);
             continue;
         };
-        // An output may have several references, each for some of its rows, which are listed with
-        // the values.
+        // If only some rows of an output have a reference, the row numbers are stored with the
+        // expected values.
         let part =
             ready.expected[..i].iter().filter(|earlier| earlier.name == expected.name).count();
         let indices: Vec<f64> = rows.iter().map(|&row| row as f64).collect();

@@ -1,184 +1,199 @@
-//! The check after timing: the timed graph or launch computes its outputs from its inputs.
+//! Checks after timing that the CUDA graph or launch that was timed really computes its outputs
+//! from its inputs.
 //!
-//! A case is verified before it is timed, by a launch. The timed graph, or a launch after many
-//! others, may do less work. Once the samples are taken, the inputs that every launch reads are
-//! replaced, the outputs are poisoned, the very graph or launch that was timed runs once more, and
-//! its outputs are compared with the reference of the new inputs.
+//! Before timing, a case is verified with a single launch. The timed graph, or a launch after many
+//! others, could do less work than the verified launch. After timing, the harness replaces the
+//! inputs, poisons the outputs, runs the timed graph or launch once more, and compares the outputs
+//! with the new inputs' reference.
 //!
-//! Inputs are replaced along a symmetry of the workload, whose effect on the outputs is undone
-//! before they are compared; without a symmetry they are drawn anew, with a reference of their own.
-//! If no input can be replaced, or memory is short, the outputs are compared for the old inputs,
-//! and the record states that.
+//! Inputs are replaced according to a symmetry of the workload, which is undone on the outputs
+//! before comparing; without a symmetry, inputs are redrawn and get a new reference. If no input
+//! can be replaced, or memory is insufficient, outputs for the original inputs are compared, and
+//! the record says so.
 //!
-//! A row that returns remembered results for inputs it has seen would pass. Therefore the check of
-//! reused results ([`reused_results`]) launches the row once more for the inputs of its comparison.
+//! A row that returns stored results for inputs it has seen before would pass this comparison.
+//! Therefore a further check ([`reused_results`]) launches the row once more with the same inputs,
+//! and detects reused results by the launch's time.
 //!
-//! This module deliberately has no defence against code that attacks the process. The check after
-//! timing finds mistakes and shortcuts: work on other streams, no launch at all, a remembered
-//! result, work in the reset.
+//! The checks do not defend against code that deliberately attacks the process. The checks find
+//! mistakes and shortcuts: work on other streams, missing launches, stored results, and work in the
+//! reset.
 
 use std::borrow::Cow;
 
-use super::changed_inputs::ChangedInputs;
+use super::changed_inputs::ChangedInputsAndReference;
 use crate::backend::{BackendError, Executable};
 use crate::harness::panic_guard;
 use crate::harness::phase_timer;
-use crate::harness::running::case_error::{CaseError, guard_panics};
-use crate::harness::running::problem::{PreparedProblem, copy_outputs};
-use crate::harness::selection::cases::ProblemGroup;
-use crate::measure::Stopwatch;
+use crate::harness::running::case_error::{WhyCaseHasNoResult, run_with_panics_as_case_failures};
+use crate::harness::running::problem::{PreparedProblem, copy_outputs_to_host};
+use crate::harness::selection::cases::SelectedProblem;
+use crate::measure::LaunchStopwatch;
 use crate::measure::audit::{TimingRefusal, reused_results};
-use crate::record::run::{AfterTiming, InputChange};
-use crate::verify::{self, OutputComparison, VerifyError};
+use crate::record::run::{InputChangeAfterTiming, VerificationAfterTiming};
+use crate::verify::{self, ComparisonWithReference, OutputVerificationError};
 use crate::workload::Tensors;
-use kernelgate_cuda::CaseFailure;
+use kernelgate_cuda::CaseFailureReason;
 
-/// Name of the checks after timing in the phase timer.
-pub const PHASE_NAME: &str = "check after timing";
+/// Name of the check after timing in the phase timer.
+pub const CHECK_AFTER_TIMING_PHASE: &str = "check after timing";
 
-/// The inputs that an executable reads now: the original inputs, or changed ones.
+/// The inputs that a prepared case reads at present: the original inputs, or changed ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum CurrentInputs {
-    /// Inputs that the case was prepared and verified with.
+pub enum OriginalOrChangedInputs {
+    /// The inputs with which the case was prepared and verified.
     #[default]
     Original,
-    /// Inputs that the last check put in place of the original ones.
+    /// The inputs with which the last check after timing replaced the original inputs.
     Changed,
 }
 
-/// Findings about an executable that hold for all of its cases.
+/// Findings about a prepared implementation that hold for all of its cases (hot and cold).
 #[derive(Debug, Default)]
-pub struct ExecutableFindings {
+pub struct FindingsForCasesOfImplementation {
     /// The inputs that launches read at present: original or changed.
-    pub inputs: CurrentInputs,
-    /// Reason why the launches work on other streams, once a check has looked for such work; a
-    /// launch does the same for hot and cold caches.
+    pub inputs: OriginalOrChangedInputs,
+    /// Why launches work on other streams, if a check found such work; equal for hot and cold
+    /// caches.
     pub elsewhere: Option<Option<String>>,
 }
 
-/// Poisons outputs, replaces inputs, runs the timed graph or launch, and compares. The inputs stay
-/// replaced: the next check of this executable restores the original ones and compares with their
-/// reference.
+/// Poisons outputs, replaces inputs, runs the timed graph or launch once more, and compares the
+/// outputs. The inputs stay replaced; the next check of the same prepared case restores the
+/// original inputs and compares with their reference.
 ///
-/// `digest` is the digest of the outputs for the original inputs, if an earlier process of this
-/// executable made this check: then the inputs stay, and the bits of the outputs are compared.
+/// If an earlier process already made this check, `digest` is its digest of the outputs, and only
+/// the bits of the outputs for the original inputs are compared.
 ///
 /// # Errors
 /// Fails if the outputs are wrong, or the device fails.
-pub fn check_after_timing(
+pub fn check_outputs_after_timing(
     ready: &mut PreparedProblem,
-    group: &ProblemGroup<'_>,
+    group: &SelectedProblem<'_>,
     executable: &mut dyn Executable,
-    current: &mut CurrentInputs,
-    stopwatch: &mut dyn Stopwatch,
+    current: &mut OriginalOrChangedInputs,
+    stopwatch: &mut dyn LaunchStopwatch,
     digest: Option<&str>,
-) -> Result<AfterTiming, CaseError> {
+) -> Result<VerificationAfterTiming, WhyCaseHasNoResult> {
     if let Some(digest) = digest {
-        let same = guard_panics(|| {
-            reused_results::poison_and_reset(executable)?;
-            stopwatch.replay_timed(executable)?;
-            Ok::<_, VerifyError>(verify::digest_of_outputs(executable.outputs()?) == digest)
+        let same = run_with_panics_as_case_failures(|| {
+            reused_results::poison_outputs_and_reset(executable)?;
+            stopwatch.time_one_replay(executable)?;
+            Ok::<_, OutputVerificationError>(
+                verify::output_bits_hash_hex(executable.outputs_on_host()?) == digest,
+            )
         })?;
         if same {
-            return Ok(AfterTiming::SAME_BITS_VERIFICATION);
+            return Ok(VerificationAfterTiming::EQUAL_BITS_FOR_UNCHANGED_INPUTS);
         }
     }
-    let replaceable = executable.launch_inputs().into_iter().map(str::to_owned).collect();
-    let mut changes = digest.is_none() && ready.change_replaceable_inputs(group, replaceable)?;
-    if changes && *current == CurrentInputs::Original {
-        changes = ready.prepare_changed_inputs(group)?;
+    let replaceable =
+        executable.names_of_inputs_read_by_launches().into_iter().map(str::to_owned).collect();
+    let mut changes = digest.is_none() && ready.choose_changed_inputs(group, replaceable)?;
+    if changes && *current == OriginalOrChangedInputs::Original {
+        changes = ready.compute_reference_of_changed_inputs(group)?;
     }
     let next = match (changes, *current) {
-        (true, CurrentInputs::Original) => CurrentInputs::Changed,
-        _ => CurrentInputs::Original,
+        (true, OriginalOrChangedInputs::Original) => OriginalOrChangedInputs::Changed,
+        _ => OriginalOrChangedInputs::Original,
     };
-    if next == CurrentInputs::Original {
+    if next == OriginalOrChangedInputs::Original {
         ready.compute_reference_once(group)?;
     }
-    let carries_state = executable.carries_state();
-    let inputs = ReplacementInputs { changes, next, current };
+    let carries_state = executable.launches_carry_state();
+    let inputs = InputsOfNextCheck { changes, next, current };
     let replay = panic_guard::catch_panic(|| {
-        replay_with_inputs(ready, group, executable, stopwatch, inputs)
+        replace_inputs_rerun_and_compare(ready, group, executable, stopwatch, inputs)
     });
     let how = match changes {
-        true => ready.changed.as_ref().map_or(InputChange::Same, ChangedInputs::input_change),
-        false => InputChange::Same,
+        true => ready
+            .changed
+            .as_ref()
+            .map_or(InputChangeAfterTiming::Same, ChangedInputsAndReference::recorded_input_change),
+        false => InputChangeAfterTiming::Same,
     };
-    let comparison = replay.map_err(CaseError::failed)?.map_err(|error| match error {
-        VerifyError::Backend(_) => error.into(),
-        wrong => {
-            let failure = CaseFailure::from(&wrong).with_name("inputs_after_timing", how.words());
-            CaseError::failed(failure.with_text(format!(
+    let comparison =
+        replay.map_err(WhyCaseHasNoResult::failed_with)?.map_err(|error| match error {
+            OutputVerificationError::Backend(_) => error.into(),
+            wrong => {
+                let failure = CaseFailureReason::from(&wrong)
+                    .with_name_fact("inputs_after_timing", how.description_for_messages());
+                WhyCaseHasNoResult::failed_with(failure.with_sentence(format!(
                 "after timing, {}: {wrong}; what was timed does not compute its outputs from its \
                  inputs{}",
-                how.words(),
+                how.description_for_messages(),
                 if carries_state {
                     ", or its reset reads an input that `reading` must not list"
                 } else {
                     ""
                 }
             )))
-        }
-    })?;
-    Ok(AfterTiming {
+            }
+        })?;
+    Ok(VerificationAfterTiming {
         inputs: how,
         max_error: comparison.errors.max_error,
         relative_l2: comparison.errors.relative_l2,
     })
 }
 
-/// Inputs that a check puts in the place of the current ones.
-struct ReplacementInputs<'a> {
+/// Inputs with which a check replaces the current inputs of a prepared case.
+struct InputsOfNextCheck<'a> {
     /// Whether changed inputs exist.
     changes: bool,
-    next: CurrentInputs,
-    current: &'a mut CurrentInputs,
+    next: OriginalOrChangedInputs,
+    current: &'a mut OriginalOrChangedInputs,
 }
 
-/// Replaces the inputs, runs the timed graph or launch, and compares; then checks whether it reuses
-/// results.
-fn replay_with_inputs(
+/// Replaces the inputs, runs the timed graph or launch once more, and compares the outputs; then
+/// checks whether the launch reuses results.
+fn replace_inputs_rerun_and_compare(
     ready: &mut PreparedProblem,
-    group: &ProblemGroup<'_>,
+    group: &SelectedProblem<'_>,
     executable: &mut dyn Executable,
-    stopwatch: &mut dyn Stopwatch,
-    ReplacementInputs { changes, next, current }: ReplacementInputs<'_>,
-) -> Result<OutputComparison, VerifyError> {
-    if ready.expected.is_empty() && group.bound.problem().reference_from().is_without_reference() {
-        // A run with equal bits was verified before, so the outputs of this row were not compared
+    stopwatch: &mut dyn LaunchStopwatch,
+    InputsOfNextCheck { changes, next, current }: InputsOfNextCheck<'_>,
+) -> Result<ComparisonWithReference, OutputVerificationError> {
+    if ready.expected.is_empty()
+        && group.bound.problem().reference_from().has_no_reference_to_compare()
+    {
+        // An earlier run verified equal bits, so this run has not compared the outputs of this row
         // yet.
-        verify::launch_on_poisoned_outputs(executable)?;
-        ready.expected = verify::outputs_as_reference(copy_outputs(executable)?);
+        verify::launch_again_on_poisoned_outputs(executable)?;
+        ready.expected = verify::reference_from_outputs(copy_outputs_to_host(executable)?);
     }
     let changed = ready.changed.as_ref().filter(|_| changes);
     let replace = |executable: &mut dyn Executable| {
-        let _activity = phase_timer::start_activity("inputs replaced");
+        let _activity = phase_timer::start_timed_activity("inputs replaced");
         for (name, values) in changed.iter().flat_map(|changed| changed.values.iter()) {
             let original = || ready.inputs.tensor(name);
-            let next = if next == CurrentInputs::Changed { values } else { original() };
+            let next = if next == OriginalOrChangedInputs::Changed { values } else { original() };
             executable.replace_input(name, next)?;
         }
         Ok::<_, BackendError>(())
     };
-    reused_results::poison_and_reset(executable)?;
-    // For inputs that cannot be changed, only this check shows that the reset computes no outputs.
-    let before = match executable.carries_state() && changed.is_none() {
-        true => Some(verify::digest_of_outputs(copy_outputs(executable)?)),
+    reused_results::poison_outputs_and_reset(executable)?;
+    // If inputs cannot be changed, only this check shows that the reset does not compute the
+    // outputs.
+    let before = match executable.launches_carry_state() && changed.is_none() {
+        true => Some(verify::output_bits_hash_hex(copy_outputs_to_host(executable)?)),
         false => None,
     };
     replace(executable)?;
     *current = next;
-    let first = stopwatch.replay_timed(executable)?;
-    let outputs = copy_outputs(executable)?;
-    let after = before.is_some().then(|| verify::digest_of_outputs(outputs));
-    let compare = phase_timer::start_activity("compare");
-    let (outputs, expected) = match changed.filter(|_| next == CurrentInputs::Changed) {
-        Some(changed) => changed
-            .outputs_and_reference(outputs, &ready.expected)
-            .map_err(|problem| VerifyError::Reference { output: "all".to_owned(), problem })?,
+    let first = stopwatch.time_one_replay(executable)?;
+    let outputs = copy_outputs_to_host(executable)?;
+    let after = before.is_some().then(|| verify::output_bits_hash_hex(outputs));
+    let compare = phase_timer::start_timed_activity("compare");
+    let (outputs, expected) = match changed.filter(|_| next == OriginalOrChangedInputs::Changed) {
+        Some(changed) => {
+            changed.outputs_and_reference(outputs, &ready.expected).map_err(|problem| {
+                OutputVerificationError::Reference { output: "all".to_owned(), problem }
+            })?
+        }
         None => (Cow::Borrowed(outputs), ready.expected.as_slice()),
     };
-    let comparison = verify::compare_outputs(&outputs, expected, &ready.bounds)?;
+    let comparison = verify::compare_outputs_with_reference(&outputs, expected, &ready.bounds)?;
     drop(compare);
     if before.is_some() && before == after {
         return Err(BackendError::from(TimingRefusal::ComputedByReset).into());
@@ -189,13 +204,18 @@ fn replay_with_inputs(
         true => Tensors::new(),
         false => group.bound.problem().redraw(&names, ready.seed ^ turn),
     };
-    let mut reuse = reused_results::check_result_reuse(first, executable, stopwatch, &draw);
+    let mut reuse =
+        reused_results::refuse_reuse_by_slower_first_replays(first, executable, stopwatch, &draw);
     if let (Ok(replaced), Some(changed)) = (&reuse, changed) {
         let replaced = *replaced;
         let new: Vec<_> = changed.values.iter().collect();
         let named = |&(name, _): &(_, _)| (name, ready.inputs.tensor(name));
         let original: Vec<_> = new.iter().map(named).collect();
-        let short = reused_results::check_short_reuse(executable, stopwatch, [&original, &new]);
+        let short = reused_results::refuse_reuse_by_slower_changed_input_launches(
+            executable,
+            stopwatch,
+            [&original, &new],
+        );
         reuse = short.map(|also| also || replaced);
     }
     if !matches!(reuse, Ok(false)) {
@@ -206,42 +226,51 @@ fn replay_with_inputs(
 }
 
 impl PreparedProblem {
-    /// Draws other values for some of the named inputs; returns whether any of them can be changed.
-    fn change_replaceable_inputs(
+    /// Chooses new values for some of the named inputs; returns whether any input can be changed.
+    fn choose_changed_inputs(
         &mut self,
-        group: &ProblemGroup<'_>,
+        group: &SelectedProblem<'_>,
         replaceable: Vec<String>,
-    ) -> Result<bool, CaseError> {
-        // Without a reference, the expected outputs of other inputs are unknown.
-        if group.bound.problem().reference_from().is_without_reference() {
+    ) -> Result<bool, WhyCaseHasNoResult> {
+        // Without a reference, the expected outputs for other inputs are unknown.
+        if group.bound.problem().reference_from().has_no_reference_to_compare() {
             return Ok(false);
         }
         if !self
             .changed
             .as_ref()
-            .is_some_and(|changed| changed.suit_replaceable_inputs(&replaceable))
+            .is_some_and(|changed| changed.were_made_for_replaceable_inputs(&replaceable))
         {
-            let _activity = phase_timer::start_activity("other inputs");
+            let _activity = phase_timer::start_timed_activity("other inputs");
             self.changed = None;
-            self.changed = ChangedInputs::new(group, &self.inputs, replaceable, self.seed)
-                .map_err(CaseError::failed)?;
+            self.changed = ChangedInputsAndReference::by_symmetry_or_redrawing(
+                group,
+                &self.inputs,
+                replaceable,
+                self.seed,
+            )
+            .map_err(WhyCaseHasNoResult::failed_with)?;
         }
         Ok(self.changed.is_some())
     }
 
-    /// Prepares the expected outputs of the changed inputs and returns whether they exist. If the
-    /// reference is another row, its memory may not fit beside the timed row.
-    fn prepare_changed_inputs(&mut self, group: &ProblemGroup<'_>) -> Result<bool, CaseError> {
-        if self.changed.as_ref().is_some_and(ChangedInputs::are_changed_by_symmetry) {
+    /// Computes the expected outputs for the changed inputs; returns whether they exist. If another
+    /// row computes the reference, its memory may not fit on the GPU beside the timed row.
+    fn compute_reference_of_changed_inputs(
+        &mut self,
+        group: &SelectedProblem<'_>,
+    ) -> Result<bool, WhyCaseHasNoResult> {
+        if self.changed.as_ref().is_some_and(ChangedInputsAndReference::were_changed_by_symmetry) {
             self.compute_reference_once(group)?;
         }
         let Some(mut changed) = self.changed.take() else { return Ok(false) };
-        let computed =
-            changed.compute_expected_outputs(&self.inputs, |inputs| self.reference(group, inputs));
+        let computed = changed.compute_reference_if_redrawn(&self.inputs, |inputs| {
+            self.expected_outputs_for_inputs(group, inputs)
+        });
         self.changed = Some(changed);
         match computed {
             Ok(()) => Ok(true),
-            Err(CaseError::Skip(_)) => Ok(false),
+            Err(WhyCaseHasNoResult::Skip(_)) => Ok(false),
             Err(error) => Err(error),
         }
     }

@@ -1,136 +1,138 @@
-//! Device memory that a case uses while it is prepared and launched, whoever allocates it: the
-//! memory in use then, less the memory in use before.
+//! Measures the device memory that a case uses during preparation and launches, whoever allocates
+//! it: memory in use then minus memory in use before.
 //!
-//! Memory that stays in use after the case is freed is not charged to the case, up to
-//! [`MAX_MEMORY_LEFT_BEHIND`]: code of kernels, which stays loaded after the first launch, memory
-//! of a library, and growth of the context. Without this, the first case that needs such memory
-//! would be charged with it, and in a run with other rows another case would be charged. Memory
-//! beyond that is a pool or a cache of the row.
+//! Up to [`MAX_UNCHARGED_MEMORY_LEFT_IN_USE`], memory that remains in use after the case is not counted:
+//! loaded kernel code, memory of libraries, and growth of the context. Otherwise the first case
+//! that needs such memory would be charged for it, and which case is first depends on the selected
+//! rows. Memory beyond this limit counts for the case, because it is a pool or cache of the row.
 //!
-//! Deliberately absent: memory that one launch allocates outside of the device's pool and frees
-//! again, and a result if other processes may use the card.
+//! Not measured: memory that a launch allocates outside the device's pool and frees again; no
+//! result is returned if other processes may use the GPU.
 
 use crate::backend::{BackendError, BenchTarget};
 use kernelgate_cuda::driver::memory::persistence;
-use kernelgate_cuda::driver::memory::{self, DeviceMemoryUsage};
-use kernelgate_cuda::observe::telemetry::CardTelemetry;
+use kernelgate_cuda::driver::memory::{self, DeviceMemoryInUse};
+use kernelgate_cuda::observe::telemetry::CardTelemetryByNvml;
 use kernelgate_cuda::{Device, Devices};
 
-/// Memory that a case may leave in use outside of the device's pool, bytes.
-const MAX_MEMORY_LEFT_BEHIND: i64 = 256 << 20;
+/// Maximum memory in bytes outside the device's pool that a case may leave in use without being
+/// charged.
+const MAX_UNCHARGED_MEMORY_LEFT_IN_USE: i64 = 256 << 20;
 
-/// Measures the peak device memory that one implementation uses. The watch measures nothing on the
-/// host, on a card that does not report other processes, or after the device failed.
+/// Measures the peak device memory that one prepared implementation uses. The watch measures
+/// nothing on the host, on a GPU that does not report other processes, or after the GPU failed.
 #[derive(Default)]
-pub struct CaseMemoryWatch(Option<WatchedDeviceMemory>);
+pub struct PeakDeviceMemoryWatch(Option<DeviceAndMemoryPeak>);
 
-struct WatchedDeviceMemory {
+struct DeviceAndMemoryPeak {
     devices: Devices,
-    telemetry: CardTelemetry,
-    peak: MemoryPeak,
+    telemetry: CardTelemetryByNvml,
+    peak: PeakAboveInitialUsage,
 }
 
-impl CaseMemoryWatch {
-    /// Starts to watch a case's device memory, before its implementation is prepared.
-    pub fn start_watching(target: &BenchTarget) -> CaseMemoryWatch {
+impl PeakDeviceMemoryWatch {
+    /// Starts to measure a case's device memory, before its implementation is prepared.
+    pub fn start_watching(target: &BenchTarget) -> PeakDeviceMemoryWatch {
         let BenchTarget::Cuda(devices) = target else { return Self::default() };
-        let watched = target.telemetry().filter(is_only_process).and_then(|telemetry| {
-            let before = settled_memory_usage(devices.first_device()).ok()?;
-            Some(WatchedDeviceMemory {
+        let watched = target.open_card_telemetry().filter(is_only_process).and_then(|telemetry| {
+            let before = memory_usage_after_settling(devices.first_device()).ok()?;
+            Some(DeviceAndMemoryPeak {
                 devices: devices.clone(),
                 telemetry,
-                peak: MemoryPeak::from(before),
+                peak: PeakAboveInitialUsage::from(before),
             })
         });
         Self(watched)
     }
 
-    /// Notes how much device memory is in use now.
-    pub fn observe_memory(&mut self) {
-        self.update_peak(MemoryPeak::observe_memory);
+    /// Updates the peak with the device memory that is in use now.
+    pub fn update_peak_from_memory_in_use(&mut self) {
+        self.update_peak_with(PeakAboveInitialUsage::update_with_usage);
     }
 
-    /// Excludes the memory allocated since the last observation, because the harness itself uses
-    /// it: for the recorder of launches, or for another row as the reference.
-    pub fn exclude_own_memory(&mut self) {
-        self.update_peak(MemoryPeak::exclude_own_memory);
-        let forgotten =
-            self.0.as_ref().map(|watched| memory::reset_peak_usage(watched.devices.first_device()));
+    /// Excludes memory allocated since the last update, because the harness uses it, for the
+    /// recorder or for another row as the reference.
+    pub fn exclude_memory_of_harness(&mut self) {
+        self.update_peak_with(PeakAboveInitialUsage::exclude_growth_by_harness);
+        let forgotten = self
+            .0
+            .as_ref()
+            .map(|watched| memory::restart_peak_of_pool(watched.devices.first_device()));
         if let Some(Err(_)) = forgotten {
             self.0 = None;
         }
     }
 
-    fn update_peak(&mut self, note: fn(&mut MemoryPeak, DeviceMemoryUsage)) {
+    fn update_peak_with(&mut self, note: fn(&mut PeakAboveInitialUsage, DeviceMemoryInUse)) {
         let Some(watched) = &mut self.0 else { return };
-        match memory::device_memory_usage(watched.devices.first_device()) {
+        match memory::read_device_memory_usage(watched.devices.first_device()) {
             Ok(now) => note(&mut watched.peak, now),
             Err(_) => self.0 = None,
         }
     }
 
-    /// Ends the measurement after the case is freed. Returns the largest memory use of the case,
-    /// bytes, or `None` if it is unknown.
-    pub fn peak_bytes_of_case(&mut self) -> Option<u64> {
-        let WatchedDeviceMemory { devices, telemetry, peak } = self.0.take()?;
-        let after = settled_memory_usage(devices.first_device()).ok()?;
-        is_only_process(&telemetry).then(|| peak.peak_bytes(after)).flatten()
+    /// Ends the measurement after the case was freed. Returns the peak device memory of the case in
+    /// bytes; `None` if it is unknown.
+    pub fn finish_and_return_peak_bytes(&mut self) -> Option<u64> {
+        let DeviceAndMemoryPeak { devices, telemetry, peak } = self.0.take()?;
+        let after = memory_usage_after_settling(devices.first_device()).ok()?;
+        is_only_process(&telemetry).then(|| peak.charged_peak_bytes(after)).flatten()
     }
 }
 
-/// Whether no other process computes on the card.
-fn is_only_process(telemetry: &CardTelemetry) -> bool {
-    telemetry.other_computing_processes() == Some(0)
+/// Whether no other process computes on the GPU, according to NVML.
+fn is_only_process(telemetry: &CardTelemetryByNvml) -> bool {
+    telemetry.other_processes_with_context_count() == Some(0)
 }
 
-/// Memory in use after all work has ended, freed memory has been returned to the driver, and
-/// context settings have been restored.
-fn settled_memory_usage(device: &Device) -> Result<DeviceMemoryUsage, BackendError> {
-    persistence::restore_l2_state(device)?;
-    memory::memory_after_launches(device)?;
-    memory::reset_peak_usage(device)?;
-    memory::device_memory_usage(device)
+/// Waits for all work, returns freed memory to the driver, restores context settings, and then
+/// reads the device memory in use.
+fn memory_usage_after_settling(device: &Device) -> Result<DeviceMemoryInUse, BackendError> {
+    persistence::restore_l2_to_state_when_opened(device)?;
+    memory::free_and_total_after_launches(device)?;
+    memory::restart_peak_of_pool(device)?;
+    memory::read_device_memory_usage(device)
 }
 
-/// Largest memory use of a case relative to the use before it, bytes.
+/// Peak device memory of a case relative to the memory in use before the case, in bytes.
 #[derive(Debug, Clone, Copy)]
-struct MemoryPeak {
-    before: DeviceMemoryUsage,
-    /// Largest use of the device's pool and of memory outside of it; `None` before the first
-    /// observation.
+struct PeakAboveInitialUsage {
+    before: DeviceMemoryInUse,
+    /// Peak use of the device's pool and of memory outside the pool; `None` before the first
+    /// update.
     most: Option<(i64, i64)>,
-    /// Device memory in use outside of the pool at the last observation, bytes.
+    /// Device memory in use outside the pool at the last update, in bytes.
     last: i64,
-    /// Memory outside of the pool that the harness itself uses.
+    /// Memory outside the pool that the harness itself uses, in bytes.
     aside: i64,
 }
 
-impl From<DeviceMemoryUsage> for MemoryPeak {
-    fn from(before: DeviceMemoryUsage) -> Self {
+impl From<DeviceMemoryInUse> for PeakAboveInitialUsage {
+    fn from(before: DeviceMemoryInUse) -> Self {
         Self { before, most: None, last: 0, aside: 0 }
     }
 }
 
-impl MemoryPeak {
-    fn bytes_outside_pool(&self, now: DeviceMemoryUsage) -> i64 {
+impl PeakAboveInitialUsage {
+    fn bytes_outside_pool_since_start(&self, now: DeviceMemoryInUse) -> i64 {
         now.outside as i64 - self.before.outside as i64 - self.aside
     }
 
-    fn observe_memory(&mut self, now: DeviceMemoryUsage) {
-        self.last = self.bytes_outside_pool(now);
+    fn update_with_usage(&mut self, now: DeviceMemoryInUse) {
+        self.last = self.bytes_outside_pool_since_start(now);
         let seen = (now.pool_peak as i64 - self.before.pool as i64, self.last);
         let (pool, outside) = self.most.unwrap_or(seen);
         self.most = Some((pool.max(seen.0), outside.max(seen.1)));
     }
 
-    fn exclude_own_memory(&mut self, now: DeviceMemoryUsage) {
-        self.aside += self.bytes_outside_pool(now) - self.last;
+    fn exclude_growth_by_harness(&mut self, now: DeviceMemoryInUse) {
+        self.aside += self.bytes_outside_pool_since_start(now) - self.last;
     }
 
-    fn peak_bytes(&self, after: DeviceMemoryUsage) -> Option<u64> {
+    fn charged_peak_bytes(&self, after: DeviceMemoryInUse) -> Option<u64> {
         let (pool, outside) = self.most?;
-        let kept = self.bytes_outside_pool(after);
-        let own = (outside - kept).max(0) + (kept - MAX_MEMORY_LEFT_BEHIND).max(0);
+        let kept = self.bytes_outside_pool_since_start(after);
+        let own = (outside - kept).max(0) + (kept - MAX_UNCHARGED_MEMORY_LEFT_IN_USE).max(0);
         Some((pool.max(0) + own) as u64)
     }
 }
@@ -139,89 +141,96 @@ impl MemoryPeak {
 mod tests {
     use super::*;
     use crate::attach::{
-        Arguments, At, Attached, Launch, OutputReference, PreparedLaunch, ProblemDefinition,
-        RowLaunches, TensorSpec, Tolerances,
+        At, Attached, KernelArgumentList, Launch, OutputReference, PreparedLaunch,
+        ProblemDefinition, RowLaunches, TensorSpec, Tolerances,
     };
     use crate::backend::BackendKind;
-    use crate::harness::recording::recorder::{RecordSaving, RunRecorder};
-    use crate::harness::running::execution::{CaseExecution, SampleTimer};
-    use crate::harness::running::progress::BenchProgress;
-    use crate::harness::running::trial::BuildOutputs;
-    use crate::harness::running::trial_run::TrialSession;
-    use crate::harness::selection::backend_choice::BenchPlace;
+    use crate::harness::recording::recorder::{SharedRunRecord, WhenRecordIsSaved};
+    use crate::harness::running::execution::{CaseTimer, SelectedCasesRunner};
+    use crate::harness::running::progress::BenchProgressPrinter;
+    use crate::harness::running::trial::OutputsExchangedBetweenBuilds;
+    use crate::harness::running::trial_run::StateInsideTrialProcess;
+    use crate::harness::selection::backend_choice::ChosenBackend;
     use crate::harness::selection::cases::select_cases;
-    use crate::harness::selection::filter::CaseFilter;
+    use crate::harness::selection::filter::CaseIdFilter;
     use crate::harness::settings::BenchSettings;
-    use crate::record::{Environment, ProcessRun, Provenance, TrialSampling};
-    use crate::suite::Suite;
-    use crate::workload::{Dtype, Effort, Point};
+    use crate::record::{BenchProcessRun, CommitAndChanges, RunEnvironment, TrialSamplingPlan};
+    use crate::suite::WorkloadSuite;
+    use crate::workload::{BenchEffort, Dtype, Point};
     use kernelgate_cuda::testing::lock_first_gpu;
 
     const MIB: u64 = 1 << 20;
 
-    fn memory_usage_mib(pool: u64, pool_peak: u64, outside: u64) -> DeviceMemoryUsage {
-        DeviceMemoryUsage { pool: pool * MIB, pool_peak: pool_peak * MIB, outside: outside * MIB }
+    fn memory_usage_mib(pool: u64, pool_peak: u64, outside: u64) -> DeviceMemoryInUse {
+        DeviceMemoryInUse { pool: pool * MIB, pool_peak: pool_peak * MIB, outside: outside * MIB }
     }
 
-    fn peak_of_usages(
-        before: DeviceMemoryUsage,
-        seen: &[DeviceMemoryUsage],
-        after: DeviceMemoryUsage,
+    fn peak_after_simulated_usages(
+        before: DeviceMemoryInUse,
+        seen: &[DeviceMemoryInUse],
+        after: DeviceMemoryInUse,
     ) -> Option<u64> {
-        let mut peak = MemoryPeak::from(before);
-        seen.iter().for_each(|now| peak.observe_memory(*now));
-        peak.peak_bytes(after).map(|bytes| bytes / MIB)
+        let mut peak = PeakAboveInitialUsage::from(before);
+        seen.iter().for_each(|now| peak.update_with_usage(*now));
+        peak.charged_peak_bytes(after).map(|bytes| bytes / MIB)
     }
 
     #[test]
-    fn a_case_is_charged_for_freed_memory_and_not_for_what_earlier_cases_left() {
+    fn a_case_is_charged_for_freed_memory_but_not_for_leftovers() {
         let before = memory_usage_mib(100, 100, 500);
-        // Inputs and outputs take 64 MiB of the pool, packing takes 24 more, and 10 come from
-        // elsewhere.
+        // In this simulated case, inputs and outputs use 64 MiB of the pool, packing uses another
+        // 24 MiB, and 10 MiB are outside the pool.
         let seen = [
             memory_usage_mib(188, 188, 500),
             memory_usage_mib(164, 188, 510),
             memory_usage_mib(164, 188, 510),
         ];
-        assert_eq!(peak_of_usages(before, &seen, before), Some(98));
-        // The first case also loads 40 MiB of modules and libraries, which stay.
-        let first = seen.map(|now| DeviceMemoryUsage { outside: now.outside + 40 * MIB, ..now });
-        assert_eq!(peak_of_usages(before, &first, memory_usage_mib(100, 100, 540)), Some(98));
-        // The memory that an earlier case left in use is freed meanwhile.
-        let less = seen.map(|now| DeviceMemoryUsage { outside: now.outside - 30 * MIB, ..now });
-        assert_eq!(peak_of_usages(before, &less, memory_usage_mib(100, 100, 470)), Some(98));
-        // Simulated case: a pool of the row's own keeps 2 GiB; one of the device's pool keeps them
-        // to the byte.
-        let own = seen.map(|now| DeviceMemoryUsage { outside: now.outside + 2048 * MIB, ..now });
+        assert_eq!(peak_after_simulated_usages(before, &seen, before), Some(98));
+        // The first simulated case also loads 40 MiB of modules and libraries, which stay loaded.
+        let first = seen.map(|now| DeviceMemoryInUse { outside: now.outside + 40 * MIB, ..now });
         assert_eq!(
-            peak_of_usages(before, &own, memory_usage_mib(100, 100, 2548)),
+            peak_after_simulated_usages(before, &first, memory_usage_mib(100, 100, 540)),
+            Some(98)
+        );
+        // Memory that an earlier simulated case left in use is freed during this case.
+        let less = seen.map(|now| DeviceMemoryInUse { outside: now.outside - 30 * MIB, ..now });
+        assert_eq!(
+            peak_after_simulated_usages(before, &less, memory_usage_mib(100, 100, 470)),
+            Some(98)
+        );
+        // In this simulated case, a pool of the row's own keeps 2 GiB; memory in the device's pool
+        // is counted to the byte.
+        let own = seen.map(|now| DeviceMemoryInUse { outside: now.outside + 2048 * MIB, ..now });
+        assert_eq!(
+            peak_after_simulated_usages(before, &own, memory_usage_mib(100, 100, 2548)),
             Some(98 + 2048 - 256)
         );
         let kept =
-            seen.map(|now| DeviceMemoryUsage { pool_peak: now.pool_peak + 2048 * MIB, ..now });
+            seen.map(|now| DeviceMemoryInUse { pool_peak: now.pool_peak + 2048 * MIB, ..now });
         assert_eq!(
-            peak_of_usages(before, &kept, memory_usage_mib(2148, 2148, 500)),
+            peak_after_simulated_usages(before, &kept, memory_usage_mib(2148, 2148, 500)),
             Some(98 + 2048)
         );
-        assert_eq!(peak_of_usages(before, &[], before), None, "never observed");
+        assert_eq!(peak_after_simulated_usages(before, &[], before), None, "never observed");
     }
 
     #[test]
     fn memory_of_the_harness_is_not_charged_to_the_case() {
-        let mut peak = MemoryPeak::from(memory_usage_mib(0, 0, 500));
-        peak.observe_memory(memory_usage_mib(64, 64, 510));
-        // The recorder takes 20 MiB and keeps 8, a row as the reference leaves 4 of modules.
-        peak.exclude_own_memory(memory_usage_mib(64, 900, 522));
-        peak.observe_memory(memory_usage_mib(64, 64, 522));
-        assert_eq!(peak.peak_bytes(memory_usage_mib(0, 0, 512)), Some(74 * MIB));
+        let mut peak = PeakAboveInitialUsage::from(memory_usage_mib(0, 0, 500));
+        peak.update_with_usage(memory_usage_mib(64, 64, 510));
+        // The simulated recorder uses 20 MiB and keeps 8 MiB; another row as the reference leaves 4
+        // MiB of modules.
+        peak.exclude_growth_by_harness(memory_usage_mib(64, 900, 522));
+        peak.update_with_usage(memory_usage_mib(64, 64, 522));
+        assert_eq!(peak.charged_peak_bytes(memory_usage_mib(0, 0, 512)), Some(74 * MIB));
     }
 
     #[test]
-    fn nothing_is_measured_on_the_host() {
-        let mut watch = CaseMemoryWatch::start_watching(&BenchTarget::Cpu);
-        watch.observe_memory();
-        watch.exclude_own_memory();
-        assert_eq!(watch.peak_bytes_of_case(), None);
+    fn no_device_memory_is_measured_on_the_host() {
+        let mut watch = PeakDeviceMemoryWatch::start_watching(&BenchTarget::Cpu);
+        watch.update_peak_from_memory_in_use();
+        watch.exclude_memory_of_harness();
+        assert_eq!(watch.finish_and_return_peak_bytes(), None);
     }
 
     const SCRATCH_COPY_KERNEL: &str = r#"
@@ -231,21 +240,22 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
 }
 "#;
 
-    /// Number of elements, so that inputs and outputs take 32 MiB.
+    /// Number of elements per tensor, so that input and output together use 32 MiB.
     const N: usize = 1 << 22;
 
-    /// Suite of copies with different amounts of scratch memory.
-    fn scratch_memory_suite() -> Suite {
+    /// A test suite of copies that use different amounts of scratch memory.
+    fn test_suite_of_scratch_sizes() -> WorkloadSuite {
         let row = |scratch: u64| {
             move |at: &At<'_>, [x, y]: [u64; 2]| {
                 let kernel = at.compile(SCRATCH_COPY_KERNEL, "copy")?;
                 let dims = Launch::new([(N as u32).div_ceil(256), 1, 1], [256, 1, 1]);
-                let parameters = Arguments::new().address(x).address(y).value(N as i64);
-                let copy = PreparedLaunch::new(at.device(), kernel, dims, parameters)?;
+                let parameters = KernelArgumentList::new().address(x).address(y).value(N as i64);
+                let copy =
+                    PreparedLaunch::check_and_prepare(at.device(), kernel, dims, parameters)?;
                 let scratch = at.device().allocate(scratch as usize)?;
                 Ok(RowLaunches::new(move || {
                     let _kept = &scratch;
-                    copy.launch()
+                    copy.enqueue()
                 }))
             }
         };
@@ -264,34 +274,54 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
     }
 
     #[test]
-    fn scratch_memory_is_measured_for_any_declaration_and_after_any_case() {
+    fn scratch_memory_is_measured_regardless_of_order_and_declaration() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
         let target = BenchTarget::Cuda(device.into());
-        let others = target.telemetry().and_then(|telemetry| telemetry.other_computing_processes());
-        let settings = BenchSettings::default_settings();
-        let place =
-            BenchPlace { kind: BackendKind::Cuda, otherwise: String::new(), l2_bytes: 0, gpus: 1 };
-        let suites = [scratch_memory_suite()];
+        let others = target
+            .open_card_telemetry()
+            .and_then(|telemetry| telemetry.other_processes_with_context_count());
+        let settings = BenchSettings::settings_of_plain_bench_run();
+        let place = ChosenBackend {
+            kind: BackendKind::Cuda,
+            otherwise: String::new(),
+            l2_bytes: 0,
+            gpus: 1,
+        };
+        let suites = [test_suite_of_scratch_sizes()];
         let own = suites.iter();
-        let selection = select_cases(own, Effort::Default, &place, &[], &CaseFilter::All).unwrap();
+        let selection =
+            select_cases(own, BenchEffort::Default, &place, &[], &CaseIdFilter::All).unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let run = ProcessRun::start_now("b", "s", Environment::on(&target), Provenance::default());
+        let run = BenchProcessRun::empty_run_starting_now(
+            "b",
+            "s",
+            RunEnvironment::on(&target),
+            CommitAndChanges::default(),
+        );
         let path = folder.path().join("run.json");
         let recorder =
-            RunRecorder::start_recording(run, path, RecordSaving::WhenComplete, None).unwrap();
-        let session = TrialSession {
+            SharedRunRecord::start_recording(run, path, WhenRecordIsSaved::WhenComplete, None)
+                .unwrap();
+        let session = StateInsideTrialProcess {
             settings: &settings,
-            sampling: TrialSampling::VERIFICATION_SAMPLING,
+            sampling: TrialSamplingPlan::ONE_SAMPLE_FOR_VERIFICATION,
             verified: None,
             inputs: None,
-            outputs: BuildOutputs::default(),
+            outputs: OutputsExchangedBetweenBuilds::default(),
             references: None,
             recorder: recorder.clone(),
         };
-        let (timer, progress) = (SampleTimer::new(&target).unwrap(), BenchProgress::new(true, 6));
-        let execution = CaseExecution::new(&session, &settings, target.clone(), timer, progress);
-        execution.run(&selection).unwrap();
-        let run = recorder.run();
+        let (timer, progress) =
+            (CaseTimer::for_target(&target).unwrap(), BenchProgressPrinter::new(true, 6));
+        let execution = SelectedCasesRunner::for_session_and_target(
+            &session,
+            &settings,
+            target.clone(),
+            timer,
+            progress,
+        );
+        execution.run_selected_cases(&selection).unwrap();
+        let run = recorder.copy_of_run();
         assert!(run.failed.is_empty() && run.skipped.is_empty(), "{run:?}");
         let measured_bytes = |row: &str, cache: &str| {
             run.cases[&format!("memory/copy/n1/cuda/{row}/{cache}")]
@@ -311,7 +341,8 @@ extern "C" __global__ void copy(const float* x, float* y, long long n) {
             assert_eq!(hot, cold);
             hot.unwrap()
         });
-        // Bytes that launch graphs and concurrent tests on the device may add to a measurement.
+        // Number of bytes by which CUDA graphs and concurrent tests on the GPU may increase a
+        // measurement.
         let few = 48 * MIB;
         assert!((32 * MIB..32 * MIB + few).contains(&first), "{first}");
         assert!(scratch.abs_diff(first + 512 * MIB) < few, "{scratch} against {first}");

@@ -1,4 +1,4 @@
-//! Checks of a case other than its time: outputs of other inputs after timing, device memory.
+//! Checks of a case besides its time: outputs for changed inputs after timing, and device memory.
 
 pub mod after_timing;
 pub mod changed_inputs;

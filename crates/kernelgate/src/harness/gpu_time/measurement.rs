@@ -1,4 +1,4 @@
-//! The measurement that Criterion calls around every pass of a routine.
+//! The Criterion measurement that times the GPU work of each pass of a routine.
 
 use std::cell::{Cell, RefCell};
 use std::time::Instant;
@@ -8,149 +8,162 @@ use criterion::measurement::{Measurement, ValueFormatter, WallTime};
 
 use kernelgate_cuda::BackendError;
 use kernelgate_cuda::driver::stream::foreign_stream::{
-    EmptyIntervalReadings, ForeignStream, StreamError,
+    EmptyIntervalDurations, ForeignStreamError, ForeignStreamTimer,
 };
-use kernelgate_cuda::driver::stream::raw_stream::RawStream;
+use kernelgate_cuda::driver::stream::raw_stream::RawStreamHandle;
 
-use kernelgate_cuda::observe::cupti::{ActivityRecorder, RecordingExtent};
-use kernelgate_cuda::observe::telemetry::{CardReading, CardTelemetry};
+use kernelgate_cuda::observe::cupti::{CuptiActivityRecorder, CuptiRecordingExtent};
+use kernelgate_cuda::observe::telemetry::{CardTelemetryByNvml, GpuCardReading};
 
-use super::recording::{self, CriterionRecording, RecordAtExit};
-use super::samples::{GpuEventInterval, ProcessSampleLog};
-use crate::exit::ExitReason;
-use crate::harness::settings::process::CriterionProcessSettings;
-use crate::measure::audit::AllowedActions;
-use crate::measure::audit::cupti::{self, RecordedPass};
-use crate::measure::audit::routine_passes::{CriterionPasses, RECORDED_PASS_HOLD, RoutinePass};
-use crate::record::BaselineStore;
-use crate::record::text::printable_on_terminal;
+use super::recording::{self, CriterionRunToRecord, HowCriterionBenchEnded};
+use super::samples::{GpuTimeSample, LogOfMeasuredSamples};
+use crate::exit::ProcessExitReason;
+use crate::harness::settings::process::SettingsOfCriterionBench;
+use crate::measure::audit::AllowedActionsOfTimedCode;
+use crate::measure::audit::cupti::{self, CuptiRecordedRoutinePass};
+use crate::measure::audit::routine_passes::{
+    CUPTI_RECORDED_PASS_STREAM_HOLD, CriterionPassAudit, CriterionPassMeasurement,
+};
+use crate::record::RecordFoldersOfPackage;
+use crate::record::text::clean_message_for_terminal;
 
-/// A measurement of Criterion: the time of a stream, by events.
+/// A Criterion measurement of GPU time: CUDA events on the stream on which the routine enqueues its
+/// work.
 pub struct GpuTime {
-    inner: RefCell<GpuTimeState>,
-    formatter: GpuTimeFormatter,
+    inner: RefCell<GpuTimeMeasurementState>,
+    formatter: FormatterThatNotesReports,
 }
 
-struct GpuTimeState {
-    stream: ForeignStream,
-    /// Readings of an empty stream, measured before the first pass.
-    readings: Option<EmptyIntervalReadings>,
-    telemetry: Vec<CardReading>,
-    passes: CriterionPasses,
-    /// The CUPTI recorder during the recorded pass and the pass before it.
-    recorder: Option<ActivityRecorder>,
-    /// Beginning of the records of the pass that is judged, on CUPTI's clock.
+struct GpuTimeMeasurementState {
+    stream: ForeignStreamTimer,
+    /// Times of empty event intervals on the stream, measured before the first pass.
+    readings: Option<EmptyIntervalDurations>,
+    telemetry: Vec<GpuCardReading>,
+    passes: CriterionPassAudit,
+    /// The CUPTI recorder; present during the recorded pass and the pass before it.
+    recorder: Option<CuptiActivityRecorder>,
+    /// Time on CUPTI's clock at which the records of the audited pass begin.
     since: u64,
-    /// Whether CUPTI's record of this case is conclusive.
+    /// Whether CUPTI's record of this case was conclusive.
     recorded: bool,
-    /// Reason why CUPTI's last record is not conclusive.
+    /// Why CUPTI's last record was inconclusive.
     unrecorded: Option<String>,
-    log: ProcessSampleLog,
-    process: CriterionProcessSettings,
-    store: BaselineStore,
+    log: LogOfMeasuredSamples,
+    process: SettingsOfCriterionBench,
+    store: RecordFoldersOfPackage,
     began: Instant,
 }
 
 impl GpuTime {
-    /// Times work that is enqueued on a stream: its handle as a number, or as a pointer of the type
-    /// that the bench's binding has for `CUstream`. The stream must live as long as this
+    /// Times work that the bench enqueues on an existing stream, given its `CUstream` as a number
+    /// or as a pointer of the bench's own binding. The stream must exist as long as this
     /// measurement.
     ///
     /// A null or invalid handle ends the process with an error and exit code 2, because Criterion's
-    /// macros take no error. Use [`Self::new`] to get the error as a value instead.
-    pub fn time_on_stream(handle: impl Into<RawStream>) -> Self {
+    /// macros cannot pass on errors. [`Self::new`] returns the error instead of ending the process.
+    pub fn time_on_stream(handle: impl Into<RawStreamHandle>) -> Self {
         Self::new(handle.into()).unwrap_or_else(|error| {
             let error = error.to_string();
-            eprintln!("error: failed to time a stream: {}", printable_on_terminal(&error));
-            std::process::exit(ExitReason::Usage as i32)
+            eprintln!("error: failed to time a stream: {}", clean_message_for_terminal(&error));
+            std::process::exit(ProcessExitReason::Usage as i32)
         })
     }
 
-    /// Times the legacy default stream of the current context. The driver names the legacy default
-    /// stream by a null handle, so this stream has a constructor of its own.
+    /// Times work on the legacy default stream of the current context. The handle of the legacy
+    /// default stream is null, so this stream has its own constructor.
     pub fn on_legacy_default_stream() -> Self {
-        Self::time_on_stream(RawStream::LEGACY_DEFAULT_STREAM)
+        Self::time_on_stream(RawStreamHandle::LEGACY_DEFAULT_STREAM)
     }
 
-    /// Times work that is enqueued on a stream.
+    /// Times work that the bench enqueues on an existing stream.
     ///
     /// # Errors
-    /// Fails if the handle is null or no stream, or the device fails.
-    pub fn new(stream: RawStream) -> Result<Self, StreamError> {
-        // The program `kernelgate` looks for this mark in executables, so the compiler may not
+    /// Fails if the handle is null or no stream, or if the GPU fails.
+    pub fn new(stream: RawStreamHandle) -> Result<Self, ForeignStreamError> {
+        // The program `kernelgate` searches executables for this mark, so the compiler must not
         // remove it.
-        std::hint::black_box(recording::CRITERION_MAIN_MARK.as_ptr());
-        let process = CriterionProcessSettings::new();
-        let store = BaselineStore::discover();
-        let inner = GpuTimeState {
-            stream: ForeignStream::new(stream, process.timeout)?,
+        std::hint::black_box(recording::MARK_OF_CRITERION_BENCH_EXECUTABLE.as_ptr());
+        let process = SettingsOfCriterionBench::from_flags_and_environment();
+        let store = RecordFoldersOfPackage::record_folders_of_running_package();
+        let inner = GpuTimeMeasurementState {
+            stream: ForeignStreamTimer::with_timeout(stream, process.timeout)?,
             readings: None,
             telemetry: Vec::new(),
-            passes: CriterionPasses::new(AllowedActions::CRITERION_ROUTINE),
+            passes: CriterionPassAudit::new(
+                AllowedActionsOfTimedCode::ALLOWED_IN_CRITERION_ROUTINE,
+            ),
             recorder: None,
             since: 0,
             recorded: false,
             unrecorded: None,
-            log: ProcessSampleLog::without_samples(&store.criterion),
+            log: LogOfMeasuredSamples::empty_log_for_store(&store.criterion),
             process,
             store,
             began: Instant::now(),
         };
-        let formatter = GpuTimeFormatter { wall: WallTime, reported: Cell::new(false) };
+        let formatter = FormatterThatNotesReports { wall: WallTime, reported: Cell::new(false) };
         Ok(Self { inner: RefCell::new(inner), formatter })
     }
 
-    /// Ends the process because the GPU time of the bench routine cannot be measured.
-    fn refuse_routine(&self, inner: &mut GpuTimeState, error: &BackendError) -> ! {
-        let case = recording::case_being_measured(&inner.log, &inner.store);
-        eprintln!("error: {case}: {}", printable_on_terminal(&error.to_string()));
-        if let Err(why) =
-            inner.record_measured_cases_at_exit(RecordAtExit::Refused { case, error: error.into() })
+    /// Records the measured cases and ends the process, because the GPU time of the routine cannot
+    /// be measured correctly.
+    fn end_process_without_time_of_routine(
+        &self,
+        inner: &mut GpuTimeMeasurementState,
+        error: &BackendError,
+    ) -> ! {
+        let case = recording::description_of_case_being_measured(&inner.log, &inner.store);
+        eprintln!("error: {case}: {}", clean_message_for_terminal(&error.to_string()));
+        if let Err(why) = inner
+            .write_run_record_at_exit(HowCriterionBenchEnded::Refused { case, error: error.into() })
         {
-            eprintln!("error: {}", printable_on_terminal(&why));
+            eprintln!("error: {}", clean_message_for_terminal(&why));
         }
-        std::process::exit(ExitReason::Regression as i32)
+        std::process::exit(ProcessExitReason::Regression as i32)
     }
 }
 
-impl GpuTimeState {
-    fn begin_interval(&mut self) -> Result<(), BackendError> {
+impl GpuTimeMeasurementState {
+    fn begin_gpu_interval(&mut self) -> Result<(), BackendError> {
         if self.readings.is_none() {
-            self.readings = Some(self.stream.empty_readings()?);
-            self.add_telemetry_reading();
+            self.readings = Some(self.stream.measure_empty_intervals()?);
+            self.add_card_sensor_reading();
         }
-        if self.passes.next_attaches() {
-            self.attach_cupti();
+        if self.passes.must_attach_cupti_before_next_pass() {
+            self.start_cupti_recording();
         }
-        if let Some(recorder) = self.recorder.as_ref().filter(|_| self.passes.is_next_recorded()) {
-            self.since = recorder.clock_ns();
-            self.stream.mark_stream_by_fill()?;
+        if let Some(recorder) =
+            self.recorder.as_ref().filter(|_| self.passes.must_cupti_record_next_pass())
+        {
+            self.since = recorder.record_clock_now_ns();
+            self.stream.mark_stream_with_byte_fill()?;
         }
-        let hold = self.passes.next_pass_hold();
-        self.stream.begin_interval(hold)?;
+        let hold = self.passes.next_pass_stream_hold();
+        self.stream.hold_and_enqueue_first_event(hold)?;
         self.began = Instant::now();
         Ok(())
     }
 
-    fn attach_cupti(&mut self) {
-        match ActivityRecorder::start(RecordingExtent::Operations) {
+    fn start_cupti_recording(&mut self) {
+        match CuptiActivityRecorder::start_cupti_recording(CuptiRecordingExtent::Operations) {
             Ok(Some(recorder)) => self.recorder = Some(recorder),
             Ok(None) => self.unrecorded = Some("CUPTI is missing".to_owned()),
             Err(error) => self.unrecorded = Some(error.to_string()),
         }
     }
 
-    /// Checks CUPTI's record of one pass of the routine, and detaches CUPTI.
-    fn check_cupti_record(
+    /// Checks CUPTI's record of one pass of the routine for work on other streams, and detaches
+    /// CUPTI.
+    fn check_pass_by_cupti_and_detach(
         &mut self,
-        recorder: ActivityRecorder,
-        pass: RecordedPass,
+        recorder: CuptiActivityRecorder,
+        pass: CuptiRecordedRoutinePass,
     ) -> Result<(), BackendError> {
-        self.stream.context_busy_time()?;
-        let record = recorder.take_records_since(self.since, self.since);
-        let detached = recorder.detach_cupti();
+        self.stream.wait_for_context_and_return_duration()?;
+        let record = recorder.take_new_records_since(self.since, self.since);
+        let detached = recorder.end_recording_and_detach_cupti();
         self.unrecorded = match record.and_then(|record| detached.map(|()| record)) {
-            Ok(record) => cupti::check_recorded_pass(&record, pass)?,
+            Ok(record) => cupti::check_routine_pass_streams_with_cupti(&record, pass)?,
             Err(lost @ BackendError::Lost(_)) => return Err(lost),
             Err(error) => Some(error.to_string()),
         };
@@ -158,76 +171,85 @@ impl GpuTimeState {
         Ok(())
     }
 
-    fn end_interval(&mut self) -> Result<GpuEventInterval, BackendError> {
-        let judges = self.passes.is_next_recorded();
+    fn end_gpu_interval_and_audit_pass(&mut self) -> Result<GpuTimeSample, BackendError> {
+        let judges = self.passes.must_cupti_record_next_pass();
         let recorder = self.recorder.take_if(|_| judges).map(|recorder| {
-            // Waits so that work on another stream has time to begin.
-            std::thread::sleep(cupti::OTHER_STREAM_START_TIME);
-            let returned = recorder.clock_ns();
+            // The host sleeps first, so that work on another stream has time to begin and be
+            // noticed.
+            std::thread::sleep(cupti::WAIT_FOR_OTHER_STREAM_START);
+            let returned = recorder.record_clock_now_ns();
             (recorder, returned)
         });
         let interval = self.stream.end_interval()?;
         let host = self.began.elapsed();
         if let Some((recorder, returned)) = recorder {
             let held = interval.held == Some(true);
-            let times_out = self.since + RECORDED_PASS_HOLD.as_nanos() as u64;
+            let times_out = self.since + CUPTI_RECORDED_PASS_STREAM_HOLD.as_nanos() as u64;
             let released = if held { returned } else { times_out };
-            self.check_cupti_record(recorder, RecordedPass { held, released })?;
+            self.check_pass_by_cupti_and_detach(
+                recorder,
+                CuptiRecordedRoutinePass { held, released },
+            )?;
         }
-        let asks = self.passes.measures_context_after(&interval);
-        let busy = asks.then(|| self.stream.context_busy_time()).transpose()?;
+        let asks = self.passes.must_measure_context_busy_time_after(&interval);
+        let busy = asks.then(|| self.stream.wait_for_context_and_return_duration()).transpose()?;
         if let Some(readings) = &self.readings {
-            self.passes.add(RoutinePass { interval, host, busy }, readings)?;
+            self.passes
+                .add_finished_pass(CriterionPassMeasurement { interval, host, busy }, readings)?;
         }
         let drained = interval.drained;
         let recorded = self.recorded;
-        Ok(GpuEventInterval { ns: interval.elapsed_ns, drained, recorded, by_routine: false })
+        Ok(GpuTimeSample { ns: interval.elapsed_ns, drained, recorded, by_routine: false })
     }
 
-    fn add_telemetry_reading(&mut self) {
-        let telemetry = CardTelemetry::open_card(&self.stream.device_facts().uuid);
-        self.telemetry.extend(telemetry.as_ref().map(CardTelemetry::read_card));
+    fn add_card_sensor_reading(&mut self) {
+        let telemetry = CardTelemetryByNvml::open_card_by_uuid(&self.stream.gpu_properties().uuid);
+        self.telemetry.extend(telemetry.as_ref().map(CardTelemetryByNvml::read_card_sensors));
     }
 
-    fn record_measured_cases_at_exit(&mut self, ended: RecordAtExit) -> Result<ExitReason, String> {
-        self.add_telemetry_reading();
+    fn write_run_record_at_exit(
+        &mut self,
+        ended: HowCriterionBenchEnded,
+    ) -> Result<ProcessExitReason, String> {
+        self.add_card_sensor_reading();
         let least_ns =
             self.readings.map_or(0.0, |readings| readings.least_ns - readings.nothing_ns);
         let telemetry = std::mem::take(&mut self.telemetry);
         let Self { process, store, log, stream, unrecorded, .. } = self;
-        let (facts, unrecorded) = (stream.device_facts(), unrecorded.as_deref());
-        let recording = CriterionRecording { process, store, log, facts, least_ns, unrecorded };
-        recording.record_cases(telemetry, ended)
+        let (facts, unrecorded) = (stream.gpu_properties(), unrecorded.as_deref());
+        let recording = CriterionRunToRecord { process, store, log, facts, least_ns, unrecorded };
+        recording.write_record_of_measured_cases(telemetry, ended)
     }
 }
 
 impl Measurement for GpuTime {
     type Intermediate = ();
-    type Value = GpuEventInterval;
+    type Value = GpuTimeSample;
 
     fn start(&self) {
         let inner = &mut *self.inner.borrow_mut();
-        // Criterion formats times only to report them, so the passes after a report belong to
-        // another case.
+        // Criterion formats times only for reports, so the passes after a report belong to the next
+        // case.
         if self.formatter.reported.take() {
-            inner.passes = CriterionPasses::new(AllowedActions::CRITERION_ROUTINE);
+            inner.passes =
+                CriterionPassAudit::new(AllowedActionsOfTimedCode::ALLOWED_IN_CRITERION_ROUTINE);
             inner.recorded = false;
         }
-        if let Err(error) = inner.begin_interval() {
-            self.refuse_routine(inner, &error);
+        if let Err(error) = inner.begin_gpu_interval() {
+            self.end_process_without_time_of_routine(inner, &error);
         }
     }
 
-    fn end(&self, (): ()) -> GpuEventInterval {
+    fn end(&self, (): ()) -> GpuTimeSample {
         let inner = &mut *self.inner.borrow_mut();
-        match inner.end_interval() {
+        match inner.end_gpu_interval_and_audit_pass() {
             Ok(elapsed) => elapsed,
-            Err(error) => self.refuse_routine(inner, &error),
+            Err(error) => self.end_process_without_time_of_routine(inner, &error),
         }
     }
 
-    fn add(&self, a: &GpuEventInterval, b: &GpuEventInterval) -> GpuEventInterval {
-        GpuEventInterval {
+    fn add(&self, a: &GpuTimeSample, b: &GpuTimeSample) -> GpuTimeSample {
+        GpuTimeSample {
             ns: a.ns + b.ns,
             drained: a.drained || b.drained,
             recorded: a.recorded && b.recorded,
@@ -235,13 +257,13 @@ impl Measurement for GpuTime {
         }
     }
 
-    fn zero(&self) -> GpuEventInterval {
-        GpuEventInterval { recorded: true, ..GpuEventInterval::default() }
+    fn zero(&self) -> GpuTimeSample {
+        GpuTimeSample { recorded: true, ..GpuTimeSample::default() }
     }
 
-    /// Criterion calls this function once for each sample, so the function records the sample.
-    fn to_f64(&self, value: &GpuEventInterval) -> f64 {
-        self.inner.borrow_mut().log.add(*value);
+    /// Criterion calls this function exactly once per sample, so the sample is logged here.
+    fn to_f64(&self, value: &GpuTimeSample) -> f64 {
+        self.inner.borrow_mut().log.add_sample(*value);
         value.ns
     }
 
@@ -253,28 +275,32 @@ impl Measurement for GpuTime {
 impl Drop for GpuTime {
     fn drop(&mut self) {
         let inner = self.inner.get_mut();
-        if inner.log.is_empty() {
+        if inner.log.has_no_samples() {
             return;
         }
         let panicking = std::thread::panicking();
-        let ended = if panicking { RecordAtExit::Interrupted } else { RecordAtExit::Complete };
-        let exit = inner.record_measured_cases_at_exit(ended).unwrap_or_else(|why| {
-            eprintln!("error: {}", printable_on_terminal(&why));
-            ExitReason::Usage
+        let ended = if panicking {
+            HowCriterionBenchEnded::Interrupted
+        } else {
+            HowCriterionBenchEnded::Complete
+        };
+        let exit = inner.write_run_record_at_exit(ended).unwrap_or_else(|why| {
+            eprintln!("error: {}", clean_message_for_terminal(&why));
+            ProcessExitReason::Usage
         });
-        if exit != ExitReason::Fine && !panicking {
+        if exit != ProcessExitReason::Fine && !panicking {
             std::process::exit(exit as i32);
         }
     }
 }
 
-/// Formats nanoseconds as Criterion does; the formatted case has ended.
-struct GpuTimeFormatter {
+/// Formats nanoseconds like Criterion, and notes that Criterion has reported the case.
+struct FormatterThatNotesReports {
     wall: WallTime,
     reported: Cell<bool>,
 }
 
-impl ValueFormatter for GpuTimeFormatter {
+impl ValueFormatter for FormatterThatNotesReports {
     fn scale_values(&self, typical_ns: f64, values: &mut [f64]) -> &'static str {
         self.reported.set(true);
         self.wall.formatter().scale_values(typical_ns, values)

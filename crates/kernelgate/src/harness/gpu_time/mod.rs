@@ -1,4 +1,4 @@
-//! GPU times for an existing Criterion bench: a measurement on the stream of the bench's own code,
+//! Measures GPU times in an existing Criterion bench, on the stream of the bench's own code,
 //! whichever library created the stream.
 //!
 //! ```no_run
@@ -20,35 +20,34 @@
 //! ```
 //!
 //! The measured time lies between two CUDA events around the routine's work on that stream, for all
-//! iterations of a sample together. Nothing is subtracted. If a routine waits for the GPU, the wait
-//! is part of its time, and the record states that; the routine need not wait, because the
-//! measurement waits itself. The process ends with an error and exit code 1 if the measured time
-//! would not be that of the routine's work.
+//! iterations of a sample together. Nothing is subtracted. If the routine waits for the GPU, the
+//! wait is part of its time and the record says so; waiting is unnecessary, because the measurement
+//! itself waits. If the measured time would not be the time of the routine's work, the process ends
+//! with an error and exit code 1.
 //!
-//! When the measurement is dropped after the last benchmark of its group, the run is recorded: ids
-//! and samples in Criterion's store that this process measured. `kernelgate gate`, `baseline` and
-//! `runs` accept it as any other run, and `compare` drives the bench by Criterion's flags. Cases
-//! that are timed this way are unverified, because their outputs are not checked. Deliberately
-//! absent: the blocking kernel, clocks and ceilings of the harness, which need kernels of its own
-//! in the bench's context.
+//! When the measurement is dropped after the last benchmark of its group, it writes a run record
+//! with the ids and samples that this process measured. `kernelgate gate`, `baseline` and `runs`
+//! accept the record like any other; `compare` runs the bench with Criterion's flags. Cases
+//! measured by `GpuTime` are recorded as unverified, because nothing checks their outputs.
+//! Measurements by `GpuTime` lack the harness's blocking kernel, clock readings and ceilings, which
+//! need kernelgate's own kernels in the bench's context.
 
 mod measurement;
 mod recording;
 mod samples;
 
-pub use super::settings::process::RECORD_VARIABLE;
-/// Re-export of Criterion in the supported version, for benches that depend on another version.
+pub use super::settings::process::RECORD_PATH_VARIABLE;
+/// Re-exports the supported Criterion version, for benches that depend on another version.
 pub use criterion;
-pub use kernelgate_cuda::driver::stream::foreign_stream::StreamError;
-pub use kernelgate_cuda::driver::stream::raw_stream::RawStream;
+pub use kernelgate_cuda::driver::stream::foreign_stream::ForeignStreamError;
+pub use kernelgate_cuda::driver::stream::raw_stream::RawStreamHandle;
 pub use measurement::GpuTime;
-pub use recording::CRITERION_MAIN_MARK;
-pub use samples::GpuEventInterval;
+pub use recording::MARK_OF_CRITERION_BENCH_EXECUTABLE;
+pub use samples::GpuTimeSample;
 
-/// Criterion with GPU time, to use instead of `criterion::Criterion` in a bench function's
-/// signature.
+/// Criterion with GPU time, to replace `criterion::Criterion` in signatures of bench functions.
 pub type Criterion = criterion::Criterion<GpuTime>;
-/// Criterion's benchmark group, measuring GPU times.
+/// Criterion's benchmark group with GPU time.
 pub type BenchmarkGroup<'a> = criterion::BenchmarkGroup<'a, GpuTime>;
-/// Criterion's bencher, measuring GPU times.
+/// Criterion's bencher with GPU time.
 pub type Bencher<'a> = criterion::Bencher<'a, GpuTime>;

@@ -1,164 +1,187 @@
-//! Makes the run record of a bench that uses Criterion with GPU time, from the ids and samples in
+//! Makes the run record of a Criterion bench with GPU time, from those ids and samples in
 //! Criterion's store that this process measured.
 
 use std::path::Path;
 
-use super::samples::{ProcessSampleLog, SampleOrigin};
+use super::samples::{LogOfMeasuredSamples, WhoMeasuredStoredSamples};
 use crate::display::{self, terminal};
-use crate::exit::ExitReason;
-use crate::harness::recording::invocation::BenchInvocation;
+use crate::exit::ProcessExitReason;
+use crate::harness::recording::invocation::CargoBenchInvocation;
 use crate::harness::recording::save_baseline;
 use crate::harness::running::bench_run;
-use crate::harness::settings::process::CriterionProcessSettings;
-use crate::measure::SampleConditions;
-use crate::measure::audit::{RefusedSubject, duration};
-use crate::measure::power::PowerRecord;
-use crate::record::criterion_store::{self, CriterionStoreResults, StoredCriterionCase};
-use crate::record::text::{check_plain_text, on_one_line, printable_on_terminal, printable_path};
+use crate::harness::settings::process::SettingsOfCriterionBench;
+use crate::measure::CaseSampleConditions;
+use crate::measure::audit::{RefusedTimedCode, duration};
+use crate::measure::power::CasePowerRecord;
+use crate::record::criterion_store::{self, CaseInCriterionStore, CriterionStoreResults};
+use crate::record::text::{
+    clean_message_for_terminal, join_lines_with_spaces, path_for_terminal,
+    refuse_control_characters,
+};
 use crate::record::{
-    BaselineStore, CaseRecord, CaseSamples, Environment, FileLock, ProcessRun, Provenance, file,
+    BenchProcessRun, CaseRecordWithSamples, CommitAndChanges, ExclusiveFileLock,
+    RecordFoldersOfPackage, RunEnvironment, SamplesOfCase, file,
 };
 use crate::stats;
-use kernelgate_cuda::driver::device::DeviceFacts;
-use kernelgate_cuda::observe::telemetry::CardReading;
-use kernelgate_cuda::{BackendError, CaseFailure};
+use kernelgate_cuda::driver::device::GpuProperties;
+use kernelgate_cuda::observe::telemetry::GpuCardReading;
+use kernelgate_cuda::{BackendError, CaseFailureReason};
 
-/// Bytes in the executable that let `kernelgate` recognize it without running it; the program then
-/// drives it by Criterion's flags.
-pub const CRITERION_MAIN_MARK: &str = "\0kernelgate GPU time in Criterion's main\0";
+/// Bytes in the executable by which `kernelgate` recognises a Criterion bench without running it,
+/// and then runs it with Criterion's flags.
+pub const MARK_OF_CRITERION_BENCH_EXECUTABLE: &str = "\0kernelgate GPU time in Criterion's main\0";
 
 /// End of the process.
-pub enum RecordAtExit {
+pub enum HowCriterionBenchEnded {
     /// All benchmark functions of the Criterion group ran.
     Complete,
     /// The bench panicked.
     Interrupted,
-    /// The measurement of a case was refused.
+    /// The measurement ended the process, because a case could not be timed correctly.
     Refused {
-        /// Id of the case that was measured.
+        /// Id of the case that could not be timed.
         case: String,
-        /// Reason why the case has no time.
-        error: CaseFailure,
+        /// Why the case has no time.
+        error: CaseFailureReason,
     },
 }
 
-/// Returns the name of the case whose samples are being measured. Criterion reports an id only
-/// after its samples are taken.
-pub fn case_being_measured(log: &ProcessSampleLog, store: &BaselineStore) -> String {
-    let stored = criterion_store::read(&store.criterion).unwrap_or_default();
-    let here = stored
-        .cases
-        .iter()
-        .filter(|(_, case)| matches!(log.origin(case), SampleOrigin::Here { .. }));
+/// Describes the case whose samples are being measured, for an error message. Criterion reports a
+/// case id only after its samples were taken, so the previous case is named instead.
+pub fn description_of_case_being_measured(
+    log: &LogOfMeasuredSamples,
+    store: &RecordFoldersOfPackage,
+) -> String {
+    let stored = criterion_store::read_criterion_store(&store.criterion).unwrap_or_default();
+    let here = stored.cases.iter().filter(|(_, case)| {
+        matches!(log.origin_of_stored_samples(case), WhoMeasuredStoredSamples::Here { .. })
+    });
     let last = here.max_by_key(|(_, case)| case.written);
     last.map_or("the first case".to_owned(), |(id, _)| {
-        format!("the case after `{}`", on_one_line(id))
+        format!("the case after `{}`", join_lines_with_spaces(id))
     })
 }
 
-/// A bench process whose samples are written to a run record.
-pub struct CriterionRecording<'a> {
+/// Data from which the run record of a Criterion bench process is made.
+pub struct CriterionRunToRecord<'a> {
     /// The process.
-    pub process: &'a CriterionProcessSettings,
-    /// Folders of runs and baselines of the package.
-    pub store: &'a BaselineStore,
+    pub process: &'a SettingsOfCriterionBench,
+    /// Folders of the package's runs and baselines.
+    pub store: &'a RecordFoldersOfPackage,
     /// Samples of the recording.
-    pub log: &'a ProcessSampleLog,
+    pub log: &'a LogOfMeasuredSamples,
     /// GPU of the recording.
-    pub facts: &'a DeviceFacts,
-    /// Shortest time of a launch on the timed stream, nanoseconds.
+    pub facts: &'a GpuProperties,
+    /// Shortest measurable time of a launch on the timed stream, in nanoseconds.
     pub least_ns: f64,
-    /// Reason why CUPTI's records of a case were not conclusive; `None` if they were.
+    /// Why CUPTI's record of a case was inconclusive; `None` if it was conclusive.
     pub unrecorded: Option<&'a str>,
 }
 
-impl CriterionRecording<'_> {
-    /// Records the process' cases; returns the exit code of the process.
+impl CriterionRunToRecord<'_> {
+    /// Writes the run record of the cases that this process measured; returns the exit reason.
     ///
     /// # Errors
-    /// The failure, as the end of a sentence.
-    pub fn record_cases(
+    /// A message that ends a sentence.
+    pub fn write_record_of_measured_cases(
         &self,
-        telemetry: Vec<CardReading>,
-        ended: RecordAtExit,
-    ) -> Result<ExitReason, String> {
+        telemetry: Vec<GpuCardReading>,
+        ended: HowCriterionBenchEnded,
+    ) -> Result<ProcessExitReason, String> {
         let Self { process, store, .. } = *self;
-        let stored = criterion_store::read(&store.criterion).map_err(|error| error.to_string())?;
-        let complete = matches!(ended, RecordAtExit::Complete);
-        let mut run = self.measured_run(&stored);
-        if let RecordAtExit::Refused { case, error } = ended {
+        let stored = criterion_store::read_criterion_store(&store.criterion)
+            .map_err(|error| error.to_string())?;
+        let complete = matches!(ended, HowCriterionBenchEnded::Complete);
+        let mut run = self.run_of_measured_cases(&stored);
+        if let HowCriterionBenchEnded::Refused { case, error } = ended {
             run.failed.insert(case, error);
         }
         if run.cases.is_empty() && run.failed.is_empty() && run.skipped.is_empty() {
-            return Ok(ExitReason::Fine);
+            return Ok(ProcessExitReason::Fine);
         }
-        let invocation = BenchInvocation::new(process.session.clone()?);
+        let invocation = CargoBenchInvocation::invocation_of_this_process(process.session.clone()?);
         let bench = bench_target_name(process.executable.as_deref().unwrap_or(Path::new("")));
-        // If the program asked for a record, it gets one record of all groups.
-        let earlier = process.record.as_ref().and_then(|path| file::read::<ProcessRun>(path).ok());
+        // If `kernelgate` asked for a record, all groups of the bench are merged into this one
+        // record.
+        let earlier = process
+            .record
+            .as_ref()
+            .and_then(|path| file::read_record::<BenchProcessRun>(path).ok());
         if let Some(earlier) = earlier {
             run.cases.extend(earlier.cases);
             run.skipped.extend(earlier.skipped);
             run.failed.extend(earlier.failed);
         }
-        let run = ProcessRun {
+        let run = BenchProcessRun {
             session: invocation.session.clone(),
             package: store.package.clone(),
             invocation: Some(invocation.id.clone()),
             complete,
-            provenance: Provenance::detect_from_git(&store.root),
-            executable: bench_run::executable_hash(process.executable.as_deref()),
+            provenance: CommitAndChanges::from_git_or_variable(&store.root),
+            executable: bench_run::content_hash_of_executable(process.executable.as_deref()),
             telemetry,
             ..run
         };
-        // Two groups of a bench, each with a measurement of its own, are two runs.
+        // Two Criterion groups with their own measurements produce two run records.
         let stem = |path: &Path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
-        let named =
-            |path: &Path| ProcessRun { bench: stem(path).unwrap_or(bench.clone()), ..run.clone() };
+        let named = |path: &Path| BenchProcessRun {
+            bench: stem(path).unwrap_or(bench.clone()),
+            ..run.clone()
+        };
         let run = if let Some(path) = &process.record {
             let run = named(path);
-            file::write(path, &run).map_err(|error| error.to_string())?;
+            file::write_record_atomically(path, &run).map_err(|error| error.to_string())?;
             run
         } else {
             let path = invocation
-                .write_bench_record(store, &bench, named)
+                .write_run_record_of_bench(store, &bench, named)
                 .map_err(|error| error.to_string())?;
             let run = named(&path);
-            print_run_results(&run, &path, &store.report_page());
+            print_run_results(&run, &path, &store.default_report_page_path());
             run
         };
         if let Some(name) = &process.save_baseline {
-            save_run_baseline(store, &run, name)?;
+            add_run_to_baseline(store, &run, name)?;
         }
-        Ok(if run.failed.is_empty() { ExitReason::Fine } else { ExitReason::Regression })
+        Ok(if run.failed.is_empty() {
+            ProcessExitReason::Fine
+        } else {
+            ProcessExitReason::Regression
+        })
     }
 
-    /// Builds the run record of the cases that this process measured. Other cases of the store are
-    /// of other benches, or of earlier runs.
-    fn measured_run(&self, stored: &CriterionStoreResults) -> ProcessRun {
-        let environment = Environment::on_gpus([self.facts]);
-        let mut run = ProcessRun::start_now("", "", environment, Provenance::default());
+    /// Makes the run of those cases in Criterion's store that this process measured. Other cases in
+    /// Criterion's store belong to other benches or to earlier runs.
+    fn run_of_measured_cases(&self, stored: &CriterionStoreResults) -> BenchProcessRun {
+        let environment = RunEnvironment::environment_of_process_on_gpus([self.facts]);
+        let mut run = BenchProcessRun::empty_run_starting_now(
+            "",
+            "",
+            environment,
+            CommitAndChanges::default(),
+        );
         for (id, case) in &stored.cases {
-            match self.log.origin(case) {
-                SampleOrigin::Elsewhere => {}
-                SampleOrigin::ByRoutine => {
+            match self.log.origin_of_stored_samples(case) {
+                WhoMeasuredStoredSamples::Elsewhere => {}
+                WhoMeasuredStoredSamples::ByRoutine => {
                     let why = "its routine measures the time itself (iter_custom)";
-                    run.skipped.insert(on_one_line(id), why.to_owned());
+                    run.skipped.insert(join_lines_with_spaces(id), why.to_owned());
                 }
-                SampleOrigin::Here { samples, host_bound, recorded } => {
-                    let mut record = case_record_from_samples(case, samples, host_bound);
+                WhoMeasuredStoredSamples::Here { samples, host_bound, recorded } => {
+                    let mut record = record_of_stored_criterion_case(case, samples, host_bound);
                     let why = self.unrecorded.unwrap_or("no pass was recorded");
                     record.samples.unrecorded = (!recorded).then(|| why.to_owned());
-                    let launch_ns = stats::median(&record.samples.per_launch_ns());
-                    let duration = duration::check_shortest_time(
-                        RefusedSubject::Routine,
+                    let launch_ns = stats::median(&record.samples.launch_times_by_sample_ns());
+                    let duration = duration::refuse_time_below_shortest_command(
+                        RefusedTimedCode::Routine,
                         launch_ns,
                         self.least_ns,
                     );
                     if let Err(why) = duration {
-                        run.failed.insert(on_one_line(id), (&BackendError::from(why)).into());
-                    } else if let Err(why) = check_plain_text(id) {
-                        run.skipped.insert(on_one_line(id), why);
+                        run.failed
+                            .insert(join_lines_with_spaces(id), (&BackendError::from(why)).into());
+                    } else if let Err(why) = refuse_control_characters(id) {
+                        run.skipped.insert(join_lines_with_spaces(id), why);
                     } else {
                         run.cases.insert(id.clone(), record);
                     }
@@ -169,21 +192,23 @@ impl CriterionRecording<'_> {
     }
 }
 
-fn case_record_from_samples(
-    case: &StoredCriterionCase,
+fn record_of_stored_criterion_case(
+    case: &CaseInCriterionStore,
     samples: usize,
     host_bound: bool,
-) -> CaseRecord {
-    case.record(CaseSamples {
+) -> CaseRecordWithSamples {
+    case.to_case_record(SamplesOfCase {
         launches: case.iterations[..samples].to_vec(),
         elapsed_ns: case.times[..samples].to_vec(),
-        conditions: SampleConditions { host_bound, ..SampleConditions::default() },
-        power: Some(PowerRecord::not_applicable("Criterion plans the samples of this bench")),
-        ..CaseSamples::default()
+        conditions: CaseSampleConditions { host_bound, ..CaseSampleConditions::default() },
+        power: Some(CasePowerRecord::with_power_state_not_applicable(
+            "Criterion plans the samples of this bench",
+        )),
+        ..SamplesOfCase::default()
     })
 }
 
-/// Name of the bench target, without the hash that cargo appends.
+/// Name of the bench target: the executable's name without the hash that cargo appends.
 fn bench_target_name(program: &Path) -> String {
     let stem = program.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let hash = |end: &str| end.len() == 16 && end.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -193,28 +218,37 @@ fn bench_target_name(program: &Path) -> String {
     }
 }
 
-fn print_run_results(run: &ProcessRun, path: &Path, page: &Path) {
+fn print_run_results(run: &BenchProcessRun, path: &Path, page: &Path) {
     println!(
         "{}",
-        display::runs::results_text(std::slice::from_ref(run), terminal::terminal_columns())
+        display::runs::results_table_and_remarks_text(
+            std::slice::from_ref(run),
+            terminal::terminal_columns()
+        )
     );
     let (path, page) = (path.display().to_string(), page.display().to_string());
-    eprintln!("run recorded in {}", printable_on_terminal(&path));
-    eprintln!("`kernelgate report` draws it in {}", printable_on_terminal(&page));
+    eprintln!("run recorded in {}", clean_message_for_terminal(&path));
+    eprintln!("`kernelgate report` draws it in {}", clean_message_for_terminal(&page));
 }
 
-/// Adds the run to our baseline of the name under which Criterion saves its own.
-fn save_run_baseline(store: &BaselineStore, run: &ProcessRun, name: &str) -> Result<(), String> {
+/// Adds the run to kernelgate's baseline with the name under which Criterion saves its own
+/// baseline.
+fn add_run_to_baseline(
+    store: &RecordFoldersOfPackage,
+    run: &BenchProcessRun,
+    name: &str,
+) -> Result<(), String> {
     if run.cases.is_empty() {
         return Ok(());
     }
     let unsaved = |error: &dyn std::fmt::Display| format!("baseline `{name}`: {error}");
     // Criterion takes any name.
     let path = store
-        .baseline_path(&run.environment.baseline_folder_name(), name)
+        .path_of_baseline(&run.environment.baseline_folder_of_device_and_count(), name)
         .map_err(|error| format!("baseline `{name}` is Criterion's alone: {error}"))?;
-    let _lock = FileLock::acquire_for_file(&path).map_err(|error| unsaved(&error))?;
-    save_baseline::save_to_baseline(&path, name, run).map_err(|error| unsaved(&error))?;
-    eprintln!("baseline `{name}` saved in {}", printable_path(&path));
+    let _lock = ExclusiveFileLock::acquire_lock_for_file(&path).map_err(|error| unsaved(&error))?;
+    save_baseline::merge_run_into_baseline_file(&path, name, run)
+        .map_err(|error| unsaved(&error))?;
+    eprintln!("baseline `{name}` saved in {}", path_for_terminal(&path));
     Ok(())
 }

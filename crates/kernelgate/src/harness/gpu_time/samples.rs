@@ -1,105 +1,113 @@
-//! The samples of a process in order of measurement, and how they are matched to cases in
-//! Criterion's store.
+//! Logs the samples that a process measured, and matches them with the cases in Criterion's store.
 //!
-//! Criterion does not name the case whose sample a measurement takes. The times in Criterion's
-//! store identify the case of a sample, because they equal the measured times bit for bit.
+//! Criterion does not pass the case of a sample to the measurement. The times in Criterion's
+//! store identify the case of each sample, because they equal the measured times bit for bit.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use crate::record::criterion_store::StoredCriterionCase;
+use crate::record::criterion_store::CaseInCriterionStore;
 
 /// Time between two events.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct GpuEventInterval {
+pub struct GpuTimeSample {
     /// Nanoseconds.
     pub(super) ns: f64,
-    /// Whether the GPU waited for the host when the sample ended.
+    /// Whether the GPU had finished and waited for the host when the sample ended.
     pub(super) drained: bool,
-    /// Whether CUPTI's record of a pass shows that the routine works on no other stream.
+    /// Whether CUPTI's record of a pass shows that the routine uses only the timed stream.
     pub(super) recorded: bool,
-    /// Whether the bench routine measured the time itself and passed it to Criterion
-    /// (`iter_custom`).
+    /// Whether the routine measured the time itself and passed it to Criterion (`iter_custom`).
     pub(super) by_routine: bool,
 }
 
 /// Makes a sample from a time that the routine measured itself with `iter_custom`. Criterion
-/// reports a case timed by its routine; kernelgate does not record it, because nothing is known
-/// about how it was measured.
-impl From<Duration> for GpuEventInterval {
+/// reports such a case, but kernelgate does not record it, because it cannot know how the time was
+/// measured.
+impl From<Duration> for GpuTimeSample {
     fn from(elapsed: Duration) -> Self {
         Self { ns: elapsed.as_nanos() as f64, by_routine: true, ..Self::default() }
     }
 }
 
-/// Origin of the samples of a case in the store.
+/// Origin of the samples of a case in Criterion's store: the process or routine that took them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SampleOrigin {
-    /// This process took the samples; the field states whether host time is in most of them.
+pub enum WhoMeasuredStoredSamples {
+    /// This process measured the samples.
     Here {
-        /// Number of samples in Criterion's store that this process measured: all of them, except
-        /// that Criterion's quick mode may invent the second one.
+        /// Number of stored samples that this process measured: all, except a second sample that
+        /// Criterion's quick mode invents.
         samples: usize,
-        /// Whether the GPU waited for the host in most samples.
+        /// Whether the GPU waited for the host at the end of most samples.
         host_bound: bool,
-        /// Whether CUPTI recorded a pass of the routine at the latest with the last sample.
+        /// Whether CUPTI's record of a pass was conclusive by the last sample of the case.
         recorded: bool,
     },
-    /// The bench routine measured the time itself (`iter_custom`).
+    /// The routine measured the time itself (`iter_custom`).
     ByRoutine,
-    /// Another process or another measurement measured the samples.
+    /// Another process, or another measurement, took the samples.
     Elsewhere,
 }
 
-/// Log of all samples that a process measured.
+/// Log of all samples that this process measured, in order.
 #[derive(Debug, Clone)]
-pub struct ProcessSampleLog {
+pub struct LogOfMeasuredSamples {
     since: SystemTime,
-    taken: Vec<GpuEventInterval>,
+    taken: Vec<GpuTimeSample>,
 }
 
-impl ProcessSampleLog {
-    /// An empty log, for cases that Criterion will store in that folder.
-    pub fn without_samples(store: &Path) -> ProcessSampleLog {
-        // The start is read from the file system's clock, which need not be the host's.
+impl LogOfMeasuredSamples {
+    /// Creates an empty log for cases that Criterion will store in the folder `store`.
+    pub fn empty_log_for_store(store: &Path) -> LogOfMeasuredSamples {
+        // The start time is read from a new file in the store, because the file system's clock may
+        // differ from the host's clock.
         let there = store.ancestors().find(|folder| folder.is_dir());
         let probe = there.and_then(|folder| tempfile::tempfile_in(folder).ok());
         let since = probe.and_then(|file| file.metadata().ok()?.modified().ok());
         Self { since: since.unwrap_or_else(SystemTime::now), taken: Vec::new() }
     }
 
-    /// Whether this process measured no sample.
-    pub fn is_empty(&self) -> bool {
+    /// Whether this process has measured no sample.
+    pub fn has_no_samples(&self) -> bool {
         self.taken.is_empty()
     }
 
     /// Adds the next.
-    pub fn add(&mut self, sample: GpuEventInterval) {
+    pub fn add_sample(&mut self, sample: GpuTimeSample) {
         self.taken.push(sample);
     }
 
-    /// Determines which process measured a case's samples in Criterion's store, and how.
-    pub fn origin(&self, case: &StoredCriterionCase) -> SampleOrigin {
+    /// Determines who measured the samples of a case in Criterion's store, by comparing their times
+    /// with the log.
+    pub fn origin_of_stored_samples(
+        &self,
+        case: &CaseInCriterionStore,
+    ) -> WhoMeasuredStoredSamples {
         if case.written.is_some_and(|written| written < self.since) || case.times.is_empty() {
-            return SampleOrigin::Elsewhere;
+            return WhoMeasuredStoredSamples::Elsewhere;
         }
-        // Criterion's quick mode makes up the second sample of what takes too long for two.
+        // Criterion's quick mode invents the second sample of a case that takes too long for two.
         let made_up = matches!(*case.times, [first, second] if second == first.next_up());
         let times = if made_up { &case.times[..1] } else { &case.times };
-        let same = |window: &&[GpuEventInterval]| {
+        let same = |window: &&[GpuTimeSample]| {
             let pairs = window.iter().zip(times);
             pairs.into_iter().all(|(taken, time)| taken.ns.to_bits() == time.to_bits())
         };
         let Some(found) = self.taken.windows(times.len()).rfind(same) else {
-            return SampleOrigin::Elsewhere;
+            return WhoMeasuredStoredSamples::Elsewhere;
         };
         if found.iter().any(|sample| sample.by_routine) {
-            return SampleOrigin::ByRoutine;
+            return WhoMeasuredStoredSamples::ByRoutine;
         }
         let drained = found.iter().filter(|sample| sample.drained).count();
-        // The first sample precedes the recorded pass where a warm-up has one pass.
+        // If the warm-up had only one pass, the first sample was taken before the pass that CUPTI
+        // recorded.
         let recorded = found.last().is_some_and(|sample| sample.recorded);
-        SampleOrigin::Here { samples: times.len(), host_bound: 2 * drained > times.len(), recorded }
+        WhoMeasuredStoredSamples::Here {
+            samples: times.len(),
+            host_bound: 2 * drained > times.len(),
+            recorded,
+        }
     }
 }
 
@@ -107,8 +115,8 @@ impl ProcessSampleLog {
 mod tests {
     use super::*;
 
-    fn stored_case(times: &[f64]) -> StoredCriterionCase {
-        StoredCriterionCase {
+    fn stored_case_with_times(times: &[f64]) -> CaseInCriterionStore {
+        CaseInCriterionStore {
             group: "g".to_owned(),
             iterations: vec![1; times.len()],
             times: times.to_vec(),
@@ -117,32 +125,37 @@ mod tests {
     }
 
     #[test]
-    fn a_case_in_criterions_store_is_matched_by_its_times() {
+    fn stored_cases_are_recognised_by_their_times() {
         let folder = tempfile::tempdir().unwrap();
-        let mut log = ProcessSampleLog::without_samples(&folder.path().join("not/yet"));
-        let sample = |ns| GpuEventInterval { ns, ..GpuEventInterval::default() };
-        // Two cases, separated by a sample that was never stored.
+        let mut log = LogOfMeasuredSamples::empty_log_for_store(&folder.path().join("not/yet"));
+        let sample = |ns| GpuTimeSample { ns, ..GpuTimeSample::default() };
+        // The test logs two cases, separated by a sample that Criterion never stored.
         for ns in [10.0, 20.5, 30.0, 7.0] {
-            log.add(sample(ns));
+            log.add_sample(sample(ns));
         }
         for ns in [1.0, 2.0, 3.0] {
-            log.add(GpuEventInterval { drained: ns < 3.0, recorded: ns > 1.0, ..sample(ns) });
+            log.add_sample(GpuTimeSample { drained: ns < 3.0, recorded: ns > 1.0, ..sample(ns) });
         }
-        log.add(Duration::from_nanos(50).into());
-        log.add(Duration::from_nanos(60).into());
-        let origin = |times: &[f64]| log.origin(&stored_case(times));
-        let here =
-            |samples, host_bound, recorded| SampleOrigin::Here { samples, host_bound, recorded };
+        log.add_sample(Duration::from_nanos(50).into());
+        log.add_sample(Duration::from_nanos(60).into());
+        let origin = |times: &[f64]| log.origin_of_stored_samples(&stored_case_with_times(times));
+        let here = |samples, host_bound, recorded| WhoMeasuredStoredSamples::Here {
+            samples,
+            host_bound,
+            recorded,
+        };
         assert_eq!(origin(&[10.0, 20.5, 30.0]), here(3, false, false));
         assert_eq!(origin(&[1.0, 2.0, 3.0]), here(3, true, true));
-        assert_eq!(origin(&[50.0, 60.0]), SampleOrigin::ByRoutine);
-        assert_eq!(origin(&[10.0, 20.5, 31.0]), SampleOrigin::Elsewhere);
-        assert_eq!(origin(&[20.5, 10.0]), SampleOrigin::Elsewhere, "another order");
+        assert_eq!(origin(&[50.0, 60.0]), WhoMeasuredStoredSamples::ByRoutine);
+        assert_eq!(origin(&[10.0, 20.5, 31.0]), WhoMeasuredStoredSamples::Elsewhere);
+        assert_eq!(origin(&[20.5, 10.0]), WhoMeasuredStoredSamples::Elsewhere, "another order");
         let made_up = origin(&[7.0, 7.0_f64.next_up()]);
         assert_eq!(made_up, here(1, false, false), "the second was made up");
         let old = SystemTime::now() - Duration::from_secs(60);
-        let earlier =
-            StoredCriterionCase { written: Some(old), ..stored_case(&[10.0, 20.5, 30.0]) };
-        assert_eq!(log.origin(&earlier), SampleOrigin::Elsewhere);
+        let earlier = CaseInCriterionStore {
+            written: Some(old),
+            ..stored_case_with_times(&[10.0, 20.5, 30.0])
+        };
+        assert_eq!(log.origin_of_stored_samples(&earlier), WhoMeasuredStoredSamples::Elsewhere);
     }
 }

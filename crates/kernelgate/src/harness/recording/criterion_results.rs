@@ -1,23 +1,23 @@
-//! Checks Criterion's stored results before Criterion reads them, because Criterion panics on a
-//! result that is missing or invalid.
+//! Checks stored results in Criterion's store before Criterion reads them, because Criterion panics
+//! on missing or invalid results.
 
 use std::path::Path;
 
 use serde_json::Value;
 
 use crate::harness::error::HarnessError;
-use crate::harness::selection::cases::CaseSelectionResult;
-use crate::record::BaselineStore;
+use crate::harness::selection::cases::SelectedAndSkippedCases;
+use crate::record::RecordFoldersOfPackage;
 use kernelgate_cuda::regular_file;
 
-/// Checks the stored results of that name, if one is given, for every selected case. `must` is the
-/// file that every case must have.
+/// Checks for every selected case the stored Criterion results named `name`, if a name is given. If
+/// `must` is true, a case without such results is an error.
 ///
 /// # Errors
-/// The error names the case whose result is missing, or the invalid file.
-pub fn check_stored_baseline(
-    store: &BaselineStore,
-    selection: &CaseSelectionResult<'_>,
+/// The error names the case without results, or the invalid file.
+pub fn check_stored_criterion_baseline(
+    store: &RecordFoldersOfPackage,
+    selection: &SelectedAndSkippedCases<'_>,
     name: Option<&str>,
     must: bool,
 ) -> Result<(), HarnessError> {
@@ -42,24 +42,26 @@ pub fn check_stored_baseline(
                 let (name, case, path) = (name.to_owned(), case.id.clone(), path.to_owned());
                 HarnessError::BrokenCriterionBaseline { name, case, path, problem }
             };
-            check_criterion_samples(&samples)
+            check_criterion_sample_file(&samples)
                 .map_err(|problem| broken_baseline(&samples, problem))?;
             let estimates = folder.join("estimates.json");
-            check_criterion_estimates(&estimates)
+            check_criterion_estimate_file(&estimates)
                 .map_err(|problem| broken_baseline(&estimates, problem))?;
         }
     }
     Ok(())
 }
 
-fn read(path: &Path) -> Result<Value, String> {
-    let text = regular_file::read_regular_file(path).map_err(|cause| cause.to_string())?;
+fn read_criterion_json(path: &Path) -> Result<Value, String> {
+    let text =
+        regular_file::read_file_unless_device_or_pipe(path).map_err(|cause| cause.to_string())?;
     serde_json::from_slice(&text).map_err(|cause| cause.to_string())
 }
 
-/// Checks that there are as many iteration counts as times, two or more, all above 0.
-fn check_criterion_samples(path: &Path) -> Result<(), String> {
-    let value = read(path)?;
+/// Checks that the file contains equally many iteration counts and times, at least two of each, all
+/// above 0.
+fn check_criterion_sample_file(path: &Path) -> Result<(), String> {
+    let value = read_criterion_json(path)?;
     let list = |field: &str| -> Result<usize, String> {
         let values = value[field].as_array().ok_or_else(|| format!("no list `{field}`"))?;
         let all = values.iter().all(|value| value.as_f64().is_some_and(|value| value > 0.0));
@@ -79,8 +81,8 @@ fn check_criterion_samples(path: &Path) -> Result<(), String> {
     }
 }
 
-fn check_criterion_estimates(path: &Path) -> Result<(), String> {
-    let value = read(path)?;
+fn check_criterion_estimate_file(path: &Path) -> Result<(), String> {
+    let value = read_criterion_json(path)?;
     let missing = ["mean", "median", "median_abs_dev", "std_dev"]
         .into_iter()
         .find(|name| value[*name]["point_estimate"].as_f64().is_none());

@@ -1,18 +1,19 @@
-//! The invocation that a bench process belongs to, and the session that its record goes into.
+//! The `cargo bench` invocation to which a bench process belongs, and the session folder for its
+//! record.
 
 use std::path::{Path, PathBuf};
 
 use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System};
 
 use crate::harness::error::HarnessError;
-use crate::record::sessions::session_name;
-use crate::record::{BaselineStore, ProcessRun, file};
+use crate::record::sessions::session_name_from_start_and_process;
+use crate::record::{BenchProcessRun, RecordFoldersOfPackage, file};
 
 /// Names the session.
 pub const SESSION_VARIABLE: &str = "KERNELGATE_SESSION";
 
-/// One run of `cargo bench`, or one bench process that was started without cargo.
-pub struct BenchInvocation {
+/// One run of `cargo bench`, or a single bench process that was started without cargo.
+pub struct CargoBenchInvocation {
     /// Name of the session folder of this invocation: KERNELGATE_SESSION, else the id.
     pub session: String,
     /// Start time and process id of the cargo process, or of the bench process if it was started
@@ -20,36 +21,36 @@ pub struct BenchInvocation {
     pub id: String,
 }
 
-impl BenchInvocation {
-    /// Makes the invocation of this process; `session` names its session folder if the user chose a
-    /// name.
-    pub fn new(session: Option<String>) -> Self {
+impl CargoBenchInvocation {
+    /// Describes the invocation of this process; `session` is the session name, if the user chose
+    /// one.
+    pub fn invocation_of_this_process(session: Option<String>) -> Self {
         let id = id();
         Self { session: session.unwrap_or_else(|| id.clone()), id }
     }
 
-    /// Writes the record of one bench of this invocation; `run` learns the record's path, which is
-    /// returned. Benches of several packages may share a name: the second of one invocation gets a
-    /// number.
+    /// Writes the run record of one bench executable and returns its path; the closure `run` makes
+    /// the record for a given path. Benches of several packages may have equal names; within one
+    /// invocation, the second record gets a number.
     ///
     /// # Errors
-    /// Fails if the file cannot be written, or another invocation has recorded the bench under that
-    /// name: one of the two runs would be lost, or the two would be mixed up.
-    pub fn write_bench_record(
+    /// Fails if the file cannot be written, or another invocation has used the session name.
+    pub fn write_run_record_of_bench(
         &self,
-        store: &BaselineStore,
+        store: &RecordFoldersOfPackage,
         bench: &str,
-        run: impl Fn(&Path) -> ProcessRun,
+        run: impl Fn(&Path) -> BenchProcessRun,
     ) -> Result<PathBuf, HarnessError> {
         let names = std::iter::once(bench.to_owned());
         for name in names.chain((2..).map(|number| format!("{bench}-{number}"))) {
-            let path = store.run_record_path(&self.session, &name);
-            match file::write_new(&path, &run(&path)) {
+            let path = store.path_of_run_record(&self.session, &name);
+            match file::create_record_exclusively(&path, &run(&path)) {
                 Ok(()) => return Ok(path),
-                Err(error) if error.is_already_there() => {}
+                Err(error) if error.is_because_file_exists() => {}
                 Err(error) => return Err(error.into()),
             }
-            let there = file::read::<ProcessRun>(&path).ok().and_then(|run| run.invocation);
+            let there =
+                file::read_record::<BenchProcessRun>(&path).ok().and_then(|run| run.invocation);
             if there.as_deref() != Some(&self.id) {
                 let session = self.session.clone();
                 return Err(HarnessError::SessionTaken { session, path });
@@ -58,16 +59,17 @@ impl BenchInvocation {
         unreachable!("numbers do not end")
     }
 
-    /// The runs of the invocation's benches so far, by the records in the folder of its session.
-    pub fn earlier_runs(&self, folder: &Path) -> Vec<ProcessRun> {
+    /// Reads the run records that earlier benches of this invocation wrote into the session folder.
+    pub fn runs_of_earlier_benches(&self, folder: &Path) -> Vec<BenchProcessRun> {
         let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        let runs = files.filter_map(|entry| file::read::<ProcessRun>(&entry.path()).ok());
+        let runs =
+            files.filter_map(|entry| file::read_record::<BenchProcessRun>(&entry.path()).ok());
         runs.filter(|run| run.invocation.as_deref() == Some(&self.id)).collect()
     }
 }
 
-/// Returns an id of the cargo process that runs this process, else of this process: start time and
-/// process number.
+/// Id of the invocation: start time and process number of the parent cargo process, else of this
+/// process.
 fn id() -> String {
     let mut system = System::new().ok();
     let own = sysinfo::get_current_pid().ok();
@@ -98,27 +100,33 @@ fn id() -> String {
         _ => (0, std::process::id()),
     };
     let time = jiff::Timestamp::from_second(started as i64).unwrap_or_default();
-    session_name(time, id)
+    session_name_from_start_and_process(time, id)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Environment, Provenance};
+    use crate::record::{CommitAndChanges, RunEnvironment};
 
     #[test]
-    fn the_first_invocation_keeps_the_session_name_and_a_second_is_refused() {
+    fn a_second_invocation_with_the_same_session_name_is_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let store = BaselineStore::at(folder.path(), folder.path());
-        let invoked = |id: &str| BenchInvocation { session: "par".to_owned(), id: id.to_owned() };
+        let store = RecordFoldersOfPackage::at(folder.path(), folder.path());
+        let invoked =
+            |id: &str| CargoBenchInvocation { session: "par".to_owned(), id: id.to_owned() };
         let record = |invocation: &str| {
-            let run = ProcessRun {
+            let run = BenchProcessRun {
                 invocation: Some(invocation.to_owned()),
-                ..ProcessRun::start_now("b", "par", Environment::cpu(), Provenance::default())
+                ..BenchProcessRun::empty_run_starting_now(
+                    "b",
+                    "par",
+                    RunEnvironment::environment_of_process_on_cpu(),
+                    CommitAndChanges::default(),
+                )
             };
-            invoked(invocation).write_bench_record(&store, "b", |_| run.clone())
+            invoked(invocation).write_run_record_of_bench(&store, "b", |_| run.clone())
         };
-        // The threads start together, so each reads before any has written.
+        // The threads start together, so that none finds a record of another when it begins.
         let written = std::sync::Mutex::new(Vec::new());
         let refused = std::sync::Mutex::new(Vec::new());
         std::thread::scope(|scope| {
@@ -132,13 +140,16 @@ mod tests {
         });
         let (written, refused) = (written.into_inner().unwrap(), refused.into_inner().unwrap());
         let [(first, path)] = &written[..] else { panic!("{written:?}") };
-        assert_eq!(file::read::<ProcessRun>(path).unwrap().invocation.as_deref(), Some(*first));
+        assert_eq!(
+            file::read_record::<BenchProcessRun>(path).unwrap().invocation.as_deref(),
+            Some(*first)
+        );
         let named = |error: &HarnessError| match error {
             HarnessError::SessionTaken { session, .. } => session == "par",
             _ => false,
         };
         assert!(refused.len() == 3 && refused.iter().all(named), "{refused:?}");
-        // A second bench of the same name in one invocation gets a numbered file.
+        // A second bench with an equal name in one invocation gets a numbered file.
         assert_eq!(record(first).unwrap(), path.with_file_name("b-2.json"));
     }
 }

@@ -1,33 +1,36 @@
-//! Stores the drawn inputs of a problem on disk between the trials of a comparison, because drawing
-//! them again takes longer than reading them.
+//! Stores the drawn inputs of problems on disk between the trials of a comparison, because reading
+//! is faster than drawing them again.
 //!
-//! Each problem has one file of inputs, in a folder that the comparison makes for one executable
-//! and deletes afterwards. The reference is computed from the same inputs as the outputs, so a
-//! damaged file cannot make a wrong output pass.
+//! Each problem has one input file, in a folder that the comparison creates for one executable and
+//! deletes afterwards. A damaged input file cannot make wrong outputs pass, because the reference
+//! is computed from the same inputs.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::harness::selection::cases::ProblemGroup;
+use crate::harness::selection::cases::SelectedProblem;
 use crate::record::{file, tensors};
 use crate::workload::Tensors;
 
-/// Largest total size of inputs that are kept on disk, bytes.
-const MAX_KEPT_BYTES: usize = 2 << 30;
-/// Inputs that are drawn faster are not worth a file.
+/// Maximum size in bytes of one problem's inputs that are stored on disk.
+const MAX_STORED_INPUT_BYTES: usize = 2 << 30;
+/// Inputs that took less time to draw are not stored.
 const MIN_DRAWING_TIME_TO_SAVE: Duration = Duration::from_millis(10);
 
-/// Path of the inputs of a problem.
-pub fn kept_inputs_path(folder: &Path, group: &ProblemGroup<'_>) -> PathBuf {
-    // A hash: ids may be long, and `a/b_c` is not `a_b/c`.
-    folder.join(format!("{}.inputs", file::text_hash(&group.id())))
+/// Path of the file that stores a problem's drawn inputs.
+pub fn stored_inputs_path(folder: &Path, group: &SelectedProblem<'_>) -> PathBuf {
+    // The file name is a hash, because ids may be too long, and `a/b_c` must differ from `a_b/c`.
+    folder.join(format!("{}.inputs", file::text_hash_hex(&group.id())))
 }
 
-/// Writes the inputs of a problem to disk if reading them will be faster than drawing them again.
-/// If the file cannot be written, the next process only takes longer.
-pub fn save_drawn_inputs(path: &Path, inputs: &Tensors, drawn_in: Duration) {
-    if drawn_in >= MIN_DRAWING_TIME_TO_SAVE && inputs.bytes() <= MAX_KEPT_BYTES && !path.exists() {
-        let _ = tensors::write(path, inputs);
+/// Stores a problem's inputs on disk, if drawing took long enough and no file exists. If writing
+/// fails, the next process only draws the inputs again.
+pub fn store_inputs_that_were_slow_to_draw(path: &Path, inputs: &Tensors, drawn_in: Duration) {
+    if drawn_in >= MIN_DRAWING_TIME_TO_SAVE
+        && inputs.bytes() <= MAX_STORED_INPUT_BYTES
+        && !path.exists()
+    {
+        let _ = tensors::write_tensor_file_atomically(path, inputs);
     }
 }
 
@@ -40,9 +43,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.inputs");
         let inputs = Tensors::new().with("a", [1], vec![1.0f32]);
-        save_drawn_inputs(&path, &inputs, Duration::ZERO);
+        store_inputs_that_were_slow_to_draw(&path, &inputs, Duration::ZERO);
         assert!(!path.exists());
-        save_drawn_inputs(&path, &inputs, MIN_DRAWING_TIME_TO_SAVE);
-        assert_eq!(tensors::read(&path), Some(inputs));
+        store_inputs_that_were_slow_to_draw(&path, &inputs, MIN_DRAWING_TIME_TO_SAVE);
+        assert_eq!(tensors::read_tensor_file(&path), Some(inputs));
     }
 }

@@ -1,11 +1,11 @@
-//! Keeps references on disk: computing the fp64 reference of a problem takes seconds, reading it a
+//! Stores references on disk: computing a problem's fp64 reference takes seconds, reading it a
 //! fraction of a second.
 //!
-//! A file is named by workload, revision, point and a hash of the inputs; a workload without a
-//! declared revision also by the bench executable. Each stored reference file holds a hash of its
-//! content. A file that is missing, cut or altered costs a computation, nothing else. The folder
-//! lies in the target folder and is safe to delete. References that are read from a file
-//! ([`Problem::reads_files`]) are not kept.
+//! The file name is a hash of workload, revision, axis values and inputs; without a declared
+//! revision, also of the bench executable. Each reference file contains a hash of its content. A
+//! reference file that is missing, truncated or altered is ignored, and the reference is computed
+//! again. The folder of stored references is in cargo's target folder and can be deleted safely.
+//! References that are read from a file ([`Problem::reads_files`]) are not kept.
 //!
 //! [`Problem::reads_files`]: crate::workload::Problem::reads_files
 
@@ -14,107 +14,114 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::harness::phase_timer;
-use crate::harness::selection::cases::ProblemGroup;
+use crate::harness::selection::cases::SelectedProblem;
 use crate::record::{file, tensors};
-use crate::verify::{self, PrecisionLimit, precision};
-use crate::workload::{Expected, ReferenceSource, Tensor, TensorData, Tensors};
+use crate::verify::{self, PrecisionErrorLimits, precision};
+use crate::workload::{Expected, SourceOfExpectedOutputs, Tensor, TensorData, Tensors};
 
-/// References that are computed faster are not worth a file.
+/// References that took less time to compute are not stored.
 const MIN_COMPUTING_TIME_TO_SAVE: Duration = Duration::from_millis(50);
-/// Largest reference that is kept on disk, bytes.
-const MAX_STORED_BYTES: usize = 1 << 30;
-/// Maximum bytes of all stored references; if they exceed it, the oldest files are removed.
+/// Maximum size in bytes of one reference that is stored on disk.
+const MAX_STORED_REFERENCE_BYTES: usize = 1 << 30;
+/// Maximum size in bytes of the folder of stored references; the oldest files are deleted beyond
+/// it.
 const MAX_REFERENCE_FOLDER_BYTES: u64 = 8 << 30;
-/// Version of the format of stored references, and of stored error limits.
+/// Version of the file format of stored references and stored error limits.
 const REFERENCE_FORMAT_VERSION: &str = "2";
-/// Name of the tensor that holds the hash of the other tensors.
-const HASH_TENSOR: &str = "hash";
+/// Name of the tensor that contains the hash of the file's other tensors.
+const CONTENT_HASH_TENSOR_NAME: &str = "hash";
 
-/// The folder that holds the references of problems.
+/// The folder in which references of problems are stored.
 #[derive(Debug, Clone)]
-pub struct StoredReferences {
+pub struct StoredReferenceFolder {
     folder: PathBuf,
-    /// Content hash of the running executable; `None` if its file cannot be read.
+    /// Content hash of the running executable; `None` if its file could not be read.
     executable: Option<String>,
 }
 
-/// Returns the reference of a problem for these inputs: read from disk if it is stored, else
+/// Returns the expected outputs of a problem for these inputs: read from disk if stored, else
 /// computed and stored.
-pub fn get(
-    kept: Option<&StoredReferences>,
-    group: &ProblemGroup<'_>,
+pub fn read_or_compute_reference(
+    kept: Option<&StoredReferenceFolder>,
+    group: &SelectedProblem<'_>,
     inputs: &Tensors,
 ) -> Vec<Expected> {
-    let path = kept.and_then(|kept| kept.path(group, inputs, "outputs"));
-    let reading = phase_timer::start_activity("references read");
-    if let Some(expected) = path.as_deref().and_then(read) {
+    let path = kept.and_then(|kept| kept.path_of_stored_file(group, inputs, "outputs"));
+    let reading = phase_timer::start_timed_activity("references read");
+    if let Some(expected) = path.as_deref().and_then(read_reference_file) {
         return expected;
     }
     drop(reading);
-    let _activity = phase_timer::start_activity("references");
+    let _activity = phase_timer::start_timed_activity("references");
     let started = Instant::now();
     let expected = group.bound.problem().reference(inputs);
     let worthwhile = started.elapsed() >= MIN_COMPUTING_TIME_TO_SAVE
-        && stored_reference_bytes(&expected) <= MAX_STORED_BYTES;
+        && bytes_of_reference_as_fp64(&expected) <= MAX_STORED_REFERENCE_BYTES;
     if let Some((path, kept)) = path.zip(kept).filter(|_| worthwhile) {
-        // If the file cannot be written, the next process only takes longer.
-        let _ = write_reference(&path, &expected);
-        delete_oldest_files(&kept.folder, MAX_REFERENCE_FOLDER_BYTES);
+        // If writing fails, the next process only computes the reference again.
+        let _ = write_reference_file(&path, &expected);
+        delete_oldest_reference_files(&kept.folder, MAX_REFERENCE_FOLDER_BYTES);
     }
     expected
 }
 
-/// Error limit for the precision that a problem declares; `None` if it declares none or has no
-/// reference of its own, or if a lower precision rounds nothing in the inputs. Returns the error
-/// limit of a declared precision, which is stored on disk like a reference.
-pub fn error_limit_for_precision(
-    kept: Option<&StoredReferences>,
-    group: &ProblemGroup<'_>,
+/// Error limit that follows from the precision that a problem declares; `None` without a declared
+/// precision or own reference, or if the next lower precision would not change the inputs. The
+/// error limit is stored on disk like a reference.
+pub fn read_or_compute_precision_error_limit(
+    kept: Option<&StoredReferenceFolder>,
+    group: &SelectedProblem<'_>,
     inputs: &Tensors,
     expected: &[Expected],
-) -> Option<PrecisionLimit> {
+) -> Option<PrecisionErrorLimits> {
     let problem = group.bound.problem();
-    if problem.reference_from() != ReferenceSource::Definition {
+    if problem.reference_from() != SourceOfExpectedOutputs::Definition {
         return None;
     }
     let declared = problem.precision()?;
-    let bits = precision::next_lower_precision_bits(declared)?;
+    let bits = precision::significant_bits_of_next_lower_precision(declared)?;
     let what = format!("limits of {bits} bits, by output");
-    let path = kept.and_then(|kept| kept.path(group, inputs, &what));
-    if let Some(known) = path.as_deref().and_then(read) {
+    let path = kept.and_then(|kept| kept.path_of_stored_file(group, inputs, &what));
+    if let Some(known) = path.as_deref().and_then(read_reference_file) {
         let limits = known.into_iter().filter_map(|one| match one.values {
             TensorData::F64(values) => Some((one.name, *values.first()?)),
             _ => None,
         });
         let relative_l2: BTreeMap<String, f64> = limits.collect();
-        return (!relative_l2.is_empty()).then_some(PrecisionLimit { declared, relative_l2 });
+        return (!relative_l2.is_empty()).then_some(PrecisionErrorLimits { declared, relative_l2 });
     }
-    let of_rounded = problem.reference(&precision::round_inputs(inputs, bits));
-    let found = precision::precision_error_limit(declared, expected, &of_rounded);
+    let of_rounded = problem.reference(&precision::round_inputs_to_significant_bits(inputs, bits));
+    let found =
+        precision::precision_error_limits_from_rounded_inputs(declared, expected, &of_rounded);
     if let Some(path) = path {
         let limits = found.iter().flat_map(|found| &found.relative_l2);
         let limits: Vec<Expected> =
             limits.map(|(name, limit)| Expected::all(name, [1], vec![*limit])).collect();
-        // If the file cannot be written, the next process only takes longer.
-        let _ = write_reference(&path, &limits);
+        // If writing fails, the next process only computes the error limit again.
+        let _ = write_reference_file(&path, &limits);
     }
     found
 }
 
-impl StoredReferences {
-    /// Makes a store of references in `folder`, which is created when the first reference is
+impl StoredReferenceFolder {
+    /// Uses `folder` for stored references; the folder is created when the first reference is
     /// written.
-    pub fn at(folder: PathBuf, executable: Option<String>) -> StoredReferences {
+    pub fn at(folder: PathBuf, executable: Option<String>) -> StoredReferenceFolder {
         Self { folder, executable }
     }
 
-    /// Path of the file that stores `what` for these inputs; `None` if references of the problem
-    /// may change under the same name.
-    fn path(&self, group: &ProblemGroup<'_>, inputs: &Tensors, what: &str) -> Option<PathBuf> {
+    /// Path of the file that stores `what` for these inputs; `None` if the problem reads files,
+    /// whose content may change.
+    fn path_of_stored_file(
+        &self,
+        group: &SelectedProblem<'_>,
+        inputs: &Tensors,
+        what: &str,
+    ) -> Option<PathBuf> {
         if group.bound.problem().reads_files() {
             return None;
         }
-        let code = match group.suite.declared_revision() {
+        let code = match group.suite.declared_workload_revision() {
             Some(revision) => format!("revision {revision}"),
             None => self.executable.clone()?,
         };
@@ -122,20 +129,21 @@ impl StoredReferences {
             REFERENCE_FORMAT_VERSION,
             &group.id(),
             &code,
-            &verify::digest_of_outputs(inputs),
+            &verify::output_bits_hash_hex(inputs),
             what,
         ];
-        Some(self.folder.join(format!("{}.reference", file::hash_of_all(parts))))
+        Some(self.folder.join(format!("{}.reference", file::hash_of_texts_hex(parts))))
     }
 }
 
-fn stored_reference_bytes(expected: &[Expected]) -> usize {
+fn bytes_of_reference_as_fp64(expected: &[Expected]) -> usize {
     expected.iter().map(|one| one.values.len() * size_of::<f64>()).sum()
 }
 
-/// Writes tensors: `<i>.values/<name>` with the shape of the whole output as `<i>.shape`, and
-/// `<i>.rows` if only some rows are held. Row indices are stored as f64, which holds them exactly.
-fn write_reference(path: &Path, expected: &[Expected]) -> std::io::Result<()> {
+/// Writes tensors: `<i>.values/<name>` contains the values of reference `<i>`, `<i>.shape` the
+/// shape of the whole output, and `<i>.rows` the row indices if only some rows are stored. Row
+/// indices are stored as f64, which represents them exactly.
+fn write_reference_file(path: &Path, expected: &[Expected]) -> std::io::Result<()> {
     let mut all = Tensors::new();
     let indices = |values: &[usize]| {
         Tensor::new([values.len()], TensorData::F64(values.iter().map(|&i| i as f64).collect()))
@@ -148,20 +156,25 @@ fn write_reference(path: &Path, expected: &[Expected]) -> std::io::Result<()> {
             all.insert(&format!("{i:04}.rows"), indices(rows));
         }
     }
-    let hash =
-        verify::digest_of_outputs(&all).into_bytes().into_iter().map(|byte| byte as i8).collect();
-    all.insert(HASH_TENSOR, Tensor::new([32], TensorData::I8(hash)));
+    let hash = verify::output_bits_hash_hex(&all)
+        .into_bytes()
+        .into_iter()
+        .map(|byte| byte as i8)
+        .collect();
+    all.insert(CONTENT_HASH_TENSOR_NAME, Tensor::new([32], TensorData::I8(hash)));
     std::fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
-    tensors::write(path, &all)
+    tensors::write_tensor_file_atomically(path, &all)
 }
 
-fn read(path: &Path) -> Option<Vec<Expected>> {
-    let mut all = tensors::read(path)?;
-    if all.take(HASH_TENSOR)?.as_bytes() != verify::digest_of_outputs(&all).as_bytes() {
+fn read_reference_file(path: &Path) -> Option<Vec<Expected>> {
+    let mut all = tensors::read_tensor_file(path)?;
+    if all.take(CONTENT_HASH_TENSOR_NAME)?.as_bytes()
+        != verify::output_bits_hash_hex(&all).as_bytes()
+    {
         return None;
     }
     let indices = |tensor: Tensor| -> Vec<usize> {
-        tensor.to_f64(0, tensor.len()).into_iter().map(|index| index as usize).collect()
+        tensor.elements_to_f64(0, tensor.len()).into_iter().map(|index| index as usize).collect()
     };
     let keys: Vec<String> = all.iter().map(|(key, _)| key.to_owned()).collect();
     let mut expected = Vec::new();
@@ -177,8 +190,9 @@ fn read(path: &Path) -> Option<Vec<Expected>> {
     Some(expected)
 }
 
-/// Deletes the oldest files of a folder until the rest has at most `most_bytes`.
-fn delete_oldest_files(folder: &Path, most_bytes: u64) {
+/// Deletes the oldest reference files of a folder until the others have at most `most_bytes` in
+/// total.
+fn delete_oldest_reference_files(folder: &Path, most_bytes: u64) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     let mut files: Vec<_> = entries
         .filter_map(|entry| {
@@ -207,13 +221,13 @@ mod tests {
         At, Attached, OutputReference, ProblemDefinition, RowLaunches, Tolerances,
     };
     use crate::backend::BackendKind;
-    use crate::harness::selection::backend_choice::BenchPlace;
+    use crate::harness::selection::backend_choice::ChosenBackend;
     use crate::harness::selection::cases::select_cases;
-    use crate::harness::selection::filter::CaseFilter;
-    use crate::suite::Suite;
-    use crate::workload::{Effort, Point, Work};
+    use crate::harness::selection::filter::CaseIdFilter;
+    use crate::suite::WorkloadSuite;
+    use crate::workload::{BenchEffort, Point, Work};
 
-    fn example_reference() -> Vec<Expected> {
+    fn test_reference_of_sampled_rows() -> Vec<Expected> {
         vec![
             Expected::sampled_rows("y", [3, 2], vec![0, 2], vec![1.0, -0.5, 2.0, 1e-300]),
             Expected::all("s", [1, 3], vec![1i8, 0, -1]),
@@ -222,27 +236,26 @@ mod tests {
     }
 
     #[test]
-    fn references_round_trip_and_altered_files_are_ignored() {
+    fn references_are_read_back_and_altered_files_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep").join("x.reference");
-        write_reference(&path, &example_reference()).unwrap();
-        assert_eq!(read(&path), Some(example_reference()));
+        write_reference_file(&path, &test_reference_of_sampled_rows()).unwrap();
+        assert_eq!(read_reference_file(&path), Some(test_reference_of_sampled_rows()));
         let whole = std::fs::read(&path).unwrap();
-        // The test changes one bit of the last value, which lies before or after the hash in the
-        // order of names.
+        // The test flips bits of values before and after the stored hash.
         for at in [whole.len() - 40, whole.len() - 1, whole.len() / 2] {
             let mut altered = whole.clone();
             altered[at] ^= 1;
             std::fs::write(&path, altered).unwrap();
-            assert_eq!(read(&path), None, "byte {at} of {}", whole.len());
+            assert_eq!(read_reference_file(&path), None, "byte {at} of {}", whole.len());
         }
         std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
-        assert_eq!(read(&path), None);
+        assert_eq!(read_reference_file(&path), None);
     }
 
     #[test]
-    fn references_from_files_are_not_stored() {
-        let define = |reference: OutputReference| -> Suite {
+    fn golden_references_are_not_stored_again() {
+        let define = |reference: OutputReference| -> WorkloadSuite {
             let define = move |_: &Point| {
                 Ok(ProblemDefinition {
                     inputs: Vec::new(),
@@ -255,24 +268,25 @@ mod tests {
             let row = |_: &At<'_>, _| Ok(RowLaunches::new(|| Ok::<_, String>(())));
             Attached::new("kept/golden", &["n=1"], define).row("cuda/row", [], row).into()
         };
-        let kept = StoredReferences::at(PathBuf::from("kept"), Some("executable".to_owned()));
-        let path = |suite: Suite| {
-            let place = BenchPlace {
+        let kept = StoredReferenceFolder::at(PathBuf::from("kept"), Some("executable".to_owned()));
+        let path = |suite: WorkloadSuite| {
+            let place = ChosenBackend {
                 kind: BackendKind::Cuda,
                 otherwise: String::new(),
                 l2_bytes: 0,
                 gpus: 1,
             };
             let selection =
-                select_cases([&suite], Effort::Default, &place, &[], &CaseFilter::All).unwrap();
-            kept.path(&selection.groups[0], &Tensors::new(), "outputs")
+                select_cases([&suite], BenchEffort::Default, &place, &[], &CaseIdFilter::All)
+                    .unwrap();
+            kept.path_of_stored_file(&selection.groups[0], &Tensors::new(), "outputs")
         };
         assert_eq!(path(define(OutputReference::Golden("changes.safetensors".into()))), None);
         assert!(path(define(OutputReference::from_function(|_| Vec::new()))).is_some());
     }
 
     #[test]
-    fn the_oldest_stored_references_are_removed_first_and_foreign_files_stay() {
+    fn the_oldest_reference_files_are_deleted_and_others_stay() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         for (age, name) in
@@ -283,7 +297,7 @@ mod tests {
             let time = std::time::UNIX_EPOCH + Duration::from_secs(1000 + age as u64);
             file.set_modified(time).unwrap();
         }
-        delete_oldest_files(folder.path(), 250);
+        delete_oldest_reference_files(folder.path(), 250);
         let there = |name| path(name).exists();
         assert_eq!(
             ["a.reference", "b.reference", "c.reference", "kept.txt"].map(there),

@@ -1,4 +1,5 @@
-//! Files of a process: its run, a baseline, inputs and references that are kept, Criterion's store.
+//! Files that a bench process reads or writes: run record, baseline, stored inputs and references,
+//! and Criterion's store.
 
 pub mod criterion_results;
 pub mod invocation;

@@ -1,6 +1,6 @@
-//! The run record of a bench process, which grows while cases run. A bench saves it after every
-//! case, so that a crash or Ctrl-C loses none that had finished; a trial once, because a comparison
-//! uses whole trials only.
+//! The run record of a bench process, which is updated as cases finish. A bench run saves the
+//! record after every case, so that a crash or Ctrl-C loses no finished case; a trial saves it once
+//! at the end.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,102 +8,104 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::backend::host_timeout;
-use crate::exit::ExitReason;
+use crate::exit::ProcessExitReason;
 use crate::harness::error::HarnessError;
-use crate::record::text::{printable_on_terminal, printable_path};
-use crate::record::{CaseRecord, ProcessRun, RecordFileError, file};
-use kernelgate_cuda::CaseFailure;
-use kernelgate_cuda::observe::telemetry::CardReading;
+use crate::record::text::{clean_message_for_terminal, path_for_terminal};
+use crate::record::{BenchProcessRun, CaseRecordWithSamples, RecordFileError, file};
+use kernelgate_cuda::CaseFailureReason;
+use kernelgate_cuda::observe::telemetry::GpuCardReading;
 
-/// The run record of a bench process while it is filled and written to its file.
+/// The run record of a bench process, shared with the interrupt handler while cases run.
 #[derive(Clone)]
-pub struct RunRecorder {
-    state: Arc<Mutex<RecorderState>>,
+pub struct SharedRunRecord {
+    state: Arc<Mutex<RunRecordAndFile>>,
 }
 
-struct RecorderState {
-    run: ProcessRun,
+struct RunRecordAndFile {
+    run: BenchProcessRun,
     path: PathBuf,
-    saving: RecordSaving,
-    /// Name of the baseline that is written at the end.
+    saving: WhenRecordIsSaved,
+    /// Name of the baseline that the run will be saved to at the end.
     pending_baseline: Option<String>,
 }
 
-/// The time at which the record of a run is written to its file.
+/// Times at which the run record is written to its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RecordSaving {
-    /// Writes at the start and after every case, synced to the disk.
+pub enum WhenRecordIsSaved {
+    /// The record is written at the start and after every case, and flushed to the disk.
     AfterEachCase,
-    /// The record is written to its file once it is complete, for a program that waits for it.
+    /// The record is written once when it is complete, for a program that waits for it.
     WhenComplete,
 }
 
 /// Outcome of cases.
-pub enum RecordedCaseEvent<'a> {
-    /// Event: a case was verified and timed.
-    Timed(&'a str, Box<CaseRecord>),
-    /// Event: the timed cases of this implementation used this many bytes of device memory.
+pub enum CaseOutcomeToRecord<'a> {
+    /// A case was verified and timed.
+    Timed(&'a str, Box<CaseRecordWithSamples>),
+    /// The timed cases of one implementation used this many bytes of device memory.
     DeviceMemory(&'a [&'a str], u64),
-    /// Event: cases cannot run on this machine, or did not begin.
+    /// Cases were skipped: they cannot run on this machine, or did not begin.
     Skipped(&'a [&'a str], &'a str),
-    /// Wall seconds that a problem with all its cases took.
+    /// Wall seconds that a problem took with all of its cases.
     Problem(&'a str, f64),
-    /// A case is wrong or failed; its time, if it had one, is removed.
-    Failed(&'a str, &'a CaseFailure),
+    /// A case failed or has wrong outputs; its time is removed from the record.
+    Failed(&'a str, &'a CaseFailureReason),
 }
 
-impl RunRecorder {
-    /// Starts a record. If each case is saved, the empty record is written now: a folder that
-    /// cannot be written or a full disk is found before anything is measured.
+impl SharedRunRecord {
+    /// Starts a record. With [`WhenRecordIsSaved::AfterEachCase`], the empty record is written at
+    /// once, so that an unwritable folder or a full disk is found before measuring.
     pub fn start_recording(
-        run: ProcessRun,
+        run: BenchProcessRun,
         path: PathBuf,
-        saving: RecordSaving,
+        saving: WhenRecordIsSaved,
         pending_baseline: Option<String>,
-    ) -> Result<RunRecorder, RecordFileError> {
-        let state = RecorderState { run, path, saving, pending_baseline };
-        state.save_after_case()?;
+    ) -> Result<SharedRunRecord, RecordFileError> {
+        let state = RunRecordAndFile { run, path, saving, pending_baseline };
+        state.write_record_if_saved_after_each_case()?;
         Ok(Self { state: Arc::new(Mutex::new(state)) })
     }
 
-    /// Adds the outcome of one or several cases to the run record. Memory and seconds are written
-    /// to the file with the next outcome, because writing a long record takes milliseconds.
+    /// Adds the outcome of one or several cases to the run record. Memory and seconds reach the
+    /// file with the next outcome, because writing a long record takes milliseconds.
     ///
     /// # Errors
-    /// Fails if the file cannot be written, or a case is one that no record may hold.
-    pub fn add(&self, event: RecordedCaseEvent<'_>) -> Result<(), RecordFileError> {
-        let with_next =
-            matches!(event, RecordedCaseEvent::DeviceMemory(..) | RecordedCaseEvent::Problem(..));
+    /// Fails if the file cannot be written, or the record does not accept the case.
+    pub fn add_outcome(&self, event: CaseOutcomeToRecord<'_>) -> Result<(), RecordFileError> {
+        let with_next = matches!(
+            event,
+            CaseOutcomeToRecord::DeviceMemory(..) | CaseOutcomeToRecord::Problem(..)
+        );
         let mut state = self.lock();
         let run = &mut state.run;
         match event {
-            RecordedCaseEvent::Timed(id, case) => drop(run.cases.insert(id.to_owned(), *case)),
-            RecordedCaseEvent::DeviceMemory(ids, bytes) => {
+            CaseOutcomeToRecord::Timed(id, case) => drop(run.cases.insert(id.to_owned(), *case)),
+            CaseOutcomeToRecord::DeviceMemory(ids, bytes) => {
                 for id in ids {
                     if let Some(case) = run.cases.get_mut(*id) {
                         case.samples.costs.measured_device_bytes = Some(bytes);
                     }
                 }
             }
-            RecordedCaseEvent::Skipped(ids, reason) => {
+            CaseOutcomeToRecord::Skipped(ids, reason) => {
                 let each = ids.iter().map(|id| ((*id).to_owned(), reason.to_owned()));
                 run.skipped.extend(each);
             }
-            RecordedCaseEvent::Problem(id, seconds) => {
+            CaseOutcomeToRecord::Problem(id, seconds) => {
                 run.problems_s.insert(id.to_owned(), seconds);
             }
-            RecordedCaseEvent::Failed(id, error) => {
+            CaseOutcomeToRecord::Failed(id, error) => {
                 run.cases.remove(id);
                 run.failed.insert(id.to_owned(), error.clone());
             }
         }
-        run.environment.gpus.note_libraries();
-        if with_next { Ok(()) } else { state.save_after_case() }
+        run.environment.gpus.record_opened_libraries_of_each_gpu();
+        if with_next { Ok(()) } else { state.write_record_if_saved_after_each_case() }
     }
 
-    /// Adds the seconds of each activity, of all checks after timing, and of the whole process. The
-    /// seconds are written to the file with the next event.
-    pub fn add_time_by_activity(
+    /// Adds the seconds of each activity, of all checks after timing, and of the whole process to
+    /// the record. The seconds are written to the file when the record is saved next.
+    pub fn add_seconds_by_activity(
         &self,
         spent_s: BTreeMap<&'static str, f64>,
         checks: Duration,
@@ -115,77 +117,87 @@ impl RunRecorder {
         self.lock().run.spent_s.extend(named);
     }
 
-    /// Marks the run complete, with a last reading of the GPU.
-    pub fn mark_complete(&self, telemetry: Option<CardReading>) -> Result<(), RecordFileError> {
+    /// Marks the run record as complete, adds a last GPU reading, and writes the file.
+    pub fn mark_complete_and_write(
+        &self,
+        telemetry: Option<GpuCardReading>,
+    ) -> Result<(), RecordFileError> {
         let mut state = self.lock();
-        state.run.environment.gpus.note_libraries();
+        state.run.environment.gpus.record_opened_libraries_of_each_gpu();
         state.run.telemetry.extend(telemetry);
         state.run.complete = true;
         match state.saving {
-            RecordSaving::AfterEachCase => file::write(&state.path, &state.run),
-            RecordSaving::WhenComplete => file::write_unsynced(&state.path, &state.run),
+            WhenRecordIsSaved::AfterEachCase => {
+                file::write_record_atomically(&state.path, &state.run)
+            }
+            WhenRecordIsSaved::WhenComplete => {
+                file::write_record_without_sync(&state.path, &state.run)
+            }
         }
     }
 
     /// The run so far.
-    pub fn run(&self) -> ProcessRun {
+    pub fn copy_of_run(&self) -> BenchProcessRun {
         self.lock().run.clone()
     }
 
     /// Path of the run record's file.
-    pub fn path(&self) -> PathBuf {
+    pub fn record_path(&self) -> PathBuf {
         self.lock().path.clone()
     }
 
-    /// Ends the process on Ctrl-C or a termination signal, between writes: no half-written file,
-    /// and no baseline is touched.
+    /// Installs a handler that ends the process on Ctrl-C or a termination signal between writes,
+    /// so that no file is half-written and no baseline changes.
     ///
     /// # Errors
     /// Fails if the handler cannot be installed.
-    pub fn exit_on_interrupt(&self) -> Result<(), HarnessError> {
+    pub fn exit_between_writes_on_interrupt(&self) -> Result<(), HarnessError> {
         let recorder = self.clone();
         let handler = move || {
-            // The lock is held until the process ends, so that no write can begin.
+            // The handler holds the lock until the process ends, so that no write can begin.
             let state = recorder.lock();
             let baseline = state
                 .pending_baseline
                 .as_ref()
                 .map(|name| format!("; baseline `{name}` is as it was"))
                 .unwrap_or_default();
-            eprintln!("\ninterrupted{}{baseline}", state.saved_cases_text(": "));
-            std::process::exit(ExitReason::INTERRUPTED_EXIT_CODE);
+            eprintln!("\ninterrupted{}{baseline}", state.saved_case_count_and_path_text(": "));
+            std::process::exit(ProcessExitReason::INTERRUPTED_EXIT_CODE);
         };
         ctrlc::set_handler(handler).map_err(|error| HarnessError::Interrupts(error.into()))
     }
 
-    /// Ends the process if a launch on the host takes longer than the limit, and records that case
-    /// as failed: nothing else ends such a launch.
-    pub fn exit_on_endless_launch(&self, limit: Duration) {
+    /// Starts a watchdog that records a case as failed and ends the process if a launch on the host
+    /// exceeds the limit; nothing else can end such a launch.
+    pub fn exit_on_host_launch_timeout(&self, limit: Duration) {
         let recorder = self.clone();
-        host_timeout::start_watchdog(limit, move |case| {
+        host_timeout::start_host_launch_watchdog(limit, move |case| {
             let why = format!(
                 "a launch had not ended after {} s (--timeout sets this): nothing ends it but the \
                  end of the process",
                 limit.as_secs()
             );
-            let noted =
-                recorder.add(RecordedCaseEvent::Failed(case, &CaseFailure::new("endless", &why)));
+            let noted = recorder.add_outcome(CaseOutcomeToRecord::Failed(
+                case,
+                &CaseFailureReason::with_kind_and_sentence("endless", &why),
+            ));
             let state = recorder.lock();
-            eprintln!("\nfailed: {case}: {why}{}", state.saved_cases_text("; "));
+            eprintln!("\nfailed: {case}: {why}{}", state.saved_case_count_and_path_text("; "));
             if let Err(error) = noted {
-                eprintln!("{}", printable_on_terminal(&error.to_string()));
+                eprintln!("{}", clean_message_for_terminal(&error.to_string()));
             }
-            std::process::exit(ExitReason::Regression as i32);
+            std::process::exit(ProcessExitReason::Regression as i32);
         });
     }
 
-    /// Writes the baseline from the run; an interrupt waits until it is written.
+    /// Saves the run to a baseline with the closure `write`; an interrupt waits until the baseline
+    /// is written.
     ///
     /// # Errors
-    /// Fails with the error of the closure `write`.
-    pub fn save_baseline<E>(
+    /// Fails with the error of `write`.
+    pub fn save_baseline_without_interruption<E>(
         &self,
-        write: impl FnOnce(&ProcessRun) -> Result<(), E>,
+        write: impl FnOnce(&BenchProcessRun) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut state = self.lock();
         write(&state.run)?;
@@ -193,27 +205,30 @@ impl RunRecorder {
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, RecorderState> {
+    fn lock(&self) -> MutexGuard<'_, RunRecordAndFile> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl RecorderState {
-    fn save_after_case(&self) -> Result<(), RecordFileError> {
+impl RunRecordAndFile {
+    fn write_record_if_saved_after_each_case(&self) -> Result<(), RecordFileError> {
         match self.saving {
-            RecordSaving::AfterEachCase => file::write(&self.path, &self.run),
-            RecordSaving::WhenComplete => Ok(()),
+            WhenRecordIsSaved::AfterEachCase => {
+                file::write_record_atomically(&self.path, &self.run)
+            }
+            WhenRecordIsSaved::WhenComplete => Ok(()),
         }
     }
 
-    /// The number of cases that are saved, and where; empty if none is saved before the end.
-    fn saved_cases_text(&self, before: &str) -> String {
+    /// Text with the number of saved cases and the path of the record; empty if the record is saved
+    /// only at the end.
+    fn saved_case_count_and_path_text(&self, before: &str) -> String {
         match self.saving {
-            RecordSaving::AfterEachCase => {
-                let (cases, path) = (self.run.cases.len(), printable_path(&self.path));
+            WhenRecordIsSaved::AfterEachCase => {
+                let (cases, path) = (self.run.cases.len(), path_for_terminal(&self.path));
                 format!("{before}{cases} finished cases are in {path}")
             }
-            RecordSaving::WhenComplete => String::new(),
+            WhenRecordIsSaved::WhenComplete => String::new(),
         }
     }
 }

@@ -1,40 +1,47 @@
-//! `--save-baseline`: the run of a bench process becomes part of a baseline.
+//! Merges the run of a bench process into a baseline (`--save-baseline`).
 
 use std::path::{Path, PathBuf};
 
 use crate::harness::error::HarnessError;
-use crate::harness::selection::cases::CaseSelectionResult;
-use crate::record::baseline::ReplacedRuns;
-use crate::record::{Baseline, BaselineStore, ProcessRun, RecordFileError, file};
+use crate::harness::selection::cases::SelectedAndSkippedCases;
+use crate::record::baseline::ReplacedBaselineRuns;
+use crate::record::{BaselineFile, BenchProcessRun, RecordFileError, RecordFoldersOfPackage, file};
 
-/// Opens the baseline that the run will be merged into, before anything is measured, so that an
-/// unreadable file or an unwritable folder is found early. The check also reports the runs that
-/// will be replaced, while there is time to stop.
-pub fn open_pending_baseline(
-    store: &BaselineStore,
+/// Opens the baseline before anything is measured, so that an unreadable file or an unwritable
+/// folder is found early. Also reports which runs of the baseline the new run will replace, while
+/// the user can still stop the process.
+pub fn check_baseline_before_measuring(
+    store: &RecordFoldersOfPackage,
     name: &str,
-    run: &ProcessRun,
-    selection: &CaseSelectionResult<'_>,
+    run: &BenchProcessRun,
+    selection: &SelectedAndSkippedCases<'_>,
 ) -> Result<PathBuf, HarnessError> {
-    let path = store.baseline_path(&run.environment.baseline_folder_name(), name)?;
-    let baseline = Baseline::open_or_empty(&path, name)?;
-    file::check_writable(&path)?;
+    let path =
+        store.path_of_baseline(&run.environment.baseline_folder_of_device_and_count(), name)?;
+    let baseline = BaselineFile::read_or_create_empty(&path, name)?;
+    file::check_file_is_writable(&path)?;
     let cases = selection.groups.iter().flat_map(|group| &group.cases);
-    print_saved_baseline(
+    print_replaced_baseline_runs(
         name,
         "will replace",
-        &baseline.runs_replaced_by(run, cases.map(|case| case.id.as_str())),
+        &baseline.runs_that_merge_would_replace(run, cases.map(|case| case.id.as_str())),
     );
     Ok(path)
 }
 
-/// Merges the run. The caller must hold the lock of the baseline's file.
-pub fn save_to_baseline(path: &Path, name: &str, run: &ProcessRun) -> Result<(), RecordFileError> {
-    let mut baseline = Baseline::open_or_empty(path, name)?;
-    let replaced = baseline.runs_replaced_by(run, run.cases.keys().map(String::as_str));
-    baseline.merge_run(run);
-    file::write(path, &baseline)?;
-    print_saved_baseline(name, "replaced", &replaced);
+/// Merges the run. Merges the run into the baseline's file; the caller must hold the lock of the
+/// file.
+pub fn merge_run_into_baseline_file(
+    path: &Path,
+    name: &str,
+    run: &BenchProcessRun,
+) -> Result<(), RecordFileError> {
+    let mut baseline = BaselineFile::read_or_create_empty(path, name)?;
+    let replaced =
+        baseline.runs_that_merge_would_replace(run, run.cases.keys().map(String::as_str));
+    baseline.merge_run_replacing_other_code(run);
+    file::write_record_atomically(path, &baseline)?;
+    print_replaced_baseline_runs(name, "replaced", &replaced);
     let of_case = |id| baseline.cases.get(id).map_or(0, |case| case.runs.len());
     let most = run.cases.keys().map(of_case).max().unwrap_or_default();
     if most > 1 {
@@ -43,7 +50,7 @@ pub fn save_to_baseline(path: &Path, name: &str, run: &ProcessRun) -> Result<(),
     Ok(())
 }
 
-fn print_saved_baseline(name: &str, what: &str, replaced: &[ReplacedRuns]) {
+fn print_replaced_baseline_runs(name: &str, what: &str, replaced: &[ReplacedBaselineRuns]) {
     for runs in replaced {
         let kept = if runs.runs > 1 { "; the gate keeps how they differed" } else { "" };
         eprintln!("baseline `{name}`: this run {what} {runs}{kept}");

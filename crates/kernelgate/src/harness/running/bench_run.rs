@@ -1,206 +1,236 @@
-//! `cargo bench`: verifies, times and records every selected case.
+//! Runs `cargo bench`: verifies, times and records every selected case.
 
 use std::path::Path;
+use std::slice;
 use std::time::Instant;
 
-use super::case_error::CaseError;
+use super::case_error::WhyCaseHasNoResult;
 use super::deadline::{self, TimeBudgetDeadline};
 use super::estimate;
-use super::execution::{CaseExecution, SampleTimer};
+use super::execution::{CaseTimer, SelectedCasesRunner};
 use super::problem::PreparedProblem;
-use super::progress::BenchProgress;
-use super::sampling::ProcessSampler;
-use super::session::CaseSession;
+use super::progress::BenchProgressPrinter;
+use super::sampling::CriterionOrTrialPlan;
+use super::session::CaseRunningProcess;
 use super::silence_criterion;
 use super::trial;
 use crate::backend::{BackendKind, BenchTarget};
 use crate::display::{self, terminal};
-use crate::exit::ExitReason;
+use crate::exit::ProcessExitReason;
 use crate::harness::auditing::after_timing;
 use crate::harness::error::HarnessError;
 use crate::harness::phase_timer;
-use crate::harness::recording::invocation::BenchInvocation;
-use crate::harness::recording::kept_references::StoredReferences;
-use crate::harness::recording::recorder::{RecordSaving, RecordedCaseEvent, RunRecorder};
-use crate::harness::recording::save_baseline;
-use crate::harness::selection::backend_choice::BenchPlace;
-use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup};
-use crate::harness::settings::BenchSettings;
-use crate::measure::limits::{CaseWork, DeviceLimits};
-use crate::record::run::process_name;
-use crate::record::{
-    BaselineStore, Environment, FileLock, MachineFacts, ProcessRun, Provenance, RecordFileError,
-    file,
+use crate::harness::recording::invocation::CargoBenchInvocation;
+use crate::harness::recording::kept_references::StoredReferenceFolder;
+use crate::harness::recording::recorder::{
+    CaseOutcomeToRecord, SharedRunRecord, WhenRecordIsSaved,
 };
-use crate::workload::Effort;
-use kernelgate_cuda::observe::telemetry::CardTelemetry;
+use crate::harness::recording::save_baseline;
+use crate::harness::selection::backend_choice::ChosenBackend;
+use crate::harness::selection::cases::{SelectedAndSkippedCases, SelectedProblem};
+use crate::harness::settings::BenchSettings;
+use crate::measure::limits::{DeclaredWorkAndCacheState, MeasuredDeviceLimits};
+use crate::record::run::bench_process_name_with_shard;
+use crate::record::{
+    BenchProcessRun, CommitAndChanges, ExclusiveFileLock, MachineHardware, RecordFileError,
+    RecordFoldersOfPackage, RunEnvironment, file,
+};
+use crate::workload::BenchEffort;
+use kernelgate_cuda::observe::telemetry::CardTelemetryByNvml;
 
-/// State of a process that `cargo bench` started to time cases.
-struct BenchSession<'a> {
+/// State of a bench process that times cases for `cargo bench`.
+struct CargoBenchSession<'a> {
     settings: &'a BenchSettings,
-    store: &'a BaselineStore,
-    limits: DeviceLimits,
-    references: StoredReferences,
-    recorder: RunRecorder,
+    store: &'a RecordFoldersOfPackage,
+    limits: MeasuredDeviceLimits,
+    references: StoredReferenceFolder,
+    recorder: SharedRunRecord,
     deadline: Option<TimeBudgetDeadline>,
 }
 
-impl CaseSession for BenchSession<'_> {
+impl CaseRunningProcess for CargoBenchSession<'_> {
     fn prepare_problem(
         &self,
-        group: &ProblemGroup<'_>,
+        group: &SelectedProblem<'_>,
         target: &BenchTarget,
-    ) -> Result<PreparedProblem, CaseError> {
-        let mut ready =
-            PreparedProblem::draw_or_read_inputs(group, self.settings.seed, None, target)?;
+    ) -> Result<PreparedProblem, WhyCaseHasNoResult> {
+        let mut ready = PreparedProblem::with_inputs_only(group, self.settings.seed, None, target)?;
         ready.references = Some(self.references.clone());
         ready.compute_reference_once(group)?;
         Ok(ready)
     }
 
-    fn trial_sampler(&self) -> ProcessSampler<'_> {
-        ProcessSampler::sampling_by_criterion(self.settings, self.store)
+    fn sampler_of_process(&self) -> CriterionOrTrialPlan<'_> {
+        CriterionOrTrialPlan::sample_by_criterion(self.settings, self.store)
     }
 
-    fn record(&self, event: RecordedCaseEvent<'_>) -> Result<(), RecordFileError> {
-        self.recorder.add(event)
+    fn record_outcome(&self, event: CaseOutcomeToRecord<'_>) -> Result<(), RecordFileError> {
+        self.recorder.add_outcome(event)
     }
 
-    fn limits(&self) -> Option<&DeviceLimits> {
+    fn measured_ceilings(&self) -> Option<&MeasuredDeviceLimits> {
         Some(&self.limits)
     }
 
-    fn budget_over_reason(&self) -> Option<String> {
-        self.deadline.as_ref().and_then(TimeBudgetDeadline::passed_reason)
+    fn reason_if_budget_is_over(&self) -> Option<String> {
+        self.deadline.as_ref().and_then(TimeBudgetDeadline::reason_if_over)
     }
 }
 
-/// Verifies, times and records the selected cases. Returns the exit code and the run.
-pub fn run_bench_cases(
+/// Prints the results table of one process run, and the remarks under it, at the terminal's width.
+fn print_results_table_and_remarks(run: &BenchProcessRun) {
+    let columns = terminal::terminal_columns();
+    let text = display::runs::results_table_and_remarks_text(slice::from_ref(run), columns);
+    terminal::print_broken_to_terminal_width(&text);
+}
+
+/// Verifies, times and records every selected case for `cargo bench`. Returns the exit reason and
+/// the recorded run.
+pub fn verify_time_and_record_selected_cases(
     name: &str,
     settings: &BenchSettings,
-    place: &BenchPlace,
-    selection: &CaseSelectionResult<'_>,
-    store: &BaselineStore,
-) -> Result<(ExitReason, ProcessRun), HarnessError> {
+    place: &ChosenBackend,
+    selection: &SelectedAndSkippedCases<'_>,
+    store: &RecordFoldersOfPackage,
+) -> Result<(ProcessExitReason, BenchProcessRun), HarnessError> {
     let started = Instant::now();
-    let opening = phase_timer::start_activity("open");
-    let target = settings.device.open(place)?;
-    let progress = BenchProgress::new(settings.quiet, selection.case_count());
-    let invocation = BenchInvocation::new(settings.process.session.clone());
-    let mut run =
-        start_run_record(name, settings, selection, store, &invocation, Environment::on(&target))?;
-    announce_run(&progress, &run, place, selection, settings, store);
-    let process = process_name(name, settings.shard);
-    let path = store.run_record_path(&invocation.session, &process);
-    let earlier = invocation.earlier_runs(path.parent().unwrap_or(&path));
-    let used = deadline::time_since_first_bench(&earlier);
-    let deadline = settings.budget.map(|budget| TimeBudgetDeadline::after_budget(budget, used));
+    let opening = phase_timer::start_timed_activity("open");
+    let target = settings.device.open_target(place)?;
+    let progress = BenchProgressPrinter::new(settings.quiet, selection.runnable_case_count());
+    let invocation =
+        CargoBenchInvocation::invocation_of_this_process(settings.process.session.clone());
+    let environment = RunEnvironment::on(&target);
+    let mut run = start_run_record(name, settings, selection, store, &invocation, environment)?;
+    print_device_cases_and_least_duration(&progress, &run, place, selection, settings, store);
+    let process = bench_process_name_with_shard(name, settings.shard);
+    let path = store.path_of_run_record(&invocation.session, &process);
+    let earlier = invocation.runs_of_earlier_benches(path.parent().unwrap_or(&path));
+    let used = deadline::time_since_first_run_began(&earlier);
+    let deadline =
+        settings.budget.map(|budget| TimeBudgetDeadline::from_budget_and_used_time(budget, used));
     let baseline = settings
         .baselines
         .save
         .as_deref()
-        .map(|baseline| save_baseline::open_pending_baseline(store, baseline, &run, selection))
+        .map(|baseline| {
+            save_baseline::check_baseline_before_measuring(store, baseline, &run, selection)
+        })
         .transpose()?;
     if run.provenance.commit.is_none() {
         progress.warn_of_missing_commit();
     }
-    // The folder is opened before the ceilings are measured, so that an error comes at once.
-    let path = invocation.write_bench_record(store, &process, |_| run.clone())?;
+    // The record is written before the ceilings are measured, so that an unwritable folder is
+    // reported at once.
+    let path = invocation.write_run_record_of_bench(store, &process, |_| run.clone())?;
     drop(opening);
-    let mut timer = SampleTimer::new(&target)?;
-    run.anchors = run.plan.as_ref().map(|_| timer.anchors(settings.power));
-    let measured_before = ceilings_of_session(&earlier, &run.environment);
-    run.limits = measure_needed_ceilings(&mut timer, selection, measured_before)?;
+    let mut timer = CaseTimer::for_target(&target)?;
+    run.anchors = run.plan.as_ref().map(|_| timer.measure_anchor_rates(settings.power));
+    let measured_before = ceilings_from_earlier_benches(&earlier, &run.environment);
+    run.limits = measure_ceilings_for_selected_cases(&mut timer, selection, measured_before)?;
     progress.print_ceilings(&run.limits);
-    trial::warn_of_injected_delays(&run);
-    // The card is read after the ceilings were measured, when it still has its clock under load.
-    let telemetry = target.telemetry();
-    run.telemetry.extend(telemetry.as_ref().map(CardTelemetry::read_card));
-    progress.report_gpu_state(&run.telemetry);
-    progress.warn_of_other_processes(&target.others_computing());
+    trial::print_warning_of_injected_delays(&run);
+    // The GPU is read after the ceilings were measured, while its clock is still that under load.
+    let telemetry = target.open_card_telemetry();
+    run.telemetry.extend(telemetry.as_ref().map(CardTelemetryByNvml::read_card_sensors));
+    progress.print_gpu_state(&run.telemetry);
+    progress.print_warning_of_busy_gpus(&target.gpus_with_other_computing_processes());
     let limits = run.limits.clone();
-    let references = StoredReferences::at(store.references.clone(), run.executable.clone());
-    let recorder = RunRecorder::start_recording(
+    let references = StoredReferenceFolder::at(store.references.clone(), run.executable.clone());
+    let recorder = SharedRunRecord::start_recording(
         run,
         path,
-        RecordSaving::AfterEachCase,
+        WhenRecordIsSaved::AfterEachCase,
         settings.baselines.save.clone(),
     )?;
-    recorder.exit_on_interrupt()?;
-    if target.kind() == BackendKind::Cpu {
-        recorder.exit_on_endless_launch(settings.host_timeout);
+    recorder.exit_between_writes_on_interrupt()?;
+    if target.backend_kind() == BackendKind::Cpu {
+        recorder.exit_on_host_launch_timeout(settings.host_timeout);
     }
     let recorded = recorder.clone();
     let session =
-        BenchSession { settings, store, limits, references, recorder: recorded, deadline };
-    let execution = CaseExecution::new(&session, settings, target, timer, progress);
-    let run_all = || execution.run(selection);
+        CargoBenchSession { settings, store, limits, references, recorder: recorded, deadline };
+    let execution =
+        SelectedCasesRunner::for_session_and_target(&session, settings, target, timer, progress);
+    let run_all = || execution.run_selected_cases(selection);
     let exit = match settings.process.silent_criterion {
-        true => silence_criterion::silence_output(run_all)?,
+        true => silence_criterion::run_with_silent_stdout(run_all)?,
         false => run_all()?,
     };
-    let checks = phase_timer::activity_time(after_timing::PHASE_NAME);
-    let spent_s = phase_timer::take_phase_times();
-    let progress = BenchProgress::new(settings.quiet, 0);
+    let checks = phase_timer::time_in_activity_with_nested(after_timing::CHECK_AFTER_TIMING_PHASE);
+    let spent_s = phase_timer::take_seconds_by_activity();
+    let progress = BenchProgressPrinter::new(settings.quiet, 0);
     progress.print_time_by_activity(&spent_s, checks, started.elapsed());
-    recorder.add_time_by_activity(spent_s, checks, started.elapsed());
-    recorder.mark_complete(telemetry.as_ref().map(CardTelemetry::read_card))?;
-    let saved = settings.baselines.save.as_deref().filter(|_| !recorder.run().cases.is_empty());
+    recorder.add_seconds_by_activity(spent_s, checks, started.elapsed());
+    let sensors = telemetry.as_ref().map(CardTelemetryByNvml::read_card_sensors);
+    recorder.mark_complete_and_write(sensors)?;
+    let measured = recorder.copy_of_run();
+    let saved = settings.baselines.save.as_deref().filter(|_| !measured.cases.is_empty());
     if settings.table {
-        let text = display::runs::results_text(&[recorder.run()], terminal::terminal_columns());
-        terminal::print_wrapped(&text);
+        print_results_table_and_remarks(&measured);
     }
     if let Some((path, baseline)) = baseline.zip(saved) {
-        save_pending_baseline(&recorder, &path, baseline)?;
+        save_run_to_baseline_under_lock(&recorder, &path, baseline)?;
     }
-    progress.print_end(&recorder.path(), &store.report_page(), saved);
-    Ok((exit, recorder.run()))
+    let page = store.default_report_page_path();
+    progress.print_record_and_report_paths(&recorder.record_path(), &page, saved);
+    Ok((exit, recorder.copy_of_run()))
 }
 
-/// Creates the run record before the first case.
+/// Creates the run record in memory, before the first case.
 fn start_run_record(
     name: &str,
     settings: &BenchSettings,
-    selection: &CaseSelectionResult<'_>,
-    store: &BaselineStore,
-    invocation: &BenchInvocation,
-    environment: Environment,
-) -> Result<ProcessRun, HarnessError> {
-    let (provenance, stated_commit) = Provenance::detect_for_process(&store.root)?;
-    Ok(ProcessRun {
-        effort: settings.effort.name().to_owned(),
+    selection: &SelectedAndSkippedCases<'_>,
+    store: &RecordFoldersOfPackage,
+    invocation: &CargoBenchInvocation,
+    environment: RunEnvironment,
+) -> Result<BenchProcessRun, HarnessError> {
+    let (provenance, stated_commit) =
+        CommitAndChanges::commit_and_changes_of_started_process(&store.root)?;
+    Ok(BenchProcessRun {
+        effort: settings.effort.effort_name().to_owned(),
         seed: settings.seed,
         shard: settings.shard,
         plan: selection.plan.clone(),
-        machine: Some(MachineFacts::from_this_machine().digest()),
-        delays: trial::injected_delays(settings, selection),
+        machine: Some(MachineHardware::hardware_of_this_machine().hash_of_hardware_facts()),
+        delays: trial::injected_delays_by_case(settings, selection),
         skipped: selection.skipped.iter().cloned().collect(),
         unsupported: selection.unsupported.clone(),
-        executable: executable_hash(settings.process.executable.as_deref()),
+        executable: content_hash_of_executable(settings.process.executable.as_deref()),
         package: store.package.clone(),
         invocation: Some(invocation.id.clone()),
         stated_commit,
-        ..ProcessRun::start_now(name, &invocation.session, environment, provenance)
+        ..BenchProcessRun::empty_run_starting_now(
+            name,
+            &invocation.session,
+            environment,
+            provenance,
+        )
     })
 }
 
-/// Prints the device, the work of the process and its least duration.
-fn announce_run(
-    progress: &BenchProgress,
-    run: &ProcessRun,
-    place: &BenchPlace,
-    selection: &CaseSelectionResult<'_>,
+/// Prints the device, the number of cases, and the minimum duration of the run.
+fn print_device_cases_and_least_duration(
+    progress: &BenchProgressPrinter,
+    run: &BenchProcessRun,
+    place: &ChosenBackend,
+    selection: &SelectedAndSkippedCases<'_>,
     settings: &BenchSettings,
-    store: &BaselineStore,
+    store: &RecordFoldersOfPackage,
 ) {
     let not_elsewhere = (place.kind == BackendKind::Cpu).then_some(place.otherwise.as_str());
     let part = settings.shard.map_or(String::new(), |shard| format!(", shard {shard}"));
-    let (bench, cases) = (format!("{}{part}", run.bench), selection.case_count());
-    progress.print_start(&bench, &run.environment, settings.effort, cases, not_elsewhere);
-    if settings.effort == Effort::Thorough {
-        let last_times = estimate::case_times_of_last_session(store, &run.environment);
-        progress.print_time_estimate(&estimate::estimate_text(
+    let (bench, cases) = (format!("{}{part}", run.bench), selection.runnable_case_count());
+    progress.print_bench_and_device(
+        &bench,
+        &run.environment,
+        settings.effort,
+        cases,
+        not_elsewhere,
+    );
+    if settings.effort == BenchEffort::Thorough {
+        let last_times = estimate::median_launch_ns_of_last_session(store, &run.environment);
+        progress.print_time_estimate(&estimate::minimum_timing_duration_text(
             selection,
             settings.effort,
             settings,
@@ -209,50 +239,60 @@ fn announce_run(
     }
 }
 
-/// Measured ceilings from earlier benches of this invocation on this machine.
-fn ceilings_of_session(earlier: &[ProcessRun], here: &Environment) -> DeviceLimits {
-    let measured = earlier.iter().filter(|run| run.environment.can_reuse_results_of(here));
-    measured.fold(DeviceLimits::default(), |known, run| known.filled_from(&run.limits))
-}
-
-/// Measures the memory and compute ceilings of the device that the selected cases are compared
-/// with. Known ceilings of a GPU are kept; ceilings of the host depend on its load and are measured
-/// anew.
-fn measure_needed_ceilings(
-    timer: &mut SampleTimer,
-    selection: &CaseSelectionResult<'_>,
-    known: DeviceLimits,
-) -> Result<DeviceLimits, HarnessError> {
-    let _activity = phase_timer::start_activity("ceilings");
-    let works: Vec<CaseWork> =
-        selection.groups.iter().flat_map(ProblemGroup::declared_works).collect();
-    Ok(match timer {
-        SampleTimer::Wall(_) => DeviceLimits::measure_cpu(&works),
-        SampleTimer::Events(events) => {
-            DeviceLimits::measure_gpu(events, &works, known.bounding_works(&works))?
-        }
+/// Merges the ceilings that earlier benches of this `cargo bench` invocation measured on this
+/// machine.
+fn ceilings_from_earlier_benches(
+    earlier: &[BenchProcessRun],
+    here: &RunEnvironment,
+) -> MeasuredDeviceLimits {
+    let measured = earlier.iter().filter(|run| run.environment.can_reuse_verification_of(here));
+    measured.fold(MeasuredDeviceLimits::default(), |known, run| {
+        known.completed_by_limits_of(&run.limits)
     })
 }
 
-/// Merges the finished run into a baseline file.
-fn save_pending_baseline(
-    recorder: &RunRecorder,
+/// Measures the ceilings (device rates) that the limits of the selected cases need. Known ceilings
+/// of a GPU are reused; ceilings of the host depend on its load and are always measured.
+fn measure_ceilings_for_selected_cases(
+    timer: &mut CaseTimer,
+    selection: &SelectedAndSkippedCases<'_>,
+    known: MeasuredDeviceLimits,
+) -> Result<MeasuredDeviceLimits, HarnessError> {
+    let _activity = phase_timer::start_timed_activity("ceilings");
+    let works: Vec<DeclaredWorkAndCacheState> =
+        selection.groups.iter().flat_map(SelectedProblem::work_and_cache_state_of_cases).collect();
+    Ok(match timer {
+        CaseTimer::Wall(_) => MeasuredDeviceLimits::measure_host_limits(&works),
+        CaseTimer::Events(events) => MeasuredDeviceLimits::measure_missing_gpu_limits(
+            events,
+            &works,
+            known.keep_limits_that_bound_works(&works),
+        )?,
+    })
+}
+
+/// Merges the finished run into the baseline's file.
+fn save_run_to_baseline_under_lock(
+    recorder: &SharedRunRecord,
     path: &Path,
     baseline: &str,
 ) -> Result<(), HarnessError> {
     let unsaved = |cause| HarnessError::Unsaved {
         cause: Box::new(cause),
         name: baseline.to_owned(),
-        session: recorder.path().parent().unwrap_or(path).display().to_string(),
+        session: recorder.record_path().parent().unwrap_or(path).display().to_string(),
     };
-    // Waited for outside of the recorder: an interrupt need not wait.
-    let _lock = FileLock::acquire_for_file(path).map_err(unsaved)?;
+    // The lock is acquired before the recorder is locked, so that an interrupt need not wait for
+    // another process.
+    let _lock = ExclusiveFileLock::acquire_lock_for_file(path).map_err(unsaved)?;
     recorder
-        .save_baseline(|run| save_baseline::save_to_baseline(path, baseline, run))
+        .save_baseline_without_interruption(|run| {
+            save_baseline::merge_run_into_baseline_file(path, baseline, run)
+        })
         .map_err(unsaved)
 }
 
-/// Returns the hash of an executable file's content.
-pub fn executable_hash(program: Option<&Path>) -> Option<String> {
-    file::content_hash_of_file(program?).ok()
+/// Returns the content hash of the executable's file; `None` if the file cannot be read.
+pub fn content_hash_of_executable(program: Option<&Path>) -> Option<String> {
+    file::file_content_hash_hex(program?).ok()
 }

@@ -1,30 +1,30 @@
-//! Reasons why a case has no result; panics and errors of workloads and rows are converted into
-//! them.
+//! Reasons why a case has no result, with conversions from errors and panics of workloads and
+//! implementations.
 
 use crate::backend::BackendError;
 use crate::harness::panic_guard;
-use crate::verify::VerifyError;
-use kernelgate_cuda::CaseFailure;
+use crate::verify::OutputVerificationError;
+use kernelgate_cuda::CaseFailureReason;
 
-/// The reason why a problem or case has no result.
+/// The reason why a problem or case has no result: skipped, failed, or the GPU was lost.
 #[derive(Debug, Clone, PartialEq)]
-pub enum CaseError {
-    /// The case cannot run on this machine.
+pub enum WhyCaseHasNoResult {
+    /// The case was skipped, because it cannot run on this machine.
     Skip(String),
-    /// The outputs are wrong, or the case failed with an error.
-    Fail(CaseFailure),
-    /// The case broke the device: no later case can run.
-    Lost(CaseFailure),
+    /// The case failed with an error, or its outputs are wrong.
+    Fail(CaseFailureReason),
+    /// The case left the GPU unusable, so no later case can run.
+    Lost(CaseFailureReason),
 }
 
-impl CaseError {
+impl WhyCaseHasNoResult {
     /// A case that failed.
-    pub fn failed(why: impl Into<CaseFailure>) -> CaseError {
+    pub fn failed_with(why: impl Into<CaseFailureReason>) -> WhyCaseHasNoResult {
         Self::Fail(why.into())
     }
 
     /// The sentence.
-    pub fn text(&self) -> &str {
+    pub fn reason_text(&self) -> &str {
         match self {
             Self::Skip(why) => why,
             Self::Fail(why) | Self::Lost(why) => &why.text,
@@ -32,38 +32,39 @@ impl CaseError {
     }
 }
 
-impl From<BackendError> for CaseError {
-    /// Converts an error of a case that passed verification before, so that it can run on this
-    /// machine.
+impl From<BackendError> for WhyCaseHasNoResult {
+    /// Converts an error of a case that was already verified; even an unsupported launch is then a
+    /// failure instead of a skip.
     fn from(error: BackendError) -> Self {
         match error {
             BackendError::Lost(_) => Self::Lost((&error).into()),
-            other => Self::failed(&other),
+            other => Self::failed_with(&other),
         }
     }
 }
 
-impl From<VerifyError> for CaseError {
-    /// Converts a wrong output, or the error of a launch that verifies.
-    fn from(error: VerifyError) -> Self {
+impl From<OutputVerificationError> for WhyCaseHasNoResult {
+    /// Converts an error during verification: insufficient memory and unsupported launches skip the
+    /// case, wrong outputs fail it.
+    fn from(error: OutputVerificationError) -> Self {
         match error {
-            VerifyError::Backend(
+            OutputVerificationError::Backend(
                 reason @ (BackendError::OutOfMemory { .. } | BackendError::Unsupported(_)),
             ) => Self::Skip(reason.to_string()),
-            VerifyError::Backend(lost @ BackendError::Lost(_)) => lost.into(),
-            wrong => Self::failed(&wrong),
+            OutputVerificationError::Backend(lost @ BackendError::Lost(_)) => lost.into(),
+            wrong => Self::failed_with(&wrong),
         }
     }
 }
 
-/// Runs code of a workload or a row.
+/// Runs code of a workload or an implementation.
 ///
 /// # Errors
-/// Returns the error of the code, or turns its panic into a failure of the case.
-pub fn guard_panics<T, E: Into<CaseError>>(
+/// Returns the error of the code; a panic becomes a failure of the case.
+pub fn run_with_panics_as_case_failures<T, E: Into<WhyCaseHasNoResult>>(
     run: impl FnOnce() -> Result<T, E>,
-) -> Result<T, CaseError> {
-    panic_guard::catch_panic(run).map_err(CaseError::failed)?.map_err(Into::into)
+) -> Result<T, WhyCaseHasNoResult> {
+    panic_guard::catch_panic(run).map_err(WhyCaseHasNoResult::failed_with)?.map_err(Into::into)
 }
 
 #[cfg(test)]
@@ -71,21 +72,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unsupported_row_is_skipped_during_verification_and_fails_afterwards() {
+    fn unsupported_is_a_skip_in_verification_and_a_failure_later() {
         let missing = BackendError::Unsupported("no cuDNN".to_owned());
         let reason = "no cuDNN".to_owned();
-        let verifying = VerifyError::Backend(missing.clone()).into();
-        assert_eq!(CaseError::Skip(reason.clone()), verifying);
-        assert_eq!(CaseError::failed(CaseFailure::new("unsupported", reason)), missing.into());
+        let verifying = OutputVerificationError::Backend(missing.clone()).into();
+        assert_eq!(WhyCaseHasNoResult::Skip(reason.clone()), verifying);
+        assert_eq!(
+            WhyCaseHasNoResult::failed_with(CaseFailureReason::with_kind_and_sentence(
+                "unsupported",
+                reason
+            )),
+            missing.into()
+        );
     }
 
     #[test]
-    fn a_lost_device_and_a_panic_keep_their_messages() {
+    fn a_lost_gpu_and_a_panic_keep_their_messages() {
         let lost = || Err::<(), _>(BackendError::Lost("hung".to_owned()));
-        let why = CaseFailure::new("lost", "the GPU was lost: hung");
-        assert_eq!(guard_panics(lost), Err(CaseError::Lost(why)));
+        let why = CaseFailureReason::with_kind_and_sentence("lost", "the GPU was lost: hung");
+        assert_eq!(run_with_panics_as_case_failures(lost), Err(WhyCaseHasNoResult::Lost(why)));
         let panics = || -> Result<(), BackendError> { panic!("index out of bounds") };
-        let Err(CaseError::Fail(why)) = guard_panics(panics) else { panic!("not a failure") };
-        assert_eq!(why, CaseFailure::new("panicked", "panicked: index out of bounds"));
+        let Err(WhyCaseHasNoResult::Fail(why)) = run_with_panics_as_case_failures(panics) else {
+            panic!("not a failure")
+        };
+        assert_eq!(
+            why,
+            CaseFailureReason::with_kind_and_sentence("panicked", "panicked: index out of bounds")
+        );
     }
 }

@@ -1,14 +1,14 @@
-//! The deadline of a time budget, after which no case begins.
+//! The deadline of a bench run's time budget, after which no further case begins.
 
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
 use crate::display::duration;
-use crate::record::ProcessRun;
-use crate::record::run::NOT_RUN_PREFIX;
+use crate::record::BenchProcessRun;
+use crate::record::run::NOT_RUN_REASON_PREFIX;
 
-/// The time at which a budget ends.
+/// The time at which the budget of a bench run ends.
 #[derive(Debug, Clone, Copy)]
 pub struct TimeBudgetDeadline {
     budget: Duration,
@@ -16,16 +16,16 @@ pub struct TimeBudgetDeadline {
 }
 
 impl TimeBudgetDeadline {
-    /// The deadline of a budget of which `used` has passed already.
-    pub fn after_budget(budget: Duration, used: Duration) -> TimeBudgetDeadline {
+    /// Computes the deadline of a time budget of which `used` has already passed.
+    pub fn from_budget_and_used_time(budget: Duration, used: Duration) -> TimeBudgetDeadline {
         Self { budget, end: Instant::now() + budget.saturating_sub(used) }
     }
 
-    /// Reason why no further case begins; `None` while there is time left.
-    pub fn passed_reason(&self) -> Option<String> {
+    /// Why no further case begins; `None` while the budget has time left.
+    pub fn reason_if_over(&self) -> Option<String> {
         let text = || {
             format!(
-                "{NOT_RUN_PREFIX}the budget of {} is used up",
+                "{NOT_RUN_REASON_PREFIX}the budget of {} is used up",
                 duration::duration_text(self.budget)
             )
         };
@@ -33,8 +33,9 @@ impl TimeBudgetDeadline {
     }
 }
 
-/// Time since the first of these runs began: benches of one `cargo bench` share a budget.
-pub fn time_since_first_bench(runs: &[ProcessRun]) -> Duration {
+/// Time since the first of these runs began, because all benches of one `cargo bench` invocation
+/// share a budget.
+pub fn time_since_first_run_began(runs: &[BenchProcessRun]) -> Duration {
     let starts = runs.iter().filter_map(|run| run.started.parse::<Timestamp>().ok());
     let first = starts.min().map(|first| Timestamp::now().duration_since(first));
     first.and_then(|used| Duration::try_from(used).ok()).unwrap_or_default()

@@ -1,121 +1,126 @@
-//! Going through the selected cases: inputs, reference, verification, timing, record.
+//! Runs the selected cases: prepares inputs and references, verifies, times and records each case.
 
 use std::time::Instant;
 
-use super::case_error::{CaseError, guard_panics};
-use super::problem::{PreparedProblem, VerifiedExecutable};
-use super::progress::BenchProgress;
-use super::sampling::{CaseToSample, GroupCaseSampler};
-use super::session::CaseSession;
+use super::case_error::{WhyCaseHasNoResult, run_with_panics_as_case_failures};
+use super::problem::{PreparedProblem, VerifiedImplementation};
+use super::progress::BenchProgressPrinter;
+use super::sampling::{CaseToTakeSamplesOf, SamplerOfProblemCases};
+use super::session::CaseRunningProcess;
 use crate::backend::{BackendError, BackendKind, BenchTarget, Executable};
-use crate::exit::ExitReason;
-use crate::harness::auditing::after_timing::{self, ExecutableFindings};
-use crate::harness::auditing::device_memory::CaseMemoryWatch;
+use crate::exit::ProcessExitReason;
+use crate::harness::auditing::after_timing::{self, FindingsForCasesOfImplementation};
+use crate::harness::auditing::device_memory::PeakDeviceMemoryWatch;
 use crate::harness::error::HarnessError;
 use crate::harness::phase_timer;
-use crate::harness::recording::recorder::RecordedCaseEvent;
-use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup, SelectedCase};
+use crate::harness::recording::recorder::CaseOutcomeToRecord;
+use crate::harness::selection::cases::{SelectedAndSkippedCases, SelectedCase, SelectedProblem};
 use crate::harness::settings::BenchSettings;
-use crate::measure::anchors::AnchorRecord;
-use crate::measure::delay::{DelayedExecutable, InjectedDelay};
-use crate::measure::events::EventTimer;
-use crate::measure::limits::TimeLimit;
-use crate::measure::power::PowerMode;
-use crate::measure::wall_time::WallClock;
-use crate::measure::{CacheState, Stopwatch};
-use crate::record::run::{AfterTiming, VerificationRecord};
-use crate::record::text::printable_on_terminal;
-use crate::record::{CaseRecord, CaseSamples};
-use kernelgate_cuda::CaseFailure;
-use kernelgate_cuda::observe::range::RangeGuard;
+use crate::measure::anchors::ShardAnchorRecord;
+use crate::measure::delay::{ExecutableWithDelayedLaunches, InjectedLaunchDelay};
+use crate::measure::events::CudaEventTimer;
+use crate::measure::limits::ShortestLaunchTime;
+use crate::measure::power::TimingPowerMode;
+use crate::measure::wall_time::WallTimeStopwatch;
+use crate::measure::{CacheState, LaunchStopwatch};
+use crate::record::run::{OutputVerificationRecord, VerificationAfterTiming};
+use crate::record::text::clean_message_for_terminal;
+use crate::record::{CaseRecordWithSamples, SamplesOfCase};
+use kernelgate_cuda::CaseFailureReason;
+use kernelgate_cuda::observe::range::NamedRangeGuard;
 
 /// Clock of the samples.
-pub enum SampleTimer {
+pub enum CaseTimer {
     /// Host wall time.
-    Wall(WallClock),
+    Wall(WallTimeStopwatch),
     /// CUDA events.
-    Events(Box<EventTimer>),
+    Events(Box<CudaEventTimer>),
 }
 
-impl SampleTimer {
-    /// The timer for a target: events on GPUs, the wall clock on the CPU.
-    pub fn new(target: &BenchTarget) -> Result<Self, BackendError> {
+impl CaseTimer {
+    /// Creates the timer for a target: CUDA events on GPUs, the wall clock on the CPU.
+    pub fn for_target(target: &BenchTarget) -> Result<Self, BackendError> {
         match target {
-            BenchTarget::Cpu => Ok(Self::Wall(WallClock)),
-            BenchTarget::Cuda(devices) => Ok(Self::Events(Box::new(EventTimer::new(devices)?))),
+            BenchTarget::Cpu => Ok(Self::Wall(WallTimeStopwatch)),
+            BenchTarget::Cuda(devices) => Ok(Self::Events(Box::new(CudaEventTimer::new(devices)?))),
         }
     }
 
-    /// Rates of fixed work on the target, in a power state.
-    pub fn anchors(&mut self, power: PowerMode) -> AnchorRecord {
-        let _activity = phase_timer::start_activity("anchors");
+    /// Measures the rates of fixed reference work on the target in a power mode, by which shards
+    /// are compared.
+    pub fn measure_anchor_rates(&mut self, power: TimingPowerMode) -> ShardAnchorRecord {
+        let _activity = phase_timer::start_timed_activity("anchors");
         match self {
-            Self::Wall(_) => AnchorRecord::measure_cpu(power),
-            Self::Events(events) => AnchorRecord::measure_cuda(events, power),
+            Self::Wall(_) => ShardAnchorRecord::measure_cpu_anchors(power),
+            Self::Events(events) => ShardAnchorRecord::measure_gpu_anchors(events, power),
         }
     }
 
-    /// Wraps an executable so that its launches are delayed on purpose.
-    fn wrap_in_delay<'a>(
+    /// Wraps a prepared implementation so that its launches get an artificial delay.
+    fn with_injected_delay<'a>(
         &mut self,
         executable: &'a mut dyn Executable,
-        delay: &InjectedDelay,
+        delay: &InjectedLaunchDelay,
         cache: CacheState,
-    ) -> Result<DelayedExecutable<'a>, BackendError> {
+    ) -> Result<ExecutableWithDelayedLaunches<'a>, BackendError> {
         match self {
-            Self::Wall(_) => Ok(DelayedExecutable::with_host_delay(executable, delay)),
-            Self::Events(events) => {
-                DelayedExecutable::delay_on_device(executable, delay, events, cache)
+            Self::Wall(_) => {
+                Ok(ExecutableWithDelayedLaunches::delay_launches_on_host(executable, delay))
             }
+            Self::Events(events) => ExecutableWithDelayedLaunches::delay_launches_on_gpu(
+                executable, delay, events, cache,
+            ),
         }
     }
 
-    /// The stopwatch for a case, which decides how it takes samples.
-    fn stopwatch_of_case(
+    /// Creates the stopwatch for a case, planning how samples are taken.
+    fn create_case_stopwatch(
         &mut self,
         executable: &mut dyn Executable,
         cache: CacheState,
-    ) -> Result<Box<dyn Stopwatch + '_>, BackendError> {
+    ) -> Result<Box<dyn LaunchStopwatch + '_>, BackendError> {
         match self {
-            Self::Wall(_) => Ok(Box::new(WallClock)),
-            Self::Events(events) => Ok(Box::new(events.stopwatch_of_case(executable, cache)?)),
+            Self::Wall(_) => Ok(Box::new(WallTimeStopwatch)),
+            Self::Events(events) => {
+                Ok(Box::new(events.plan_and_create_case_stopwatch(executable, cache)?))
+            }
         }
     }
 }
 
-/// A verified case that is about to be timed.
-pub struct CaseToTime<'a, 'g> {
+/// A verified case that is about to be timed, with its problem and prepared implementation.
+pub struct VerifiedCaseToTime<'a, 'g> {
     /// Problem of the case.
-    pub group: &'a ProblemGroup<'g>,
+    pub group: &'a SelectedProblem<'g>,
     /// The case.
     pub case: &'a SelectedCase,
     /// Inputs and reference.
     pub ready: &'a mut PreparedProblem,
     /// Implementation of the case.
-    pub verified: &'a mut VerifiedExecutable,
-    /// Findings of the checks that earlier cases of this implementation went through.
-    pub checked: &'a mut ExecutableFindings,
+    pub verified: &'a mut VerifiedImplementation,
+    /// Findings of checks after timing, shared by the cases (hot and cold) of this implementation.
+    pub checked: &'a mut FindingsForCasesOfImplementation,
 }
 
-/// State of a process that measures its cases one after the other.
-pub struct CaseExecution<'a> {
-    session: &'a dyn CaseSession,
+/// State of a process that verifies and times its selected cases one after the other.
+pub struct SelectedCasesRunner<'a> {
+    session: &'a dyn CaseRunningProcess,
     settings: &'a BenchSettings,
     target: BenchTarget,
-    timer: SampleTimer,
-    progress: BenchProgress,
-    /// Reason why nothing more can run, once the device was lost.
+    timer: CaseTimer,
+    progress: BenchProgressPrinter,
+    /// Why no further case can run after a case lost the GPU; `None` while the GPU works.
     lost: Option<String>,
 }
 
-impl<'a> CaseExecution<'a> {
-    /// Holds what measuring cases on a target needs; nothing runs before the run begins.
-    pub fn new(
-        session: &'a dyn CaseSession,
+impl<'a> SelectedCasesRunner<'a> {
+    /// Stores what running cases needs; nothing runs yet.
+    pub fn for_session_and_target(
+        session: &'a dyn CaseRunningProcess,
         settings: &'a BenchSettings,
         target: BenchTarget,
-        timer: SampleTimer,
-        progress: BenchProgress,
+        timer: CaseTimer,
+        progress: BenchProgressPrinter,
     ) -> Self {
         Self { session, settings, target, timer, progress, lost: None }
     }
@@ -123,252 +128,284 @@ impl<'a> CaseExecution<'a> {
     /// Verifies and times every selected case.
     ///
     /// # Errors
-    /// Fails if the record cannot be written; an error of a case is that case's result.
-    pub fn run(mut self, selection: &CaseSelectionResult<'_>) -> Result<ExitReason, HarnessError> {
-        let outcome = self.run_selected_groups(selection);
+    /// Fails if the record cannot be written; the error of a case becomes the result of that case.
+    pub fn run_selected_cases(
+        mut self,
+        selection: &SelectedAndSkippedCases<'_>,
+    ) -> Result<ProcessExitReason, HarnessError> {
+        let outcome = self.run_problems_until_budget_is_over(selection);
         if self.lost.is_some() {
-            // A lost device gives nothing back, and may never answer: it is left to the end of the
-            // process.
+            // After the GPU is lost, freeing its resources may hang, so they are leaked until the
+            // process ends.
             std::mem::forget(self);
         }
         outcome
     }
 
-    fn run_selected_groups(
+    fn run_problems_until_budget_is_over(
         &mut self,
-        selection: &CaseSelectionResult<'_>,
-    ) -> Result<ExitReason, HarnessError> {
-        let mut sampler = self.session.trial_sampler();
-        let mut exit = ExitReason::Fine;
+        selection: &SelectedAndSkippedCases<'_>,
+    ) -> Result<ProcessExitReason, HarnessError> {
+        let mut sampler = self.session.sampler_of_process();
+        let mut exit = ProcessExitReason::Fine;
         for (done, group) in selection.groups.iter().enumerate() {
-            if self
-                .is_budget_over(selection.groups[done..].iter().flat_map(|group| &group.cases))?
-            {
+            if self.record_not_begun_if_budget_is_over(
+                selection.groups[done..].iter().flat_map(|group| &group.cases),
+            )? {
                 break;
             }
-            exit = exit.max(self.run_case_group(group, &mut sampler.begin_problem(group))?);
+            exit = exit.max(
+                self.run_cases_of_problem(group, &mut sampler.begin_sampling_of_problem(group))?,
+            );
         }
         Ok(exit)
     }
 
-    fn run_case_group(
+    fn run_cases_of_problem(
         &mut self,
-        group: &ProblemGroup<'_>,
-        sampler: &mut GroupCaseSampler<'_>,
-    ) -> Result<ExitReason, HarnessError> {
+        group: &SelectedProblem<'_>,
+        sampler: &mut SamplerOfProblemCases<'_>,
+    ) -> Result<ProcessExitReason, HarnessError> {
         let started = Instant::now();
         let prepared = self
-            .error_if_device_was_lost()
+            .error_if_gpu_was_lost()
             .and_then(|()| self.session.prepare_problem(group, &self.target));
         let mut ready = match prepared {
             Ok(ready) => ready,
-            Err(error) => return self.record_failure(&group.cases, &error),
+            Err(error) => return self.print_and_record_missing_results(&group.cases, &error),
         };
-        self.progress.print_prepared(&ready.inputs, started.elapsed());
+        self.progress.print_inputs_and_reference_ready(&ready.inputs, started.elapsed());
         if let Some(remark) = group.bound.problem().remark() {
-            self.progress.remark(&group.id(), &remark);
+            self.progress.print_remark_about_problem(&group.id(), &remark);
         }
-        let mut exit = ExitReason::Fine;
+        let mut exit = ProcessExitReason::Fine;
         for cases in group.cases.chunk_by(|a, b| a.index == b.index) {
-            if !self.is_budget_over(cases)? {
-                exit = exit.max(self.run_implementation(group, cases, &mut ready, sampler)?);
+            if !self.record_not_begun_if_budget_is_over(cases)? {
+                exit = exit
+                    .max(self.verify_and_time_implementation(group, cases, &mut ready, sampler)?);
             }
         }
-        let _activity = phase_timer::start_activity("free");
+        let _activity = phase_timer::start_timed_activity("free");
         drop(ready);
-        self.session
-            .record(RecordedCaseEvent::Problem(&group.id(), started.elapsed().as_secs_f64()))?;
+        self.session.record_outcome(CaseOutcomeToRecord::Problem(
+            &group.id(),
+            started.elapsed().as_secs_f64(),
+        ))?;
         Ok(exit)
     }
 
-    /// Verifies an implementation, and times it in each state of the caches.
-    fn run_implementation(
+    /// Verifies an implementation once, and then times it with hot and with cold caches, as
+    /// selected.
+    fn verify_and_time_implementation(
         &mut self,
-        group: &ProblemGroup<'_>,
+        group: &SelectedProblem<'_>,
         cases: &[SelectedCase],
         ready: &mut PreparedProblem,
-        sampler: &mut GroupCaseSampler<'_>,
-    ) -> Result<ExitReason, HarnessError> {
-        self.progress.print_case(&cases[0].id);
+        sampler: &mut SamplerOfProblemCases<'_>,
+    ) -> Result<ProcessExitReason, HarnessError> {
+        self.progress.print_case_begins(&cases[0].id);
         let started = Instant::now();
         let verified = self
-            .error_if_device_was_lost()
-            .and_then(|()| self.verify_case(ready, group, &cases[0]));
+            .error_if_gpu_was_lost()
+            .and_then(|()| self.verify_case_and_watch_memory(ready, group, &cases[0]));
         let mut verified = match verified {
             Ok(verified) => verified,
-            Err(error) => return self.record_failure(cases, &error),
+            Err(error) => return self.print_and_record_missing_results(cases, &error),
         };
         self.progress.print_verified(&verified.record, started.elapsed());
-        let (mut exit, mut checked) = (ExitReason::Fine, ExecutableFindings::default());
+        let (mut exit, mut checked) =
+            (ProcessExitReason::Fine, FindingsForCasesOfImplementation::default());
         for (i, case) in cases.iter().enumerate() {
             if i > 0 {
-                if self.is_budget_over(&cases[i..])? {
+                if self.record_not_begun_if_budget_is_over(&cases[i..])? {
                     break;
                 }
-                self.progress.print_case(&case.id);
+                self.progress.print_case_begins(&case.id);
             }
             let (verified, checked) = (&mut verified, &mut checked);
-            let timed = CaseToTime { group, case, ready, verified, checked };
-            match self.time_within_limits(timed, sampler) {
+            let timed = VerifiedCaseToTime { group, case, ready, verified, checked };
+            match self.time_case_and_make_record(timed, sampler) {
                 Ok(record) => {
-                    let _activity = phase_timer::start_activity("record");
-                    self.session.record(RecordedCaseEvent::Timed(&case.id, Box::new(record)))?;
+                    let _activity = phase_timer::start_timed_activity("record");
+                    self.session
+                        .record_outcome(CaseOutcomeToRecord::Timed(&case.id, Box::new(record)))?;
                 }
                 Err(error) => {
-                    exit = exit.max(self.record_failure(std::slice::from_ref(case), &error)?);
-                    if matches!(error, CaseError::Fail(_)) {
-                        self.fail_other_cache_states(case, cases)?;
+                    exit = exit.max(
+                        self.print_and_record_missing_results(std::slice::from_ref(case), &error)?,
+                    );
+                    if matches!(error, WhyCaseHasNoResult::Fail(_)) {
+                        self.fail_cases_in_other_cache_states(case, cases)?;
                         break;
                     }
                 }
             }
         }
-        let _activity = phase_timer::start_activity("free");
+        let _activity = phase_timer::start_timed_activity("free");
         if self.lost.is_some() {
-            // Freeing memory that a hung kernel uses would wait for the kernel.
+            // The implementation is leaked, because freeing memory that a hung kernel uses would
+            // wait for the kernel forever.
             std::mem::forget(verified.executable);
             return Ok(exit);
         }
         drop(verified.executable);
-        if let Some(bytes) = ready.memory.peak_bytes_of_case() {
+        if let Some(bytes) = ready.memory.finish_and_return_peak_bytes() {
             let ids: Vec<&str> = cases.iter().map(|case| case.id.as_str()).collect();
-            self.session.record(RecordedCaseEvent::DeviceMemory(&ids, bytes))?;
+            self.session.record_outcome(CaseOutcomeToRecord::DeviceMemory(&ids, bytes))?;
         }
         Ok(exit)
     }
 
-    /// Fails the other cache states of an implementation that failed in one of them: its outputs
-    /// are wrong, or it does not do its work, and another state may only hide that.
-    fn fail_other_cache_states(
+    /// Marks the implementation's cases in other cache states as failed, because outputs were wrong
+    /// or work is missing, which another cache state may only hide.
+    fn fail_cases_in_other_cache_states(
         &mut self,
         failed: &SelectedCase,
         cases: &[SelectedCase],
     ) -> Result<(), HarnessError> {
         let why = format!("has no time: {} of the same implementation failed", failed.id);
-        let error =
-            CaseError::failed(CaseFailure::new("withheld", why).with_name("case", &failed.id));
+        let error = WhyCaseHasNoResult::failed_with(
+            CaseFailureReason::with_kind_and_sentence("withheld", why)
+                .with_name_fact("case", &failed.id),
+        );
         for case in cases.iter().filter(|case| case.id != failed.id) {
-            self.record_failure(std::slice::from_ref(case), &error)?;
+            self.print_and_record_missing_results(std::slice::from_ref(case), &error)?;
         }
         Ok(())
     }
 
-    /// Returns an error if an earlier case lost the device.
-    fn error_if_device_was_lost(&self) -> Result<(), CaseError> {
-        self.lost.as_ref().map_or(Ok(()), |lost| Err(CaseError::failed(lost.clone())))
+    /// Returns an error if an earlier case lost the GPU.
+    fn error_if_gpu_was_lost(&self) -> Result<(), WhyCaseHasNoResult> {
+        self.lost.as_ref().map_or(Ok(()), |lost| Err(WhyCaseHasNoResult::failed_with(lost.clone())))
     }
 
-    /// Returns whether the time budget is over; the named cases are then recorded as not begun.
-    fn is_budget_over<'c>(
+    /// Whether the time budget is over; if so, records the given cases as not begun.
+    fn record_not_begun_if_budget_is_over<'c>(
         &self,
         cases: impl IntoIterator<Item = &'c SelectedCase>,
     ) -> Result<bool, HarnessError> {
-        let Some(why) = self.session.budget_over_reason() else { return Ok(false) };
+        let Some(why) = self.session.reason_if_budget_is_over() else { return Ok(false) };
         let ids: Vec<&str> = cases.into_iter().map(|case| case.id.as_str()).collect();
-        self.progress.report_skipped(ids.len(), &why);
-        self.session.record(RecordedCaseEvent::Skipped(&ids, &why))?;
+        self.progress.print_skipped_cases(ids.len(), &why);
+        self.session.record_outcome(CaseOutcomeToRecord::Skipped(&ids, &why))?;
         Ok(true)
     }
 
-    fn verify_case(
+    fn verify_case_and_watch_memory(
         &self,
         ready: &mut PreparedProblem,
-        group: &ProblemGroup<'_>,
+        group: &SelectedProblem<'_>,
         case: &SelectedCase,
-    ) -> Result<VerifiedExecutable, CaseError> {
-        ready.memory = match self.session.measures_costs() {
-            true => CaseMemoryWatch::start_watching(&self.target),
-            false => CaseMemoryWatch::default(),
+    ) -> Result<VerifiedImplementation, WhyCaseHasNoResult> {
+        ready.memory = match self.session.measures_memory_and_host_launch_time() {
+            true => PeakDeviceMemoryWatch::start_watching(&self.target),
+            false => PeakDeviceMemoryWatch::default(),
         };
         let verified = self.session.verify_case(ready, group, case, &self.target)?;
-        ready.memory.observe_memory();
+        ready.memory.update_peak_from_memory_in_use();
         Ok(verified)
     }
 
-    /// Times a case, and refuses samples that no launch can have taken.
-    fn time_within_limits(
+    /// Times a case, and rejects samples that are faster than the device can be.
+    fn time_case_and_make_record(
         &mut self,
-        timed: CaseToTime<'_, '_>,
-        sampler: &mut GroupCaseSampler<'_>,
-    ) -> Result<CaseRecord, CaseError> {
-        let CaseToTime { group, case, ready, verified, checked } = timed;
+        timed: VerifiedCaseToTime<'_, '_>,
+        sampler: &mut SamplerOfProblemCases<'_>,
+    ) -> Result<CaseRecordWithSamples, WhyCaseHasNoResult> {
+        let VerifiedCaseToTime { group, case, ready, verified, checked } = timed;
         let session = self.session;
-        let (work, limits) = (group.bound.problem().work(), session.limits());
-        let limit = limits.and_then(|limits| limits.bound(&work, case.cache));
-        let timed =
-            CaseToTime { group, case, ready: &mut *ready, verified: &mut *verified, checked };
-        let (samples, after) = self.time_case(timed, limit.as_ref(), sampler)?;
-        check_samples_within_limit(&samples, limit.as_ref(), self.target.kind())?;
+        let (work, limits) = (group.bound.problem().work(), session.measured_ceilings());
+        let limit = limits.and_then(|limits| limits.shortest_time_of_work(&work, case.cache));
+        let timed = VerifiedCaseToTime {
+            group,
+            case,
+            ready: &mut *ready,
+            verified: &mut *verified,
+            checked,
+        };
+        let (samples, after) = self.time_and_check_verified_case(timed, limit.as_ref(), sampler)?;
+        reject_gpu_samples_faster_than_limit(&samples, limit.as_ref(), self.target.backend_kind())?;
         let axes = group.point.iter().map(|(axis, value)| (axis.to_owned(), value.to_owned()));
         let breakdown = group.bound.problem().breakdown();
-        Ok(CaseRecord {
-            workload: group.suite.name().to_owned(),
-            revision: group.suite.revision(),
+        Ok(CaseRecordWithSamples {
+            workload: group.suite.workload_name().to_owned(),
+            revision: group.suite.workload_revision(),
             problem: axes.collect(),
             implementation: case.row.name.to_owned(),
-            cache: case.cache.name().to_owned(),
+            cache: case.cache.cache_state_name().to_owned(),
             work: (&work).into(),
             computed_samples: breakdown.samples,
             sample_unit: breakdown.unit,
             limit,
-            verification: VerificationRecord { after: Some(after), ..verified.record.clone() },
-            kernels: session.kernels(ready),
+            verification: OutputVerificationRecord {
+                after: Some(after),
+                ..verified.record.clone()
+            },
+            kernels: session.kernels_of_last_implementation(ready),
             samples,
         })
     }
 
-    /// Times a verified case and checks the samples.
+    /// Times a verified case, and then checks it with changed inputs.
     ///
     /// # Errors
     /// The error is the reason why the case has no time.
-    pub fn time_case(
+    pub fn time_and_check_verified_case(
         &mut self,
-        timed: CaseToTime<'_, '_>,
-        limit: Option<&TimeLimit>,
-        sampler: &mut GroupCaseSampler<'_>,
-    ) -> Result<(CaseSamples, AfterTiming), CaseError> {
-        self.error_if_device_was_lost()?;
-        let CaseToTime { group, case, ready, verified, checked } = timed;
-        let VerifiedExecutable { executable, record, launch } = verified;
-        let _case = RangeGuard::new(&case.id);
+        timed: VerifiedCaseToTime<'_, '_>,
+        limit: Option<&ShortestLaunchTime>,
+        sampler: &mut SamplerOfProblemCases<'_>,
+    ) -> Result<(SamplesOfCase, VerificationAfterTiming), WhyCaseHasNoResult> {
+        self.error_if_gpu_was_lost()?;
+        let VerifiedCaseToTime { group, case, ready, verified, checked } = timed;
+        let VerifiedImplementation { executable, record, launch } = verified;
+        let _case = NamedRangeGuard::open_named_range(&case.id);
         let (timer, executable) = (&mut self.timer, executable.as_mut());
-        let mut delayed = match InjectedDelay::find_for_case(&self.settings.delays, &case.id) {
-            Some(delay) => {
-                Some(guard_panics(|| timer.wrap_in_delay(executable, delay, case.cache))?)
-            }
-            None => None,
-        };
+        let mut delayed =
+            match InjectedLaunchDelay::find_delay_for_case(&self.settings.delays, &case.id) {
+                Some(delay) => Some(run_with_panics_as_case_failures(|| {
+                    timer.with_injected_delay(executable, delay, case.cache)
+                })?),
+                None => None,
+            };
         if delayed.is_some() {
-            // Memory that an injected delay takes is not charged to the case.
-            ready.memory.exclude_own_memory();
+            // Device memory for the injected delay is not charged to the case.
+            ready.memory.exclude_memory_of_harness();
         }
-        let delay_size = delayed.as_ref().and_then(DelayedExecutable::delay_size);
+        let delay_size = delayed.as_ref().and_then(ExecutableWithDelayedLaunches::gpu_delay_size);
         let executable = match &mut delayed {
             Some(delayed) => delayed as &mut dyn Executable,
             None => executable,
         };
-        ready.memory.observe_memory();
-        let making = phase_timer::start_activity("stopwatch");
-        let mut stopwatch = guard_panics(|| timer.stopwatch_of_case(executable, case.cache))?;
+        ready.memory.update_peak_from_memory_in_use();
+        let making = phase_timer::start_timed_activity("stopwatch");
+        let mut stopwatch = run_with_panics_as_case_failures(|| {
+            timer.create_case_stopwatch(executable, case.cache)
+        })?;
         drop(making);
-        let timing = phase_timer::start_activity("time");
-        let sampled = CaseToSample { case, limit, launch: *launch };
-        let mut samples =
-            guard_panics(|| sampler.sample_case(&sampled, executable, stopwatch.as_mut()))?;
+        let timing = phase_timer::start_timed_activity("time");
+        let sampled = CaseToTakeSamplesOf { case, limit, launch: *launch };
+        let mut samples = run_with_panics_as_case_failures(|| {
+            sampler.take_samples_of_case(&sampled, executable, stopwatch.as_mut())
+        })?;
         samples.delay_size = delay_size;
-        samples.costs.device_bytes = group.bound.device_bytes(case.index);
-        if self.target.kind() == BackendKind::Cuda && self.session.measures_costs() {
-            samples.costs.host_launch_ns =
-                Some(guard_panics(|| super::timing::shortest_host_launch_ns(executable))?);
+        samples.costs.device_bytes =
+            group.bound.device_bytes_declared_by_implementation(case.index);
+        if self.target.backend_kind() == BackendKind::Cuda
+            && self.session.measures_memory_and_host_launch_time()
+        {
+            samples.costs.host_launch_ns = Some(run_with_panics_as_case_failures(|| {
+                super::timing::shortest_host_time_to_launch_ns(executable)
+            })?);
         }
         drop(timing);
-        ready.memory.observe_memory();
-        // Digest of outputs that an earlier process of this executable verified.
+        ready.memory.update_peak_from_memory_in_use();
+        // The digest exists if an earlier process of this executable verified these outputs.
         let digest = record.by.as_ref().and(record.digest.as_deref());
         let clock = Instant::now();
-        let _activity = phase_timer::start_activity(after_timing::PHASE_NAME);
+        let _activity = phase_timer::start_timed_activity(after_timing::CHECK_AFTER_TIMING_PHASE);
         let inputs = &mut checked.inputs;
-        let after = after_timing::check_after_timing(
+        let after = after_timing::check_outputs_after_timing(
             ready,
             group,
             executable,
@@ -377,69 +414,76 @@ impl<'a> CaseExecution<'a> {
             digest,
         );
         if after.is_err() {
-            // The memory of an implementation that served as the reference is not measured for its
-            // cold case either.
-            ready.memory.exclude_own_memory();
+            // A reference computed by another row may have used memory, so memory since the last
+            // update is not charged to the next case.
+            ready.memory.exclude_memory_of_harness();
         }
         let after = after?;
-        // If there is a digest, an earlier process of this executable has recorded which streams
-        // the launches use.
+        // If the digest exists, an earlier process of this executable has already recorded which
+        // streams the launches use.
         if digest.is_none() {
-            let _activity = phase_timer::start_activity("record of streams");
+            let _activity = phase_timer::start_timed_activity("record of streams");
             samples.unrecorded = match &checked.elsewhere {
                 Some(known) => known.clone(),
                 None => {
-                    let unrecorded = guard_panics(|| stopwatch.check_elsewhere(executable))?;
+                    let unrecorded = run_with_panics_as_case_failures(|| {
+                        stopwatch.check_for_work_on_other_streams(executable)
+                    })?;
                     checked.elsewhere.insert(unrecorded).clone()
                 }
             };
         }
-        ready.memory.exclude_own_memory();
+        ready.memory.exclude_memory_of_harness();
         self.progress.print_changed_inputs_passed(&after, clock.elapsed());
         Ok((samples, after))
     }
 
-    /// Prints and records the reason why cases have no result.
-    fn record_failure(
+    /// Prints and records why the given cases have no result.
+    fn print_and_record_missing_results(
         &mut self,
         cases: &[SelectedCase],
-        error: &CaseError,
-    ) -> Result<ExitReason, HarnessError> {
+        error: &WhyCaseHasNoResult,
+    ) -> Result<ProcessExitReason, HarnessError> {
         let (exit, word) = match error {
-            CaseError::Skip(_) => (ExitReason::Fine, "skipped"),
-            CaseError::Fail(_) | CaseError::Lost(_) => (ExitReason::Regression, "error"),
+            WhyCaseHasNoResult::Skip(_) => (ProcessExitReason::Fine, "skipped"),
+            WhyCaseHasNoResult::Fail(_) | WhyCaseHasNoResult::Lost(_) => {
+                (ProcessExitReason::Regression, "error")
+            }
         };
         for SelectedCase { id, .. } in cases {
             let event = match error {
-                CaseError::Skip(reason) => RecordedCaseEvent::Skipped(&[id], reason),
-                CaseError::Fail(reason) | CaseError::Lost(reason) => {
-                    RecordedCaseEvent::Failed(id, reason)
+                WhyCaseHasNoResult::Skip(reason) => CaseOutcomeToRecord::Skipped(&[id], reason),
+                WhyCaseHasNoResult::Fail(reason) | WhyCaseHasNoResult::Lost(reason) => {
+                    CaseOutcomeToRecord::Failed(id, reason)
                 }
             };
-            if matches!(error, CaseError::Lost(_)) {
+            if matches!(error, WhyCaseHasNoResult::Lost(_)) {
                 self.lost = Some(format!("not run: {id} lost the GPU"));
             }
-            eprintln!("{word}: {id}: {}", printable_on_terminal(error.text()));
-            self.session.record(event)?;
+            eprintln!("{word}: {id}: {}", clean_message_for_terminal(error.reason_text()));
+            self.session.record_outcome(event)?;
         }
         Ok(exit)
     }
 }
 
-/// Refuses samples of a GPU that are far faster than the limit. On the host, ceilings are measured
-/// while other programs may run, so they refuse nothing.
+/// Rejects samples on a GPU that are far faster than the case's limit. On the host, ceilings are
+/// measured while other programs may run, so no sample is rejected.
 ///
 /// # Errors
-/// The case fails, with the least time that a launch can take.
-pub fn check_samples_within_limit(
-    samples: &CaseSamples,
-    limit: Option<&TimeLimit>,
+/// The case fails; the error contains the least possible time of a launch.
+pub fn reject_gpu_samples_faster_than_limit(
+    samples: &SamplesOfCase,
+    limit: Option<&ShortestLaunchTime>,
     on: BackendKind,
-) -> Result<(), CaseError> {
+) -> Result<(), WhyCaseHasNoResult> {
     let limit = limit.filter(|_| on == BackendKind::Cuda);
     let fault = limit.and_then(|limit| {
-        let why = CaseFailure::new("faster_than_limit", limit.broken_by(&samples.per_launch_ns())?);
-        Some(why.with_number("limit_ns", limit.time_ns).with_name("limit", &limit.by))
+        let why = CaseFailureReason::with_kind_and_sentence(
+            "faster_than_limit",
+            limit.refusal_of_times_far_below_limit(&samples.launch_times_by_sample_ns())?,
+        );
+        Some(why.with_number_fact("limit_ns", limit.time_ns).with_name_fact("limit", &limit.by))
     });
-    fault.map_or(Ok(()), |why| Err(CaseError::Fail(why)))
+    fault.map_or(Ok(()), |why| Err(WhyCaseHasNoResult::Fail(why)))
 }

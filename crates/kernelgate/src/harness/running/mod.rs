@@ -1,4 +1,4 @@
-//! Going through the selected cases in a process of `cargo bench` or of a comparison.
+//! Runs the selected cases in a process of `cargo bench`, or in a trial process of a comparison.
 
 pub mod bench_run;
 pub mod case_error;

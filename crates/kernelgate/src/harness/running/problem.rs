@@ -1,118 +1,125 @@
-//! A problem made ready: memory checked, inputs drawn, reference computed, implementations
-//! verified. Panics become errors.
+//! Prepares a problem: checks free memory, draws inputs, computes the reference, and verifies
+//! implementations. Panics become errors.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use super::case_error::CaseError;
-use super::case_error::guard_panics;
-use super::trial::BuildOutputs;
+pub use super::case_error::WhyCaseHasNoResult;
+use super::case_error::run_with_panics_as_case_failures;
+use super::trial::OutputsExchangedBetweenBuilds;
 use crate::backend::{BackendError, BenchTarget, Executable, host_timeout};
 use crate::display;
-use crate::harness::auditing::changed_inputs::ChangedInputs;
-use crate::harness::auditing::device_memory::CaseMemoryWatch;
+use crate::harness::auditing::changed_inputs::ChangedInputsAndReference;
+use crate::harness::auditing::device_memory::PeakDeviceMemoryWatch;
 use crate::harness::panic_guard;
 use crate::harness::phase_timer;
 use crate::harness::recording::kept_inputs;
-use crate::harness::recording::kept_references::{self, StoredReferences};
-use crate::harness::selection::cases::{ProblemGroup, SelectedCase};
+use crate::harness::recording::kept_references::{self, StoredReferenceFolder};
+use crate::harness::selection::cases::{SelectedCase, SelectedProblem};
 use crate::harness::selection::names;
-use crate::record::environment::available_host_memory;
-use crate::record::numerics::CONSTANT_DATA_SET;
-use crate::record::run::VerificationRecord;
+use crate::record::environment::available_host_memory_bytes;
+use crate::record::numerics::DATA_SET_EQUAL_FOR_ALL_SEEDS;
+use crate::record::run::OutputVerificationRecord;
 use crate::record::tensors;
-use crate::verify::{self, ErrorBounds, OutputComparison, VerifyError};
-use crate::workload::{Expected, ReferenceSource, Tensors};
-use kernelgate_cuda::CaseFailure;
-use kernelgate_cuda::driver::launch::used_kernels::LoadedKernels;
+use crate::verify::{self, ComparisonWithReference, ErrorBoundsOfOutputs, OutputVerificationError};
+use crate::workload::{Expected, SourceOfExpectedOutputs, Tensors};
+use kernelgate_cuda::CaseFailureReason;
+use kernelgate_cuda::driver::launch::used_kernels::LoadedKernelsRecord;
 use kernelgate_cuda::driver::memory::persistence;
 
-/// A prepared problem: its inputs, its reference and the state that the checks of its rows share.
+/// A prepared problem: its inputs, its reference, and state that the checks of its implementations
+/// share.
 pub struct PreparedProblem {
     /// Inputs of all implementations.
     pub inputs: Arc<Tensors>,
-    /// Expected outputs; empty until the reference is computed.
+    /// Expected outputs; empty until the reference is computed, or if the problem has none.
     pub expected: Vec<Expected>,
     has_reference: bool,
     one_data_set: bool,
-    /// Outputs of the builds that are compared, if the problem has no reference.
-    pub outputs: BuildOutputs,
-    /// Device of the row that is the reference of other rows.
+    /// Outputs of base and head in a comparison, if the problem has no reference.
+    pub outputs: OutputsExchangedBetweenBuilds,
+    /// The target on which an implementation that serves as the reference runs.
     target: BenchTarget,
-    /// Tolerances. A declared precision adds a tolerance of its own once the reference is computed.
-    pub bounds: ErrorBounds,
+    /// Tolerances. If the problem declares a precision, a further tolerance is added when the
+    /// reference is computed.
+    pub bounds: ErrorBoundsOfOutputs,
     /// Seed of the inputs.
     pub seed: u64,
-    /// Folder of stored references; `None` if each reference is computed.
-    pub references: Option<StoredReferences>,
-    /// Kernels of the implementation that was prepared last; empty on the host.
-    pub kernels: LoadedKernels,
-    /// Inputs with changed values, for the check after timing.
-    pub changed: Option<ChangedInputs>,
-    /// Measurement of the implementation's device memory; inactive if it is not measured.
-    pub memory: CaseMemoryWatch,
+    /// Folder of stored references; `None` if every reference is computed.
+    pub references: Option<StoredReferenceFolder>,
+    /// Kernels that the last prepared implementation loaded; empty on the host.
+    pub kernels: LoadedKernelsRecord,
+    /// Changed inputs with their expected outputs, for the check after timing.
+    pub changed: Option<ChangedInputsAndReference>,
+    /// Measurement of the prepared implementation's device memory; inactive if it is not requested.
+    pub memory: PeakDeviceMemoryWatch,
 }
 
-/// An executable whose outputs were found correct, with its verification record.
-pub struct VerifiedExecutable {
+/// A prepared implementation whose outputs were verified, with the record of the verification.
+pub struct VerifiedImplementation {
     /// The implementation.
     pub executable: Box<dyn Executable>,
-    /// Comparison of the outputs with the reference.
-    pub record: VerificationRecord,
-    /// Duration of one launch of the verified implementation, if it was measured.
+    /// Record of the comparison of the outputs with the reference.
+    pub record: OutputVerificationRecord,
+    /// Wall time of one launch of the verified implementation; zero if it was not measured.
     pub launch: Duration,
 }
 
 impl PreparedProblem {
-    /// Draws the inputs and computes the reference, if both fit in memory.
+    /// Draws the inputs and computes the reference.
     ///
     /// # Errors
-    /// A skip when memory is short, a failure when the workload panics.
-    pub fn new(
-        group: &ProblemGroup<'_>,
+    /// A skip if host memory is insufficient, a failure if the workload panics.
+    pub fn with_inputs_and_reference(
+        group: &SelectedProblem<'_>,
         seed: u64,
         target: &BenchTarget,
-    ) -> Result<Self, CaseError> {
-        let mut ready = Self::draw_or_read_inputs(group, seed, None, target)?;
+    ) -> Result<Self, WhyCaseHasNoResult> {
+        let mut ready = Self::with_inputs_only(group, seed, None, target)?;
         ready.compute_reference_once(group)?;
         Ok(ready)
     }
 
-    /// Draws the inputs of a problem, or reads them from the folder `kept`; refused if the memory
-    /// that the problem needs does not fit. The reference is computed later, when a case needs it.
-    pub fn draw_or_read_inputs(
-        group: &ProblemGroup<'_>,
+    /// Draws a problem's inputs, or reads them from the folder `kept`; fails if the problem needs
+    /// more host memory than is free. The reference is not computed yet, but when a case needs it.
+    pub fn with_inputs_only(
+        group: &SelectedProblem<'_>,
         seed: u64,
         kept: Option<&Path>,
         target: &BenchTarget,
-    ) -> Result<Self, CaseError> {
+    ) -> Result<Self, WhyCaseHasNoResult> {
         let problem = group.bound.problem();
-        problem.check().map_err(CaseError::failed)?;
-        let bounds = panic_guard::catch_panic(|| ErrorBounds::for_problem(problem))
-            .map_err(CaseError::failed)?;
-        bounds.check().map_err(CaseError::failed)?;
-        // If the problem declares a precision, there are two references.
+        problem.check().map_err(WhyCaseHasNoResult::failed_with)?;
+        let bounds =
+            panic_guard::catch_panic(|| ErrorBoundsOfOutputs::from_tolerances_of_problem(problem))
+                .map_err(WhyCaseHasNoResult::failed_with)?;
+        bounds.check_tolerances_are_valid().map_err(WhyCaseHasNoResult::failed_with)?;
+        // A problem with a declared precision needs memory for two references.
         let times = if problem.precision().is_some() { 2 } else { 1 };
-        let needed =
-            panic_guard::catch_panic(|| times * problem.host_bytes()).map_err(CaseError::failed)?;
-        let available = available_host_memory();
+        let needed = panic_guard::catch_panic(|| times * problem.host_bytes())
+            .map_err(WhyCaseHasNoResult::failed_with)?;
+        let available = available_host_memory_bytes();
         if needed > available {
-            return Err(CaseError::Skip(format!(
+            return Err(WhyCaseHasNoResult::Skip(format!(
                 "needs {} of memory, {} are free",
-                display::byte_text(needed),
-                display::byte_text(available)
+                display::decimal_byte_size_text(needed),
+                display::decimal_byte_size_text(available)
             )));
         }
-        let _activity = phase_timer::start_activity("inputs");
+        let _activity = phase_timer::start_timed_activity("inputs");
         let prepared = panic_guard::catch_panic(|| {
             let kept = kept.filter(|_| !problem.reads_files());
-            let path = kept.map(|folder| kept_inputs::kept_inputs_path(folder, group));
-            let inputs = path.as_deref().and_then(tensors::read).unwrap_or_else(|| {
+            let path = kept.map(|folder| kept_inputs::stored_inputs_path(folder, group));
+            let inputs = path.as_deref().and_then(tensors::read_tensor_file).unwrap_or_else(|| {
                 let started = Instant::now();
                 let drawn = problem.inputs(seed);
                 path.iter().for_each(|path| {
-                    kept_inputs::save_drawn_inputs(path, &drawn, started.elapsed())
+                    kept_inputs::store_inputs_that_were_slow_to_draw(
+                        path,
+                        &drawn,
+                        started.elapsed(),
+                    )
                 });
                 drawn
             });
@@ -121,254 +128,282 @@ impl PreparedProblem {
                 expected: Vec::new(),
                 has_reference: false,
                 one_data_set: problem.reads_files(),
-                outputs: BuildOutputs::default(),
+                outputs: OutputsExchangedBetweenBuilds::default(),
                 target: target.clone(),
                 bounds,
                 seed,
                 references: None,
-                kernels: LoadedKernels::default(),
+                kernels: LoadedKernelsRecord::default(),
                 changed: None,
-                memory: CaseMemoryWatch::default(),
+                memory: PeakDeviceMemoryWatch::default(),
             }
         });
-        let ready =
-            prepared.map_err(|panic| CaseError::failed(format!("inputs or reference: {panic}")))?;
-        names::check_tensor_names("input", ready.inputs.iter().map(|(name, _)| name))
-            .map_err(CaseError::failed)?;
+        let ready = prepared.map_err(|panic| {
+            WhyCaseHasNoResult::failed_with(format!("inputs or reference: {panic}"))
+        })?;
+        names::check_names_of_tensors("input", ready.inputs.iter().map(|(name, _)| name))
+            .map_err(WhyCaseHasNoResult::failed_with)?;
         Ok(ready)
     }
 
-    /// Computes the reference, unless that was done.
+    /// Computes the reference, unless it was computed before.
     ///
     /// # Errors
     /// Fails if code of the workload panics.
-    pub fn compute_reference_once(&mut self, group: &ProblemGroup<'_>) -> Result<(), CaseError> {
+    pub fn compute_reference_once(
+        &mut self,
+        group: &SelectedProblem<'_>,
+    ) -> Result<(), WhyCaseHasNoResult> {
         if !self.has_reference {
-            self.expected = self.reference(group, Arc::clone(&self.inputs))?;
+            self.expected = self.expected_outputs_for_inputs(group, Arc::clone(&self.inputs))?;
             let outputs = self.expected.iter().map(|expected| expected.name.as_str());
-            names::check_tensor_names("output", outputs).map_err(CaseError::failed)?;
+            names::check_names_of_tensors("output", outputs)
+                .map_err(WhyCaseHasNoResult::failed_with)?;
             let kept = self.references.as_ref();
             let limit = panic_guard::catch_panic(|| {
-                kept_references::error_limit_for_precision(
+                kept_references::read_or_compute_precision_error_limit(
                     kept,
                     group,
                     &self.inputs,
                     &self.expected,
                 )
             });
-            self.bounds.check_outputs_exist(&self.expected).map_err(CaseError::failed)?;
+            self.bounds
+                .check_outputs_with_tolerance_exist(&self.expected)
+                .map_err(WhyCaseHasNoResult::failed_with)?;
             self.bounds.precision = limit.map_err(|panic| {
                 let why = format!("reference of rounded inputs: {panic}");
-                CaseError::failed(CaseFailure::from(panic).with_text(why))
+                WhyCaseHasNoResult::failed_with(CaseFailureReason::from(panic).with_sentence(why))
             })?;
             self.has_reference = true;
         }
         Ok(())
     }
 
-    /// The values that outputs for these inputs are compared with; empty if the workload has no
+    /// Computes or reads the expected outputs for the given inputs; empty if the problem has no
     /// reference.
     ///
     /// # Errors
-    /// Fails if the workload panics, or the row that is the reference fails; a skip when that row
-    /// cannot run here, including for lack of memory.
-    pub fn reference(
+    /// Fails if the workload panics, or the row that is the reference fails; a skip if that row
+    /// cannot run here.
+    pub fn expected_outputs_for_inputs(
         &self,
-        group: &ProblemGroup<'_>,
+        group: &SelectedProblem<'_>,
         inputs: Arc<Tensors>,
-    ) -> Result<Vec<Expected>, CaseError> {
+    ) -> Result<Vec<Expected>, WhyCaseHasNoResult> {
         let computed = panic_guard::catch_panic(|| match group.bound.problem().reference_from() {
-            ReferenceSource::Definition => {
+            SourceOfExpectedOutputs::Definition => {
                 let kept = self.references.as_ref();
-                Ok(kept_references::get(kept, group, &inputs))
+                Ok(kept_references::read_or_compute_reference(kept, group, &inputs))
             }
-            ReferenceSource::Row(row) => self.outputs_of_row(group, row, inputs),
-            ReferenceSource::Nothing => Ok(Vec::new()),
+            SourceOfExpectedOutputs::Row(row) => {
+                self.expected_outputs_from_implementation(group, row, inputs)
+            }
+            SourceOfExpectedOutputs::Nothing => Ok(Vec::new()),
         });
         computed.map_err(|panic| {
             let why = format!("inputs or reference: {panic}");
-            CaseError::failed(CaseFailure::from(panic).with_text(why))
+            WhyCaseHasNoResult::failed_with(CaseFailureReason::from(panic).with_sentence(why))
         })?
     }
 
-    /// Computes the expected outputs with another implementation.
-    fn outputs_of_row(
+    /// Computes the expected outputs with the implementation that serves as the reference.
+    fn expected_outputs_from_implementation(
         &self,
-        group: &ProblemGroup<'_>,
+        group: &SelectedProblem<'_>,
         row: &str,
         inputs: Arc<Tensors>,
-    ) -> Result<Vec<Expected>, CaseError> {
-        let rows = group.suite.implementations();
+    ) -> Result<Vec<Expected>, WhyCaseHasNoResult> {
+        let rows = group.suite.implementations_of_workload();
         let index = rows.iter().position(|it| it.name == row).ok_or_else(|| {
             let why = format!("the reference is the row `{row}`, which does not exist");
-            CaseError::failed(CaseFailure::new("no_reference_row", why).with_name("row", row))
+            WhyCaseHasNoResult::failed_with(
+                CaseFailureReason::with_kind_and_sentence("no_reference_row", why)
+                    .with_name_fact("row", row),
+            )
         })?;
         let with_row = |why| format!("the row `{row}`, which is the reference: {why}");
-        let of_reference = |error| match CaseError::from(error) {
-            CaseError::Lost(why) => CaseError::Lost(why),
-            CaseError::Skip(why) => CaseError::Skip(with_row(why)),
-            CaseError::Fail(why) => {
+        let of_reference = |error| match WhyCaseHasNoResult::from(error) {
+            WhyCaseHasNoResult::Lost(why) => WhyCaseHasNoResult::Lost(why),
+            WhyCaseHasNoResult::Skip(why) => WhyCaseHasNoResult::Skip(with_row(why)),
+            WhyCaseHasNoResult::Fail(why) => {
                 let text = with_row(why.text.clone());
-                CaseError::Fail(why.with_text(text))
+                WhyCaseHasNoResult::Fail(why.with_sentence(text))
             }
         };
-        // A case that is alive finds its own settings restored when it is launched next.
+        // A prepared case that stays alive restores its own L2 settings at its next launch.
         let before = match &self.target {
             BenchTarget::Cuda(devices) => {
                 let device = devices.first_device();
-                Some((device, persistence::current_l2_settings(device)))
+                Some((device, persistence::read_context_stream_and_l2_settings(device)))
             }
             BenchTarget::Cpu => None,
         };
         let computed = group
             .bound
             .prepare_implementation(index, inputs, &self.target)
-            .map_err(VerifyError::from)
+            .map_err(OutputVerificationError::from)
             .and_then(|mut executable| {
-                let launched = verify::launch_on_poisoned_outputs(executable.as_mut());
-                leak_if_device_lost(executable, launched.map_err(VerifyError::from))
+                let launched = verify::launch_again_on_poisoned_outputs(executable.as_mut());
+                leak_implementation_if_gpu_lost(
+                    executable,
+                    launched.map_err(OutputVerificationError::from),
+                )
             })
             .and_then(|(mut executable, ())| {
-                verify::check_finite_outputs(executable.outputs()?)?;
-                Ok(verify::outputs_as_reference(executable.outputs()?))
+                verify::check_outputs_without_reference(executable.outputs_on_host()?)?;
+                Ok(verify::reference_from_outputs(executable.outputs_on_host()?))
             });
-        // Restored even after a failure, because the case that is alive may be timed further.
+        // The settings are restored even after a failure, because the case that stays alive may be
+        // timed further.
         let brought_back = before.map_or(Ok(()), |(device, before)| {
-            persistence::restore_l2_settings(device, &before).map_err(VerifyError::from)
+            persistence::restore_context_stream_and_l2_settings(device, &before)
+                .map_err(OutputVerificationError::from)
         });
         computed.and_then(|it| brought_back.map(|()| it)).map_err(of_reference)
     }
 
-    /// Returns whether no reference defines a case's outputs: the problem has none, or its
-    /// reference is the case's own row.
-    fn has_no_reference(&self, group: &ProblemGroup<'_>, case: &SelectedCase) -> bool {
+    /// Whether no reference defines the outputs of a case: the problem has none, or the case's own
+    /// implementation is the reference.
+    fn is_case_without_reference(&self, group: &SelectedProblem<'_>, case: &SelectedCase) -> bool {
         match group.bound.problem().reference_from() {
-            ReferenceSource::Definition => false,
-            ReferenceSource::Row(row) => case.row.name == row,
-            ReferenceSource::Nothing => true,
+            SourceOfExpectedOutputs::Definition => false,
+            SourceOfExpectedOutputs::Row(row) => case.row.name == row,
+            SourceOfExpectedOutputs::Nothing => true,
         }
     }
 
-    /// Compares the outputs of a case with the reference. Without a reference, the outputs become
-    /// the expected outputs of the check after timing, which then shows that the timed graph
-    /// computes the same as a launch.
-    fn compare_outputs_of_case(
+    /// Compares the outputs of a case with the reference, or without a reference with the base's
+    /// outputs. Without a reference, the outputs of this launch become the expected outputs of the
+    /// check after timing, which then compares the timed graph with a launch.
+    fn compare_outputs_with_reference_or_base(
         &mut self,
-        group: &ProblemGroup<'_>,
+        group: &SelectedProblem<'_>,
         case: &SelectedCase,
         outputs: &Tensors,
-    ) -> Result<OutputComparison, VerifyError> {
-        if !self.has_no_reference(group, case) {
-            let _activity = phase_timer::start_activity("compare");
-            let comparison = verify::compare_outputs(outputs, &self.expected, &self.bounds)?;
-            self.outputs.save_verified_outputs(&case.id, outputs);
+    ) -> Result<ComparisonWithReference, OutputVerificationError> {
+        if !self.is_case_without_reference(group, case) {
+            let _activity = phase_timer::start_timed_activity("compare");
+            let comparison =
+                verify::compare_outputs_with_reference(outputs, &self.expected, &self.bounds)?;
+            self.outputs.save_verified_outputs_if_needed(&case.id, outputs);
             return Ok(comparison);
         }
-        let comparison = verify::check_finite_outputs(outputs)?;
-        if self.expected.is_empty() || group.bound.problem().reference_from().is_without_reference()
+        let comparison = verify::check_outputs_without_reference(outputs)?;
+        if self.expected.is_empty()
+            || group.bound.problem().reference_from().has_no_reference_to_compare()
         {
-            self.expected = verify::outputs_as_reference(outputs);
+            self.expected = verify::reference_from_outputs(outputs);
         }
-        self.outputs.save(&case.id, outputs);
-        match self.outputs.base_outputs(&case.id) {
-            Some(base) => {
-                verify::compare_outputs(outputs, &verify::outputs_as_reference(&base), &self.bounds)
-                    .map(|comparison| OutputComparison { with_base: true, ..comparison })
-                    .map_err(|wrong| VerifyError::UnlikeBase(Box::new(wrong)))
-            }
+        self.outputs.save_outputs_if_needed(&case.id, outputs);
+        match self.outputs.read_base_outputs(&case.id) {
+            Some(base) => verify::compare_outputs_with_reference(
+                outputs,
+                &verify::reference_from_outputs(&base),
+                &self.bounds,
+            )
+            .map(|comparison| ComparisonWithReference { with_base: true, ..comparison })
+            .map_err(|wrong| OutputVerificationError::UnlikeBase(Box::new(wrong))),
             None => Ok(comparison),
         }
     }
 
-    /// Verifies a case of a trial: by the bits of its outputs if an earlier run of the same
-    /// executable compared them with the reference, else by the reference. Verifies an
-    /// implementation by the digest of known good outputs, and measures the time of one launch.
-    pub fn verify_by_output_bits(
+    /// Verifies a case of a trial by the digest of its outputs, if an earlier run of the same
+    /// executable verified equal bits; else by the reference. Also measures the wall time of one
+    /// launch.
+    pub fn verify_by_known_digest_or_reference(
         &mut self,
-        group: &ProblemGroup<'_>,
+        group: &SelectedProblem<'_>,
         case: &SelectedCase,
         target: &BenchTarget,
-        known: Option<VerificationRecord>,
-    ) -> Result<VerifiedExecutable, CaseError> {
+        known: Option<OutputVerificationRecord>,
+    ) -> Result<VerifiedImplementation, WhyCaseHasNoResult> {
         let known_digest = known.as_ref().and_then(|known| known.digest.as_deref());
-        let _activity = phase_timer::start_activity("verify");
-        let (mut executable, (digest, launch)) = guard_panics(|| {
-            let mut executable = self.prepare_case(group, case, target)?;
-            let outcome = output_digest_and_time(executable.as_mut(), known_digest);
-            leak_if_device_lost(executable, outcome.map_err(VerifyError::from))
+        let _activity = phase_timer::start_timed_activity("verify");
+        let (mut executable, (digest, launch)) = run_with_panics_as_case_failures(|| {
+            let mut executable = self.prepare_implementation_of_case(group, case, target)?;
+            let outcome = digest_of_outputs_and_launch_time(executable.as_mut(), known_digest);
+            leak_implementation_if_gpu_lost(
+                executable,
+                outcome.map_err(OutputVerificationError::from),
+            )
         })?;
-        if group.bound.problem().reference_from().is_without_reference() {
-            // The expected outputs that an earlier implementation computed do not apply to this
+        if group.bound.problem().reference_from().has_no_reference_to_compare() {
+            // Expected outputs that came from another implementation do not apply to this
             // implementation.
             self.expected.clear();
         }
         if let Some(known) = known.filter(|known| known.digest.as_ref() == Some(&digest)) {
-            return Ok(VerifiedExecutable { executable, record: known, launch });
+            return Ok(VerifiedImplementation { executable, record: known, launch });
         }
         self.compute_reference_once(group)?;
-        let comparison = guard_panics(|| {
-            self.compare_outputs_of_case(group, case, copy_outputs(executable.as_mut())?)
+        let comparison = run_with_panics_as_case_failures(|| {
+            self.compare_outputs_with_reference_or_base(
+                group,
+                case,
+                copy_outputs_to_host(executable.as_mut())?,
+            )
         })?;
-        Ok(VerifiedExecutable {
+        Ok(VerifiedImplementation {
             executable,
-            record: self.record_of_verification(comparison, Some(digest)),
+            record: self.verification_record_of_comparison(comparison, Some(digest)),
             launch,
         })
     }
 
-    /// Verifies a case once by comparing its outputs with the reference.
-    pub fn verify_case_once(
+    /// Verifies a case by comparing its outputs with the reference.
+    pub fn verify_by_reference(
         &mut self,
-        group: &ProblemGroup<'_>,
+        group: &SelectedProblem<'_>,
         case: &SelectedCase,
         target: &BenchTarget,
-    ) -> Result<VerifiedExecutable, CaseError> {
-        let (executable, comparison) = self.prepare_and_verify(group, case, target)?;
-        let record = self.record_of_verification(comparison, None);
-        Ok(VerifiedExecutable { executable, record, launch: Duration::ZERO })
+    ) -> Result<VerifiedImplementation, WhyCaseHasNoResult> {
+        let (executable, comparison) = self.prepare_and_verify_case(group, case, target)?;
+        let record = self.verification_record_of_comparison(comparison, None);
+        Ok(VerifiedImplementation { executable, record, launch: Duration::ZERO })
     }
 
-    /// Makes the record of a comparison with the reference.
-    fn record_of_verification(
+    /// Makes the verification record of a comparison with the reference.
+    fn verification_record_of_comparison(
         &self,
-        comparison: OutputComparison,
+        comparison: ComparisonWithReference,
         digest: Option<String>,
-    ) -> VerificationRecord {
+    ) -> OutputVerificationRecord {
         let is_identified = digest.is_some() || self.one_data_set;
         let data_set = is_identified.then(|| self.input_data_set_id());
         let allowed = Some((&self.bounds).into());
-        VerificationRecord { digest, allowed, data_set, ..comparison.into() }
+        OutputVerificationRecord { digest, allowed, data_set, ..comparison.into() }
     }
 
-    /// Identity of the inputs, which differs between seeds: a hash, or the constant of a problem
-    /// with one data set.
+    /// Identifies the inputs: a hash that differs between seeds, or a constant if the problem has a
+    /// single data set.
     pub fn input_data_set_id(&self) -> String {
         match self.one_data_set {
-            true => CONSTANT_DATA_SET.to_owned(),
-            false => verify::digest_of_outputs(&self.inputs),
+            true => DATA_SET_EQUAL_FOR_ALL_SEEDS.to_owned(),
+            false => verify::output_bits_hash_hex(&self.inputs),
         }
     }
 
-    /// Hash of a problem's inputs if they belong to one data set, such as golden tensors, for which
-    /// [`Self::input_data_set_id`] returns nothing.
-    pub fn inputs_of_one_data_set(&self) -> Option<String> {
-        self.one_data_set.then(|| verify::digest_of_outputs(&self.inputs))
+    /// Hash of the inputs if the problem has a single data set, such as golden tensors, for which
+    /// [`Self::input_data_set_id`] returns a constant.
+    pub fn hash_of_single_data_set(&self) -> Option<String> {
+        self.one_data_set.then(|| verify::output_bits_hash_hex(&self.inputs))
     }
 
-    fn prepare_case(
+    fn prepare_implementation_of_case(
         &mut self,
-        group: &ProblemGroup<'_>,
+        group: &SelectedProblem<'_>,
         case: &SelectedCase,
         target: &BenchTarget,
     ) -> Result<Box<dyn Executable>, BackendError> {
-        let _activity = phase_timer::start_activity("prepare");
-        host_timeout::set_case_name(&case.id);
-        let (target, kernels) = target.recording();
+        let _activity = phase_timer::start_timed_activity("prepare");
+        host_timeout::set_case_name_for_watchdog(&case.id);
+        let (target, kernels) = target.with_record_of_loaded_kernels();
         self.kernels = kernels;
         let executable =
             group.bound.prepare_implementation(case.index, Arc::clone(&self.inputs), &target);
         if executable.is_ok() {
-            self.memory.observe_memory();
+            self.memory.update_peak_from_memory_in_use();
         }
         executable
     }
@@ -376,65 +411,67 @@ impl PreparedProblem {
     /// Prepares an implementation and verifies its outputs.
     ///
     /// # Errors
-    /// Fails if the implementation panics, cannot launch, or computes wrong outputs.
-    pub fn prepare_and_verify(
+    /// Fails if the implementation panics, cannot be launched, or computes wrong outputs.
+    pub fn prepare_and_verify_case(
         &mut self,
-        group: &ProblemGroup<'_>,
+        group: &SelectedProblem<'_>,
         case: &SelectedCase,
         target: &BenchTarget,
-    ) -> Result<(Box<dyn Executable>, OutputComparison), CaseError> {
-        let _activity = phase_timer::start_activity("verify");
-        guard_panics(|| {
-            let mut executable = self.prepare_case(group, case, target)?;
-            let compared = verify::launch_on_poisoned_outputs(executable.as_mut())
-                .and_then(|()| copy_outputs(executable.as_mut()))
-                .map_err(VerifyError::from)
-                .and_then(|outputs| self.compare_outputs_of_case(group, case, outputs));
-            leak_if_device_lost(executable, compared)
+    ) -> Result<(Box<dyn Executable>, ComparisonWithReference), WhyCaseHasNoResult> {
+        let _activity = phase_timer::start_timed_activity("verify");
+        run_with_panics_as_case_failures(|| {
+            let mut executable = self.prepare_implementation_of_case(group, case, target)?;
+            let compared = verify::launch_again_on_poisoned_outputs(executable.as_mut())
+                .and_then(|()| copy_outputs_to_host(executable.as_mut()))
+                .map_err(OutputVerificationError::from)
+                .and_then(|outputs| {
+                    self.compare_outputs_with_reference_or_base(group, case, outputs)
+                });
+            leak_implementation_if_gpu_lost(executable, compared)
         })
     }
 }
 
-/// Returns the digest of a launch's outputs, and the time of a launch. One launch on poisoned
-/// outputs suffices if it gives the known bits; otherwise the outputs of a second launch are
-/// compared, as in [`verify::launch_on_poisoned_outputs`].
-fn output_digest_and_time(
+/// Launches on poisoned outputs, and returns the digest of the outputs and the wall time of a
+/// launch. If the first launch gives the known digest, one launch suffices; otherwise a second
+/// launch is compared, as in [`verify::launch_again_on_poisoned_outputs`].
+fn digest_of_outputs_and_launch_time(
     executable: &mut dyn Executable,
     known: Option<&str>,
 ) -> Result<(String, Duration), BackendError> {
     let mut launch_on_poison = || {
-        let _watched = host_timeout::watch_host_launches();
+        let _watched = host_timeout::start_timeout_of_host_launches();
         executable.poison_outputs()?;
-        executable.reset()?;
+        executable.reset_state()?;
         let started = Instant::now();
-        executable.launch()?;
-        executable.synchronize()?;
+        executable.launch_once()?;
+        executable.wait_for_launches()?;
         let launch = started.elapsed();
-        Ok((verify::digest_of_outputs(executable.outputs()?), launch))
+        Ok((verify::output_bits_hash_hex(executable.outputs_on_host()?), launch))
     };
     let (digest, launch) = launch_on_poison()?;
     if Some(digest.as_str()) == known { Ok((digest, launch)) } else { launch_on_poison() }
 }
 
-/// The outputs of an executable, on the host.
+/// Copies an implementation's outputs to the host.
 ///
 /// # Errors
-/// Fails if the outputs cannot be copied, or a launch failed.
-pub fn copy_outputs(executable: &mut dyn Executable) -> Result<&Tensors, BackendError> {
-    let _activity = phase_timer::start_activity("outputs");
-    executable.outputs()
+/// Fails if copying fails, or if a launch failed.
+pub fn copy_outputs_to_host(executable: &mut dyn Executable) -> Result<&Tensors, BackendError> {
+    let _activity = phase_timer::start_timed_activity("outputs");
+    executable.outputs_on_host()
 }
 
-/// Passes a result on, but leaks its value if the device is lost: freeing memory that a hung kernel
-/// uses would wait for the kernel.
-fn leak_if_device_lost<T>(
+/// Passes a result on, but leaks the prepared implementation if the GPU is lost, because freeing
+/// memory that a hung kernel uses would wait forever.
+fn leak_implementation_if_gpu_lost<T>(
     executable: Box<dyn Executable>,
-    outcome: Result<T, VerifyError>,
-) -> Result<(Box<dyn Executable>, T), VerifyError> {
+    outcome: Result<T, OutputVerificationError>,
+) -> Result<(Box<dyn Executable>, T), OutputVerificationError> {
     match outcome {
         Ok(value) => Ok((executable, value)),
         Err(error) => {
-            if matches!(error, VerifyError::Backend(BackendError::Lost(_))) {
+            if matches!(error, OutputVerificationError::Backend(BackendError::Lost(_))) {
                 std::mem::forget(executable);
             }
             Err(error)

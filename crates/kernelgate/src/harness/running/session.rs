@@ -1,28 +1,29 @@
-//! The steps in which bench, test and trial processes differ while they run cases.
+//! Trait of the steps in which processes of `cargo bench`, of `--test`, and trials of a comparison
+//! differ.
 
-use super::case_error::CaseError;
-use super::problem::{PreparedProblem, VerifiedExecutable};
-use super::sampling::ProcessSampler;
+use super::case_error::WhyCaseHasNoResult;
+use super::problem::{PreparedProblem, VerifiedImplementation};
+use super::sampling::CriterionOrTrialPlan;
 use crate::backend::BenchTarget;
-use crate::harness::recording::recorder::RecordedCaseEvent;
-use crate::harness::selection::cases::{ProblemGroup, SelectedCase};
-use crate::measure::limits::DeviceLimits;
+use crate::harness::recording::recorder::CaseOutcomeToRecord;
+use crate::harness::selection::cases::{SelectedCase, SelectedProblem};
+use crate::measure::limits::MeasuredDeviceLimits;
 use crate::record::RecordFileError;
-use kernelgate_cuda::driver::launch::used_kernels::UsedKernels;
+use kernelgate_cuda::driver::launch::used_kernels::KernelsLoadedForCase;
 
-/// A process that goes through cases: of `cargo bench`, of its `--test` and `--profile-time`, or a
-/// trial of a comparison.
-pub trait CaseSession {
-    /// Draws or reads the inputs of a problem, and computes its reference unless each case computes
-    /// it itself.
+/// A process that runs cases: of `cargo bench`, of `cargo bench -- --test` or `--profile-time`, or
+/// a trial of a comparison.
+pub trait CaseRunningProcess {
+    /// Draws or reads the inputs of a problem, and computes its reference, unless cases compute it
+    /// when they need it.
     ///
     /// # Errors
     /// The reason why the problem has no results.
     fn prepare_problem(
         &self,
-        group: &ProblemGroup<'_>,
+        group: &SelectedProblem<'_>,
         target: &BenchTarget,
-    ) -> Result<PreparedProblem, CaseError>;
+    ) -> Result<PreparedProblem, WhyCaseHasNoResult>;
 
     /// Prepares an implementation and verifies its outputs.
     ///
@@ -31,38 +32,38 @@ pub trait CaseSession {
     fn verify_case(
         &self,
         ready: &mut PreparedProblem,
-        group: &ProblemGroup<'_>,
+        group: &SelectedProblem<'_>,
         case: &SelectedCase,
         target: &BenchTarget,
-    ) -> Result<VerifiedExecutable, CaseError> {
-        ready.verify_case_once(group, case, target)
+    ) -> Result<VerifiedImplementation, WhyCaseHasNoResult> {
+        ready.verify_by_reference(group, case, target)
     }
 
-    /// Returns the sampler that measures all cases of the process.
-    fn trial_sampler(&self) -> ProcessSampler<'_>;
+    /// Returns how the process samples its cases: by Criterion or by a trial's plan.
+    fn sampler_of_process(&self) -> CriterionOrTrialPlan<'_>;
 
-    /// Records the outcome of a case, if this session has a record.
-    fn record(&self, event: RecordedCaseEvent<'_>) -> Result<(), RecordFileError>;
+    /// Records the outcome of a case, if the process writes a record.
+    fn record_outcome(&self, event: CaseOutcomeToRecord<'_>) -> Result<(), RecordFileError>;
 
-    /// Returns the measured ceilings of this machine, if there are any.
-    fn limits(&self) -> Option<&DeviceLimits> {
+    /// Returns the measured ceilings of the device, if the process measured any.
+    fn measured_ceilings(&self) -> Option<&MeasuredDeviceLimits> {
         None
     }
 
-    /// Reason why no further case begins, once the time is over.
-    fn budget_over_reason(&self) -> Option<String> {
+    /// Why no further case begins, once the time budget is over; `None` before.
+    fn reason_if_budget_is_over(&self) -> Option<String> {
         None
     }
 
-    /// Returns whether the costs beside the time are measured: device memory and the host time of a
-    /// launch. A comparison's process that measures times skips these costs, so that it stays
-    /// short.
-    fn measures_costs(&self) -> bool {
+    /// Whether the process also measures device memory and the host time of a launch. Trials that
+    /// measure times skip both, so that they stay short.
+    fn measures_memory_and_host_launch_time(&self) -> bool {
         true
     }
 
-    /// Kernels of the implementation that was prepared last, by which builds are compared.
-    fn kernels(&self, _ready: &PreparedProblem) -> UsedKernels {
-        UsedKernels::new()
+    /// Kernels that the last prepared implementation loaded; a comparison compares them between
+    /// base and head.
+    fn kernels_of_last_implementation(&self, _ready: &PreparedProblem) -> KernelsLoadedForCase {
+        KernelsLoadedForCase::new()
     }
 }

@@ -1,21 +1,23 @@
-//! Silences Criterion: by default only our table appears in the output of `cargo bench`.
-//! Criterion's store and reports are still written, and `--verbose` prints its lines.
+//! Silences Criterion, so that by default only kernelgate's table appears in the output of `cargo
+//! bench`. Criterion still writes its store and reports; with `--verbose`, its lines are printed
+//! too.
 //!
-//! Criterion has no setting that silences its advice. Criterion's briefest format prints a line for
-//! each case to standard output, which is redirected to the null device meanwhile.
+//! Criterion has no setting that suppresses its advice. Criterion's briefest format still prints a
+//! line per case to standard output, so standard output is redirected to the null device.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::stdio;
 
-/// Command-line flag that selects Criterion's briefest output format.
-pub const BRIEFEST_FORMAT_FLAG: [&str; 2] = ["--output-format", "bencher"];
+/// Command-line flags that select Criterion's briefest output format.
+pub const CRITERION_BRIEF_OUTPUT_FLAGS: [&str; 2] = ["--output-format", "bencher"];
 
 /// Runs `work` while standard output is redirected to the null device.
-pub fn silence_output<T>(work: impl FnOnce() -> T) -> T {
+pub fn run_with_silent_stdout<T>(work: impl FnOnce() -> T) -> T {
     use std::io::Write;
-    // Criterion prints the name of its plotting library once, as soon as it is constructed.
-    with_stream_redirected(stdio::stderr(), stdio::dup2_stderr, || {
+    // Criterion prints the name of its plotting library once, when it is first constructed; this
+    // construction happens silently.
+    run_with_stream_to_null_device(stdio::stderr(), stdio::dup2_stderr, || {
         drop(criterion::Criterion::default())
     });
     let _ = std::io::stdout().flush();
@@ -24,12 +26,12 @@ pub fn silence_output<T>(work: impl FnOnce() -> T) -> T {
         let _ = std::io::stdout().flush();
         done
     };
-    with_stream_redirected(stdio::stdout(), stdio::dup2_stdout, flushed)
+    run_with_stream_to_null_device(stdio::stdout(), stdio::dup2_stdout, flushed)
 }
 
-/// Runs `work` while a stream is redirected to the null device; if that fails, the stream stays as
-/// it is.
-fn with_stream_redirected<T>(
+/// Runs `work` while a stream is redirected to the null device; if redirecting fails, the stream is
+/// unchanged.
+fn run_with_stream_to_null_device<T>(
     stream: BorrowedFd<'_>,
     set: impl Fn(OwnedFd) -> rustix::io::Result<()>,
     work: impl FnOnce() -> T,
@@ -41,30 +43,30 @@ fn with_stream_redirected<T>(
     done
 }
 
-/// A copy of the stream's descriptor and one of the null device.
+/// Duplicates the stream's file descriptor, and opens the null device.
 fn duplicate_and_null_device(stream: BorrowedFd<'_>) -> Option<(OwnedFd, OwnedFd)> {
     let nowhere = std::fs::File::options().write(true).open("/dev/null").ok()?;
     Some((stream.try_clone_to_owned().ok()?, nowhere.into()))
 }
 
-/// Redirects standard error to the null device while it lives, except within
-/// [`with_original_stderr`](Self::with_original_stderr): Silences the advice to change the sampling
-/// plan, which Criterion prints to standard error if a launch takes as long as a sample.
-pub struct WithoutCriterionAdvice {
+/// Redirects standard error to the null device as long as the guard lives, except within
+/// [`run_with_original_stderr`](Self::run_with_original_stderr): Criterion prints advice about
+/// sampling to standard error if a launch takes as long as a sample.
+pub struct CriterionStderrSilencer {
     ends: Option<(OwnedFd, OwnedFd)>,
 }
 
-impl WithoutCriterionAdvice {
-    /// Silences standard error if Criterion is to print nothing.
-    pub fn new(silent: bool) -> Self {
+impl CriterionStderrSilencer {
+    /// Silences standard error if `silent` is set.
+    pub fn silence_stderr_if(silent: bool) -> Self {
         let ends = if silent { duplicate_and_null_device(stdio::stderr()) } else { None };
         Self { ends: ends.filter(|(_, nowhere)| stdio::dup2_stderr(nowhere).is_ok()) }
     }
 
     /// Runs `work` with the original standard error.
-    pub fn with_original_stderr<T>(&self, work: impl FnOnce() -> T) -> T {
+    pub fn run_with_original_stderr<T>(&self, work: impl FnOnce() -> T) -> T {
         let Some((kept, nowhere)) = &self.ends else { return work() };
-        // If either redirection fails, standard error is left unchanged.
+        // If a redirection fails, standard error is unchanged.
         let _ = stdio::dup2_stderr(kept);
         let done = work();
         let _ = stdio::dup2_stderr(nowhere);
@@ -72,7 +74,7 @@ impl WithoutCriterionAdvice {
     }
 }
 
-impl Drop for WithoutCriterionAdvice {
+impl Drop for CriterionStderrSilencer {
     fn drop(&mut self) {
         if let Some((kept, _)) = &self.ends {
             let _ = stdio::dup2_stderr(kept);

@@ -1,64 +1,67 @@
-//! Criterion's `--test` and `--profile-time`: every selected case verified, then launched for no
-//! record.
+//! Runs cases for Criterion's `--test` and `--profile-time`: verifies every selected case and
+//! launches it without writing a record.
 
 use std::time::Duration;
 
-use super::case_error::CaseError;
+use super::case_error::WhyCaseHasNoResult;
 use super::deadline::TimeBudgetDeadline;
-use super::execution::{CaseExecution, SampleTimer};
+use super::execution::{CaseTimer, SelectedCasesRunner};
 use super::problem::PreparedProblem;
-use super::progress::BenchProgress;
-use super::sampling::ProcessSampler;
-use super::session::CaseSession;
+use super::progress::BenchProgressPrinter;
+use super::sampling::CriterionOrTrialPlan;
+use super::session::CaseRunningProcess;
 use crate::backend::BenchTarget;
-use crate::exit::ExitReason;
+use crate::exit::ProcessExitReason;
 use crate::harness::error::HarnessError;
-use crate::harness::recording::recorder::RecordedCaseEvent;
-use crate::harness::selection::backend_choice::BenchPlace;
-use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup};
+use crate::harness::recording::recorder::CaseOutcomeToRecord;
+use crate::harness::selection::backend_choice::ChosenBackend;
+use crate::harness::selection::cases::{SelectedAndSkippedCases, SelectedProblem};
 use crate::harness::settings::BenchSettings;
-use crate::record::{BaselineStore, RecordFileError};
+use crate::record::{RecordFileError, RecordFoldersOfPackage};
 
-struct TestSession<'a> {
+struct TestOrProfileProcess<'a> {
     settings: &'a BenchSettings,
-    store: &'a BaselineStore,
+    store: &'a RecordFoldersOfPackage,
     deadline: Option<TimeBudgetDeadline>,
 }
 
-impl CaseSession for TestSession<'_> {
+impl CaseRunningProcess for TestOrProfileProcess<'_> {
     fn prepare_problem(
         &self,
-        group: &ProblemGroup<'_>,
+        group: &SelectedProblem<'_>,
         target: &BenchTarget,
-    ) -> Result<PreparedProblem, CaseError> {
-        PreparedProblem::new(group, self.settings.seed, target)
+    ) -> Result<PreparedProblem, WhyCaseHasNoResult> {
+        PreparedProblem::with_inputs_and_reference(group, self.settings.seed, target)
     }
 
-    fn trial_sampler(&self) -> ProcessSampler<'_> {
-        ProcessSampler::sampling_by_criterion(self.settings, self.store)
+    fn sampler_of_process(&self) -> CriterionOrTrialPlan<'_> {
+        CriterionOrTrialPlan::sample_by_criterion(self.settings, self.store)
     }
 
-    fn record(&self, _: RecordedCaseEvent<'_>) -> Result<(), RecordFileError> {
+    fn record_outcome(&self, _: CaseOutcomeToRecord<'_>) -> Result<(), RecordFileError> {
         Ok(())
     }
 
-    fn budget_over_reason(&self) -> Option<String> {
-        self.deadline.as_ref().and_then(TimeBudgetDeadline::passed_reason)
+    fn reason_if_budget_is_over(&self) -> Option<String> {
+        self.deadline.as_ref().and_then(TimeBudgetDeadline::reason_if_over)
     }
 }
 
-/// Verifies the selected cases and launches each once, without timing.
-pub fn run_test_mode(
+/// Verifies the selected cases and runs them through Criterion's test or profile mode, without a
+/// record.
+pub fn run_test_or_profile_mode(
     settings: &BenchSettings,
-    place: &BenchPlace,
-    selection: &CaseSelectionResult<'_>,
-    store: &BaselineStore,
-) -> Result<ExitReason, HarnessError> {
-    let target = settings.device.open(place)?;
-    let timer = SampleTimer::new(&target)?;
-    let deadline =
-        settings.budget.map(|budget| TimeBudgetDeadline::after_budget(budget, Duration::ZERO));
-    let session = TestSession { settings, store, deadline };
-    let progress = BenchProgress::new(settings.quiet, selection.case_count());
-    CaseExecution::new(&session, settings, target, timer, progress).run(selection)
+    place: &ChosenBackend,
+    selection: &SelectedAndSkippedCases<'_>,
+    store: &RecordFoldersOfPackage,
+) -> Result<ProcessExitReason, HarnessError> {
+    let target = settings.device.open_target(place)?;
+    let timer = CaseTimer::for_target(&target)?;
+    let deadline = settings
+        .budget
+        .map(|budget| TimeBudgetDeadline::from_budget_and_used_time(budget, Duration::ZERO));
+    let session = TestOrProfileProcess { settings, store, deadline };
+    let progress = BenchProgressPrinter::new(settings.quiet, selection.runnable_case_count());
+    SelectedCasesRunner::for_session_and_target(&session, settings, target, timer, progress)
+        .run_selected_cases(selection)
 }

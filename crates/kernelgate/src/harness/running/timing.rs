@@ -1,7 +1,7 @@
-//! Timing a verified case, keeping every raw sample: under Criterion's planner, or in a trial by a
-//! shorter plan of our own, because Criterion takes no fewer than ten samples and analyses each
-//! case alone. On a GPU the samples follow a load of the same launches that brings the card into
-//! its steady power state (`measure::power`).
+//! Times a verified case and keeps every raw sample: by Criterion's plan, or in a trial by
+//! kernelgate's shorter plan, because Criterion takes at least ten samples. On a GPU, launches of
+//! the same case come first as a load, until the GPU is in its steady power state
+//! (`measure::power`).
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
@@ -11,77 +11,83 @@ use std::time::{Duration, Instant, SystemTime};
 use criterion::measurement::Measurement;
 use criterion::{BenchmarkGroup, SamplingMode};
 
-use super::silence_criterion::WithoutCriterionAdvice;
+use super::silence_criterion::CriterionStderrSilencer;
 use crate::backend::{BackendError, BackendKind, Executable};
 use crate::harness::phase_timer;
 use crate::harness::settings::BenchSettings;
-use crate::harness::settings::args::ProcessMode;
-use crate::measure::contention::CpuTimeTicks;
+use crate::harness::settings::args::BenchProcessTask;
+use crate::measure::contention::HostCpuTimeTicks;
 use crate::measure::power::{
-    self, CapReading, GpuLoad, PowerMode, PowerRecord, PowerState, SamplesBehindLoad, SettlingEnd,
-    SettlingWindows, TimedLaunches,
+    self, CasePowerRecord, ClockAndThrottleReading, LoadOfGpu, LoadSample, LoadTimeWindows,
+    PowerStateOfSamples, ReasonThatLoadEnded, SamplesAfterLoad, TimingPowerMode,
 };
-use crate::measure::{LaunchSample, SampleConditions, Stopwatch};
-use crate::record::{CaseSamples, LaunchCosts, TrialSampling};
+use crate::measure::{CaseSampleConditions, LaunchStopwatch, TimedLaunchSample};
+use crate::record::{LaunchCostsBesidesDeviceTime, SamplesOfCase, TrialSamplingPlan};
 use crate::stats;
-use crate::workload::Effort;
-use kernelgate_cuda::observe::range::RangeGuard;
+use crate::workload::BenchEffort;
+use kernelgate_cuda::observe::range::NamedRangeGuard;
 
-/// Length of a GPU sample, seconds: equal at every effort, so that the load is equal.
-const GPU_SAMPLE_SECONDS: f64 = 0.004;
-/// Length of the pause before each sample of a burst, as a multiple of the sample's length: the
-/// average power stays below the cap.
+/// Duration of a GPU sample in seconds; equal at every effort, so that the load on the GPU is
+/// equal.
+const GPU_SAMPLE_DURATION_SECONDS: f64 = 0.004;
+/// Length of the pause before each sample in burst mode, as a multiple of the sample's length, so
+/// that average power stays below the cap.
 const BURST_PAUSES_PER_SAMPLE: u32 = 4;
-/// Longest launch that can be timed in bursts, nanoseconds.
+/// Longest launch that can be timed in burst mode, in nanoseconds.
 const MAX_BURST_LAUNCH_NS: f64 = 10e6;
-/// Smallest number of samples that Criterion accepts.
+/// Minimum number of samples that Criterion accepts.
 const MIN_CRITERION_SAMPLES: usize = 10;
-/// Maximum number of samples of a case: more samples add time but no certainty, because decisions
-/// compare processes.
+/// Maximum number of samples per case; more samples take time but add no certainty, because
+/// comparisons decide by the differences between processes.
 const MAX_SAMPLES_PER_CASE: f64 = 50.0;
 
-/// Time for which samples of a case at the cap go on, beyond the plan's, until their median is
+/// Maximum time for which a case at the power cap is sampled beyond its plan, until the median is
 /// precise.
-const MAX_EXTRA_SAMPLING: Duration = Duration::from_millis(400);
+const MAX_EXTRA_SAMPLING_AT_POWER_CAP: Duration = Duration::from_millis(400);
 
-/// Samples whose wall times are added to find out whether the card waited for the host.
-const SAMPLES_PER_GROUP: usize = 8;
+/// Number of samples whose wall times are summed to determine whether the GPU waited for the host.
+const SAMPLES_PER_IDLE_CHECK_GROUP: usize = 8;
 
-/// Number of launches whose host time is measured.
+/// Maximum number of launches whose host time is measured.
 const LAUNCHES_WITH_HOST_TIME: usize = 5;
 
-/// Number and duration of the samples of a case.
+/// Number and duration of a case's samples, and the GPU's power mode.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplingPlan {
-    /// Number of samples; each times the same number of launches.
+    /// Number of samples; all samples time equally many launches.
     pub samples: usize,
     /// Warm-up.
     pub warm_up: Duration,
-    /// Measurement time of a case; Criterion takes longer if ten launches take longer.
+    /// Measurement time of a case; if ten launches take longer, Criterion exceeds this time.
     pub measurement: Duration,
-    /// Number of bootstrap resamples of Criterion's analysis.
+    /// Number of bootstrap resamples in Criterion's analysis.
     pub resamples: usize,
-    /// Power state in which the GPU is kept while it is measured: steady or burst.
-    pub power: PowerMode,
-    /// Whether samples at the power cap go on until their median is precise: not if the number of
-    /// samples was chosen.
+    /// How the GPU's power is controlled during sampling: steady load or bursts.
+    pub power: TimingPowerMode,
+    /// Whether sampling at the power cap continues until the median is precise; false if the user
+    /// set the number of samples.
     pub extends_at_cap: bool,
 }
 
 impl SamplingPlan {
-    /// Plans from the time of one launch: 10 samples or more within the effort's budget. On a GPU
-    /// the effort sets only the number of samples; the length of a sample, and so the load, is
-    /// always equal. Criterion's warm-up is then as short as it may be, because the load is the
-    /// warm-up.
-    pub fn new(effort: Effort, on: BackendKind, launch_ns: f64, settings: &BenchSettings) -> Self {
-        let on_gpu = |samples: f64| (samples * GPU_SAMPLE_SECONDS, 0.001, samples);
+    /// Plans at least 10 samples within the effort's time budget, given the time of one launch. On
+    /// a GPU, the effort determines only the number of samples; their length is fixed, so that the
+    /// load on the GPU is equal. Criterion's own warm-up is minimal on a GPU, because the load
+    /// before the samples is the warm-up.
+    pub fn for_effort_and_launch_time(
+        effort: BenchEffort,
+        on: BackendKind,
+        launch_ns: f64,
+        settings: &BenchSettings,
+    ) -> Self {
+        let on_gpu = |samples: f64| (samples * GPU_SAMPLE_DURATION_SECONDS, 0.001, samples);
         let (budget_s, warm_up_s, most) = match (effort, on) {
-            (Effort::Quick, BackendKind::Cuda) => on_gpu(MAX_SAMPLES_PER_CASE),
-            (Effort::Default, BackendKind::Cuda) => on_gpu(2.0 * MAX_SAMPLES_PER_CASE),
-            (Effort::Thorough, BackendKind::Cuda) => on_gpu(8.0 * MAX_SAMPLES_PER_CASE),
-            (Effort::Quick, BackendKind::Cpu) => (0.1, 0.02, MAX_SAMPLES_PER_CASE),
-            (Effort::Default, BackendKind::Cpu) => (1.5, 0.15, MAX_SAMPLES_PER_CASE),
-            (Effort::Thorough, BackendKind::Cpu) => (4.0, 0.5, MAX_SAMPLES_PER_CASE),
+            (BenchEffort::Quick, BackendKind::Cuda) => on_gpu(MAX_SAMPLES_PER_CASE),
+            (BenchEffort::Default, BackendKind::Cuda) => on_gpu(2.0 * MAX_SAMPLES_PER_CASE),
+            (BenchEffort::Thorough, BackendKind::Cuda) => on_gpu(8.0 * MAX_SAMPLES_PER_CASE),
+            (BenchEffort::Quick, BackendKind::Cpu) => (0.1, 0.02, MAX_SAMPLES_PER_CASE),
+            (BenchEffort::Default, BackendKind::Cpu) => (1.5, 0.15, MAX_SAMPLES_PER_CASE),
+            (BenchEffort::Thorough, BackendKind::Cpu) => (4.0, 0.5, MAX_SAMPLES_PER_CASE),
         };
         let samples =
             (budget_s / (launch_ns * 1e-9)).clamp(MIN_CRITERION_SAMPLES as f64, most) as usize;
@@ -91,7 +97,7 @@ impl SamplingPlan {
             measurement: Duration::from_secs_f64(settings.plan.measurement_s.unwrap_or(budget_s)),
             resamples: match (settings.plan.resamples, effort) {
                 (Some(chosen), _) => chosen,
-                (None, Effort::Quick) => 2_000,
+                (None, BenchEffort::Quick) => 2_000,
                 (None, _) => 10_000,
             },
             power: settings.power,
@@ -99,36 +105,42 @@ impl SamplingPlan {
         }
     }
 
-    /// Shortest duration of sampling for launches of this length.
-    pub fn least_duration(&self, launch_ns: f64) -> Duration {
+    /// Minimum time that sampling takes, given the nanoseconds per launch.
+    pub fn minimum_sampling_duration(&self, launch_ns: f64) -> Duration {
         let launches = Duration::from_secs_f64(self.samples as f64 * launch_ns * 1e-9);
         self.warm_up + self.measurement.max(launches)
     }
 }
 
-/// Runs the case through Criterion in the mode of the process; returns the samples of a
-/// measurement, none in the other modes.
+/// Runs a case through Criterion in the mode of the process; returns the samples, or none if the
+/// mode does not measure.
 ///
 /// # Errors
-/// Fails if a launch fails; Criterion then leaves the case without a result.
-pub fn run_in_criterion<M: Measurement<Value = f64>>(
+/// Fails if a launch fails; Criterion then stores no result.
+pub fn sample_case_by_criterion<M: Measurement<Value = f64>>(
     group: &mut BenchmarkGroup<'_, M>,
     function: &str,
     executable: &mut dyn Executable,
-    stopwatch: &mut dyn Stopwatch,
+    stopwatch: &mut dyn LaunchStopwatch,
     plan: SamplingPlan,
     settings: &BenchSettings,
-) -> Result<CaseSamples, BackendError> {
-    let measures = settings.mode == ProcessMode::Bench;
+) -> Result<SamplesOfCase, BackendError> {
+    let measures = settings.mode == BenchProcessTask::Bench;
     let mut lead = match measures {
-        true => LoadBeforeSamples::run_load(executable, stopwatch, plan.power)?,
-        false => LoadBeforeSamples::without_load(),
+        true => LoadBeforeCaseSamples::load_gpu_until_steady(executable, stopwatch, plan.power)?,
+        false => LoadBeforeCaseSamples::without_load(),
     };
-    let begun_at_cap = CpuTimeTicks::now();
-    let (samples, cap_contention) = match lead.settled_at_cap() {
+    let begun_at_cap = HostCpuTimeTicks::read_for_this_process();
+    let (samples, cap_contention) = match lead.ended_at_power_cap_or_unsettled() {
         true => {
-            let samples = lead.take_samples_at_cap(executable, stopwatch, &plan)?;
-            (samples, cpu_contention(begun_at_cap, CpuTimeTicks::now()))
+            let samples = lead.take_samples_at_power_cap(executable, stopwatch, &plan)?;
+            (
+                samples,
+                cpu_share_of_other_processes(
+                    begun_at_cap,
+                    HostCpuTimeTicks::read_for_this_process(),
+                ),
+            )
         }
         false => (plan.samples, None),
     };
@@ -139,32 +151,33 @@ pub fn run_in_criterion<M: Measurement<Value = f64>>(
         .measurement_time(plan.measurement)
         .nresamples(plan.resamples);
     let timed = RefCell::new(Vec::<SampleWithWallTime>::new());
-    // Time of Criterion's first call, with which its warm-up begins.
+    // Time of Criterion's first call, at which its warm-up begins.
     let warm_up_began = OnceCell::new();
     let failure = RefCell::new(None);
-    let (start, end) = (CpuTimeTicks::now(), Cell::new(None));
-    // A launch that fails cannot be reported to Criterion, so the closure leaves Criterion by
-    // unwinding, without a panic message.
-    let advice = WithoutCriterionAdvice::new(settings.process.silent_criterion);
+    let (start, end) = (HostCpuTimeTicks::read_for_this_process(), Cell::new(None));
+    // Criterion accepts no errors, so a failed launch leaves Criterion by unwinding, without a
+    // panic message.
+    let advice = CriterionStderrSilencer::silence_stderr_if(settings.process.silent_criterion);
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         group.bench_function(function, |bencher| {
             bencher.iter_custom(|launches| {
-                let _activity = phase_timer::start_activity("samples");
-                // Criterion does not mark the calls of its warm-up; the warm-up lasts until its
-                // time is over.
+                let _activity = phase_timer::start_timed_activity("samples");
+                // Criterion does not mark calls of its warm-up, so calls count as warm-up until the
+                // warm-up time is over.
                 let warms_up = warm_up_began.get_or_init(Instant::now).elapsed() < plan.warm_up;
-                let _range = RangeGuard::new(if warms_up { "warm-up" } else { "sample" });
-                let first = lead.take_load_sample(warms_up);
+                let _range =
+                    NamedRangeGuard::open_named_range(if warms_up { "warm-up" } else { "sample" });
+                let first = lead.next_load_sample_for_case(warms_up);
                 let next = || match first {
                     Some(first) => Ok(first),
-                    None => lead.sample_after_load(executable, stopwatch, launches),
+                    None => lead.take_sample_after_load(executable, stopwatch, launches),
                 };
-                match advice.with_original_stderr(next) {
+                match advice.run_with_original_stderr(next) {
                     Ok(one) => {
                         timed.borrow_mut().push(one);
-                        end.set(CpuTimeTicks::now());
-                        // Criterion counts its own iterations; a sample may hold another number of
-                        // launches.
+                        end.set(HostCpuTimeTicks::read_for_this_process());
+                        // Criterion asks for a number of iterations; the sample may contain another
+                        // number of launches, so its time is scaled.
                         one.sample.elapsed_ns / one.sample.launches as f64 * launches as f64
                     }
                     Err(error) => {
@@ -183,29 +196,30 @@ pub fn run_in_criterion<M: Measurement<Value = f64>>(
         resume_unwind(panic);
     }
     if !measures {
-        return Ok(CaseSamples::default());
+        return Ok(SamplesOfCase::default());
     }
     let timed = timed.into_inner();
-    // Criterion calls this closure for its warm-up too: the last calls are the samples.
+    // Criterion also calls the closure during its warm-up, so only the last calls are samples.
     let first = timed.len().saturating_sub(samples);
-    let contention = cap_contention.or_else(|| cpu_contention(start, end.get()));
-    Ok(collect_samples(&timed[first..], stopwatch, &lead, contention))
+    let contention = cap_contention.or_else(|| cpu_share_of_other_processes(start, end.get()));
+    Ok(make_case_samples(&timed[first..], stopwatch, &lead, contention))
 }
 
-/// Times a case of a trial: a warm-up, then samples of equally many launches. On a GPU the warm-up
-/// is the load that leads to the steady power state.
-pub fn time_trial_case(
+/// Times a case of a comparison's trial: first a warm-up, then samples of equally many launches. On
+/// a GPU, the warm-up is a load of launches until the GPU's power state is steady.
+pub fn take_trial_samples(
     executable: &mut dyn Executable,
-    stopwatch: &mut dyn Stopwatch,
-    sampling: TrialSampling,
+    stopwatch: &mut dyn LaunchStopwatch,
+    sampling: TrialSamplingPlan,
     launch: Duration,
-    power: PowerMode,
-) -> Result<CaseSamples, BackendError> {
-    if stopwatch.power().is_none() || sampling.measurement_s == 0.0 {
-        return time_trial_on_host(executable, stopwatch, sampling, launch);
+    power: TimingPowerMode,
+) -> Result<SamplesOfCase, BackendError> {
+    if stopwatch.power_meter().is_none() || sampling.measurement_s == 0.0 {
+        return take_trial_samples_on_host(executable, stopwatch, sampling, launch);
     }
-    let start = CpuTimeTicks::now();
-    let lead = LoadBeforeSamples::run_load(executable, stopwatch, power)?.without_load_samples();
+    let start = HostCpuTimeTicks::read_for_this_process();
+    let lead = LoadBeforeCaseSamples::load_gpu_until_steady(executable, stopwatch, power)?
+        .drop_load_samples();
     let begun = Instant::now();
     let mut timed = Vec::with_capacity(sampling.most);
     let outcome = loop {
@@ -214,37 +228,42 @@ pub fn time_trial_case(
         if timed.len() >= sampling.fewest && over {
             break Ok(());
         }
-        let _range = RangeGuard::new("sample");
-        match lead.sample_after_load(executable, stopwatch, 1) {
+        let _range = NamedRangeGuard::open_named_range("sample");
+        match lead.take_sample_after_load(executable, stopwatch, 1) {
             Ok(one) => timed.push(one),
             Err(error) => break Err(error),
         }
     };
-    end_load(stopwatch, outcome)?;
-    Ok(collect_samples(&timed, stopwatch, &lead, cpu_contention(start, CpuTimeTicks::now())))
+    stop_load_and_wait(stopwatch, outcome)?;
+    Ok(make_case_samples(
+        &timed,
+        stopwatch,
+        &lead,
+        cpu_share_of_other_processes(start, HostCpuTimeTicks::read_for_this_process()),
+    ))
 }
 
-/// Times a case of a trial on the host, or launches it once in a verification pass. `launch` is the
-/// time of an earlier launch; if that is longer than the whole plan, it was the warm-up. A shorter
-/// first launch is not trusted: it may be many times slower than the next one, and a plan made from
-/// it would end after two launches.
-fn time_trial_on_host(
+/// Times a case of a trial on the host; also launches a case once if the trial only verifies.
+/// `launch` is the wall time of an earlier launch; if it exceeds the whole plan, it also served as
+/// the warm-up. A shorter earlier launch is ignored, because it may be far slower than later
+/// launches, and the plan would then end after two launches.
+fn take_trial_samples_on_host(
     executable: &mut dyn Executable,
-    stopwatch: &mut dyn Stopwatch,
-    sampling: TrialSampling,
+    stopwatch: &mut dyn LaunchStopwatch,
+    sampling: TrialSamplingPlan,
     launch: Duration,
-) -> Result<CaseSamples, BackendError> {
-    let (start, started) = (CpuTimeTicks::now(), Instant::now());
-    let warm_up = RangeGuard::new("warm-up");
+) -> Result<SamplesOfCase, BackendError> {
+    let (start, started) = (HostCpuTimeTicks::read_for_this_process(), Instant::now());
+    let warm_up = NamedRangeGuard::open_named_range("warm-up");
     let mut launches = 1;
-    // The plan uses wall time, because the cost of a launch besides its own time (emptying caches)
-    // must fit the plan too.
+    // The plan uses wall time, because emptying caches before each cold launch must fit into the
+    // plan too.
     let launch_s = loop {
         if launch.as_secs_f64() > (sampling.warm_up_s + sampling.measurement_s).max(1e-3) {
             break launch.as_secs_f64();
         }
         let call = Instant::now();
-        let sample = stopwatch.time_launches(executable, launches)?;
+        let sample = stopwatch.take_sample_of_launches(executable, launches)?;
         let launch_s = call.elapsed().as_secs_f64() / sample.launches as f64;
         let left_s = sampling.warm_up_s - started.elapsed().as_secs_f64();
         if left_s <= 0.0 {
@@ -258,36 +277,38 @@ fn time_trial_on_host(
     let launches = ((sampling.measurement_s / samples as f64 / launch_s) as u64).max(1);
     let mut timed = Vec::with_capacity(samples);
     for _ in 0..samples {
-        let _range = RangeGuard::new("sample");
-        timed.push(SampleWithWallTime::new(|| stopwatch.time_launches(executable, launches))?);
+        let _range = NamedRangeGuard::open_named_range("sample");
+        timed.push(SampleWithWallTime::take_and_measure_wall_time(|| {
+            stopwatch.take_sample_of_launches(executable, launches)
+        })?);
     }
-    Ok(collect_samples(
+    Ok(make_case_samples(
         &timed,
         stopwatch,
-        &LoadBeforeSamples::without_load(),
-        cpu_contention(start, CpuTimeTicks::now()),
+        &LoadBeforeCaseSamples::without_load(),
+        cpu_share_of_other_processes(start, HostCpuTimeTicks::read_for_this_process()),
     ))
 }
 
-/// Waits for the launches that are in the queue behind the last sample.
-fn end_load<T>(
-    stopwatch: &mut dyn Stopwatch,
+/// Stops keeping the GPU loaded, which waits for the launches queued after the last sample.
+fn stop_load_and_wait<T>(
+    stopwatch: &mut dyn LaunchStopwatch,
     outcome: Result<T, BackendError>,
 ) -> Result<T, BackendError> {
-    let ended = stopwatch.keep_loaded(false);
+    let ended = stopwatch.keep_gpu_loaded_between_samples(false);
     outcome.and_then(|value| ended.map(|()| value))
 }
 
-/// A sample, and the wall time that it took with everything around its launches.
+/// A sample, and the wall time including everything around its launches.
 #[derive(Debug, Clone, Copy)]
 struct SampleWithWallTime {
-    sample: LaunchSample,
+    sample: TimedLaunchSample,
     wall: Duration,
 }
 
 impl SampleWithWallTime {
-    fn new(
-        take: impl FnOnce() -> Result<LaunchSample, BackendError>,
+    fn take_and_measure_wall_time(
+        take: impl FnOnce() -> Result<TimedLaunchSample, BackendError>,
     ) -> Result<Self, BackendError> {
         let started = Instant::now();
         let sample = take()?;
@@ -295,70 +316,74 @@ impl SampleWithWallTime {
     }
 }
 
-/// Result of the load before the samples of a case: how its samples are taken.
-struct LoadBeforeSamples {
-    /// Launches of a sample; absent if Criterion or the trial's plan decides.
+/// Outcome of the load before a case's samples, which determines how the samples are taken.
+struct LoadBeforeCaseSamples {
+    /// Number of launches per sample; `None` if Criterion or the trial's plan decides.
     launches: Option<u64>,
-    settled: Option<(SettlingWindows, SettlingEnd)>,
-    /// Samples of the load that count as the first samples of the case: those of the last window of
-    /// a settled load.
+    settled: Option<(LoadTimeWindows, ReasonThatLoadEnded)>,
+    /// Samples of the load that count as the case's first samples: those in the last window of a
+    /// settled load.
     taken: RefCell<VecDeque<SampleWithWallTime>>,
-    /// Wall time of the samples in `taken`, which is subtracted because they come before the first
-    /// regular sample.
+    /// Wall time of the samples in `taken`, which is subtracted from the settling time because
+    /// these samples count for the case.
     taken_wall: Duration,
-    /// Pause before each sample of a case that is timed in bursts.
+    /// Pause before each sample in burst mode; zero otherwise.
     pause: Duration,
     begun: SystemTime,
 }
 
-impl LoadBeforeSamples {
-    fn without_load() -> LoadBeforeSamples {
-        Self::new(None, Duration::ZERO, SystemTime::now())
+impl LoadBeforeCaseSamples {
+    fn without_load() -> LoadBeforeCaseSamples {
+        Self::with_launches_and_pause(None, Duration::ZERO, SystemTime::now())
     }
 
-    fn new(launches: Option<u64>, pause: Duration, begun: SystemTime) -> Self {
+    fn with_launches_and_pause(launches: Option<u64>, pause: Duration, begun: SystemTime) -> Self {
         let (taken, taken_wall) = (RefCell::default(), Duration::ZERO);
         Self { launches, settled: None, taken, taken_wall, pause, begun }
     }
 
-    /// Launches the case as it is sampled until its power state is steady, or finds the length of
-    /// its samples for a burst. On the host no wait is needed.
+    /// In steady mode, launches the case until the GPU's power state is steady; in burst mode,
+    /// finds the number of launches per sample. On the host, no load is needed.
     ///
     /// # Errors
-    /// Fails if a launch fails; [`BackendError::Unsupported`] for a burst of long launches.
-    fn run_load(
+    /// Fails if a launch fails; [`BackendError::Unsupported`] for long launches in burst mode.
+    fn load_gpu_until_steady(
         executable: &mut dyn Executable,
-        stopwatch: &mut dyn Stopwatch,
-        power: PowerMode,
-    ) -> Result<LoadBeforeSamples, BackendError> {
-        if stopwatch.power().is_none() {
+        stopwatch: &mut dyn LaunchStopwatch,
+        power: TimingPowerMode,
+    ) -> Result<LoadBeforeCaseSamples, BackendError> {
+        if stopwatch.power_meter().is_none() {
             return Ok(Self::without_load());
         }
-        let _activity = phase_timer::start_activity("settling");
-        let _range = RangeGuard::new("warm-up");
+        let _activity = phase_timer::start_timed_activity("settling");
+        let _range = NamedRangeGuard::open_named_range("warm-up");
         let begun = SystemTime::now();
-        let mut load = CaseAsLoad { executable, stopwatch, launches: 1, taken: Vec::new() };
+        let mut load = CaseAsGpuLoad { executable, stopwatch, launches: 1, taken: Vec::new() };
         match power {
-            PowerMode::Steady => {
-                let settled = power::wait_until_steady(&mut load);
-                let CaseAsLoad { launches, taken, .. } = load;
+            TimingPowerMode::Steady => {
+                let settled = power::run_load_until_gpu_is_steady(&mut load);
+                let CaseAsGpuLoad { launches, taken, .. } = load;
                 let settled = match settled {
-                    Ok(settled @ (_, SettlingEnd::AtCap | SettlingEnd::Unsettled)) => settled,
-                    below_cap => end_load(stopwatch, below_cap)?,
+                    Ok(
+                        settled @ (_, ReasonThatLoadEnded::AtCap | ReasonThatLoadEnded::Unsettled),
+                    ) => settled,
+                    below_cap => stop_load_and_wait(stopwatch, below_cap)?,
                 };
-                stopwatch.settle_clock(taken.last().and_then(|last| last.sample.clock_mhz));
-                let mut lead = Self::new(Some(launches), Duration::ZERO, begun);
-                if settled.1 != SettlingEnd::Unsettled {
-                    lead.taken.get_mut().extend(samples_of_last_window(&taken, launches));
+                stopwatch.set_settled_sm_clock_of_case(
+                    taken.last().and_then(|last| last.sample.clock_mhz),
+                );
+                let mut lead = Self::with_launches_and_pause(Some(launches), Duration::ZERO, begun);
+                if settled.1 != ReasonThatLoadEnded::Unsettled {
+                    lead.taken.get_mut().extend(samples_in_last_load_window(&taken, launches));
                     lead.taken_wall = lead.taken.get_mut().iter().map(|it| it.wall).sum();
                 }
                 Ok(Self { settled: Some(settled), ..lead })
             }
-            PowerMode::Burst => {
-                // The warm-up is long enough for the number of launches in a sample to settle.
+            TimingPowerMode::Burst => {
+                // The warm-up lasts until the number of launches per sample no longer changes.
                 let started = Instant::now();
-                while started.elapsed().as_secs_f64() < GPU_SAMPLE_SECONDS {
-                    let sample = load.take_load_sample()?;
+                while started.elapsed().as_secs_f64() < GPU_SAMPLE_DURATION_SECONDS {
+                    let sample = load.run_load_sample()?;
                     let launch_ns = sample.elapsed_ns / sample.launches as f64;
                     if launch_ns > MAX_BURST_LAUNCH_NS {
                         return Err(BackendError::Unsupported(format!(
@@ -368,146 +393,152 @@ impl LoadBeforeSamples {
                         )));
                     }
                 }
-                let pause = Duration::from_secs_f64(GPU_SAMPLE_SECONDS) * BURST_PAUSES_PER_SAMPLE;
-                Ok(Self::new(Some(load.launches), pause, begun))
+                let pause =
+                    Duration::from_secs_f64(GPU_SAMPLE_DURATION_SECONDS) * BURST_PAUSES_PER_SAMPLE;
+                Ok(Self::with_launches_and_pause(Some(load.launches), pause, begun))
             }
         }
     }
 
-    /// The load, none of whose samples counts: trials take all of theirs after it.
-    fn without_load_samples(self) -> Self {
+    /// Drops the samples of the load, because a trial takes all of its samples after the load.
+    fn drop_load_samples(self) -> Self {
         Self { taken: RefCell::default(), taken_wall: Duration::ZERO, ..self }
     }
 
-    /// The next sample of the load that counts as a sample of the case; none during a warm-up,
-    /// whose samples nobody keeps.
-    fn take_load_sample(&self, warms_up: bool) -> Option<SampleWithWallTime> {
+    /// Returns the next sample of the load that counts for the case; `None` during Criterion's
+    /// warm-up, whose samples are discarded.
+    fn next_load_sample_for_case(&self, warms_up: bool) -> Option<SampleWithWallTime> {
         if warms_up { None } else { self.taken.borrow_mut().pop_front() }
     }
 
-    /// Returns whether the card was at its power cap when the load ended.
-    fn settled_at_cap(&self) -> bool {
+    /// Whether the GPU was at its power cap, or still unsettled, when the load ended.
+    fn ended_at_power_cap_or_unsettled(&self) -> bool {
         let end = self.settled.as_ref().map(|(_, end)| end);
-        matches!(end, Some(SettlingEnd::AtCap | SettlingEnd::Unsettled))
+        matches!(end, Some(ReasonThatLoadEnded::AtCap | ReasonThatLoadEnded::Unsettled))
     }
 
-    /// Takes the samples of a case at the cap without a pause, so that the card stays loaded: with
-    /// those of the load for as long as the plan says, then until their median is precise, for at
-    /// most [`MAX_EXTRA_SAMPLING`] more; or a number that was chosen. Returns their number.
-    fn take_samples_at_cap(
+    /// Samples a case at the power cap without pauses, so that the GPU stays loaded: for the plan's
+    /// time including load samples, then until the median is precise
+    /// ([`MAX_EXTRA_SAMPLING_AT_POWER_CAP`]). Returns their number.
+    fn take_samples_at_power_cap(
         &mut self,
         executable: &mut dyn Executable,
-        stopwatch: &mut dyn Stopwatch,
+        stopwatch: &mut dyn LaunchStopwatch,
         plan: &SamplingPlan,
     ) -> Result<usize, BackendError> {
-        let _activity = phase_timer::start_activity("samples");
-        let mut windows = SettlingWindows::while_sampling();
+        let _activity = phase_timer::start_timed_activity("samples");
+        let mut windows = LoadTimeWindows::with_window_length_for_samples();
         let surplus = self.taken.get_mut().len().saturating_sub(plan.samples);
         self.taken.get_mut().drain(..surplus);
         for SampleWithWallTime { sample, wall } in self.taken.get_mut() {
-            windows.add(*wall, sample.launches, sample.elapsed_ns, sample.clock_mhz);
+            windows.add_load_sample(*wall, sample.launches, sample.elapsed_ns, sample.clock_mhz);
         }
         let mut count = self.taken.get_mut().len();
         let (fewest, shortest, extra) = match plan.extends_at_cap {
-            true => (MIN_CRITERION_SAMPLES, plan.measurement, MAX_EXTRA_SAMPLING),
+            true => (MIN_CRITERION_SAMPLES, plan.measurement, MAX_EXTRA_SAMPLING_AT_POWER_CAP),
             false => (plan.samples, Duration::ZERO, Duration::ZERO),
         };
         let load = self.settled.as_ref().map(|(load, _)| load);
-        let is_precise =
-            |windows_ns: &[f64]| load.is_none_or(|load| load.median_is_precise(windows_ns));
+        let is_precise = |windows_ns: &[f64]| {
+            load.is_none_or(|load| load.is_median_precise_with_load_windows(windows_ns))
+        };
         let outcome = loop {
-            let elapsed = windows.elapsed();
-            let precise = elapsed >= shortest + extra || is_precise(windows.windows_ns());
+            let elapsed = windows.load_time();
+            let precise =
+                elapsed >= shortest + extra || is_precise(windows.launch_times_by_window_ns());
             if count >= fewest && elapsed >= shortest && precise {
                 break Ok(count);
             }
-            let _range = RangeGuard::new("sample");
-            match self.sample_after_load(executable, stopwatch, 1) {
+            let _range = NamedRangeGuard::open_named_range("sample");
+            match self.take_sample_after_load(executable, stopwatch, 1) {
                 Ok(one) => {
-                    let LaunchSample { launches, elapsed_ns, clock_mhz, .. } = one.sample;
-                    windows.add(one.wall, launches, elapsed_ns, clock_mhz);
+                    let TimedLaunchSample { launches, elapsed_ns, clock_mhz, .. } = one.sample;
+                    windows.add_load_sample(one.wall, launches, elapsed_ns, clock_mhz);
                     self.taken.get_mut().push_back(one);
                     count += 1;
                 }
                 Err(error) => break Err(error),
             }
         };
-        end_load(stopwatch, outcome)
+        stop_load_and_wait(stopwatch, outcome)
     }
 
-    /// Takes a sample after the load, with the number of launches that the load found, else with
-    /// `launches`.
-    fn sample_after_load(
+    /// Takes a sample of as many launches as the load determined, or else of `launches` launches.
+    fn take_sample_after_load(
         &self,
         executable: &mut dyn Executable,
-        stopwatch: &mut dyn Stopwatch,
+        stopwatch: &mut dyn LaunchStopwatch,
         launches: u64,
     ) -> Result<SampleWithWallTime, BackendError> {
         std::thread::sleep(self.pause);
-        SampleWithWallTime::new(|| {
-            stopwatch.time_launches(executable, self.launches.unwrap_or(launches))
+        SampleWithWallTime::take_and_measure_wall_time(|| {
+            stopwatch.take_sample_of_launches(executable, self.launches.unwrap_or(launches))
         })
     }
 
-    /// Power state of the samples; absent for a verification pass.
-    fn power_of_samples(
+    /// Power state during the samples; `None` if the process only verifies.
+    fn power_record_of_samples(
         &self,
         timed: &[SampleWithWallTime],
-        stopwatch: &dyn Stopwatch,
-    ) -> Option<PowerRecord> {
-        let Some(meter) = stopwatch.power() else {
-            return Some(PowerRecord::not_applicable("the host computes"));
+        stopwatch: &dyn LaunchStopwatch,
+    ) -> Option<CasePowerRecord> {
+        let Some(meter) = stopwatch.power_meter() else {
+            return Some(CasePowerRecord::with_power_state_not_applicable("the host computes"));
         };
         self.launches?;
-        if stopwatch.conditions().host_bound {
-            return Some(PowerRecord::not_applicable("the host's launches are in the time"));
+        if stopwatch.sample_conditions().host_bound {
+            return Some(CasePowerRecord::with_power_state_not_applicable(
+                "the host's launches are in the time",
+            ));
         }
         let Some(settled) = &self.settled else {
-            let reading = meter.reading().unwrap_or_default();
-            return Some(PowerRecord::from_reading(PowerState::Burst, reading));
+            let reading = meter.read_card_with_nvml().unwrap_or_default();
+            return Some(CasePowerRecord::from_nvml_reading(PowerStateOfSamples::Burst, reading));
         };
-        let mut windows = SettlingWindows::while_sampling();
+        let mut windows = LoadTimeWindows::with_window_length_for_samples();
         let (mut launches_ns, mut busy_ns) = (Vec::new(), 0.0);
         for SampleWithWallTime { sample, wall } in timed {
             busy_ns += sample.elapsed_ns;
             launches_ns.push(sample.elapsed_ns / sample.launches as f64);
-            windows.add(*wall, sample.launches, sample.elapsed_ns, sample.clock_mhz);
+            windows.add_load_sample(*wall, sample.launches, sample.elapsed_ns, sample.clock_mhz);
         }
         let median_ns = stats::median(&launches_ns);
-        let (windows_ns, idle) = (windows.windows_ns(), idle_share(timed));
-        let samples = SamplesBehindLoad { windows_ns, median_ns, idle };
-        let power = PowerRecord::from_samples_behind_load(settled, &samples, meter);
+        let (windows_ns, idle) =
+            (windows.launch_times_by_window_ns(), share_of_time_gpu_waited_for_host(timed));
+        let samples = SamplesAfterLoad { windows_ns, median_ns, idle };
+        let power = CasePowerRecord::from_samples_after_load(settled, &samples, meter);
         let settling_s = power.settling_s - self.taken_wall.as_secs_f64();
         let wall_s = timed.iter().map(|it| it.wall).sum::<Duration>().as_secs_f64();
         let busy = (busy_ns * 1e-9 / wall_s.max(1e-9)).min(1.0);
-        Some(PowerRecord { settling_s: settling_s.max(0.0), busy: Some(busy), ..power })
+        Some(CasePowerRecord { settling_s: settling_s.max(0.0), busy: Some(busy), ..power })
     }
 }
 
-/// Share of the samples' wall time that the card waited for the host, beyond what samples that were
-/// not held up take besides their launches (such as the flush of a cold one). A host that is late for
-/// one sample reads the next one early, because its launches were in the queue: only groups of
-/// samples show whether the card waited.
-fn idle_share(timed: &[SampleWithWallTime]) -> f64 {
+/// Share of the samples' wall time in which the GPU waited for the host, beyond the time that
+/// unhindered samples need around their launches, such as emptying caches. If the host is late for
+/// one sample, it reads the next one early, because launches were queued; therefore groups of
+/// samples are compared.
+fn share_of_time_gpu_waited_for_host(timed: &[SampleWithWallTime]) -> f64 {
     let wall_per_launch_time = |group: &[SampleWithWallTime]| {
         let wall_ns: f64 = group.iter().map(|one| one.wall.as_nanos() as f64).sum();
         let busy_ns: f64 = group.iter().map(|one| one.sample.elapsed_ns).sum();
         wall_ns / busy_ns.max(1.0)
     };
-    let of_groups: Vec<f64> = timed.chunks(SAMPLES_PER_GROUP).map(wall_per_launch_time).collect();
-    let without_wait = stats::quantile(&of_groups, 0.1).max(1.0);
+    let of_groups: Vec<f64> =
+        timed.chunks(SAMPLES_PER_IDLE_CHECK_GROUP).map(wall_per_launch_time).collect();
+    let without_wait = stats::quantile_by_interpolation(&of_groups, 0.1).max(1.0);
     (1.0 - without_wait / wall_per_launch_time(timed)).max(0.0)
 }
 
-/// Samples of the last window of a load. A load begins with shorter samples, until the number of
-/// launches fits; its very first sample does not count either.
-fn samples_of_last_window(
+/// Returns the samples in the last window of a load. Shorter samples from the beginning of a load,
+/// and the very first sample, are excluded.
+fn samples_in_last_load_window(
     taken: &[SampleWithWallTime],
     launches: u64,
 ) -> impl Iterator<Item = SampleWithWallTime> {
     let mut wall = Duration::ZERO;
     let is_earlier = |it: &SampleWithWallTime| {
-        let earlier = wall >= power::SETTLING_WINDOW;
+        let earlier = wall >= power::LOAD_SETTLING_WINDOW;
         wall += it.wall;
         earlier
     };
@@ -517,87 +548,90 @@ fn samples_of_last_window(
     window.filter(move |it| 2 * it.sample.launches >= launches)
 }
 
-/// Launches of a case as they are sampled, in samples of [`GPU_SAMPLE_SECONDS`].
-struct CaseAsLoad<'a> {
+/// Launches a case as a load on the GPU, in samples of [`GPU_SAMPLE_DURATION_SECONDS`].
+struct CaseAsGpuLoad<'a> {
     executable: &'a mut dyn Executable,
-    stopwatch: &'a mut dyn Stopwatch,
+    stopwatch: &'a mut dyn LaunchStopwatch,
     launches: u64,
-    /// Samples since the load began, or began again behind a pause.
+    /// Samples since the load began, or resumed after a pause.
     taken: Vec<SampleWithWallTime>,
 }
 
-impl GpuLoad for CaseAsLoad<'_> {
-    fn take_load_sample(&mut self) -> Result<TimedLaunches, BackendError> {
-        let timed = SampleWithWallTime::new(|| {
-            self.stopwatch.time_launches(self.executable, self.launches)
+impl LoadOfGpu for CaseAsGpuLoad<'_> {
+    fn run_load_sample(&mut self) -> Result<LoadSample, BackendError> {
+        let timed = SampleWithWallTime::take_and_measure_wall_time(|| {
+            self.stopwatch.take_sample_of_launches(self.executable, self.launches)
         })?;
         self.taken.push(timed);
         let SampleWithWallTime { sample, wall } = timed;
-        // Wall time, because the cost of a launch besides its own time (the flush of a cold one) is
-        // part of the load.
+        // The load counts wall time, because emptying caches before each cold launch is part of the
+        // load.
         let launch_s = wall.as_secs_f64() / sample.launches as f64;
-        let whole = (GPU_SAMPLE_SECONDS / launch_s.max(1e-9)).ceil() as u64;
+        let whole = (GPU_SAMPLE_DURATION_SECONDS / launch_s.max(1e-9)).ceil() as u64;
         self.launches = whole.clamp(1, 2 * sample.launches);
-        let LaunchSample { launches, elapsed_ns, clock_mhz, .. } = sample;
-        Ok(TimedLaunches { launches, elapsed_ns, clock_mhz })
+        let TimedLaunchSample { launches, elapsed_ns, clock_mhz, .. } = sample;
+        Ok(LoadSample { launches, elapsed_ns, clock_mhz })
     }
 
-    fn cap_reading(&mut self, clock_mhz: Option<f64>) -> CapReading {
+    fn read_power_cap_and_heat(&mut self, clock_mhz: Option<f64>) -> ClockAndThrottleReading {
         let highest_mhz = f64::INFINITY;
-        self.stopwatch
-            .power()
-            .map_or(CapReading { clock_mhz, highest_mhz, capped: None, slowed: None }, |meter| {
-                meter.cap_reading(clock_mhz)
-            })
+        self.stopwatch.power_meter().map_or(
+            ClockAndThrottleReading { clock_mhz, highest_mhz, capped: None, slowed: None },
+            |meter| meter.read_power_cap_and_heat_with_nvml(clock_mhz),
+        )
     }
 
-    fn keep_loaded(&mut self) -> Result<(), BackendError> {
-        self.stopwatch.keep_loaded(true)
+    fn enqueue_samples_ahead(&mut self) -> Result<(), BackendError> {
+        self.stopwatch.keep_gpu_loaded_between_samples(true)
     }
 
-    fn cool_card(&mut self) {
-        let _activity = phase_timer::start_activity("cooling");
+    fn wait_for_hot_gpu_to_cool(&mut self) {
+        let _activity = phase_timer::start_timed_activity("cooling");
         self.taken.clear();
-        if let Some(meter) = self.stopwatch.power() {
-            meter.cool_card();
+        if let Some(meter) = self.stopwatch.power_meter() {
+            meter.wait_until_gpu_is_cooler();
         }
     }
 }
 
-/// Time of the host to start a launch on an idle device, nanoseconds: the shortest of a few.
-pub fn shortest_host_launch_ns(executable: &mut dyn Executable) -> Result<f64, BackendError> {
+/// Shortest of a few host times in nanoseconds to enqueue a launch on an idle device.
+pub fn shortest_host_time_to_launch_ns(
+    executable: &mut dyn Executable,
+) -> Result<f64, BackendError> {
     let mut shortest = f64::INFINITY;
     let begun = Instant::now();
     for taken in 0..LAUNCHES_WITH_HOST_TIME {
-        // For long launches the second sample is as informative as a later one, so one further
-        // sample suffices.
+        // For long launches, a second measurement is as informative as later ones, so two suffice.
         if taken > 1 && begun.elapsed() > Duration::from_millis(5) {
             break;
         }
-        executable.reset_and_wait()?;
+        executable.reset_state_and_wait()?;
         let started = Instant::now();
-        executable.launch()?;
+        executable.launch_once()?;
         shortest = shortest.min(started.elapsed().as_secs_f64() * 1e9);
     }
-    executable.synchronize()?;
+    executable.wait_for_launches()?;
     Ok(shortest)
 }
 
-/// Share of the CPU that other processes took between two readings.
-fn cpu_contention(start: Option<CpuTimeTicks>, end: Option<CpuTimeTicks>) -> Option<f64> {
-    end?.taken_by_others_since(&start?)
+/// Share of the host's CPU time that other processes used between two readings.
+fn cpu_share_of_other_processes(
+    start: Option<HostCpuTimeTicks>,
+    end: Option<HostCpuTimeTicks>,
+) -> Option<f64> {
+    end?.cpu_share_of_other_processes_since(&start?)
 }
 
-fn collect_samples(
+fn make_case_samples(
     timed: &[SampleWithWallTime],
-    stopwatch: &dyn Stopwatch,
-    lead: &LoadBeforeSamples,
+    stopwatch: &dyn LaunchStopwatch,
+    lead: &LoadBeforeCaseSamples,
     contention: Option<f64>,
-) -> CaseSamples {
-    let kept: Vec<LaunchSample> = timed.iter().map(|timed| timed.sample).collect();
-    let power = lead.power_of_samples(timed, stopwatch);
-    let slowed = power.as_ref().is_some_and(PowerRecord::was_slowed);
-    CaseSamples {
+) -> SamplesOfCase {
+    let kept: Vec<TimedLaunchSample> = timed.iter().map(|timed| timed.sample).collect();
+    let power = lead.power_record_of_samples(timed, stopwatch);
+    let slowed = power.as_ref().is_some_and(CasePowerRecord::was_slowed_by_heat_or_hardware);
+    SamplesOfCase {
         launches: kept.iter().map(|sample| sample.launches).collect(),
         elapsed_ns: kept.iter().map(|sample| sample.elapsed_ns).collect(),
         clock_mhz: kept
@@ -610,16 +644,19 @@ fn collect_samples(
             .map(|sample| sample.skew_ns)
             .collect::<Option<_>>()
             .unwrap_or_default(),
-        conditions: SampleConditions {
+        conditions: CaseSampleConditions {
             discarded: kept.iter().map(|sample| sample.discarded).sum(),
             throttled: kept.iter().filter(|sample| sample.throttled || slowed).count() as u64,
             contention,
             other_processes: stopwatch
-                .power()
-                .and_then(|meter| meter.others_computing_since(lead.begun)),
-            ..stopwatch.conditions()
+                .power_meter()
+                .and_then(|meter| meter.other_processes_on_gpus_since(lead.begun)),
+            ..stopwatch.sample_conditions()
         },
-        costs: LaunchCosts { commands: stopwatch.command_count(), ..LaunchCosts::default() },
+        costs: LaunchCostsBesidesDeviceTime {
+            commands: stopwatch.commands_per_launch(),
+            ..LaunchCostsBesidesDeviceTime::default()
+        },
         unrecorded: None,
         power,
         energy: None,
@@ -633,23 +670,23 @@ mod tests {
 
     use super::*;
     use crate::backend::cpu::CpuTask;
-    use crate::measure::power::PowerMeter;
-    use crate::measure::{ReplayResult, SampleConditions};
+    use crate::measure::power::NvmlPowerMeter;
+    use crate::measure::{CaseSampleConditions, TimedReplay};
     use crate::workload::Tensors;
 
-    /// A simulated card on which a launch takes this many milliseconds, at this SM clock.
-    struct FakePowerCard(f64, Option<f64>, Arc<PowerMeter>);
+    /// Simulates a GPU: milliseconds per launch, SM clock in MHz, and power meter.
+    struct SimulatedGpuStopwatch(f64, Option<f64>, Arc<NvmlPowerMeter>);
 
-    impl Stopwatch for FakePowerCard {
-        fn time_launches(
+    impl LaunchStopwatch for SimulatedGpuStopwatch {
+        fn take_sample_of_launches(
             &mut self,
             _: &mut dyn Executable,
             launches: u64,
-        ) -> Result<LaunchSample, BackendError> {
+        ) -> Result<TimedLaunchSample, BackendError> {
             let elapsed = Duration::from_secs_f64(self.0 * 1e-3) * launches as u32;
             std::thread::sleep(elapsed);
             let elapsed_ns = elapsed.as_nanos() as f64;
-            Ok(LaunchSample {
+            Ok(TimedLaunchSample {
                 launches,
                 elapsed_ns,
                 skew_ns: None,
@@ -659,68 +696,76 @@ mod tests {
             })
         }
 
-        fn replay_timed(
+        fn time_one_replay(
             &mut self,
             _: &mut dyn Executable,
-        ) -> Result<Option<ReplayResult>, BackendError> {
+        ) -> Result<Option<TimedReplay>, BackendError> {
             Ok(None)
         }
 
-        fn power(&self) -> Option<&Arc<PowerMeter>> {
+        fn power_meter(&self) -> Option<&Arc<NvmlPowerMeter>> {
             Some(&self.2)
         }
 
-        fn conditions(&self) -> SampleConditions {
-            SampleConditions::default()
+        fn sample_conditions(&self) -> CaseSampleConditions {
+            CaseSampleConditions::default()
         }
     }
 
-    fn load_on_card(
+    fn load_simulated_gpu(
         launch_ms: f64,
         clock_mhz: Option<f64>,
-        power: PowerMode,
-    ) -> Result<LoadBeforeSamples, BackendError> {
+        power: TimingPowerMode,
+    ) -> Result<LoadBeforeCaseSamples, BackendError> {
         let mut task = CpuTask::new(Arc::new(Tensors::new()), Tensors::new(), |_, _| {});
-        let meter = Arc::new(PowerMeter::without_nvml(None));
-        let mut card = FakePowerCard(launch_ms, clock_mhz, meter);
-        LoadBeforeSamples::run_load(&mut task, &mut card, power)
+        let meter = Arc::new(NvmlPowerMeter::without_nvml_for_tests(None));
+        let mut card = SimulatedGpuStopwatch(launch_ms, clock_mhz, meter);
+        LoadBeforeCaseSamples::load_gpu_until_steady(&mut task, &mut card, power)
     }
 
     #[test]
-    fn the_last_window_of_a_settled_load_holds_the_first_samples() {
-        let below = load_on_card(1.0, Some(1980.0), PowerMode::Steady).unwrap();
+    fn the_last_window_of_a_settled_load_gives_the_first_samples() {
+        let below = load_simulated_gpu(1.0, Some(1980.0), TimingPowerMode::Steady).unwrap();
         let (launches, windows) = (below.launches.unwrap(), below.settled.as_ref().unwrap());
-        assert_eq!(windows.1, SettlingEnd::BelowCap);
-        assert!(below.take_load_sample(true).is_none(), "a warm-up takes real samples");
-        let first: Vec<_> = std::iter::from_fn(|| below.take_load_sample(false)).collect();
+        assert_eq!(windows.1, ReasonThatLoadEnded::BelowCap);
+        assert!(below.next_load_sample_for_case(true).is_none(), "a warm-up takes real samples");
+        let first: Vec<_> = std::iter::from_fn(|| below.next_load_sample_for_case(false)).collect();
         let wall: Duration = first.iter().map(|it| it.wall).sum();
-        assert!(wall > Duration::ZERO && wall < windows.0.elapsed());
+        assert!(wall > Duration::ZERO && wall < windows.0.load_time());
         assert!(first.iter().all(|it| 2 * it.sample.launches >= launches && launches > 1));
-        let capped = load_on_card(1.0, Some(1430.0), PowerMode::Steady).unwrap();
-        assert_eq!(capped.settled.as_ref().unwrap().1, SettlingEnd::AtCap);
-        let first: Vec<_> = std::iter::from_fn(|| capped.take_load_sample(false)).collect();
+        let capped = load_simulated_gpu(1.0, Some(1430.0), TimingPowerMode::Steady).unwrap();
+        assert_eq!(capped.settled.as_ref().unwrap().1, ReasonThatLoadEnded::AtCap);
+        let first: Vec<_> =
+            std::iter::from_fn(|| capped.next_load_sample_for_case(false)).collect();
         let wall: Duration = first.iter().map(|it| it.wall).sum();
-        assert!(wall >= power::SETTLING_WINDOW && wall - first[0].wall < power::SETTLING_WINDOW);
+        assert!(
+            wall >= power::LOAD_SETTLING_WINDOW
+                && wall - first[0].wall < power::LOAD_SETTLING_WINDOW
+        );
     }
 
     #[test]
-    fn samples_at_the_cap_begin_with_those_of_the_load() {
+    fn samples_at_the_power_cap_include_load_samples() {
         let sample_counts = |samples, extends_at_cap| {
             let mut task = CpuTask::new(Arc::new(Tensors::new()), Tensors::new(), |_, _| {});
-            let meter = Arc::new(PowerMeter::without_nvml(None));
-            let mut card = FakePowerCard(1.0, Some(1430.0), meter);
-            let mut lead =
-                LoadBeforeSamples::run_load(&mut task, &mut card, PowerMode::Steady).unwrap();
+            let meter = Arc::new(NvmlPowerMeter::without_nvml_for_tests(None));
+            let mut card = SimulatedGpuStopwatch(1.0, Some(1430.0), meter);
+            let mut lead = LoadBeforeCaseSamples::load_gpu_until_steady(
+                &mut task,
+                &mut card,
+                TimingPowerMode::Steady,
+            )
+            .unwrap();
             let plan = SamplingPlan {
                 samples,
                 warm_up: Duration::ZERO,
                 measurement: Duration::from_millis(200),
                 resamples: 1,
-                power: PowerMode::Steady,
+                power: TimingPowerMode::Steady,
                 extends_at_cap,
             };
             let of_load = lead.taken.get_mut().len();
-            let count = lead.take_samples_at_cap(&mut task, &mut card, &plan).unwrap();
+            let count = lead.take_samples_at_power_cap(&mut task, &mut card, &plan).unwrap();
             assert_eq!(lead.taken.get_mut().len(), count);
             (of_load, count)
         };
@@ -730,9 +775,9 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_waits_for_the_host_is_counted_as_idle() {
+    fn a_gpu_that_waits_for_the_host_counts_as_idle() {
         let sample = |wall_us| {
-            let sample = LaunchSample {
+            let sample = TimedLaunchSample {
                 launches: 1,
                 elapsed_ns: 4e6,
                 skew_ns: None,
@@ -742,20 +787,22 @@ mod tests {
             };
             SampleWithWallTime { sample, wall: Duration::from_micros(wall_us) }
         };
-        // A cold sample has a flush each time, and one in five waits for the host.
+        // In this simulation, every sample includes emptying caches, and one in five waits for the
+        // host.
         let flushed = vec![sample(5000); 32];
-        assert!(idle_share(&flushed).abs() < 1e-9);
+        assert!(share_of_time_gpu_waited_for_host(&flushed).abs() < 1e-9);
         let mut held_up = flushed;
         held_up.extend([sample(10_000); 8]);
-        assert!((idle_share(&held_up) - 40.0 / 240.0).abs() < 1e-9);
-        // The host is late for every other sample, for less than the launches in the queue take.
+        assert!((share_of_time_gpu_waited_for_host(&held_up) - 40.0 / 240.0).abs() < 1e-9);
+        // In this simulation, the host is late for every other sample, but by less than the queued
+        // launches take.
         let late = [sample(6000), sample(2000)].repeat(20);
-        assert!(idle_share(&late).abs() < 1e-9);
+        assert!(share_of_time_gpu_waited_for_host(&late).abs() < 1e-9);
     }
 
     #[test]
-    fn a_burst_refuses_launches_of_more_than_ten_milliseconds() {
-        let lead = |launch_ms| load_on_card(launch_ms, None, PowerMode::Burst);
+    fn burst_mode_refuses_launches_of_more_than_10_ms() {
+        let lead = |launch_ms| load_simulated_gpu(launch_ms, None, TimingPowerMode::Burst);
         assert!(lead(1.0).is_ok_and(|lead| lead.pause > Duration::ZERO));
         let why = "--power burst measures launches of at most 10 ms, this one takes 12 ms";
         assert_eq!(lead(12.0).err(), Some(BackendError::Unsupported(why.to_owned())));

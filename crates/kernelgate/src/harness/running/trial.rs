@@ -1,83 +1,93 @@
-//! A trial: one of the many short processes of a comparison. A trial verifies and times as a bench
-//! process does, but measures no ceilings, prints no table and does not use Criterion's store. The
-//! [`TrialRequest`] lists the work of a trial, and its run record lists its failures.
+//! A trial is one of the many short processes that a comparison of two builds runs. A trial
+//! verifies and times like `cargo bench`, but it measures no ceilings, prints no table and does not
+//! use Criterion's store. The [`TrialRequestToBench`] lists what the trial must do; the trial's run
+//! record contains its failures.
 //!
-//! The first process of an executable compares every case with the reference and records the bits
-//! of its outputs. A later process of the same executable launches once on poisoned outputs. If the
-//! digests are equal, the outputs are verified; if they differ, as with sums in no fixed order, the
-//! process compares with the reference itself.
+//! The first process of an executable compares every case with its reference and records the digest
+//! of the outputs. A later process of the same executable launches once on poisoned outputs and
+//! compares digests. Equal digests verify the outputs; if digests differ, as for sums in
+//! nondeterministic order, the process compares with the reference itself.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::harness::selection::cases::CaseSelectionResult;
-use crate::harness::selection::filter::CaseFilter;
+use crate::harness::selection::cases::SelectedAndSkippedCases;
+use crate::harness::selection::filter::CaseIdFilter;
 use crate::harness::settings::BenchSettings;
-use crate::measure::delay::InjectedDelay;
-use crate::record::{ProcessRun, TrialRequest, file, tensors};
+use crate::measure::delay::InjectedLaunchDelay;
+use crate::record::{BenchProcessRun, TrialRequestToBench, file, tensors};
 use crate::workload::Tensors;
 
-/// Outputs of one build as the reference of another, by case: folders.
+/// Folders through which base and head exchange outputs by case, if no reference verifies them.
 #[derive(Debug, Clone, Default)]
-pub struct BuildOutputs {
-    /// Folder in which the outputs of this build are saved; `None` if they are not needed.
+pub struct OutputsExchangedBetweenBuilds {
+    /// Folder in which this build's outputs are saved; `None` if they are not needed.
     pub keep: Option<PathBuf>,
-    /// Folder that holds the base build's outputs.
+    /// Folder with the base's outputs.
     pub base: Option<PathBuf>,
-    /// Whether verified outputs are saved too, because the other build cannot verify its own.
+    /// Whether outputs are also saved if a reference verified them, because the other build cannot
+    /// verify its own.
     pub keep_verified: bool,
 }
 
-impl BuildOutputs {
-    fn outputs_file(folder: &Path, id: &str) -> PathBuf {
-        folder.join(format!("{}.tensors", file::text_hash(id)))
+impl OutputsExchangedBetweenBuilds {
+    fn path_of_case_outputs(folder: &Path, id: &str) -> PathBuf {
+        folder.join(format!("{}.tensors", file::text_hash_hex(id)))
     }
 
-    /// Saves the outputs of a case if a comparison asks for them. If the outputs cannot be written,
-    /// the other build's outputs stay unverified.
-    pub fn save(&self, id: &str, outputs: &Tensors) {
+    /// Saves the outputs of a case, if the comparison needs them. If writing fails, the other
+    /// build's outputs stay unverified.
+    pub fn save_outputs_if_needed(&self, id: &str, outputs: &Tensors) {
         if let Some(folder) = &self.keep {
-            let _ = std::fs::create_dir_all(folder)
-                .and_then(|()| tensors::write(&Self::outputs_file(folder, id), outputs));
+            let _ = std::fs::create_dir_all(folder).and_then(|()| {
+                tensors::write_tensor_file_atomically(
+                    &Self::path_of_case_outputs(folder, id),
+                    outputs,
+                )
+            });
         }
     }
 
-    /// Saves the verified outputs of a case, if the other build needs them.
-    pub fn save_verified_outputs(&self, id: &str, outputs: &Tensors) {
+    /// Saves the outputs of a case that a reference verified, if the other build needs them.
+    pub fn save_verified_outputs_if_needed(&self, id: &str, outputs: &Tensors) {
         if self.keep_verified {
-            self.save(id, outputs);
+            self.save_outputs_if_needed(id, outputs);
         }
     }
 
-    /// Reads the base's outputs of a case.
-    pub fn base_outputs(&self, id: &str) -> Option<Tensors> {
-        tensors::read(&Self::outputs_file(self.base.as_deref()?, id))
+    /// Reads the base's outputs of a case; `None` if the base has no readable outputs of this case.
+    pub fn read_base_outputs(&self, id: &str) -> Option<Tensors> {
+        tensors::read_tensor_file(&Self::path_of_case_outputs(self.base.as_deref()?, id))
     }
 }
 
-/// The case filter of a trial request; the filter of the flags if the request names no cases.
-pub fn trial_case_filter(request: &TrialRequest, settings: &BenchSettings) -> CaseFilter {
-    request.cases.clone().map_or_else(|| settings.filter.clone(), CaseFilter::OneOf)
+/// Selects the cases that the trial request names; if it names none, uses the filter of the command
+/// line.
+pub fn case_filter_of_trial_request(
+    request: &TrialRequestToBench,
+    settings: &BenchSettings,
+) -> CaseIdFilter {
+    request.cases.clone().map_or_else(|| settings.filter.clone(), CaseIdFilter::OneOf)
 }
 
-/// Returns the injected delays of the selected cases, by case.
-pub fn injected_delays(
+/// Artificial delays in nanoseconds of the selected cases, by case id.
+pub fn injected_delays_by_case(
     settings: &BenchSettings,
-    selection: &CaseSelectionResult<'_>,
+    selection: &SelectedAndSkippedCases<'_>,
 ) -> BTreeMap<String, u64> {
     let ids = selection.groups.iter().flat_map(|group| &group.cases).map(|case| &case.id);
     ids.filter_map(|id| {
-        Some((id.clone(), InjectedDelay::find_for_case(&settings.delays, id)?.delay_ns))
+        Some((id.clone(), InjectedLaunchDelay::find_delay_for_case(&settings.delays, id)?.delay_ns))
     })
     .collect()
 }
 
-/// Prints a warning that launches are delayed on purpose.
-pub fn warn_of_injected_delays(run: &ProcessRun) {
+/// Prints a warning if launches have artificial delays.
+pub fn print_warning_of_injected_delays(run: &BenchProcessRun) {
     if !run.delays.is_empty() {
         eprintln!(
             "warning: launches are delayed on purpose (KERNELGATE_DELAY), nanoseconds: {}",
-            run.delays_text()
+            run.injected_delays_as_text()
         );
     }
 }
@@ -87,19 +97,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outputs_of_two_cases_are_stored_apart_whatever_their_ids() {
+    fn outputs_of_cases_with_similar_ids_are_stored_separately() {
         let folder = tempfile::tempdir().unwrap();
         let keep = Some(folder.path().to_owned());
-        let outputs = BuildOutputs { base: keep.clone(), keep, keep_verified: false };
+        let outputs =
+            OutputsExchangedBetweenBuilds { base: keep.clone(), keep, keep_verified: false };
         let long = "x/".repeat(499);
         let ids = ["a/b_c", "a_b/c", &long];
         let tensors = |value: usize| Tensors::new().with("y", [1], vec![value as f32]);
         for (index, id) in ids.iter().enumerate() {
-            outputs.save(id, &tensors(index));
-            outputs.save_verified_outputs(id, &tensors(9));
+            outputs.save_outputs_if_needed(id, &tensors(index));
+            outputs.save_verified_outputs_if_needed(id, &tensors(9));
         }
         for (index, id) in ids.iter().enumerate() {
-            assert_eq!(outputs.base_outputs(id), Some(tensors(index)), "{id}");
+            assert_eq!(outputs.read_base_outputs(id), Some(tensors(index)), "{id}");
         }
     }
 }

@@ -1,73 +1,77 @@
-//! Runs a trial: one process of a comparison, as its request states.
+//! Runs a trial of a comparison as its request describes.
 
 use std::path::PathBuf;
 use std::time::Instant;
 
-use super::case_error::CaseError;
-use super::execution::{CaseExecution, SampleTimer};
-use super::problem::{PreparedProblem, VerifiedExecutable};
-use super::progress::BenchProgress;
-use super::sampling::ProcessSampler;
-use super::session::CaseSession;
-use super::trial::{BuildOutputs, injected_delays, warn_of_injected_delays};
+use super::case_error::WhyCaseHasNoResult;
+use super::execution::{CaseTimer, SelectedCasesRunner};
+use super::problem::{PreparedProblem, VerifiedImplementation};
+use super::progress::BenchProgressPrinter;
+use super::sampling::CriterionOrTrialPlan;
+use super::session::CaseRunningProcess;
+use super::trial::{
+    OutputsExchangedBetweenBuilds, injected_delays_by_case, print_warning_of_injected_delays,
+};
 use crate::backend::{BackendKind, BenchTarget};
-use crate::exit::ExitReason;
+use crate::exit::ProcessExitReason;
 use crate::harness::auditing::after_timing;
 use crate::harness::error::HarnessError;
 use crate::harness::phase_timer;
-use crate::harness::recording::kept_references::StoredReferences;
-use crate::harness::recording::recorder::{RecordSaving, RecordedCaseEvent, RunRecorder};
-use crate::harness::selection::backend_choice::BenchPlace;
-use crate::harness::selection::cases::{CaseSelectionResult, ProblemGroup, SelectedCase};
-use crate::harness::settings::BenchSettings;
-use crate::record::run::VerificationRecord;
-use crate::record::{
-    BaselineStore, Environment, ProcessRun, Provenance, RecordFileError, TrialRequest,
-    TrialSampling, file,
+use crate::harness::recording::kept_references::StoredReferenceFolder;
+use crate::harness::recording::recorder::{
+    CaseOutcomeToRecord, SharedRunRecord, WhenRecordIsSaved,
 };
-use kernelgate_cuda::driver::launch::used_kernels::UsedKernels;
-use kernelgate_cuda::observe::telemetry::CardTelemetry;
+use crate::harness::selection::backend_choice::ChosenBackend;
+use crate::harness::selection::cases::{SelectedAndSkippedCases, SelectedCase, SelectedProblem};
+use crate::harness::settings::BenchSettings;
+use crate::record::run::OutputVerificationRecord;
+use crate::record::{
+    BenchProcessRun, CommitAndChanges, RecordFileError, RecordFoldersOfPackage, RunEnvironment,
+    TrialRequestToBench, TrialSamplingPlan, file,
+};
+use kernelgate_cuda::driver::launch::used_kernels::KernelsLoadedForCase;
+use kernelgate_cuda::observe::telemetry::CardTelemetryByNvml;
 
 /// State of a trial, which is one process of a comparison.
-pub struct TrialSession<'a> {
+pub struct StateInsideTrialProcess<'a> {
     /// Flags and variables.
     pub settings: &'a BenchSettings,
     /// How long to time.
-    pub sampling: TrialSampling,
-    /// The earlier run that verified this executable.
-    pub verified: Option<ProcessRun>,
-    /// Folder with inputs that an earlier trial drew and stored.
+    pub sampling: TrialSamplingPlan,
+    /// The earlier run of the same executable whose verified digests can be reused.
+    pub verified: Option<BenchProcessRun>,
+    /// Folder of inputs that an earlier trial drew and stored.
     pub inputs: Option<PathBuf>,
-    /// Folders of this build's and the other build's outputs, if no reference verifies them.
-    pub outputs: BuildOutputs,
+    /// Folders for the outputs of both builds, if no reference verifies them.
+    pub outputs: OutputsExchangedBetweenBuilds,
     /// Folder of stored references.
-    pub references: Option<StoredReferences>,
+    pub references: Option<StoredReferenceFolder>,
     /// The trial's record.
-    pub recorder: RunRecorder,
+    pub recorder: SharedRunRecord,
 }
 
-impl TrialSession<'_> {
-    /// Whether the process takes times; otherwise it only verifies.
-    fn takes_times(&self) -> bool {
-        self.sampling != TrialSampling::VERIFICATION_SAMPLING
+impl StateInsideTrialProcess<'_> {
+    /// Whether the trial measures times; otherwise it only verifies.
+    fn measures_times(&self) -> bool {
+        self.sampling != TrialSamplingPlan::ONE_SAMPLE_FOR_VERIFICATION
     }
 
-    /// The comparison of a case with the reference in an earlier process.
-    fn earlier_verification(&self, id: &str) -> Option<VerificationRecord> {
+    /// The verification record of a case from the earlier run of the same executable.
+    fn verification_by_earlier_run(&self, id: &str) -> Option<OutputVerificationRecord> {
         let run = self.verified.as_ref()?;
         let earlier = &run.cases.get(id)?.verification;
-        let by = Some(earlier.by.clone().unwrap_or_else(|| run.baseline_key()));
-        Some(VerificationRecord { by, ..earlier.clone() })
+        let by = Some(earlier.by.clone().unwrap_or_else(|| run.key_in_baseline()));
+        Some(OutputVerificationRecord { by, ..earlier.clone() })
     }
 }
 
-impl CaseSession for TrialSession<'_> {
+impl CaseRunningProcess for StateInsideTrialProcess<'_> {
     fn prepare_problem(
         &self,
-        group: &ProblemGroup<'_>,
+        group: &SelectedProblem<'_>,
         target: &BenchTarget,
-    ) -> Result<PreparedProblem, CaseError> {
-        let mut ready = PreparedProblem::draw_or_read_inputs(
+    ) -> Result<PreparedProblem, WhyCaseHasNoResult> {
+        let mut ready = PreparedProblem::with_inputs_only(
             group,
             self.settings.seed,
             self.inputs.as_deref(),
@@ -75,7 +79,8 @@ impl CaseSession for TrialSession<'_> {
         )?;
         ready.references.clone_from(&self.references);
         ready.outputs.clone_from(&self.outputs);
-        // The peak of device memory is read outside of a case, so that no case counts it.
+        // If no earlier run verified the outputs, the reference is computed here, outside of any
+        // case, so that no case is charged for it.
         if self.verified.is_none() {
             ready.compute_reference_once(group)?;
         }
@@ -85,96 +90,112 @@ impl CaseSession for TrialSession<'_> {
     fn verify_case(
         &self,
         ready: &mut PreparedProblem,
-        group: &ProblemGroup<'_>,
+        group: &SelectedProblem<'_>,
         case: &SelectedCase,
         target: &BenchTarget,
-    ) -> Result<VerifiedExecutable, CaseError> {
-        ready.verify_by_output_bits(group, case, target, self.earlier_verification(&case.id))
+    ) -> Result<VerifiedImplementation, WhyCaseHasNoResult> {
+        ready.verify_by_known_digest_or_reference(
+            group,
+            case,
+            target,
+            self.verification_by_earlier_run(&case.id),
+        )
     }
 
-    fn trial_sampler(&self) -> ProcessSampler<'_> {
-        ProcessSampler::Plan(self.sampling, self.settings.power)
+    fn sampler_of_process(&self) -> CriterionOrTrialPlan<'_> {
+        CriterionOrTrialPlan::Plan(self.sampling, self.settings.power)
     }
 
-    fn record(&self, event: RecordedCaseEvent<'_>) -> Result<(), RecordFileError> {
-        self.recorder.add(event)
+    fn record_outcome(&self, event: CaseOutcomeToRecord<'_>) -> Result<(), RecordFileError> {
+        self.recorder.add_outcome(event)
     }
 
-    fn measures_costs(&self) -> bool {
-        !self.takes_times()
+    fn measures_memory_and_host_launch_time(&self) -> bool {
+        !self.measures_times()
     }
 
-    /// A comparison needs the list of an executable's kernels only once.
-    fn kernels(&self, ready: &PreparedProblem) -> UsedKernels {
-        if self.takes_times() { UsedKernels::new() } else { ready.kernels.describe_used_kernels() }
+    /// Only the verifying trial lists kernels, because a comparison needs the list once per
+    /// executable.
+    fn kernels_of_last_implementation(&self, ready: &PreparedProblem) -> KernelsLoadedForCase {
+        if self.measures_times() {
+            KernelsLoadedForCase::new()
+        } else {
+            ready.kernels.read_machine_code_of_all()
+        }
     }
 }
 
-/// Verifies and times the cases of a trial request, and records the run at the requested path.
-pub fn carry_out_trial(
+/// Verifies and times the cases of a trial request, and writes the run record to the requested
+/// path.
+pub fn run_trial_and_write_record(
     bench: &str,
     settings: &BenchSettings,
-    request: TrialRequest,
-    place: &BenchPlace,
-    selection: &CaseSelectionResult<'_>,
-    store: &BaselineStore,
-) -> Result<ExitReason, HarnessError> {
+    request: TrialRequestToBench,
+    place: &ChosenBackend,
+    selection: &SelectedAndSkippedCases<'_>,
+    store: &RecordFoldersOfPackage,
+) -> Result<ProcessExitReason, HarnessError> {
     let started = Instant::now();
-    let opening = phase_timer::start_activity("open");
+    let opening = phase_timer::start_timed_activity("open");
     let executable =
-        settings.process.executable.as_deref().map(file::content_hash_of_file).transpose()?;
-    let target = settings.device.open(place)?;
-    let environment = Environment::on(&target);
+        settings.process.executable.as_deref().map(file::file_content_hash_hex).transpose()?;
+    let target = settings.device.open_target(place)?;
+    let environment = RunEnvironment::on(&target);
     drop(opening);
-    let mut run = ProcessRun {
-        effort: settings.effort.name().to_owned(),
+    let mut run = BenchProcessRun {
+        effort: settings.effort.effort_name().to_owned(),
         shard: selection.plan.as_ref().and(settings.shard),
         plan: selection.plan.clone(),
         seed: settings.seed,
-        delays: injected_delays(settings, selection),
+        delays: injected_delays_by_case(settings, selection),
         executable,
         skipped: selection.skipped.iter().cloned().collect(),
         unsupported: selection.unsupported.clone(),
-        ..ProcessRun::start_now(
+        ..BenchProcessRun::empty_run_starting_now(
             bench,
             &request.session,
             environment,
-            Provenance::detect_from_git(&store.root),
+            CommitAndChanges::from_git_or_variable(&store.root),
         )
     };
-    let earlier: Option<ProcessRun> = request.verified.as_deref().map(file::read).transpose()?;
-    // Digests from another executable or another device are not used in this trial.
+    let earlier: Option<BenchProcessRun> =
+        request.verified.as_deref().map(file::read_record).transpose()?;
+    // Digests from another executable or another device are not reused.
     let verified = earlier.filter(|earlier| {
         earlier.executable.is_some()
             && earlier.executable == run.executable
             && earlier.seed == run.seed
-            && earlier.environment.can_reuse_results_of(&run.environment)
+            && earlier.environment.can_reuse_verification_of(&run.environment)
     });
     let mut timer = {
-        let _activity = phase_timer::start_activity("timer");
-        SampleTimer::new(&target)?
+        let _activity = phase_timer::start_timed_activity("timer");
+        CaseTimer::for_target(&target)?
     };
-    run.anchors = request.anchors.then(|| timer.anchors(settings.power));
+    run.anchors = request.anchors.then(|| timer.measure_anchor_rates(settings.power));
     let telemetry = {
-        let _activity = phase_timer::start_activity("telemetry");
-        let telemetry = target.telemetry();
-        run.telemetry.extend(telemetry.as_ref().map(CardTelemetry::read_card));
+        let _activity = phase_timer::start_timed_activity("telemetry");
+        let telemetry = target.open_card_telemetry();
+        run.telemetry.extend(telemetry.as_ref().map(CardTelemetryByNvml::read_card_sensors));
         telemetry
     };
-    warn_of_injected_delays(&run);
-    let references = StoredReferences::at(store.references.clone(), run.executable.clone());
-    let recorder =
-        RunRecorder::start_recording(run, request.record, RecordSaving::WhenComplete, None)?;
-    recorder.exit_on_interrupt()?;
-    if target.kind() == BackendKind::Cpu {
-        recorder.exit_on_endless_launch(settings.host_timeout);
+    print_warning_of_injected_delays(&run);
+    let references = StoredReferenceFolder::at(store.references.clone(), run.executable.clone());
+    let recorder = SharedRunRecord::start_recording(
+        run,
+        request.record,
+        WhenRecordIsSaved::WhenComplete,
+        None,
+    )?;
+    recorder.exit_between_writes_on_interrupt()?;
+    if target.backend_kind() == BackendKind::Cpu {
+        recorder.exit_on_host_launch_timeout(settings.host_timeout);
     }
-    let session = TrialSession {
+    let session = StateInsideTrialProcess {
         settings,
         sampling: request.sampling,
         verified,
         inputs: request.inputs,
-        outputs: BuildOutputs {
+        outputs: OutputsExchangedBetweenBuilds {
             keep: request.keep_outputs,
             base: request.base_outputs,
             keep_verified: request.keep_verified,
@@ -182,10 +203,17 @@ pub fn carry_out_trial(
         references: Some(references),
         recorder: recorder.clone(),
     };
-    let progress = BenchProgress::new(settings.quiet, selection.case_count());
-    let exit = CaseExecution::new(&session, settings, target, timer, progress).run(selection)?;
-    let checks = phase_timer::activity_time(after_timing::PHASE_NAME);
-    recorder.add_time_by_activity(phase_timer::take_phase_times(), checks, started.elapsed());
-    recorder.mark_complete(telemetry.as_ref().map(CardTelemetry::read_card))?;
+    let progress = BenchProgressPrinter::new(settings.quiet, selection.runnable_case_count());
+    let exit =
+        SelectedCasesRunner::for_session_and_target(&session, settings, target, timer, progress)
+            .run_selected_cases(selection)?;
+    let checks = phase_timer::time_in_activity_with_nested(after_timing::CHECK_AFTER_TIMING_PHASE);
+    recorder.add_seconds_by_activity(
+        phase_timer::take_seconds_by_activity(),
+        checks,
+        started.elapsed(),
+    );
+    recorder
+        .mark_complete_and_write(telemetry.as_ref().map(CardTelemetryByNvml::read_card_sensors))?;
     Ok(exit)
 }

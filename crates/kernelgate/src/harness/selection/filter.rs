@@ -8,12 +8,12 @@ use crate::harness::error::HarnessError;
 
 /// Which ids to run.
 #[derive(Debug, Clone)]
-pub enum CaseFilter {
+pub enum CaseIdFilter {
     /// Every one.
     All,
     /// No case: libtest's `--ignored`.
     None,
-    /// Selects the case with exactly this id.
+    /// Selects only the case with exactly this id.
     Exact(String),
     /// Cases that match.
     Matching(Regex),
@@ -21,12 +21,15 @@ pub enum CaseFilter {
     OneOf(BTreeSet<String>),
 }
 
-impl CaseFilter {
-    /// Parses the user's filter.
+impl CaseIdFilter {
+    /// Parses the filter of the command line.
     ///
     /// # Errors
     /// Fails if the text is not a regular expression.
-    pub fn parse(text: Option<&str>, exact: bool) -> Result<CaseFilter, HarnessError> {
+    pub fn parse_exact_or_regex(
+        text: Option<&str>,
+        exact: bool,
+    ) -> Result<CaseIdFilter, HarnessError> {
         match text {
             None => Ok(Self::All),
             Some(id) if exact => Ok(Self::Exact(id.to_owned())),
@@ -40,7 +43,7 @@ impl CaseFilter {
     }
 
     /// Whether the filter selects the case with this id.
-    pub fn matches_id(&self, id: &str) -> bool {
+    pub fn selects_case_id(&self, id: &str) -> bool {
         match self {
             Self::All => true,
             Self::None => false,
@@ -50,8 +53,8 @@ impl CaseFilter {
         }
     }
 
-    /// The regular expression of the user's filter, if a filter was given.
-    pub fn text(&self) -> Option<&str> {
+    /// The filter as the user wrote it; `None` if there is no such text.
+    pub fn user_filter_text(&self) -> Option<&str> {
         match self {
             Self::All | Self::None | Self::OneOf(_) => None,
             Self::Exact(text) => Some(text),

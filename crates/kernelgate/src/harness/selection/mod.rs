@@ -1,4 +1,4 @@
-//! Which cases run, and where: declared names, the filter, the backend.
+//! Decides which cases run on which backend, and checks declared names.
 
 pub mod backend_choice;
 pub mod cases;

@@ -1,122 +1,127 @@
-//! Checks the names that a bench binary declares. Names become parts of case ids, file names and
-//! terminal lines, so they are checked before any other use.
+//! Checks the names that a bench executable declares for itself, workloads, axes and
+//! implementations. Names are checked first, because they become parts of case ids, file names and
+//! terminal output.
 
 use crate::harness::error::HarnessError;
-use crate::record::text::{check_id_parts, check_plain_name};
-use crate::suite::Suite;
+use crate::record::text::{check_is_plain_name, check_parts_of_id};
+use crate::suite::WorkloadSuite;
 
-/// Checks the name of a bench binary and the names of its workloads, axes and implementations.
+/// Checks the names of a bench executable and of its workloads, axes and implementations.
 ///
 /// # Errors
-/// The error states the first name that is empty, holds a control character, or has a `/` in the
-/// wrong place.
-pub fn check_declared_names<'a>(
+/// The error quotes the first name that is empty, contains a control character, or contains `/` in
+/// a wrong place.
+pub fn check_names_of_bench_and_workloads<'a>(
     bench: &str,
-    suites: impl Iterator<Item = &'a Suite>,
+    suites: impl Iterator<Item = &'a WorkloadSuite>,
 ) -> Result<(), HarnessError> {
     let refused =
         |of: String| move |problem: String| HarnessError::Name { of: of.clone(), problem };
-    check_plain_name(bench).map_err(refused("the bench's name".to_owned()))?;
+    check_is_plain_name(bench).map_err(refused("the bench's name".to_owned()))?;
     for suite in suites {
-        let workload = suite.name();
-        check_id_parts(workload).map_err(refused("the workload's name".to_owned()))?;
-        for axis in suite.axes() {
-            check_plain_name(axis.name).map_err(refused(format!("{workload}: the axis")))?;
-            let values = axis.words().unwrap_or_default();
+        let workload = suite.workload_name();
+        check_parts_of_id(workload).map_err(refused("the workload's name".to_owned()))?;
+        for axis in suite.axes_of_workload() {
+            check_is_plain_name(axis.name).map_err(refused(format!("{workload}: the axis")))?;
+            let values = axis.accepted_words().unwrap_or_default();
             let of_axis = || format!("{workload}: a value of axis `{}`:", axis.name);
             values
                 .iter()
-                .try_for_each(|value| check_plain_name(value).map_err(refused(of_axis())))?;
+                .try_for_each(|value| check_is_plain_name(value).map_err(refused(of_axis())))?;
         }
-        for row in suite.implementations() {
-            check_id_parts(row.name).map_err(refused(format!("{workload}: the implementation")))?;
+        for row in suite.implementations_of_workload() {
+            check_parts_of_id(row.name)
+                .map_err(refused(format!("{workload}: the implementation")))?;
         }
     }
     Ok(())
 }
 
-/// Checks the names of tensors, which are known only when the tensors are made. Checks names of
-/// tensors, which may consist of parts.
+/// Checks the names of inputs or outputs, which are known only after the tensors were made. A
+/// tensor name may consist of several parts separated by `/`.
 ///
 /// # Errors
-/// The error names the first tensor name that is empty or holds a control character.
-pub fn check_tensor_names<'a>(
+/// The error quotes the first name that is empty or contains a control character.
+pub fn check_names_of_tensors<'a>(
     what: &str,
     mut names: impl Iterator<Item = &'a str>,
 ) -> Result<(), String> {
     names.try_for_each(|name| {
-        check_id_parts(name).map_err(|problem| format!("the {what} {problem}"))
+        check_parts_of_id(name).map_err(|problem| format!("the {what} {problem}"))
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::sample::{row, suites_of_all_binaries};
+    use super::super::sample::{implementation_that_computes_nothing, suites_of_both_test_benches};
     use super::*;
     use crate::backend::Implementation;
-    use crate::suite::{ScanAlongAxes, WorkloadFacts};
-    use crate::workload::{Axis, AxisError, SelectionLines};
+    use crate::suite::{ProblemsAlongEachAxis, WorkloadNameAxesAndSelections};
+    use crate::workload::{Axis, AxisError, SelectionLinesByEffort};
 
-    struct NamedDeclarations {
+    struct DeclaredTestNames {
         workload: &'static str,
         axes: &'static [Axis],
         implementation: &'static str,
     }
 
-    const VALID_DECLARATIONS: NamedDeclarations = NamedDeclarations {
+    const VALID_TEST_NAMES: DeclaredTestNames = DeclaredTestNames {
         workload: "a/b",
         axes: &[Axis::one_of("mode", &["on"], "")],
         implementation: "cpu/c",
     };
 
-    impl From<&NamedDeclarations> for Suite {
-        fn from(named: &NamedDeclarations) -> Self {
-            let facts = WorkloadFacts {
+    impl From<&DeclaredTestNames> for WorkloadSuite {
+        fn from(named: &DeclaredTestNames) -> Self {
+            let facts = WorkloadNameAxesAndSelections {
                 name: named.workload,
                 about: "",
                 revision: None,
                 axes: named.axes.into(),
-                lines: SelectionLines::default(),
-                scan: ScanAlongAxes::default(),
+                lines: SelectionLinesByEffort::default(),
+                scan: ProblemsAlongEachAxis::default(),
             };
-            let row = Implementation { name: named.implementation, ..row() };
+            let row = Implementation {
+                name: named.implementation,
+                ..implementation_that_computes_nothing()
+            };
             Self::new(facts, vec![row], |_| Err(AxisError::Missing { axis: "none" }))
         }
     }
 
     #[test]
     fn invalid_declared_names_are_errors() {
-        let suites = suites_of_all_binaries();
-        assert!(check_declared_names("all", suites.iter()).is_ok());
-        let check_suite = |suite: &NamedDeclarations| {
-            check_declared_names("b", [&suite.into()].into_iter())
+        let suites = suites_of_both_test_benches();
+        assert!(check_names_of_bench_and_workloads("all", suites.iter()).is_ok());
+        let check_suite = |suite: &DeclaredTestNames| {
+            check_names_of_bench_and_workloads("b", [&suite.into()].into_iter())
                 .map_err(|error| error.to_string())
         };
-        assert_eq!(check_suite(&VALID_DECLARATIONS), Ok(()));
+        assert_eq!(check_suite(&VALID_TEST_NAMES), Ok(()));
         for (wrong, wanted) in [
             (
-                NamedDeclarations { workload: "a\n/b", ..VALID_DECLARATIONS },
+                DeclaredTestNames { workload: "a\n/b", ..VALID_TEST_NAMES },
                 "the workload's name `a\\n/b`: its part `a\\n` holds a control character",
             ),
             (
-                NamedDeclarations { workload: "a/", ..VALID_DECLARATIONS },
+                DeclaredTestNames { workload: "a/", ..VALID_TEST_NAMES },
                 "the workload's name `a/`: its part `` is empty",
             ),
             (
-                NamedDeclarations { implementation: "", ..VALID_DECLARATIONS },
+                DeclaredTestNames { implementation: "", ..VALID_TEST_NAMES },
                 "a/b: the implementation `` is empty",
             ),
             (
-                NamedDeclarations {
+                DeclaredTestNames {
                     axes: const { &[Axis::number("n/m", "")] },
-                    ..VALID_DECLARATIONS
+                    ..VALID_TEST_NAMES
                 },
                 "a/b: the axis `n/m` holds `/`, which separates the parts of an id",
             ),
             (
-                NamedDeclarations {
+                DeclaredTestNames {
                     axes: const { &[Axis::one_of("m", &["on", "\u{1b}"], "")] },
-                    ..VALID_DECLARATIONS
+                    ..VALID_TEST_NAMES
                 },
                 "a/b: a value of axis `m`: `\\u{1b}` holds a control character",
             ),
@@ -124,9 +129,9 @@ mod tests {
             let message = check_suite(&wrong).unwrap_err();
             assert_eq!(message, wanted);
         }
-        assert!(check_declared_names("a/b", std::iter::empty()).is_err());
-        assert_eq!(check_tensor_names("input", ["x", "layer/0/w"].into_iter()), Ok(()));
-        let message = check_tensor_names("input", ["x\r"].into_iter()).unwrap_err();
+        assert!(check_names_of_bench_and_workloads("a/b", std::iter::empty()).is_err());
+        assert_eq!(check_names_of_tensors("input", ["x", "layer/0/w"].into_iter()), Ok(()));
+        let message = check_names_of_tensors("input", ["x\r"].into_iter()).unwrap_err();
         assert_eq!(message, "the input `x\\r` holds a control character");
     }
 }

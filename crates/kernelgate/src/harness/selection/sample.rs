@@ -1,21 +1,21 @@
-//! Sample workloads for the tests of this folder: two of one bench binary, and one of another
-//! binary of the package.
+//! Test workloads that compute nothing: two of one bench executable, and one of another executable
+//! of the package.
 
 use std::sync::Arc;
 
 use crate::backend::cpu::CpuTask;
 use crate::backend::{Implementation, Prepare};
-use crate::suite::{Suite, join_rows};
+use crate::suite::{WorkloadSuite, join_rows};
 use crate::workload::{
     Axis, AxisError, Dtype, Expected, Problem, Tensors, Tolerance, Work, Workload,
 };
 
 /// Computes nothing.
-pub struct NoComputation {
+pub struct ProblemThatComputesNothing {
     read_bytes: u64,
 }
 
-impl Problem for NoComputation {
+impl Problem for ProblemThatComputesNothing {
     fn inputs(&self, _: u64) -> Tensors {
         Tensors::new()
     }
@@ -42,11 +42,11 @@ const T: Axis = Axis::number("t", "time steps");
 const D: Axis = Axis::one_of("d", &["64", "128"], "elements of a row");
 const LEVELS_AXIS: Axis = Axis::one_of("level", &["4", "8", "16"], "levels");
 
-const fn sample_workload(
+const fn test_workload_with_axes(
     name: &'static str,
     axes: &'static [Axis],
     default: &'static [&'static str],
-) -> Workload<NoComputation> {
+) -> Workload<ProblemThatComputesNothing> {
     let (about, accelerator, thorough) = ("nothing", &[] as &[&str], &[] as &[&str]);
     Workload {
         name,
@@ -56,31 +56,32 @@ const fn sample_workload(
         default,
         accelerator,
         thorough,
-        bind: |_| Ok(NoComputation { read_bytes: 8 }),
+        bind: |_| Ok(ProblemThatComputesNothing { read_bytes: 8 }),
     }
 }
 
-static FORWARD_WORKLOAD: Workload<NoComputation> =
-    sample_workload("spike/forward", &[N, T, LEVELS_AXIS], &["n=8,16 t=4 level=8"]);
-static BACKWARD_WORKLOAD: Workload<NoComputation> = Workload {
+static FORWARD_WORKLOAD: Workload<ProblemThatComputesNothing> =
+    test_workload_with_axes("spike/forward", &[N, T, LEVELS_AXIS], &["n=8,16 t=4 level=8"]);
+static BACKWARD_WORKLOAD: Workload<ProblemThatComputesNothing> = Workload {
     bind: |point| match point.word("level")? {
         "16" => Err(AxisError::Combination("no gradients at level 16".to_owned())),
-        _ => Ok(NoComputation { read_bytes: 8 }),
+        _ => Ok(ProblemThatComputesNothing { read_bytes: 8 }),
     },
-    ..sample_workload("spike/backward", &[N, T, LEVELS_AXIS], &["n=8 t=4 level=8"])
+    ..test_workload_with_axes("spike/backward", &[N, T, LEVELS_AXIS], &["n=8 t=4 level=8"])
 };
-static SOFTMAX_WORKLOAD: Workload<NoComputation> =
-    sample_workload("attention/softmax", &[D], &["d=64"]);
+static SOFTMAX_WORKLOAD: Workload<ProblemThatComputesNothing> =
+    test_workload_with_axes("attention/softmax", &[D], &["d=64"]);
 
-static HUGE_WORKLOAD: Workload<NoComputation> = Workload {
-    bind: |_| Ok(NoComputation { read_bytes: u64::MAX }),
-    ..sample_workload("spike/huge", &[N], &["n=8"])
+static HUGE_WORKLOAD: Workload<ProblemThatComputesNothing> = Workload {
+    bind: |_| Ok(ProblemThatComputesNothing { read_bytes: u64::MAX }),
+    ..test_workload_with_axes("spike/huge", &[N], &["n=8"])
 };
 
-static SAMPLE_ROWS: [Implementation<NoComputation>; 1] = [row()];
+static SAMPLE_ROWS: [Implementation<ProblemThatComputesNothing>; 1] =
+    [implementation_that_computes_nothing()];
 
 /// An implementation that computes nothing, for tests.
-pub const fn row() -> Implementation<NoComputation> {
+pub const fn implementation_that_computes_nothing() -> Implementation<ProblemThatComputesNothing> {
     Implementation {
         name: "cpu",
         about: "nothing",
@@ -93,12 +94,12 @@ pub const fn row() -> Implementation<NoComputation> {
 }
 
 /// The binary's own.
-pub fn own_suites() -> Vec<Suite> {
+pub fn suites_of_first_test_bench() -> Vec<WorkloadSuite> {
     vec![join_rows(&FORWARD_WORKLOAD, &SAMPLE_ROWS), join_rows(&BACKWARD_WORKLOAD, &SAMPLE_ROWS)]
 }
 
-/// Returns the suites of every bench binary of the package.
-pub fn suites_of_all_binaries() -> Vec<Suite> {
+/// Suites of both test bench executables of the package.
+pub fn suites_of_both_test_benches() -> Vec<WorkloadSuite> {
     vec![
         join_rows(&FORWARD_WORKLOAD, &SAMPLE_ROWS),
         join_rows(&BACKWARD_WORKLOAD, &SAMPLE_ROWS),
@@ -106,7 +107,7 @@ pub fn suites_of_all_binaries() -> Vec<Suite> {
     ]
 }
 
-/// Makes suites that declare more bytes than a u64 can count.
-pub fn huge_suites() -> Vec<Suite> {
+/// Suites whose declared work exceeds a 64-bit byte count.
+pub fn suites_with_overflowing_work() -> Vec<WorkloadSuite> {
     vec![join_rows(&HUGE_WORKLOAD, &SAMPLE_ROWS)]
 }

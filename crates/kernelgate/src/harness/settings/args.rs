@@ -1,9 +1,9 @@
-//! The command-line flags of a bench binary. Some mirror Criterion's flags, so that kernelgate can
-//! read them; the others are kernelgate's own.
+//! Defines the command-line flags of a bench executable. Some flags mirror Criterion's flags, so
+//! that kernelgate can read their values; the others are kernelgate's own.
 //!
-//! Criterion parses the arguments of the process itself and rejects flags that it does not know.
-//! Kernelgate's own flags therefore become environment variables, and the process restarts itself
-//! without them (`flag_variables`); Criterion sees exactly its own command line.
+//! Criterion parses the process's arguments itself and rejects unknown flags. Therefore
+//! kernelgate's own flags become environment variables, and the process restarts itself without
+//! these flags (`flag_variables`); Criterion then sees only flags that it knows.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -17,19 +17,19 @@ use crate::backend::BackendKind;
 use crate::display::duration;
 use crate::harness::error::HarnessError;
 use crate::harness::selection::backend_choice::{
-    DEFAULT_GPU_TIMEOUT_S, DEFAULT_HOST_TIMEOUT_S, DeviceRequest,
+    DEFAULT_GPU_TIMEOUT_S, DEFAULT_HOST_TIMEOUT_S, RequestedBackendAndGpus,
 };
-use crate::harness::selection::filter::CaseFilter;
-use crate::measure::delay::InjectedDelay;
-use crate::measure::power::PowerMode;
-use crate::record::Shard;
-use crate::record::store::check_path_component;
-use crate::record::text::on_one_line;
-use crate::workload::{AxisOverride, Effort};
-use kernelgate_cuda::instruments::barrier::MAX_BARRIER_GPUS;
+use crate::harness::selection::filter::CaseIdFilter;
+use crate::measure::delay::InjectedLaunchDelay;
+use crate::measure::power::TimingPowerMode;
+use crate::record::ShardOfWork;
+use crate::record::store::check_baseline_file_name;
+use crate::record::text::join_lines_with_spaces;
+use crate::workload::{AxisValuesFromCommandLine, BenchEffort};
+use kernelgate_cuda::instruments::barrier::MAX_GPUS_IN_BARRIER;
 use kernelgate_cuda::{DeviceOptions, Devices};
 
-/// Heading of the flags that Criterion lacks.
+/// Help heading above the flags that only kernelgate has.
 const KERNELGATE_FLAGS_HEADING: &str = "kernelgate's options";
 
 /// Verify and time the cases of a bench.
@@ -50,28 +50,27 @@ pub struct BenchProcessFlags {
     /// Set which cases run, and how long: quick, default or thorough
     #[arg(long, env = "KERNELGATE_EFFORT", value_enum)]
     pub effort: Option<EffortFlagValue>,
-    /// Set the power state of a GPU while a case is timed: steady launches the case until its
-    /// time no longer changes, burst pauses between samples to stay below the power cap
+    /// Set the power mode of a GPU: steady launches the case until its time no longer changes,
+    /// burst pauses between samples to stay below the power cap
     #[arg(long, env = "KERNELGATE_POWER", value_enum, default_value = "steady")]
     pub power: PowerFlagValue,
-    /// Also measure the energy of a launch of hot cases, in a pass of a second each
+    /// Also measure the energy per launch of hot cases, for about a second each after timing
     #[arg(long, env = "KERNELGATE_ENERGY")]
     pub energy: bool,
     /// Set the order of the cases; a steady time does not depend on it
     #[arg(long, env = "KERNELGATE_ORDER", value_enum, default_value = "forward")]
     pub order: CaseOrderFlagValue,
-    /// Replace an axis' values, for example --axis s=512,777 (repeatable; values of one
-    /// axis add up)
+    /// Replace the values of an axis, for example --axis s=512,777 (repeatable; values of one axis
+    /// add up)
     #[arg(long, env = "KERNELGATE_AXIS", value_name = "AXIS=VALUE[,VALUE]", value_delimiter = ' ')]
-    pub axis: Vec<AxisOverride>,
+    pub axis: Vec<AxisValuesFromCommandLine>,
     /// Select where cases run: auto is the GPU if there is one, else the CPU
     #[arg(long, env = "KERNELGATE_BACKEND", value_enum, default_value = "auto")]
     pub backend: BackendFlagValue,
-    /// Select the GPU, counted from 0
+    /// Select the GPU by its number, starting at 0
     #[arg(long, env = "KERNELGATE_DEVICE", value_name = "NUMBER")]
     pub device: Option<usize>,
-    /// Select several GPUs for the cases that need them: their numbers (0,1), or how many of the
-    /// first (2)
+    /// Select several GPUs for the cases that need them: by numbers (0,1), or the first N (2)
     #[arg(
         long,
         env = "KERNELGATE_DEVICES",
@@ -80,52 +79,51 @@ pub struct BenchProcessFlags {
         conflicts_with = "device"
     )]
     pub devices: Option<Devices<usize>>,
-    /// Set the seconds after which a kernel on the GPU, or launches on the host that are timed
-    /// together, are treated as hung: 60 on the GPU, 600 on the host
+    /// Set the seconds after which a GPU kernel, or host launches timed together, count as hung: by
+    /// default 60 on the GPU, 600 on the host
     #[arg(long, env = "KERNELGATE_TIMEOUT", value_name = "SECONDS")]
     pub timeout: Option<u64>,
     /// Set the seed of the random inputs
     #[arg(long, env = "KERNELGATE_SEED", default_value_t = 1)]
     pub seed: u64,
-    /// Begin no case once the session has taken this long (90s, 10m, 1h); list the rest
-    /// as not run
+    /// Begin no further case once the session has run for this time (90s, 10m, 1h); list the other
+    /// cases as not run
     #[arg(long, env = "KERNELGATE_BUDGET", value_name = "TIME", value_parser = duration::parse)]
     pub budget: Option<Duration>,
-    /// Measure one of N parts of the problems; auto takes I and N from the variables of
-    /// Slurm, GitLab or Kubernetes, or from KERNELGATE_SHARD_INDEX and KERNELGATE_SHARD_COUNT
+    /// Run one of N shards of the problems; auto takes I and N from variables of Slurm, GitLab or
+    /// Kubernetes, or from KERNELGATE_SHARD_INDEX and KERNELGATE_SHARD_COUNT
     #[arg(long, env = "KERNELGATE_SHARD", value_name = "I/N|auto", value_parser = parse_shard)]
-    pub shard: Option<Shard>,
-    /// Make launches slower on purpose, to try the gate: nanoseconds added to cases
-    /// whose id contains CASE, by a wait, or with `:work` by passes over memory; on a GPU of the
-    /// size behind `@`, where it was fitted before
+    pub shard: Option<ShardOfWork>,
+    /// Delay launches artificially, to test the gate: NS nanoseconds for cases whose id contains
+    /// CASE, by waiting, or with `:work` by memory passes; on a GPU with the SIZE fitted before
     #[arg(
         long,
         env = "KERNELGATE_DELAY",
         value_name = "CASE=NS[:work][@SIZE][,CASE=NS]",
         value_delimiter = ','
     )]
-    pub delay: Vec<InjectedDelay>,
-    /// Put code and memory at other addresses, as another build of the same code would:
-    /// the number of a layout
+    pub delay: Vec<InjectedLaunchDelay>,
+    /// Shift the addresses of code and memory, as another build of equal code would: the number of
+    /// a layout
     #[arg(long, env = "KERNELGATE_LAYOUT", value_name = "NUMBER")]
     pub layout: Option<u32>,
-    /// A request of the program, which runs this process
+    /// File with a request of the program `kernelgate`, which started this process
     #[arg(long, env = "KERNELGATE_REQUEST", value_name = "FILE", hide = true)]
     pub request: Option<PathBuf>,
 
     /// Run only the case with exactly this id
     #[arg(long)]
     pub exact: bool,
-    /// List the ids instead of timing
+    /// List the case ids instead of timing
     #[arg(long, conflicts_with_all = ["test", "profile_time"])]
     pub list: bool,
-    /// Verify every case and run it once, without timing
+    /// Verify every case and launch it once, without timing
     #[arg(long, conflicts_with = "profile_time")]
     pub test: bool,
     /// Time briefly: effort quick, without plots
     #[arg(long)]
     pub quick: bool,
-    /// Save the results as Criterion's baseline and as baselines/DEVICE/NAME.json
+    /// Save the results as Criterion's baseline NAME and as baselines/DEVICE/NAME.json
     #[arg(
         short,
         long,
@@ -133,7 +131,7 @@ pub struct BenchProcessFlags {
         conflicts_with_all = ["baseline", "baseline_lenient", "discard_baseline"]
     )]
     pub save_baseline: Option<String>,
-    /// Show Criterion's comparison with its baseline NAME
+    /// Show Criterion's comparison with Criterion's baseline NAME
     #[arg(
         short,
         long,
@@ -144,22 +142,23 @@ pub struct BenchProcessFlags {
     /// Like --baseline, but a missing baseline is not an error
     #[arg(long, value_name = "NAME", conflicts_with = "discard_baseline")]
     pub baseline_lenient: Option<String>,
-    /// With --baseline: compare Criterion's stored results of NAME instead of measuring
+    /// With --baseline: compare Criterion's stored results NAME with the baseline instead of
+    /// measuring
     #[arg(long, value_name = "NAME", requires = "baseline", conflicts_with = "profile_time")]
     pub load_baseline: Option<String>,
     /// Do not store results in Criterion's folder
     #[arg(long)]
     pub discard_baseline: bool,
-    /// Run each case for this many seconds, for a profiler, without analysis
+    /// Launch each case repeatedly for this many seconds, for a profiler, without analysis
     #[arg(long, value_name = "SECONDS")]
     pub profile_time: Option<f64>,
-    /// Number of samples of a case, at least 10
+    /// Number of samples per case, at least 10
     #[arg(long, value_name = "COUNT")]
     pub sample_size: Option<usize>,
     /// Seconds of warm-up before each case
     #[arg(long, value_name = "SECONDS")]
     pub warm_up_time: Option<f64>,
-    /// Seconds for which each case is measured
+    /// Seconds of measurement per case
     #[arg(long, value_name = "SECONDS")]
     pub measurement_time: Option<f64>,
     /// Number of bootstrap resamples in Criterion's analysis
@@ -208,28 +207,31 @@ pub struct BenchProcessFlags {
     version: bool,
 }
 
-/// Returns the command line of a bench binary, with defaults from the environment variables of this
-/// process.
-pub fn bench_command_line() -> clap::Command {
-    // Flags of kernelgate, unlike flags of Criterion, can be set by an environment variable.
+/// Returns the clap definition of a bench executable's command line; environment variables of this
+/// process are defaults.
+pub fn command_line_of_bench_executables() -> clap::Command {
+    // Only kernelgate's own flags can also be set by environment variables, so they get their own
+    // help heading.
     let command = BenchProcessFlags::command().mut_args(|flag| match flag.get_env() {
         Some(_) => flag.help_heading(KERNELGATE_FLAGS_HEADING),
         None => flag,
     });
-    variables::ignore_empty_variables(command)
+    variables::ignore_empty_flag_variables(command)
 }
 
-/// Parses the flags of kernelgate and those of Criterion.
+/// Parses kernelgate's and Criterion's flags of a bench executable.
 ///
 /// # Errors
 /// The problem with the arguments, or the requested help.
-pub fn parse(arguments: &[OsString]) -> Result<BenchProcessFlags, clap::Error> {
-    BenchProcessFlags::from_arg_matches(&bench_command_line().try_get_matches_from(arguments)?)
+pub fn parse_bench_arguments(arguments: &[OsString]) -> Result<BenchProcessFlags, clap::Error> {
+    BenchProcessFlags::from_arg_matches(
+        &command_line_of_bench_executables().try_get_matches_from(arguments)?,
+    )
 }
 
-/// Returns the problems of all environment variables that stand for flags. A bench reports the
-/// first wrong variable when it runs.
-pub fn wrong_flag_variables() -> Vec<String> {
+/// Describes all environment variables whose values are invalid for their flags. A bench run itself
+/// reports only the first invalid variable.
+pub fn problems_of_flag_variables() -> Vec<String> {
     let flags = BenchProcessFlags::command();
     let with_variable = flags.get_arguments().filter(|flag| flag.get_env().is_some());
     let wrong = with_variable.filter_map(|of| {
@@ -239,16 +241,16 @@ pub fn wrong_flag_variables() -> Vec<String> {
             false => flag.env(clap::builder::Resettable::Reset),
         };
         let command =
-            variables::ignore_empty_variables(BenchProcessFlags::command().mut_args(alone));
+            variables::ignore_empty_flag_variables(BenchProcessFlags::command().mut_args(alone));
         let error = command.clone().try_get_matches_from([""; 0]).err()?;
-        let text = variables::explain_command_line_error(&error, &command, &[]);
+        let text = variables::command_line_error_naming_the_variable(&error, &command, &[]);
         let what = text.split("\n\n").next().unwrap_or_default();
-        Some(on_one_line(what.strip_prefix("error: ").unwrap_or(what)))
+        Some(join_lines_with_spaces(what.strip_prefix("error: ").unwrap_or(what)))
     });
     wrong.collect()
 }
 
-/// The values of the flag that sets the effort.
+/// Values of the flag `--effort`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[allow(missing_docs)]
 pub enum EffortFlagValue {
@@ -257,7 +259,7 @@ pub enum EffortFlagValue {
     Thorough,
 }
 
-/// The values of the flag that selects the backend.
+/// Values of the flag `--backend`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 #[allow(missing_docs)]
 pub enum BackendFlagValue {
@@ -277,25 +279,25 @@ impl From<BackendFlagValue> for Option<BackendKind> {
     }
 }
 
-/// Order of the cases on the command line.
+/// Values of the flag `--order`: the order in which cases run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum CaseOrderFlagValue {
-    /// In the order that `--list` prints
+    /// In the order in which `--list` prints the cases
     Forward,
     /// The last one first
     Reverse,
 }
 
-/// The values of the flag that selects the power state.
+/// Values of the flag `--power`: how the GPU's power is controlled during timing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PowerFlagValue {
-    /// At the clock that the card sustains under this load
+    /// Under steady load, at the clock that the GPU sustains
     Steady,
-    /// Behind pauses that keep the average power below the cap
+    /// After pauses that keep the average power below the power cap
     Burst,
 }
 
-impl From<PowerFlagValue> for PowerMode {
+impl From<PowerFlagValue> for TimingPowerMode {
     fn from(name: PowerFlagValue) -> Self {
         match name {
             PowerFlagValue::Steady => Self::Steady,
@@ -304,7 +306,7 @@ impl From<PowerFlagValue> for PowerMode {
     }
 }
 
-impl From<EffortFlagValue> for Effort {
+impl From<EffortFlagValue> for BenchEffort {
     fn from(name: EffortFlagValue) -> Self {
         match name {
             EffortFlagValue::Quick => Self::Quick,
@@ -316,53 +318,53 @@ impl From<EffortFlagValue> for Effort {
 
 /// Task of the process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ProcessMode {
+pub enum BenchProcessTask {
     /// Verify, time, record.
     Bench,
     /// Verify and run once.
     Test,
     /// Print ids.
     List,
-    /// Verify each case, then launch it for a profiler.
+    /// Verify each case, then launch it repeatedly for a profiler.
     Profile,
     /// Show stored results.
     Load,
-    /// Answer the request of the program in this file.
+    /// Answer the request of the program `kernelgate` in this file.
     Respond(PathBuf),
 }
 
 impl BenchProcessFlags {
-    /// Default values of all flags of a bench.
-    pub fn default_flags() -> BenchProcessFlags {
+    /// The flags of a bench run without arguments.
+    pub fn flags_of_plain_bench_run() -> BenchProcessFlags {
         Self::parse_from(["--bench"])
     }
 
-    /// Task of the process. Without cargo's flag `--bench` a bench binary only tests its cases, as
-    /// Criterion's do.
-    pub fn process_mode(&self) -> ProcessMode {
-        match (self.mode_of_criterion(), self.request.clone()) {
-            (ProcessMode::Bench, Some(request)) => ProcessMode::Respond(request),
+    /// Task of the process. Without cargo's flag `--bench`, a bench executable only tests its
+    /// cases, like Criterion's benches.
+    pub fn process_mode(&self) -> BenchProcessTask {
+        match (self.mode_by_criterion_flags(), self.request.clone()) {
+            (BenchProcessTask::Bench, Some(request)) => BenchProcessTask::Respond(request),
             (mode, _) => mode,
         }
     }
 
-    fn mode_of_criterion(&self) -> ProcessMode {
+    fn mode_by_criterion_flags(&self) -> BenchProcessTask {
         if self.list {
-            ProcessMode::List
+            BenchProcessTask::List
         } else if self.test || !self.bench {
-            ProcessMode::Test
+            BenchProcessTask::Test
         } else if self.profile_time.is_some() {
-            ProcessMode::Profile
+            BenchProcessTask::Profile
         } else if self.load_baseline.is_some() {
-            ProcessMode::Load
+            BenchProcessTask::Load
         } else {
-            ProcessMode::Bench
+            BenchProcessTask::Bench
         }
     }
 
     /// Requested device.
-    pub fn device(&self) -> DeviceRequest {
-        DeviceRequest {
+    pub fn requested_backend_and_gpus(&self) -> RequestedBackendAndGpus {
+        RequestedBackendAndGpus {
             backend: self.backend.into(),
             devices: self.devices.clone().or_else(|| self.device.map(Devices::from)),
             options: DeviceOptions {
@@ -372,42 +374,42 @@ impl BenchProcessFlags {
         }
     }
 
-    /// Timeout after which launches on the host are treated as hung.
-    pub fn host_timeout(&self) -> Duration {
+    /// Time after which launches on the host count as hung.
+    pub fn timeout_of_host_launches(&self) -> Duration {
         Duration::from_secs(self.timeout.unwrap_or(DEFAULT_HOST_TIMEOUT_S))
     }
 
     /// How much to run.
-    pub fn requested_effort(&self) -> Effort {
+    pub fn requested_effort(&self) -> BenchEffort {
         match self.effort {
             Some(name) => name.into(),
-            None if self.quick => Effort::Quick,
-            None => Effort::Default,
+            None if self.quick => BenchEffort::Quick,
+            None => BenchEffort::Default,
         }
     }
 
-    /// Which ids to run.
+    /// The filter for case ids that the flags describe.
     ///
     /// # Errors
     /// Fails if the filter is not a regular expression.
-    pub fn case_filter(&self) -> Result<CaseFilter, HarnessError> {
+    pub fn filter_of_case_ids(&self) -> Result<CaseIdFilter, HarnessError> {
         if self.ignored {
-            return Ok(CaseFilter::None);
+            return Ok(CaseIdFilter::None);
         }
-        CaseFilter::parse(self.filter.as_deref(), self.exact)
+        CaseIdFilter::parse_exact_or_regex(self.filter.as_deref(), self.exact)
     }
 
-    /// Rejects values that Criterion would answer with a panic.
+    /// Rejects flag values with which Criterion would panic.
     ///
     /// # Errors
     /// The error names the flag whose value is out of range.
-    pub fn check(&self) -> Result<(), HarnessError> {
+    pub fn check_flag_values(&self) -> Result<(), HarnessError> {
         for name in
             [&self.save_baseline, &self.baseline, &self.baseline_lenient, &self.load_baseline]
                 .into_iter()
                 .flatten()
         {
-            check_path_component(name)?;
+            check_baseline_file_name(name)?;
         }
         for (flag, is_given) in [
             ("--delay (KERNELGATE_DELAY)", !self.delay.is_empty()),
@@ -417,7 +419,7 @@ impl BenchProcessFlags {
                 return Err(HarnessError::DelayedBaseline { flag });
             }
         }
-        if self.request.is_some() && self.mode_of_criterion() != ProcessMode::Bench {
+        if self.request.is_some() && self.mode_by_criterion_flags() != BenchProcessTask::Bench {
             return Err(HarnessError::RequestOutsideBench);
         }
         let positive = |value: Option<f64>| {
@@ -448,20 +450,20 @@ impl BenchProcessFlags {
     }
 }
 
-/// The GPUs of `--devices`: numbers separated by commas, or a count of the first ones.
+/// Parses the value of `--devices`: GPU numbers separated by commas, or a count of GPUs.
 ///
 /// # Errors
-/// The error states why the text names no GPUs.
+/// The error says why the text describes no GPUs.
 pub fn parse_devices(text: &str) -> Result<Devices<usize>, String> {
     let number = |text: &str| {
         text.trim().parse::<usize>().map_err(|_| format!("`{text}` is no number of a GPU"))
     };
     let numbers: Vec<usize> = match text.split_once(',') {
         Some(_) => text.trim_end_matches(',').split(',').map(number).collect::<Result<_, _>>()?,
-        None => (0..number(text)?.min(MAX_BARRIER_GPUS + 1)).collect(),
+        None => (0..number(text)?.min(MAX_GPUS_IN_BARRIER + 1)).collect(),
     };
-    if numbers.len() > MAX_BARRIER_GPUS {
-        return Err(format!("more than {MAX_BARRIER_GPUS} GPUs"));
+    if numbers.len() > MAX_GPUS_IN_BARRIER {
+        return Err(format!("more than {MAX_GPUS_IN_BARRIER} GPUs"));
     }
     Devices::in_launch_order(numbers).ok_or_else(|| "no GPU, or one of them twice".to_owned())
 }
@@ -469,9 +471,9 @@ pub fn parse_devices(text: &str) -> Result<Devices<usize>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::store::StoreError;
+    use crate::record::store::RecordLookupError;
 
-    fn parse_flags(line: &str) -> BenchProcessFlags {
+    fn parse_flags_of_line(line: &str) -> BenchProcessFlags {
         BenchProcessFlags::try_parse_from(line.split_whitespace()).unwrap()
     }
 
@@ -481,21 +483,24 @@ mod tests {
     }
 
     #[test]
-    fn flags_select_the_same_mode_as_criterion() {
-        assert_eq!(parse_flags("--bench").process_mode(), ProcessMode::Bench);
-        assert_eq!(parse_flags("").process_mode(), ProcessMode::Test);
-        assert_eq!(parse_flags("--test --bench").process_mode(), ProcessMode::Test);
-        assert_eq!(parse_flags("--list").process_mode(), ProcessMode::List);
-        assert_eq!(parse_flags("--profile-time 5 --bench").process_mode(), ProcessMode::Profile);
+    fn flags_select_the_mode_that_criterion_would_select() {
+        assert_eq!(parse_flags_of_line("--bench").process_mode(), BenchProcessTask::Bench);
+        assert_eq!(parse_flags_of_line("").process_mode(), BenchProcessTask::Test);
+        assert_eq!(parse_flags_of_line("--test --bench").process_mode(), BenchProcessTask::Test);
+        assert_eq!(parse_flags_of_line("--list").process_mode(), BenchProcessTask::List);
         assert_eq!(
-            parse_flags("--load-baseline a --baseline a --bench").process_mode(),
-            ProcessMode::Load
+            parse_flags_of_line("--profile-time 5 --bench").process_mode(),
+            BenchProcessTask::Profile
         );
-        assert_eq!(parse_flags("--quick --bench").requested_effort(), Effort::Quick);
+        assert_eq!(
+            parse_flags_of_line("--load-baseline a --baseline a --bench").process_mode(),
+            BenchProcessTask::Load
+        );
+        assert_eq!(parse_flags_of_line("--quick --bench").requested_effort(), BenchEffort::Quick);
     }
 
     #[test]
-    fn several_gpus_are_given_as_numbers_or_as_a_count() {
+    fn devices_are_parsed_as_numbers_or_as_a_count() {
         let ordinals =
             |text| parse_devices(text).map(|set| set.iter().copied().collect::<Vec<_>>());
         assert_eq!(ordinals("2"), Ok(vec![0, 1]));
@@ -509,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn flag_values_that_would_panic_are_errors_naming_the_flag() {
+    fn flag_values_that_make_criterion_panic_are_errors() {
         for line in [
             "--sample-size 5",
             "--warm-up-time 0",
@@ -518,16 +523,16 @@ mod tests {
             "--profile-time 0.5",
             "--nresamples 0",
         ] {
-            match parse_flags(line).check().unwrap_err() {
+            match parse_flags_of_line(line).check_flag_values().unwrap_err() {
                 HarnessError::FlagValue { flag, .. } => assert!(line.starts_with(flag), "{flag}"),
                 other => panic!("{other:?}"),
             }
         }
         for line in ["--save-baseline ../x", "--baseline .x"] {
-            let error = parse_flags(line).check().unwrap_err();
-            assert!(matches!(error, HarnessError::Store(StoreError::Name(_))), "{error:?}");
+            let error = parse_flags_of_line(line).check_flag_values().unwrap_err();
+            assert!(matches!(error, HarnessError::Store(RecordLookupError::Name(_))), "{error:?}");
         }
-        match parse_flags("a(b").case_filter().unwrap_err() {
+        match parse_flags_of_line("a(b").filter_of_case_ids().unwrap_err() {
             HarnessError::Filter { filter, problem } => {
                 assert_eq!([&*filter, &problem], ["a(b", "unclosed group"]);
             }

@@ -1,4 +1,5 @@
-//! A command line split in two: what Criterion may see, and our flags as environment variables.
+//! Splits a command line into Criterion's arguments and environment variables for kernelgate's own
+//! flags.
 
 use std::ffi::OsString;
 
@@ -6,18 +7,21 @@ use clap::CommandFactory;
 
 use super::args::BenchProcessFlags;
 
-/// Flags of kernelgate as environment variables: pairs of name and value.
-pub type FlagVariables = Vec<(String, String)>;
+/// Names and values of environment variables that replace kernelgate's flags.
+pub type VariablesForFlags = Vec<(String, String)>;
 
-/// Splits a command line into Criterion's arguments and the environment variables that carry our
-/// flags; `None` without any of our flags.
+/// Splits a command line into Criterion's arguments and environment variables for kernelgate's own
+/// flags; `None` if there are no own flags.
 ///
-/// Values of a repeated flag are joined by spaces, delays by commas. A flag without a value stays,
-/// for the parser to complain about. `--quick` becomes our effort: Criterion's own quick mode takes
-/// at least 0.1 s for a case, and doubles the launches until two measurements agree.
-pub fn split_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, FlagVariables)> {
+/// Values of a repeated flag are joined by spaces, and delays by commas. A flag that lacks its
+/// value stays among the arguments, so that the parser reports it. `--quick` becomes our effort:
+/// Criterion's own quick mode takes at least 0.1 s per case, and doubles the launches until two
+/// measurements agree.
+pub fn split_criterion_and_kernelgate_flags(
+    arguments: &[OsString],
+) -> Option<(Vec<OsString>, VariablesForFlags)> {
     let command = BenchProcessFlags::command();
-    let (mut rest, mut own) = (Vec::new(), FlagVariables::new());
+    let (mut rest, mut own) = (Vec::new(), VariablesForFlags::new());
     let mut quick = false;
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
@@ -40,7 +44,7 @@ pub fn split_own_flags(arguments: &[OsString]) -> Option<(Vec<OsString>, FlagVar
             own.push((variable.into_owned(), "true".to_owned()));
             continue;
         }
-        // cargo appends `--bench`, so a flag never serves as a value.
+        // cargo appends `--bench`, so a word that begins with `--` is never the value of a flag.
         let next = || {
             arguments
                 .clone()
@@ -75,9 +79,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flag_without_a_value_does_not_take_the_next_argument() {
+    fn a_flag_without_value_does_not_take_the_next_argument() {
         let arguments = ["--energy", "x"].map(OsString::from);
-        let (rest, own) = split_own_flags(&arguments).unwrap();
+        let (rest, own) = split_criterion_and_kernelgate_flags(&arguments).unwrap();
         assert_eq!(
             (rest, own),
             (vec!["x".into()], vec![("KERNELGATE_ENERGY".into(), "true".into())])
@@ -85,13 +89,13 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_kernelgate_move_from_the_command_line_to_the_environment() {
+    fn kernelgate_flags_become_environment_variables() {
         let arguments: Vec<OsString> = "x --axis s=1,2 --quick --axis=d=64 --effort thorough \
                                         --bench"
             .split(' ')
             .map(Into::into)
             .collect();
-        let (rest, own) = split_own_flags(&arguments).unwrap();
+        let (rest, own) = split_criterion_and_kernelgate_flags(&arguments).unwrap();
         assert_eq!(rest, ["x", "--bench"]);
         assert_eq!(
             own,
@@ -100,13 +104,17 @@ mod tests {
                 ("KERNELGATE_EFFORT".to_owned(), "thorough".to_owned())
             ]
         );
-        assert_eq!(split_own_flags(&rest), None);
-        let (rest, own) = split_own_flags(&["x".into(), "--quick".into()]).unwrap();
+        assert_eq!(split_criterion_and_kernelgate_flags(&rest), None);
+        let (rest, own) =
+            split_criterion_and_kernelgate_flags(&["x".into(), "--quick".into()]).unwrap();
         assert_eq!(
             (rest, own),
             (vec!["x".into()], vec![("KERNELGATE_EFFORT".into(), "quick".into())])
         );
-        assert_eq!(split_own_flags(&["--axis".into()]), None);
-        assert_eq!(split_own_flags(&["--effort".into(), "--bench".into()]), None);
+        assert_eq!(split_criterion_and_kernelgate_flags(&["--axis".into()]), None);
+        assert_eq!(
+            split_criterion_and_kernelgate_flags(&["--effort".into(), "--bench".into()]),
+            None
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! The boundary of a bench binary: its flags and environment variables become [`BenchSettings`]
-//! here, once. No module below `settings` reads flags or variables.
+//! Parses flags and environment variables of a bench executable once, into [`BenchSettings`]. No
+//! module outside `settings` reads flags or environment variables.
 
 pub mod args;
 mod flag_variables;

@@ -1,34 +1,34 @@
-//! Settings of a bench process, from its flags and environment variables.
+//! The settings of a bench process, made from its flags and environment variables.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::args::{BenchProcessFlags, CaseOrderFlagValue, ProcessMode};
+use super::args::{BenchProcessFlags, BenchProcessTask, CaseOrderFlagValue};
 use crate::harness::error::HarnessError;
-use crate::harness::selection::backend_choice::DeviceRequest;
-use crate::harness::selection::filter::CaseFilter;
-use crate::measure::delay::InjectedDelay;
-use crate::measure::power::PowerMode;
-use crate::record::Shard;
-use crate::workload::{AxisOverride, Effort};
+use crate::harness::selection::backend_choice::RequestedBackendAndGpus;
+use crate::harness::selection::filter::CaseIdFilter;
+use crate::measure::delay::InjectedLaunchDelay;
+use crate::measure::power::TimingPowerMode;
+use crate::record::ShardOfWork;
+use crate::workload::{AxisValuesFromCommandLine, BenchEffort};
 
-/// Names of baselines in Criterion's store; the saved name is also the name of kernelgate's
-/// baseline.
+/// Names of baselines in Criterion's store; the run is saved under the name `save` to kernelgate's
+/// baseline too.
 #[derive(Debug, Clone, Default)]
-pub struct CriterionBaselineNames {
+pub struct CriterionBaselineFlags {
     /// Gets this run.
     pub save: Option<String>,
-    /// Name of the stored Criterion baseline that is compared with this run.
+    /// Name of the stored Criterion baseline with which this run is compared.
     pub compare: Option<String>,
-    /// Name of a Criterion baseline that is compared with this run if it is stored.
+    /// Name of the Criterion baseline with which this run is compared, if it is stored.
     pub compare_if_stored: Option<String>,
-    /// Name of a stored result that is shown instead of a run.
+    /// Name of stored Criterion results that are shown instead of running cases.
     pub load: Option<String>,
 }
 
-/// The parts of Criterion's sampling plan that the user chose by flags.
+/// The parts of the sampling plan that the user set by Criterion's flags.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct ChosenCriterionPlan {
+pub struct SamplingPlanFlags {
     /// Samples of a case.
     pub samples: Option<usize>,
     /// Warm-up, seconds.
@@ -39,67 +39,71 @@ pub struct ChosenCriterionPlan {
     pub resamples: Option<usize>,
 }
 
-/// Facts of the process besides its flags.
+/// Facts about the process that do not come from its flags.
 #[derive(Debug, Clone, Default)]
-pub struct ProcessFacts {
+pub struct BenchProcessFacts {
     /// Whether Criterion's own output is suppressed.
     pub silent_criterion: bool,
-    /// Name of the session, if one was given.
+    /// The session name, if the user chose one.
     pub session: Option<String>,
     /// File of this program.
     pub executable: Option<PathBuf>,
-    /// Whether the package has other benches; a filter that matches nothing here may match there.
+    /// Whether the package has other bench executables, in which a filter without match here may
+    /// match.
     pub has_other_benches: bool,
 }
 
-/// Flags and variables of a bench process.
+/// Settings of a bench process from its flags and environment variables.
 #[derive(Debug, Clone)]
 pub struct BenchSettings {
     /// Task of the process.
-    pub mode: ProcessMode,
-    /// Which cases by default, and how long each is timed.
-    pub effort: Effort,
-    /// Power state of a GPU while a case is timed.
-    pub power: PowerMode,
-    /// Whether the energy of a launch is measured, in a separate pass after timing.
+    pub mode: BenchProcessTask,
+    /// Determines which cases run by default, and how long each is timed.
+    pub effort: BenchEffort,
+    /// How the GPU's power is controlled during timing: steady load or bursts.
+    pub power: TimingPowerMode,
+    /// Whether the energy per launch is measured after timing.
     pub energy: bool,
     /// Whether the cases run in reverse order.
     pub reversed: bool,
-    /// Axis values of the command line that replace those of the selection.
-    pub axes: Vec<AxisOverride>,
+    /// Axis values from the command line, which replace the selection's own values.
+    pub axes: Vec<AxisValuesFromCommandLine>,
     /// Ids that run.
-    pub filter: CaseFilter,
-    /// The shard of the problems that this process runs.
-    pub shard: Option<Shard>,
+    pub filter: CaseIdFilter,
+    /// The shard of the problems that this process runs; `None`: all problems.
+    pub shard: Option<ShardOfWork>,
     /// Requested device.
-    pub device: DeviceRequest,
-    /// Launches on the host that take longer are treated as hung.
+    pub device: RequestedBackendAndGpus,
+    /// Launches on the host that exceed this time count as hung.
     pub host_timeout: Duration,
     /// Seed of the inputs.
     pub seed: u64,
     /// Time budget after which no further case begins.
     pub budget: Option<Duration>,
     /// Deliberate delays.
-    pub delays: Vec<InjectedDelay>,
+    pub delays: Vec<InjectedLaunchDelay>,
     /// Baselines in Criterion's store.
-    pub baselines: CriterionBaselineNames,
-    /// Parts of Criterion's plan that the user chose.
-    pub plan: ChosenCriterionPlan,
+    pub baselines: CriterionBaselineFlags,
+    /// Parts of the sampling plan that the user set by Criterion's flags.
+    pub plan: SamplingPlanFlags,
     /// Prints results only.
     pub quiet: bool,
     /// Prints our table.
     pub table: bool,
     /// Facts of the process.
-    pub process: ProcessFacts,
+    pub process: BenchProcessFacts,
 }
 
 impl BenchSettings {
-    /// Checks the flags of a process and turns them into settings.
+    /// Checks the flags of a bench process and converts them to settings.
     ///
     /// # Errors
-    /// The error names the flag or variable that makes no sense.
-    pub fn new(flags: &BenchProcessFlags, process: ProcessFacts) -> Result<Self, HarnessError> {
-        flags.check()?;
+    /// The error names the invalid flag or environment variable.
+    pub fn from_checked_flags(
+        flags: &BenchProcessFlags,
+        process: BenchProcessFacts,
+    ) -> Result<Self, HarnessError> {
+        flags.check_flag_values()?;
         Ok(Self {
             mode: flags.process_mode(),
             effort: flags.requested_effort(),
@@ -107,20 +111,20 @@ impl BenchSettings {
             energy: flags.energy,
             reversed: flags.order == CaseOrderFlagValue::Reverse,
             axes: flags.axis.clone(),
-            filter: flags.case_filter()?,
+            filter: flags.filter_of_case_ids()?,
             shard: flags.shard,
-            device: flags.device(),
-            host_timeout: flags.host_timeout(),
+            device: flags.requested_backend_and_gpus(),
+            host_timeout: flags.timeout_of_host_launches(),
             seed: flags.seed,
             budget: flags.budget,
             delays: flags.delay.clone(),
-            baselines: CriterionBaselineNames {
+            baselines: CriterionBaselineFlags {
                 save: flags.save_baseline.clone(),
                 compare: flags.baseline.clone(),
                 compare_if_stored: flags.baseline_lenient.clone(),
                 load: flags.load_baseline.clone(),
             },
-            plan: ChosenCriterionPlan {
+            plan: SamplingPlanFlags {
                 samples: flags.sample_size,
                 warm_up_s: flags.warm_up_time,
                 measurement_s: flags.measurement_time,
@@ -132,22 +136,25 @@ impl BenchSettings {
         })
     }
 
-    /// Settings of a command line without flags.
+    /// Settings of a bench run without flags.
     ///
     /// # Panics
-    /// Panics if a variable of this process makes no sense.
-    pub fn default_settings() -> BenchSettings {
-        Self::new(&BenchProcessFlags::default_flags(), ProcessFacts::default())
-            .expect("variables make sense")
+    /// Panics if an environment variable of this process is invalid.
+    pub fn settings_of_plain_bench_run() -> BenchSettings {
+        Self::from_checked_flags(
+            &BenchProcessFlags::flags_of_plain_bench_run(),
+            BenchProcessFacts::default(),
+        )
+        .expect("variables make sense")
     }
 
-    /// Parses a command line into the settings of a bench, for tests.
+    /// Parses a command line into the settings of a bench process, for tests.
     #[cfg(test)]
-    pub fn parse(line: &str) -> Result<BenchSettings, HarnessError> {
+    pub fn parse_command_line(line: &str) -> Result<BenchSettings, HarnessError> {
         use clap::Parser as _;
-        Self::new(
+        Self::from_checked_flags(
             &BenchProcessFlags::try_parse_from(line.split_whitespace()).unwrap(),
-            ProcessFacts::default(),
+            BenchProcessFacts::default(),
         )
     }
 }

@@ -1,5 +1,5 @@
-//! The process itself: its arguments, its variables, its file, and its start anew with Criterion's
-//! flags alone.
+//! Reads the process's arguments, environment variables and executable, and restarts the process
+//! with only Criterion's flags.
 #![allow(
     clippy::disallowed_methods,
     reason = "the boundary: arguments and variables are read here"
@@ -10,97 +10,101 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use super::args::{self, BackendFlagValue, BenchProcessFlags, ProcessMode};
-use super::flag_variables::{FlagVariables, split_own_flags};
-use super::parsed::{BenchSettings, ProcessFacts};
+use super::args::{self, BackendFlagValue, BenchProcessFlags, BenchProcessTask};
+use super::flag_variables::{VariablesForFlags, split_criterion_and_kernelgate_flags};
+use super::parsed::{BenchProcessFacts, BenchSettings};
 use super::variables;
-use crate::exit::ExitReason;
+use crate::exit::ProcessExitReason;
 use crate::harness::error::HarnessError;
 use crate::harness::panic_guard;
 use crate::harness::recording::invocation;
 use crate::harness::running::silence_criterion;
 use crate::harness::selection::backend_choice::DEFAULT_GPU_TIMEOUT_S;
 use crate::protocol;
-use crate::record::store::check_path_component;
-use crate::record::text::printable_on_terminal;
+use crate::record::store::check_baseline_file_name;
+use crate::record::text::clean_message_for_terminal;
 
-/// Variable set for the restarted process, which then has Criterion's flag for the briefest output
-/// format.
-const SILENT_VARIABLE: &str = "KERNELGATE_TERSE";
+/// Environment variable that is set for the restarted process if Criterion's output is suppressed.
+const SILENT_CRITERION_VARIABLE: &str = "KERNELGATE_TERSE";
 
-/// Variable that names the file of the record, instead of the session's file; set by `kernelgate`,
-/// which reads that file.
-pub const RECORD_VARIABLE: &str = "KERNELGATE_RECORD";
+/// Environment variable with the path for the run record; `kernelgate` sets it and reads the file.
+pub const RECORD_PATH_VARIABLE: &str = "KERNELGATE_RECORD";
 
-fn process_variable(name: &str) -> Option<OsString> {
+fn non_empty_environment_variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
-fn process_arguments() -> Vec<OsString> {
+fn arguments_without_program_name() -> Vec<OsString> {
     std::env::args_os().skip(1).collect()
 }
 
-/// Settings of this process, after it replaced itself where Criterion could not take its flags.
+/// Returns the settings of this process, or restarts the process without the flags that Criterion
+/// rejects.
 ///
 /// # Errors
-/// The exit code: it answered which protocols it speaks, printed the help or an error, or was
-/// replaced.
-pub fn process_settings() -> Result<BenchSettings, ExitCode> {
-    if process_variable(protocol::REQUEST_VARIABLE)
-        .is_some_and(|value| value == protocol::VERSION_QUESTION)
+/// The exit code, if the process answered with its protocol version, printed help or an error, or
+/// could not be restarted.
+pub fn settings_of_this_process_or_restart() -> Result<BenchSettings, ExitCode> {
+    if non_empty_environment_variable(protocol::REQUEST_PATH_VARIABLE)
+        .is_some_and(|value| value == protocol::PROTOCOL_VERSION_QUESTION)
     {
-        println!("{}", protocol::version_answer());
-        return Err(ExitReason::Fine.into());
+        println!("{}", protocol::protocol_version_answer_line());
+        return Err(ProcessExitReason::Fine.into());
     }
-    let arguments = process_arguments();
-    let flags = match args::parse(&arguments) {
+    let arguments = arguments_without_program_name();
+    let flags = match args::parse_bench_arguments(&arguments) {
         Ok(flags) => flags,
         Err(error) if error.use_stderr() => {
-            let text = variables::explain_command_line_error(
+            let text = variables::command_line_error_naming_the_variable(
                 &error,
-                &args::bench_command_line(),
+                &args::command_line_of_bench_executables(),
                 &arguments,
             );
-            eprint!("{}", printable_on_terminal(&text));
-            return Err(ExitReason::Usage.into());
+            eprint!("{}", clean_message_for_terminal(&text));
+            return Err(ProcessExitReason::Usage.into());
         }
         Err(help) => help.exit(),
     };
-    let own = split_own_flags(&arguments);
-    let silent = should_silence_criterion(&flags, &arguments);
-    let large_pages = large_page_variable(&flags);
+    let own = split_criterion_and_kernelgate_flags(&arguments);
+    let silent = should_suppress_criterion_output(&flags, &arguments);
+    let large_pages = glibc_large_page_variable_for_gpu(&flags);
     if own.is_some() || silent || large_pages.is_some() {
         let (mut rest, mut own) = own.unwrap_or((arguments, Vec::new()));
         own.extend(large_pages);
         if silent {
-            rest.splice(0..0, silence_criterion::BRIEFEST_FORMAT_FLAG.map(OsString::from));
-            own.push((SILENT_VARIABLE.to_owned(), "yes".to_owned()));
+            rest.splice(0..0, silence_criterion::CRITERION_BRIEF_OUTPUT_FLAGS.map(OsString::from));
+            own.push((SILENT_CRITERION_VARIABLE.to_owned(), "yes".to_owned()));
         }
-        return Err(restart_with_flag_variables(&rest, &own));
+        return Err(restart_with_kernelgate_flags_as_variables(&rest, &own));
     }
-    if !matches!(flags.process_mode(), ProcessMode::Respond(_)) {
-        variables::unread_variable_warnings()
+    if !matches!(flags.process_mode(), BenchProcessTask::Respond(_)) {
+        variables::warnings_of_unread_kernelgate_variables()
             .iter()
-            .for_each(|warning| eprintln!("{}", printable_on_terminal(warning)));
+            .for_each(|warning| eprintln!("{}", clean_message_for_terminal(warning)));
     }
-    panic_guard::keep_panic_messages(variables::wants_backtrace());
+    panic_guard::install_hook_that_stores_panic_messages(variables::is_rust_backtrace_enabled());
     let process = || {
-        let silent_criterion = process_variable(SILENT_VARIABLE).is_some();
-        // Only a bench run is recorded in a session of its own.
-        let session =
-            if flags.process_mode() == ProcessMode::Bench { chosen_session()? } else { None };
-        let executable = own_executable();
-        let has_other_benches = has_other_benches();
-        Ok(ProcessFacts { silent_criterion, session, executable, has_other_benches })
+        let silent_criterion = non_empty_environment_variable(SILENT_CRITERION_VARIABLE).is_some();
+        // Only a bench run writes a record into a session folder.
+        let session = if flags.process_mode() == BenchProcessTask::Bench {
+            session_name_from_environment()?
+        } else {
+            None
+        };
+        let executable = path_of_this_executable();
+        let has_other_benches = package_has_several_benches();
+        Ok(BenchProcessFacts { silent_criterion, session, executable, has_other_benches })
     };
     process()
-        .and_then(|process| BenchSettings::new(&flags, process))
-        .map_err(|error| print_failure(&error))
+        .and_then(|process| BenchSettings::from_checked_flags(&flags, process))
+        .map_err(|error| print_error_and_return_exit_code(&error))
 }
 
-/// Whether the package that cargo runs has several benches, by its manifest and its folder.
-fn has_other_benches() -> bool {
-    let Some(package) = process_variable("CARGO_MANIFEST_DIR").map(PathBuf::from) else {
+/// Whether the package that cargo runs has several bench executables, according to its manifest and
+/// its folder `benches`.
+fn package_has_several_benches() -> bool {
+    let Some(package) = non_empty_environment_variable("CARGO_MANIFEST_DIR").map(PathBuf::from)
+    else {
         return false;
     };
     let manifest = std::fs::read_to_string(package.join("Cargo.toml")).unwrap_or_default();
@@ -113,94 +117,99 @@ fn has_other_benches() -> bool {
 }
 
 /// Prints an error.
-pub fn print_failure(error: &HarnessError) -> ExitCode {
-    eprintln!("error: {}", printable_on_terminal(&error.to_string()));
-    ExitReason::Usage.into()
+pub fn print_error_and_return_exit_code(error: &HarnessError) -> ExitCode {
+    eprintln!("error: {}", clean_message_for_terminal(&error.to_string()));
+    ProcessExitReason::Usage.into()
 }
 
 /// File of this program.
-fn own_executable() -> Option<PathBuf> {
+fn path_of_this_executable() -> Option<PathBuf> {
     std::env::current_exe().ok()
 }
 
-/// Session name that the user chose.
+/// Returns the session name that the user chose by an environment variable, if any.
 ///
 /// # Errors
 /// Fails if the session name is not a plain file name.
-fn chosen_session() -> Result<Option<String>, HarnessError> {
-    let Some(given) = process_variable(invocation::SESSION_VARIABLE) else { return Ok(None) };
+fn session_name_from_environment() -> Result<Option<String>, HarnessError> {
+    let Some(given) = non_empty_environment_variable(invocation::SESSION_VARIABLE) else {
+        return Ok(None);
+    };
     let session = given.to_string_lossy().into_owned();
-    match check_path_component(&session) {
+    match check_baseline_file_name(&session) {
         Ok(()) => Ok(Some(session)),
         Err(_) => Err(HarnessError::SessionName { session }),
     }
 }
 
-/// Settings of a bench with Criterion's own `main`, whose flags Criterion reads.
-pub struct CriterionProcessSettings {
-    /// Time after which work on the stream is treated as hung.
+/// Settings of a bench with Criterion's own `main` function, in which Criterion parses the flags.
+pub struct SettingsOfCriterionBench {
+    /// Time after which work on the timed stream counts as hung.
     pub timeout: Duration,
-    /// Name of the baseline to which the results of this run are added.
+    /// Name of the baseline to which the run is added, if requested.
     pub save_baseline: Option<String>,
-    /// Name of the session, if one was given.
+    /// The session name, if the user chose one.
     pub session: Result<Option<String>, String>,
-    /// File to which the run record is written, instead of the session's file.
+    /// Path for the run record instead of the session folder, if `kernelgate` requested the record.
     pub record: Option<PathBuf>,
     /// File of this program.
     pub executable: Option<PathBuf>,
 }
 
-impl CriterionProcessSettings {
+impl SettingsOfCriterionBench {
     /// Settings of this process.
-    pub fn new() -> Self {
-        let timeout = process_variable("KERNELGATE_TIMEOUT");
+    pub fn from_flags_and_environment() -> Self {
+        let timeout = non_empty_environment_variable("KERNELGATE_TIMEOUT");
         let seconds = timeout.and_then(|text| text.to_str()?.parse().ok());
-        let flags = args::parse(&process_arguments()).ok();
+        let flags = args::parse_bench_arguments(&arguments_without_program_name()).ok();
         Self {
             timeout: Duration::from_secs(seconds.unwrap_or(DEFAULT_GPU_TIMEOUT_S)),
             save_baseline: flags.and_then(|flags| flags.save_baseline),
-            session: chosen_session().map_err(|error| error.to_string()),
-            record: process_variable(RECORD_VARIABLE).map(PathBuf::from),
-            executable: own_executable(),
+            session: session_name_from_environment().map_err(|error| error.to_string()),
+            record: non_empty_environment_variable(RECORD_PATH_VARIABLE).map(PathBuf::from),
+            executable: path_of_this_executable(),
         }
     }
 }
 
-/// Whether Criterion's lines should stay out of the output, and do not yet: the user asked neither
-/// for them nor for comparisons that only they show.
-fn should_silence_criterion(flags: &BenchProcessFlags, arguments: &[OsString]) -> bool {
+/// Whether Criterion's output must still be suppressed: the user requested neither that output nor
+/// a comparison that only Criterion prints.
+fn should_suppress_criterion_output(flags: &BenchProcessFlags, arguments: &[OsString]) -> bool {
     let format = |argument: &OsString| {
-        argument.to_string_lossy().starts_with(silence_criterion::BRIEFEST_FORMAT_FLAG[0])
+        argument.to_string_lossy().starts_with(silence_criterion::CRITERION_BRIEF_OUTPUT_FLAGS[0])
     };
     let compares = [&flags.baseline, &flags.baseline_lenient, &flags.load_baseline];
-    flags.process_mode() == ProcessMode::Bench
+    flags.process_mode() == BenchProcessTask::Bench
         && !flags.verbose
         && compares.iter().all(|name| name.is_none())
         && !arguments.iter().any(format)
 }
 
-/// Variable that makes the C library back the memory of a GPU process by pages of 2 MiB. Every case
-/// allocates and frees hundreds of megabytes of inputs and outputs; in pages of 4 KiB the system
-/// needs longer to map them than the GPU to fill them. Rows on the host are timed without this
-/// variable, as they would run elsewhere.
-fn large_page_variable(flags: &BenchProcessFlags) -> Option<(String, String)> {
+/// Environment variable with which glibc uses pages of 2 MiB for the memory of a process that uses
+/// the GPU. Each case allocates hundreds of megabytes of host memory; with pages of 4 KiB, mapping
+/// them would take longer than the GPU needs for its work. Implementations on the host are timed
+/// without the variable, as they would run in other programs.
+fn glibc_large_page_variable_for_gpu(flags: &BenchProcessFlags) -> Option<(String, String)> {
     const GLIBC_TUNABLES_VARIABLE: &str = "GLIBC_TUNABLES";
     let driver = ["/dev/nvidiactl", "/dev/dxg"].iter().any(|path| Path::new(path).exists());
     let on_gpu = driver
         && flags.backend != BackendFlagValue::Cpu
-        && flags.process_mode() == ProcessMode::Bench;
+        && flags.process_mode() == BenchProcessTask::Bench;
     (on_gpu && std::env::var_os(GLIBC_TUNABLES_VARIABLE).is_none())
         .then(|| (GLIBC_TUNABLES_VARIABLE.to_owned(), "glibc.malloc.hugetlb=1".to_owned()))
 }
 
-/// Restarts this program with only Criterion's flags on the command line and kernelgate's flags in
-/// the environment.
-fn restart_with_flag_variables(arguments: &[OsString], own: &FlagVariables) -> ExitCode {
-    let program = own_executable()
+/// Restarts this executable with only Criterion's flags on the command line and kernelgate's flags
+/// in environment variables.
+fn restart_with_kernelgate_flags_as_variables(
+    arguments: &[OsString],
+    own: &VariablesForFlags,
+) -> ExitCode {
+    let program = path_of_this_executable()
         .unwrap_or_else(|| PathBuf::from(std::env::args_os().next().unwrap_or_default()));
     let mut command = Command::new(&program);
     command.args(arguments).envs(own.iter().cloned());
     let error = std::os::unix::process::CommandExt::exec(&mut command);
     eprintln!("error: failed to start {}: {error}", program.display());
-    ExitReason::Usage.into()
+    ProcessExitReason::Usage.into()
 }

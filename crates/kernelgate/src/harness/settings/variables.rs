@@ -1,14 +1,17 @@
-//! The environment variables that stand for flags, for the bench binary and the program.
+//! Names of the environment variables that set command-line flags, in a bench executable and in the
+//! program `kernelgate`.
 //!
-//! An empty variable counts as unset, because CI systems pass unset values as empty ones.
+//! An empty environment variable counts as unset, because CI systems set an absent value to an
+//! empty string.
 #![allow(clippy::disallowed_methods, reason = "the boundary: variables are read here")]
 
 use std::ffi::OsString;
 
 use clap::Command;
 
-/// Environment variables that mean the same as a flag.
-const VARIABLES_OF_FLAGS: &[&str] = &[
+/// Environment variables that set a command-line flag of kernelgate if the command line does not
+/// contain it.
+const VARIABLES_THAT_SET_FLAGS: &[&str] = &[
     "KERNELGATE_AXIS",
     "KERNELGATE_BACKEND",
     "KERNELGATE_BUDGET",
@@ -27,8 +30,9 @@ const VARIABLES_OF_FLAGS: &[&str] = &[
     "KERNELGATE_TIMEOUT",
 ];
 
-/// Environment variables without a flag, each with its meaning.
-pub const VARIABLES_WITHOUT_FLAG: &[(&str, &str)] = &[
+/// Environment variables that correspond to no command-line flag, each with an explanation for the
+/// documentation.
+pub const VARIABLES_WITHOUT_FLAG_AND_THEIR_MEANINGS: &[(&str, &str)] = &[
     ("KERNELGATE_ARCH", "run as a card of that architecture, such as `sm_80`"),
     ("KERNELGATE_BISECTIONS", "number of simulated bisections in tests"),
     ("KERNELGATE_CACHE", "folder of compiled kernels; only you may write there"),
@@ -50,23 +54,27 @@ pub const VARIABLES_WITHOUT_FLAG: &[(&str, &str)] = &[
     ("KERNELGATE_UNFILLED", "leave device memory unfilled, for compute-sanitizer"),
 ];
 
-/// Every environment variable that the harness reads.
-pub fn variable_names() -> impl Iterator<Item = &'static str> {
-    VARIABLES_OF_FLAGS.iter().copied().chain(VARIABLES_WITHOUT_FLAG.iter().map(|(name, _)| *name))
+/// Names of all `KERNELGATE_` environment variables that the harness reads.
+pub fn kernelgate_variable_names() -> impl Iterator<Item = &'static str> {
+    VARIABLES_THAT_SET_FLAGS
+        .iter()
+        .copied()
+        .chain(VARIABLES_WITHOUT_FLAG_AND_THEIR_MEANINGS.iter().map(|(name, _)| *name))
 }
 
-/// A command line whose flags ignore empty variables, subcommands included.
-pub fn ignore_empty_variables(command: Command) -> Command {
+/// Changes a clap command and its subcommands so that a flag ignores its environment variable if
+/// the variable is empty.
+pub fn ignore_empty_flag_variables(command: Command) -> Command {
     let ignoring = |arg: clap::Arg| {
         let empty = arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty());
         if empty { arg.env(clap::builder::Resettable::Reset) } else { arg }
     };
-    command.mut_args(ignoring).mut_subcommands(ignore_empty_variables)
+    command.mut_args(ignoring).mut_subcommands(ignore_empty_flag_variables)
 }
 
-/// Explains a command-line error. If the value came from a variable, the message names that
-/// variable, because nobody wrote the flag.
-pub fn explain_command_line_error(
+/// Explains a command-line error. If a wrong flag value came from an environment variable, the
+/// error message names that variable instead of the flag.
+pub fn command_line_error_naming_the_variable(
     error: &clap::Error,
     command: &Command,
     arguments: &[OsString],
@@ -78,7 +86,7 @@ pub fn explain_command_line_error(
             argument == flag || argument.strip_prefix(flag).is_some_and(|it| it.starts_with('='))
         })
     };
-    for (flag, variable) in flags_with_variables(command) {
+    for (flag, variable) in flags_and_their_variables(command) {
         let named = format!("for '{flag} <");
         if let Some(start) = text.find(&named).filter(|_| !written(&flag))
             && let Some(end) = text[start + named.len()..].find('\'')
@@ -90,36 +98,40 @@ pub fn explain_command_line_error(
     text
 }
 
-/// Flags that an environment variable can set, with the name of the variable.
-fn flags_with_variables(command: &Command) -> Vec<(String, String)> {
+/// Returns each flag that an environment variable can set, with the variable's name, for a command
+/// and its subcommands.
+fn flags_and_their_variables(command: &Command) -> Vec<(String, String)> {
     let own = command.get_arguments().filter_map(|arg| {
         let variable = arg.get_env()?.to_string_lossy().into_owned();
         Some((format!("--{}", arg.get_long()?), variable))
     });
-    own.chain(command.get_subcommands().flat_map(flags_with_variables)).collect()
+    own.chain(command.get_subcommands().flat_map(flags_and_their_variables)).collect()
 }
 
-/// Returns whether the user asked for backtraces, so that a panic prints its own message.
-pub fn wants_backtrace() -> bool {
+/// Returns whether `RUST_BACKTRACE` is set and not 0, so that a panic shall print Rust's own
+/// message.
+pub fn is_rust_backtrace_enabled() -> bool {
     std::env::var_os("RUST_BACKTRACE").is_some_and(|value| value != "0")
 }
 
-/// A warning for each variable that looks like ours and that nothing reads.
-pub fn unread_variable_warnings() -> Vec<String> {
+/// Returns a warning for each set environment variable that begins with `KERNELGATE_` and that
+/// kernelgate does not read.
+pub fn warnings_of_unread_kernelgate_variables() -> Vec<String> {
     let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let mut unknown: Vec<String> = set
         .filter(|name| {
-            name.starts_with("KERNELGATE_") && !variable_names().any(|known| known == name)
+            name.starts_with("KERNELGATE_")
+                && !kernelgate_variable_names().any(|known| known == name)
         })
         .collect();
     unknown.sort();
-    unknown.iter().map(|name| unknown_variable_warning(name)).collect()
+    unknown.iter().map(|name| warning_of_unread_variable(name)).collect()
 }
 
-fn unknown_variable_warning(name: &str) -> String {
+fn warning_of_unread_variable(name: &str) -> String {
     let close = |known: &&str| strsim::normalized_damerau_levenshtein(name, known);
-    // A misspelt variable name of any length is compared.
-    let nearest = variable_names()
+    // A long misspelt variable name is not compared with known names less than half as long.
+    let nearest = kernelgate_variable_names()
         .filter(|known| name.len() <= 2 * known.len())
         .max_by(|a, b| close(a).total_cmp(&close(b)));
     let hint = nearest
@@ -139,9 +151,9 @@ mod tests {
             ("KERNELGATE_BACKENDS", ": did you mean KERNELGATE_BACKEND?"),
             ("KERNELGATE_COFFEE_MACHINE", ""),
         ] {
-            let warning = unknown_variable_warning(name);
+            let warning = warning_of_unread_variable(name);
             assert_eq!(warning, format!("warning: nothing reads the variable {name}{wanted}"));
         }
-        assert!(unknown_variable_warning(&"KERNELGATE_".repeat(10_000)).ends_with('_'));
+        assert!(warning_of_unread_variable(&"KERNELGATE_".repeat(10_000)).ends_with('_'));
     }
 }

@@ -1,43 +1,48 @@
-//! Finds launches that allocate device memory, in stream order or outside of the stream.
+//! Refuses a row whose launches allocate device memory, by stream-ordered or by synchronous calls.
 
 use super::audit_finding::TimingRefusal;
 use crate::backend::{BackendError, Executable};
 use kernelgate_cuda::Device;
-use kernelgate_cuda::driver::graph_set::GraphSet;
+use kernelgate_cuda::driver::graph_set::ExecutableGraphPerGpu;
 use kernelgate_cuda::driver::memory;
 
-/// Number of launches that must all allocate to count: a driver may allocate once.
-const ALLOCATION_TEST_LAUNCHES: usize = 3;
+/// Number of trial launches; a row is refused only if each allocates, because a driver may allocate
+/// once on its own.
+const ALLOCATION_TRIAL_LAUNCHES: usize = 3;
 
-/// Looks for allocations among the commands of a captured launch.
+/// Fails if the CUDA graph captured from a launch contains a node that allocates memory.
 ///
 /// # Errors
 /// Fails with [`BackendError::NotTimed`] if there are any, or if the driver refuses.
-pub fn check_graph_allocations(graph: &GraphSet) -> Result<(), BackendError> {
-    if graph.allocates_memory()? {
+pub fn refuse_graph_with_allocation_nodes(
+    graph: &ExecutableGraphPerGpu,
+) -> Result<(), BackendError> {
+    if graph.any_graph_allocates_memory()? {
         return Err(TimingRefusal::AllocatesInOrder.into());
     }
     Ok(())
 }
 
-/// Launches the row, and compares free memory and the peak of the device's pool before and after.
+/// Launches the row several times and compares free device memory and the device pool's peak usage
+/// before and after each launch.
 ///
 /// # Errors
-/// Fails with [`BackendError::NotTimed`] if each launch allocates, or if one fails.
-pub fn check_memory_unchanged(
+/// Fails with [`BackendError::NotTimed`] if every launch allocates memory; a failed launch
+/// returns its own error.
+pub fn refuse_launches_that_allocate_memory(
     device: &Device,
     executable: &mut dyn Executable,
 ) -> Result<(), BackendError> {
     let mut least = u64::MAX;
-    for _ in 0..ALLOCATION_TEST_LAUNCHES {
-        executable.reset_and_wait()?;
-        memory::reset_peak_usage(device)?;
+    for _ in 0..ALLOCATION_TRIAL_LAUNCHES {
+        executable.reset_state_and_wait()?;
+        memory::restart_peak_of_pool(device)?;
         let ((before, _), pool) =
-            (device.free_and_total()?, memory::device_memory_usage(device)?.pool);
-        executable.launch()?;
-        executable.synchronize()?;
+            (device.free_and_total_bytes()?, memory::read_device_memory_usage(device)?.pool);
+        executable.launch_once()?;
+        executable.wait_for_launches()?;
         let ((after, _), peak) =
-            (device.free_and_total()?, memory::device_memory_usage(device)?.pool_peak);
+            (device.free_and_total_bytes()?, memory::read_device_memory_usage(device)?.pool_peak);
         least = least.min(before.saturating_sub(after).max(peak.saturating_sub(pool)));
     }
     match least {

@@ -1,4 +1,5 @@
-//! Findings of the audit: reasons why a measured time would not be that of the work.
+//! Reasons why kernelgate's audit refuses a measured time, because the time would not be the time
+//! of the work.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,22 +7,23 @@ use std::time::Duration;
 use serde::{Serialize, Serializer};
 
 use crate::backend::BackendError;
-use crate::backend::failure_facts::failure_with_facts;
+use crate::backend::failure_facts::case_failure_with_error_fields;
 
-/// The code that is timed: a launch or a Criterion routine.
+/// The kind of timed code that the audit refused: a launch of an implementation or the routine of a
+/// Criterion bench.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub enum RefusedSubject {
-    /// The refused code is a launch of an implementation.
+pub enum RefusedTimedCode {
+    /// The refused timed code is a launch of an implementation.
     #[serde(rename = "a launch")]
     Launch,
-    /// The refused code is the routine of a Criterion bench.
+    /// The refused timed code is the routine of a Criterion bench.
     #[serde(rename = "the routine")]
     Routine,
 }
 
-impl RefusedSubject {
-    /// Words for one execution of the code and for the least command with which its time is
-    /// compared.
+impl RefusedTimedCode {
+    /// Returns, for an error message, the name of one execution of the timed code, and of the
+    /// shortest command with which its time is compared.
     const fn execution_and_least_command(self) -> (&'static str, &'static str) {
         match self {
             Self::Launch => ("a launch", "an empty kernel"),
@@ -30,7 +32,7 @@ impl RefusedSubject {
     }
 }
 
-impl fmt::Display for RefusedSubject {
+impl fmt::Display for RefusedTimedCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Launch => "a launch",
@@ -39,67 +41,70 @@ impl fmt::Display for RefusedSubject {
     }
 }
 
-/// Names the GPU in a message, except the first GPU, which may be the only one.
-fn rank_in_message(rank: usize) -> String {
+/// Returns ` on rank N` for an error message, or an empty string for rank 0, which may be the only
+/// GPU.
+fn rank_suffix_for_message(rank: usize) -> String {
     if rank == 0 { String::new() } else { format!(" on rank {rank}") }
 }
 
-/// The reason why a row or a routine has no time.
+/// The reason why kernelgate's audit refuses to time a launch or a Criterion routine.
 #[derive(Debug, Clone, PartialEq, Serialize, thiserror::Error)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum TimingRefusal {
-    /// Refused: the code enqueues nothing on the timed stream.
+    /// Refused: the timed code enqueues no command on the timed stream.
     #[error(
         "{subject} enqueues nothing on the stream that is timed; what runs on another stream, or on \
          the host, has no time here"
     )]
     NothingEnqueued {
         /// The code.
-        subject: RefusedSubject,
+        subject: RefusedTimedCode,
     },
-    /// The code enqueues nothing on one GPU of the set.
+    /// Refused: a launch over several GPUs enqueues no command on one of them.
     #[error("a launch enqueues nothing on rank {rank} (GPU {gpu}): every GPU of a case takes part")]
     NothingOnRank {
-        /// Rank of the GPU in the set.
+        /// Rank of this GPU in the case's set of GPUs.
         rank: usize,
         /// The GPU's ordinal.
         gpu: usize,
     },
-    /// Launches that were captured together have fewer commands than each alone.
+    /// Refused: launches that were captured together in one graph have fewer commands than the sum
+    /// of single launches.
     #[error(
         "launches differ in their commands{}: {alone} in one, {together} in {launches} together",
-        rank_in_message(*rank)
+        rank_suffix_for_message(*rank)
     )]
     CommandsDiffer {
-        /// Rank of the GPU in the set of GPUs.
+        /// Rank of the GPU whose commands differ.
         rank: usize,
         /// Commands of one launch.
         alone: usize,
-        /// Number of commands of all launches that were captured together.
+        /// Number of commands in the graph that holds all launches captured together.
         together: usize,
         /// Launches captured together.
         launches: u64,
     },
-    /// Refused: the measured time is shorter than any command takes on the GPU.
+    /// Refused: the measured time of the code is shorter than any command takes on the GPU.
     #[error(
         "{} takes {elapsed_ns:.0} ns by the events around it, {} {least_ns:.0} ns",
         subject.execution_and_least_command().0, subject.execution_and_least_command().1
     )]
     TooShort {
         /// The code.
-        subject: RefusedSubject,
-        /// Measured time of the code, nanoseconds.
+        subject: RefusedTimedCode,
+        /// Measured time of one launch or routine iteration, nanoseconds.
         elapsed_ns: f64,
-        /// Time that the shortest possible command takes, nanoseconds.
+        /// Time that the shortest possible GPU command takes, nanoseconds.
         least_ns: f64,
     },
-    /// A launch writes outputs before the timed stream reaches it.
+    /// Refused: a launch writes outputs while the timed stream is still blocked ahead of the
+    /// launch.
     #[error(
         "a launch writes its outputs while the stream that is timed is held: it works on another \
          stream"
     )]
     WritesWhileHeld,
-    /// The GPU still works after the timed stream has finished.
+    /// Refused: the GPU is still busy with other work after the timed stream has finished.
     #[error(
         "{subject} keeps the GPU busy for {} µs after the stream that is timed has finished: it \
          works on another stream",
@@ -107,110 +112,121 @@ pub enum TimingRefusal {
     )]
     BusyAfterStream {
         /// The code.
-        subject: RefusedSubject,
-        /// Shortest time for which the context stayed busy after a repetition, of all repetitions.
-        #[serde(rename = "busy_s", serialize_with = "serialize_as_seconds")]
+        subject: RefusedTimedCode,
+        /// Shortest time for which the CUDA context stayed busy after the timed stream had
+        /// finished, over all repetitions.
+        #[serde(rename = "busy_s", serialize_with = "serialize_duration_as_seconds")]
         busy: Duration,
     },
-    /// Refused: CUPTI recorded work on another stream than the timed one.
+    /// Refused: Refused: CUPTI recorded an operation of the timed code on another stream than the
+    /// timed stream.
     #[error(
         "{operation} runs on another stream than the one that is timed, by CUPTI's record of {}",
         subject.execution_and_least_command().0
     )]
     RecordedElsewhere {
         /// The code.
-        subject: RefusedSubject,
+        subject: RefusedTimedCode,
         /// The operation.
         operation: String,
     },
-    /// Refused: CUPTI recorded work on a GPU that the case does not have.
+    /// Refused: Refused: CUPTI recorded an operation of the timed code on a GPU that does not
+    /// belong to the case.
     #[error(
         "{operation} runs on GPU {gpu}, which is not one of the case's, by CUPTI's record of {}",
         subject.execution_and_least_command().0
     )]
     RecordedOnOtherGpu {
         /// The code.
-        subject: RefusedSubject,
+        subject: RefusedTimedCode,
         /// The operation.
         operation: String,
         /// The GPU.
         gpu: u32,
     },
-    /// Refused: a pass of the routine waits for work on another stream.
+    /// Refused: the Criterion routine waits for work that does not run on the timed stream.
     #[error(
         "the routine takes {:.0} µs between the events, and the stream did nothing in it while the \
          host waited ({:.0} µs): it works on another stream, or on the host",
         elapsed_ns / 1e3, held_ns / 1e3
     )]
     WaitsForWorkElsewhere {
-        /// Shortest time of a pass that was not held, nanoseconds.
+        /// Shortest event time of a routine's pass whose stream was not blocked, nanoseconds.
         elapsed_ns: f64,
-        /// Time of the stream alone in the first pass, nanoseconds.
+        /// Time for which the blocked stream itself worked in the first pass of the routine,
+        /// nanoseconds.
         held_ns: f64,
     },
-    /// Refused: the commands of a launch contain a memory allocation.
+    /// Refused: the captured graph of a launch contains a memory allocation node.
     #[error("a launch allocates device memory in the order of the stream")]
     AllocatesInOrder,
     /// Device memory is taken.
     #[error("each launch allocates {bytes} bytes of device memory")]
     Allocates {
-        /// Bytes of the launch's smallest allocation, over all launches.
+        /// Smallest number of bytes that a trial launch allocated.
         bytes: u64,
     },
-    /// The host waits for the GPU in a known call.
+    /// Refused: the timed code makes the host wait for the GPU in a driver or runtime function that
+    /// CUPTI identified.
     #[error("{subject} waits for the GPU in `{call}`")]
     WaitsIn {
         /// The code.
-        subject: RefusedSubject,
-        /// Name of the driver or runtime function that was called.
+        subject: RefusedTimedCode,
+        /// Name of the CUDA driver or runtime function in which the host waited.
         call: String,
     },
-    /// Refused: the code makes the host wait for the GPU.
+    /// Refused: the timed code makes the host wait for the GPU, in a call that was not identified.
     #[error("{subject} waits for the GPU: it synchronises, copies to the host, or frees memory")]
     Waits {
         /// The code.
-        subject: RefusedSubject,
+        subject: RefusedTimedCode,
     },
-    /// The host waits for the GPU, or for room in the queue.
+    /// Refused: without CUPTI it is unknown whether the host waits for the GPU or for room in the
+    /// launch queue.
     #[error(
         "a launch waits for the GPU: it synchronises, copies to the host, or frees memory; or it is \
          more commands than can be queued (CUPTI would show which)"
     )]
     WaitsOrFillsQueue,
-    /// Refused: launches return results that an earlier launch computed.
+    /// Refused: a launch reuses results that an earlier launch on the same inputs computed.
     #[error(
         "a launch for new inputs and poisoned outputs takes {:.1} µs longer than the next one, \
          which takes {:.1} µs as those that were timed: it reuses what an earlier launch computed",
         more_ns / 1e3, next_ns / 1e3
     )]
     Reuses {
-        /// Time by which the first launch for new inputs exceeds the next one, nanoseconds.
+        /// Time by which the first launch on new inputs exceeds the next launch on the same inputs,
+        /// nanoseconds.
         more_ns: f64,
-        /// Time of the next launch with the same inputs, nanoseconds.
+        /// Time of the second launch on the same inputs, nanoseconds.
         next_ns: f64,
     },
-    /// A launch that is captured alone takes longer than each launch of a captured batch.
+    /// Refused: a launch captured alone takes longer than each launch of a batch captured in one
+    /// graph, so the batch reuses results.
     #[error(
         "a launch that is captured alone takes {:.1} µs, each of those that are captured together \
          {:.1} µs: they reuse what one of them computed",
         alone_ns / 1e3, together_ns / 1e3
     )]
     ReusesInBatch {
-        /// Time of a launch if it is captured alone in a graph, nanoseconds.
+        /// Time of a launch that is captured alone in a graph, nanoseconds.
         alone_ns: f64,
-        /// Time of each launch if several are captured in one graph, nanoseconds.
+        /// Time per launch if several launches are captured in one graph, nanoseconds.
         together_ns: f64,
     },
-    /// Refused: the reset closure computes the results in advance.
+    /// Refused: the untimed reset closure already computes the outputs, and the launch leaves them
+    /// unchanged.
     #[error("a launch leaves the outputs as its reset made them, which is not in the time")]
     ComputedByReset,
-    /// Refused: the host, not the GPU, spends most of the time between the events.
+    /// Refused: in each attempt, the host took longer to enqueue than the stream can be blocked, so
+    /// host time would be measured.
     #[error(
         "the host was held up for longer than the GPU can wait for it, in each attempt: its time \
          would be in what is measured"
     )]
     HostHeldUp,
-    /// The case needs more commands than can be queued ahead.
+    /// Refused: the launches of a case have more commands than can be queued behind a blocked
+    /// stream.
     #[error(
         "{launches} launches of {commands} commands are too many to queue ahead: the host's time \
          would be in them"
@@ -225,11 +241,11 @@ pub enum TimingRefusal {
 
 impl From<TimingRefusal> for BackendError {
     fn from(refusal: TimingRefusal) -> Self {
-        Self::NotTimed(failure_with_facts(&refusal))
+        Self::NotTimed(case_failure_with_error_fields(&refusal))
     }
 }
 
-fn serialize_as_seconds<S: Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
+fn serialize_duration_as_seconds<S: Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_f64(time.as_secs_f64())
 }
 
@@ -238,18 +254,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_is_recorded_as_a_reason_with_its_fields() {
-        let subject = RefusedSubject::Routine;
+    fn a_timing_refusal_is_recorded_with_kind_and_fields() {
+        let subject = RefusedTimedCode::Routine;
         let busy = Duration::from_micros(1_500);
         let refusal = TimingRefusal::BusyAfterStream { subject, busy };
-        let failure = failure_with_facts(&refusal);
+        let failure = case_failure_with_error_fields(&refusal);
         assert_eq!(failure.kind, "busy_after_stream");
         assert_eq!(failure.names, [("subject".to_owned(), "the routine".to_owned())].into());
         assert_eq!(failure.numbers, [("busy_s".to_owned(), 0.0015)].into());
         assert_eq!(failure.text, refusal.to_string());
         let refusal = TimingRefusal::Reuses { more_ns: f64::INFINITY, next_ns: 2.0 };
-        let failure = failure_with_facts(&refusal);
+        let failure = case_failure_with_error_fields(&refusal);
         assert_eq!(failure.numbers, [("next_ns".to_owned(), 2.0)].into());
-        assert_eq!(failure_with_facts(&TimingRefusal::HostHeldUp).kind, "host_held_up");
+        assert_eq!(case_failure_with_error_fields(&TimingRefusal::HostHeldUp).kind, "host_held_up");
     }
 }

@@ -1,81 +1,88 @@
-//! Work that lasts longer than the timed stream: the context is busy after the stream has finished.
+//! Refuses launches whose work outlasts the timed stream: the CUDA context is still busy after the
+//! timed stream has finished.
 
 use std::time::{Duration, Instant};
 
-use super::audit_finding::{RefusedSubject, TimingRefusal};
+use super::audit_finding::{RefusedTimedCode, TimingRefusal};
 use crate::backend::{BackendError, Executable};
 use kernelgate_cuda::Devices;
 
-/// How much longer the context may be busy than the stream: the cost of asking, and a share of the
-/// launch or pass that does not matter.
-const CONTEXT_QUERY_COST: Duration = Duration::from_micros(60);
-const MAX_OTHER_SHARE: f64 = 0.02;
-/// Number of repetitions that must all show work outside of the timed stream: a random delay of the
-/// host shows in one of them only.
-const CONTEXT_CHECK_REPETITIONS: u32 = 5;
+/// Time for which the context may stay busy after the timed stream: the cost of the query plus a
+/// negligible share of the launch time.
+const MAX_CONTEXT_QUERY_TIME: Duration = Duration::from_micros(60);
+const MAX_WORK_SHARE_OFF_STREAM: f64 = 0.02;
+/// Number of repetitions that must all show work outside of the timed stream, because a random
+/// delay of the host affects only some.
+const CONTEXT_IDLE_CHECK_REPETITIONS: u32 = 5;
 
-/// Whether the CUDA context is still busy after launches or passes on the timed stream.
+/// Checks over several repetitions whether the CUDA context stays busy after the timed stream has
+/// finished.
 #[derive(Debug, Clone)]
-pub struct ContextAfterStream {
-    subject: RefusedSubject,
+pub struct ContextIdleAfterStreamCheck {
+    subject: RefusedTimedCode,
     busy: u32,
     shortest: Duration,
     idle: bool,
 }
 
-impl ContextAfterStream {
-    /// State of the check before the context's busy time is measured.
-    pub const fn new(subject: RefusedSubject) -> Self {
+impl ContextIdleAfterStreamCheck {
+    /// Creates the check before its first repetition.
+    pub const fn new(subject: RefusedTimedCode) -> Self {
         Self { subject, busy: 0, shortest: Duration::MAX, idle: false }
     }
 
-    /// Returns whether the context was idle after some repetition, so that no further repetition is
-    /// needed.
-    pub const fn was_context_idle(&self) -> bool {
+    /// Returns whether the context was idle after some repetition, so that the check has passed and
+    /// needs no further repetition.
+    pub const fn passed_with_idle_context(&self) -> bool {
         self.idle
     }
 
-    /// Adds a repetition that took `elapsed`, with the time for which the context was busy
-    /// afterwards.
+    /// Adds a repetition whose launches took `elapsed` and after which the context stayed busy for
+    /// `busy`.
     ///
     /// # Errors
     /// Fails if every repetition has shown work.
-    pub fn add(&mut self, elapsed: Duration, busy: Duration) -> Result<(), TimingRefusal> {
-        if busy <= CONTEXT_QUERY_COST + elapsed.mul_f64(MAX_OTHER_SHARE) {
+    pub fn add_repetition(
+        &mut self,
+        elapsed: Duration,
+        busy: Duration,
+    ) -> Result<(), TimingRefusal> {
+        if busy <= MAX_CONTEXT_QUERY_TIME + elapsed.mul_f64(MAX_WORK_SHARE_OFF_STREAM) {
             self.idle = true;
             return Ok(());
         }
         self.shortest = self.shortest.min(busy);
         self.busy += 1;
-        if self.busy < CONTEXT_CHECK_REPETITIONS {
+        if self.busy < CONTEXT_IDLE_CHECK_REPETITIONS {
             return Ok(());
         }
         Err(TimingRefusal::BusyAfterStream { subject: self.subject, busy: self.shortest })
     }
 }
 
-/// Launches and waits for the stream: then the context has to be idle, on each GPU.
+/// Launches, waits for the timed stream, and then fails if the CUDA context of a GPU is still busy.
 ///
 /// # Errors
 /// Fails with [`BackendError::NotTimed`] if the context is busy, or if the device reports an error.
-pub fn check_context_idle(
+pub fn refuse_launch_with_busy_context_after_stream(
     devices: &Devices,
     executable: &mut dyn Executable,
 ) -> Result<(), BackendError> {
-    let finish = || devices.iter().try_for_each(|device| device.synchronize_context());
-    let mut after = ContextAfterStream::new(RefusedSubject::Launch);
-    while !after.was_context_idle() {
-        executable.reset()?;
+    let finish = || devices.iter().try_for_each(|device| device.synchronize_all_streams());
+    let mut after = ContextIdleAfterStreamCheck::new(RefusedTimedCode::Launch);
+    while !after.passed_with_idle_context() {
+        executable.reset_state()?;
         finish()?;
         let launched = Instant::now();
-        executable.launch()?;
-        executable.synchronize()?;
-        // The driver cleans up after a graph when the stream is first synchronised.
-        devices.iter().try_for_each(|device| device.synchronize_stream())?;
+        executable.launch_once()?;
+        executable.wait_for_launches()?;
+        // The driver releases a graph's resources at the first stream synchronisation, so a second
+        // synchronisation is timed.
+        devices.iter().try_for_each(|device| device.synchronize_without_timeout())?;
         let stream_done = Instant::now();
         finish()?;
         let busy = stream_done.elapsed();
-        after.add(launched.elapsed(), busy)?;
+        after.add_repetition(launched.elapsed(), busy)?;
     }
     Ok(())
 }
@@ -84,36 +91,38 @@ pub fn check_context_idle(
 mod tests {
     use super::*;
 
-    /// Adds a repetition that takes 50 µs, after which the context is busy for `busy_us`
-    /// microseconds.
-    fn add(after: &mut ContextAfterStream, busy_us: u64) -> Result<(), TimingRefusal> {
-        after.add(Duration::from_micros(50), Duration::from_micros(busy_us))
+    /// Adds a repetition of 50 µs, after which the context stays busy for `busy_us` microseconds.
+    fn add_repetition_of_50_us(
+        after: &mut ContextIdleAfterStreamCheck,
+        busy_us: u64,
+    ) -> Result<(), TimingRefusal> {
+        after.add_repetition(Duration::from_micros(50), Duration::from_micros(busy_us))
     }
 
     #[test]
     fn a_context_that_stays_busy_after_every_repetition_is_refused() {
-        let mut after = ContextAfterStream::new(RefusedSubject::Launch);
+        let mut after = ContextIdleAfterStreamCheck::new(RefusedTimedCode::Launch);
         for busy_us in [400, 300, 500, 400] {
-            assert_eq!(add(&mut after, busy_us), Ok(()));
+            assert_eq!(add_repetition_of_50_us(&mut after, busy_us), Ok(()));
         }
         let busy = Duration::from_micros(300);
-        let refused = TimingRefusal::BusyAfterStream { subject: RefusedSubject::Launch, busy };
-        assert_eq!(add(&mut after, 400), Err(refused));
+        let refused = TimingRefusal::BusyAfterStream { subject: RefusedTimedCode::Launch, busy };
+        assert_eq!(add_repetition_of_50_us(&mut after, 400), Err(refused));
     }
 
     #[test]
     fn a_context_that_is_idle_after_one_repetition_is_accepted() {
-        let mut after = ContextAfterStream::new(RefusedSubject::Routine);
+        let mut after = ContextIdleAfterStreamCheck::new(RefusedTimedCode::Routine);
         for busy_us in [400, 400, 400, 400, 3] {
-            assert_eq!(add(&mut after, busy_us), Ok(()));
+            assert_eq!(add_repetition_of_50_us(&mut after, busy_us), Ok(()));
         }
-        assert!(after.was_context_idle());
+        assert!(after.passed_with_idle_context());
     }
 
     #[test]
     fn a_context_busy_for_a_small_share_of_a_repetition_is_accepted() {
-        let mut after = ContextAfterStream::new(RefusedSubject::Launch);
-        after.add(Duration::from_millis(5), Duration::from_micros(150)).unwrap();
-        assert!(after.was_context_idle());
+        let mut after = ContextIdleAfterStreamCheck::new(RefusedTimedCode::Launch);
+        after.add_repetition(Duration::from_millis(5), Duration::from_micros(150)).unwrap();
+        assert!(after.passed_with_idle_context());
     }
 }

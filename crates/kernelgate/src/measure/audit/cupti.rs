@@ -1,155 +1,169 @@
-//! Work on other streams, by CUPTI's record of a launch: also work that writes no output and
-//! finishes before the stream does, which [`super::early_writes`] cannot see.
+//! Finds work on other streams by CUPTI's record of a launch, even work that writes no output and
+//! ends early, which [`super::early_writes`] cannot detect.
 //!
-//! The timed stream is held while the case is launched under CUPTI. An operation that begins during
-//! the hold, or ends after a mark that follows on the stream, runs on another stream. A launch with
-//! more commands than the queue holds returns only once the stream goes on. Operations on other
-//! streams may then run at any time, and the record is conclusive only if all of them are on one
-//! stream. If CUPTI records nothing, the record of the case states that.
+//! The timed stream is blocked while the case is launched under CUPTI. An operation that begins
+//! while the timed stream is blocked, or ends after the clock probe that follows the launch, ran on
+//! another stream. A launch with more commands than the launch queue holds returns only once the
+//! stream is no longer blocked. After an early end of the hold, operations on other streams may be
+//! legitimate, so the record is conclusive only if all operations are on one stream. If CUPTI
+//! records nothing, the case's record states that this check was not made.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use super::audit_finding::{RefusedSubject, TimingRefusal};
+use super::audit_finding::{RefusedTimedCode, TimingRefusal};
 use crate::backend::{BackendError, Executable};
 use kernelgate_cuda::driver::stream::stream_hold::StreamHold;
-use kernelgate_cuda::instruments::timing::{StreamBlocker, TimingInstruments};
-use kernelgate_cuda::observe::activity::{KernelRecord, RecordedActivity, StreamId};
-use kernelgate_cuda::observe::cupti::{ActivityRecorder, RecordingExtent};
+use kernelgate_cuda::instruments::timing::{ClockProbeAndL2Flush, StreamBlocker};
+use kernelgate_cuda::observe::activity::{
+    CuptiRecordedActivity, GpuContextStreamIds, KernelRecord,
+};
+use kernelgate_cuda::observe::cupti::{CuptiActivityRecorder, CuptiRecordingExtent};
 use kernelgate_cuda::{Device, Devices};
 
-/// Longest time for which the stream is held under CUPTI. If the host is held up for longer, the
-/// check shows nothing.
-const CUPTI_HOLD: Duration = Duration::from_millis(200);
-/// How long work on another stream has to begin after the launch has returned.
-pub const OTHER_STREAM_START_TIME: Duration = Duration::from_millis(2);
-/// How much earlier than the end of the hold an operation on another stream begins, nanoseconds:
-/// work in order may begin while the blocker ends.
-const EARLY_START_TOLERANCE_NS: u64 = OTHER_STREAM_START_TIME.as_nanos() as u64 / 2;
-/// How much later than the begin of the mark work in order may end, nanoseconds.
-const LATE_END_TOLERANCE_NS: u64 = 2_000;
+/// Longest time for which the stream is blocked during a launch that CUPTI records. If the host
+/// needs longer than this hold to launch, the check is inconclusive.
+const MAX_HOLD_UNDER_CUPTI: Duration = Duration::from_millis(200);
+/// Time that kernelgate waits after a launch call has returned, so that its work on another stream
+/// can begin.
+pub const WAIT_FOR_OTHER_STREAM_START: Duration = Duration::from_millis(2);
+/// An operation counts as early, and so on another stream, if it begins at least this many
+/// nanoseconds before the hold ends.
+const MIN_EARLY_START_ON_OTHER_STREAM_NS: u64 = WAIT_FOR_OTHER_STREAM_START.as_nanos() as u64 / 2;
+/// Nanoseconds after the start of the clock probe within which an operation of the timed stream may
+/// still end.
+const MAX_END_AFTER_PROBE_START_NS: u64 = 2_000;
 
-/// An attached CUPTI recording of this process. CUPTI is detached on drop, also after a panic of
-/// the launch's closure.
-pub struct CuptiRecording<'a> {
+/// A CUPTI recording of this process, which is running. CUPTI is detached when the value is
+/// dropped, even after a panic in the launch closure.
+pub struct CuptiRecordingOfProcess<'a> {
     device: &'a Device,
-    recorder: Option<ActivityRecorder>,
+    recorder: Option<CuptiActivityRecorder>,
 }
 
-impl<'a> CuptiRecording<'a> {
-    /// Attaches CUPTI to the process; `None` if the library is missing.
-    pub fn attach_and_start(
+impl<'a> CuptiRecordingOfProcess<'a> {
+    /// Attaches CUPTI to this process and starts recording; returns `None` if the CUPTI library is
+    /// missing.
+    pub fn attach_cupti_and_start(
         device: &'a Device,
-        recorded: RecordingExtent,
-    ) -> Result<Option<CuptiRecording<'a>>, BackendError> {
-        let recorder = ActivityRecorder::start(recorded)?;
+        recorded: CuptiRecordingExtent,
+    ) -> Result<Option<CuptiRecordingOfProcess<'a>>, BackendError> {
+        let recorder = CuptiActivityRecorder::start_cupti_recording(recorded)?;
         Ok(recorder.map(|recorder| Self { device, recorder: Some(recorder) }))
     }
 
-    /// Current time on the clock of CUPTI's records, nanoseconds.
-    pub fn now_ns(&self) -> u64 {
-        self.recorder.as_ref().map_or(0, ActivityRecorder::clock_ns)
+    /// Returns the present time on the clock of CUPTI's timestamps, nanoseconds.
+    pub fn cupti_clock_ns(&self) -> u64 {
+        self.recorder.as_ref().map_or(0, CuptiActivityRecorder::record_clock_now_ns)
     }
 
-    /// Detaches CUPTI, and returns the records that began after a time of that clock.
-    pub fn detach_and_take(mut self, since: u64) -> Result<RecordedActivity, BackendError> {
-        self.device.synchronize_context()?;
+    /// Detaches CUPTI and returns the operations and calls recorded since the CUPTI clock time
+    /// `since`.
+    pub fn detach_cupti_and_take_records(
+        mut self,
+        since: u64,
+    ) -> Result<CuptiRecordedActivity, BackendError> {
+        self.device.synchronize_all_streams()?;
         let recorder = self.recorder.take();
         let record = recorder.as_ref().map_or_else(
-            || Ok(RecordedActivity::default()),
-            |recorder| recorder.take_records_since(since, since),
+            || Ok(CuptiRecordedActivity::default()),
+            |recorder| recorder.take_new_records_since(since, since),
         );
-        recorder.map_or(Ok(()), ActivityRecorder::detach_cupti)?;
+        recorder.map_or(Ok(()), CuptiActivityRecorder::end_recording_and_detach_cupti)?;
         record
     }
 }
 
-impl Drop for CuptiRecording<'_> {
+impl Drop for CuptiRecordingOfProcess<'_> {
     fn drop(&mut self) {
         if let Some(recorder) = self.recorder.take() {
-            // Nothing may run on the GPU while CUPTI detaches. On a lost device nothing runs any
-            // more.
-            let _ = self.device.synchronize_context();
-            let _ = recorder.detach_cupti();
+            // The GPU must be idle while CUPTI detaches, hence the synchronisation. If the
+            // synchronisation fails, the device is lost, and nothing runs on it any more.
+            let _ = self.device.synchronize_all_streams();
+            let _ = recorder.end_recording_and_detach_cupti();
         }
     }
 }
 
-/// Launches once while the streams of all GPUs are held, and checks CUPTI's record of the launch.
-/// CUPTI is detached afterwards. Returns the reason if the record is not conclusive and the case is
-/// not at fault: CUPTI is missing, another program uses it, or the record shows too little.
+/// Launches the case once while the streams of all its GPUs are blocked, and searches CUPTI's
+/// record for operations on other streams. CUPTI is detached afterwards. Returns a reason if the
+/// record is inconclusive through no fault of the case: CUPTI is missing, another program uses
+/// CUPTI, or CUPTI's record is incomplete.
 ///
 /// # Errors
 /// Fails with [`BackendError::NotTimed`] if something ran on another stream, or on another GPU, or
 /// if a device fails.
-pub fn check_recorded_streams(
+pub fn check_launch_streams_with_cupti(
     devices: &Devices,
-    streams: &mut dyn MarkedHold,
+    streams: &mut dyn HoldWithEndMark,
     executable: &mut dyn Executable,
 ) -> Result<Option<String>, BackendError> {
-    executable.reset_and_wait()?;
-    let recording =
-        match CuptiRecording::attach_and_start(devices.first_device(), RecordingExtent::Operations)
-        {
-            Ok(Some(recording)) => recording,
-            Ok(None) => return Ok(Some("CUPTI is missing".to_owned())),
-            Err(error) => return Ok(Some(error.to_string())),
-        };
-    streams.hold(CUPTI_HOLD)?;
-    let launched = executable.launch();
-    std::thread::sleep(OTHER_STREAM_START_TIME);
-    streams.release();
-    streams.mark_streams()?;
-    executable.synchronize()?;
-    devices.for_each_device(|_, device| device.synchronize_context())?;
-    let held = streams.was_released();
-    let record = recording.detach_and_take(0);
+    executable.reset_state_and_wait()?;
+    let recording = match CuptiRecordingOfProcess::attach_cupti_and_start(
+        devices.first_device(),
+        CuptiRecordingExtent::Operations,
+    ) {
+        Ok(Some(recording)) => recording,
+        Ok(None) => return Ok(Some("CUPTI is missing".to_owned())),
+        Err(error) => return Ok(Some(error.to_string())),
+    };
+    streams.enqueue_hold(MAX_HOLD_UNDER_CUPTI)?;
+    let launched = executable.launch_once();
+    std::thread::sleep(WAIT_FOR_OTHER_STREAM_START);
+    streams.release_stream();
+    streams.enqueue_clock_probe_on_each_stream()?;
+    executable.wait_for_launches()?;
+    devices.for_each_with_context_current(|_, device| device.synchronize_all_streams())?;
+    let held = streams.was_released_in_time();
+    let record = recording.detach_cupti_and_take_records(0);
     launched?;
     let record = match record {
         Ok(record) => record,
         Err(lost @ BackendError::Lost(_)) => return Err(lost),
         Err(error) => return Ok(Some(error.to_string())),
     };
-    match find_operation_outside(&record, held, devices.device_count()) {
+    match find_operation_outside_timed_streams(&record, held, devices.device_count()) {
         Ok(Some(refusal)) => Err(refusal.into()),
         Ok(None) => Ok(None),
         Err(why) => Ok(Some(why)),
     }
 }
 
-/// Streams that are held, and on which a mark may be set.
-pub trait MarkedHold: StreamHold {
-    /// Enqueues a mark on each: the probe of the clocks.
-    fn mark_streams(&mut self) -> Result<(), BackendError>;
+/// The timed streams of a case's GPUs, which can be blocked and on which a clock-probe kernel can
+/// mark the launch's end.
+pub trait HoldWithEndMark: StreamHold {
+    /// Enqueues the clock-probe kernel on each timed stream, as a mark that follows the launch.
+    fn enqueue_clock_probe_on_each_stream(&mut self) -> Result<(), BackendError>;
 }
 
-/// The streams of one GPU that were held, and the mark behind the launch.
-struct HeldStreamsOfGpu {
+/// The kernel that blocked the timed stream of one GPU, and the start of the clock probe that
+/// followed the launch.
+struct HeldStreamInCuptiRecord {
     blocker: KernelRecord,
     mark: u64,
 }
 
-impl HeldStreamsOfGpu {
-    /// The held streams of each GPU in CUPTI's record.
+impl HeldStreamInCuptiRecord {
+    /// Finds, in CUPTI's record, the blocking kernel and the clock probe of each GPU.
     ///
     /// # Errors
     /// The error states why the record is not conclusive.
-    fn from_record_by_gpu(
-        record: &RecordedActivity,
+    fn held_streams_from_cupti_record(
+        record: &CuptiRecordedActivity,
         gpus: usize,
-    ) -> Result<BTreeMap<u32, HeldStreamsOfGpu>, String> {
+    ) -> Result<BTreeMap<u32, HeldStreamInCuptiRecord>, String> {
         let own = |symbol: &'static str| {
             let found = record.kernels.iter();
             found.filter(move |kernel| record.names[kernel.name as usize] == symbol)
         };
         let mut held = BTreeMap::new();
         for blocker in own(StreamBlocker::BLOCKING_KERNEL_SYMBOL) {
-            let mut marks = own(TimingInstruments::CLOCK_PROBE_SYMBOL)
+            let mut marks = own(ClockProbeAndL2Flush::CLOCK_PROBE_SYMBOL)
                 .filter(|it| it.on.device == blocker.on.device);
             let mark = marks.next().map(|mark| mark.start);
             let lacks =
-                || format!("CUPTI's record lacks `{}`", TimingInstruments::CLOCK_PROBE_SYMBOL);
+                || format!("CUPTI's record lacks `{}`", ClockProbeAndL2Flush::CLOCK_PROBE_SYMBOL);
             let found = Self { blocker: *blocker, mark: mark.ok_or_else(lacks)? };
             held.entry(blocker.on.device).or_insert(found);
         }
@@ -163,28 +177,31 @@ impl HeldStreamsOfGpu {
     }
 }
 
-/// Finds the first operation that began while its stream was held, ended after the mark, or ran on
-/// a GPU without a held stream. `held`: the streams were held until the launch had returned.
+/// Finds the first operation that began while its GPU's timed stream was blocked, ended after the
+/// clock probe, or ran on a GPU outside of the case. The parameter `held` is true if the timed
+/// streams stayed blocked until the launch call had returned.
 ///
 /// # Errors
 /// The error states why CUPTI's record is not conclusive.
-fn find_operation_outside(
-    record: &RecordedActivity,
+fn find_operation_outside_timed_streams(
+    record: &CuptiRecordedActivity,
     held: bool,
     gpus: usize,
 ) -> Result<Option<TimingRefusal>, String> {
-    let streams = HeldStreamsOfGpu::from_record_by_gpu(record, gpus)?;
-    let own = [StreamBlocker::BLOCKING_KERNEL_SYMBOL, TimingInstruments::CLOCK_PROBE_SYMBOL];
-    let all: Vec<RecordedOperation<'_>> =
-        recorded_operations(record).filter(|operation| !own.contains(&operation.kernel)).collect();
-    let subject = RefusedSubject::Launch;
+    let streams = HeldStreamInCuptiRecord::held_streams_from_cupti_record(record, gpus)?;
+    let own = [StreamBlocker::BLOCKING_KERNEL_SYMBOL, ClockProbeAndL2Flush::CLOCK_PROBE_SYMBOL];
+    let all: Vec<OperationInCuptiRecord<'_>> = kernels_copies_and_sets_in_cupti_record(record)
+        .filter(|operation| !own.contains(&operation.kernel))
+        .collect();
+    let subject = RefusedTimedCode::Launch;
     if let Some(other) = all.iter().find(|it| !streams.contains_key(&it.on.device)) {
         let (operation, gpu) = (other.to_string(), other.on.device);
         return Ok(Some(TimingRefusal::RecordedOnOtherGpu { subject, operation, gpu }));
     }
     let found = all.iter().filter(|it| it.has_recorded_times()).find(|it| {
-        let HeldStreamsOfGpu { blocker, mark } = &streams[&it.on.device];
-        it.start + EARLY_START_TOLERANCE_NS < blocker.end || it.end > mark + LATE_END_TOLERANCE_NS
+        let HeldStreamInCuptiRecord { blocker, mark } = &streams[&it.on.device];
+        it.start + MIN_EARLY_START_ON_OTHER_STREAM_NS < blocker.end
+            || it.end > mark + MAX_END_AFTER_PROBE_START_NS
     });
     match found {
         Some(it) => {
@@ -192,76 +209,80 @@ fn find_operation_outside(
         }
         None if record.dropped > 0 => Err(format!("CUPTI lost {} records", record.dropped)),
         None if !held && all.iter().any(|it| it.on != streams[&it.on.device].blocker.on) => {
-            Err(NOT_HELD_REASON.to_owned())
+            Err(REASON_STREAM_WAS_NOT_HELD_LONG_ENOUGH.to_owned())
         }
         None => Ok(None),
     }
 }
 
-/// A pass of a routine that CUPTI recorded, on a stream that other code made.
+/// One pass of a Criterion routine that CUPTI recorded, on a CUDA stream that the bench itself
+/// created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RecordedPass {
-    /// Whether the stream was held until the routine had returned.
+pub struct CuptiRecordedRoutinePass {
+    /// Whether the stream stayed blocked until the Criterion routine had returned.
     pub held: bool,
-    /// When the hold ended at the earliest, on the clock of the records.
+    /// Earliest time at which the stream was no longer blocked, on CUPTI's clock, nanoseconds.
     pub released: u64,
 }
 
-/// Checks CUPTI's record of one pass of the routine. The first memset of one byte in the record is
-/// on the timed stream. Returns the reason if the record is not conclusive.
+/// Searches CUPTI's record of one pass of a Criterion routine for operations on other streams or
+/// GPUs. The first one-byte memset in CUPTI's record identifies the timed stream. Returns a reason
+/// if CUPTI's record of the pass is not conclusive.
 ///
 /// # Errors
 /// Fails if something ran on another stream, or on another GPU.
-pub fn check_recorded_pass(
-    record: &RecordedActivity,
-    pass: RecordedPass,
+pub fn check_routine_pass_streams_with_cupti(
+    record: &CuptiRecordedActivity,
+    pass: CuptiRecordedRoutinePass,
 ) -> Result<Option<String>, TimingRefusal> {
     let Some(mark) = record.sets.iter().find(|set| set.bytes == 1) else {
         return Ok(Some("CUPTI's record lacks the mark on the stream".to_owned()));
     };
-    let subject = RefusedSubject::Routine;
+    let subject = RefusedTimedCode::Routine;
     let is_mark =
-        |it: &RecordedOperation<'_>| (it.start, it.on, it.kernel) == (mark.start, mark.on, "");
-    let all: Vec<RecordedOperation<'_>> =
-        recorded_operations(record).filter(|it| !is_mark(it)).collect();
+        |it: &OperationInCuptiRecord<'_>| (it.start, it.on, it.kernel) == (mark.start, mark.on, "");
+    let all: Vec<OperationInCuptiRecord<'_>> =
+        kernels_copies_and_sets_in_cupti_record(record).filter(|it| !is_mark(it)).collect();
     if let Some(other) = all.iter().find(|it| it.on.device != mark.on.device) {
         let (operation, gpu) = (other.to_string(), other.on.device);
         return Err(TimingRefusal::RecordedOnOtherGpu { subject, operation, gpu });
     }
-    let early = |it: &&RecordedOperation<'_>| {
-        it.has_recorded_times() && it.start + EARLY_START_TOLERANCE_NS < pass.released
+    let early = |it: &&OperationInCuptiRecord<'_>| {
+        it.has_recorded_times() && it.start + MIN_EARLY_START_ON_OTHER_STREAM_NS < pass.released
     };
     if let Some(it) = all.iter().find(early) {
         return Err(TimingRefusal::RecordedElsewhere { subject, operation: it.to_string() });
     }
     Ok(match record.dropped {
         0 if !pass.held && all.iter().any(|it| it.on != mark.on) => {
-            Some(NOT_HELD_REASON.to_owned())
+            Some(REASON_STREAM_WAS_NOT_HELD_LONG_ENOUGH.to_owned())
         }
         0 => None,
         lost => Some(format!("CUPTI lost {lost} records")),
     })
 }
 
-const NOT_HELD_REASON: &str = "the stream was not held until the launch had returned";
+const REASON_STREAM_WAS_NOT_HELD_LONG_ENOUGH: &str =
+    "the stream was not held until the launch had returned";
 
-/// One operation of a GPU in CUPTI's record: a kernel, a copy or a fill.
-struct RecordedOperation<'a> {
+/// One operation of a GPU in CUPTI's record: a kernel, a memory copy or a memory set.
+struct OperationInCuptiRecord<'a> {
     start: u64,
     end: u64,
-    on: StreamId,
-    /// Symbol of the kernel; empty for a copy or a set.
+    on: GpuContextStreamIds,
+    /// Symbol name of the kernel; empty for a memory copy or a memory set.
     kernel: &'a str,
 }
 
-impl RecordedOperation<'_> {
-    /// CUPTI records no times for operations that it could not follow.
+impl OperationInCuptiRecord<'_> {
+    /// Returns whether CUPTI recorded times for the operation; CUPTI writes zeros for an operation
+    /// that it could not follow.
     const fn has_recorded_times(&self) -> bool {
         self.start != 0 || self.end != 0
     }
 }
 
-impl fmt::Display for RecordedOperation<'_> {
+impl fmt::Display for OperationInCuptiRecord<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kernel {
             "" => f.write_str("a copy or set of memory"),
@@ -270,100 +291,145 @@ impl fmt::Display for RecordedOperation<'_> {
     }
 }
 
-fn recorded_operations(record: &RecordedActivity) -> impl Iterator<Item = RecordedOperation<'_>> {
+fn kernels_copies_and_sets_in_cupti_record(
+    record: &CuptiRecordedActivity,
+) -> impl Iterator<Item = OperationInCuptiRecord<'_>> {
     let kernels = record.kernels.iter().map(|&KernelRecord { start, end, on, name, .. }| {
-        RecordedOperation { start, end, on, kernel: &record.names[name as usize] }
+        OperationInCuptiRecord { start, end, on, kernel: &record.names[name as usize] }
     });
     let copies = record.copies.iter().map(|it| (it.start, it.end, it.on));
     let sets = record.sets.iter().map(|it| (it.start, it.end, it.on));
     let others = copies.chain(sets);
-    kernels.chain(others.map(|(start, end, on)| RecordedOperation { start, end, on, kernel: "" }))
+    kernels.chain(others.map(|(start, end, on)| OperationInCuptiRecord {
+        start,
+        end,
+        on,
+        kernel: "",
+    }))
 }
 
 #[cfg(test)]
 mod tests {
-    use kernelgate_cuda::observe::activity::{CopyRecord, MemsetRecord};
+    use kernelgate_cuda::observe::activity::{MemoryCopyRecord, MemsetRecord};
 
     use super::*;
 
     const MS: u64 = 1_000_000;
 
-    fn find_operation_outside(record: &RecordedActivity) -> Result<Option<TimingRefusal>, String> {
-        super::find_operation_outside(record, true, 1)
+    fn find_operation_outside_one_held_stream(
+        record: &CuptiRecordedActivity,
+    ) -> Result<Option<TimingRefusal>, String> {
+        find_operation_outside_timed_streams(record, true, 1)
     }
 
-    fn recorded_elsewhere(operation: &str) -> TimingRefusal {
+    fn refusal_of_operation_on_another_stream(operation: &str) -> TimingRefusal {
         TimingRefusal::RecordedElsewhere {
-            subject: RefusedSubject::Launch,
+            subject: RefusedTimedCode::Launch,
             operation: operation.to_owned(),
         }
     }
 
-    /// A hold from 10 to 14 ms, a kernel of the launch, the mark at 15 ms.
-    fn kernel_and_mark(start: u64, end: u64) -> RecordedActivity {
+    /// This CUPTI record holds a blocking kernel from 10 to 14 ms, a kernel `theirs` with the given
+    /// times, and a clock probe at 15 ms.
+    fn record_of_blocker_kernel_and_clock_probe(start: u64, end: u64) -> CuptiRecordedActivity {
         let names = [
             StreamBlocker::BLOCKING_KERNEL_SYMBOL,
-            TimingInstruments::CLOCK_PROBE_SYMBOL,
+            ClockProbeAndL2Flush::CLOCK_PROBE_SYMBOL,
             "theirs",
         ]
         .map(str::to_owned);
         let kernel = |name, start, end| KernelRecord { name, start, end, ..Default::default() };
-        RecordedActivity {
+        CuptiRecordedActivity {
             names: names.into(),
             kernels: vec![
                 kernel(0, 10 * MS, 14 * MS),
                 kernel(2, start, end),
                 kernel(1, 15 * MS, 15 * MS + 1_000),
             ],
-            ..RecordedActivity::default()
+            ..CuptiRecordedActivity::default()
         }
     }
 
     #[test]
-    fn work_that_runs_while_the_timed_stream_is_held_is_reported() {
-        assert_eq!(find_operation_outside(&kernel_and_mark(14 * MS, 15 * MS)), Ok(None));
-        let jitter = kernel_and_mark(14 * MS - 1_000, 15 * MS + 1_000);
-        assert_eq!(find_operation_outside(&jitter), Ok(None), "clocks of hardware");
-        let theirs = Ok(Some(recorded_elsewhere("kernel `theirs`")));
-        assert_eq!(find_operation_outside(&kernel_and_mark(11 * MS, 11 * MS + 5_000)), theirs);
-        assert_eq!(find_operation_outside(&kernel_and_mark(14 * MS, 16 * MS)), theirs);
-        assert_eq!(find_operation_outside(&kernel_and_mark(0, 0)), Ok(None), "without times");
-        let copy = CopyRecord { start: 12 * MS, end: 13 * MS, ..Default::default() };
-        let copied = RecordedActivity { copies: vec![copy], ..kernel_and_mark(14 * MS, 15 * MS) };
+    fn work_during_the_hold_of_the_timed_stream_is_refused() {
         assert_eq!(
-            find_operation_outside(&copied),
-            Ok(Some(recorded_elsewhere("a copy or set of memory")))
+            find_operation_outside_one_held_stream(&record_of_blocker_kernel_and_clock_probe(
+                14 * MS,
+                15 * MS
+            )),
+            Ok(None)
+        );
+        let jitter = record_of_blocker_kernel_and_clock_probe(14 * MS - 1_000, 15 * MS + 1_000);
+        assert_eq!(find_operation_outside_one_held_stream(&jitter), Ok(None), "clocks of hardware");
+        let theirs = Ok(Some(refusal_of_operation_on_another_stream("kernel `theirs`")));
+        assert_eq!(
+            find_operation_outside_one_held_stream(&record_of_blocker_kernel_and_clock_probe(
+                11 * MS,
+                11 * MS + 5_000
+            )),
+            theirs
+        );
+        assert_eq!(
+            find_operation_outside_one_held_stream(&record_of_blocker_kernel_and_clock_probe(
+                14 * MS,
+                16 * MS
+            )),
+            theirs
+        );
+        assert_eq!(
+            find_operation_outside_one_held_stream(&record_of_blocker_kernel_and_clock_probe(0, 0)),
+            Ok(None),
+            "without times"
+        );
+        let copy = MemoryCopyRecord { start: 12 * MS, end: 13 * MS, ..Default::default() };
+        let copied = CuptiRecordedActivity {
+            copies: vec![copy],
+            ..record_of_blocker_kernel_and_clock_probe(14 * MS, 15 * MS)
+        };
+        assert_eq!(
+            find_operation_outside_one_held_stream(&copied),
+            Ok(Some(refusal_of_operation_on_another_stream("a copy or set of memory")))
         );
     }
 
     #[test]
-    fn a_launch_that_outlasts_the_hold_is_checked_by_its_streams() {
-        let outside = |record: &RecordedActivity| super::find_operation_outside(record, false, 1);
-        assert_eq!(outside(&kernel_and_mark(14 * MS, 15 * MS)), Ok(None), "on one stream");
-        let mut other = kernel_and_mark(14 * MS, 15 * MS);
+    fn a_launch_that_outlasts_the_hold_is_judged_by_streams() {
+        let outside =
+            |record: &CuptiRecordedActivity| find_operation_outside_timed_streams(record, false, 1);
+        assert_eq!(
+            outside(&record_of_blocker_kernel_and_clock_probe(14 * MS, 15 * MS)),
+            Ok(None),
+            "on one stream"
+        );
+        let mut other = record_of_blocker_kernel_and_clock_probe(14 * MS, 15 * MS);
         other.kernels[1].on.stream = 7;
         let unknown = "the stream was not held until the launch had returned".to_owned();
         assert_eq!(outside(&other), Err(unknown), "joined or not");
         other.kernels[1].start = 11 * MS;
-        assert_eq!(outside(&other), Ok(Some(recorded_elsewhere("kernel `theirs`"))));
+        assert_eq!(
+            outside(&other),
+            Ok(Some(refusal_of_operation_on_another_stream("kernel `theirs`")))
+        );
     }
 
-    /// Holds on GPUs 0 and 3, each with a kernel of the launch.
-    fn recording_over_two_gpus(start: u64, end: u64) -> RecordedActivity {
-        let mut both = kernel_and_mark(14 * MS, 15 * MS);
-        let mut second = kernel_and_mark(start, end).kernels;
+    /// This CUPTI record holds, for GPU 0 and GPU 3, a blocking kernel, one kernel of the launch
+    /// and a clock probe.
+    fn cupti_record_of_two_gpus(start: u64, end: u64) -> CuptiRecordedActivity {
+        let mut both = record_of_blocker_kernel_and_clock_probe(14 * MS, 15 * MS);
+        let mut second = record_of_blocker_kernel_and_clock_probe(start, end).kernels;
         second.iter_mut().for_each(|kernel| kernel.on.device = 3);
         both.kernels.extend(second);
         both
     }
 
     #[test]
-    fn each_gpu_is_checked_with_its_own_held_stream() {
-        let outside = |record: &RecordedActivity| super::find_operation_outside(record, true, 2);
-        assert_eq!(outside(&recording_over_two_gpus(14 * MS, 15 * MS)), Ok(None));
-        let theirs = Ok(Some(recorded_elsewhere("kernel `theirs`")));
-        assert_eq!(outside(&recording_over_two_gpus(11 * MS, 12 * MS)), theirs);
-        let mut later = recording_over_two_gpus(16 * MS, 17 * MS);
+    fn each_gpu_is_judged_by_its_own_held_stream() {
+        let outside =
+            |record: &CuptiRecordedActivity| find_operation_outside_timed_streams(record, true, 2);
+        assert_eq!(outside(&cupti_record_of_two_gpus(14 * MS, 15 * MS)), Ok(None));
+        let theirs = Ok(Some(refusal_of_operation_on_another_stream("kernel `theirs`")));
+        assert_eq!(outside(&cupti_record_of_two_gpus(11 * MS, 12 * MS)), theirs);
+        let mut later = cupti_record_of_two_gpus(16 * MS, 17 * MS);
         for kernel in later.kernels.iter_mut().filter(|kernel| kernel.on.device == 3) {
             kernel.start += u64::from(kernel.name != 2) * 2 * MS;
             kernel.end += u64::from(kernel.name != 2) * 2 * MS;
@@ -372,61 +438,94 @@ mod tests {
     }
 
     #[test]
-    fn work_on_a_gpu_outside_of_the_set_is_reported() {
-        let mut other = recording_over_two_gpus(14 * MS, 15 * MS);
+    fn work_on_a_gpu_outside_of_the_case_is_refused() {
+        let mut other = cupti_record_of_two_gpus(14 * MS, 15 * MS);
         other.kernels[1].on.device = 1;
         let operation = "kernel `theirs`".to_owned();
-        let subject = RefusedSubject::Launch;
+        let subject = RefusedTimedCode::Launch;
         let refused = TimingRefusal::RecordedOnOtherGpu { subject, operation, gpu: 1 };
-        assert_eq!(super::find_operation_outside(&other, true, 2), Ok(Some(refused)));
-        let one = recording_over_two_gpus(14 * MS, 15 * MS);
+        assert_eq!(find_operation_outside_timed_streams(&other, true, 2), Ok(Some(refused)));
+        let one = cupti_record_of_two_gpus(14 * MS, 15 * MS);
         let lacks = "CUPTI's record lacks `measure_blocker`".to_owned();
-        assert_eq!(super::find_operation_outside(&one, true, 3), Err(lacks));
+        assert_eq!(find_operation_outside_timed_streams(&one, true, 3), Err(lacks));
     }
 
-    /// A mark on the stream, and one kernel of the routine.
-    fn recorded_pass(start: u64, stream: u32) -> RecordedActivity {
-        let on = StreamId { stream, ..StreamId::default() };
+    /// This CUPTI record of a routine's pass holds the one-byte memset on the timed stream, and one
+    /// kernel on the stream `stream`.
+    fn cupti_record_of_routine_pass(start: u64, stream: u32) -> CuptiRecordedActivity {
+        let on = GpuContextStreamIds { stream, ..GpuContextStreamIds::default() };
         let kernel = KernelRecord { name: 2, start, end: start + 5_000, on, ..Default::default() };
         let mark = MemsetRecord { bytes: 1, start: MS, end: MS + 900, ..Default::default() };
-        RecordedActivity { kernels: vec![kernel], sets: vec![mark], ..kernel_and_mark(0, 0) }
+        CuptiRecordedActivity {
+            kernels: vec![kernel],
+            sets: vec![mark],
+            ..record_of_blocker_kernel_and_clock_probe(0, 0)
+        }
     }
 
     #[test]
-    fn a_pass_that_works_on_another_stream_is_refused() {
-        let held = RecordedPass { held: true, released: 14 * MS };
-        let timed_out = RecordedPass { held: false, released: 14 * MS };
-        let (subject, operation) = (RefusedSubject::Routine, "kernel `theirs`".to_owned());
+    fn a_routine_pass_working_on_another_stream_is_refused() {
+        let held = CuptiRecordedRoutinePass { held: true, released: 14 * MS };
+        let timed_out = CuptiRecordedRoutinePass { held: false, released: 14 * MS };
+        let (subject, operation) = (RefusedTimedCode::Routine, "kernel `theirs`".to_owned());
         let elsewhere = Err(TimingRefusal::RecordedElsewhere { subject, operation });
         for recorded in [held, timed_out] {
-            assert_eq!(check_recorded_pass(&recorded_pass(14 * MS, 0), recorded), Ok(None));
-            assert_eq!(check_recorded_pass(&recorded_pass(11 * MS, 7), recorded), elsewhere);
+            assert_eq!(
+                check_routine_pass_streams_with_cupti(
+                    &cupti_record_of_routine_pass(14 * MS, 0),
+                    recorded
+                ),
+                Ok(None)
+            );
+            assert_eq!(
+                check_routine_pass_streams_with_cupti(
+                    &cupti_record_of_routine_pass(11 * MS, 7),
+                    recorded
+                ),
+                elsewhere
+            );
         }
         assert_eq!(
-            check_recorded_pass(&recorded_pass(14 * MS, 7), held),
+            check_routine_pass_streams_with_cupti(&cupti_record_of_routine_pass(14 * MS, 7), held),
             Ok(None),
             "joined with the stream"
         );
         assert_eq!(
-            check_recorded_pass(&recorded_pass(14 * MS, 7), timed_out),
-            Ok(Some(NOT_HELD_REASON.to_owned()))
+            check_routine_pass_streams_with_cupti(
+                &cupti_record_of_routine_pass(14 * MS, 7),
+                timed_out
+            ),
+            Ok(Some(REASON_STREAM_WAS_NOT_HELD_LONG_ENOUGH.to_owned()))
         );
-        let unmarked = RecordedActivity { sets: Vec::new(), ..recorded_pass(11 * MS, 7) };
-        assert!(check_recorded_pass(&unmarked, held).unwrap().is_some());
-        let lost = RecordedActivity { dropped: 2, ..recorded_pass(14 * MS, 0) };
-        assert_eq!(check_recorded_pass(&lost, held), Ok(Some("CUPTI lost 2 records".to_owned())));
+        let unmarked =
+            CuptiRecordedActivity { sets: Vec::new(), ..cupti_record_of_routine_pass(11 * MS, 7) };
+        assert!(check_routine_pass_streams_with_cupti(&unmarked, held).unwrap().is_some());
+        let lost = CuptiRecordedActivity { dropped: 2, ..cupti_record_of_routine_pass(14 * MS, 0) };
+        assert_eq!(
+            check_routine_pass_streams_with_cupti(&lost, held),
+            Ok(Some("CUPTI lost 2 records".to_owned()))
+        );
     }
 
     #[test]
-    fn an_inconclusive_cupti_record_names_the_missing_part() {
-        let empty = RecordedActivity { kernels: Vec::new(), ..kernel_and_mark(0, 0) };
+    fn an_incomplete_cupti_record_is_inconclusive_with_reason() {
+        let empty = CuptiRecordedActivity {
+            kernels: Vec::new(),
+            ..record_of_blocker_kernel_and_clock_probe(0, 0)
+        };
         let lacks = "CUPTI's record lacks `measure_blocker`".to_owned();
-        assert_eq!(find_operation_outside(&empty), Err(lacks));
-        let lost = |start| RecordedActivity { dropped: 3, ..kernel_and_mark(start, 15 * MS) };
-        assert_eq!(find_operation_outside(&lost(14 * MS)), Err("CUPTI lost 3 records".to_owned()));
+        assert_eq!(find_operation_outside_one_held_stream(&empty), Err(lacks));
+        let lost = |start| CuptiRecordedActivity {
+            dropped: 3,
+            ..record_of_blocker_kernel_and_clock_probe(start, 15 * MS)
+        };
         assert_eq!(
-            find_operation_outside(&lost(11 * MS)),
-            Ok(Some(recorded_elsewhere("kernel `theirs`")))
+            find_operation_outside_one_held_stream(&lost(14 * MS)),
+            Err("CUPTI lost 3 records".to_owned())
+        );
+        assert_eq!(
+            find_operation_outside_one_held_stream(&lost(11 * MS)),
+            Ok(Some(refusal_of_operation_on_another_stream("kernel `theirs`")))
         );
     }
 }

@@ -1,8 +1,9 @@
-//! Detects outputs that are written before the timed stream reaches the launch.
+//! Refuses launches that write outputs before the timed stream reaches them, which shows work on
+//! another stream.
 //!
-//! While a blocker holds the stream, a launch may write no output; the check reads samples from the
-//! beginning to the end of each. The check is skipped if a launch is more commands than can be
-//! queued.
+//! While a kernel blocks the timed stream, a launch must not change its poisoned outputs; values
+//! spread over each output are read back. The check is skipped if a launch has more commands than
+//! can be queued behind a blocked stream.
 
 use std::time::Duration;
 
@@ -10,43 +11,48 @@ use super::audit_finding::TimingRefusal;
 use crate::backend::{BackendError, Executable};
 use kernelgate_cuda::driver::stream::stream_hold::StreamHold;
 
-/// How long the stream is held at most. If the host is held up for longer, the check shows nothing.
-const WRITE_TEST_HOLD: Duration = Duration::from_millis(200);
-/// How long work on another stream has to show itself: starting a kernel takes microseconds.
-const OTHER_STREAM_WRITE_TIME: Duration = Duration::from_millis(2);
-/// Holds the stream and launches: no sample of an output may change before the stream is released.
-/// Outputs that the reset writes hold no poison, and are skipped.
+/// Longest time for which the timed stream is blocked during the launch. If the host needs longer
+/// than this hold to launch, the check is inconclusive and passes.
+const MAX_HOLD_FOR_EARLY_WRITE_CHECK: Duration = Duration::from_millis(200);
+/// Wait after the launch call, while the timed stream is blocked, so that a kernel on another
+/// stream can write: a kernel starts within microseconds.
+const WAIT_FOR_WRITES_OF_OTHER_STREAMS: Duration = Duration::from_millis(2);
+/// Blocks the timed stream and launches; fails if a poisoned output changes before the stream is
+/// released. Outputs that the reset overwrites no longer contain poison, and are not checked.
 ///
 /// # Errors
 /// Fails with [`BackendError::NotTimed`] if one changes, or if the device fails.
-pub fn check_launch_writes(
+pub fn refuse_writes_before_stream_release(
     stream: &mut dyn StreamHold,
     executable: &mut dyn Executable,
 ) -> Result<(), BackendError> {
     executable.poison_outputs()?;
-    // A launch needs its state, which may lie in its outputs.
-    executable.reset()?;
-    executable.synchronize()?;
-    // Without state every output holds poison, or work elsewhere has overwritten it already.
-    let poisoned = match executable.carries_state() {
-        true => Some(executable.still_poisoned()?),
+    // A launch that carries state needs the state that its reset writes, which may lie in outputs
+    // and overwrite their poison.
+    executable.reset_state()?;
+    executable.wait_for_launches()?;
+    // A launch that carries no state has poison in every output here, unless work on another stream
+    // has already overwritten it.
+    let poisoned = match executable.launches_carry_state() {
+        true => Some(executable.outputs_are_still_poisoned()?),
         false => None,
     };
     if poisoned.as_ref().is_some_and(|poisoned| !poisoned.contains(&true)) {
         return Ok(());
     }
-    stream.hold(WRITE_TEST_HOLD)?;
-    let untouched = executable.launch().and_then(|()| {
-        std::thread::sleep(OTHER_STREAM_WRITE_TIME);
-        executable.still_poisoned()
+    stream.enqueue_hold(MAX_HOLD_FOR_EARLY_WRITE_CHECK)?;
+    let untouched = executable.launch_once().and_then(|()| {
+        std::thread::sleep(WAIT_FOR_WRITES_OF_OTHER_STREAMS);
+        executable.outputs_are_still_poisoned()
     });
-    stream.release();
-    executable.synchronize()?;
-    // If the blocker timed out, the launch may have run on the timed stream.
+    stream.release_stream();
+    executable.wait_for_launches()?;
+    // If the blocking kernel timed out before its release, the launch may legitimately have run on
+    // the timed stream.
     let is_looked_at = |output: usize| poisoned.as_ref().is_none_or(|poisoned| poisoned[output]);
     let mut outputs = untouched?.into_iter().enumerate();
     let written = outputs.any(|(output, untouched)| !untouched && is_looked_at(output));
-    if written && stream.was_released() {
+    if written && stream.was_released_in_time() {
         return Err(TimingRefusal::WritesWhileHeld.into());
     }
     Ok(())

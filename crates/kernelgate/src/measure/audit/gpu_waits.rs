@@ -1,109 +1,116 @@
-//! Launches that wait for the GPU: the host's time would be in their samples.
+//! Refuses launches during which the host waits for the GPU, because host time would then be part
+//! of their samples.
 //!
-//! Launches once behind a kernel that blocks the stream. If it returns only once the blocker ends,
-//! it waits for the GPU, or for room in the queue. CUPTI's record of the calls shows whether the
-//! launch waited or the queue was full ([`super::blocking_calls`]).
+//! This check launches once behind a kernel that blocks the timed stream. A launch call that
+//! returns only after the blocking kernel has ended waits for the GPU, or for room in the launch
+//! queue. CUPTI's record of API calls shows whether the launch waited for the GPU or the launch
+//! queue was full ([`super::blocking_calls`]).
 
 use std::time::{Duration, Instant};
 
-use super::audit_finding::{RefusedSubject, TimingRefusal};
-use super::blocking_calls::{self, LaunchStall};
+use super::audit_finding::{RefusedTimedCode, TimingRefusal};
+use super::blocking_calls::{self, BlockedLaunchCause};
 use crate::backend::{BackendError, Executable};
-use crate::measure::launch_queue::MAX_QUEUED_COMMANDS;
+use crate::measure::launch_queue::MAX_COMMANDS_BEHIND_BLOCKER;
 use kernelgate_cuda::Device;
 use kernelgate_cuda::driver::stream::stream_hold::StreamHold;
 
-/// Longest hold of the stream during a launch that may wait for the stream.
-const WAIT_TEST_HOLD: Duration = Duration::from_millis(200);
-/// Number of launches that are tried: a row does not wait for the stream if one of these launches
-/// returns while the stream is held.
-const WAIT_TEST_LAUNCHES: usize = 3;
+/// Longest time for which the stream is blocked while the launch call should return.
+const MAX_HOLD_FOR_WAIT_CHECK: Duration = Duration::from_millis(200);
+/// Number of launches on an idle GPU: if one of them returns while the GPU still works, launches do
+/// not wait for the GPU.
+const EARLY_RETURN_TRIAL_LAUNCHES: usize = 3;
 
-/// Launches once while the stream is held, and checks that the launch returns. Returns whether the
-/// launch filled the queue, so that it is more than can be queued ahead. `commands` is the number
-/// of commands of a launch, if it could be captured.
+/// Launches once while the stream is blocked, and fails if the launch call waits for the GPU.
+/// Returns whether the launch filled the launch queue, which means that it cannot be queued ahead
+/// completely. The parameter `commands` is the number of commands of one launch, if the launch
+/// could be captured.
 ///
 /// # Errors
 /// Fails with [`BackendError::NotTimed`] if it waits for the GPU, or if it fails.
-pub fn check_launch_waits(
+pub fn refuse_launch_that_waits_for_gpu(
     device: &Device,
     stream: &mut dyn StreamHold,
     executable: &mut dyn Executable,
     commands: Option<usize>,
 ) -> Result<bool, BackendError> {
-    let mut hold = WAIT_TEST_HOLD;
-    let Some(took) = launch_outlasts_hold(hold, stream, executable)? else { return Ok(false) };
-    executable.reset_and_wait()?;
+    let mut hold = MAX_HOLD_FOR_WAIT_CHECK;
+    let Some(took) = launch_time_if_longer_than_hold(hold, stream, executable)? else {
+        return Ok(false);
+    };
+    executable.reset_state_and_wait()?;
     let started = Instant::now();
-    executable.launch()?;
+    executable.launch_once()?;
     let unheld = started.elapsed();
-    executable.synchronize()?;
-    if took < unheld + WAIT_TEST_HOLD / 2 {
-        // The hold is extended by the time of a launch on a free stream, because the host may need
-        // that long without any wait.
+    executable.wait_for_launches()?;
+    if took < unheld + MAX_HOLD_FOR_WAIT_CHECK / 2 {
+        // If the launch call is slow on an unblocked stream too, the stream is blocked again,
+        // longer by the call's time, because the host may need that time without waiting.
         hold += unheld;
-        if launch_outlasts_hold(hold, stream, executable)?.is_none() {
+        if launch_time_if_longer_than_hold(hold, stream, executable)?.is_none() {
             return Ok(false);
         }
     }
-    let host_stall = blocking_calls::record_launch_calls(device, stream, executable, hold)?;
+    let host_stall =
+        blocking_calls::find_blocked_launch_cause_with_cupti(device, stream, executable, hold)?;
     let may_fill = match (&host_stall, commands) {
-        (None, Some(commands)) => commands > MAX_QUEUED_COMMANDS,
-        (None, None) => launch_returns_early(device, executable)?,
+        (None, Some(commands)) => commands > MAX_COMMANDS_BEHIND_BLOCKER,
+        (None, None) => launch_returns_before_gpu_finishes(device, executable)?,
         (Some(_), _) => false,
     };
-    judge_delayed_launch(host_stall, may_fill)?;
+    refuse_delayed_launch_unless_queue_full(host_stall, may_fill)?;
     Ok(true)
 }
 
-/// Launches while the stream is held for this duration; returns whether the launch takes longer
-/// than the hold. Returns how long the launch took, if it returned only after the blocker had timed
-/// out.
-fn launch_outlasts_hold(
+/// Launches while the stream is blocked for the duration `hold`. Returns the time of the launch
+/// call if it returned only after the blocking kernel had timed out, otherwise `None`.
+fn launch_time_if_longer_than_hold(
     hold: Duration,
     stream: &mut dyn StreamHold,
     executable: &mut dyn Executable,
 ) -> Result<Option<Duration>, BackendError> {
-    executable.reset_and_wait()?;
-    stream.hold(hold)?;
+    executable.reset_state_and_wait()?;
+    stream.enqueue_hold(hold)?;
     let started = Instant::now();
-    let launched = executable.launch();
+    let launched = executable.launch_once();
     let took = started.elapsed();
-    stream.release();
-    executable.synchronize()?;
+    stream.release_stream();
+    executable.wait_for_launches()?;
     launched?;
-    Ok((took >= hold.mul_f64(0.9) && !stream.was_released()).then_some(took))
+    Ok((took >= hold.mul_f64(0.9) && !stream.was_released_in_time()).then_some(took))
 }
 
-/// Judges a launch that a held stream delayed: it has a time only if its commands filled the queue.
-/// Without CUPTI's answer, `may_fill` decides: the launch has more commands than are queued ahead,
-/// or returns while the GPU still works.
-fn judge_delayed_launch(
-    host_stall: Option<LaunchStall>,
+/// Accepts a launch call that did not return on a blocked stream only if its commands filled the
+/// launch queue. If CUPTI gave no cause, `may_fill` decides: whether the launch has more commands
+/// than can be queued, or returns while the GPU still works.
+fn refuse_delayed_launch_unless_queue_full(
+    host_stall: Option<BlockedLaunchCause>,
     may_fill: bool,
 ) -> Result<(), TimingRefusal> {
     match host_stall {
-        Some(LaunchStall::Queue) => Ok(()),
-        Some(LaunchStall::Call(call)) => {
-            Err(TimingRefusal::WaitsIn { subject: RefusedSubject::Launch, call })
+        Some(BlockedLaunchCause::Queue) => Ok(()),
+        Some(BlockedLaunchCause::Call(call)) => {
+            Err(TimingRefusal::WaitsIn { subject: RefusedTimedCode::Launch, call })
         }
-        Some(LaunchStall::Unknown) => Err(TimingRefusal::Waits { subject: RefusedSubject::Launch }),
+        Some(BlockedLaunchCause::Unknown) => {
+            Err(TimingRefusal::Waits { subject: RefusedTimedCode::Launch })
+        }
         None if may_fill => Ok(()),
         None => Err(TimingRefusal::WaitsOrFillsQueue),
     }
 }
 
-/// Returns whether a launch on an idle GPU returns before the GPU has finished, in at least one of
-/// several attempts.
-fn launch_returns_early(
+/// Returns whether, in at least one of several trials, a launch on an idle GPU returns before the
+/// GPU has finished its work.
+fn launch_returns_before_gpu_finishes(
     device: &Device,
     executable: &mut dyn Executable,
 ) -> Result<bool, BackendError> {
-    for _ in 0..WAIT_TEST_LAUNCHES {
-        executable.reset_and_wait()?;
-        executable.launch()?;
-        let busy = device.is_busy()?;
-        executable.synchronize()?;
+    for _ in 0..EARLY_RETURN_TRIAL_LAUNCHES {
+        executable.reset_state_and_wait()?;
+        executable.launch_once()?;
+        let busy = device.is_stream_busy()?;
+        executable.wait_for_launches()?;
         if busy {
             return Ok(true);
         }
@@ -116,17 +123,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_launch_that_fills_the_queue_may_take_as_long_as_the_hold() {
+    fn only_a_full_launch_queue_excuses_a_delayed_launch() {
         for may_fill in [false, true] {
-            assert_eq!(judge_delayed_launch(Some(LaunchStall::Queue), may_fill), Ok(()));
-            let unknown = judge_delayed_launch(Some(LaunchStall::Unknown), may_fill);
-            assert_eq!(unknown, Err(TimingRefusal::Waits { subject: RefusedSubject::Launch }));
-            let call =
-                judge_delayed_launch(Some(LaunchStall::Call("cuMemFree_v2".to_owned())), may_fill);
+            assert_eq!(
+                refuse_delayed_launch_unless_queue_full(Some(BlockedLaunchCause::Queue), may_fill),
+                Ok(())
+            );
+            let unknown = refuse_delayed_launch_unless_queue_full(
+                Some(BlockedLaunchCause::Unknown),
+                may_fill,
+            );
+            assert_eq!(unknown, Err(TimingRefusal::Waits { subject: RefusedTimedCode::Launch }));
+            let call = refuse_delayed_launch_unless_queue_full(
+                Some(BlockedLaunchCause::Call("cuMemFree_v2".to_owned())),
+                may_fill,
+            );
             let words = "a launch waits for the GPU in `cuMemFree_v2`";
             assert_eq!(call.unwrap_err().to_string(), words);
         }
-        assert_eq!(judge_delayed_launch(None, true), Ok(()));
-        assert_eq!(judge_delayed_launch(None, false), Err(TimingRefusal::WaitsOrFillsQueue));
+        assert_eq!(refuse_delayed_launch_unless_queue_full(None, true), Ok(()));
+        assert_eq!(
+            refuse_delayed_launch_unless_queue_full(None, false),
+            Err(TimingRefusal::WaitsOrFillsQueue)
+        );
     }
 }

@@ -1,55 +1,57 @@
-//! Checks, before a row is sampled, that its launches do only what is allowed.
+//! Refuses, before a row is sampled, launches that allocate device memory or wait for the GPU
+//! without permission.
 
 use super::{allocations, context, early_writes, gpu_waits};
 use crate::backend::{BackendError, Executable};
-use crate::measure::launch_queue::MAX_QUEUED_COMMANDS;
+use crate::measure::launch_queue::MAX_COMMANDS_BEHIND_BLOCKER;
 use kernelgate_cuda::Devices;
-use kernelgate_cuda::driver::graph_set::GraphSet;
+use kernelgate_cuda::driver::graph_set::ExecutableGraphPerGpu;
 use kernelgate_cuda::driver::stream::stream_hold::StreamHold;
 
-/// Checks that launches do only what the row is allowed to do. Returns whether a single launch
-/// fills the device's queue. `captured` is a captured launch, if capturing is possible.
+/// Fails if launches allocate device memory or wait for the GPU, unless the row has permission for
+/// it. Returns whether a single launch has more commands than the launch queue holds. The parameter
+/// `captured` is the CUDA graph of one launch, if the launch could be captured.
 ///
 /// # Errors
 /// Fails with [`BackendError::NotTimed`] if the launches take a forbidden action, or if a launch
 /// fails.
-pub fn check_launches_allowed(
+pub fn refuse_unpermitted_allocations_and_waits(
     devices: &Devices,
     stream: &mut dyn StreamHold,
     executable: &mut dyn Executable,
-    captured: Option<&GraphSet>,
+    captured: Option<&ExecutableGraphPerGpu>,
 ) -> Result<bool, BackendError> {
-    let allowed = executable.allowed();
+    let allowed = executable.actions_allowed_to_launches();
     if !allowed.allocations {
-        captured.map_or(Ok(()), allocations::check_graph_allocations)?;
-        allocations::check_memory_unchanged(devices.first_device(), executable)?;
+        captured.map_or(Ok(()), allocations::refuse_graph_with_allocation_nodes)?;
+        allocations::refuse_launches_that_allocate_memory(devices.first_device(), executable)?;
     }
     if allowed.waits {
         return Ok(false);
     }
-    // The launch is checked for waits even if it could be captured, because it may wait only
-    // outside of captures.
-    gpu_waits::check_launch_waits(
+    // A launch that could be captured is checked for waits too, because it may wait for the GPU
+    // only when it is not captured.
+    gpu_waits::refuse_launch_that_waits_for_gpu(
         devices.first_device(),
         stream,
         executable,
-        captured.map(GraphSet::max_nodes),
+        captured.map(ExecutableGraphPerGpu::max_nodes_per_gpu),
     )
 }
 
-/// Checks that a launch of this many commands works on the timed stream only, as far as its outputs
-/// and its duration show.
+/// Fails if a launch of `commands` commands writes outputs early or outlasts the timed stream,
+/// which shows work on other streams.
 ///
 /// # Errors
 /// Fails with [`BackendError::NotTimed`] if the launch works elsewhere, or if a launch fails.
-pub fn check_timed_stream_alone(
+pub fn refuse_launch_with_work_on_other_streams(
     devices: &Devices,
     stream: &mut dyn StreamHold,
     executable: &mut dyn Executable,
     commands: usize,
 ) -> Result<(), BackendError> {
-    if commands <= MAX_QUEUED_COMMANDS {
-        early_writes::check_launch_writes(stream, executable)?;
+    if commands <= MAX_COMMANDS_BEHIND_BLOCKER {
+        early_writes::refuse_writes_before_stream_release(stream, executable)?;
     }
-    context::check_context_idle(devices, executable)
+    context::refuse_launch_with_busy_context_after_stream(devices, executable)
 }

@@ -1,17 +1,19 @@
-//! The audit of a timed region checks that the measured time belongs to the work that ran, and to
-//! all of that work.
+//! The audit checks that a measured time covers all the GPU work of the timed code, and nothing
+//! else.
 //!
-//! The timed region lies between two CUDA events. A launch may enqueue work on the timed stream,
-//! and on streams that are joined with it; [`AllowedActions`] lists its other permissions. A row
-//! whose launches do anything else gets an error and no time. In the table, `L` marks checks of
-//! launches (own and attached rows) and `C` checks of a Criterion bench's passes; a name in the
-//! last column is the permission that turns the check off.
+//! The audit's timed region is the code between two CUDA events. A launch may enqueue work on the
+//! timed stream and on streams joined with the timed stream by events; [`AllowedActionsOfTimedCode`] lists its
+//! further permissions. A row whose launches do anything beyond their permissions is reported with
+//! an error instead of a time. In the table of the
+//! audit's checks, `L` marks checks of launches (of kernelgate's own and of attached rows) and `C`
+//! checks of the passes of a Criterion routine. A name in the last column is the permission of
+//! [`AllowedActionsOfTimedCode`] that turns the check off.
 //!
 //! | check | catches | measured | error | |
 //! |---|---|---|---|---|
-//! | [`commands::check_has_commands`] `L` | nothing on the stream | a captured launch, before the samples | [`TimingRefusal::NothingEnqueued`] | |
+//! | [`commands::check_launch_has_commands`] `L` | nothing on the stream | a captured launch, before the samples | [`TimingRefusal::NothingEnqueued`] | |
 //! | [`routine_passes`] `C` | nothing on the stream | held passes against events around nothing | [`TimingRefusal::NothingEnqueued`] | |
-//! | [`commands::check_captured_commands_match`] `L` | launches that skip work | the graph of a batch against one launch | [`TimingRefusal::CommandsDiffer`] | |
+//! | [`commands::check_batch_has_commands_of_single_launches`] `L` | launches that skip work | the graph of a batch against one launch | [`TimingRefusal::CommandsDiffer`] | |
 //! | [`duration`] `L` `C` | launches of nothing, each time or sometimes | every sample against the least command | [`TimingRefusal::TooShort`] | |
 //! | [`early_writes`] `L` | outputs written on another stream | samples of the outputs while a blocker holds the stream | [`TimingRefusal::WritesWhileHeld`] | |
 //! | [`context`] `L` `C` | long work on another stream | time until the context is idle after the stream | [`TimingRefusal::BusyAfterStream`] | |
@@ -22,13 +24,14 @@
 //! | [`reused_results`] `L` | results computed once and returned later | first and second replay for new inputs; of short launches rounds of three | [`TimingRefusal::Reuses`] | |
 //! | [`reused_results`] `L` | results computed once for a captured batch | a launch captured alone against those captured together | [`TimingRefusal::ReusesInBatch`] | |
 //!
-//! A Criterion bench has no check of its outputs and of what it reuses, because its inputs and
-//! outputs are its own. The check [`cupti`] also finds what [`early_writes`] would find. The
-//! commands of a Criterion pass are not compared, because Criterion does not say how many
-//! iterations a pass has. A Criterion routine has the permissions of our own rows
-//! ([`AllowedActions`]), so [`allocations`] and contexts need no check.
+//! The outputs of a Criterion routine, and its reuse of results, are not checked, because kernelgate
+//! does not know its inputs and outputs. The check [`cupti`] also detects the early writes that [`early_writes`]
+//! detects. The numbers of commands in a Criterion routine's passes are not compared, because
+//! Criterion does not say how many iterations a pass has. A Criterion routine may allocate memory
+//! and change the current CUDA context, so [`allocations`] and contexts are not checked for
+//! Criterion benches.
 //!
-//! Three checks need more than launches and are elsewhere:
+//! Three further checks need more than launches and are in other modules:
 //!
 //! | check | catches | measured | error | |
 //! |---|---|---|---|---|
@@ -36,7 +39,7 @@
 //! | `kernelgate_cuda::driver::stream::thread_state` `L` | another current context, an open capture | around the first launches (`backend/cuda.rs`) | `BackendError::Launch` | `contexts` |
 //! | `kernelgate_cuda::driver::stream::foreign_stream` `C` | an open capture | at both events | `BackendError::NotTimed` | |
 //!
-//! Deliberately absent: defence against code that attacks the process.
+//! The audit does not defend against code that attacks its own process on purpose.
 
 pub mod allocations;
 mod audit_finding;
@@ -51,5 +54,5 @@ pub mod launches;
 pub mod reused_results;
 pub mod routine_passes;
 
-pub use crate::backend::AllowedActions;
-pub use audit_finding::{RefusedSubject, TimingRefusal};
+pub use crate::backend::AllowedActionsOfTimedCode;
+pub use audit_finding::{RefusedTimedCode, TimingRefusal};

@@ -1,53 +1,55 @@
-//! Detects launches that return results which an earlier launch computed.
+//! Refuses rows whose launches return results that an earlier launch computed.
 //!
-//! After timing the inputs are new and the outputs poisoned, so the first replay has to compute.
-//! The next replay finds unchanged inputs and the results of the replay before. A row that reuses
-//! results is faster the second time, and so are its samples.
+//! After timing, the harness replaces the inputs and poisons the outputs, so the first replay of
+//! the launches must compute. The second replay finds the inputs of the first replay unchanged, and
+//! its results in the outputs. If a row reuses results, its second replay is faster than its first,
+//! and its samples were too fast in the same way.
 //!
-//! One pair of replays resolves only some microseconds, because a launch after an idle moment takes
-//! longer. Noise hides reuse by short launches. [`check_short_reuse`] therefore repeats rounds of
-//! single launches with equal pauses, and compares the launches of each round.
+//! One pair of replays detects only differences of several microseconds, because a launch on an
+//! idle GPU takes longer. For short launches, noise hides such a reuse. [`refuse_reuse_by_slower_changed_input_launches`]
+//! therefore repeats rounds of single launches with equal pauses, and compares the launches of each
+//! round.
 
 use super::audit_finding::TimingRefusal;
-use crate::backend::{BackendError, Executable, OutputContent};
-use crate::measure::{ReplayResult, Stopwatch};
+use crate::backend::{BackendError, Executable, OutputContentBeforeLaunch};
+use crate::measure::{LaunchStopwatch, TimedReplay};
 use crate::stats;
 use crate::workload::{Tensor, Tensors};
 
-/// Number of replays with new inputs that must all take longer than the replay after them, before
-/// reuse is reported.
-const REPLAYS_WITH_NEW_INPUTS: usize = 3;
+/// Number of replays with new inputs that must all take longer than their second replay before
+/// reuse of results is reported.
+const REPLAY_PAIRS_WITH_NEW_INPUTS: usize = 3;
 
-/// Checks whether a replay with new inputs and poisoned outputs took longer than the next replay,
-/// which finds inputs and outputs unchanged. The samples of a case are launches with unchanged
-/// inputs. If the first took longer, the check repeats with inputs from `draw`. Returns whether the
-/// check replaced inputs.
+/// Checks whether a replay with new inputs and poisoned outputs took longer than the next replay
+/// with the same inputs. The samples of a case are launches on unchanged inputs, so reuse of
+/// results would make them too fast. If the first replay took longer, the check repeats with inputs
+/// that the closure `draw` generates. Returns whether this check replaced the case's inputs.
 ///
 /// # Errors
-/// Fails with [`BackendError::NotTimed`] if each of [`REPLAYS_WITH_NEW_INPUTS`] first replays takes
+/// Fails with [`BackendError::NotTimed`] if each of [`REPLAY_PAIRS_WITH_NEW_INPUTS`] first replays takes
 /// longer, or if a launch fails.
-pub fn check_result_reuse(
-    first: Option<ReplayResult>,
+pub fn refuse_reuse_by_slower_first_replays(
+    first: Option<TimedReplay>,
     executable: &mut dyn Executable,
-    stopwatch: &mut dyn Stopwatch,
+    stopwatch: &mut dyn LaunchStopwatch,
     draw: &dyn Fn(u64) -> Tensors,
 ) -> Result<bool, BackendError> {
     let mut first = first;
-    for turn in 0..REPLAYS_WITH_NEW_INPUTS {
+    for turn in 0..REPLAY_PAIRS_WITH_NEW_INPUTS {
         if turn > 0 {
-            poison_and_reset(executable)?;
+            poison_outputs_and_reset(executable)?;
             for (name, values) in draw(turn as u64).iter() {
                 executable.replace_input(name, values)?;
             }
-            first = stopwatch.replay_timed(executable)?;
+            first = stopwatch.time_one_replay(executable)?;
         }
         let Some(first) = first else { return Ok(turn > 0) };
-        executable.reset_and_wait()?;
-        let Some(next) = stopwatch.replay_timed(executable)? else { return Ok(turn > 0) };
-        if !first.did_more_than_next(&next) {
+        executable.reset_state_and_wait()?;
+        let Some(next) = stopwatch.time_one_replay(executable)? else { return Ok(turn > 0) };
+        if !first.did_more_work_than_next_replay(&next) {
             return Ok(turn > 0);
         }
-        if turn + 1 == REPLAYS_WITH_NEW_INPUTS {
+        if turn + 1 == REPLAY_PAIRS_WITH_NEW_INPUTS {
             let more_ns = first.elapsed_ns - next.elapsed_ns;
             let next_ns = next.elapsed_ns / next.launches.max(1) as f64;
             return Err(TimingRefusal::Reuses { more_ns, next_ns }.into());
@@ -56,112 +58,122 @@ pub fn check_result_reuse(
     Ok(true)
 }
 
-/// Rounds of three short launches: one launch with new inputs and poisoned outputs, then two
-/// launches with unchanged inputs, which find their results.
+/// Number of rounds of three short launches: one with new inputs and poisoned outputs, then two
+/// with unchanged inputs, which could reuse results.
 ///
-/// Equal commands write inputs and outputs before each of the three launches. A row whose launches
-/// alternate between buffers finds other memory in every second launch, and NCCL in every launch of
-/// eight. With three launches a round, eight rounds, each kind meets every buffer equally often.
-const SHORT_LAUNCH_ROUNDS: usize = 8;
-/// Additional time of a round's first launch that counts as noise: share of a launch, and
-/// nanoseconds.
-const SHORT_LAUNCH_NOISE: (f64, f64) = (0.10, 150.0);
-/// Additional time of a round's first launch that counts as noise however short the launch is,
-/// nanoseconds: 0.2 to 0.4 µs for rows of 0.4 to 1.2 µs on an H100 and an H200, cause unknown.
-const CHANGED_INPUT_NOISE_NS: f64 = 500.0;
-/// Share of a launch that reuse may save without an error.
-const MAX_SAVED_SHARE: f64 = 0.25;
+/// Equal commands write inputs and outputs before each of the three launches of a round. A row that
+/// alternates between two buffers uses other memory in every second launch; NCCL cycles through
+/// eight buffers. Eight rounds of three launches let launches with new and with unchanged inputs
+/// use every buffer equally often.
+const SHORT_LAUNCH_REUSE_ROUNDS: usize = 8;
+/// Additional time of a round's first launch that counts as noise: this share of the launch time
+/// plus this many nanoseconds.
+const SHORT_LAUNCH_NOISE_SHARE_AND_NS: (f64, f64) = (0.10, 150.0);
+/// Extra time of a round's first launch that always counts as noise, nanoseconds: 0.2 to 0.4 µs
+/// were measured on H100 and H200, cause unknown.
+const MIN_CHANGED_INPUT_NOISE_NS: f64 = 500.0;
+/// Largest share of a launch's time that reuse of results may save undetected.
+const MAX_UNDETECTED_REUSE_SHARE: f64 = 0.25;
 
-/// Returns whether the check finds reuse that saves more than a quarter of such a launch; launches
-/// that are too short for that are marked.
-pub fn is_reuse_detectable(launch_ns: f64) -> bool {
-    CHANGED_INPUT_NOISE_NS <= MAX_SAVED_SHARE * launch_ns
+/// Returns whether the check would detect reuse of results that saves a quarter of a launch of
+/// `launch_ns` nanoseconds.
+pub fn is_reuse_of_results_detectable(launch_ns: f64) -> bool {
+    MIN_CHANGED_INPUT_NOISE_NS <= MAX_UNDETECTED_REUSE_SHARE * launch_ns
 }
 
-/// Checks whether short launches for changed inputs take longer than repeated launches for equal
-/// inputs, alternating between two sets of inputs. Returns whether it replaced inputs.
+/// Checks whether short launches on changed inputs take longer than repeated launches on equal
+/// inputs; rounds alternate between the two given sets of inputs. Returns whether this check
+/// replaced the case's inputs.
 ///
 /// # Errors
 /// Fails with [`BackendError::NotTimed`] if launches with new inputs take longer, or if a launch
 /// fails.
-pub fn check_short_reuse(
+pub fn refuse_reuse_by_slower_changed_input_launches(
     executable: &mut dyn Executable,
-    stopwatch: &mut dyn Stopwatch,
+    stopwatch: &mut dyn LaunchStopwatch,
     inputs: [&[(&str, &Tensor)]; 2],
 ) -> Result<bool, BackendError> {
-    if stopwatch.replay_short(executable)?.is_none() {
+    if stopwatch.time_one_short_launch(executable)?.is_none() {
         return Ok(false);
     }
     let (mut more_ns, mut same_ns) = (Vec::new(), Vec::new());
-    // Before the first round the device may hold either set of inputs.
-    for round in 0..=SHORT_LAUNCH_ROUNDS {
-        let mut launch_ns = |content: OutputContent| {
+    // The first round is not counted, because the device may already hold its inputs.
+    for round in 0..=SHORT_LAUNCH_REUSE_ROUNDS {
+        let mut launch_ns = |content: OutputContentBeforeLaunch| {
             for (name, values) in inputs[round % 2] {
                 executable.replace_input(name, values)?;
             }
-            executable.rewrite_outputs(content)?;
-            executable.reset_and_wait()?;
-            stopwatch.replay_short(executable)
+            executable.overwrite_outputs_before_launch(content)?;
+            executable.reset_state_and_wait()?;
+            stopwatch.time_one_short_launch(executable)
         };
-        let other = launch_ns(OutputContent::Poison)?;
-        let same = [launch_ns(OutputContent::Results)?, launch_ns(OutputContent::Results)?];
+        let other = launch_ns(OutputContentBeforeLaunch::Poison)?;
+        let same = [
+            launch_ns(OutputContentBeforeLaunch::Results)?,
+            launch_ns(OutputContentBeforeLaunch::Results)?,
+        ];
         let (Some(other), [Some(same), Some(again)]) = (other, same) else { return Ok(true) };
         if round > 0 {
             more_ns.push(other - (same + again) / 2.0);
             same_ns.extend([same, again]);
         }
     }
-    compare_short_launches(&more_ns, &same_ns).map(|()| true)
+    refuse_if_first_launches_take_longer(&more_ns, &same_ns).map(|()| true)
 }
 
-/// Compares the additional time of the first launch of each round with its noise. The estimate is
-/// the median over means of two rounds: differences between odd and even launches cancel in each
-/// mean.
-fn compare_short_launches(more_ns: &[f64], same_ns: &[f64]) -> Result<(), BackendError> {
-    let more_ns = stats::WalshAverages::new(more_ns).hodges_lehmann_center().unwrap_or_default();
+/// Fails if the first launches of the rounds take longer than the repeated launches by more than
+/// the noise. The additional time is a Hodges-Lehmann estimate, the median over means of two
+/// rounds; differences between odd and even launches cancel in the means.
+fn refuse_if_first_launches_take_longer(
+    more_ns: &[f64],
+    same_ns: &[f64],
+) -> Result<(), BackendError> {
+    let more_ns = stats::WalshAverages::averages_of_all_pairs(more_ns)
+        .hodges_lehmann_center()
+        .unwrap_or_default();
     let next_ns = stats::median(same_ns);
-    let (share, noise_ns) = SHORT_LAUNCH_NOISE;
-    if more_ns > (share * next_ns + noise_ns).max(CHANGED_INPUT_NOISE_NS) {
+    let (share, noise_ns) = SHORT_LAUNCH_NOISE_SHARE_AND_NS;
+    if more_ns > (share * next_ns + noise_ns).max(MIN_CHANGED_INPUT_NOISE_NS) {
         return Err(TimingRefusal::Reuses { more_ns, next_ns }.into());
     }
     Ok(())
 }
 
-/// Additional time of a launch that is captured alone, beyond each captured with others, that is
-/// noise: share of a launch, and nanoseconds.
-const ALONE_LAUNCH_NOISE: (f64, f64) = (0.25, 2000.0);
-/// Additional time of a graph for each root node beyond the first, nanoseconds: a launch of 4
-/// kernels on 4 streams takes 4.4 µs in a batch and 8.8 µs alone on an H100. Launches that are
-/// captured together pay the time of their roots once.
-const GRAPH_ROOT_NS: f64 = 1000.0;
-/// Largest number of graph roots that are counted, so that a row cannot hide a reuse behind many
-/// roots.
-const MAX_GRAPH_ROOTS: usize = 4;
+/// Extra time of a launch captured alone over a launch in a batch that counts as noise: share of a
+/// launch, plus nanoseconds.
+const ALONE_LAUNCH_NOISE_SHARE_AND_NS: (f64, f64) = (0.25, 2000.0);
+/// Time that each root node beyond the first adds to a graph, nanoseconds. On an H100, 4 kernels on
+/// 4 streams take 4.4 µs in a batch and 8.8 µs alone. Launches that are captured together in one
+/// graph pay the time of root nodes only once.
+const TIME_PER_ADDITIONAL_GRAPH_ROOT_NS: f64 = 1000.0;
+/// Largest number of graph root nodes that excuse additional time, so that a row cannot hide reuse
+/// of results behind many root nodes.
+const MAX_COUNTED_GRAPH_ROOTS: usize = 4;
 
-/// Checks that each of several launches captured together takes as long as one captured alone,
-/// whose graph has `roots` root nodes: the first launch of a capture could compute the results that
-/// the others return.
+/// Fails if a launch captured alone takes longer than each of several launches captured together:
+/// the first launch of the capture may compute results that the others reuse.
 ///
 /// # Errors
 /// Fails if launches in a batch take far less than a launch alone.
-pub fn check_batch_reuse(
+pub fn refuse_reuse_within_captured_batch(
     alone_ns: f64,
     together_ns: f64,
     roots: usize,
 ) -> Result<(), TimingRefusal> {
-    let (share, noise_ns) = ALONE_LAUNCH_NOISE;
-    let noise_ns = noise_ns + GRAPH_ROOT_NS * (roots.clamp(1, MAX_GRAPH_ROOTS) - 1) as f64;
+    let (share, noise_ns) = ALONE_LAUNCH_NOISE_SHARE_AND_NS;
+    let noise_ns = noise_ns
+        + TIME_PER_ADDITIONAL_GRAPH_ROOT_NS * (roots.clamp(1, MAX_COUNTED_GRAPH_ROOTS) - 1) as f64;
     if alone_ns > (1.0 + share) * together_ns + noise_ns {
         return Err(TimingRefusal::ReusesInBatch { alone_ns, together_ns });
     }
     Ok(())
 }
 
-/// Poisons outputs and resets the state that launches carry on. Inputs are replaced after the
-/// reset, so the reset cannot precompute results from them.
-pub fn poison_and_reset(executable: &mut dyn Executable) -> Result<(), BackendError> {
+/// Poisons the outputs of a launch, and resets the state that a launch passes to the next launch.
+/// Inputs are replaced only after this reset, so the reset cannot precompute results from them.
+pub fn poison_outputs_and_reset(executable: &mut dyn Executable) -> Result<(), BackendError> {
     executable.poison_outputs()?;
-    executable.reset_and_wait()
+    executable.reset_state_and_wait()
 }
 
 #[cfg(test)]
@@ -171,52 +183,56 @@ mod tests {
 
     use super::*;
     use crate::backend::cpu::CpuTask;
-    use crate::measure::{LaunchSample, SampleConditions};
+    use crate::measure::{CaseSampleConditions, TimedLaunchSample};
 
-    /// A simulated row. Long launches take the times of `replays_ns` one after the other, `None`
-    /// for an unmeasured one; `short_ns` gives the time of a short launch from its number, and from
-    /// whether its inputs are new. Times are in nanoseconds.
-    struct SimulatedRow<F> {
+    /// A simulated row. Simulated timing: the k-th replay takes the k-th time in `replays_ns`
+    /// (`None`: not measured); `short_ns` returns a short launch's time from its number and whether
+    /// its inputs are new. Times are in nanoseconds.
+    struct SimulatedReplayStopwatch<F> {
         replays_ns: Vec<Option<f64>>,
         short_ns: F,
         launches: usize,
     }
 
-    fn replay_taking(elapsed_ns: f64) -> ReplayResult {
-        ReplayResult { elapsed_ns, clock_mhz: None, launches: 10, allowed_ns: 10e3 }
+    fn replay_result_with_time(elapsed_ns: f64) -> TimedReplay {
+        TimedReplay { elapsed_ns, clock_mhz: None, launches: 10, allowed_ns: 10e3 }
     }
 
-    impl<F: Fn(usize, bool) -> f64> Stopwatch for SimulatedRow<F> {
-        fn time_launches(
+    impl<F: Fn(usize, bool) -> f64> LaunchStopwatch for SimulatedReplayStopwatch<F> {
+        fn take_sample_of_launches(
             &mut self,
             _: &mut dyn Executable,
             _: u64,
-        ) -> Result<LaunchSample, BackendError> {
+        ) -> Result<TimedLaunchSample, BackendError> {
             unreachable!("nothing is timed here")
         }
 
-        fn replay_timed(
+        fn time_one_replay(
             &mut self,
             _: &mut dyn Executable,
-        ) -> Result<Option<ReplayResult>, BackendError> {
-            Ok(self.replays_ns.remove(0).map(replay_taking))
+        ) -> Result<Option<TimedReplay>, BackendError> {
+            Ok(self.replays_ns.remove(0).map(replay_result_with_time))
         }
 
-        fn replay_short(&mut self, _: &mut dyn Executable) -> Result<Option<f64>, BackendError> {
+        fn time_one_short_launch(
+            &mut self,
+            _: &mut dyn Executable,
+        ) -> Result<Option<f64>, BackendError> {
             let launch = self.launches;
             self.launches += 1;
-            // One launch before the rounds asks whether this one is short.
+            // The first short launch, before the rounds, only shows whether launches are short.
             Ok(Some((self.short_ns)(launch, launch % 3 == 1)))
         }
 
-        fn conditions(&self) -> SampleConditions {
-            SampleConditions::default()
+        fn sample_conditions(&self) -> CaseSampleConditions {
+            CaseSampleConditions::default()
         }
     }
 
-    /// Checks simulated replays: the first takes `first_ns`, later ones `then_ns`. Also returns how
-    /// often other inputs were drawn.
-    fn check_simulated_reuse(
+    /// Runs the check for reused results on simulated replays: the first takes `first_ns`, later
+    /// replays take `then_ns`. The result also contains the number of times that the check
+    /// generated new inputs.
+    fn check_reuse_in_simulated_replays(
         first_ns: impl Into<Option<f64>>,
         then_ns: &[Option<f64>],
     ) -> (Result<bool, BackendError>, usize) {
@@ -224,93 +240,106 @@ mod tests {
         let x = || Tensors::new().with("x", [1], vec![drawn.get() as f32]);
         let mut task = CpuTask::new(Arc::new(x()), Tensors::new(), |_, _| {});
         let short_ns = |_: usize, _: bool| -> f64 { unreachable!("launches are long") };
-        let mut takes = SimulatedRow { replays_ns: then_ns.to_vec(), short_ns, launches: 0 };
+        let mut takes =
+            SimulatedReplayStopwatch { replays_ns: then_ns.to_vec(), short_ns, launches: 0 };
         let draw = |_| {
             drawn.set(drawn.get() + 1);
             x()
         };
-        let found =
-            check_result_reuse(first_ns.into().map(replay_taking), &mut task, &mut takes, &draw);
+        let found = refuse_reuse_by_slower_first_replays(
+            first_ns.into().map(replay_result_with_time),
+            &mut task,
+            &mut takes,
+            &draw,
+        );
         assert!(takes.replays_ns.is_empty(), "{:?} are left", takes.replays_ns);
         (found, drawn.get())
     }
 
-    fn check_short_row(short_ns: impl Fn(usize, bool) -> f64) -> Result<bool, BackendError> {
+    fn check_reuse_in_simulated_short_launches(
+        short_ns: impl Fn(usize, bool) -> f64,
+    ) -> Result<bool, BackendError> {
         let x = |value: f32| Tensors::new().with("x", [1], vec![value]);
         let (original, new) = (x(1.0), x(2.0));
         let mut task = CpuTask::new(Arc::new(x(1.0)), Tensors::new(), |_, _| {});
-        let mut takes = SimulatedRow { replays_ns: Vec::new(), short_ns, launches: 0 };
+        let mut takes = SimulatedReplayStopwatch { replays_ns: Vec::new(), short_ns, launches: 0 };
         let inputs = [&[("x", original.tensor("x"))][..], &[("x", new.tensor("x"))]];
-        check_short_reuse(&mut task, &mut takes, inputs)
+        refuse_reuse_by_slower_changed_input_launches(&mut task, &mut takes, inputs)
     }
 
     #[test]
-    fn short_launches_that_take_as_long_for_changed_inputs_are_accepted() {
+    fn short_launches_equally_fast_for_changed_inputs_pass() {
         let honest = |ns: f64, more_ns: f64| {
             move |launch: usize, first: bool| {
                 let disturbed = if launch % 11 == 5 { 3000.0 } else { 0.0 };
                 ns + (launch % 4) as f64 * 20.0 + disturbed + if first { more_ns } else { 0.0 }
             }
         };
-        assert!(matches!(check_short_row(honest(5000.0, 600.0)), Ok(true)));
-        let why = check_short_row(honest(5000.0, 1000.0)).unwrap_err().to_string();
+        assert!(matches!(check_reuse_in_simulated_short_launches(honest(5000.0, 600.0)), Ok(true)));
+        let why = check_reuse_in_simulated_short_launches(honest(5000.0, 1000.0))
+            .unwrap_err()
+            .to_string();
         assert!(why.contains("takes 1.0 µs longer") && why.contains("takes 5.0 µs"), "{why}");
-        assert!(check_short_row(honest(400.0, 450.0)).is_ok());
-        assert!(check_short_row(honest(400.0, 600.0)).is_err());
+        assert!(check_reuse_in_simulated_short_launches(honest(400.0, 450.0)).is_ok());
+        assert!(check_reuse_in_simulated_short_launches(honest(400.0, 600.0)).is_err());
     }
 
     #[test]
-    fn reuse_in_a_launch_below_two_microseconds_is_not_detectable() {
-        assert!(!is_reuse_detectable(1900.0) && is_reuse_detectable(2100.0));
+    fn reuse_in_launches_below_two_microseconds_is_undetectable() {
+        assert!(!is_reuse_of_results_detectable(1900.0) && is_reuse_of_results_detectable(2100.0));
     }
 
     #[test]
-    fn short_launches_that_alternate_between_buffers_are_accepted() {
+    fn short_launches_that_alternate_between_buffers_pass() {
         for buffers in [2, 4, 8] {
             for slow in 0..buffers {
                 let alternates = |launch: usize, _| {
                     if launch % buffers == slow { 9_000.0 } else { 7_000.0 }
                 };
-                assert!(matches!(check_short_row(alternates), Ok(true)), "{slow} of {buffers}");
+                assert!(
+                    matches!(check_reuse_in_simulated_short_launches(alternates), Ok(true)),
+                    "{slow} of {buffers}"
+                );
             }
         }
         let both = |launch: usize, first: bool| {
             7_000.0 + (launch % 2) as f64 * 2_000.0 + if first { 1_500.0 } else { 0.0 }
         };
-        assert!(check_short_row(both).is_err());
+        assert!(check_reuse_in_simulated_short_launches(both).is_err());
     }
 
     #[test]
-    fn a_batch_whose_launches_take_less_than_one_alone_is_refused() {
-        assert_eq!(check_batch_reuse(14_000.0, 10_000.0, 1), Ok(()));
-        assert_eq!(check_batch_reuse(2_000.0, 3_000.0, 1), Ok(()));
-        assert!(check_batch_reuse(8_800.0, 4_400.0, 1).is_err());
-        assert_eq!(check_batch_reuse(8_800.0, 4_400.0, 4), Ok(()));
-        assert!(check_batch_reuse(12_000.0, 4_400.0, 100).is_err());
+    fn a_batch_with_launches_faster_than_one_alone_is_refused() {
+        assert_eq!(refuse_reuse_within_captured_batch(14_000.0, 10_000.0, 1), Ok(()));
+        assert_eq!(refuse_reuse_within_captured_batch(2_000.0, 3_000.0, 1), Ok(()));
+        assert!(refuse_reuse_within_captured_batch(8_800.0, 4_400.0, 1).is_err());
+        assert_eq!(refuse_reuse_within_captured_batch(8_800.0, 4_400.0, 4), Ok(()));
+        assert!(refuse_reuse_within_captured_batch(12_000.0, 4_400.0, 100).is_err());
         let (alone_ns, together_ns) = (40_000.0, 4_000.0);
         assert_eq!(
-            check_batch_reuse(alone_ns, together_ns, 1),
+            refuse_reuse_within_captured_batch(alone_ns, together_ns, 1),
             Err(TimingRefusal::ReusesInBatch { alone_ns, together_ns })
         );
     }
 
     #[test]
-    fn replays_that_are_always_slower_for_new_inputs_count_as_reuse() {
+    fn always_slower_replays_for_new_inputs_are_refused() {
         let (short, long) = (Some(100e3), Some(150e3));
-        let (found, drawn) = check_simulated_reuse(150e3, &[short, long, short, long, short]);
+        let (found, drawn) =
+            check_reuse_in_simulated_replays(150e3, &[short, long, short, long, short]);
         let why = found.unwrap_err().to_string();
         assert!(why.contains("takes 50.0 µs longer") && why.contains("takes 10.0 µs"), "{why}");
         assert_eq!(drawn, 2);
-        // One pair without reuse passes the check, and the result states that the inputs were drawn
-        // anew.
+        // One pair of equally fast replays passes the check; the result states that the check had
+        // replaced the inputs.
         assert_eq!(
-            check_simulated_reuse(150e3, &[short, long, short, short, short]),
+            check_reuse_in_simulated_replays(150e3, &[short, long, short, short, short]),
             (Ok(true), 2)
         );
-        assert_eq!(check_simulated_reuse(110e3, &[short]), (Ok(false), 0));
-        assert_eq!(check_simulated_reuse(150e3, &[None]), (Ok(false), 0));
-        assert_eq!(check_simulated_reuse(150e3, &[short, None]), (Ok(true), 1));
-        // Nothing is launched if the result could not be conclusive.
-        assert_eq!(check_simulated_reuse(None, &[]), (Ok(false), 0));
+        assert_eq!(check_reuse_in_simulated_replays(110e3, &[short]), (Ok(false), 0));
+        assert_eq!(check_reuse_in_simulated_replays(150e3, &[None]), (Ok(false), 0));
+        assert_eq!(check_reuse_in_simulated_replays(150e3, &[short, None]), (Ok(true), 1));
+        // The check launches nothing more if a replay has no time.
+        assert_eq!(check_reuse_in_simulated_replays(None, &[]), (Ok(false), 0));
     }
 }

@@ -1,125 +1,137 @@
-//! Samples of a case: its launches one by one or captured together, without the overhead of timing.
+//! Takes the samples of a case by CUDA events: the launches run one by one or captured together in
+//! a graph, and the overhead of timing is subtracted.
 
 use std::sync::Arc;
 
 use super::{
-    BurstPlan, CapturedBatch, EVENT_RESOLUTION_NS, EventTimer, MAX_BURST_AHEAD_NS,
-    MAX_THROTTLED_ATTEMPTS, unless_held_up,
+    BurstToEnqueue, CUDA_EVENT_RESOLUTION_NS, CapturedLaunchBatch, CudaEventTimer,
+    MAX_QUEUED_AHEAD_BURST_NS, MAX_SAMPLE_ATTEMPTS, repeat_burst_until_released_in_time,
 };
 use crate::backend::{BackendError, Executable};
 use crate::measure::audit::{commands, cupti, duration, launches, reused_results};
 use crate::measure::launch_queue::{
-    self, MAX_LAUNCHES_PER_BURST, MAX_QUEUED_COMMANDS, OrderedGraphs,
+    self, GraphWithOrderingNodes, MAX_COMMANDS_BEHIND_BLOCKER, MAX_LAUNCHES_BEHIND_BLOCKER,
 };
-use crate::measure::power::PowerMeter;
+use crate::measure::power::NvmlPowerMeter;
 use crate::measure::{
-    CacheState, LaunchSample, ReplayResult, SampleConditions, Stopwatch, launch_one_by_one,
+    CacheState, CaseSampleConditions, LaunchStopwatch, TimedLaunchSample, TimedReplay,
+    enqueue_launches_one_by_one,
 };
 use crate::stats;
-use kernelgate_cuda::driver::graph_set::GraphSet;
+use kernelgate_cuda::driver::graph_set::ExecutableGraphPerGpu;
 use kernelgate_cuda::driver::memory::persistence;
 
-/// How much longer a replay may take than the next one: of a launch, of all launches, and what
-/// starting after an idle moment differs by, nanoseconds.
-const MORE_OF_LAUNCH: f64 = 0.25;
-const MORE_OF_ALL: f64 = 0.03;
-const BATCH_ENQUEUE_NS: f64 = 5_000.0;
+/// A replay counts as slower than the next one if it exceeds it by more than this share of a
+/// launch, plus this share of the replay, plus these nanoseconds for starting.
+const SLOWER_REPLAY_SHARE_OF_LAUNCH: f64 = 0.25;
+const SLOWER_REPLAY_SHARE_OF_REPLAY: f64 = 0.03;
+const REPLAY_START_TOLERANCE_NS: f64 = 5_000.0;
 
-/// Plan by which the launches of a case are timed.
-pub struct CasePlan {
+/// How the launches of one case are timed by events, decided before its first sample.
+pub struct CaseTimingPlan {
     cache: CacheState,
-    /// GPUs whose streams are timed: the first ones of the set.
+    /// Number of GPUs on which the case runs, which are the first GPUs of the timer.
     gpus: usize,
-    /// Entries of the device's queue that a launch takes.
+    /// Number of launch-queue entries that one launch of the case takes.
     commands: usize,
-    /// Commands of a launch that could be captured: most of a GPU.
+    /// Number of commands of one launch on the GPU with most commands; `None` if the launch could
+    /// not be captured.
     counted: Option<u64>,
-    batch: Option<CapturedBatch>,
-    /// Maximum number of launches, or replays of a batch, between one release of the blocker and
-    /// the next.
+    batch: Option<CapturedLaunchBatch>,
+    /// Largest number of launches, or of replays of a graph of launches, that are queued behind one
+    /// blocking kernel.
     longest: usize,
-    /// Whether a sample included the host's launch time, or cannot avoid it.
+    /// Whether a sample of the case has included the host's launch time, or every sample must
+    /// include it.
     host_bound: bool,
-    /// Whether the case's launches may keep lines in L2. If they may, cold launches are timed one
-    /// by one, and the lines that a launch kept are released before the next launch.
+    /// Whether the case's launches may leave persisting lines in the L2 cache. If launches may
+    /// leave persisting L2 lines, cold launches are timed one by one, and these lines are released
+    /// before the next launch.
     keeps_lines: bool,
-    /// Whether the next burst is enqueued while one runs.
+    /// Whether the next burst of launches is enqueued while the present one runs.
     keeps_loaded: bool,
-    /// Duration of the last burst, nanoseconds.
+    /// Duration of the case's last burst of launches, nanoseconds.
     burst_ns: f64,
 }
 
-/// Times the launches of one case.
-pub struct CaseTimer<'a> {
-    timer: &'a mut EventTimer,
-    plan: CasePlan,
+/// Times the launches of one case by CUDA events, with the case's plan.
+pub struct EventStopwatchOfCase<'a> {
+    timer: &'a mut CudaEventTimer,
+    plan: CaseTimingPlan,
 }
 
-impl EventTimer {
-    /// Makes a stopwatch for a case, with a plan of its own.
-    pub fn stopwatch_of_case(
+impl CudaEventTimer {
+    /// Creates the stopwatch of a case, after making the plan by which its launches are timed.
+    pub fn plan_and_create_case_stopwatch(
         &mut self,
         executable: &mut dyn Executable,
         cache: CacheState,
-    ) -> Result<CaseTimer<'_>, BackendError> {
-        let plan = self.plan_case(executable, cache)?;
-        Ok(CaseTimer { timer: self, plan })
+    ) -> Result<EventStopwatchOfCase<'_>, BackendError> {
+        let plan = self.audit_and_plan_case_timing(executable, cache)?;
+        Ok(EventStopwatchOfCase { timer: self, plan })
     }
 
-    /// Counts the commands of a launch, audits it, times it, and captures short launches in a
-    /// graph.
+    /// Audits a launch of the case, counts its commands, times it, and captures several launches in
+    /// a graph if they are short.
     ///
     /// # Errors
     /// Fails if a launch fails; [`BackendError::NotTimed`] if it enqueues nothing on the timed
     /// stream, or works on other streams.
-    pub fn plan_case(
+    pub fn audit_and_plan_case_timing(
         &mut self,
         executable: &mut dyn Executable,
         cache: CacheState,
-    ) -> Result<CasePlan, BackendError> {
-        self.discard_ahead()?;
-        executable.reset_and_wait()?;
-        let gpus = executable.gpus();
-        self.lanes.use_first(gpus);
-        let devices = self.timed_devices();
-        let captured = launch_queue::capture_launch(&devices, executable)?;
-        let alone = captured.as_ref().map(GraphSet::commands_per_gpu);
-        commands::check_has_commands(alone.as_deref())?;
-        commands::check_commands_on_each_gpu(captured.as_ref(), &devices)?;
-        let fills_queue = launches::check_launches_allowed(
+    ) -> Result<CaseTimingPlan, BackendError> {
+        self.discard_burst_enqueued_ahead()?;
+        executable.reset_state_and_wait()?;
+        let gpus = executable.gpus_used_by_launch();
+        self.lanes.use_first_gpus(gpus);
+        let devices = self.gpus_in_use();
+        let captured = launch_queue::capture_launch_as_graph(&devices, executable)?;
+        let alone = captured.as_ref().map(ExecutableGraphPerGpu::commands_of_each_gpu);
+        commands::check_launch_has_commands(alone.as_deref())?;
+        commands::check_launch_has_commands_on_each_gpu(captured.as_ref(), &devices)?;
+        let fills_queue = launches::refuse_unpermitted_allocations_and_waits(
             &devices,
             &mut self.lanes,
             executable,
             captured.as_ref(),
         )?;
-        let commands = match captured.as_ref().map(GraphSet::max_nodes) {
+        let commands = match captured.as_ref().map(ExecutableGraphPerGpu::max_nodes_per_gpu) {
             Some(nodes) => nodes,
             None if fills_queue => usize::MAX,
-            None => self.commands_by_trial(executable)?,
+            None => self.commands_per_launch_by_trial(executable)?,
         };
-        launches::check_timed_stream_alone(&devices, &mut self.lanes, executable, commands)?;
-        // Launches that carry state on run one by one, as in the verification.
-        let repeats = !executable.carries_state();
-        let batch = if alone.is_some() && commands <= MAX_QUEUED_COMMANDS && repeats {
-            self.capture_batch_if_short(cache, commands, &mut || executable.launch())?
+        launches::refuse_launch_with_work_on_other_streams(
+            &devices,
+            &mut self.lanes,
+            executable,
+            commands,
+        )?;
+        // Launches that carry state from one to the next run one by one, as in the verification.
+        let repeats = !executable.launches_carry_state();
+        let batch = if alone.is_some() && commands <= MAX_COMMANDS_BEHIND_BLOCKER && repeats {
+            self.capture_launches_in_graph_if_short(cache, commands, &mut || {
+                executable.launch_once()
+            })?
         } else {
             None
         };
         if let (Some(batch), Some(alone)) = (&batch, &alone) {
-            commands::check_captured_commands_match(
-                &batch.graph.commands_per_gpu(),
+            commands::check_batch_has_commands_of_single_launches(
+                &batch.graph.commands_of_each_gpu(),
                 batch.launches,
                 alone,
             )?;
-            self.check_batch(batch, executable)?;
+            self.refuse_reuse_within_batch(batch, executable)?;
         }
-        let longest = self.longest_burst(batch.as_ref(), cache, commands)?;
-        let host_bound = commands > MAX_QUEUED_COMMANDS;
+        let longest = self.max_launches_behind_blocker(batch.as_ref(), cache, commands)?;
+        let host_bound = commands > MAX_COMMANDS_BEHIND_BLOCKER;
         let counted = alone.iter().flatten().max().map(|commands| *commands as u64);
-        self.clock.begin_case();
-        let keeps_lines =
-            persistence::persisting_l2_bytes(devices.first_device()).is_ok_and(|kept| kept > 0);
-        Ok(CasePlan {
+        self.clock.forget_settled_clock_for_new_case();
+        let keeps_lines = persistence::read_persisting_l2_bytes(devices.first_device())
+            .is_ok_and(|kept| kept > 0);
+        Ok(CaseTimingPlan {
             cache,
             gpus,
             commands,
@@ -133,104 +145,113 @@ impl EventTimer {
         })
     }
 
-    /// Most launches, or replays of a batch, that the device's queue holds behind the blocker.
-    /// Nodes that only order commands, such as events, take entries too: with them the count is
-    /// halved until the host can enqueue all replays, once for each kind of graph.
-    fn longest_burst(
+    /// Returns the largest number of launches, or of replays of a graph of launches, that the
+    /// launch queue holds behind the blocking kernel. Graph nodes that only order commands take
+    /// queue entries too; if a graph has them, the number is halved until trials show that the host
+    /// can enqueue all replays.
+    fn max_launches_behind_blocker(
         &mut self,
-        batch: Option<&CapturedBatch>,
+        batch: Option<&CapturedLaunchBatch>,
         cache: CacheState,
         commands: usize,
     ) -> Result<usize, BackendError> {
         let entries = if batch.is_some() { 1 } else { commands };
-        let longest = (MAX_QUEUED_COMMANDS / entries.max(1)).clamp(1, MAX_LAUNCHES_PER_BURST - 1);
-        let Some(batch) = batch.filter(|batch| batch.graph.has_ordering_nodes()) else {
+        let longest = (MAX_COMMANDS_BEHIND_BLOCKER / entries.max(1))
+            .clamp(1, MAX_LAUNCHES_BEHIND_BLOCKER - 1);
+        let Some(batch) = batch.filter(|batch| batch.graph.has_nodes_without_commands()) else {
             return Ok(longest);
         };
-        let graphs = OrderedGraphs {
-            gpus: self.lanes.timed_gpu_count(),
+        let graphs = GraphWithOrderingNodes {
+            gpus: self.lanes.number_of_gpus_in_use(),
             flushed: cache == CacheState::Cold,
-            nodes: batch.graph.max_nodes(),
+            nodes: batch.graph.max_nodes_per_gpu(),
         };
-        let mut replay = || batch.graph.launch_all();
+        let mut replay = || batch.graph.launch_on_all_gpus();
         let mut bursts = std::mem::take(&mut self.bursts);
-        let found = bursts.find_longest_burst(graphs, longest, |burst| {
-            self.burst_once(burst, cache, 1, &mut replay).map(|burst| !burst.held_up)
+        let found = bursts.find_max_replays_in_queue(graphs, longest, |burst| {
+            self.run_burst_once(burst, cache, 1, &mut replay).map(|burst| !burst.held_up)
         });
         self.bursts = bursts;
         found
     }
 
-    /// Checks that launches captured together take as long as one launch captured alone, with hot
-    /// caches.
-    fn check_batch(
+    /// Fails if a launch captured alone takes longer than each launch of a batch captured together,
+    /// with hot caches.
+    fn refuse_reuse_within_batch(
         &mut self,
-        batch: &CapturedBatch,
+        batch: &CapturedLaunchBatch,
         executable: &mut dyn Executable,
     ) -> Result<(), BackendError> {
         if batch.launches == 1 {
             return Ok(());
         }
         let (alone_ns, together_ns, begins) =
-            self.alone_and_together(batch, &mut || executable.launch())?;
-        Ok(reused_results::check_batch_reuse(alone_ns, together_ns, begins)?)
+            self.time_launch_alone_and_in_batch(batch, &mut || executable.launch_once())?;
+        Ok(reused_results::refuse_reuse_within_captured_batch(alone_ns, together_ns, begins)?)
     }
 
-    /// Time of a launch that is captured alone and of each of a batch, nanoseconds, and on how many
-    /// streams one begins.
-    fn alone_and_together(
+    /// Returns the time of a launch captured alone, the time of each launch of the batch (both
+    /// nanoseconds), and the number of root nodes of the single launch.
+    fn time_launch_alone_and_in_batch(
         &mut self,
-        batch: &CapturedBatch,
+        batch: &CapturedLaunchBatch,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<(f64, f64, usize), BackendError> {
-        let alone = GraphSet::capture_repeated_launches(&self.timed_devices(), 1, launch)?;
-        let mut launch_ns = |graph: &GraphSet, launches: u64| -> Result<f64, BackendError> {
-            let burst =
-                self.burst_with_retries(5, CacheState::Hot, 1, &mut || graph.launch_all())?;
-            let elapsed_ns = stats::median(&burst.intervals_ns) - self.overhead.around_graph_ns;
-            Ok(elapsed_ns / launches as f64)
-        };
+        let alone =
+            ExecutableGraphPerGpu::capture_repeated_on_all_gpus(&self.gpus_in_use(), 1, launch)?;
+        let mut launch_ns =
+            |graph: &ExecutableGraphPerGpu, launches: u64| -> Result<f64, BackendError> {
+                let burst =
+                    self.run_burst_until_released_in_time(5, CacheState::Hot, 1, &mut || {
+                        graph.launch_on_all_gpus()
+                    })?;
+                let elapsed_ns = stats::median(&burst.intervals_ns) - self.overhead.around_graph_ns;
+                Ok(elapsed_ns / launches as f64)
+            };
         let alone_ns = launch_ns(&alone, 1)?;
         let together_ns = launch_ns(&batch.graph, batch.launches)?;
-        // Each GPU after the first adds a root node to the graph.
-        Ok((alone_ns, together_ns, alone.max_roots()? + self.lanes.timed_gpu_count() - 1))
+        // Each GPU after the first adds one root node to the number of root nodes.
+        Ok((
+            alone_ns,
+            together_ns,
+            alone.max_root_nodes_per_gpu()? + self.lanes.number_of_gpus_in_use() - 1,
+        ))
     }
 
-    /// Takes a sample of at least this many launches; launches that are captured together make it
-    /// longer. The sample is repeated a few times while the device is throttled, or its clock is
-    /// not steady.
+    /// Takes a sample of at least `launches` launches; batches of launches in a graph can increase
+    /// the number. The sample is repeated a few times while the GPU is throttled.
     ///
     /// # Errors
     /// Fails if a launch fails, or takes less than a kernel can.
-    pub fn steady_sample(
+    pub fn take_unthrottled_sample(
         &mut self,
-        plan: &mut CasePlan,
+        plan: &mut CaseTimingPlan,
         executable: &mut dyn Executable,
         launches: u64,
-    ) -> Result<LaunchSample, BackendError> {
+    ) -> Result<TimedLaunchSample, BackendError> {
         for discarded in 0.. {
-            let sample = self.sample_case(plan, executable, launches)?;
-            let throttled = self.clock.is_throttled(sample.clock_mhz, &self.power);
-            if discarded + 1 == MAX_THROTTLED_ATTEMPTS || !throttled {
-                return Ok(LaunchSample { discarded, throttled, ..sample });
+            let sample = self.take_sample_once(plan, executable, launches)?;
+            let throttled = self.clock.was_sample_throttled(sample.clock_mhz, &self.power);
+            if discarded + 1 == MAX_SAMPLE_ATTEMPTS || !throttled {
+                return Ok(TimedLaunchSample { discarded, throttled, ..sample });
             }
         }
         unreachable!("the last attempt is returned")
     }
 
-    fn sample_case(
+    fn take_sample_once(
         &mut self,
-        plan: &mut CasePlan,
+        plan: &mut CaseTimingPlan,
         executable: &mut dyn Executable,
         launches: u64,
-    ) -> Result<LaunchSample, BackendError> {
-        self.lanes.use_first(plan.gpus);
+    ) -> Result<TimedLaunchSample, BackendError> {
+        self.lanes.use_first_gpus(plan.gpus);
         let batch = plan.batch.as_ref().map_or(1, |batch| batch.launches);
         let commands = if plan.batch.is_some() { 1 } else { plan.commands };
         let overhead = self.overhead;
         let around_ns =
             if plan.batch.is_some() { overhead.around_graph_ns } else { overhead.around_launch_ns };
-        let carries_state = executable.carries_state();
+        let carries_state = executable.launches_carry_state();
         let releases_lines = plan.keeps_lines && plan.cache == CacheState::Cold;
         let longest = match carries_state || releases_lines {
             true => 1,
@@ -238,7 +259,7 @@ impl EventTimer {
         };
         let bursts = launches.div_ceil(batch);
         let mut left = bursts;
-        let mut sample = LaunchSample {
+        let mut sample = TimedLaunchSample {
             launches: 0,
             elapsed_ns: 0.0,
             skew_ns: None,
@@ -250,28 +271,28 @@ impl EventTimer {
         while left > 0 {
             let ahead = plan.keeps_loaded
                 && !(carries_state || releases_lines || plan.host_bound)
-                && plan.burst_ns < MAX_BURST_AHEAD_NS;
+                && plan.burst_ns < MAX_QUEUED_AHEAD_BURST_NS;
             let count = left.min(longest) as usize;
             let next = match left.saturating_sub(longest) {
                 0 => bursts,
                 rest => rest,
             };
             let following = next.min(longest) as usize;
-            let burst_plan = BurstPlan { launches: count, cache: plan.cache, commands };
-            let burst = unless_held_up(|| {
-                executable.reset()?;
+            let burst_plan = BurstToEnqueue { launches: count, cache: plan.cache, commands };
+            let burst = repeat_burst_until_released_in_time(|| {
+                executable.reset_state()?;
                 if releases_lines {
-                    executable.synchronize()?;
-                    persistence::reset_persisting_lines(self.devices.first_device())?;
+                    executable.wait_for_launches()?;
+                    persistence::release_persisting_l2_lines(self.devices.first_device())?;
                 }
                 let launch: &mut dyn FnMut() -> Result<(), BackendError> = match &plan.batch {
-                    Some(batch) => &mut || batch.graph.launch_all(),
-                    None => &mut || executable.launch(),
+                    Some(batch) => &mut || batch.graph.launch_on_all_gpus(),
+                    None => &mut || executable.launch_once(),
                 };
                 if ahead {
-                    self.burst_before_next(burst_plan, following, launch)
+                    self.finish_burst_and_enqueue_next(burst_plan, following, launch)
                 } else {
-                    self.burst_once(count, plan.cache, commands, launch)
+                    self.run_burst_once(count, plan.cache, commands, launch)
                 }
             })?;
             let burst_launches = burst.intervals_ns.len() as u64;
@@ -280,8 +301,8 @@ impl EventTimer {
             plan.host_bound |= burst.host_bound;
             let net_ns: Vec<f64> =
                 burst.intervals_ns.iter().map(|interval| interval - around_ns).collect();
-            duration::check_launch_times(&net_ns, batch, overhead.graph_node_ns)?;
-            let elapsed_ns: f64 = net_ns.iter().map(|net| net.max(EVENT_RESOLUTION_NS)).sum();
+            duration::refuse_implausibly_short_launches(&net_ns, batch, overhead.graph_node_ns)?;
+            let elapsed_ns: f64 = net_ns.iter().map(|net| net.max(CUDA_EVENT_RESOLUTION_NS)).sum();
             plan.burst_ns = elapsed_ns;
             sample.elapsed_ns += elapsed_ns;
             if let Some(skew_ns) = burst.skew_ns {
@@ -299,110 +320,116 @@ impl EventTimer {
     }
 }
 
-impl Drop for CaseTimer<'_> {
-    /// The launches in the queue end before what they use is freed.
+impl Drop for EventStopwatchOfCase<'_> {
+    /// The enqueued launches must end before the memory that they use is freed.
     fn drop(&mut self) {
-        let _ = self.timer.discard_ahead();
+        let _ = self.timer.discard_burst_enqueued_ahead();
     }
 }
 
-impl Stopwatch for CaseTimer<'_> {
-    fn time_launches(
+impl LaunchStopwatch for EventStopwatchOfCase<'_> {
+    fn take_sample_of_launches(
         &mut self,
         executable: &mut dyn Executable,
         launches: u64,
-    ) -> Result<LaunchSample, BackendError> {
-        self.timer.steady_sample(&mut self.plan, executable, launches)
+    ) -> Result<TimedLaunchSample, BackendError> {
+        self.timer.take_unthrottled_sample(&mut self.plan, executable, launches)
     }
 
-    fn replay_timed(
+    fn time_one_replay(
         &mut self,
         executable: &mut dyn Executable,
-    ) -> Result<Option<ReplayResult>, BackendError> {
+    ) -> Result<Option<TimedReplay>, BackendError> {
         if self.plan.keeps_lines {
-            persistence::reset_persisting_lines(self.timer.devices.first_device())?;
+            persistence::release_persisting_l2_lines(self.timer.devices.first_device())?;
         }
         let overhead = self.timer.overhead;
         let timer = &mut *self.timer;
-        timer.lanes.use_first(self.plan.gpus);
+        timer.lanes.use_first_gpus(self.plan.gpus);
         let (burst, around_ns, launches) = match &self.plan.batch {
             Some(batch) => {
-                let burst =
-                    timer.burst_once(1, CacheState::Cold, 1, &mut || batch.graph.launch_all())?;
+                let burst = timer.run_burst_once(1, CacheState::Cold, 1, &mut || {
+                    batch.graph.launch_on_all_gpus()
+                })?;
                 (burst, overhead.around_graph_ns, batch.launches)
             }
             None => {
-                let mut launch = || executable.launch();
+                let mut launch = || executable.launch_once();
                 let burst =
-                    timer.burst_once(1, CacheState::Cold, self.plan.commands, &mut launch)?;
+                    timer.run_burst_once(1, CacheState::Cold, self.plan.commands, &mut launch)?;
                 (burst, overhead.around_launch_ns, 1)
             }
         };
         let elapsed_ns = burst.intervals_ns[0] - around_ns;
-        let allowed_ns = MORE_OF_LAUNCH * elapsed_ns / launches as f64
-            + MORE_OF_ALL * elapsed_ns
-            + BATCH_ENQUEUE_NS;
-        let replay = ReplayResult { elapsed_ns, clock_mhz: burst.clock_mhz, launches, allowed_ns };
+        let allowed_ns = SLOWER_REPLAY_SHARE_OF_LAUNCH * elapsed_ns / launches as f64
+            + SLOWER_REPLAY_SHARE_OF_REPLAY * elapsed_ns
+            + REPLAY_START_TOLERANCE_NS;
+        let replay = TimedReplay { elapsed_ns, clock_mhz: burst.clock_mhz, launches, allowed_ns };
         Ok((!burst.host_bound).then_some(replay))
     }
 
-    fn replay_short(
+    fn time_one_short_launch(
         &mut self,
         executable: &mut dyn Executable,
     ) -> Result<Option<f64>, BackendError> {
-        if executable.carries_state() || self.plan.host_bound || self.plan.keeps_lines {
+        if executable.launches_carry_state() || self.plan.host_bound || self.plan.keeps_lines {
             return Ok(None);
         }
         let timer = &mut *self.timer;
-        timer.lanes.use_first(self.plan.gpus);
-        let mut launch = || executable.launch();
-        let burst = timer.burst_once(1, CacheState::Cold, self.plan.commands, &mut launch)?;
+        timer.lanes.use_first_gpus(self.plan.gpus);
+        let mut launch = || executable.launch_once();
+        let burst = timer.run_burst_once(1, CacheState::Cold, self.plan.commands, &mut launch)?;
         let launch_ns = burst.intervals_ns[0] - timer.overhead.around_launch_ns;
-        Ok((!burst.host_bound && launch_ns < BATCH_ENQUEUE_NS / MORE_OF_LAUNCH)
+        Ok((!burst.host_bound
+            && launch_ns < REPLAY_START_TOLERANCE_NS / SLOWER_REPLAY_SHARE_OF_LAUNCH)
             .then_some(launch_ns))
     }
 
-    fn check_elsewhere(
+    fn check_for_work_on_other_streams(
         &mut self,
         executable: &mut dyn Executable,
     ) -> Result<Option<String>, BackendError> {
-        self.timer.lanes.use_first(self.plan.gpus);
-        let devices = self.timer.timed_devices();
-        cupti::check_recorded_streams(&devices, &mut self.timer.lanes, executable)
+        self.timer.lanes.use_first_gpus(self.plan.gpus);
+        let devices = self.timer.gpus_in_use();
+        cupti::check_launch_streams_with_cupti(&devices, &mut self.timer.lanes, executable)
     }
 
-    fn power(&self) -> Option<&Arc<PowerMeter>> {
+    fn power_meter(&self) -> Option<&Arc<NvmlPowerMeter>> {
         Some(&self.timer.power)
     }
 
-    fn enqueue_launches(
+    fn enqueue_launches_without_waiting(
         &mut self,
         executable: &mut dyn Executable,
         launches: u64,
     ) -> Result<u64, BackendError> {
         let Some(batch) = &self.plan.batch else {
-            return launch_one_by_one(executable, launches);
+            return enqueue_launches_one_by_one(executable, launches);
         };
         let replays = launches.div_ceil(batch.launches);
-        (0..replays).try_for_each(|_| batch.graph.launch_all())?;
+        (0..replays).try_for_each(|_| batch.graph.launch_on_all_gpus())?;
         Ok(replays * batch.launches)
     }
 
-    fn keep_loaded(&mut self, loaded: bool) -> Result<(), BackendError> {
+    fn keep_gpu_loaded_between_samples(&mut self, loaded: bool) -> Result<(), BackendError> {
         self.plan.keeps_loaded = loaded;
-        if loaded { Ok(()) } else { self.timer.discard_ahead() }
+        if loaded { Ok(()) } else { self.timer.discard_burst_enqueued_ahead() }
     }
 
-    fn settle_clock(&mut self, clock_mhz: Option<f64>) {
-        self.timer.clock.set_settled_clock(clock_mhz);
+    fn set_settled_sm_clock_of_case(&mut self, clock_mhz: Option<f64>) {
+        self.timer.clock.set_settled_sm_clock(clock_mhz);
     }
 
-    fn conditions(&self) -> SampleConditions {
+    fn sample_conditions(&self) -> CaseSampleConditions {
         let batch = self.plan.batch.as_ref().map(|batch| batch.launches);
-        SampleConditions { batch, host_bound: self.plan.host_bound, ..SampleConditions::default() }
+        CaseSampleConditions {
+            batch,
+            host_bound: self.plan.host_bound,
+            ..CaseSampleConditions::default()
+        }
     }
 
-    fn command_count(&self) -> Option<u64> {
+    fn commands_per_launch(&self) -> Option<u64> {
         self.plan.counted
     }
 }
@@ -411,21 +438,21 @@ impl Stopwatch for CaseTimer<'_> {
 mod tests {
     use super::*;
     use kernelgate_cuda::instruments::spin_kernel::SpinKernel;
-    use kernelgate_cuda::testing::{lock_first_gpu, two_gpus_for_test};
+    use kernelgate_cuda::testing::{lock_first_gpu, lock_two_gpus};
     use std::time::{Duration, Instant};
 
-    /// Bursts of 20 launches of 100 µs, and then of 10.
+    /// Takes samples that consist of a burst of 20 launches of 100 µs and then a burst of 10.
     #[test]
-    fn the_next_burst_waits_in_the_queue_while_the_current_one_is_read() {
+    fn the_next_burst_is_enqueued_before_the_current_is_read() {
         let Some((device, _alone)) = lock_first_gpu() else { return };
-        let mut timer = EventTimer::new(&device).unwrap();
-        let spin = SpinKernel::new(&device).unwrap();
-        let mut launch = || spin.launch(100_000);
-        let plan = BurstPlan { launches: 20, cache: CacheState::Hot, commands: 1 };
+        let mut timer = CudaEventTimer::new(&device).unwrap();
+        let spin = SpinKernel::compile_and_allocate_report(&device).unwrap();
+        let mut launch = || spin.enqueue_spin(100_000);
+        let plan = BurstToEnqueue { launches: 20, cache: CacheState::Hot, commands: 1 };
         let (begun, mut busy_ns) = (Instant::now(), 0.0);
         for taken in 0..50 {
             let next = if taken < 49 { 20 } else { 10 };
-            let burst = timer.burst_before_next(plan, next, &mut launch).unwrap();
+            let burst = timer.finish_burst_and_enqueue_next(plan, next, &mut launch).unwrap();
             assert_eq!(burst.intervals_ns.len(), 20);
             assert!(burst.intervals_ns.iter().all(|interval| *interval >= 100_000.0));
             assert!(!burst.host_bound);
@@ -434,38 +461,43 @@ mod tests {
         let wall = begun.elapsed();
         eprintln!("busy for {busy_ns} ns of {wall:?}");
         assert!(wall >= Duration::from_nanos(busy_ns as u64) * 98 / 100);
-        let last = timer.burst_before_next(plan, 20, &mut launch).unwrap();
+        let last = timer.finish_burst_and_enqueue_next(plan, 20, &mut launch).unwrap();
         assert_eq!(last.intervals_ns.len(), 10, "the burst that was in the queue");
         let waiting = timer.ahead.unwrap();
         assert_eq!((waiting.slot, waiting.launches), (1, 20));
-        // Any other timing waits for the burst in the queue, and begins anew.
-        let cold = timer.launches_ns(3, CacheState::Cold, &mut launch).unwrap();
+        // Any other measurement first waits for the burst that was enqueued ahead, and drops its
+        // times.
+        let cold = timer.time_single_command_launches_ns(3, CacheState::Cold, &mut launch).unwrap();
         assert_eq!((cold.len(), timer.ahead), (3, None));
     }
 
     #[test]
-    fn a_launch_over_two_gpus_takes_equally_long_alone_and_in_a_batch() {
-        let Some((devices, _alone)) = two_gpus_for_test() else { return };
-        let mut timer = EventTimer::new(&devices).unwrap();
+    fn a_two_gpu_launch_takes_equally_long_alone_and_in_a_batch() {
+        let Some((devices, _alone)) = lock_two_gpus() else { return };
+        let mut timer = CudaEventTimer::new(&devices).unwrap();
         let mut spins = Vec::new();
         devices
-            .for_each_device(|_, device| {
-                spins.push(SpinKernel::new(device)?);
+            .for_each_with_context_current(|_, device| {
+                spins.push(SpinKernel::compile_and_allocate_report(device)?);
                 Ok(())
             })
             .unwrap();
         for (gpus, spent_ns) in [1, 2].into_iter().flat_map(|n| [(n, 1_000), (n, 5_000)]) {
-            timer.lanes.use_first(gpus);
-            let used = timer.timed_devices();
-            let mut launch = || used.for_each_device(|rank, _| spins[rank].launch(spent_ns));
-            let batch =
-                timer.capture_batch_if_short(CacheState::Hot, 1, &mut launch).unwrap().unwrap();
+            timer.lanes.use_first_gpus(gpus);
+            let used = timer.gpus_in_use();
+            let mut launch =
+                || used.for_each_with_context_current(|rank, _| spins[rank].enqueue_spin(spent_ns));
+            let batch = timer
+                .capture_launches_in_graph_if_short(CacheState::Hot, 1, &mut launch)
+                .unwrap()
+                .unwrap();
             for _ in 0..5 {
                 let (alone_ns, together_ns, begins) =
-                    timer.alone_and_together(&batch, &mut launch).unwrap();
+                    timer.time_launch_alone_and_in_batch(&batch, &mut launch).unwrap();
                 eprintln!("{gpus} GPUs, {spent_ns} ns: alone {alone_ns}, together {together_ns}");
                 assert_eq!(begins, gpus);
-                reused_results::check_batch_reuse(alone_ns, together_ns, begins).unwrap();
+                reused_results::refuse_reuse_within_captured_batch(alone_ns, together_ns, begins)
+                    .unwrap();
             }
         }
     }

@@ -1,134 +1,146 @@
-//! Instruments of timing on each GPU of a set: a stream with events, a blocker, clock probes, a
-//! flush.
+//! Instruments for timing on each GPU: a stream with events, a kernel that blocks the stream, clock
+//! probes, and a kernel that flushes the L2 cache.
 //!
-//! Events, blocker and probes exist twice, for two bursts that are in the queue together. Work on a
-//! single GPU uses only the first lane. Before the first event of work on several GPUs, a barrier
-//! ends on all of them at about the same time. This module deliberately does not interpret
-//! intervals.
+//! Each GPU has two sets of events, blocking kernel and clock probes, because two bursts can be
+//! enqueued at the same time. Work on a single GPU uses only the instruments of the first GPU.
+//! Before the first event of multi-GPU work, a barrier kernel makes all GPUs start at about the
+//! same time. This module reads the times between events, but does not judge them.
 
 use std::time::Duration;
 
 use crate::backend::BackendError;
 use crate::measure::CacheState;
-use crate::measure::audit::cupti::MarkedHold;
-use crate::measure::launch_queue::MAX_LAUNCHES_PER_BURST;
+use crate::measure::audit::cupti::HoldWithEndMark;
+use crate::measure::launch_queue::MAX_LAUNCHES_BEHIND_BLOCKER;
 use kernelgate_cuda::driver::stream::stream_hold::StreamHold;
 use kernelgate_cuda::driver::stream::stream_timer::StreamTimer;
 use kernelgate_cuda::instruments::barrier::MultiGpuBarrier;
-use kernelgate_cuda::instruments::timing::{StreamBlocker, TimingInstruments};
+use kernelgate_cuda::instruments::timing::{ClockProbeAndL2Flush, StreamBlocker};
 use kernelgate_cuda::{Device, Devices};
 
-/// Bytes that the cold state reads, in multiples of L2's size.
-const FLUSH_L2_MULTIPLE: u64 = 2;
+/// Bytes that the flush kernel reads to make the L2 cache cold, as a multiple of the size of L2.
+const L2_FLUSH_SIZE_MULTIPLE: u64 = 2;
 
-/// Number of bursts that can be in the device's queue together.
-pub const BURST_SLOTS: usize = 2;
+/// Number of bursts of launches that can be enqueued on the GPU at the same time.
+pub const MAX_ENQUEUED_BURSTS: usize = 2;
 
-struct TimedGpu {
-    /// Timers of the stream, one for each burst in the queue.
-    streams: [StreamTimer<StreamBlocker>; BURST_SLOTS],
-    instruments: TimingInstruments,
+struct TimingInstrumentsOfGpu {
+    /// Events and blocking kernel on the GPU's stream, one set for each burst that can be enqueued.
+    streams: [StreamTimer<StreamBlocker>; MAX_ENQUEUED_BURSTS],
+    instruments: ClockProbeAndL2Flush,
 }
 
-impl TimedGpu {
-    fn new(device: &Device) -> Result<Self, BackendError> {
+impl TimingInstrumentsOfGpu {
+    fn create_for_gpu(device: &Device) -> Result<Self, BackendError> {
         let timer = || {
-            let blocker = StreamBlocker::new(device)?;
-            StreamTimer::new(device, 2 * MAX_LAUNCHES_PER_BURST, blocker)
+            let blocker = StreamBlocker::compile_and_allocate_mailbox(device)?;
+            StreamTimer::for_device_stream(device, 2 * MAX_LAUNCHES_BEHIND_BLOCKER, blocker)
         };
         Ok(Self {
             streams: [timer()?, timer()?],
-            instruments: TimingInstruments::new(
+            instruments: ClockProbeAndL2Flush::compile_and_allocate(
                 device,
-                FLUSH_L2_MULTIPLE * device.facts().l2_bytes,
+                L2_FLUSH_SIZE_MULTIPLE * device.facts().l2_bytes,
             )?,
         })
     }
 }
 
-/// The GPUs of a set.
-pub struct TimedGpus {
-    all: Vec<TimedGpu>,
-    /// Number of GPUs that are being timed.
+/// The timing instruments of all GPUs of a timer, of which a case uses the first ones.
+pub struct TimingInstrumentsOfGpus {
+    all: Vec<TimingInstrumentsOfGpu>,
+    /// Number of GPUs that the present case uses.
     used: usize,
-    /// Slot of the burst that is enqueued or read now.
+    /// Index of the set of events, blocking kernel and probes that the present burst uses, 0 or 1.
     slot: usize,
-    /// The barrier is absent for one GPU, and if the GPUs do not access each other's memory.
+    /// Barrier kernel across GPUs; `None` for one GPU, and if the GPUs cannot access each other's
+    /// memory.
     barrier: Option<MultiGpuBarrier>,
 }
 
-impl TimedGpus {
-    /// Compiles and allocates on every GPU; the first one is used.
+impl TimingInstrumentsOfGpus {
+    /// Compiles kernels and allocates memory on every GPU; afterwards only the first GPU is in use.
     ///
     /// # Errors
     /// Fails if a GPU fails or memory is short.
     pub fn new(devices: &Devices) -> Result<Self, BackendError> {
         let mut all = Vec::new();
-        devices.for_each_device(|_, device| {
-            all.push(TimedGpu::new(device)?);
+        devices.for_each_with_context_current(|_, device| {
+            all.push(TimingInstrumentsOfGpu::create_for_gpu(device)?);
             Ok(())
         })?;
-        Ok(Self { all, used: 1, slot: 0, barrier: MultiGpuBarrier::new(devices)? })
+        Ok(Self {
+            all,
+            used: 1,
+            slot: 0,
+            barrier: MultiGpuBarrier::new_if_peers_accessible(devices)?,
+        })
     }
 
-    /// Restricts timing to the first `count` GPUs from now on.
-    pub fn use_first(&mut self, count: usize) {
+    /// Restricts timing to the first `count` GPUs until the next call.
+    pub fn use_first_gpus(&mut self, count: usize) {
         self.used = count.clamp(1, self.all.len());
     }
 
-    /// Number of GPUs that are being timed.
-    pub const fn timed_gpu_count(&self) -> usize {
+    /// Returns the number of GPUs on which launches are timed at present.
+    pub const fn number_of_gpus_in_use(&self) -> usize {
         self.used
     }
 
-    /// Uses the events, blocker and probes of a slot from now on.
-    pub const fn use_slot(&mut self, slot: usize) {
+    /// Selects which of the two sets of events, blocking kernel and clock probes the next calls
+    /// use.
+    pub const fn use_burst_slot(&mut self, slot: usize) {
         self.slot = slot;
     }
 
-    /// Calls `each` for the lanes that are used, each with its context current.
-    fn for_each_timed_gpu(
+    /// Calls `each` for the instruments of each GPU in use, while the CUDA context of this GPU is
+    /// current.
+    fn for_each_gpu_in_use(
         &mut self,
-        mut each: impl FnMut(usize, &mut TimedGpu) -> Result<(), BackendError>,
+        mut each: impl FnMut(usize, &mut TimingInstrumentsOfGpu) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
         if self.all.len() == 1 {
             return each(0, &mut self.all[0]);
         }
         let done = self.all[..self.used].iter_mut().enumerate().try_for_each(|(rank, lane)| {
-            lane.streams[0].make_context_current()?;
+            lane.streams[0].make_context_of_stream_current()?;
             each(rank, lane)
         });
-        self.all[0].streams[0].make_context_current()?;
+        self.all[0].streams[0].make_context_of_stream_current()?;
         done
     }
 
-    /// Begins an interval on each GPU, as [`StreamTimer::begin_interval`].
-    pub fn begin(&mut self, at_most: Option<Duration>) -> Result<(), BackendError> {
+    /// Begins a timed interval on the stream of each GPU in use, as
+    /// [`StreamTimer::begin_interval`].
+    pub fn begin_interval_on_each_gpu(
+        &mut self,
+        at_most: Option<Duration>,
+    ) -> Result<(), BackendError> {
         let slot = self.slot;
-        self.for_each_timed_gpu(|_, lane| lane.streams[slot].begin_interval(at_most))
+        self.for_each_gpu_in_use(|_, lane| lane.streams[slot].begin_interval(at_most))
     }
 
-    /// Releases the held streams of all GPUs, with one store after the other.
-    pub fn release(&mut self) {
+    /// Releases the blocked streams of all GPUs in use, one host store after the other.
+    pub fn release_stream_of_each_gpu(&mut self) {
         let slot = self.slot;
         self.all[..self.used].iter_mut().for_each(|lane| lane.streams[slot].release());
     }
 
-    /// Marks the end of the interval on each GPU, as [`StreamTimer::mark_end`].
-    pub fn mark_end(&mut self) -> Result<(), BackendError> {
+    /// Marks the end of the timed interval on each GPU in use, as [`StreamTimer::enqueue_end_event`].
+    pub fn mark_interval_end_on_each_gpu(&mut self) -> Result<(), BackendError> {
         let slot = self.slot;
-        self.for_each_timed_gpu(|_, lane| lane.streams[slot].mark_end())
+        self.for_each_gpu_in_use(|_, lane| lane.streams[slot].enqueue_end_event())
     }
 
-    /// Waits for the marked end on each GPU, as [`StreamTimer::wait_for_end`]: false if the hold of
-    /// one timed out.
+    /// Waits for the marked end of the interval on each GPU in use; returns false if a blocking
+    /// kernel timed out.
     ///
     /// # Errors
     /// Fails if something failed; [`BackendError::Lost`] with the GPU if it does not end in time.
-    pub fn wait_for_end(&mut self) -> Result<Option<bool>, BackendError> {
+    pub fn wait_for_interval_end_on_each_gpu(&mut self) -> Result<Option<bool>, BackendError> {
         let (mut all, several, slot) = (None::<bool>, self.used > 1, self.slot);
-        self.for_each_timed_gpu(|rank, lane| {
-            let held = lane.streams[slot].wait_for_end().map_err(|error| match error {
+        self.for_each_gpu_in_use(|rank, lane| {
+            let held = lane.streams[slot].wait_for_end_event().map_err(|error| match error {
                 BackendError::Lost(why) if several => {
                     BackendError::Lost(format!("rank {rank}: {why}"))
                 }
@@ -140,50 +152,52 @@ impl TimedGpus {
         Ok(all)
     }
 
-    /// Enqueues the launches with their events, probes and flushes.
-    pub fn enqueue_launches(
+    /// Enqueues `count` launches with their CUDA events and clock probes, and with L2 flushes if
+    /// caches are to be cold.
+    pub fn enqueue_launches_between_events(
         &mut self,
         count: usize,
         cache: CacheState,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
         let slot = self.slot;
-        let probe = first_probe(slot);
-        self.for_each_timed_gpu(|_, lane| lane.instruments.enqueue_clock_probe(probe))?;
+        let probe = first_clock_probe_of_slot(slot);
+        self.for_each_gpu_in_use(|_, lane| lane.instruments.enqueue_clock_probe(probe))?;
         if cache == CacheState::Hot {
-            self.enqueue_barrier()?;
-            self.for_each_timed_gpu(|_, lane| lane.streams[slot].record_event(0))?;
+            self.enqueue_multi_gpu_barrier()?;
+            self.for_each_gpu_in_use(|_, lane| lane.streams[slot].enqueue_event(0))?;
         }
         for i in 0..count {
             if cache == CacheState::Cold {
-                self.for_each_timed_gpu(|_, lane| lane.instruments.flush_l2())?;
-                self.enqueue_barrier()?;
-                self.for_each_timed_gpu(|_, lane| lane.streams[slot].record_event(2 * i))?;
+                self.for_each_gpu_in_use(|_, lane| lane.instruments.enqueue_l2_flush())?;
+                self.enqueue_multi_gpu_barrier()?;
+                self.for_each_gpu_in_use(|_, lane| lane.streams[slot].enqueue_event(2 * i))?;
             }
             launch()?;
             let event = if cache == CacheState::Cold { 2 * i + 1 } else { i + 1 };
-            self.for_each_timed_gpu(|_, lane| lane.streams[slot].record_event(event))?;
+            self.for_each_gpu_in_use(|_, lane| lane.streams[slot].enqueue_event(event))?;
         }
-        self.for_each_timed_gpu(|_, lane| lane.instruments.enqueue_clock_probe(probe + 1))
+        self.for_each_gpu_in_use(|_, lane| lane.instruments.enqueue_clock_probe(probe + 1))
     }
 
-    /// Enqueues the barrier before work on several GPUs.
-    fn enqueue_barrier(&mut self) -> Result<(), BackendError> {
+    /// Enqueues the barrier kernel before work on several GPUs, so that all GPUs start at about the
+    /// same time.
+    fn enqueue_multi_gpu_barrier(&mut self) -> Result<(), BackendError> {
         let count = self.used;
         let Some(mut barrier) = self.barrier.take_if(|_| count > 1) else { return Ok(()) };
-        barrier.begin_next_barrier();
+        barrier.advance_epoch();
         let enqueued =
-            self.for_each_timed_gpu(|rank, _| barrier.enqueue_barrier_of_gpu(rank, count));
+            self.for_each_gpu_in_use(|rank, _| barrier.enqueue_kernel_of_gpu(rank, count));
         self.barrier = Some(barrier);
         enqueued
     }
 
-    /// The slowest GPU's nanoseconds between these pairs of events, and the difference between the
-    /// sums of the slowest and of the fastest GPU; no difference for one GPU.
+    /// Returns the slowest GPU's nanoseconds between each pair of events, and the difference
+    /// between the slowest and the fastest GPU's sums; no difference for one GPU.
     ///
     /// # Errors
     /// Fails if the driver cannot read an event.
-    pub fn slowest_intervals(
+    pub fn event_intervals_of_slowest_gpu(
         &self,
         pairs: impl Iterator<Item = (usize, usize)>,
     ) -> Result<(Vec<f64>, Option<f64>), BackendError> {
@@ -193,52 +207,58 @@ impl TimedGpus {
         for (from, to) in pairs {
             let mut slowest_ns = f64::NEG_INFINITY;
             for (lane, sum_ns) in lanes.iter().zip(&mut sums_ns) {
-                let elapsed_ns = lane.streams[self.slot].elapsed_ns(from, to)?;
+                let elapsed_ns = lane.streams[self.slot].ns_between_events(from, to)?;
                 *sum_ns += elapsed_ns;
                 slowest_ns = elapsed_ns.max(slowest_ns);
             }
             intervals_ns.push(slowest_ns);
         }
-        Ok((intervals_ns, start_skew_ns(&sums_ns)))
+        Ok((intervals_ns, slowest_minus_fastest_gpu_ns(&sums_ns)))
     }
 
-    /// SM clock between the probes, MHz: the lowest of all GPUs, if the probes of each compare.
-    pub fn clock_mhz(&self) -> Option<f64> {
-        let probe = first_probe(self.slot);
-        let clocks = self.all[..self.used].iter().map(|lane| lane.instruments.clock_mhz(probe));
+    /// Returns the lowest SM clock of the GPUs in use between their clock probes, MHz; `None` if
+    /// the probes of a GPU cannot be compared.
+    pub fn lowest_sm_clock_mhz(&self) -> Option<f64> {
+        let probe = first_clock_probe_of_slot(self.slot);
+        let clocks = self.all[..self.used]
+            .iter()
+            .map(|lane| lane.instruments.sm_clock_mhz_between_probes(probe));
         clocks.reduce(|lowest, clock| lowest.zip(clock).map(|(a, b)| a.min(b))).flatten()
     }
 }
 
-/// The first clock probe of a slot's burst; the next one is behind the launches.
-const fn first_probe(slot: usize) -> usize {
+/// Returns the index of the clock probe before a slot's burst; the next index is the probe after
+/// its launches.
+const fn first_clock_probe_of_slot(slot: usize) -> usize {
     2 * slot
 }
 
-fn start_skew_ns(sums_ns: &[f64]) -> Option<f64> {
+fn slowest_minus_fastest_gpu_ns(sums_ns: &[f64]) -> Option<f64> {
     let most = sums_ns.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let least = sums_ns.iter().copied().fold(f64::INFINITY, f64::min);
     (sums_ns.len() > 1).then_some(most - least)
 }
 
-/// Holds the streams of all GPUs that are used, with the blockers of the first slot.
-impl StreamHold for TimedGpus {
-    fn hold(&mut self, at_most: Duration) -> Result<(), BackendError> {
-        self.for_each_timed_gpu(|_, lane| lane.streams[0].stream_holder().hold(at_most))
+/// Blocks the streams of all GPUs in use, with the blocking kernels of the first slot.
+impl StreamHold for TimingInstrumentsOfGpus {
+    fn enqueue_hold(&mut self, at_most: Duration) -> Result<(), BackendError> {
+        self.for_each_gpu_in_use(|_, lane| lane.streams[0].hold_mut().enqueue_hold(at_most))
     }
 
-    fn release(&mut self) {
-        self.all[..self.used].iter_mut().for_each(|lane| lane.streams[0].stream_holder().release());
+    fn release_stream(&mut self) {
+        self.all[..self.used]
+            .iter_mut()
+            .for_each(|lane| lane.streams[0].hold_mut().release_stream());
     }
 
-    fn was_released(&self) -> bool {
-        self.all[..self.used].iter().all(|lane| lane.streams[0].hold_was_released())
+    fn was_released_in_time(&self) -> bool {
+        self.all[..self.used].iter().all(|lane| lane.streams[0].was_last_hold_released_in_time())
     }
 }
 
-impl MarkedHold for TimedGpus {
-    fn mark_streams(&mut self) -> Result<(), BackendError> {
-        self.for_each_timed_gpu(|_, lane| lane.instruments.enqueue_clock_probe(1))
+impl HoldWithEndMark for TimingInstrumentsOfGpus {
+    fn enqueue_clock_probe_on_each_stream(&mut self) -> Result<(), BackendError> {
+        self.for_each_gpu_in_use(|_, lane| lane.instruments.enqueue_clock_probe(1))
     }
 }
 
@@ -247,8 +267,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_skew_is_the_gap_between_the_slowest_and_the_fastest_gpu() {
-        assert_eq!(start_skew_ns(&[300.0]), None);
-        assert_eq!(start_skew_ns(&[300.0, 250.0, 310.0]), Some(60.0));
+    fn gpu_skew_is_the_slowest_minus_the_fastest_sum() {
+        assert_eq!(slowest_minus_fastest_gpu_ns(&[300.0]), None);
+        assert_eq!(slowest_minus_fastest_gpu_ns(&[300.0, 250.0, 310.0]), Some(60.0));
     }
 }

@@ -1,4 +1,5 @@
-//! The host's ceilings: memory traffic with one thread and with all of them, and multiply-adds.
+//! Measures the host's performance ceilings: memory traffic on one thread and on all threads, and
+//! fp32 multiply-adds.
 
 use std::hint::black_box;
 use std::ops::Range;
@@ -6,219 +7,244 @@ use std::sync::{Mutex, PoisonError};
 
 use pulp::{Arch, Simd, WithSimd};
 
-use super::best_pass::PassWindows;
-use super::{CaseWork, DeviceLimits, MemoryLimit, MemoryTraffic};
+use super::best_pass::TimingWindowBudget;
+use super::{
+    DeclaredMemoryTraffic, DeclaredWorkAndCacheState, MeasuredDeviceLimits, MeasuredMemoryLimit,
+};
 
-const FLOAT_BYTES: u64 = size_of::<f32>() as u64;
-/// Passes of each traffic that are measured at length, the fastest in a brief trial first.
-const LONG_TRIAL_PASSES: usize = 3;
+const F32_BYTES: u64 = size_of::<f32>() as u64;
+/// Number of memory passes that are measured at length: the fastest of a brief trial, for each
+/// amount of memory traffic.
+const LONG_MEASURED_PASSES: usize = 3;
 
-impl DeviceLimits {
-    /// Measures the ceilings of the host that limit any of these works, on the threads that rows
-    /// use. Takes about a fifth of a second for each distinct traffic.
-    pub fn measure_cpu(works: &[CaseWork]) -> DeviceLimits {
+impl MeasuredDeviceLimits {
+    /// Measures those ceilings of the host that bound these works, on the threads of the rayon
+    /// pool, which rows use too. The measurement takes about a fifth of a second for each distinct
+    /// memory traffic.
+    pub fn measure_host_limits(works: &[DeclaredWorkAndCacheState]) -> MeasuredDeviceLimits {
         let mut limits = Self::default();
-        limits
-            .memory
-            .extend(MemoryTraffic::distinct_of_works(works).into_iter().map(measure_memory_limit));
+        limits.memory.extend(
+            DeclaredMemoryTraffic::distinct_traffics_of_works(works)
+                .into_iter()
+                .map(measure_host_memory_limit),
+        );
         if works.iter().any(|of| of.work.matmul_flops() > 0) {
-            let unit = crate::workload::FlopUnit::Matmul.name();
-            limits.flops_per_s.insert(format!("{unit} f32"), super::cpu_matmul::flops_per_s());
+            let unit = crate::workload::FlopUnit::Matmul.hardware_unit_name();
+            limits
+                .flops_per_s
+                .insert(format!("{unit} f32"), super::cpu_matmul::measure_host_f32_flops_per_s());
         }
         limits
     }
 }
 
-/// One way to move the bytes of a launch on the host.
+/// One way in which the host moves the bytes of a launch, to measure its memory ceiling: the
+/// threads and the instructions.
 #[derive(Clone, Copy)]
-struct CpuPass {
-    threads: PassThreads,
-    moves: PassMoves,
+struct HostMemoryPass {
+    threads: ThreadsOfMemoryPass,
+    moves: InstructionsOfMemoryPass,
 }
 
-/// Threads of a pass. Waiting for the other threads may take longer than a small pass on one
-/// thread.
+/// Threads of a pass. A pass on one thread can be faster than one on all threads if little memory
+/// is moved, because threads wait for each other.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum PassThreads {
+enum ThreadsOfMemoryPass {
     One,
     All,
 }
 
 /// Instructions of a pass.
 #[derive(Clone, Copy)]
-enum PassMoves {
-    /// Reads everything, then writes everything, with vectors of the widest kind.
+enum InstructionsOfMemoryPass {
+    /// Reads all bytes to read, then writes all bytes to write, with the widest SIMD vectors.
     Apart,
-    /// Copies the bytes that are both read and written with vectors, and reads or writes all other
-    /// bytes.
+    /// Copies, with SIMD vectors, as many bytes as are both read and written, then reads or writes
+    /// the rest.
     Copy,
-    /// Copies, reads and writes with the C library's functions, which bypass the caches when that
-    /// is faster.
+    /// Copies with the C library's `memcpy`, which may bypass the caches, then reads or writes the
+    /// rest.
     LibraryCopy,
-    /// Copies, reads and writes with the C library's functions in pieces that fit L2, for which it
-    /// uses other instructions.
+    /// Copies with the C library in pieces that fit the L2 cache, for which `memcpy` uses other
+    /// instructions, then reads or writes the rest.
     LibraryPieces,
 }
 
-impl CpuPass {
-    const ALL: [Self; 8] = [
-        Self { threads: PassThreads::One, moves: PassMoves::Apart },
-        Self { threads: PassThreads::One, moves: PassMoves::Copy },
-        Self { threads: PassThreads::One, moves: PassMoves::LibraryCopy },
-        Self { threads: PassThreads::One, moves: PassMoves::LibraryPieces },
-        Self { threads: PassThreads::All, moves: PassMoves::Apart },
-        Self { threads: PassThreads::All, moves: PassMoves::Copy },
-        Self { threads: PassThreads::All, moves: PassMoves::LibraryCopy },
-        Self { threads: PassThreads::All, moves: PassMoves::LibraryPieces },
+impl HostMemoryPass {
+    const ALL_HOST_MEMORY_PASSES: [Self; 8] = [
+        Self { threads: ThreadsOfMemoryPass::One, moves: InstructionsOfMemoryPass::Apart },
+        Self { threads: ThreadsOfMemoryPass::One, moves: InstructionsOfMemoryPass::Copy },
+        Self { threads: ThreadsOfMemoryPass::One, moves: InstructionsOfMemoryPass::LibraryCopy },
+        Self { threads: ThreadsOfMemoryPass::One, moves: InstructionsOfMemoryPass::LibraryPieces },
+        Self { threads: ThreadsOfMemoryPass::All, moves: InstructionsOfMemoryPass::Apart },
+        Self { threads: ThreadsOfMemoryPass::All, moves: InstructionsOfMemoryPass::Copy },
+        Self { threads: ThreadsOfMemoryPass::All, moves: InstructionsOfMemoryPass::LibraryCopy },
+        Self { threads: ThreadsOfMemoryPass::All, moves: InstructionsOfMemoryPass::LibraryPieces },
     ];
 
-    fn name(self) -> String {
+    fn name_for_report(self) -> String {
         let threads = match self.threads {
-            PassThreads::One => "1 thread".to_owned(),
-            PassThreads::All => format!("{} threads", rayon::current_num_threads()),
+            ThreadsOfMemoryPass::One => "1 thread".to_owned(),
+            ThreadsOfMemoryPass::All => format!("{} threads", rayon::current_num_threads()),
         };
         let moves = match self.moves {
-            PassMoves::Apart => "reads, then writes",
-            PassMoves::Copy => "copy by vectors",
-            PassMoves::LibraryCopy => "copy by the C library",
-            PassMoves::LibraryPieces => "copy by the C library in pieces",
+            InstructionsOfMemoryPass::Apart => "reads, then writes",
+            InstructionsOfMemoryPass::Copy => "copy by vectors",
+            InstructionsOfMemoryPass::LibraryCopy => "copy by the C library",
+            InstructionsOfMemoryPass::LibraryPieces => "copy by the C library in pieces",
         };
         format!("{threads}, {moves}")
     }
 }
 
-fn measure_memory_limit(traffic: MemoryTraffic) -> MemoryLimit {
-    let mut slices =
-        [ThreadSlices::new(traffic, 1), ThreadSlices::new(traffic, rayon::current_num_threads())];
-    let mut measured_s = |pass: CpuPass, windows: PassWindows| match pass.threads {
-        PassThreads::One => slices[0].on_one_s(pass.moves, windows),
-        PassThreads::All => slices[1].on_all_s(pass.moves, windows),
+fn measure_host_memory_limit(traffic: DeclaredMemoryTraffic) -> MeasuredMemoryLimit {
+    let mut slices = [
+        MemorySlicesOfThreads::allocate_for_traffic(traffic, 1),
+        MemorySlicesOfThreads::allocate_for_traffic(traffic, rayon::current_num_threads()),
+    ];
+    let mut measured_s = |pass: HostMemoryPass, windows: TimingWindowBudget| match pass.threads {
+        ThreadsOfMemoryPass::One => slices[0].time_pass_on_one_thread_s(pass.moves, windows),
+        ThreadsOfMemoryPass::All => slices[1].time_pass_on_all_threads_s(pass.moves, windows),
     };
-    let mut tried: Vec<(f64, CpuPass)> = CpuPass::ALL
+    let mut tried: Vec<(f64, HostMemoryPass)> = HostMemoryPass::ALL_HOST_MEMORY_PASSES
         .into_iter()
-        .map(|pass| (measured_s(pass, PassWindows::FEW_WINDOWS), pass))
+        .map(|pass| (measured_s(pass, TimingWindowBudget::BRIEF_TRIAL_BUDGET), pass))
         .collect();
     tried.sort_by(|one, other| one.0.total_cmp(&other.0));
-    for (seconds, pass) in tried.iter_mut().take(LONG_TRIAL_PASSES) {
-        *seconds = seconds.min(measured_s(*pass, PassWindows::CEILING_WINDOWS));
+    for (seconds, pass) in tried.iter_mut().take(LONG_MEASURED_PASSES) {
+        *seconds = seconds.min(measured_s(*pass, TimingWindowBudget::CEILING_BUDGET));
     }
     tried.sort_by(|one, other| one.0.total_cmp(&other.0));
     let (seconds, pass) = tried[0];
-    MemoryLimit { traffic, time_ns: seconds * 1e9, pass: pass.name() }
+    MeasuredMemoryLimit { traffic, time_ns: seconds * 1e9, pass: pass.name_for_report() }
 }
 
-/// Memory of a pass, a slice for each thread: each thread's slice stays in the caches of its core.
-struct ThreadSlices(Vec<Mutex<ThreadSlice>>);
+/// Memory of a pass, divided into one slice for each thread, so that a thread's slice stays in the
+/// caches of its core.
+struct MemorySlicesOfThreads(Vec<Mutex<SourceAndTargetOfThread>>);
 
-struct ThreadSlice {
-    source: PageAlignedFloats,
-    target: PageAlignedFloats,
+struct SourceAndTargetOfThread {
+    source: PageAlignedFloatBuffer,
+    target: PageAlignedFloatBuffer,
 }
 
-/// Floats in a piece of 256 KiB.
-const PIECE_FLOATS: usize = 1 << 16;
-/// Bytes of a page: buffers of other programs begin at one or at a part of one, and a vector that
-/// crosses a cache line takes longer.
-const PAGE_BYTES: usize = 4096;
+/// Number of f32 values in a piece of 256 KiB.
+const FLOATS_PER_COPIED_PIECE: usize = 1 << 16;
+/// Alignment of the buffers, bytes: programs usually allocate large buffers at page boundaries, and
+/// a vector that crosses a cache line takes longer.
+const BUFFER_ALIGNMENT_BYTES: usize = 4096;
 
-/// Floats whose memory begins at the start of a page.
-struct PageAlignedFloats {
+/// A buffer of f32 values that begins at a page boundary.
+struct PageAlignedFloatBuffer {
     all: Vec<f32>,
     begin: usize,
     len: usize,
 }
 
-impl PageAlignedFloats {
-    fn new(len: usize) -> Self {
-        let all = vec![0.5; len + PAGE_BYTES / FLOAT_BYTES as usize];
-        let begin = all.as_ptr().align_offset(PAGE_BYTES).min(all.len() - len);
+impl PageAlignedFloatBuffer {
+    fn with_floats(len: usize) -> Self {
+        let all = vec![0.5; len + BUFFER_ALIGNMENT_BYTES / F32_BYTES as usize];
+        let begin = all.as_ptr().align_offset(BUFFER_ALIGNMENT_BYTES).min(all.len() - len);
         Self { all, begin, len }
     }
 
-    fn read(&self) -> &[f32] {
+    fn as_floats(&self) -> &[f32] {
         &self.all[self.begin..][..self.len]
     }
 
-    fn write(&mut self) -> &mut [f32] {
+    fn as_floats_mut(&mut self) -> &mut [f32] {
         &mut self.all[self.begin..][..self.len]
     }
 }
 
-impl ThreadSlices {
-    fn new(traffic: MemoryTraffic, threads: usize) -> Self {
+impl MemorySlicesOfThreads {
+    fn allocate_for_traffic(traffic: DeclaredMemoryTraffic, threads: usize) -> Self {
         let part = |bytes: u64, thread: usize| {
-            let floats = bytes.div_ceil(FLOAT_BYTES) as usize;
+            let floats = bytes.div_ceil(F32_BYTES) as usize;
             let range: Range<usize> = floats * thread / threads..floats * (thread + 1) / threads;
-            PageAlignedFloats::new(range.len())
+            PageAlignedFloatBuffer::with_floats(range.len())
         };
-        let slice = |thread| ThreadSlice {
+        let slice = |thread| SourceAndTargetOfThread {
             source: part(traffic.read_bytes, thread),
             target: part(traffic.write_bytes, thread),
         };
         Self((0..threads).map(|thread| Mutex::new(slice(thread))).collect())
     }
 
-    /// Seconds of the fastest memory pass on one thread.
-    fn on_one_s(&mut self, moves: PassMoves, windows: PassWindows) -> f64 {
+    /// Returns the seconds of the memory pass on one thread in its fastest timing window.
+    fn time_pass_on_one_thread_s(
+        &mut self,
+        moves: InstructionsOfMemoryPass,
+        windows: TimingWindowBudget,
+    ) -> f64 {
         let slice = self.0[0].get_mut().unwrap_or_else(PoisonError::into_inner);
-        windows.fastest_s(|| slice.run(moves))
+        windows.fastest_pass_on_this_thread_s(|| slice.run_memory_pass(moves))
     }
 
-    /// Seconds of the fastest memory pass on all threads.
-    fn on_all_s(&self, moves: PassMoves, windows: PassWindows) -> f64 {
-        windows.fastest_on_all_s(|thread| {
-            self.0[thread].lock().unwrap_or_else(PoisonError::into_inner).run(moves);
+    /// Returns the seconds of the memory pass on all threads in its fastest timing window.
+    fn time_pass_on_all_threads_s(
+        &self,
+        moves: InstructionsOfMemoryPass,
+        windows: TimingWindowBudget,
+    ) -> f64 {
+        windows.fastest_pass_on_all_threads_s(|thread| {
+            self.0[thread].lock().unwrap_or_else(PoisonError::into_inner).run_memory_pass(moves);
         })
     }
 }
 
-impl ThreadSlice {
-    fn run(&mut self, moves: PassMoves) {
-        let (source, target) = (self.source.read(), self.target.write());
+impl SourceAndTargetOfThread {
+    fn run_memory_pass(&mut self, moves: InstructionsOfMemoryPass) {
+        let (source, target) = (self.source.as_floats(), self.target.as_floats_mut());
         let both = match moves {
-            PassMoves::Apart => 0,
-            PassMoves::Copy | PassMoves::LibraryCopy | PassMoves::LibraryPieces => {
-                source.len().min(target.len())
-            }
+            InstructionsOfMemoryPass::Apart => 0,
+            InstructionsOfMemoryPass::Copy
+            | InstructionsOfMemoryPass::LibraryCopy
+            | InstructionsOfMemoryPass::LibraryPieces => source.len().min(target.len()),
         };
         let (copied, read) = source.split_at(both);
         let (copy, written) = target.split_at_mut(both);
         let arch = Arch::new();
         match moves {
-            PassMoves::Apart => {}
-            PassMoves::Copy => arch.dispatch(CopyPass { source: copied, target: copy }),
-            PassMoves::LibraryCopy => copy.copy_from_slice(copied),
-            PassMoves::LibraryPieces => copy
-                .chunks_mut(PIECE_FLOATS)
-                .zip(copied.chunks(PIECE_FLOATS))
+            InstructionsOfMemoryPass::Apart => {}
+            InstructionsOfMemoryPass::Copy => {
+                arch.dispatch(SimdCopyPass { source: copied, target: copy })
+            }
+            InstructionsOfMemoryPass::LibraryCopy => copy.copy_from_slice(copied),
+            InstructionsOfMemoryPass::LibraryPieces => copy
+                .chunks_mut(FLOATS_PER_COPIED_PIECE)
+                .zip(copied.chunks(FLOATS_PER_COPIED_PIECE))
                 .for_each(|(to, from)| to.copy_from_slice(from)),
         }
-        black_box(arch.dispatch(ReadPass(read)));
+        black_box(arch.dispatch(SimdReadPass(read)));
         match moves {
-            // Every byte is written with one value by a call of `memset`.
-            PassMoves::LibraryCopy | PassMoves::LibraryPieces => {
+            // All bytes get one value, so that the compiler calls `memset` of the C library.
+            InstructionsOfMemoryPass::LibraryCopy | InstructionsOfMemoryPass::LibraryPieces => {
                 bytemuck::cast_slice_mut::<f32, u8>(written).fill(0x3f)
             }
-            PassMoves::Apart | PassMoves::Copy => arch.dispatch(WritePass(written)),
+            InstructionsOfMemoryPass::Apart | InstructionsOfMemoryPass::Copy => {
+                arch.dispatch(SimdWritePass(written))
+            }
         }
         black_box(&target);
     }
 }
 
-/// Number of independent vectors in flight: so many that loads bound the time, not additions.
-const UNROLLED_VECTORS: usize = 8;
+/// Number of independent SIMD vectors that a loop handles at once, so that loads, not additions,
+/// bound its time.
+const SIMD_VECTORS_PER_LOOP_STEP: usize = 8;
 
 /// Sum of floats.
-struct ReadPass<'a>(&'a [f32]);
+struct SimdReadPass<'a>(&'a [f32]);
 
-impl WithSimd for ReadPass<'_> {
+impl WithSimd for SimdReadPass<'_> {
     type Output = f32;
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> f32 {
         let (vectors, tail) = S::as_simd_f32s(self.0);
-        let mut sums = [simd.splat_f32s(0.0); UNROLLED_VECTORS];
-        let (groups, rest) = vectors.as_chunks::<UNROLLED_VECTORS>();
+        let mut sums = [simd.splat_f32s(0.0); SIMD_VECTORS_PER_LOOP_STEP];
+        let (groups, rest) = vectors.as_chunks::<SIMD_VECTORS_PER_LOOP_STEP>();
         for group in groups {
             for (sum, &vector) in sums.iter_mut().zip(group) {
                 *sum = simd.add_f32s(*sum, vector);
@@ -233,39 +259,39 @@ impl WithSimd for ReadPass<'_> {
 }
 
 /// Fills floats.
-struct WritePass<'a>(&'a mut [f32]);
+struct SimdWritePass<'a>(&'a mut [f32]);
 
-impl WithSimd for WritePass<'_> {
+impl WithSimd for SimdWritePass<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let (vectors, tail) = S::as_mut_simd_f32s(self.0);
         let value = simd.splat_f32s(black_box(0.75));
-        let (groups, rest) = vectors.as_chunks_mut::<UNROLLED_VECTORS>();
-        groups.iter_mut().for_each(|group| *group = [value; UNROLLED_VECTORS]);
+        let (groups, rest) = vectors.as_chunks_mut::<SIMD_VECTORS_PER_LOOP_STEP>();
+        groups.iter_mut().for_each(|group| *group = [value; SIMD_VECTORS_PER_LOOP_STEP]);
         rest.fill(value);
         tail.fill(0.75);
     }
 }
 
 /// Copies floats.
-struct CopyPass<'a> {
+struct SimdCopyPass<'a> {
     source: &'a [f32],
     target: &'a mut [f32],
 }
 
-impl WithSimd for CopyPass<'_> {
+impl WithSimd for SimdCopyPass<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        // Adding zero keeps the compiler from replacing the loop by a call of the C library.
+        // Adding zero prevents the compiler from replacing the SIMD loop by a call of `memcpy`.
         let zero = simd.splat_f32s(black_box(0.0));
         let (from, from_tail) = S::as_simd_f32s(self.source);
         let (to, to_tail) = S::as_mut_simd_f32s(self.target);
-        let (from_groups, from_rest) = from.as_chunks::<UNROLLED_VECTORS>();
-        let (to_groups, to_rest) = to.as_chunks_mut::<UNROLLED_VECTORS>();
+        let (from_groups, from_rest) = from.as_chunks::<SIMD_VECTORS_PER_LOOP_STEP>();
+        let (to_groups, to_rest) = to.as_chunks_mut::<SIMD_VECTORS_PER_LOOP_STEP>();
         for (to, from) in to_groups.iter_mut().zip(from_groups) {
             *to = from.map(|vector| simd.add_f32s(vector, zero));
         }

@@ -1,108 +1,122 @@
-//! The GPU's ceilings: memory traffic and matrix instructions by our own kernels, GEMMs by cuBLASLt
-//! if there is no such kernel, and the cost of launching.
+//! Measures the GPU's performance ceilings: memory traffic and matrix instructions with
+//! kernelgate's kernels, matrix products with cuBLASLt otherwise, and launch overhead.
 
 use std::time::Duration;
 
-use super::{CaseWork, DeviceLimits, MEMORY_BOUND, MemoryLimit, MemoryTraffic};
+use super::{
+    DeclaredMemoryTraffic, DeclaredWorkAndCacheState, MEMORY_CEILING_NAME, MeasuredDeviceLimits,
+    MeasuredMemoryLimit,
+};
 use crate::backend::BackendError;
 use crate::measure::CacheState;
-use crate::measure::events::EventTimer;
-use crate::measure::power::PowerMode;
+use crate::measure::events::CudaEventTimer;
+use crate::measure::power::TimingPowerMode;
 use crate::workload::{FlopUnit, Work, random};
-use kernelgate_cuda::instruments::matmul::{ResidentDtype, ResidentMatmul};
-use kernelgate_cuda::instruments::memory_traffic::{MemoryPass, TrafficBytes, TrafficPasses};
-use kernelgate_cuda::libraries::cublaslt::{OperandDtypes, SquareGemm};
+use kernelgate_cuda::instruments::matmul::{ResidentMatmulDtype, ResidentMatmulMeasurement};
+use kernelgate_cuda::instruments::memory_traffic::{
+    BytesOfMemoryPass, MemoryPassKernelsAndBuffers, MemoryPassVariant,
+};
+use kernelgate_cuda::libraries::cublaslt::{GemmInputDtype, SquareGemmByCublasLt};
 
-/// Passes of each traffic that are measured at length, the fastest in one burst first.
-const LONG_BURST_PASSES: usize = 3;
-/// A pass or algorithm is dropped if its first launches take this many times as long as those of
-/// another candidate.
-const CLEARLY_SLOWER_RATIO: f64 = 1.25;
-/// First launches that take longer are as exact as a burst, nanoseconds.
-const MIN_EXACT_LAUNCH_NS: f64 = 1e6;
-/// Number of bursts of each memory pass that is measured at length.
-const BURSTS_PER_PASS: usize = 3;
-/// Pause before a burst that shall run above the sustained clock.
-const BURST_PAUSE: Duration = Duration::from_millis(200);
-/// Offsets of the data of passes that nearly fill L2, bytes: on an H200 their times differ by 3 %.
-const L2_PASS_DATA_OFFSETS: [u64; 3] = [0, 17 << 20, 47 << 20];
-/// Sides of the square GEMMs: large enough that every multiprocessor is busy to the end.
-const MATMUL_SIZES: [u64; 2] = [4096, 8192];
-/// Number of times that the random data repeat in an operand. Only a part of the operand is drawn
-/// and then repeated: drawing all of it takes the host longer than the measurement, and the bits of
-/// neighbours, which affect the clock, are equally random.
-const MATMUL_REPEATS: usize = 16;
+/// Number of memory passes that are measured with several bursts: the fastest in a single burst,
+/// for each amount of traffic.
+const PASSES_MEASURED_WITH_SEVERAL_BURSTS: usize = 3;
+/// A memory pass or GEMM algorithm is dropped if its trial launches take more than this multiple of
+/// the fastest candidate's.
+const DROPPED_CANDIDATE_TIME_RATIO: f64 = 1.25;
+/// If trial launches take longer than this many nanoseconds, their time is as exact as that of a
+/// burst.
+const MIN_EXACT_TRIAL_LAUNCH_NS: f64 = 1e6;
+/// Number of bursts of each memory pass that is measured with several bursts, and of each matmul in
+/// burst mode.
+const BURSTS_PER_CEILING: usize = 3;
+/// Pause before a burst that shall run at a higher SM clock than the GPU sustains.
+const PAUSE_BEFORE_BURST: Duration = Duration::from_millis(200);
+/// Offsets of the data of memory passes that nearly fill the L2 cache, bytes: on an H200 the offset
+/// changes the time by 3 %.
+const DATA_OFFSETS_NEAR_L2_SIZE: [u64; 3] = [0, 17 << 20, 47 << 20];
+/// Sizes n of the square n x n GEMMs that are timed: large enough to keep every multiprocessor busy
+/// to the end.
+const SQUARE_GEMM_SIZES: [u64; 2] = [4096, 8192];
+/// How often the same random data is repeated in a GEMM operand. Only a part of the operand is
+/// generated and then repeated, because generation on the host would take longer than the
+/// measurement; repetition does not change the SM clock.
+const RANDOM_DATA_REPEATS_PER_OPERAND: usize = 16;
 
-impl DeviceLimits {
-    /// Measures the GPU ceilings that limit any of these works and are not known yet. Takes about
-    /// 80 ms for each distinct traffic and half a second for each dtype that is multiplied.
+impl MeasuredDeviceLimits {
+    /// Adds to the `known` limits those performance ceilings of the GPU that bound any of these
+    /// works and are missing, and the launch overhead. Takes about 80 ms for each distinct memory
+    /// traffic and half a second for each matmul dtype.
     ///
     /// # Errors
-    /// Fails if the device reports an error. A compute unit whose library is missing is skipped.
-    pub fn measure_gpu(
-        events: &mut EventTimer,
-        works: &[CaseWork],
+    /// Fails if the device reports an error. The matmul ceiling of a dtype is skipped if neither
+    /// kernelgate's kernel nor cuBLASLt is available.
+    pub fn measure_missing_gpu_limits(
+        events: &mut CudaEventTimer,
+        works: &[DeclaredWorkAndCacheState],
         known: Self,
-    ) -> Result<DeviceLimits, BackendError> {
+    ) -> Result<MeasuredDeviceLimits, BackendError> {
         let mut limits = known;
-        limits.add_missing(events, works, PowerMode::Steady)?;
-        limits.overhead = Some(events.overhead());
+        limits.add_missing_ceilings_of_works(events, works, TimingPowerMode::Steady)?;
+        limits.overhead = Some(events.launch_overhead());
         Ok(limits)
     }
 
-    /// Measures the needed ceilings in a power state, without the cost of launching.
-    pub fn measure_cuda_in(
-        events: &mut EventTimer,
-        works: &[CaseWork],
-        power: PowerMode,
+    /// Measures, in a given power state, the performance ceilings of the GPU that bound these
+    /// works, without the launch overhead.
+    pub fn measure_gpu_limits_in_power_mode(
+        events: &mut CudaEventTimer,
+        works: &[DeclaredWorkAndCacheState],
+        power: TimingPowerMode,
     ) -> Result<Self, BackendError> {
         let mut limits = Self::default();
-        limits.add_missing(events, works, power)?;
+        limits.add_missing_ceilings_of_works(events, works, power)?;
         Ok(limits)
     }
 
-    fn add_missing(
+    fn add_missing_ceilings_of_works(
         &mut self,
-        events: &mut EventTimer,
-        works: &[CaseWork],
-        power: PowerMode,
+        events: &mut CudaEventTimer,
+        works: &[DeclaredWorkAndCacheState],
+        power: TimingPowerMode,
     ) -> Result<(), BackendError> {
         let is_known =
-            |traffic: &MemoryTraffic| self.memory.iter().any(|it| it.traffic == *traffic);
-        let mut traffic: Vec<MemoryTraffic> =
-            MemoryTraffic::distinct_of_works(works).into_iter().collect();
+            |traffic: &DeclaredMemoryTraffic| self.memory.iter().any(|it| it.traffic == *traffic);
+        let mut traffic: Vec<DeclaredMemoryTraffic> =
+            DeclaredMemoryTraffic::distinct_traffics_of_works(works).into_iter().collect();
         traffic.retain(|traffic| !is_known(traffic));
-        self.add_memory(events, &traffic, power)?;
+        self.add_memory_ceilings(events, &traffic, power)?;
         self.memory.sort_by_key(|limit| limit.traffic);
-        self.add_links(events, works)?;
-        let multiplied = |operands: &OperandDtypes| {
-            works.iter().any(|of| work_has_operands(*operands, &of.work))
+        self.add_link_ceilings(events, works)?;
+        let multiplied = |operands: &GemmInputDtype| {
+            works.iter().any(|of| work_multiplies_dtypes(*operands, &of.work))
         };
-        for operands in OperandDtypes::FASTEST_FIRST.into_iter().filter(multiplied) {
-            self.add_matmul(events, operands, power)?;
+        for operands in GemmInputDtype::DTYPES_FASTEST_FIRST.into_iter().filter(multiplied) {
+            self.add_matmul_ceiling_if_missing(events, operands, power)?;
         }
         Ok(())
     }
 
-    /// Measures the ceilings of these works, and the matmul ceilings of every dtype.
-    pub fn measure_cuda_all(
-        events: &mut EventTimer,
-        works: &[CaseWork],
+    /// Measures the performance ceilings of the GPU that bound these works, and the matmul ceilings
+    /// of every operand dtype.
+    pub fn measure_gpu_limits_with_all_matmuls(
+        events: &mut CudaEventTimer,
+        works: &[DeclaredWorkAndCacheState],
     ) -> Result<Self, BackendError> {
-        let mut limits = Self::measure_gpu(events, works, Self::default())?;
-        for operands in OperandDtypes::FASTEST_FIRST {
-            limits.add_matmul(events, operands, PowerMode::Steady)?;
+        let mut limits = Self::measure_missing_gpu_limits(events, works, Self::default())?;
+        for operands in GemmInputDtype::DTYPES_FASTEST_FIRST {
+            limits.add_matmul_ceiling_if_missing(events, operands, TimingPowerMode::Steady)?;
         }
         Ok(limits)
     }
 
-    fn add_memory(
+    fn add_memory_ceilings(
         &mut self,
-        events: &mut EventTimer,
-        traffic: &[MemoryTraffic],
-        power: PowerMode,
+        events: &mut CudaEventTimer,
+        traffic: &[DeclaredMemoryTraffic],
+        power: TimingPowerMode,
     ) -> Result<(), BackendError> {
-        let most = |bytes: fn(&MemoryTraffic) -> u64| traffic.iter().map(bytes).max();
+        let most = |bytes: fn(&DeclaredMemoryTraffic) -> u64| traffic.iter().map(bytes).max();
         let (Some(read_bytes), Some(write_bytes)) =
             (most(|of| of.read_bytes), most(|of| of.write_bytes))
         else {
@@ -110,50 +124,56 @@ impl DeviceLimits {
         };
         let pattern = random::normal_values(0, "bandwidth", 1 << 20);
         let pattern = bytemuck::cast_slice(&pattern);
-        let room = L2_PASS_DATA_OFFSETS[L2_PASS_DATA_OFFSETS.len() - 1];
+        let room = DATA_OFFSETS_NEAR_L2_SIZE[DATA_OFFSETS_NEAR_L2_SIZE.len() - 1];
         let room = (read_bytes + room, write_bytes + room);
-        let passes = TrafficPasses::new(events.device(), room, pattern)?;
+        let passes = MemoryPassKernelsAndBuffers::compile_all_and_allocate(
+            events.first_gpu(),
+            room,
+            pattern,
+        )?;
         for &traffic in traffic {
-            self.memory.push(gpu_memory_limit(events, &passes, traffic, power)?);
+            self.memory.push(measure_gpu_memory_limit(events, &passes, traffic, power)?);
         }
-        self.note_clock(MEMORY_BOUND, events.typical_clock_mhz());
+        self.add_sm_clock_of_ceiling(MEMORY_CEILING_NAME, events.last_ceiling_sm_clock_mhz());
         Ok(())
     }
 
-    fn add_matmul(
+    fn add_matmul_ceiling_if_missing(
         &mut self,
-        events: &mut EventTimer,
-        operands: OperandDtypes,
-        power: PowerMode,
+        events: &mut CudaEventTimer,
+        operands: GemmInputDtype,
+        power: TimingPowerMode,
     ) -> Result<(), BackendError> {
-        let key = format!("{} {}", FlopUnit::Matmul.name(), operands.name());
+        let key =
+            format!("{} {}", FlopUnit::Matmul.hardware_unit_name(), operands.name_in_records());
         if self.flops_per_s.contains_key(&key) {
             return Ok(());
         }
-        if let Some(rate) = measure_matmul(events, operands, power)? {
-            self.note_clock(&key, rate.clock_mhz);
+        if let Some(rate) = measure_gpu_matmul_rate(events, operands, power)? {
+            self.add_sm_clock_of_ceiling(&key, rate.clock_mhz);
             self.flops_per_s.insert(key, rate.per_s);
         }
         Ok(())
     }
 
-    fn note_clock(&mut self, by: &str, clock_mhz: Option<f64>) {
+    fn add_sm_clock_of_ceiling(&mut self, by: &str, clock_mhz: Option<f64>) {
         self.clock_mhz.extend(clock_mhz.map(|clock_mhz| (by.to_owned(), clock_mhz)));
     }
 }
 
-/// Returns whether a work has GEMMs with these operand dtypes.
-fn work_has_operands(operands: OperandDtypes, work: &Work) -> bool {
-    work.flops
-        .iter()
-        .any(|flops| flops.unit == FlopUnit::Matmul && flops.dtype.name() == operands.name())
+/// Returns whether a work contains matrix products with these operand dtypes.
+fn work_multiplies_dtypes(operands: GemmInputDtype, work: &Work) -> bool {
+    work.flops.iter().any(|flops| {
+        flops.unit == FlopUnit::Matmul && flops.dtype.name() == operands.name_in_records()
+    })
 }
 
-/// Times one burst of each candidate, or only its first launches if they are long; returns the
-/// candidates with their times, the fastest first. Candidates whose first launches take
-/// [`CLEARLY_SLOWER_RATIO`] times as long as another's are dropped.
-fn sort_by_burst<T: Copy>(
-    events: &mut EventTimer,
+/// Times one burst of each candidate, or only its trial launches if they are long; returns the
+/// candidates with their times in nanoseconds, the fastest first. A candidate is dropped if its
+/// trial launches take more than [`DROPPED_CANDIDATE_TIME_RATIO`] times as long as the fastest earlier
+/// candidate's.
+fn time_candidates_fastest_first<T: Copy>(
+    events: &mut CudaEventTimer,
     cache: CacheState,
     candidates: impl IntoIterator<Item = T>,
     launch: impl Fn(T) -> Result<(), BackendError>,
@@ -161,184 +181,227 @@ fn sort_by_burst<T: Copy>(
     let (mut timed, mut first_ns) = (Vec::new(), f64::INFINITY);
     for candidate in candidates {
         let mut launch = || launch(candidate);
-        let within = events.ceiling_within(cache, CLEARLY_SLOWER_RATIO * first_ns, &mut launch)?;
+        let within = events.prepare_ceiling_launches_if_short(
+            cache,
+            DROPPED_CANDIDATE_TIME_RATIO * first_ns,
+            &mut launch,
+        )?;
         if let Some((candidate_ns, mut ceiling)) = within {
             first_ns = first_ns.min(candidate_ns);
-            let is_long = candidate_ns > MIN_EXACT_LAUNCH_NS;
-            timed.push((if is_long { candidate_ns } else { ceiling.burst_ns()? }, candidate));
+            let is_long = candidate_ns > MIN_EXACT_TRIAL_LAUNCH_NS;
+            timed.push((
+                if is_long { candidate_ns } else { ceiling.median_launch_time_of_burst_ns()? },
+                candidate,
+            ));
         }
     }
     timed.sort_by(|one, other| one.0.total_cmp(&other.0));
     Ok(timed)
 }
 
-/// Times one burst of each memory pass, then several bursts of the fastest ones, and returns the
-/// fastest pass.
-fn gpu_memory_limit(
-    events: &mut EventTimer,
-    passes: &TrafficPasses,
-    traffic: MemoryTraffic,
-    power: PowerMode,
-) -> Result<MemoryLimit, BackendError> {
-    let MemoryTraffic { read_bytes, write_bytes, cache } = traffic;
-    let moved = |offset| TrafficBytes { read_bytes, write_bytes, offset };
+/// Times one burst of each memory pass, then several bursts of the fastest passes, and returns the
+/// fastest pass with its time.
+fn measure_gpu_memory_limit(
+    events: &mut CudaEventTimer,
+    passes: &MemoryPassKernelsAndBuffers,
+    traffic: DeclaredMemoryTraffic,
+    power: TimingPowerMode,
+) -> Result<MeasuredMemoryLimit, BackendError> {
+    let DeclaredMemoryTraffic { read_bytes, write_bytes, cache } = traffic;
+    let moved = |offset| BytesOfMemoryPass { read_bytes, write_bytes, offset };
     let tried =
-        sort_by_burst(events, cache, MemoryPass::ALL, |pass| passes.launch_pass(pass, moved(0)))?;
-    let l2_bytes = events.device().facts().l2_bytes;
-    let near_l2 = (l2_bytes / 4..2 * l2_bytes).contains(&traffic.total_bytes());
+        time_candidates_fastest_first(events, cache, MemoryPassVariant::ALL_TRIED, |pass| {
+            passes.enqueue_memory_pass(pass, moved(0))
+        })?;
+    let l2_bytes = events.first_gpu().facts().l2_bytes;
+    let near_l2 = (l2_bytes / 4..2 * l2_bytes).contains(&traffic.bytes_read_and_written());
     let places = if cache == CacheState::Hot && near_l2 {
-        &L2_PASS_DATA_OFFSETS[..]
+        &DATA_OFFSETS_NEAR_L2_SIZE[..]
     } else {
-        &L2_PASS_DATA_OFFSETS[..1]
+        &DATA_OFFSETS_NEAR_L2_SIZE[..1]
     };
     let (mut time_ns, mut fastest) = (f64::INFINITY, tried[0].1);
-    for &(_, pass) in tried.iter().take(LONG_BURST_PASSES) {
+    for &(_, pass) in tried.iter().take(PASSES_MEASURED_WITH_SEVERAL_BURSTS) {
         for &place in places {
-            let mut launch = || passes.launch_pass(pass, moved(place));
-            let mut ceiling = events.ceiling_launches(cache, &mut launch)?;
+            let mut launch = || passes.enqueue_memory_pass(pass, moved(place));
+            let mut ceiling = events.prepare_ceiling_launches(cache, &mut launch)?;
             let mut pass_ns = f64::INFINITY;
-            for _ in 0..BURSTS_PER_PASS {
-                pass_ns = pass_ns.min(ceiling.burst_ns()?);
+            for _ in 0..BURSTS_PER_CEILING {
+                pass_ns = pass_ns.min(ceiling.median_launch_time_of_burst_ns()?);
             }
-            if power == PowerMode::Steady && ceiling.may_be_capped() {
-                pass_ns = ceiling.settled_ns()?;
+            if power == TimingPowerMode::Steady && ceiling.may_power_cap_lower_clock() {
+                pass_ns = ceiling.settled_median_launch_time_ns()?;
             }
             if pass_ns < time_ns {
                 (time_ns, fastest) = (pass_ns, pass);
             }
         }
     }
-    Ok(MemoryLimit { traffic, time_ns, pass: fastest.to_string() })
+    Ok(MeasuredMemoryLimit { traffic, time_ns, pass: fastest.to_string() })
 }
 
-/// Operations a second and the SM clock in MHz: of instructions whose operands stay in shared
-/// memory if this architecture has them, else of the fastest GEMM of cuBLASLt. Measures the matmul
-/// rate of a dtype; returns `None` if neither cuBLASLt nor our own kernel is available.
-fn measure_matmul(
-    events: &mut EventTimer,
-    operands: OperandDtypes,
-    power: PowerMode,
-) -> Result<Option<MatmulRate>, BackendError> {
+/// Uses a kernel of matrix instructions on operands in shared memory if the GPU's architecture has
+/// one, otherwise the fastest GEMM algorithm of cuBLASLt. Measures the matmul operations a second
+/// of a dtype on the GPU; returns `None` if neither kernelgate's kernel nor cuBLASLt is available.
+fn measure_gpu_matmul_rate(
+    events: &mut CudaEventTimer,
+    operands: GemmInputDtype,
+    power: TimingPowerMode,
+) -> Result<Option<MatmulRateAndClock>, BackendError> {
     let resident = match operands {
-        OperandDtypes::Fp8 => Some(ResidentDtype::E4m3),
-        OperandDtypes::Bf16 => Some(ResidentDtype::Bf16),
-        OperandDtypes::F16 => Some(ResidentDtype::F16),
-        OperandDtypes::Tf32 => Some(ResidentDtype::Tf32),
-        OperandDtypes::F32 => None,
+        GemmInputDtype::Fp8 => Some(ResidentMatmulDtype::E4m3),
+        GemmInputDtype::Bf16 => Some(ResidentMatmulDtype::Bf16),
+        GemmInputDtype::F16 => Some(ResidentMatmulDtype::F16),
+        GemmInputDtype::Tf32 => Some(ResidentMatmulDtype::Tf32),
+        GemmInputDtype::F32 => None,
     };
     if let Some(operand) = resident {
-        let elements = ResidentMatmul::OPERAND_BYTES / operands.element_bytes();
-        let bytes = random_operand(operands, "resident", elements);
-        match ResidentMatmul::new(events.device(), operand, &bytes) {
+        let elements =
+            ResidentMatmulMeasurement::OPERAND_BYTES_PER_BLOCK / operands.bytes_of_input_element();
+        let bytes = random_gemm_operand(operands, "resident", elements);
+        match ResidentMatmulMeasurement::compile_and_upload_operands(
+            events.first_gpu(),
+            operand,
+            &bytes,
+        ) {
             Ok(matmul) => {
-                let mut launch = || matmul.launch();
-                return MatmulRate::measure_matmul_rate(events, matmul.flops(), power, &mut launch)
-                    .map(Some);
+                let mut launch = || matmul.enqueue_launch();
+                return MatmulRateAndClock::from_timed_launches(
+                    events,
+                    matmul.operations_per_launch(),
+                    power,
+                    &mut launch,
+                )
+                .map(Some);
             }
             Err(BackendError::Unsupported(_)) => {}
             Err(error) => return Err(error),
         }
     }
-    let mut fastest: Option<(f64, LibraryGemm)> = None;
-    for size in MATMUL_SIZES {
-        let found = LibraryGemm::fastest_algorithm(events, operands, size)?;
-        let rate = |(launch_ns, gemm): &(f64, LibraryGemm)| gemm.flops() / launch_ns;
+    let mut fastest: Option<(f64, CublasltGemmWithAlgorithm)> = None;
+    for size in SQUARE_GEMM_SIZES {
+        let found =
+            CublasltGemmWithAlgorithm::find_fastest_cublaslt_algorithm(events, operands, size)?;
+        let rate = |(launch_ns, gemm): &(f64, CublasltGemmWithAlgorithm)| {
+            gemm.flops_of_product() / launch_ns
+        };
         fastest = fastest.into_iter().chain(found).max_by(|a, b| rate(a).total_cmp(&rate(b)));
     }
     let Some((_, gemm)) = fastest else { return Ok(None) };
-    MatmulRate::measure_matmul_rate(events, gemm.flops(), power, &mut || gemm.launch()).map(Some)
+    MatmulRateAndClock::from_timed_launches(events, gemm.flops_of_product(), power, &mut || {
+        gemm.launch_product()
+    })
+    .map(Some)
 }
 
-/// A matmul rate in operations a second, with the SM clock during it.
-struct MatmulRate {
+/// Matmul operations a second, with the SM clock in MHz during the measurement.
+struct MatmulRateAndClock {
     per_s: f64,
     clock_mhz: Option<f64>,
 }
 
-impl MatmulRate {
-    /// Rate of launches of `operations` operations: of the fastest window in the steady power
-    /// state, or of the fastest burst behind a pause.
-    fn measure_matmul_rate(
-        events: &mut EventTimer,
+impl MatmulRateAndClock {
+    /// Measures the rate of a launch of `flops` operations: in steady mode its fastest window, in
+    /// burst mode its fastest burst after a pause.
+    fn from_timed_launches(
+        events: &mut CudaEventTimer,
         flops: f64,
-        power: PowerMode,
+        power: TimingPowerMode,
         launch: &mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Self, BackendError> {
-        let mut ceiling = events.ceiling_launches(CacheState::Hot, launch)?;
+        let mut ceiling = events.prepare_ceiling_launches(CacheState::Hot, launch)?;
         let launch_ns = match power {
-            PowerMode::Steady => ceiling.fastest_window_ns()?,
-            PowerMode::Burst => {
+            TimingPowerMode::Steady => ceiling.fastest_window_mean_launch_time_ns()?,
+            TimingPowerMode::Burst => {
                 let mut fastest_ns = f64::INFINITY;
-                for _ in 0..BURSTS_PER_PASS {
-                    std::thread::sleep(BURST_PAUSE);
-                    fastest_ns = fastest_ns.min(ceiling.burst_ns()?);
+                for _ in 0..BURSTS_PER_CEILING {
+                    std::thread::sleep(PAUSE_BEFORE_BURST);
+                    fastest_ns = fastest_ns.min(ceiling.median_launch_time_of_burst_ns()?);
                 }
                 fastest_ns
             }
         };
         drop(ceiling);
-        let clock_mhz = events.typical_clock_mhz();
-        events.device().synchronize()?;
+        let clock_mhz = events.last_ceiling_sm_clock_mhz();
+        events.first_gpu().synchronize()?;
         Ok(Self { per_s: flops / launch_ns * 1e9, clock_mhz })
     }
 }
 
 /// A product of square matrices by one of the algorithms that cuBLASLt proposes.
-struct LibraryGemm {
-    gemm: SquareGemm,
+struct CublasltGemmWithAlgorithm {
+    gemm: SquareGemmByCublasLt,
     size: u64,
     algorithm: usize,
 }
 
-impl LibraryGemm {
-    /// The fastest algorithm in one burst, with its time in nanoseconds.
-    fn fastest_algorithm(
-        events: &mut EventTimer,
-        operands: OperandDtypes,
+impl CublasltGemmWithAlgorithm {
+    /// Returns the cuBLASLt algorithm that is fastest in one burst for matrices of this size, with
+    /// its time in nanoseconds.
+    fn find_fastest_cublaslt_algorithm(
+        events: &mut CudaEventTimer,
+        operands: GemmInputDtype,
         size: u64,
-    ) -> Result<Option<(f64, LibraryGemm)>, BackendError> {
+    ) -> Result<Option<(f64, CublasltGemmWithAlgorithm)>, BackendError> {
         let elements = (size * size) as usize;
-        let operand =
-            |name| random_operand(operands, name, elements / MATMUL_REPEATS).repeat(MATMUL_REPEATS);
+        let operand = |name| {
+            random_gemm_operand(operands, name, elements / RANDOM_DATA_REPEATS_PER_OPERAND)
+                .repeat(RANDOM_DATA_REPEATS_PER_OPERAND)
+        };
         let (a, b) = (operand("a"), operand("b"));
-        let Some(gemm) = SquareGemm::new(events.device(), operands, size, [&a, &b])? else {
+        let Some(gemm) = SquareGemmByCublasLt::prepare_if_supported(
+            events.first_gpu(),
+            operands,
+            size,
+            [&a, &b],
+        )?
+        else {
             return Ok(None);
         };
-        // An algorithm that the library proposes and then rejects does not count.
-        let accepted =
-            (0..gemm.algorithm_count()).filter(|&algorithm| gemm.launch(algorithm).is_ok());
-        let launch = |algorithm| gemm.launch(algorithm);
-        let fastest = sort_by_burst(events, CacheState::Hot, accepted, launch)?.first().copied();
+        // An algorithm that cuBLASLt proposes but then refuses to launch is skipped.
+        let accepted = (0..gemm.proposed_algorithm_count())
+            .filter(|&algorithm| gemm.enqueue_with_algorithm(algorithm).is_ok());
+        let launch = |algorithm| gemm.enqueue_with_algorithm(algorithm);
+        let fastest = time_candidates_fastest_first(events, CacheState::Hot, accepted, launch)?
+            .first()
+            .copied();
         Ok(fastest.map(|(launch_ns, algorithm)| (launch_ns, Self { gemm, size, algorithm })))
     }
 
-    fn flops(&self) -> f64 {
+    fn flops_of_product(&self) -> f64 {
         2.0 * (self.size as f64).powi(3)
     }
 
-    fn launch(&self) -> Result<(), BackendError> {
-        self.gemm.launch(self.algorithm)
+    fn launch_product(&self) -> Result<(), BackendError> {
+        self.gemm.enqueue_with_algorithm(self.algorithm)
     }
 }
 
-/// Elements of a random operand, never zeros: a bf16 GEMM of zeros runs faster.
-fn random_operand(operands: OperandDtypes, name: &str, len: usize) -> Vec<u8> {
+/// Returns the bytes of a random GEMM operand without zeros, because a bf16 GEMM of zeros runs
+/// faster.
+fn random_gemm_operand(operands: GemmInputDtype, name: &str, len: usize) -> Vec<u8> {
     match operands {
-        // Random e4m3 codes of numbers with either sign and magnitudes from 2^-3 to 2^1: each of
-        // these bit patterns is a number.
-        OperandDtypes::Fp8 => random::map_normal_values(0, name, len, |x| {
+        // Random e4m3 numbers of either sign with magnitudes from 2^-3 to 2^1; no bit pattern here
+        // is NaN.
+        GemmInputDtype::Fp8 => random::map_standard_normal_values(0, name, len, |x| {
             let bits = x.to_bits();
             (bits & 0x80) as u8 | (0x20 + (bits >> 8 & 0x1f)) as u8
         }),
-        OperandDtypes::Bf16 => {
-            bytemuck::cast_slice(&random::map_normal_values(0, name, len, half::bf16::from_f32))
-                .to_vec()
-        }
-        OperandDtypes::F16 => {
-            bytemuck::cast_slice(&random::map_normal_values(0, name, len, half::f16::from_f32))
-                .to_vec()
-        }
-        OperandDtypes::Tf32 | OperandDtypes::F32 => {
+        GemmInputDtype::Bf16 => bytemuck::cast_slice(&random::map_standard_normal_values(
+            0,
+            name,
+            len,
+            half::bf16::from_f32,
+        ))
+        .to_vec(),
+        GemmInputDtype::F16 => bytemuck::cast_slice(&random::map_standard_normal_values(
+            0,
+            name,
+            len,
+            half::f16::from_f32,
+        ))
+        .to_vec(),
+        GemmInputDtype::Tf32 | GemmInputDtype::F32 => {
             bytemuck::cast_slice(&random::normal_values(0, name, len)).to_vec()
         }
     }

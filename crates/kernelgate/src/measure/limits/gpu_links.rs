@@ -1,53 +1,58 @@
-//! The ceilings of the links between GPUs: copies from GPU to GPU by the copy engines and by the
-//! multiprocessors, of which the faster counts.
+//! Measures the ceilings of the links between GPUs by copies from GPU to GPU, by copy engines and
+//! by kernels; the faster counts.
 
 use std::collections::BTreeSet;
 
-use super::{CaseWork, DeviceLimits, LinkLimit};
+use super::{DeclaredWorkAndCacheState, MeasuredDeviceLimits, MeasuredLinkLimit};
 use crate::backend::BackendError;
-use crate::measure::events::EventTimer;
-use crate::workload::GpuLinkWork;
+use crate::measure::events::CudaEventTimer;
+use crate::workload::DeclaredGpuLinkWork;
 use kernelgate_cuda::Devices;
-use kernelgate_cuda::instruments::peer_copy::PeerCopies;
+use kernelgate_cuda::instruments::peer_copy::PeerCopiesOfSet;
 
-/// Bursts of each kind of copy, of which the fastest counts.
-const LINK_BURSTS: usize = 5;
+/// Number of bursts of each kind of GPU-to-GPU copy; the fastest burst counts.
+const BURSTS_PER_KIND_OF_LINK_COPY: usize = 5;
 
-impl DeviceLimits {
-    /// Measures the copies of the works over several GPUs, each distinct one once, if the set has
-    /// as many GPUs.
-    pub(super) fn add_links(
+impl MeasuredDeviceLimits {
+    /// Measures the link time of each distinct GPU-to-GPU copy that these works declare, if the
+    /// machine has enough GPUs.
+    pub(super) fn add_link_ceilings(
         &mut self,
-        events: &mut EventTimer,
-        works: &[CaseWork],
+        events: &mut CudaEventTimer,
+        works: &[DeclaredWorkAndCacheState],
     ) -> Result<(), BackendError> {
-        let devices = events.devices().clone();
-        let distinct: BTreeSet<GpuLinkWork> = works.iter().filter_map(|of| of.work.link).collect();
+        let devices = events.timed_and_idle_gpus().clone();
+        let distinct: BTreeSet<DeclaredGpuLinkWork> =
+            works.iter().filter_map(|of| of.work.link).collect();
         for work in distinct {
             let fits = (2..=devices.device_count()).contains(&work.gpus) && work.bytes > 0;
             if fits {
-                self.links.push(measure_link_limit(events, &devices.first(work.gpus), work)?);
+                self.links.push(measure_gpu_link_limit(
+                    events,
+                    &devices.first_devices(work.gpus),
+                    work,
+                )?);
             }
         }
         Ok(())
     }
 }
 
-fn measure_link_limit(
-    events: &mut EventTimer,
+fn measure_gpu_link_limit(
+    events: &mut CudaEventTimer,
     devices: &Devices,
-    work: GpuLinkWork,
-) -> Result<LinkLimit, BackendError> {
-    let GpuLinkWork { bytes, both_ways, gpus } = work;
-    let copies = PeerCopies::new(devices, bytes as usize, both_ways)?;
+    work: DeclaredGpuLinkWork,
+) -> Result<MeasuredLinkLimit, BackendError> {
+    let DeclaredGpuLinkWork { bytes, both_ways, gpus } = work;
+    let copies = PeerCopiesOfSet::allocate_and_compile(devices, bytes as usize, both_ways)?;
     let mut time_ns = f64::INFINITY;
-    for kind in copies.possible_kinds() {
-        let mut launch = || copies.enqueue_copies(kind);
-        let mut ceiling = events.ceiling_over(gpus, &mut launch)?;
-        for _ in 0..LINK_BURSTS {
-            time_ns = time_ns.min(ceiling.burst_ns()?);
+    for kind in copies.supported_kinds() {
+        let mut launch = || copies.enqueue_all_copies(kind);
+        let mut ceiling = events.prepare_multi_gpu_ceiling_launches(gpus, &mut launch)?;
+        for _ in 0..BURSTS_PER_KIND_OF_LINK_COPY {
+            time_ns = time_ns.min(ceiling.median_launch_time_of_burst_ns()?);
         }
     }
-    devices.for_each_device(|_, device| device.synchronize())?;
-    Ok(LinkLimit { bytes, both_ways, gpus, time_ns })
+    devices.for_each_with_context_current(|_, device| device.synchronize())?;
+    Ok(MeasuredLinkLimit { bytes, both_ways, gpus, time_ns })
 }

@@ -1,4 +1,5 @@
-//! Reading and writing record files: the envelope with its schema, stable JSON, atomic replacement.
+//! Reads and writes kernelgate's record files: JSON with schema name, version and checksum, in a
+//! stable layout, replaced atomically.
 
 use std::fs::{File, TryLockError};
 use std::io::{BufReader, Read as _, Seek as _, Write as _};
@@ -9,56 +10,59 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use pretty_json::write_pretty_json;
-use record_scan::ScannedFile;
+use pretty_json::write_json_in_record_layout;
+use record_scan::RecordFileScan;
 
 use super::text;
 
-use kernelgate_cuda::regular_file::open_regular_file;
+use kernelgate_cuda::regular_file::open_file_unless_device_or_pipe;
 
 mod pretty_json;
 mod record_scan;
 
-/// A type with a file format of its own.
-pub trait RecordType: Serialize + DeserializeOwned {
-    /// Name of the record format that the file states.
+/// A type of record that is stored in JSON files of its own format.
+pub trait RecordFileType: Serialize + DeserializeOwned {
+    /// Name of the record's file format, which each file contains.
     const SCHEMA: &'static str;
     /// Version of the format that this build writes, which is also the newest that it reads.
     const SCHEMA_VERSION: u64;
-    /// Oldest version of the format that this build reads.
+    /// Oldest version of the file format that this build reads.
     const OLDEST_VERSION: u64 = 1;
-    /// Name of a file of this format in messages: "baseline".
+    /// Name of this kind of record file in messages, such as "baseline".
     const FILE_KIND: &'static str;
-    /// Whether files must carry a checksum of their content, by which an edit by hand is noticed;
-    /// by default files without one are read too.
-    const HAS_CHECKSUM: bool = false;
-    /// Fields whose values are messages, commands or paths, which may hold any character. Every
-    /// other string, and every name of a field, is refused if it holds a control character.
-    const FREE_TEXT_FIELDS: &'static [&'static str] = &[];
+    /// Whether files contain a checksum of their values, which reveals an edit by hand; files
+    /// without a checksum are read too.
+    const CONTAINS_CHECKSUM: bool = false;
+    /// Names of fields whose values are messages, commands or paths, which may contain any
+    /// character. All other strings and all field names are refused if they contain a control
+    /// character.
+    const FIELDS_WITH_ANY_CHARACTERS: &'static [&'static str] = &[];
 
-    /// Fields whose entries take one line each in the file, whatever their length.
-    const ONE_LINE_FIELDS: &'static [&'static str] = &[];
+    /// Names of fields each of whose entries is written on one line of the file, however long.
+    const FIELDS_WITH_ONE_LINE_PER_ENTRY: &'static [&'static str] = &[];
 
-    /// Checks the facts that the types alone do not enforce. The error is a fragment of a sentence.
+    /// Checks facts about the record that its Rust types do not enforce, such as ranges of numbers.
+    /// The error is a part of a sentence that names the problem.
     ///
     /// # Errors
     /// Fails if the content of the record contradicts itself.
-    fn validate(&self) -> Result<(), String>;
+    fn check_record_plausible(&self) -> Result<(), String>;
 }
 
-/// Growth of a file beyond which a folder counts as full, bytes.
-const MIN_FREE_BYTES: u64 = 1 << 16;
-/// Prefix of the names of temporary files.
-const TEMPORARY_PREFIX: &str = ".kernelgate-";
-/// Age after which an unlocked temporary file counts as abandoned by its writer.
-const ABANDONED_FILE_AGE: Duration = Duration::from_secs(1);
-/// Age of an abandoned temporary file on a file system without locks.
-const ABANDONED_FILE_AGE_WITHOUT_LOCKS: Duration = Duration::from_secs(3600);
+/// Bytes by which a file must be able to grow when kernelgate tests whether it can be written.
+const FREE_BYTES_FOR_GROWTH: u64 = 1 << 16;
+/// Beginning of the names of kernelgate's temporary files and folders.
+const TEMPORARY_FILE_PREFIX: &str = ".kernelgate-";
+/// Age from which a temporary file that no process has locked counts as left behind by a dead
+/// process.
+const ABANDONED_TEMPORARY_FILE_AGE: Duration = Duration::from_secs(1);
+/// Age from which a temporary file counts as left behind if the file system has no locks.
+const ABANDONED_TEMPORARY_FILE_AGE_WITHOUT_LOCKS: Duration = Duration::from_secs(3600);
 
-/// Why a record file could not be read or written.
+/// The reason why a record file could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordFileError {
-    /// An operation of the file system failed.
+    /// The operating system failed to read, write or lock the file.
     #[error("failed to {action} {path}: {cause}")]
     Io {
         /// "read", "write" or "lock".
@@ -68,15 +72,15 @@ pub enum RecordFileError {
         /// Error that the operating system returned.
         cause: std::io::Error,
     },
-    /// The file is not JSON, or is truncated.
+    /// The file's content is not valid JSON, for example because it is truncated.
     #[error("failed to read {path}: broken or cut short ({cause})")]
     Json {
         /// Which file.
         path: PathBuf,
-        /// Position and reason of the syntax error in the JSON.
+        /// Position and reason of the JSON syntax error.
         cause: serde_json::Error,
     },
-    /// The file is JSON, but not a record of this kind.
+    /// The file is valid JSON, but not a kernelgate record of the expected kind.
     #[error("failed to read {path}: not a kernelgate {kind}")]
     Foreign {
         /// Which file.
@@ -84,7 +88,7 @@ pub enum RecordFileError {
         /// Name of the expected kind of file, for messages.
         kind: &'static str,
     },
-    /// A later version of this program wrote the file.
+    /// A later version of kernelgate wrote the file.
     #[error(
         "failed to read {path}: written by a newer kernelgate (schema {found}, this one reads up \
          to {known})"
@@ -97,7 +101,8 @@ pub enum RecordFileError {
         /// Latest version known here.
         known: u64,
     },
-    /// An earlier version of this program wrote the file, in a format that is no longer read.
+    /// An earlier version of kernelgate wrote the file, in a format that this version no longer
+    /// reads.
     #[error(
         "failed to read {path}: written by an older kernelgate (schema {found}, this one reads \
          from {oldest}): record it again"
@@ -110,7 +115,7 @@ pub enum RecordFileError {
         /// Oldest version read here.
         oldest: u64,
     },
-    /// Another process held the lock for the whole waiting time.
+    /// Another process held the file's lock for the whole waiting time.
     #[error(
         "failed to lock {path}: another process has held {lock} for {waited_s} s: wait for it, or \
          end it"
@@ -123,8 +128,7 @@ pub enum RecordFileError {
         /// Seconds waited.
         waited_s: u64,
     },
-    /// The content of the file differs from the content that was written: its checksum does not
-    /// match.
+    /// The checksum in the file does not match its values, because the file was edited or merged.
     #[error(
         "failed to read {path}: edited or merged after kernelgate wrote it (its checksum does not \
          match); where that is intended, `kernelgate baseline seal {path}` accepts it as it is"
@@ -133,77 +137,85 @@ pub enum RecordFileError {
         /// Which file.
         path: PathBuf,
     },
-    /// The file has the right format, but impossible content.
+    /// The file has the right format, but implausible content.
     #[error("failed to {action} {path}: invalid {kind}: {problem}")]
     Invalid {
         /// "read" or "write".
         action: &'static str,
         /// Which file.
         path: PathBuf,
-        /// Name of the kind of record in messages.
+        /// Kind of record file, for messages.
         kind: &'static str,
-        /// Fragment of a sentence that names the problem.
+        /// The problem, as a part of a sentence.
         problem: String,
     },
 }
 
 impl RecordFileError {
-    /// Returns whether creating a new file failed because the file exists.
-    pub fn is_already_there(&self) -> bool {
+    /// Returns whether a new file could not be created because a file of that name exists.
+    pub fn is_because_file_exists(&self) -> bool {
         matches!(self, Self::Io { cause, .. } if cause.kind() == std::io::ErrorKind::AlreadyExists)
     }
 
-    /// Returns whether the error says that the file does not exist.
-    pub fn is_not_found(&self) -> bool {
+    /// Returns whether the file could not be read because it does not exist.
+    pub fn is_because_file_is_missing(&self) -> bool {
         matches!(self, Self::Io { cause, .. } if cause.kind() == std::io::ErrorKind::NotFound)
     }
 }
 
-/// Reads a record from a file and validates it.
+/// Reads a record file, and checks its format, checksum and content.
 ///
 /// # Errors
 /// Fails if the file is missing, broken, foreign, newer than this program, edited although it is
 /// sealed, or contradicts itself.
-pub fn read<T: RecordType>(path: &Path) -> Result<T, RecordFileError> {
-    read_checked(path, true)
+pub fn read_record<T: RecordFileType>(path: &Path) -> Result<T, RecordFileError> {
+    read_record_in_two_passes(path, true)
 }
 
-/// Reads a record without checking its checksum.
+/// Reads a record file, and checks its format and content, but not its checksum.
 ///
 /// # Errors
-/// Fails with the errors of [`read()`], except an edit by hand.
-pub fn read_without_checksum<T: RecordType>(path: &Path) -> Result<T, RecordFileError> {
-    read_checked(path, false)
+/// Fails with the errors of [`read_record`], except an edit by hand.
+pub fn read_record_ignoring_checksum<T: RecordFileType>(path: &Path) -> Result<T, RecordFileError> {
+    read_record_in_two_passes(path, false)
 }
 
-/// Reads the text of a file that other programs may have written.
+/// Reads the text of a file that other programs may have written, with limited memory.
 ///
 /// # Errors
 /// Fails if it cannot be opened, is a device or a pipe, is longer than `most` bytes, or no UTF-8.
-pub fn read_untrusted_text(path: &Path, most: u64) -> std::io::Result<String> {
+pub fn read_untrusted_text_up_to(path: &Path, most: u64) -> std::io::Result<String> {
     let mut text = String::new();
-    let read = open_regular_file(path)?.take(most + 1).read_to_string(&mut text)?;
+    let read = open_file_unless_device_or_pipe(path)?.take(most + 1).read_to_string(&mut text)?;
     if read as u64 > most {
         return Err(std::io::Error::other(format!("larger than {most} bytes")));
     }
     Ok(text)
 }
 
-/// Reads the file twice, so that memory holds no more than the record: the first pass checks the
-/// envelope, the checksum and the text.
-fn read_checked<T: RecordType>(path: &Path, check: bool) -> Result<T, RecordFileError> {
+/// Reads the file twice, to save memory: the first pass checks schema, checksum and text without
+/// keeping values, the second builds the record.
+fn read_record_in_two_passes<T: RecordFileType>(
+    path: &Path,
+    check: bool,
+) -> Result<T, RecordFileError> {
     let io = |cause| RecordFileError::Io { action: "read", path: path.to_owned(), cause };
     let broken = |cause: serde_json::Error| match cause.is_io() {
         true => io(cause.into()),
         false => RecordFileError::Json { path: path.to_owned(), cause },
     };
     let foreign = || RecordFileError::Foreign { path: path.to_owned(), kind: T::FILE_KIND };
-    let mut file = open_regular_file(path).map_err(io)?;
+    let mut file = open_file_unless_device_or_pipe(path).map_err(io)?;
     let scanned = {
-        let mut json = serde_json::Deserializer::from_reader(buffered_reader(&file));
-        let sealed = T::HAS_CHECKSUM && check;
-        let scanned = ScannedFile::scan_json(&mut json, T::FILE_KIND, T::FREE_TEXT_FIELDS, sealed)
-            .map_err(broken)?;
+        let mut json = serde_json::Deserializer::from_reader(large_buffered_reader(&file));
+        let sealed = T::CONTAINS_CHECKSUM && check;
+        let scanned = RecordFileScan::scan_record_json(
+            &mut json,
+            T::FILE_KIND,
+            T::FIELDS_WITH_ANY_CHARACTERS,
+            sealed,
+        )
+        .map_err(broken)?;
         json.end().map_err(broken)?;
         scanned
     };
@@ -225,17 +237,17 @@ fn read_checked<T: RecordType>(path: &Path, check: bool) -> Result<T, RecordFile
             oldest: T::OLDEST_VERSION,
         });
     }
-    if let Some(checksum) = scanned.checksum.as_ref().filter(|_| T::HAS_CHECKSUM && check) {
-        let hash = match scanned.hash() {
+    if let Some(checksum) = scanned.checksum.as_ref().filter(|_| T::CONTAINS_CHECKSUM && check) {
+        let hash = match scanned.hash_of_values_hex() {
             Some(hash) => hash,
-            // The file was written by another program, or merged, so its names have to be put in
-            // order.
+            // The field names are not sorted, because another program wrote or merged the file, so
+            // the checksum is computed from sorted values.
             None => {
                 file.rewind().map_err(io)?;
                 let mut value: Value =
-                    serde_json::from_reader(buffered_reader(&file)).map_err(broken)?;
+                    serde_json::from_reader(large_buffered_reader(&file)).map_err(broken)?;
                 value.as_object_mut().ok_or_else(foreign)?.remove("checksum");
-                checksum_of(&value)
+                checksum_of_json_value(&value)
             }
         };
         if checksum.as_str() != Some(&hash) {
@@ -243,7 +255,7 @@ fn read_checked<T: RecordType>(path: &Path, check: bool) -> Result<T, RecordFile
         }
     }
     let invalid = |problem: String| {
-        let problem = text::shortened_message(problem);
+        let problem = text::cut_middle_of_long_message(problem);
         let (action, path) = ("read", path.to_owned());
         RecordFileError::Invalid { action, path, kind: T::FILE_KIND, problem }
     };
@@ -251,59 +263,59 @@ fn read_checked<T: RecordType>(path: &Path, check: bool) -> Result<T, RecordFile
         return Err(invalid(problem));
     }
     file.rewind().map_err(io)?;
-    let mut json = serde_json::Deserializer::from_reader(buffered_reader(&file));
+    let mut json = serde_json::Deserializer::from_reader(large_buffered_reader(&file));
     let record = T::deserialize(&mut json).map_err(|error| match error.is_io() {
         true => io(error.into()),
         false => invalid(error.to_string()),
     })?;
-    record.validate().map_err(invalid)?;
+    record.check_record_plausible().map_err(invalid)?;
     Ok(record)
 }
 
-fn buffered_reader(file: &File) -> BufReader<&File> {
+fn large_buffered_reader(file: &File) -> BufReader<&File> {
     BufReader::with_capacity(1 << 16, file)
 }
 
-/// Start time that a record states, read without holding the rest of the record in memory.
-pub(in crate::record) fn start_time_of_record(path: &Path) -> Option<String> {
+/// Reads only the start time of a run record, without keeping the rest in memory; `None` if the
+/// record has no start time.
+pub(in crate::record) fn read_start_time_of_run(path: &Path) -> Option<String> {
     #[derive(serde::Deserialize)]
-    struct StartTimeField {
+    struct StartTimeOfRun {
         started: String,
     }
-    let file = BufReader::new(open_regular_file(path).ok()?);
-    serde_json::from_reader(file).ok().map(|StartTimeField { started }| started)
+    let file = BufReader::new(open_file_unless_device_or_pipe(path).ok()?);
+    serde_json::from_reader(file).ok().map(|StartTimeOfRun { started }| started)
 }
 
-/// Package that a run's file names, read without the rest of the run; an error if the file cannot
-/// be read as a run.
-pub(in crate::record) fn package_of_run<P: DeserializeOwned>(
+/// Reads only the Cargo package of a run record, without keeping the rest in memory.
+pub(in crate::record) fn read_package_of_run<P: DeserializeOwned>(
     path: &Path,
 ) -> std::io::Result<Option<P>> {
     #[derive(serde::Deserialize)]
-    struct PackageField<P> {
+    struct PackageOfRun<P> {
         package: Option<P>,
     }
-    let file = open_regular_file(path)?;
-    let of_package: PackageField<P> = serde_json::from_reader(buffered_reader(&file))?;
+    let file = open_file_unless_device_or_pipe(path)?;
+    let of_package: PackageOfRun<P> = serde_json::from_reader(large_buffered_reader(&file))?;
     Ok(of_package.package)
 }
 
-/// Name of the format of a record file; absent in JSON of something else.
+/// Returns the format name in the field `schema` of a record file; `None` for other JSON.
 ///
 /// # Errors
 /// Fails if the file cannot be read, or is not JSON.
-pub fn schema_of_file(path: &Path) -> Result<Option<String>, RecordFileError> {
+pub fn read_schema_name_of_file(path: &Path) -> Result<Option<String>, RecordFileError> {
     #[derive(serde::Deserialize)]
-    struct RecordEnvelope {
+    struct SchemaField {
         #[serde(default)]
         schema: Option<String>,
     }
     let io = |cause| RecordFileError::Io { action: "read", path: path.to_owned(), cause };
-    let file = open_regular_file(path).map_err(io)?;
-    let envelope = serde_json::from_reader::<_, RecordEnvelope>(buffered_reader(&file));
+    let file = open_file_unless_device_or_pipe(path).map_err(io)?;
+    let envelope = serde_json::from_reader::<_, SchemaField>(large_buffered_reader(&file));
     match envelope {
         Ok(envelope) => Ok(envelope.schema),
-        // The JSON has another structure than a record, such as a list.
+        // The file contains JSON that is not an object, such as a list.
         Err(cause) if cause.is_data() => Ok(None),
         Err(cause) if cause.is_io() => Err(io(cause.into())),
         Err(cause) => Err(RecordFileError::Json { path: path.to_owned(), cause }),
@@ -311,66 +323,82 @@ pub fn schema_of_file(path: &Path) -> Result<Option<String>, RecordFileError> {
 }
 
 /// Returns whether a record file contains a checksum.
-pub fn has_checksum(path: &Path) -> bool {
+pub fn file_contains_checksum(path: &Path) -> bool {
     #[derive(serde::Deserialize)]
-    struct ChecksummedRecord {
+    struct ChecksumField {
         checksum: Option<String>,
     }
-    let file = open_regular_file(path).ok();
-    let sealed = file.and_then(|file| serde_json::from_reader(buffered_reader(&file)).ok());
-    sealed.is_some_and(|ChecksummedRecord { checksum }| checksum.is_some())
+    let file = open_file_unless_device_or_pipe(path).ok();
+    let sealed = file.and_then(|file| serde_json::from_reader(large_buffered_reader(&file)).ok());
+    sealed.is_some_and(|ChecksumField { checksum }| checksum.is_some())
 }
 
-/// Writes a record atomically: at any time the old file or the new one exists, never half of one.
+/// Writes a record file atomically: at any time either the old or the new content is in the file.
 ///
 /// # Errors
-/// Fails if the record is one that [`read()`] refuses, the folder cannot be made or written, or the
+/// Fails if the record is one that [`read_record`] refuses, the folder cannot be made or written, or the
 /// disk is full; the old file is then untouched.
-pub fn write<T: RecordType>(path: &Path, record: &T) -> Result<(), RecordFileError> {
-    write_text(path, &readable_text(path, record)?)
+pub fn write_record_atomically<T: RecordFileType>(
+    path: &Path,
+    record: &T,
+) -> Result<(), RecordFileError> {
+    write_text_atomically(path, &checked_record_text(path, record)?)
 }
 
-/// Writes a record that another process of this machine reads soon, without syncing it: a power
-/// failure may lose it.
-pub fn write_unsynced<T: RecordType>(path: &Path, record: &T) -> Result<(), RecordFileError> {
+/// Writes a record file that another process on this machine reads soon, without syncing it to the
+/// disk: a power failure may lose it.
+pub fn write_record_without_sync<T: RecordFileType>(
+    path: &Path,
+    record: &T,
+) -> Result<(), RecordFileError> {
     let io = |cause| RecordFileError::Io { action: "write", path: path.to_owned(), cause };
-    let text = readable_text(path, record)?;
-    let mut file = temporary_beside(path).map_err(io)?;
+    let text = checked_record_text(path, record)?;
+    let mut file = create_temporary_file_beside(path).map_err(io)?;
     file.write_all(text.as_bytes()).map_err(io)?;
     file.persist(path).map(drop).map_err(|error| io(error.error))
 }
 
-/// The text of a record that can be read again.
-fn readable_text<T: RecordType>(path: &Path, record: &T) -> Result<String, RecordFileError> {
+/// Returns the JSON text of a record, after checking that [`read_record`] would accept it.
+fn checked_record_text<T: RecordFileType>(
+    path: &Path,
+    record: &T,
+) -> Result<String, RecordFileError> {
     let text = || {
-        record.validate()?;
-        // Converting fails for a path that is not valid text.
-        let value = record_to_json(record).map_err(|cause| cause.to_string())?;
-        let scanned = ScannedFile::scan_json(&value, T::FILE_KIND, T::FREE_TEXT_FIELDS, false);
+        record.check_record_plausible()?;
+        // The conversion to JSON fails if a path in the record is not valid Unicode.
+        let value = json_value_of_record(record).map_err(|cause| cause.to_string())?;
+        let scanned = RecordFileScan::scan_record_json(
+            &value,
+            T::FILE_KIND,
+            T::FIELDS_WITH_ANY_CHARACTERS,
+            false,
+        );
         let refused = scanned.map_err(|cause| cause.to_string())?.refused;
-        refused.map_or_else(|| Ok(text_of_json::<T>(&value)), Err)
+        refused.map_or_else(|| Ok(layout_json_of_record::<T>(&value)), Err)
     };
     text().map_err(|problem: String| RecordFileError::Invalid {
         action: "write",
         path: path.to_owned(),
         kind: T::FILE_KIND,
-        problem: text::shortened_message(problem),
+        problem: text::cut_middle_of_long_message(problem),
     })
 }
 
-/// Text of a record without paths, as [`write()`] writes it.
-pub fn record_text<T: RecordType>(record: &T) -> String {
-    text_of_json::<T>(&record_to_json(record).expect("records have string keys and finite numbers"))
+/// Returns the JSON text of a record whose paths are valid Unicode, as [`write_record_atomically`] writes it.
+pub fn json_text_of_record<T: RecordFileType>(record: &T) -> String {
+    layout_json_of_record::<T>(
+        &json_value_of_record(record).expect("records have string keys and finite numbers"),
+    )
 }
 
-fn record_to_json<T: RecordType>(record: &T) -> Result<Value, serde_json::Error> {
+fn json_value_of_record<T: RecordFileType>(record: &T) -> Result<Value, serde_json::Error> {
     let mut value = serde_json::to_value(record)?;
-    shorten_whole_numbers(&mut value);
+    replace_whole_floats_by_integers(&mut value);
     let envelope = value.as_object_mut().expect("records are structs");
     envelope.insert("schema".to_owned(), T::SCHEMA.into());
     envelope.insert("schema_version".to_owned(), T::SCHEMA_VERSION.into());
-    if T::HAS_CHECKSUM {
-        let checksum = checksum_of(&value);
+    if T::CONTAINS_CHECKSUM {
+        let checksum = checksum_of_json_value(&value);
         value
             .as_object_mut()
             .expect("records are structs")
@@ -379,11 +407,12 @@ fn record_to_json<T: RecordType>(record: &T) -> Result<Value, serde_json::Error>
     Ok(value)
 }
 
-/// Replaces whole floating-point numbers by integers, which are written without ".0".
-fn shorten_whole_numbers(value: &mut Value) {
+/// Replaces floating-point numbers without a fraction by integers, so that the JSON text does not
+/// contain ".0".
+fn replace_whole_floats_by_integers(value: &mut Value) {
     match value {
-        Value::Array(items) => items.iter_mut().for_each(shorten_whole_numbers),
-        Value::Object(fields) => fields.values_mut().for_each(shorten_whole_numbers),
+        Value::Array(items) => items.iter_mut().for_each(replace_whole_floats_by_integers),
+        Value::Object(fields) => fields.values_mut().for_each(replace_whole_floats_by_integers),
         Value::Number(number) if number.is_f64() => {
             let exact = number.as_f64().filter(|it| it.fract() == 0.0 && it.abs() < 1e15);
             *value = exact.map_or_else(|| value.clone(), |it| (it as i64).into());
@@ -392,30 +421,30 @@ fn shorten_whole_numbers(value: &mut Value) {
     }
 }
 
-fn text_of_json<T: RecordType>(value: &Value) -> String {
+fn layout_json_of_record<T: RecordFileType>(value: &Value) -> String {
     let mut text = String::new();
-    write_pretty_json(value, 0, T::ONE_LINE_FIELDS, &mut text);
+    write_json_in_record_layout(value, 0, T::FIELDS_WITH_ONE_LINE_PER_ENTRY, &mut text);
     text.push('\n');
     text
 }
 
-/// Replaces a file atomically: a temporary file in the same folder, synced, then renamed.
-pub fn write_text(path: &Path, text: &str) -> Result<(), RecordFileError> {
-    replace_files([(path, text)])
+/// Replaces a text file atomically: writes and syncs a temporary file in the same folder, then
+/// renames it.
+pub fn write_text_atomically(path: &Path, text: &str) -> Result<(), RecordFileError> {
+    replace_files_after_writing_all([(path, text)])
 }
 
-/// Replaces several files: the new content of all files is on the disk before the first file is
-/// renamed.
+/// Replaces several files: their new contents are all on the disk before the first file is renamed.
 ///
 /// # Errors
 /// Fails if a file cannot be written; if one does not fit on the disk, none is replaced.
-pub fn replace_files<'a>(
+pub fn replace_files_after_writing_all<'a>(
     files: impl IntoIterator<Item = (&'a Path, &'a str)>,
 ) -> Result<(), RecordFileError> {
     let io =
         |path: &Path, cause| RecordFileError::Io { action: "write", path: path.to_owned(), cause };
     let prepared = files.into_iter().map(|(path, text)| {
-        let file = prepared_temporary_file(path, text)?;
+        let file = write_temporary_file_beside(path, text)?;
         match path.is_dir() {
             true => Err(io(path, std::io::ErrorKind::IsADirectory.into())),
             false => Ok((path, file)),
@@ -427,33 +456,42 @@ pub fn replace_files<'a>(
     Ok(())
 }
 
-/// A temporary file in the folder of a path, with its content on the disk.
-fn prepared_temporary_file(
+/// Creates a temporary file with this content, synced to the disk, in the folder of `path`.
+fn write_temporary_file_beside(
     path: &Path,
     content: impl AsRef<[u8]>,
 ) -> Result<tempfile::NamedTempFile, RecordFileError> {
     let io = |cause| RecordFileError::Io { action: "write", path: path.to_owned(), cause };
-    let file = temporary_beside(path).map_err(io)?;
-    write_synced(file.as_file(), content).map_err(io)?;
+    let file = create_temporary_file_beside(path).map_err(io)?;
+    write_and_sync_file(file.as_file(), content).map_err(io)?;
     Ok(file)
 }
 
-/// Writes the content of a new file and syncs it to the disk.
-pub(super) fn write_synced(mut file: &File, content: impl AsRef<[u8]>) -> std::io::Result<()> {
+/// Writes the content of a file and syncs the file to the disk.
+pub(super) fn write_and_sync_file(
+    mut file: &File,
+    content: impl AsRef<[u8]>,
+) -> std::io::Result<()> {
     file.write_all(content.as_ref())?;
     file.sync_all()
 }
 
-/// Creates a record atomically: of two processes that create the same file, one succeeds.
+/// Creates a record file atomically: of two processes that create the same file, only one succeeds.
 ///
 /// # Errors
-/// Fails with the errors of [`write()`], and when a file of that name exists, which stays
+/// Fails with the errors of [`write_record_atomically`], and when a file of that name exists, which stays
 /// unchanged.
-pub fn write_new<T: RecordType>(path: &Path, record: &T) -> Result<(), RecordFileError> {
+pub fn create_record_exclusively<T: RecordFileType>(
+    path: &Path,
+    record: &T,
+) -> Result<(), RecordFileError> {
     let io = |cause| RecordFileError::Io { action: "write", path: path.to_owned(), cause };
-    match prepared_temporary_file(path, readable_text(path, record)?)?.persist_noclobber(path) {
+    match write_temporary_file_beside(path, checked_record_text(path, record)?)?
+        .persist_noclobber(path)
+    {
         Ok(_) => Ok(()),
-        // Some file systems cannot create a file exclusively; there the file is replaced.
+        // On a file system that cannot create a file exclusively, the temporary file is renamed to
+        // the new file instead.
         Err(error) if !path.exists() => {
             error.file.persist(path).map_err(|error| io(error.error)).map(drop)
         }
@@ -461,28 +499,28 @@ pub fn write_new<T: RecordType>(path: &Path, record: &T) -> Result<(), RecordFil
     }
 }
 
-/// Follows a link to the file that it names, and returns any other path unchanged, so that a file
-/// under the name of a link is read, changed and written in place.
-pub fn follow_link(path: &Path) -> PathBuf {
+/// Resolves a symbolic link to the file that it names, and returns any other path unchanged, so
+/// that changes go to the linked file.
+pub fn resolve_symbolic_link(path: &Path) -> PathBuf {
     let is_link = std::fs::symlink_metadata(path).is_ok_and(|facts| facts.is_symlink());
     let led = is_link.then(|| std::fs::canonicalize(path).ok()).flatten();
     led.unwrap_or_else(|| path.to_owned())
 }
 
-/// Hash of a record's values, however the file is spaced.
-fn checksum_of(value: &Value) -> String {
-    text_hash(&value.to_string())
+/// Returns a hash of a record's JSON values, which does not depend on white space in the file.
+fn checksum_of_json_value(value: &Value) -> String {
+    text_hash_hex(&value.to_string())
 }
 
-/// Hash of a text, as 32 hexadecimal digits.
-pub fn text_hash(text: &str) -> String {
+/// Returns a 128-bit hash of a text, as 32 hexadecimal digits.
+pub fn text_hash_hex(text: &str) -> String {
     format!("{:032x}", xxhash_rust::xxh3::xxh3_128(text.as_bytes()))
 }
 
-/// Hash of a file's content, as 32 hexadecimal digits.
-pub fn content_hash_of_file(path: &Path) -> Result<String, RecordFileError> {
+/// Returns a 128-bit hash of a file's content, as 32 hexadecimal digits.
+pub fn file_content_hash_hex(path: &Path) -> Result<String, RecordFileError> {
     let io = |cause| RecordFileError::Io { action: "read", path: path.to_owned(), cause };
-    let mut file = open_regular_file(path).map_err(io)?;
+    let mut file = open_file_unless_device_or_pipe(path).map_err(io)?;
     let mut hasher = xxhash_rust::xxh3::Xxh3Default::new();
     let mut buffer = vec![0; 1 << 20];
     loop {
@@ -493,8 +531,8 @@ pub fn content_hash_of_file(path: &Path) -> Result<String, RecordFileError> {
     }
 }
 
-/// Hash of several texts, with their boundaries: 32 hexadecimal digits.
-pub fn hash_of_all<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
+/// Returns a 128-bit hash of several texts and their boundaries, as 32 hexadecimal digits.
+pub fn hash_of_texts_hex<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     let mut hasher = xxhash_rust::xxh3::Xxh3Default::new();
     for text in texts {
         hasher.update(&(text.len() as u64).to_le_bytes());
@@ -503,47 +541,49 @@ pub fn hash_of_all<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     format!("{:032x}", hasher.digest128())
 }
 
-/// A temporary file in the folder of `path`, which is created if it is missing. The caller fills
-/// and renames the temporary file.
+/// Creates a temporary file in the folder of `path`, and the folder if it is missing. The caller
+/// writes the temporary file and renames it to `path`.
 ///
 /// # Errors
 /// Fails if the folder cannot be made or written.
-pub fn temporary_beside(path: &Path) -> std::io::Result<tempfile::NamedTempFile> {
+pub fn create_temporary_file_beside(path: &Path) -> std::io::Result<tempfile::NamedTempFile> {
     let folder =
         path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
-    remove_abandoned_files(folder);
+    remove_files_of_dead_writers(folder);
     let mut builder = tempfile::Builder::new();
-    // Like any new file, readable according to the user's umask, not private like a temporary
-    // file.
+    // The temporary file is readable according to the user's umask, like any new file.
     use std::os::unix::fs::PermissionsExt;
     builder.permissions(std::fs::Permissions::from_mode(0o666));
-    let file = builder.prefix(TEMPORARY_PREFIX).tempfile_in(folder)?;
-    // The system gives back the lock of a writer that is killed.
+    let file = builder.prefix(TEMPORARY_FILE_PREFIX).tempfile_in(folder)?;
+    // The lock on the temporary file shows other processes that its writer is alive; the system
+    // releases the lock of a killed process.
     let _ = file.as_file().try_lock();
     Ok(file)
 }
 
-/// A temporary folder in another one, which the caller fills and renames. The open file marks the
-/// temporary folder as in use.
+/// Creates a temporary folder inside a folder; the caller fills it and renames it. The second
+/// result is the opened folder, whose lock shows other processes that its owner is alive.
 ///
 /// # Errors
 /// Fails if the temporary folder cannot be made.
-pub fn temporary_folder(folder: &Path) -> std::io::Result<(tempfile::TempDir, Option<File>)> {
-    remove_abandoned_files(folder);
-    let temporary = tempfile::Builder::new().prefix(TEMPORARY_PREFIX).tempdir_in(folder)?;
+pub fn create_temporary_folder_in(
+    folder: &Path,
+) -> std::io::Result<(tempfile::TempDir, Option<File>)> {
+    remove_files_of_dead_writers(folder);
+    let temporary = tempfile::Builder::new().prefix(TEMPORARY_FILE_PREFIX).tempdir_in(folder)?;
     let held = File::open(temporary.path()).ok().filter(|held| held.try_lock().is_ok());
     Ok((temporary, held))
 }
 
-/// Removes temporary files and folders, and locks, that a writer left in a folder when it was
-/// killed.
-pub(super) fn remove_abandoned_files(folder: &Path) {
+/// Removes temporary files, temporary folders and lock files that killed kernelgate processes left
+/// in a folder.
+pub(super) fn remove_files_of_dead_writers(folder: &Path) {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     for entry in entries {
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        if !(is_temporary_file_name(&name)
+        if !(is_name_of_temporary_file(&name)
             || (name.starts_with('.') && name.ends_with(".json.lock")))
         {
             continue;
@@ -551,19 +591,21 @@ pub(super) fn remove_abandoned_files(folder: &Path) {
         let Ok(facts) = entry.metadata() else { continue };
         let age = facts.modified().ok().and_then(|modified| modified.elapsed().ok());
         let path = entry.path();
-        if !(facts.is_file() || facts.is_dir() && is_temporary_file_name(&name)) {
+        if !(facts.is_file() || facts.is_dir() && is_name_of_temporary_file(&name)) {
             continue;
         }
-        // The lock file is removed while it is locked, so that a process waiting for the lock
-        // notices that its file is gone.
-        let opened = open_regular_file(&path);
+        // A lock file is removed while this process holds its lock, so that a process waiting for
+        // the lock notices the removal.
+        let opened = open_file_unless_device_or_pipe(&path);
         let least = match opened.as_ref().map(File::try_lock) {
-            Ok(Ok(())) => Some(ABANDONED_FILE_AGE),
+            Ok(Ok(())) => Some(ABANDONED_TEMPORARY_FILE_AGE),
             Ok(Err(TryLockError::WouldBlock)) => None,
-            Ok(Err(TryLockError::Error(_))) | Err(_) => Some(ABANDONED_FILE_AGE_WITHOUT_LOCKS),
+            Ok(Err(TryLockError::Error(_))) | Err(_) => {
+                Some(ABANDONED_TEMPORARY_FILE_AGE_WITHOUT_LOCKS)
+            }
         };
         if least.is_some_and(|least| age > Some(least)) {
-            // Another writer may remove the temporary file before this process does.
+            // Another process may have removed the temporary file already, so errors are ignored.
             let _ = match facts.is_dir() {
                 true => std::fs::remove_dir_all(path),
                 false => std::fs::remove_file(path),
@@ -572,26 +614,27 @@ pub(super) fn remove_abandoned_files(folder: &Path) {
     }
 }
 
-/// True for names that [`temporary_beside`] and [`temporary_folder`] give.
-fn is_temporary_file_name(name: &str) -> bool {
-    const RANDOM_CHARACTERS: usize = 6;
-    name.strip_prefix(TEMPORARY_PREFIX).is_some_and(|drawn| {
-        drawn.len() == RANDOM_CHARACTERS && drawn.bytes().all(|byte| byte.is_ascii_alphanumeric())
+/// Returns whether a name has the form that [`create_temporary_file_beside`] and [`create_temporary_folder_in`] give.
+fn is_name_of_temporary_file(name: &str) -> bool {
+    const RANDOM_CHARACTERS_IN_NAME: usize = 6;
+    name.strip_prefix(TEMPORARY_FILE_PREFIX).is_some_and(|drawn| {
+        drawn.len() == RANDOM_CHARACTERS_IN_NAME
+            && drawn.bytes().all(|byte| byte.is_ascii_alphanumeric())
     })
 }
 
-/// Checks that a file can be written: creates its folder, which must have room for the present size
-/// and a little more.
+/// Checks that a file can be written at a path: creates its folder, and writes a temporary file of
+/// the present size plus 64 KiB.
 ///
 /// # Errors
 /// Fails if no file can be written at the path.
-pub fn check_writable(path: &Path) -> Result<(), RecordFileError> {
+pub fn check_file_is_writable(path: &Path) -> Result<(), RecordFileError> {
     let io = |cause| RecordFileError::Io { action: "write", path: path.to_owned(), cause };
     if path.is_dir() {
         return Err(io(std::io::ErrorKind::IsADirectory.into()));
     }
-    let room = std::fs::metadata(path).map_or(0, |facts| facts.len()) + MIN_FREE_BYTES;
-    let mut probe = temporary_beside(path).map_err(io)?;
+    let room = std::fs::metadata(path).map_or(0, |facts| facts.len()) + FREE_BYTES_FOR_GROWTH;
+    let mut probe = create_temporary_file_beside(path).map_err(io)?;
     std::io::copy(&mut std::io::repeat(0).take(room), &mut probe).map_err(io)?;
     probe.as_file().sync_all().map_err(io)
 }

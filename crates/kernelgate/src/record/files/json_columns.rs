@@ -1,12 +1,12 @@
-//! Objects of one type as columns: a fact that all of them share is written once, any other is a
-//! list with one entry an object. For `#[serde(with = "json_columns")]`.
+//! Stores objects of one type as columns in JSON: a fact that all objects share is written once,
+//! any other as a list with one entry per object. For `#[serde(with = "json_columns")]`.
 //!
 //! ```json
 //! {"keys": ["a", "b"], "same": {"power.state": "steady"}, "each": {"median_ns": [1.5, 1.6]}}
 //! ```
 //!
-//! A name joins the fields on the way to a fact by dots. A fact that an object lacks is null in its
-//! column.
+//! The name of a fact is the path of field names that leads to the fact, joined by dots. A fact that an object lacks is `null` in
+//! its column.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,18 +15,19 @@ use serde::ser::Error as _;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-/// Most values of a file that its columns may stand for: a small file must not need much memory.
-const MAX_EXPANDED_VALUES: usize = 1 << 22;
+/// Largest number of JSON values that a file in column form may expand to, so that a small file
+/// cannot demand much memory.
+const MAX_VALUES_EXPANDED_FROM_COLUMNS: usize = 1 << 22;
 
-/// Column format of a list of objects, as it is stored in a file.
+/// Objects of one type in column form, as a file contains them.
 #[derive(Serialize, Deserialize)]
-struct ColumnFormat {
+struct ObjectsAsColumns {
     keys: Vec<String>,
     same: BTreeMap<String, Value>,
     each: BTreeMap<String, Vec<Value>>,
 }
 
-/// Writes objects as columns.
+/// Serialises objects in column form.
 ///
 /// # Errors
 /// Fails if an object cannot be written as JSON.
@@ -37,12 +38,16 @@ pub fn serialize<T: Serialize, S: Serializer>(
     let mut rows = Vec::with_capacity(objects.len());
     for object in objects.values() {
         let mut facts = BTreeMap::new();
-        collect_facts("", serde_json::to_value(object).map_err(S::Error::custom)?, &mut facts);
+        collect_leaf_values_by_path(
+            "",
+            serde_json::to_value(object).map_err(S::Error::custom)?,
+            &mut facts,
+        );
         rows.push(facts);
     }
     let names: BTreeSet<&String> = rows.iter().flat_map(BTreeMap::keys).collect();
     let keys = objects.keys().cloned().collect();
-    let mut columns = ColumnFormat { keys, same: BTreeMap::new(), each: BTreeMap::new() };
+    let mut columns = ObjectsAsColumns { keys, same: BTreeMap::new(), each: BTreeMap::new() };
     for name in names {
         let column: Vec<Value> =
             rows.iter().map(|facts| facts.get(name).cloned().unwrap_or_default()).collect();
@@ -55,14 +60,15 @@ pub fn serialize<T: Serialize, S: Serializer>(
     columns.serialize(output)
 }
 
-/// Adds the facts of a JSON value to `facts`, by the path of their field names.
-fn collect_facts(name: &str, value: Value, facts: &mut BTreeMap<String, Value>) {
+/// Adds the leaf values (facts) of a JSON value to the map `facts`, by their field names joined
+/// with dots.
+fn collect_leaf_values_by_path(name: &str, value: Value, facts: &mut BTreeMap<String, Value>) {
     match value {
-        // An empty object is stored as a fact of its own.
-        Value::Object(fields) if name.is_empty() || is_plain_object(&fields) => {
+        // An empty object is stored as one fact, because it has no fields.
+        Value::Object(fields) if name.is_empty() || can_join_field_names_by_dots(&fields) => {
             for (field, value) in fields {
                 let name = if name.is_empty() { field } else { format!("{name}.{field}") };
-                collect_facts(&name, value, facts);
+                collect_leaf_values_by_path(&name, value, facts);
             }
         }
         Value::Null => {}
@@ -70,7 +76,7 @@ fn collect_facts(name: &str, value: Value, facts: &mut BTreeMap<String, Value>) 
     }
 }
 
-/// Reads objects from their column format.
+/// Deserialises objects from column form.
 ///
 /// # Errors
 /// Fails if a column is not as long as the list of keys, a key occurs twice, or an object is not
@@ -78,13 +84,13 @@ fn collect_facts(name: &str, value: Value, facts: &mut BTreeMap<String, Value>) 
 pub fn deserialize<'de, T: DeserializeOwned, D: Deserializer<'de>>(
     input: D,
 ) -> Result<BTreeMap<String, T>, D::Error> {
-    let ColumnFormat { keys, same, each } = ColumnFormat::deserialize(input)?;
+    let ObjectsAsColumns { keys, same, each } = ObjectsAsColumns::deserialize(input)?;
     if let Some((name, column)) = each.iter().find(|(_, column)| column.len() != keys.len()) {
         let problem = format!("{} values of {name} for {} keys", column.len(), keys.len());
         return Err(D::Error::custom(problem));
     }
-    let values: usize = same.values().map(number_of_values).sum();
-    if values.saturating_mul(keys.len()) > MAX_EXPANDED_VALUES {
+    let values: usize = same.values().map(count_json_values).sum();
+    if values.saturating_mul(keys.len()) > MAX_VALUES_EXPANDED_FROM_COLUMNS {
         return Err(D::Error::custom(format!("{values} values for each of {} keys", keys.len())));
     }
     let mut columns: Vec<_> =
@@ -93,11 +99,11 @@ pub fn deserialize<'de, T: DeserializeOwned, D: Deserializer<'de>>(
     for key in keys {
         let mut object = Map::new();
         for (name, value) in &same {
-            put(&mut object, name, value.clone()).map_err(D::Error::custom)?;
+            insert_at_dotted_path(&mut object, name, value.clone()).map_err(D::Error::custom)?;
         }
         for (name, column) in &mut columns {
             let value = column.next().unwrap_or_default();
-            put(&mut object, name, value).map_err(D::Error::custom)?;
+            insert_at_dotted_path(&mut object, name, value).map_err(D::Error::custom)?;
         }
         let object = serde_json::from_value(Value::Object(object))
             .map_err(|problem| D::Error::custom(format!("{key}: {problem}")))?;
@@ -109,21 +115,26 @@ pub fn deserialize<'de, T: DeserializeOwned, D: Deserializer<'de>>(
     Ok(objects)
 }
 
-/// Returns whether names of facts can be built from the fields of an object.
-fn is_plain_object(fields: &Map<String, Value>) -> bool {
+/// Returns whether the fields of an object can be joined by dots: the object has fields, and no
+/// name is empty or contains a dot.
+fn can_join_field_names_by_dots(fields: &Map<String, Value>) -> bool {
     !fields.is_empty() && fields.keys().all(|field| !field.is_empty() && !field.contains('.'))
 }
 
-fn number_of_values(value: &Value) -> usize {
+fn count_json_values(value: &Value) -> usize {
     match value {
-        Value::Array(items) => 1 + items.iter().map(number_of_values).sum::<usize>(),
-        Value::Object(fields) => 1 + fields.values().map(number_of_values).sum::<usize>(),
+        Value::Array(items) => 1 + items.iter().map(count_json_values).sum::<usize>(),
+        Value::Object(fields) => 1 + fields.values().map(count_json_values).sum::<usize>(),
         _ => 1,
     }
 }
 
-/// Puts a fact into an object, under the fields that its name joins.
-fn put(object: &mut Map<String, Value>, name: &str, value: Value) -> Result<(), String> {
+/// Inserts a fact into nested objects, at the field names that its name joins by dots.
+fn insert_at_dotted_path(
+    object: &mut Map<String, Value>,
+    name: &str,
+    value: Value,
+) -> Result<(), String> {
     if value.is_null() {
         return Ok(());
     }
@@ -133,7 +144,7 @@ fn put(object: &mut Map<String, Value>, name: &str, value: Value) -> Result<(), 
     };
     let inner = object.entry(field).or_insert_with(|| Value::Object(Map::new()));
     let inner = inner.as_object_mut().ok_or_else(|| format!("{name} and {field}"))?;
-    put(inner, rest, value)
+    insert_at_dotted_path(inner, rest, value)
 }
 
 #[cfg(test)]
@@ -141,50 +152,61 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-    struct ColumnTable {
+    struct ObjectsInColumnForm {
         #[serde(with = "super")]
-        rows: BTreeMap<String, TestRow>,
+        rows: BTreeMap<String, RowWithOptionalFields>,
     }
 
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-    struct TestRow {
+    struct RowWithOptionalFields {
         time_ns: f64,
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        power: Option<PowerColumn>,
+        power: Option<PowerFieldsOfRow>,
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         range: Vec<u32>,
         by_output: BTreeMap<String, u32>,
     }
 
     #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-    struct PowerColumn {
+    struct PowerFieldsOfRow {
         state: String,
         at_cap: bool,
     }
 
-    fn row(time_ns: f64, at_cap: Option<bool>) -> TestRow {
-        let power = at_cap.map(|at_cap| PowerColumn { state: "steady".to_owned(), at_cap });
-        TestRow { time_ns, power, range: vec![1, 2], by_output: BTreeMap::new() }
+    fn row_with_time_and_cap(time_ns: f64, at_cap: Option<bool>) -> RowWithOptionalFields {
+        let power = at_cap.map(|at_cap| PowerFieldsOfRow { state: "steady".to_owned(), at_cap });
+        RowWithOptionalFields { time_ns, power, range: vec![1, 2], by_output: BTreeMap::new() }
     }
 
     #[test]
     fn objects_stored_as_columns_are_read_back_unchanged() {
-        let mut one = row(1.5, Some(true));
+        let mut one = row_with_time_and_cap(1.5, Some(true));
         one.by_output.insert("grad.q".to_owned(), 3);
-        let all = [("a", one), ("b", row(2.0, Some(false))), ("c", row(2.5, None))];
+        let all = [
+            ("a", one),
+            ("b", row_with_time_and_cap(2.0, Some(false))),
+            ("c", row_with_time_and_cap(2.5, None)),
+        ];
         for count in 0..=3 {
             let rows = all[..count].iter().map(|(key, row)| (key.to_string(), row.clone()));
-            let table = ColumnTable { rows: rows.collect() };
+            let table = ObjectsInColumnForm { rows: rows.collect() };
             let text = serde_json::to_string(&table).unwrap();
-            assert_eq!(serde_json::from_str::<ColumnTable>(&text).unwrap(), table, "{text}");
+            assert_eq!(
+                serde_json::from_str::<ObjectsInColumnForm>(&text).unwrap(),
+                table,
+                "{text}"
+            );
         }
     }
 
     #[test]
     fn a_fact_shared_by_all_objects_is_stored_once() {
-        let rows = [("a".to_owned(), row(1.5, Some(true))), ("b".to_owned(), row(2.5, Some(true)))];
-        let text =
-            serde_json::to_value(ColumnTable { rows: rows.into() }).unwrap()["rows"].to_string();
+        let rows = [
+            ("a".to_owned(), row_with_time_and_cap(1.5, Some(true))),
+            ("b".to_owned(), row_with_time_and_cap(2.5, Some(true))),
+        ];
+        let text = serde_json::to_value(ObjectsInColumnForm { rows: rows.into() }).unwrap()["rows"]
+            .to_string();
         let expected = r#"{"each":{"time_ns":[1.5,2.5]},"keys":["a","b"],"same":{"by_output":{},"power.at_cap":true,"power.state":"steady","range":[1,2]}}"#;
         assert_eq!(text, expected);
     }
@@ -194,7 +216,7 @@ mod tests {
         let same = r#""same": {"time_ns": 1, "by_output": {}}"#;
         let read = |columns: &str| {
             let text = format!("{{\"rows\": {{{columns}}}}}");
-            serde_json::from_str::<ColumnTable>(&text).unwrap_err().to_string()
+            serde_json::from_str::<ObjectsInColumnForm>(&text).unwrap_err().to_string()
         };
         for (columns, problem) in [
             (

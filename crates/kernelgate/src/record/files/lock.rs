@@ -1,44 +1,50 @@
-//! Lets one process at a time read, change and write a file.
+//! Provides a lock by which only one process at a time reads, changes and writes a file.
 //!
-//! A single write of a record is atomic (`file::write`). But if two processes read a file before
-//! either writes it, one of them loses the changes of the other. Readers need no lock.
+//! A single write of a record file is atomic even without the lock (`file::write`). Without the
+//! lock, if two processes read a file before either writes it, the changes of one process are lost.
+//! Readers need no lock.
 
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::file::RecordFileError;
-use super::text::printable_path;
+use super::text::path_for_terminal;
 
-/// How long a writer waits for others, whose turns are milliseconds.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a process waits for the lock, which other processes usually hold for milliseconds.
+const FILE_LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Between two tries.
-const LOCK_RETRY_PAUSE: Duration = Duration::from_millis(10);
+const FILE_LOCK_RETRY_PAUSE: Duration = Duration::from_millis(10);
 
-/// An exclusive lock on a file, which ends when it is dropped. A thread that holds the lock must
-/// not request it again.
+/// Exclusive right to change a file, among kernelgate processes, until the value is dropped. A
+/// thread that holds the lock of a file must not acquire it again, because it would wait for
+/// itself.
 #[derive(Debug)]
-pub struct FileLock {
+pub struct ExclusiveFileLock {
     path: PathBuf,
-    /// `None` if the file system has no locks.
+    /// The locked file; `None` if the file system has no locks.
     _held: Option<File>,
 }
 
-impl FileLock {
-    /// Waits until no other process or thread changes the file, which may not exist yet.
+impl ExclusiveFileLock {
+    /// Waits until no other process or thread holds the lock of a file, which need not exist yet,
+    /// and acquires the lock.
     ///
-    /// The lock is a file beside the locked one, so that all writers find it, whichever checkout
-    /// and target folder they have. The lock file is removed afterwards, so that git sees no new
-    /// file. The system releases the lock of a process that is killed; the next writer in the
-    /// folder removes its file.
+    /// The lock is a separate file beside the locked file, so that all writers find it, whatever
+    /// their checkout or target folder is. The lock file is removed when the lock is released, so
+    /// that git does not see it. The system releases the lock of a killed process; the next writer
+    /// in the folder removes its lock file.
     ///
     /// # Errors
     /// Fails if others keep it for a minute, or the lock's file cannot be made.
-    pub fn acquire_for_file(path: &Path) -> Result<FileLock, RecordFileError> {
-        Self::acquire_within(path, LOCK_TIMEOUT)
+    pub fn acquire_lock_for_file(path: &Path) -> Result<ExclusiveFileLock, RecordFileError> {
+        Self::acquire_lock_within(path, FILE_LOCK_TIMEOUT)
     }
 
-    fn acquire_within(path: &Path, timeout: Duration) -> Result<FileLock, RecordFileError> {
+    fn acquire_lock_within(
+        path: &Path,
+        timeout: Duration,
+    ) -> Result<ExclusiveFileLock, RecordFileError> {
         let io = |cause| RecordFileError::Io { action: "lock", path: path.to_owned(), cause };
         let mut name = std::ffi::OsString::from(".");
         name.push(path.file_name().unwrap_or_default());
@@ -49,15 +55,16 @@ impl FileLock {
         }
         let started = Instant::now();
         loop {
-            let file = open_lock_file(&at).map_err(io)?;
+            let file = open_or_create_lock_file(&at).map_err(io)?;
             match file.try_lock() {
-                Ok(()) if is_same_open_file(&file, &at) => {
+                Ok(()) if is_open_file_still_at_path(&file, &at) => {
                     return Ok(Self { path: at, _held: Some(file) });
                 }
-                // The last owner of the lock has removed its file; other processes would lock a new
-                // file.
+                // The previous owner of the lock has removed this lock file, so other processes
+                // would lock a new one: try again.
                 Ok(()) | Err(TryLockError::WouldBlock) => {}
-                // If the file system has no locks, the file is changed without one, as cargo does.
+                // If the file system has no locks, the file is changed without a lock, as cargo
+                // does.
                 Err(TryLockError::Error(cause))
                     if cause.kind() == std::io::ErrorKind::Unsupported =>
                 {
@@ -69,21 +76,21 @@ impl FileLock {
                 let (path, lock) = (path.to_owned(), at);
                 return Err(RecordFileError::Locked { path, lock, waited_s: timeout.as_secs() });
             }
-            std::thread::sleep(LOCK_RETRY_PAUSE);
+            std::thread::sleep(FILE_LOCK_RETRY_PAUSE);
         }
     }
 }
 
-/// Opens a lock file and creates it if it does not exist. Git or another program may have put
-/// something else there; a symbolic link is not followed and a pipe is not waited for.
+/// Opens a lock file, and creates it if it does not exist. If git or another program put a symbolic
+/// link or a pipe there, the link is not followed and the pipe is not waited for.
 ///
 /// # Errors
 /// Fails if the path is not a regular file, or the file cannot be created.
-pub fn open_lock_file(path: &Path) -> std::io::Result<File> {
+pub fn open_or_create_lock_file(path: &Path) -> std::io::Result<File> {
     let other = |what: &str| {
         std::io::Error::other(format!(
             "{} is no lock file but {what}: remove it",
-            printable_path(path)
+            path_for_terminal(path)
         ))
     };
     if let Ok(there) = std::fs::symlink_metadata(path) {
@@ -97,7 +104,8 @@ pub fn open_lock_file(path: &Path) -> std::io::Result<File> {
     }
     let mut options = File::options();
     options.create(true).append(true);
-    // Another process may have put a link at that path just now.
+    // Another process may have put a symbolic link at the path after the check, so the opened file
+    // is checked again.
     use rustix::fs::OFlags;
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, flags.bits() as i32);
@@ -105,16 +113,16 @@ pub fn open_lock_file(path: &Path) -> std::io::Result<File> {
     if file.metadata()?.is_file() { Ok(file) } else { Err(other("something else")) }
 }
 
-impl Drop for FileLock {
+impl Drop for ExclusiveFileLock {
     fn drop(&mut self) {
-        // The file is removed while it is still locked, so that the lock of another process is
-        // never removed.
+        // The lock file is removed while this process still holds the lock, so that another
+        // process's lock file is never removed.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// Whether an open file is the file at a path.
-fn is_same_open_file(file: &File, path: &Path) -> bool {
+/// Returns whether an opened file is still the file at the path.
+fn is_open_file_still_at_path(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let id = |facts: std::fs::Metadata| (facts.dev(), facts.ino());
     file.metadata()
@@ -128,16 +136,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn concurrent_changes_by_many_threads_are_all_kept() {
+    fn concurrent_locked_changes_by_many_threads_are_all_kept() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep/count.json");
         let add = || {
             for _ in 0..20 {
-                let _lock = FileLock::acquire_for_file(&path).unwrap();
+                let _lock = ExclusiveFileLock::acquire_lock_for_file(&path).unwrap();
                 let count: u32 =
                     std::fs::read_to_string(&path).map_or(0, |text| text.parse().unwrap());
                 std::thread::yield_now();
-                super::super::file::write_text(&path, &(count + 1).to_string()).unwrap();
+                super::super::file::write_text_atomically(&path, &(count + 1).to_string()).unwrap();
             }
         };
         std::thread::scope(|scope| (0..8).for_each(|_| drop(scope.spawn(add))));
@@ -154,8 +162,9 @@ mod tests {
     fn a_held_lock_is_waited_for_and_a_timeout_names_its_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.json");
-        let first = FileLock::acquire_for_file(&path).unwrap();
-        let error = FileLock::acquire_within(&path, Duration::from_millis(30)).unwrap_err();
+        let first = ExclusiveFileLock::acquire_lock_for_file(&path).unwrap();
+        let error =
+            ExclusiveFileLock::acquire_lock_within(&path, Duration::from_millis(30)).unwrap_err();
         let own = folder.path().join(".a.json.lock");
         assert!(
             matches!(&error, RecordFileError::Locked { path: of, lock, waited_s: 0 }
@@ -165,7 +174,7 @@ mod tests {
         drop(first);
         // A lock file left by a killed process does not block the next process.
         std::fs::write(folder.path().join(".a.json.lock"), "").unwrap();
-        drop(FileLock::acquire_within(&path, Duration::ZERO).unwrap());
+        drop(ExclusiveFileLock::acquire_lock_within(&path, Duration::ZERO).unwrap());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }

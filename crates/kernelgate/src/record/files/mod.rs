@@ -1,4 +1,5 @@
-//! Files as this workspace reads and writes them: versioned, atomic, locked, with plain names.
+//! Reads and writes the files of this workspace: versioned records, atomic replacement, locks, and
+//! plain file names.
 
 pub mod file;
 pub mod file_set;

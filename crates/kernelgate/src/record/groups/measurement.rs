@@ -1,55 +1,57 @@
-//! A measurement: the process runs that are judged together.
+//! Defines a measurement: the process runs whose samples are judged together.
 //!
-//! The runs may be several processes of one bench, shards of it, or different benches, of one
-//! session or of several. [`Measurement::from_runs`] is the only place that decides
-//! whether runs belong together. Deliberately absent: statistics, and the choice of the runs that a
-//! baseline keeps ([`Baseline`](crate::record::Baseline)).
+//! The runs may be processes of one bench, shards of a bench, or different benches, from one
+//! session or several. Only [`MeasurementOfRuns::from_matching_runs`] decides whether they belong together. This
+//! module neither computes statistics nor chooses the runs that a baseline keeps
+//! ([`BaselineFile`](crate::record::BaselineFile)).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::Serialize;
 
-use super::shard::Shard;
-use crate::measure::anchors::AnchorRecord;
-use crate::record::origin::environment::{Environment, EnvironmentMismatch};
-use crate::record::run::{CaseRecord, ProcessRun};
+use super::shard::ShardOfWork;
+use crate::measure::anchors::ShardAnchorRecord;
+use crate::record::origin::environment::{IncomparableEnvironmentField, RunEnvironment};
+use crate::record::run::{BenchProcessRun, CaseRecordWithSamples};
 
-/// A measurement: process runs that may be judged together.
+/// Process runs of benches that may be judged together, because they agree in code, environment and
+/// settings.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Measurement {
-    runs: Vec<ProcessRun>,
+pub struct MeasurementOfRuns {
+    runs: Vec<BenchProcessRun>,
 }
 
-/// A case as one process run of the measurement has it.
+/// A case in the record of one process run of a measurement.
 #[derive(Debug, Clone, Copy)]
-pub struct CaseInRun<'a> {
+pub struct CaseInProcessRun<'a> {
     /// The process run.
-    pub run: &'a ProcessRun,
-    /// The case as this process run measured it.
-    pub case: &'a CaseRecord,
+    pub run: &'a BenchProcessRun,
+    /// The record of the case in this process run.
+    pub case: &'a CaseRecordWithSamples,
 }
 
-/// A fact in which two runs of a bench differ, so that they cannot be judged together.
+/// A fact in which two process runs of a bench differ, so that they cannot be judged together.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct DifferingRunFact {
-    /// Name of the differing fact: "commit", "effort", "gpu.driver", "revision".
+pub struct DifferingFactOfRuns {
+    /// Name of the fact in which the runs differ, such as "commit", "effort", "gpu.driver" or
+    /// "revision".
     pub field: &'static str,
-    /// Id of the case, if the differing fact is about a case's definition.
+    /// Case id, if the differing fact belongs to the definition of a case.
     pub case: Option<String>,
-    /// Value of the fact in the first run.
+    /// Value of the differing fact in the first run.
     pub left: String,
-    /// Value of the fact in the second run.
+    /// Value of the differing fact in the second run.
     pub right: String,
-    /// Keys of both process runs, `<session>/<process>`.
+    /// Keys of the two process runs, `<session>/<process>`.
     pub runs: [String; 2],
-    /// Whether both runs are shards of a divided selection.
+    /// Whether one of the two runs is a shard of a bench.
     pub sharded: bool,
 }
 
-impl std::error::Error for DifferingRunFact {}
+impl std::error::Error for DifferingFactOfRuns {}
 
-impl fmt::Display for DifferingRunFact {
+impl fmt::Display for DifferingFactOfRuns {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { field, case, left, right, runs: [first, second], sharded } = self;
         let of_case = case.as_ref().map(|id| format!(" of {id}")).unwrap_or_default();
@@ -65,38 +67,42 @@ impl fmt::Display for DifferingRunFact {
     }
 }
 
-impl Measurement {
-    /// Makes one measurement of process runs that belong together.
+impl MeasurementOfRuns {
+    /// Makes one measurement of these process runs, if they belong together.
     ///
     /// # Errors
     /// The error is the first fact in which a run differs from an earlier run of its bench.
-    pub fn from_runs(runs: Vec<ProcessRun>) -> Result<Measurement, Box<DifferingRunFact>> {
-        Self::check_runs_match(&runs)?;
+    pub fn from_matching_runs(
+        runs: Vec<BenchProcessRun>,
+    ) -> Result<MeasurementOfRuns, Box<DifferingFactOfRuns>> {
+        Self::check_runs_form_one_measurement(&runs)?;
         Ok(Self { runs })
     }
 
-    /// Checks that process runs belong to one measurement.
+    /// Fails if these process runs do not all belong to one measurement.
     ///
     /// # Errors
     /// The first fact in which a run differs from an earlier run of its bench.
-    pub fn check_runs_match<'a>(
-        runs: impl IntoIterator<Item = &'a ProcessRun>,
-    ) -> Result<(), Box<DifferingRunFact>> {
-        let mut together = JoinedRuns::default();
-        runs.into_iter().try_for_each(|run| together.add(run))
+    pub fn check_runs_form_one_measurement<'a>(
+        runs: impl IntoIterator<Item = &'a BenchProcessRun>,
+    ) -> Result<(), Box<DifferingFactOfRuns>> {
+        let mut together = RunsAcceptedIntoMeasurement::default();
+        runs.into_iter().try_for_each(|run| together.add_matching_run(run))
     }
 
-    /// Groups runs into as few measurements as possible: each run joins the first measurement that
-    /// it fits.
-    pub fn group_into_measurements(runs: impl IntoIterator<Item = ProcessRun>) -> Vec<Self> {
-        let runs: Vec<ProcessRun> = runs.into_iter().collect();
-        let mut groups: Vec<JoinedRuns<'_>> = Vec::new();
+    /// Groups process runs into measurements: each run joins the first measurement whose runs it
+    /// matches, or begins a new one.
+    pub fn group_matching_runs_into_measurements(
+        runs: impl IntoIterator<Item = BenchProcessRun>,
+    ) -> Vec<Self> {
+        let runs: Vec<BenchProcessRun> = runs.into_iter().collect();
+        let mut groups: Vec<RunsAcceptedIntoMeasurement<'_>> = Vec::new();
         let mut places = Vec::new();
         for run in &runs {
-            let place = groups.iter_mut().position(|group| group.add(run).is_ok());
+            let place = groups.iter_mut().position(|group| group.add_matching_run(run).is_ok());
             places.push(place.unwrap_or_else(|| {
-                let mut group = JoinedRuns::default();
-                group.insert(run);
+                let mut group = RunsAcceptedIntoMeasurement::default();
+                group.insert_accepted_run(run);
                 groups.push(group);
                 groups.len() - 1
             }));
@@ -108,51 +114,58 @@ impl Measurement {
         measurements
     }
 
-    /// Joins the runs of several measurements into one measurement.
+    /// Combines the process runs of several measurements into one measurement.
     ///
     /// # Errors
     /// The error is the first fact in which the runs differ.
-    pub fn join_measurements(measurements: Vec<Self>) -> Result<Self, Box<DifferingRunFact>> {
-        Self::from_runs(measurements.into_iter().flat_map(|it| it.runs).collect())
+    pub fn join_runs_of_measurements(
+        measurements: Vec<Self>,
+    ) -> Result<Self, Box<DifferingFactOfRuns>> {
+        Self::from_matching_runs(measurements.into_iter().flat_map(|it| it.runs).collect())
     }
 
-    /// Process runs of the measurement, in the order in which they were given.
-    pub fn process_runs(&self) -> &[ProcessRun] {
+    /// Returns the process runs of the measurement, in the order in which they were given.
+    pub fn process_runs_of_measurement(&self) -> &[BenchProcessRun] {
         &self.runs
     }
 
-    /// The cases of the measurement by id, each with the process runs that measured it.
-    pub fn runs_by_case(&self) -> BTreeMap<&str, Vec<CaseInRun<'_>>> {
-        let mut cases: BTreeMap<&str, Vec<CaseInRun<'_>>> = BTreeMap::new();
+    /// Returns the cases of the measurement by case id, each with the process runs that measured
+    /// it.
+    pub fn process_runs_by_case_id(&self) -> BTreeMap<&str, Vec<CaseInProcessRun<'_>>> {
+        let mut cases: BTreeMap<&str, Vec<CaseInProcessRun<'_>>> = BTreeMap::new();
         for run in &self.runs {
             for (id, case) in &run.cases {
-                cases.entry(id).or_default().push(CaseInRun { run, case });
+                cases.entry(id).or_default().push(CaseInProcessRun { run, case });
             }
         }
         cases
     }
 
-    /// Machine, device and build of the first run; absent in a measurement without runs.
-    pub fn environment(&self) -> Option<&Environment> {
+    /// Returns machine, device and build of the measurement's first run; `None` if it has no runs.
+    pub fn environment_of_first_run(&self) -> Option<&RunEnvironment> {
         self.runs.first().map(|run| &run.environment)
     }
 
-    /// Name of the device's folder among the baselines.
-    pub fn device_folder(&self) -> String {
-        self.environment().map(Environment::baseline_folder_name).unwrap_or_default()
+    /// Returns the name of the device's folder among the baselines, from the first run's
+    /// environment.
+    pub fn baseline_folder_of_device(&self) -> String {
+        self.environment_of_first_run()
+            .map(RunEnvironment::baseline_folder_of_device_and_count)
+            .unwrap_or_default()
     }
 
-    /// Shards that are missing among several others: "attention, shard 3/4". A single shard is
-    /// complete, because a machine may judge its own shard alone.
-    pub fn missing_shards(&self) -> Vec<String> {
-        let mut present: BTreeMap<&str, BTreeSet<Shard>> = BTreeMap::new();
+    /// Returns the shards without a run, of benches of which several shards have one, as texts such
+    /// as "attention, shard 3/4". If only one shard of a bench has a run, none is reported as
+    /// missing, because a machine may judge its own shard alone.
+    pub fn shards_without_run(&self) -> Vec<String> {
+        let mut present: BTreeMap<&str, BTreeSet<ShardOfWork>> = BTreeMap::new();
         for run in &self.runs {
             present.entry(&run.bench).or_default().extend(run.shard);
         }
         let mut missing = Vec::new();
         for (bench, shards) in present.iter().filter(|(_, shards)| shards.len() > 1) {
             let count = shards.first().map_or(0, |shard| shard.count);
-            let all = (1..=count).map(|index| Shard { index, count });
+            let all = (1..=count).map(|index| ShardOfWork { index, count });
             let lacking = all.filter(|shard| !shards.contains(shard));
             missing.extend(lacking.map(|shard| format!("{bench}, shard {shard}")));
         }
@@ -160,31 +173,35 @@ impl Measurement {
     }
 }
 
-/// Runs of one measurement, by bench and by case.
+/// Process runs that were accepted into one measurement, by bench, by case and by workload.
 #[derive(Default)]
-struct JoinedRuns<'a> {
-    benches: BTreeMap<&'a str, Vec<&'a ProcessRun>>,
-    cases: BTreeMap<&'a str, Vec<&'a ProcessRun>>,
-    /// First run with a case of each workload, by bench: shards have no case in common.
-    workloads: BTreeMap<[&'a str; 2], (&'a ProcessRun, &'a CaseRecord)>,
+struct RunsAcceptedIntoMeasurement<'a> {
+    benches: BTreeMap<&'a str, Vec<&'a BenchProcessRun>>,
+    cases: BTreeMap<&'a str, Vec<&'a BenchProcessRun>>,
+    /// First accepted run that measured a case of a workload, by bench and workload, because shards
+    /// have no case in common.
+    workloads: BTreeMap<[&'a str; 2], (&'a BenchProcessRun, &'a CaseRecordWithSamples)>,
 }
 
-impl<'a> JoinedRuns<'a> {
-    /// Adds a run.
+impl<'a> RunsAcceptedIntoMeasurement<'a> {
+    /// Adds a run if it matches all accepted runs of its bench.
     ///
     /// # Errors
     /// The error is the first fact that keeps the run out.
-    fn add(&mut self, run: &'a ProcessRun) -> Result<(), Box<DifferingRunFact>> {
-        match self.differing(run) {
+    fn add_matching_run(
+        &mut self,
+        run: &'a BenchProcessRun,
+    ) -> Result<(), Box<DifferingFactOfRuns>> {
+        match self.first_difference_from_accepted_runs(run) {
             Some(differing) => Err(Box::new(differing)),
             None => {
-                self.insert(run);
+                self.insert_accepted_run(run);
                 Ok(())
             }
         }
     }
 
-    fn insert(&mut self, run: &'a ProcessRun) {
+    fn insert_accepted_run(&mut self, run: &'a BenchProcessRun) {
         self.benches.entry(&run.bench).or_default().push(run);
         for (id, case) in &run.cases {
             self.cases.entry(id).or_default().push(run);
@@ -192,125 +209,149 @@ impl<'a> JoinedRuns<'a> {
         }
     }
 
-    fn differing(&self, run: &ProcessRun) -> Option<DifferingRunFact> {
+    fn first_difference_from_accepted_runs(
+        &self,
+        run: &BenchProcessRun,
+    ) -> Option<DifferingFactOfRuns> {
         let named = self.benches.get(&*run.bench)?;
-        let Some(first) = named.iter().find(|other| differing_package(other, run).is_none()) else {
-            // One invocation may run benches of several packages in a workspace, and two of these
-            // benches may have equal names.
+        let Some(first) = named.iter().find(|other| difference_of_packages(other, run).is_none())
+        else {
+            // One cargo invocation may run benches of several packages, and benches of two packages
+            // may have equal names.
             let together = named.iter().any(|other| other.session == run.session);
             return named
                 .first()
                 .filter(|_| !together)
-                .and_then(|other| differing_fact_of_runs(other, run));
+                .and_then(|other| first_difference_of_runs(other, run));
         };
         let of_workload = || {
             run.cases.iter().find_map(|(id, case)| {
                 let &(other, known) = self.workloads.get(&[&*run.bench, &*case.workload])?;
-                let same_package = differing_package(other, run).is_none();
+                let same_package = difference_of_packages(other, run).is_none();
                 let [base, head] = [known, case].map(|case| case.revision.to_string());
                 (same_package && base != head).then(|| {
-                    let mismatch = EnvironmentMismatch { field: "revision", base, head };
-                    DifferingRunFact {
+                    let mismatch = IncomparableEnvironmentField { field: "revision", base, head };
+                    DifferingFactOfRuns {
                         case: Some(id.clone()),
-                        ..differing_fact(other, run, mismatch)
+                        ..differing_fact_with_run_keys(other, run, mismatch)
                     }
                 })
             })
         };
-        differing_fact_of_runs(first, run).or_else(of_workload).or_else(|| {
+        first_difference_of_runs(first, run).or_else(of_workload).or_else(|| {
             run.cases.iter().find_map(|(id, case)| {
-                let of_bench = |other: &&&ProcessRun| {
-                    other.bench == run.bench && differing_package(other, run).is_none()
+                let of_bench = |other: &&&BenchProcessRun| {
+                    other.bench == run.bench && difference_of_packages(other, run).is_none()
                 };
                 let other = self.cases.get(&**id)?.iter().find(of_bench)?;
-                let mismatch = differing_definition(&other.cases[id], case)?;
-                Some(DifferingRunFact {
+                let mismatch = difference_of_case_definitions(&other.cases[id], case)?;
+                Some(DifferingFactOfRuns {
                     case: Some(id.clone()),
-                    ..differing_fact(other, run, mismatch)
+                    ..differing_fact_with_run_keys(other, run, mismatch)
                 })
             })
         })
     }
 }
 
-fn differing_fact(
-    left: &ProcessRun,
-    right: &ProcessRun,
-    mismatch: EnvironmentMismatch,
-) -> DifferingRunFact {
-    DifferingRunFact {
+fn differing_fact_with_run_keys(
+    left: &BenchProcessRun,
+    right: &BenchProcessRun,
+    mismatch: IncomparableEnvironmentField,
+) -> DifferingFactOfRuns {
+    DifferingFactOfRuns {
         field: mismatch.field,
         case: None,
         left: mismatch.base,
         right: mismatch.head,
-        runs: [left.baseline_key(), right.baseline_key()],
+        runs: [left.key_in_baseline(), right.key_in_baseline()],
         sharded: left.shard.is_some() || right.shard.is_some(),
     }
 }
 
-/// The first fact in which two runs of a bench differ, besides their cases.
-fn differing_fact_of_runs(left: &ProcessRun, right: &ProcessRun) -> Option<DifferingRunFact> {
-    let shards = |run: &ProcessRun| run.shard.map_or(1, |shard| shard.count).to_string();
+/// Returns the first fact, besides the definitions of their cases, in which two runs of a bench
+/// differ.
+fn first_difference_of_runs(
+    left: &BenchProcessRun,
+    right: &BenchProcessRun,
+) -> Option<DifferingFactOfRuns> {
+    let shards = |run: &BenchProcessRun| run.shard.map_or(1, |shard| shard.count).to_string();
     let sharded = left.shard.is_some() || right.shard.is_some();
-    // If a run has no recorded digest, the other facts decide.
+    // If a run records no digest of its shard plan, the other facts decide.
     let plans = left.plan.as_ref().zip(right.plan.as_ref());
     let [base, head] = plans.map_or_else(Default::default, |(left, right)| {
         [left, right].map(|plan| plan.digest.clone())
     });
-    let other_plan = (base != head).then_some(EnvironmentMismatch { field: "plan", base, head });
-    let facts: [ComparedFact<ProcessRun>; 4] = [
+    let other_plan =
+        (base != head).then_some(IncomparableEnvironmentField { field: "plan", base, head });
+    let facts: [FactNameAndText<BenchProcessRun>; 4] = [
         ("number of shards", shards),
-        ("commit", |run| run.provenance.short_commit()),
+        ("commit", |run| run.provenance.short_commit_with_changes_mark()),
         ("effort", |run| run.effort.clone()),
         ("seed", |run| run.seed.to_string()),
     ];
-    let mismatch = differing_package(left, right)
-        .or_else(|| first_mismatching_fact(&facts, left, right))
+    let mismatch = difference_of_packages(left, right)
+        .or_else(|| first_difference_of_facts(&facts, left, right))
         .or(other_plan)
-        .or_else(|| differing_power_state(left, right))
-        .or_else(|| left.origin().differing_build(right.origin(), sharded))
-        .or_else(|| right.environment.mismatches(&left.environment).into_iter().next());
-    Some(differing_fact(left, right, mismatch?))
+        .or_else(|| difference_of_anchor_power_modes(left, right))
+        .or_else(|| {
+            left.code_and_environment()
+                .executables_that_should_be_equal(right.code_and_environment(), sharded)
+        })
+        .or_else(|| {
+            right.environment.incomparable_facts_with_base(&left.environment).into_iter().next()
+        });
+    Some(differing_fact_with_run_keys(left, right, mismatch?))
 }
 
-/// Power states of shards that do not compare: a card in the burst state is faster.
-fn differing_power_state(left: &ProcessRun, right: &ProcessRun) -> Option<EnvironmentMismatch> {
+/// Returns a difference if two shards measured their anchors in different power modes, because a
+/// GPU in burst mode is faster.
+fn difference_of_anchor_power_modes(
+    left: &BenchProcessRun,
+    right: &BenchProcessRun,
+) -> Option<IncomparableEnvironmentField> {
     let [left, right] = [left, right].map(|run| match &run.anchors {
-        Some(AnchorRecord::Measured(anchors)) => Some(anchors.power),
+        Some(ShardAnchorRecord::Measured(anchors)) => Some(anchors.power),
         _ => None,
     });
     let (base, head) = left.zip(right).filter(|(left, right)| left != right)?;
-    let [base, head] = [base, head].map(|power| power.name().to_owned());
-    Some(EnvironmentMismatch { field: "power state", base, head })
+    let [base, head] = [base, head].map(|power| power.name_in_files().to_owned());
+    Some(IncomparableEnvironmentField { field: "power state", base, head })
 }
 
-/// Compares the packages of two runs, if both runs record a package. Benches of two packages may
-/// have equal names.
-fn differing_package(left: &ProcessRun, right: &ProcessRun) -> Option<EnvironmentMismatch> {
+/// Returns a difference if the Cargo packages of two runs differ, and both runs record their
+/// package. Benches of two packages may have equal names, so bench names do not suffice.
+fn difference_of_packages(
+    left: &BenchProcessRun,
+    right: &BenchProcessRun,
+) -> Option<IncomparableEnvironmentField> {
     let (left, right) = left.package.as_ref().zip(right.package.as_ref())?;
     let mismatch = || {
         let [base, head] = [left, right].map(ToString::to_string);
-        EnvironmentMismatch { field: "package", base, head }
+        IncomparableEnvironmentField { field: "package", base, head }
     };
     (left != right).then(mismatch)
 }
 
-/// Returns the first fact in which two definitions of a case differ.
-fn differing_definition(left: &CaseRecord, right: &CaseRecord) -> Option<EnvironmentMismatch> {
-    let facts: [ComparedFact<CaseRecord>; 2] =
+/// Returns the first fact (revision or work) in which the definitions of a case in two runs differ.
+fn difference_of_case_definitions(
+    left: &CaseRecordWithSamples,
+    right: &CaseRecordWithSamples,
+) -> Option<IncomparableEnvironmentField> {
+    let facts: [FactNameAndText<CaseRecordWithSamples>; 2] =
         [("revision", |case| case.revision.to_string()), ("work", |case| case.work.to_string())];
-    first_mismatching_fact(&facts, left, right)
+    first_difference_of_facts(&facts, left, right)
 }
 
-/// Name of a compared fact, and the function that returns its value as text.
-type ComparedFact<T> = (&'static str, fn(&T) -> String);
+/// Name of a fact that is compared, and a function that returns its value as text.
+type FactNameAndText<T> = (&'static str, fn(&T) -> String);
 
-fn first_mismatching_fact<T>(
-    facts: &[ComparedFact<T>],
+fn first_difference_of_facts<T>(
+    facts: &[FactNameAndText<T>],
     left: &T,
     right: &T,
-) -> Option<EnvironmentMismatch> {
-    let values = facts.iter().map(|(field, value)| EnvironmentMismatch {
+) -> Option<IncomparableEnvironmentField> {
+    let values = facts.iter().map(|(field, value)| IncomparableEnvironmentField {
         field,
         base: value(left),
         head: value(right),

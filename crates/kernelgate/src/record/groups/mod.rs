@@ -1,5 +1,5 @@
 //! Groups of process runs that belong together: sessions, measurements, shards, the trials of a
-//! comparison, and the folders that hold them.
+//! comparison, and the folders that contain their files.
 
 pub mod measurement;
 pub mod sessions;

@@ -1,7 +1,8 @@
-//! Sessions: the process runs of one invocation, on disk a folder.
+//! Finds and reads sessions: a session is the process runs of one cargo invocation, stored in one
+//! folder.
 //!
-//! Sessions are ordered by their recorded starts. File times are not used to order sessions,
-//! because a restored cache or a wrong clock changes them.
+//! Sessions are ordered by the start times in their names or records. Modification times of files
+//! are used only if both are missing, because a restored cache or a wrong clock changes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -9,68 +10,81 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::store::{BaselineStore, StoreError, file_name_text, folder_entries, json_files_in};
+use super::store::{
+    RecordFoldersOfPackage, RecordLookupError, file_name_as_text, sorted_entries_of_folder,
+    sorted_json_files_in_folder,
+};
 use crate::record::files::file;
-use crate::record::origin::package::CargoPackage;
-use crate::record::run::ProcessRun;
+use crate::record::origin::package::CargoPackageId;
+use crate::record::run::BenchProcessRun;
 
-/// Clocks of machines that share a folder differ by less.
-const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(300);
+/// Largest difference that is accepted between the clocks of machines which write sessions into one
+/// folder.
+const MAX_CLOCK_DIFFERENCE_OF_MACHINES: Duration = Duration::from_secs(300);
 
-/// A session: the process runs of one invocation of the benches.
+/// The process runs of one invocation of the benches, with their folder.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Session {
+pub struct SessionOfRuns {
     /// Folder of the session.
     pub folder: PathBuf,
-    /// Runs of the session, at least one: one for each bench process.
-    pub runs: Vec<ProcessRun>,
+    /// Process runs of the session, one for each bench process; at least one.
+    pub runs: Vec<BenchProcessRun>,
 }
 
-impl BaselineStore {
-    /// The last `count` sessions with runs of this package, oldest first; sessions of every package
-    /// if this store has no package. A session may also hold runs of other packages.
+impl RecordFoldersOfPackage {
+    /// Reads the last `count` sessions with runs of this package, oldest first; sessions of every
+    /// package if the store belongs to none. A session may contain runs of other packages too.
     ///
     /// # Errors
     /// Fails if there are fewer sessions, a run is invalid, or the last session starts in the
     /// future.
-    pub fn last_sessions(&self, count: usize) -> Result<Vec<Session>, StoreError> {
-        let mut sessions: Vec<(Timestamp, PathBuf)> = folder_entries(&self.runs)
+    pub fn read_last_sessions(
+        &self,
+        count: usize,
+    ) -> Result<Vec<SessionOfRuns>, RecordLookupError> {
+        let mut sessions: Vec<(Timestamp, PathBuf)> = sorted_entries_of_folder(&self.runs)
             .into_iter()
-            .filter_map(|folder| Some((start_of_session(&folder)?, folder)))
+            .filter_map(|folder| Some((start_time_of_session_in_folder(&folder)?, folder)))
             .collect();
         sessions.sort();
         let (mut last, mut others) = (Vec::new(), BTreeSet::new());
         for (started, folder) in sessions.into_iter().rev() {
-            if !self.may_hold_runs_of(&folder, &mut others) {
+            if !self.may_contain_runs_of_own_package(&folder, &mut others) {
                 continue;
             }
-            if last.is_empty() && started > Timestamp::now() + MAX_CLOCK_DIFFERENCE {
-                return Err(StoreError::Future { folder, started });
+            if last.is_empty() && started > Timestamp::now() + MAX_CLOCK_DIFFERENCE_OF_MACHINES {
+                return Err(RecordLookupError::Future { folder, started });
             }
             last.push(folder);
             if last.len() == count {
-                return self.sessions_in_folders(last.iter().rev().map(PathBuf::as_path));
+                return self.read_sessions_in_folders(last.iter().rev().map(PathBuf::as_path));
             }
         }
         Err(match (&self.package, last.len()) {
-            (Some(package), 0) if !others.is_empty() => StoreError::OtherPackages {
+            (Some(package), 0) if !others.is_empty() => RecordLookupError::OtherPackages {
                 package: package.clone(),
                 folder: self.runs.clone(),
                 others,
             },
-            (_, 0) => StoreError::NoRun(self.runs.clone()),
-            (_, found) => StoreError::FewRuns { found, wanted: count, folder: self.runs.clone() },
+            (_, 0) => RecordLookupError::NoRun(self.runs.clone()),
+            (_, found) => {
+                RecordLookupError::FewRuns { found, wanted: count, folder: self.runs.clone() }
+            }
         })
     }
 
-    /// Returns whether a session's folder may hold runs of this package; a file that cannot be read
-    /// counts as a run of it. The names of other packages with runs in the folder are added to
-    /// `others`.
-    fn may_hold_runs_of(&self, folder: &Path, others: &mut BTreeSet<CargoPackage>) -> bool {
+    /// Returns whether a session's folder may contain runs of the store's package; a file that
+    /// cannot be read counts as such a run. Adds the names of other packages with runs in the
+    /// folder to `others`.
+    fn may_contain_runs_of_own_package(
+        &self,
+        folder: &Path,
+        others: &mut BTreeSet<CargoPackageId>,
+    ) -> bool {
         let Some(own) = &self.package else { return true };
         let mut may = false;
-        for path in json_files_in(folder) {
-            match file::package_of_run(&path) {
+        for path in sorted_json_files_in_folder(folder) {
+            match file::read_package_of_run(&path) {
                 Ok(Some(other)) if other != *own => {
                     others.insert(other);
                 }
@@ -80,72 +94,77 @@ impl BaselineStore {
         may
     }
 
-    /// Reads the session whose runs lie in a folder.
+    /// Reads the session whose process runs are in a folder.
     ///
     /// # Errors
     /// Fails if the session has no run, or a run is broken.
-    pub fn open_session(&self, folder: &Path) -> Result<Session, StoreError> {
-        let mut sessions = self.sessions_in_folders([folder])?;
-        sessions.pop().ok_or_else(|| StoreError::NoRun(folder.to_owned()))
+    pub fn read_session_in_folder(
+        &self,
+        folder: &Path,
+    ) -> Result<SessionOfRuns, RecordLookupError> {
+        let mut sessions = self.read_sessions_in_folders([folder])?;
+        sessions.pop().ok_or_else(|| RecordLookupError::NoRun(folder.to_owned()))
     }
 
-    /// Reads the sessions in these folders.
+    /// Reads the sessions whose process runs are in these folders.
     ///
     /// # Errors
     /// Fails if a folder has no run, a run is broken, or a run appears twice: its copy would count
     /// as another process run.
-    pub fn sessions_in_folders<'a>(
+    pub fn read_sessions_in_folders<'a>(
         &self,
         folders: impl IntoIterator<Item = &'a Path>,
-    ) -> Result<Vec<Session>, StoreError> {
-        let mut sessions: Vec<Session> = Vec::new();
+    ) -> Result<Vec<SessionOfRuns>, RecordLookupError> {
+        let mut sessions: Vec<SessionOfRuns> = Vec::new();
         let mut read: BTreeMap<(String, String), PathBuf> = BTreeMap::new();
         for folder in folders {
-            let files = json_files_in(folder);
+            let files = sorted_json_files_in_folder(folder);
             if files.is_empty() {
-                return Err(StoreError::NoRun(folder.to_owned()));
+                return Err(RecordLookupError::NoRun(folder.to_owned()));
             }
             let mut runs = Vec::new();
             for path in files {
-                let run: ProcessRun = file::read(&path)?;
-                // Sessions in several checkouts may have equal names.
-                let identity = (run.baseline_key(), run.started.clone());
+                let run: BenchProcessRun = file::read_record(&path)?;
+                // Runs are identified by key and start time, because sessions in several checkouts
+                // may have equal names.
+                let identity = (run.key_in_baseline(), run.started.clone());
                 if let Some(first) = read.insert(identity, path.clone()) {
-                    return Err(StoreError::Twice { first, second: path });
+                    return Err(RecordLookupError::Twice { first, second: path });
                 }
                 runs.push(run);
             }
-            sessions.push(Session { folder: folder.to_owned(), runs });
+            sessions.push(SessionOfRuns { folder: folder.to_owned(), runs });
         }
         Ok(sessions)
     }
 }
 
-/// Makes a session's name from its start time and from the process that starts it.
-pub fn session_name(started: Timestamp, process: u32) -> String {
-    format!("{}-{process}", started.strftime(SESSION_NAME_FORMAT))
+/// Makes the name of a session from its start time and the id of the process that starts it.
+pub fn session_name_from_start_and_process(started: Timestamp, process: u32) -> String {
+    format!("{}-{process}", started.strftime(START_TIME_FORMAT_IN_SESSION_NAMES))
 }
 
-const SESSION_NAME_FORMAT: &str = "%Y%m%dT%H%M%SZ";
+const START_TIME_FORMAT_IN_SESSION_NAMES: &str = "%Y%m%dT%H%M%SZ";
 
-/// Start of a session: from its name, which is cheap, else from its records. Returns the recorded
-/// start of a session; `None` if it has no record.
-fn start_of_session(folder: &Path) -> Option<Timestamp> {
-    let files = json_files_in(folder);
+/// Returns the start time of a session from its name, which is fast, otherwise from its records.
+/// The result is `None` if the session's folder contains no record.
+fn start_time_of_session_in_folder(folder: &Path) -> Option<Timestamp> {
+    let files = sorted_json_files_in_folder(folder);
     let by_name = || {
-        let name = file_name_text(folder);
+        let name = file_name_as_text(folder);
         let (time, process) = name.split_once('-')?;
         process.parse::<u32>().ok()?;
-        let at = jiff::civil::DateTime::strptime(SESSION_NAME_FORMAT, time).ok()?;
+        let at = jiff::civil::DateTime::strptime(START_TIME_FORMAT_IN_SESSION_NAMES, time).ok()?;
         Some(at.to_zoned(jiff::tz::TimeZone::UTC).ok()?.timestamp())
     };
     let by_record = || {
         files
             .iter()
-            .filter_map(|path| file::start_time_of_record(path)?.parse::<Timestamp>().ok())
+            .filter_map(|path| file::read_start_time_of_run(path)?.parse::<Timestamp>().ok())
             .min()
     };
-    // An unreadable record also counts, because reading it reports the problem.
+    // If no record can be read, the newest file time is used, so that the session is read and the
+    // error reported.
     let by_file = || {
         let written = |path: &PathBuf| std::fs::metadata(path).and_then(|it| it.modified()).ok();
         Timestamp::try_from(files.iter().filter_map(written).max()?).ok()
@@ -156,70 +175,88 @@ fn start_of_session(folder: &Path) -> Option<Timestamp> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Environment, Provenance, RecordFileError};
+    use crate::record::{CommitAndChanges, RecordFileError, RunEnvironment};
 
-    fn write_session_record(store: &BaselineStore, session: &str, started: &str) {
-        let run = ProcessRun {
+    fn write_run_record_of_session(store: &RecordFoldersOfPackage, session: &str, started: &str) {
+        let run = BenchProcessRun {
             started: started.to_owned(),
-            ..ProcessRun::start_now("b", session, Environment::cpu(), Provenance::default())
+            ..BenchProcessRun::empty_run_starting_now(
+                "b",
+                session,
+                RunEnvironment::environment_of_process_on_cpu(),
+                CommitAndChanges::default(),
+            )
         };
-        file::write(&store.run_record_path(session, "b"), &run).unwrap();
+        file::write_record_atomically(&store.path_of_run_record(session, "b"), &run).unwrap();
     }
 
     #[test]
-    fn the_last_session_is_the_one_with_the_latest_recorded_start() {
+    fn the_last_session_has_the_latest_recorded_start() {
         let folder = tempfile::tempdir().unwrap();
-        let store = BaselineStore::at(folder.path(), folder.path());
-        let named = session_name("2026-01-02T03:04:05Z".parse().unwrap(), 77);
+        let store = RecordFoldersOfPackage::at(folder.path(), folder.path());
+        let named =
+            session_name_from_start_and_process("2026-01-02T03:04:05Z".parse().unwrap(), 77);
         assert_eq!(named, "20260102T030405Z-77");
-        write_session_record(&store, "newer", "2026-01-02T03:04:06.250Z");
-        write_session_record(&store, "new", "2026-01-02T03:04:06Z");
-        // This file is written later than its recorded start, as a restored cache does.
-        write_session_record(&store, &named, "2026-01-02T03:04:08Z");
-        write_session_record(&store, "old", "2025-01-02T03:04:05Z");
+        write_run_record_of_session(&store, "newer", "2026-01-02T03:04:06.250Z");
+        write_run_record_of_session(&store, "new", "2026-01-02T03:04:06Z");
+        // This record file is written later than its recorded start, as in a restored cache.
+        write_run_record_of_session(&store, &named, "2026-01-02T03:04:08Z");
+        write_run_record_of_session(&store, "old", "2025-01-02T03:04:05Z");
         let last = |count| -> Vec<String> {
-            let sessions = store.last_sessions(count).unwrap();
+            let sessions = store.read_last_sessions(count).unwrap();
             sessions.into_iter().map(|session| session.runs[0].session.clone()).collect()
         };
         assert_eq!(last(1), ["newer"]);
         assert_eq!(last(4), ["old", &named, "new", "newer"]);
-        // A copied file counts as the same process run, whatever its name is.
+        // A copied record file is the same process run, whatever the copy's name is.
         for copy in [
-            store.run_record_path("newer", "copy"),
-            store.run_record_path("20260102T030407Z-1", "b"),
+            store.path_of_run_record("newer", "copy"),
+            store.path_of_run_record("20260102T030407Z-1", "b"),
         ] {
             std::fs::create_dir_all(copy.parent().unwrap()).unwrap();
-            std::fs::copy(store.run_record_path("newer", "b"), &copy).unwrap();
-            let twice = store.last_sessions(5).or_else(|_| store.last_sessions(4)).unwrap_err();
-            assert!(matches!(twice, StoreError::Twice { .. }), "{twice:?}");
+            std::fs::copy(store.path_of_run_record("newer", "b"), &copy).unwrap();
+            let twice =
+                store.read_last_sessions(5).or_else(|_| store.read_last_sessions(4)).unwrap_err();
+            assert!(matches!(twice, RecordLookupError::Twice { .. }), "{twice:?}");
             std::fs::remove_file(copy).unwrap();
         }
-        // Runs of another package that shares the folder do not count.
-        let package =
-            |name: &str| CargoPackage { name: name.to_owned(), manifest: "Cargo.toml".to_owned() };
-        let store_of = |name: &str| BaselineStore { package: Some(package(name)), ..store.clone() };
-        let other = ProcessRun {
+        // Runs of another package that shares the folder are not returned.
+        let package = |name: &str| CargoPackageId {
+            name: name.to_owned(),
+            manifest: "Cargo.toml".to_owned(),
+        };
+        let store_of =
+            |name: &str| RecordFoldersOfPackage { package: Some(package(name)), ..store.clone() };
+        let other = BenchProcessRun {
             package: Some(package("other")),
             started: "2026-01-02T03:04:09Z".to_owned(),
-            ..ProcessRun::start_now("b", "other", Environment::cpu(), Provenance::default())
+            ..BenchProcessRun::empty_run_starting_now(
+                "b",
+                "other",
+                RunEnvironment::environment_of_process_on_cpu(),
+                CommitAndChanges::default(),
+            )
         };
-        file::write(&store.run_record_path("other", "b"), &other).unwrap();
+        file::write_record_atomically(&store.path_of_run_record("other", "b"), &other).unwrap();
         let last_of =
-            |name: &str| store_of(name).last_sessions(1).unwrap()[0].runs[0].session.clone();
+            |name: &str| store_of(name).read_last_sessions(1).unwrap()[0].runs[0].session.clone();
         assert_eq!(last(1), ["other"]);
         assert_eq!((&*last_of("other"), &*last_of("own")), ("other", "newer"));
-        let few = store_of("own").last_sessions(5).unwrap_err();
-        assert!(matches!(few, StoreError::FewRuns { found: 4, wanted: 5, .. }), "{few:?}");
+        let few = store_of("own").read_last_sessions(5).unwrap_err();
+        assert!(matches!(few, RecordLookupError::FewRuns { found: 4, wanted: 5, .. }), "{few:?}");
         std::fs::remove_dir_all(store.runs.join("other")).unwrap();
-        write_session_record(&store, "ahead", "2226-01-02T03:04:05Z");
-        match store.last_sessions(1).unwrap_err() {
-            StoreError::Future { folder, .. } => assert!(folder.ends_with("ahead")),
+        write_run_record_of_session(&store, "ahead", "2226-01-02T03:04:05Z");
+        match store.read_last_sessions(1).unwrap_err() {
+            RecordLookupError::Future { folder, .. } => assert!(folder.ends_with("ahead")),
             other => panic!("{other:?}"),
         }
-        // A session that cannot be read counts as the newest one, and the error names it.
+        // A session that cannot be read counts as the newest one, so that the error names it.
         std::fs::remove_dir_all(store.runs.join("ahead")).unwrap();
-        std::fs::write(store.run_record_path("old", "b"), "{").unwrap();
-        let broken = store.last_sessions(1).unwrap_err();
-        assert!(matches!(broken, StoreError::File(RecordFileError::Json { .. })), "{broken:?}");
+        std::fs::write(store.path_of_run_record("old", "b"), "{").unwrap();
+        let broken = store.read_last_sessions(1).unwrap_err();
+        assert!(
+            matches!(broken, RecordLookupError::File(RecordFileError::Json { .. })),
+            "{broken:?}"
+        );
     }
 }

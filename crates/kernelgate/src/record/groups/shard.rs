@@ -1,4 +1,5 @@
-//! A shard: one part of the work that several processes or machines share.
+//! Defines a shard: the part k of n of the problems of a bench, which several processes or machines
+//! share.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,57 +7,61 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 /// Most shards.
-const MAX_SHARDS: u32 = 1000;
+const MAX_NUMBER_OF_SHARDS: u32 = 1000;
 
-/// One of several parts that together have every piece of the work once.
+/// One of `count` parts which together contain every piece of work exactly once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Shard {
+pub struct ShardOfWork {
     /// Which, from 1.
     pub index: u32,
     /// Number of shards.
     pub count: u32,
 }
 
-impl Shard {
-    /// Returns this shard's items of a list that all shards have in the same order: every
-    /// `count`-th one.
-    pub fn deal_to_shard<T>(self, items: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
+impl ShardOfWork {
+    /// Returns this shard's items of a list that all shards have in the same order: one item in
+    /// every `count`.
+    pub fn items_of_shard_in_turn<T>(
+        self,
+        items: impl IntoIterator<Item = T>,
+    ) -> impl Iterator<Item = T> {
         let (skipped, step) = (self.index.saturating_sub(1) as usize, self.count.max(1) as usize);
         items.into_iter().skip(skipped).step_by(step)
     }
 
-    /// Checks the facts that deserialising does not enforce.
+    /// Fails if the shard's index is not between 1 and the number of shards, or there are too many
+    /// shards.
     ///
     /// # Errors
     /// The error is a fragment of a sentence that names the problem.
-    pub fn validate(self) -> Result<(), String> {
-        if (1..=self.count).contains(&self.index) && self.count <= MAX_SHARDS {
+    pub fn check_shard_index_and_count(self) -> Result<(), String> {
+        if (1..=self.count).contains(&self.index) && self.count <= MAX_NUMBER_OF_SHARDS {
             return Ok(());
         }
         Err(format!("shard {self}"))
     }
 
-    /// Text of the shard for file names: "2-of-4".
-    pub fn shard_file_label(self) -> String {
+    /// Returns the text of the shard for file names, such as "2-of-4".
+    pub fn label_for_file_name(self) -> String {
         format!("{}-of-{}", self.index, self.count)
     }
 }
 
-/// Reason why a text does not describe a shard.
+/// Reason why a text such as "5/4" does not describe a shard.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ShardError {
-    /// The text is not of the form 1/4.
-    #[error("`{0}`: a shard is 1/4, 2/4, … of at most {MAX_SHARDS}")]
+pub enum ShardParseError {
+    /// The text does not have the form 1/4.
+    #[error("`{0}`: a shard is 1/4, 2/4, … of at most {MAX_NUMBER_OF_SHARDS}")]
     Form(String),
-    /// The number of shards is zero or too large.
-    #[error("`{text}`: the number of shards is from 1 to {MAX_SHARDS}, not {count}")]
+    /// The number of shards in the text is zero or too large.
+    #[error("`{text}`: the number of shards is from 1 to {MAX_NUMBER_OF_SHARDS}, not {count}")]
     Count {
         /// The text.
         text: String,
-        /// Number of shards that the text states.
+        /// Number of shards in the text.
         count: u32,
     },
-    /// The index of the shard is larger than the number of shards.
+    /// The shard's index in the text is zero or exceeds the number of shards.
     #[error("`{text}`: a shard is 1/{count} to {count}/{count}; shards are counted from 1")]
     Index {
         /// The text.
@@ -66,27 +71,27 @@ pub enum ShardError {
     },
 }
 
-impl FromStr for Shard {
-    type Err = ShardError;
+impl FromStr for ShardOfWork {
+    type Err = ShardParseError;
 
-    fn from_str(text: &str) -> Result<Self, ShardError> {
+    fn from_str(text: &str) -> Result<Self, ShardParseError> {
         let numbers = text
             .split_once('/')
             .and_then(|(index, count)| Some((index.parse().ok()?, count.parse().ok()?)));
-        let (index, count) = numbers.ok_or_else(|| ShardError::Form(text.to_owned()))?;
+        let (index, count) = numbers.ok_or_else(|| ShardParseError::Form(text.to_owned()))?;
         let text = || text.to_owned();
-        if !(1..=MAX_SHARDS).contains(&count) {
-            return Err(ShardError::Count { text: text(), count });
+        if !(1..=MAX_NUMBER_OF_SHARDS).contains(&count) {
+            return Err(ShardParseError::Count { text: text(), count });
         }
         if !(1..=count).contains(&index) {
-            return Err(ShardError::Index { text: text(), count });
+            return Err(ShardParseError::Index { text: text(), count });
         }
         Ok(Self { index, count })
     }
 }
 
 /// "2/4".
-impl fmt::Display for Shard {
+impl fmt::Display for ShardOfWork {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.index, self.count)
     }
@@ -98,7 +103,7 @@ mod tests {
 
     #[test]
     fn shard_indices_are_counted_from_one() {
-        let last = Shard { index: 4, count: 4 };
+        let last = ShardOfWork { index: 4, count: 4 };
         assert_eq!(("4/4".parse(), last.to_string()), (Ok(last), "4/4".to_owned()));
         for (bad, why) in [
             ("", "``: a shard is 1/4, 2/4, … of at most 1000"),
@@ -111,14 +116,16 @@ mod tests {
             ("0/0", "`0/0`: the number of shards is from 1 to 1000, not 0"),
             ("1/1001", "`1/1001`: the number of shards is from 1 to 1000, not 1001"),
         ] {
-            let message = bad.parse::<Shard>().unwrap_err().to_string();
+            let message = bad.parse::<ShardOfWork>().unwrap_err().to_string();
             assert_eq!(message, why);
         }
     }
 
     #[test]
     fn each_list_item_belongs_to_exactly_one_shard() {
-        let dealt = |index| Shard { index, count: 3 }.deal_to_shard(0..7).collect::<Vec<_>>();
+        let dealt = |index| {
+            ShardOfWork { index, count: 3 }.items_of_shard_in_turn(0..7).collect::<Vec<_>>()
+        };
         assert_eq!([1, 2, 3].map(dealt), [vec![0, 3, 6], vec![1, 4], vec![2, 5]]);
     }
 }

@@ -1,31 +1,33 @@
-//! How the problems of a bench are divided among shards.
+//! Divides the problems of a bench among shards.
 //!
-//! Problems are divided, not cases, because the cases of a problem share its inputs and its
-//! reference. Every shard computes the whole partition independently, from the same selection and
-//! the same recorded times; the digest of the [`BenchShardPlan`] shows afterwards whether all
-//! shards agree. This module does not read recorded times.
+//! Problems are divided instead of cases, because the cases of a problem share its inputs and its
+//! reference. Every shard computes the whole division itself, from the same problems and recorded
+//! times; equal digests in the [`DivisionAmongShardsSummary`] show that all shards agree. This module receives
+//! the recorded times from its caller and reads no files.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::shard::Shard;
-use crate::record::files::file::{hash_of_all, text_hash};
+use super::shard::ShardOfWork;
+use crate::record::files::file::{hash_of_texts_hex, text_hash_hex};
 use crate::stats::median;
 
-/// Rule by which problems are divided among shards: by hash or by recorded time.
+/// Rule by which the problems of a bench are divided among shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum DivisionRule {
-    /// Problems are divided by recorded times, so that all shards take about the same time.
+pub enum ShardDivisionRule {
+    /// Problems are divided by their recorded wall times, so that all shards take about the same
+    /// time.
     Slice,
-    /// Problems are divided by a hash of their ids, so that a new problem moves no other.
+    /// Problems are divided by a hash of their ids, so that a new problem does not move others to
+    /// another shard.
     Hash,
 }
 
-impl DivisionRule {
+impl ShardDivisionRule {
     /// "slice" or "hash".
-    pub const fn name(self) -> &'static str {
+    pub const fn name_in_records(self) -> &'static str {
         match self {
             Self::Slice => "slice",
             Self::Hash => "hash",
@@ -33,39 +35,39 @@ impl DivisionRule {
     }
 }
 
-/// The whole work of a bench that a shard is a part of.
+/// Summary of the division of a bench's problems among all shards, recorded in each shard's run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BenchShardPlan {
-    /// Hash of all cases with their shards: equal in all shards of one plan.
+pub struct DivisionAmongShardsSummary {
+    /// Hash of all cases with their shards, which is equal in all shards of one division.
     pub digest: String,
-    /// Number of cases of all shards together.
+    /// Number of cases in all shards together.
     pub cases: usize,
-    /// Number of problems in all shards together.
+    /// Number of problems that the bench has in all shards together.
     pub problems: usize,
-    /// Rule by which problems are divided.
-    pub split: DivisionRule,
+    /// Rule by which the problems were divided.
+    pub split: ShardDivisionRule,
 }
 
 /// Problems of one shard.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ShardPartition {
+pub struct ProblemsDividedAmongShards {
     /// The shard.
-    pub shard: Shard,
-    /// Shard of each problem, if problems are divided by recorded times.
+    pub shard: ShardOfWork,
+    /// Index of the shard of each problem, if problems are divided by recorded times.
     by_time: Option<BTreeMap<String, u32>>,
 }
 
-impl ShardPartition {
-    /// Divides problems by a hash of their ids.
-    pub const fn divide_by_hash(shard: Shard) -> Self {
+impl ProblemsDividedAmongShards {
+    /// Divides problems among shards by a hash of their ids.
+    pub const fn by_hash_of_problem_ids(shard: ShardOfWork) -> Self {
         Self { shard, by_time: None }
     }
 
-    /// Divides problems by recorded times: the longest first, each to the shard with the least work
-    /// so far. A problem without a recorded time counts as the median of the others; if no times
-    /// are recorded, a hash divides the problems.
-    pub fn divide_by_time<'a>(
-        shard: Shard,
+    /// Divides problems among shards by recorded wall times: the longest first, each to the shard
+    /// with the least work so far. A problem without a recorded time counts as the median of the
+    /// recorded times; without any recorded time, problems are divided by a hash.
+    pub fn by_recorded_times<'a>(
+        shard: ShardOfWork,
         problems: impl IntoIterator<Item = &'a str>,
         recorded_s: &BTreeMap<String, f64>,
     ) -> Self {
@@ -73,7 +75,7 @@ impl ShardPartition {
         let times: Vec<f64> =
             problems.iter().filter_map(|it| recorded_s.get(*it)).copied().collect();
         if times.is_empty() {
-            return Self::divide_by_hash(shard);
+            return Self::by_hash_of_problem_ids(shard);
         }
         let usual = median(&times);
         let time = |problem: &str| recorded_s.get(problem).copied().unwrap_or(usual);
@@ -91,39 +93,43 @@ impl ShardPartition {
         Self { shard, by_time: Some(by_time) }
     }
 
-    /// Returns whether the shard has the problem with the id `workload/problem`.
-    pub fn has(&self, problem: &str) -> bool {
-        self.shard_index_of(problem) == self.shard.index
+    /// Returns whether the problem with the id `workload/problem` belongs to this shard.
+    pub fn contains_problem(&self, problem: &str) -> bool {
+        self.index_of_shard_with_problem(problem) == self.shard.index
     }
 
-    fn shard_index_of(&self, problem: &str) -> u32 {
+    fn index_of_shard_with_problem(&self, problem: &str) -> u32 {
         let by_time = self.by_time.as_ref().and_then(|by_time| by_time.get(problem));
         by_time.copied().unwrap_or_else(|| {
-            let hash = text_hash(problem);
+            let hash = text_hash_hex(problem);
             let number = u64::from_str_radix(hash.get(..15).unwrap_or_default(), 16);
             let number = number.unwrap_or_default() % u64::from(self.shard.count.max(1));
             number as u32 + 1
         })
     }
 
-    /// Summarises how a bench's problems are divided among shards: a hash that all shards share,
-    /// counts.
-    pub fn plan_of_problems<'a>(
+    /// Summarises the division of a bench's problems among shards: digest, number of cases, number
+    /// of problems.
+    pub fn summarize_division<'a>(
         &self,
         bench: &str,
         problems: impl IntoIterator<Item = (String, Vec<&'a str>)>,
-    ) -> BenchShardPlan {
+    ) -> DivisionAmongShardsSummary {
         let mut problems: Vec<(String, Vec<&str>)> = problems.into_iter().collect();
         problems.sort();
-        let split = if self.by_time.is_some() { DivisionRule::Slice } else { DivisionRule::Hash };
-        let mut facts =
-            vec![bench.to_owned(), self.shard.count.to_string(), split.name().to_owned()];
+        let split =
+            if self.by_time.is_some() { ShardDivisionRule::Slice } else { ShardDivisionRule::Hash };
+        let mut facts = vec![
+            bench.to_owned(),
+            self.shard.count.to_string(),
+            split.name_in_records().to_owned(),
+        ];
         for (problem, cases) in &problems {
-            facts.push(self.shard_index_of(problem).to_string());
+            facts.push(self.index_of_shard_with_problem(problem).to_string());
             facts.extend(cases.iter().map(|case| (*case).to_owned()));
         }
-        BenchShardPlan {
-            digest: hash_of_all(facts.iter().map(String::as_str)),
+        DivisionAmongShardsSummary {
+            digest: hash_of_texts_hex(facts.iter().map(String::as_str)),
             cases: problems.iter().map(|(_, cases)| cases.len()).sum(),
             problems: problems.len(),
             split,
@@ -135,15 +141,17 @@ impl ShardPartition {
 mod tests {
     use super::*;
 
-    fn all_shards(count: u32) -> impl Iterator<Item = Shard> {
-        (1..=count).map(move |index| Shard { index, count })
+    fn all_shards_of_count(count: u32) -> impl Iterator<Item = ShardOfWork> {
+        (1..=count).map(move |index| ShardOfWork { index, count })
     }
 
     #[test]
-    fn division_by_hash_puts_every_problem_into_the_same_shard_each_time() {
+    fn division_by_hash_is_always_the_same() {
         let owners = |problem: &str| -> Vec<u32> {
-            let has = |shard: &Shard| ShardPartition::divide_by_hash(*shard).has(problem);
-            all_shards(4).filter(has).map(|shard| shard.index).collect()
+            let has = |shard: &ShardOfWork| {
+                ProblemsDividedAmongShards::by_hash_of_problem_ids(*shard).contains_problem(problem)
+            };
+            all_shards_of_count(4).filter(has).map(|shard| shard.index).collect()
         };
         let problems: Vec<String> = (0..200).map(|n| format!("w/f/n{n}_f32")).collect();
         let mut sizes = [0; 4];
@@ -152,38 +160,47 @@ mod tests {
             sizes[only as usize - 1] += 1;
         }
         assert!(sizes.iter().all(|size| (25..=75).contains(size)), "{sizes:?}");
-        // Recorded shards of several machines, and of several versions, must fit each other.
+        // Shards that ran on several machines, or with several kernelgate versions, must belong to
+        // one division.
         let pinned = ["w/f/n0_f32", "w/f/n1_f32", "w/f/n2_f32"].map(|it| owners(it)[0]);
         assert_eq!(pinned, [3, 1, 3]);
     }
 
     #[test]
-    fn division_by_recorded_times_makes_shards_take_equally_long() {
-        // Simulated problems of a sweep: few long ones, many short ones, one without a recorded
+    fn division_by_recorded_times_balances_the_shards() {
+        // Simulated problems of a sweep: few long ones, many short ones, and one without a recorded
         // time.
         let times: BTreeMap<String, f64> = (0..100)
             .map(|n| (format!("w/f/n{n}"), 5.0 + f64::from(n % 17) * f64::from(n % 5)))
             .collect();
         let names: Vec<&str> = times.keys().map(String::as_str).chain(["w/f/new"]).collect();
         let work = |shard| -> f64 {
-            let partition = ShardPartition::divide_by_time(shard, names.iter().copied(), &times);
-            times.iter().filter(|(name, _)| partition.has(name)).map(|(_, time)| time).sum()
+            let partition =
+                ProblemsDividedAmongShards::by_recorded_times(shard, names.iter().copied(), &times);
+            times
+                .iter()
+                .filter(|(name, _)| partition.contains_problem(name))
+                .map(|(_, time)| time)
+                .sum()
         };
-        let works: Vec<f64> = all_shards(5).map(work).collect();
+        let works: Vec<f64> = all_shards_of_count(5).map(work).collect();
         let (least, most) = works
             .iter()
             .fold((f64::MAX, 0.0f64), |(least, most), work| (least.min(*work), most.max(*work)));
         assert!(most <= 1.1 * least, "{works:?}");
         let all = names.iter().all(|name| {
-            let partition =
-                |shard| ShardPartition::divide_by_time(shard, names.iter().copied(), &times);
-            all_shards(5).filter(|shard| partition(*shard).has(name)).count() == 1
+            let partition = |shard| {
+                ProblemsDividedAmongShards::by_recorded_times(shard, names.iter().copied(), &times)
+            };
+            all_shards_of_count(5).filter(|shard| partition(*shard).contains_problem(name)).count()
+                == 1
         });
         assert!(all);
     }
 
-    /// Recorded seconds of each problem: runs on one card, a run on another, and in shards.
-    fn recorded_problem_seconds() -> Vec<(String, [f64; 4])> {
+    /// Recorded wall times of each problem, seconds: two runs on one card, a run on another card,
+    /// and runs in shards.
+    fn recorded_seconds_of_problems() -> Vec<(String, [f64; 4])> {
         let rows = include_str!("shard_partition/problem_times.tsv").lines();
         let row = |line: &str| {
             let (problem, times) = line.split_once('\t').unwrap();
@@ -193,49 +210,56 @@ mod tests {
         rows.filter(|line| !line.starts_with('#')).map(row).collect()
     }
 
-    /// Relative excess of the longest of `count` shards over the shortest. Each problem has a
-    /// recorded time, which divides the shards, and the time that a later run takes.
-    fn relative_unevenness(problems: &[(String, f64, f64)], count: u32) -> f64 {
+    /// Returns by how much the longest of `count` shards exceeds the shortest, relative to the
+    /// shortest. Each problem has an id, a recorded time by which the problems are divided, and the
+    /// time that it takes in a later run.
+    fn relative_excess_of_longest_shard(problems: &[(String, f64, f64)], count: u32) -> f64 {
         let before = problems.iter().map(|(problem, time, _)| (problem.clone(), *time)).collect();
         let names = problems.iter().map(|(problem, ..)| problem.as_str());
-        let partition = ShardPartition::divide_by_time(Shard { index: 1, count }, names, &before);
+        let partition = ProblemsDividedAmongShards::by_recorded_times(
+            ShardOfWork { index: 1, count },
+            names,
+            &before,
+        );
         let mut works = vec![0.0; count as usize];
         for (problem, _, taken) in problems {
-            works[partition.shard_index_of(problem) as usize - 1] += taken;
+            works[partition.index_of_shard_with_problem(problem) as usize - 1] += taken;
         }
         let longest = works.iter().copied().fold(0.0, f64::max);
         longest / works.iter().copied().fold(f64::MAX, f64::min) - 1.0
     }
 
     #[test]
-    fn recorded_times_of_two_cards_divide_problems_evenly() {
-        let recorded = recorded_problem_seconds();
+    fn recorded_times_of_two_cards_balance_the_shards() {
+        let recorded = recorded_seconds_of_problems();
         assert_eq!(recorded.len(), 44);
-        // Shards are made from the median of two runs on one card, as a baseline holds it.
+        // Problems are divided by the median of two runs on one card, as a baseline would provide
+        // it.
         for (taken, run) in [(1, "again"), (2, "on another card"), (3, "in shards")] {
             let problems = recorded.iter().map(|(problem, times)| {
                 (problem.clone(), median(&[times[0], times[1]]), times[taken])
             });
-            let uneven = relative_unevenness(&problems.collect::<Vec<_>>(), 2);
+            let uneven = relative_excess_of_longest_shard(&problems.collect::<Vec<_>>(), 2);
             println!("2 shards of 22 problems, {run}: {:.1} %", 100.0 * uneven);
             assert!(uneven <= 0.10, "{run}: {uneven}");
         }
     }
 
     #[test]
-    fn sweeps_of_random_recorded_problems_are_divided_evenly() {
-        let recorded = recorded_problem_seconds();
+    fn random_sweeps_of_recorded_problems_are_balanced() {
+        let recorded = recorded_seconds_of_problems();
         for (count, sweeps) in [(4u32, 20), (16, 20), (50, 20), (1000, 1)] {
             let mut uneven: Vec<f64> = (0..sweeps)
                 .map(|sweep| {
                     let draw = |number: usize| {
-                        // A full cycle through the rows, with a different start in each sweep.
+                        // Each simulated sweep takes every recorded problem once, but begins at a
+                        // different one.
                         let row = (number * 13 + sweep * 7 + number / recorded.len() * 5) % 44;
                         let times = recorded[row].1;
                         (format!("{number}"), median(&[times[0], times[1]]), times[2])
                     };
                     let problems: Vec<_> = (0..20 * count as usize).map(draw).collect();
-                    relative_unevenness(&problems, count)
+                    relative_excess_of_longest_shard(&problems, count)
                 })
                 .collect();
             uneven.sort_by(f64::total_cmp);
@@ -250,19 +274,21 @@ mod tests {
     }
 
     #[test]
-    fn shards_have_equal_digests_only_if_they_belong_to_one_division() {
-        let digest = |partition: &ShardPartition, cases: &[&'static str]| {
+    fn shards_have_equal_digests_only_within_one_division() {
+        let digest = |partition: &ProblemsDividedAmongShards, cases: &[&'static str]| {
             let problems = cases.iter().map(|case| (format!("p{case}"), vec![*case]));
-            partition.plan_of_problems("b", problems).digest
+            partition.summarize_division("b", problems).digest
         };
-        let [one, two] =
-            [1, 2].map(|index| ShardPartition::divide_by_hash(Shard { index, count: 2 }));
+        let [one, two] = [1, 2].map(|index| {
+            ProblemsDividedAmongShards::by_hash_of_problem_ids(ShardOfWork { index, count: 2 })
+        });
         assert_eq!(digest(&one, &["a", "b"]), digest(&two, &["b", "a"]));
         assert_ne!(digest(&one, &["a", "b"]), digest(&one, &["a"]));
-        let third = ShardPartition::divide_by_hash(Shard { index: 1, count: 3 });
+        let third =
+            ProblemsDividedAmongShards::by_hash_of_problem_ids(ShardOfWork { index: 1, count: 3 });
         assert_ne!(digest(&one, &["a", "b"]), digest(&third, &["a", "b"]));
         let times = [("pa".to_owned(), 1.0), ("pb".to_owned(), 9.0)].into();
-        let timed = ShardPartition::divide_by_time(one.shard, ["pa", "pb"], &times);
+        let timed = ProblemsDividedAmongShards::by_recorded_times(one.shard, ["pa", "pb"], &times);
         assert_ne!(digest(&one, &["a", "b"]), digest(&timed, &["a", "b"]));
     }
 }

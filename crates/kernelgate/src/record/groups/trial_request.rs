@@ -1,51 +1,56 @@
-//! A trial request: the work of one bench process in a comparison.
+//! Defines the request for one trial: the work of one bench process in a comparison.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// A request for one trial: its cases, its duration, and the path of its run record.
+/// Request for one trial: its cases, its sampling plan, and the path of its run record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct TrialRequest {
-    /// Name of the comparison, which is the session of the run.
+pub struct TrialRequestToBench {
+    /// Name of the comparison, which becomes the session name of the trial's run.
     pub session: String,
-    /// Path of the trial's run record.
+    /// Path at which the bench process writes the trial's run record.
     pub record: PathBuf,
-    /// Cases to run, all of which the flags select; absent if only the flags select cases.
+    /// Case ids to run, among those that the flags select; absent if all selected cases run.
     pub cases: Option<BTreeSet<String>>,
-    /// Cases that run first because their code changed.
+    /// Case ids that run first, because their code changed.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub first: BTreeSet<String>,
-    /// Run of an earlier process of the executable: a case with the output bits that were verified
-    /// there counts as verified.
+    /// Run record of an earlier process of this executable: a case whose output bits equal those
+    /// verified there counts as verified.
     pub verified: Option<PathBuf>,
-    /// Folder with this executable's inputs, which are drawn once and then read; absent if each
-    /// process draws its own.
+    /// Folder with the inputs of this executable, which the first process generates and later
+    /// processes read; absent if each process generates its own.
     pub inputs: Option<PathBuf>,
-    /// Folder where outputs are left that no reference verifies, for the head's to be compared
-    /// with; in the base's first process of an executable.
+    /// Folder in which the base's first process stores outputs that no reference verifies, so that
+    /// the head's outputs can be compared with them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_outputs: Option<PathBuf>,
-    /// Whether outputs of verified cases are also kept in that folder, for a head build that cannot
-    /// verify its own.
+    /// Whether outputs of verified cases are stored in that folder too, for a head build that
+    /// cannot verify its own.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keep_verified: bool,
-    /// Folder that holds the base build's outputs. The head's first process compares its outputs
-    /// with these outputs of the base build if the case has no reference.
+    /// Folder that contains the stored outputs of the base build. The head's first process compares
+    /// its outputs with these outputs if the case has no reference.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_outputs: Option<PathBuf>,
-    /// Whether to measure the anchor rates, the rates of fixed work by which cards are compared.
+    /// Whether to measure the anchor rates of the device, by which shards on several cards are
+    /// compared.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub anchors: bool,
-    /// Duration of the warm-up and the measurement of a case.
-    pub sampling: TrialSampling,
+    /// Durations of warm-up and measurement of each case, and numbers of samples.
+    pub sampling: TrialSamplingPlan,
 }
 
-impl TrialRequest {
-    /// A request to run every case that the flags select, with inputs that the process draws
-    /// itself.
-    pub fn new(session: impl Into<String>, record: PathBuf, sampling: TrialSampling) -> Self {
+impl TrialRequestToBench {
+    /// Makes a request to run every case that the flags select, with inputs that the process
+    /// generates itself.
+    pub fn for_all_selected_cases(
+        session: impl Into<String>,
+        record: PathBuf,
+        sampling: TrialSamplingPlan,
+    ) -> Self {
         Self {
             session: session.into(),
             record,
@@ -62,12 +67,14 @@ impl TrialRequest {
     }
 }
 
-/// Duration of the warm-up and the measurement of a case in a trial.
+/// Sampling plan of a trial: durations of warm-up and measurement of each case, and numbers of
+/// samples.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct TrialSampling {
-    /// Warm-up, seconds; skipped if the launch of the verification took longer than the whole plan.
+pub struct TrialSamplingPlan {
+    /// Warm-up of a case, seconds; skipped if one launch of the verification took longer than the
+    /// whole plan.
     pub warm_up_s: f64,
-    /// Measurement, seconds; longer if the minimum number of samples takes longer.
+    /// Measurement of a case, seconds; the minimum number of samples may take longer.
     pub measurement_s: f64,
     /// Fewest samples.
     pub fewest: usize,
@@ -75,12 +82,12 @@ pub struct TrialSampling {
     pub most: usize,
 }
 
-impl TrialSampling {
-    /// Checks that the times and counts of the request are plausible.
+impl TrialSamplingPlan {
+    /// Fails if a duration or number of samples of this plan is implausible.
     ///
     /// # Errors
     /// The error is a fragment of a message that names the invalid fields.
-    pub fn validate(&self) -> Result<(), String> {
+    pub fn check_sampling_plan_plausible(&self) -> Result<(), String> {
         let Self { warm_up_s, measurement_s, fewest, most } = *self;
         if ![warm_up_s, measurement_s].iter().all(|seconds| (0.0..1e6).contains(seconds)) {
             return Err(format!("warm-up of {warm_up_s} s, measurement of {measurement_s} s"));
@@ -91,25 +98,26 @@ impl TrialSampling {
         Ok(())
     }
 
-    /// Converts the sampling plan for a GPU, where samples have a fixed length: as many samples as
-    /// the measurement time holds.
-    pub fn sampling_on_gpu(self) -> Self {
-        let usual = Self::GPU_SAMPLING;
+    /// Adapts the sampling plan to a GPU, where samples have a fixed length: the maximum number of
+    /// samples grows with the measurement time.
+    pub fn with_sample_count_for_gpu(self) -> Self {
+        let usual = Self::SAMPLING_ON_GPU;
         let most = usual.most as f64 * self.measurement_s / usual.measurement_s;
         Self { fewest: usual.fewest, most: usual.most.max(most.ceil() as usize), ..self }
     }
 
-    /// The verification pass of a process: one sample, so that every case is seen to run.
-    pub const VERIFICATION_SAMPLING: Self =
+    /// Sampling plan of a process that only verifies: one sample shows that each case runs.
+    pub const ONE_SAMPLE_FOR_VERIFICATION: Self =
         Self { warm_up_s: 0.0, measurement_s: 0.0, fewest: 1, most: 1 };
-    /// Sampling plan of a trial on a GPU, where samples of one process vary less than processes do.
-    pub const GPU_SAMPLING: Self =
+    /// Sampling plan of a trial on a GPU, where samples within a process vary less than medians of
+    /// processes.
+    pub const SAMPLING_ON_GPU: Self =
         Self { warm_up_s: 0.05, measurement_s: 0.2, fewest: 2, most: 50 };
-    /// Sampling plan of a process that keeps the device busy until it is ended.
-    pub const ENDLESS_SAMPLING: Self =
+    /// Sampling plan of a process that keeps the device busy until the process is ended.
+    pub const SAMPLING_UNTIL_PROCESS_IS_ENDED: Self =
         Self { warm_up_s: 0.0, measurement_s: 600.0, fewest: 1, most: 1_000_000 };
-    /// Sampling plan of a process whose median counts, on the host.
-    pub const HOST_SAMPLING: Self =
+    /// Sampling plan of a trial on the host CPU, whose median is used.
+    pub const SAMPLING_ON_HOST: Self =
         Self { warm_up_s: 0.1, measurement_s: 0.3, fewest: 2, most: 20 };
 }
 
@@ -118,9 +126,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn longer_sampling_on_a_gpu_takes_more_samples() {
+    fn longer_measurement_on_a_gpu_takes_more_samples() {
         let samples = |measurement_s| {
-            TrialSampling { measurement_s, ..TrialSampling::HOST_SAMPLING }.sampling_on_gpu().most
+            TrialSamplingPlan { measurement_s, ..TrialSamplingPlan::SAMPLING_ON_HOST }
+                .with_sample_count_for_gpu()
+                .most
         };
         assert_eq!([0.03, 0.2, 1.0].map(samples), [50, 50, 250]);
     }

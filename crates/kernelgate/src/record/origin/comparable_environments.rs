@@ -1,52 +1,65 @@
-//! Decides which environments can be compared, and names groups of comparable environments.
+//! Decides which environments (machine, device, software) can be compared, and gives comparable
+//! environments a common group name.
 
-use super::environment::{Environment, EnvironmentMismatch};
-use super::gpus::Gpu;
-use crate::record::files::file::hash_of_all;
+use super::environment::{IncomparableEnvironmentField, RunEnvironment};
+use super::gpus::GpuInEnvironment;
+use crate::record::files::file::hash_of_texts_hex;
 use kernelgate_cuda::driver::peers::PeerLink;
 
-/// Facts of which only the first number of a version counts.
-const FACTS_BY_MAJOR_VERSION: [&str; 2] = ["gpu.driver", "gpu.driver_cuda"];
-const FINGERPRINT_HASH_DIGITS: usize = 8;
+/// Facts of an environment for which only the major version number must agree.
+const FACTS_COMPARED_BY_MAJOR_VERSION: [&str; 2] = ["gpu.driver", "gpu.driver_cuda"];
+const HASH_DIGITS_IN_ENVIRONMENT_NAME: usize = 8;
 
-impl Environment {
-    /// Returns the facts of a baseline's environment that make it incomparable with this
-    /// environment.
-    pub fn mismatches(&self, base: &Self) -> Vec<EnvironmentMismatch> {
+impl RunEnvironment {
+    /// Returns the facts in which a baseline's environment and this environment differ, so that
+    /// times cannot be compared.
+    pub fn incomparable_facts_with_base(&self, base: &Self) -> Vec<IncomparableEnvironmentField> {
         let on_gpu = !self.gpus.is_empty() && !base.gpus.is_empty();
-        let counted = self.gpus.len() > 1 || base.gpus.len() > 1;
-        let both = base.facts(on_gpu, counted).into_iter().zip(self.facts(on_gpu, counted));
+        let counted = self.gpus.number_of_gpus() > 1 || base.gpus.number_of_gpus() > 1;
+        let both = base
+            .facts_that_decide_comparability(on_gpu, counted)
+            .into_iter()
+            .zip(self.facts_that_decide_comparability(on_gpu, counted));
         both.filter(|((field, base), (_, head))| {
-            comparable_part_of_fact(field, base) != comparable_part_of_fact(field, head)
+            part_of_fact_that_must_agree(field, base) != part_of_fact_that_must_agree(field, head)
         })
-        .map(|((field, base), (_, head))| EnvironmentMismatch { field, base, head })
+        .map(|((field, base), (_, head))| IncomparableEnvironmentField { field, base, head })
         .collect()
     }
 
-    /// Returns a name shared by all environments comparable with this one: a folder for the device,
-    /// and a hash of the other facts.
-    pub fn environment_fingerprint(&self) -> String {
-        let facts = self.facts(!self.gpus.is_empty(), self.gpus.len() > 1);
-        let texts =
-            facts.iter().flat_map(|(field, value)| [*field, comparable_part_of_fact(field, value)]);
+    /// Returns a name that all environments comparable with this one share: the device's folder
+    /// name and a hash of the other facts.
+    pub fn name_of_comparable_environments(&self) -> String {
+        let facts = self
+            .facts_that_decide_comparability(!self.gpus.is_empty(), self.gpus.number_of_gpus() > 1);
+        let texts = facts
+            .iter()
+            .flat_map(|(field, value)| [*field, part_of_fact_that_must_agree(field, value)]);
         format!(
             "{}-{}",
-            self.baseline_folder_name(),
-            &hash_of_all(texts)[..FINGERPRINT_HASH_DIGITS]
+            self.baseline_folder_of_device_and_count(),
+            &hash_of_texts_hex(texts)[..HASH_DIGITS_IN_ENVIRONMENT_NAME]
         )
     }
 
-    /// The facts, of GPUs or of the host, that decide whether times can be compared. The number of
-    /// GPUs and their link are included if `counted`: if either side has several.
-    fn facts(&self, on_gpu: bool, counted: bool) -> Vec<(&'static str, String)> {
+    /// Returns the facts, of the GPUs or of the host, that decide whether times are comparable.
+    /// Number of GPUs and the link between them are included if `counted` is true, that is, if one
+    /// side has several GPUs.
+    fn facts_that_decide_comparability(
+        &self,
+        on_gpu: bool,
+        counted: bool,
+    ) -> Vec<(&'static str, String)> {
         let mut facts = vec![
             ("device_kind", self.device_kind.clone()),
             ("device_name", self.device_name.clone()),
             ("optimised", self.optimised.to_string()),
         ];
         if on_gpu {
-            // On a GPU the host only launches: its model does not change a kernel's time.
-            let gpus = |value: fn(&Gpu) -> String| self.gpus.values(value);
+            // For a run on a GPU the host's model does not matter, because the host only launches
+            // kernels.
+            let gpus =
+                |value: fn(&GpuInEnvironment) -> String| self.gpus.distinct_values_of_gpus(value);
             facts.extend([
                 ("gpu.arch", gpus(|gpu| gpu.arch.clone())),
                 ("gpu.driver", gpus(|gpu| gpu.driver.clone())),
@@ -63,16 +76,19 @@ impl Environment {
             ]);
         }
         if counted {
-            facts.push(("gpu.count", self.gpus.len().to_string()));
-            facts.push(("gpu.link", self.link.map_or("unknown", PeerLink::name).to_owned()));
+            facts.push(("gpu.count", self.gpus.number_of_gpus().to_string()));
+            facts.push((
+                "gpu.link",
+                self.link.map_or("unknown", PeerLink::name_in_records).to_owned(),
+            ));
         }
         facts
     }
 }
 
-/// The part of a fact that decides whether runs are comparable.
-fn comparable_part_of_fact<'a>(field: &str, value: &'a str) -> &'a str {
-    if FACTS_BY_MAJOR_VERSION.contains(&field) {
+/// Returns the part of a fact that must agree: of a driver version only the major number.
+fn part_of_fact_that_must_agree<'a>(field: &str, value: &'a str) -> &'a str {
+    if FACTS_COMPARED_BY_MAJOR_VERSION.contains(&field) {
         value.split('.').next().unwrap_or_default()
     } else {
         value
@@ -84,13 +100,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_fingerprint_depends_only_on_facts_that_affect_comparability() {
-        let host = Environment { cores: 2, ..Environment::cpu() };
-        let same = Environment { memory_bytes: 1, machine: None, ..host.clone() };
-        let other = Environment { cores: 4, ..host.clone() };
-        assert_eq!(host.environment_fingerprint(), same.environment_fingerprint());
-        assert!(host.mismatches(&same).is_empty());
-        assert_ne!(host.environment_fingerprint(), other.environment_fingerprint());
-        assert_eq!(host.mismatches(&other)[0].field, "cores");
+    fn the_name_depends_only_on_facts_that_decide_comparability() {
+        let host = RunEnvironment { cores: 2, ..RunEnvironment::environment_of_process_on_cpu() };
+        let same = RunEnvironment { memory_bytes: 1, machine: None, ..host.clone() };
+        let other = RunEnvironment { cores: 4, ..host.clone() };
+        assert_eq!(host.name_of_comparable_environments(), same.name_of_comparable_environments());
+        assert!(host.incomparable_facts_with_base(&same).is_empty());
+        assert_ne!(host.name_of_comparable_environments(), other.name_of_comparable_environments());
+        assert_eq!(host.incomparable_facts_with_base(&other)[0].field, "cores");
     }
 }

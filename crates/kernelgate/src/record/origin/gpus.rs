@@ -1,4 +1,4 @@
-//! The GPUs of an environment: a set, empty on the CPU.
+//! Defines the GPUs of a run's environment: a set without repeats, empty on the CPU backend.
 
 use std::collections::BTreeMap;
 
@@ -7,16 +7,16 @@ use serde::{Deserialize, Serialize};
 use kernelgate_cuda::library;
 use kernelgate_cuda::observe::telemetry;
 
-/// A GPU: the facts that give a time its meaning.
+/// One GPU of the environment, with the facts that a measured time depends on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Gpu {
-    /// UUID of the card: "GPU-…".
+pub struct GpuInEnvironment {
+    /// UUID of the GPU as NVML reports it, such as "GPU-…".
     pub uuid: String,
-    /// GPU architecture for which kernels are compiled: "sm_90a".
+    /// GPU architecture for which kernels are compiled, such as "sm_90a".
     pub arch: String,
-    /// Version of the NVIDIA driver: "580.82.07"; "unknown" if NVML is missing.
+    /// Version of the NVIDIA driver, such as "580.82.07"; "unknown" if NVML is missing.
     pub driver: String,
-    /// Latest CUDA version that the driver supports: "13.0".
+    /// Latest CUDA version that the driver supports, such as "13.0".
     pub driver_cuda: String,
     /// Version of NVRTC: "13.0".
     pub nvrtc: String,
@@ -28,31 +28,32 @@ pub struct Gpu {
     pub memory_bytes: u64,
     /// Highest SM clock, MHz.
     pub max_clock_mhz: u32,
-    /// Versions of NVIDIA's other libraries that the process had opened: "cublaslt", "cudnn",
-    /// "cupti".
+    /// Versions of the other NVIDIA libraries that the process opened ("cublaslt", "cudnn",
+    /// "cupti"), by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub libraries: BTreeMap<String, String>,
 }
 
-impl Gpu {
-    /// Records the libraries that the process has opened by now; some are opened when needed.
-    pub fn note_libraries(&mut self) {
-        // The driver and NVRTC have fields of their own, so their versions are excluded from
-        // the libraries.
-        let others = library::loaded_library_versions()
+impl GpuInEnvironment {
+    /// Records the NVIDIA libraries that the process has opened so far; some are opened only when
+    /// they are needed.
+    pub fn record_opened_libraries(&mut self) {
+        // Driver and NVRTC are not among these libraries, because their versions have fields of
+        // their own.
+        let others = library::opened_library_names_and_versions()
             .filter(|(name, _)| !["driver", "nvrtc"].contains(name));
         self.libraries = others.map(|(name, version)| (name.to_owned(), version)).collect();
     }
 }
 
-/// The GPUs of an environment, each once, ordered by UUID.
+/// The GPUs of an environment, without repeats, ordered by UUID.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Vec<Gpu>", into = "Vec<Gpu>")]
-pub struct RecordedGpus(Vec<Gpu>);
+#[serde(try_from = "Vec<GpuInEnvironment>", into = "Vec<GpuInEnvironment>")]
+pub struct GpusInEnvironment(Vec<GpuInEnvironment>);
 
-impl RecordedGpus {
-    /// The only GPU of an environment, for code that can use exactly one.
-    pub fn one(&self) -> Option<&Gpu> {
+impl GpusInEnvironment {
+    /// Returns the only GPU of an environment; `None` if it has no GPU or several.
+    pub fn only_gpu(&self) -> Option<&GpuInEnvironment> {
         match &self.0[..] {
             [only] => Some(only),
             _ => None,
@@ -60,24 +61,25 @@ impl RecordedGpus {
     }
 
     /// Number of GPUs.
-    pub const fn len(&self) -> usize {
+    pub const fn number_of_gpus(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether the environment has no GPU.
+    /// Returns whether the environment has no GPU.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// The GPUs in order.
-    pub fn iter(&self) -> std::slice::Iter<'_, Gpu> {
+    pub fn gpus_by_uuid(&self) -> std::slice::Iter<'_, GpuInEnvironment> {
         self.0.iter()
     }
 
-    /// The values of a fact, each once, joined by commas: one value for GPUs of one model.
-    pub fn values(&self, value: impl Fn(&Gpu) -> String) -> String {
+    /// Returns the distinct values of a fact over all GPUs, joined by commas; GPUs of one model
+    /// give a single value.
+    pub fn distinct_values_of_gpus(&self, value: impl Fn(&GpuInEnvironment) -> String) -> String {
         let mut values: Vec<String> = Vec::new();
-        for next in self.iter().map(value) {
+        for next in self.gpus_by_uuid().map(value) {
             if !values.contains(&next) {
                 values.push(next);
             }
@@ -85,64 +87,71 @@ impl RecordedGpus {
         values.join(", ")
     }
 
-    /// Returns whether both sets are known to be the same cards; two empty sets are not.
-    pub fn are_same_cards(&self, other: &Self) -> bool {
-        !self.is_empty() && self.iter().map(|gpu| &gpu.uuid).eq(other.iter().map(|gpu| &gpu.uuid))
+    /// Returns whether two environments have the same GPUs, by UUID; false if both have none.
+    pub fn are_same_gpus_by_uuid(&self, other: &Self) -> bool {
+        !self.is_empty()
+            && self
+                .gpus_by_uuid()
+                .map(|gpu| &gpu.uuid)
+                .eq(other.gpus_by_uuid().map(|gpu| &gpu.uuid))
     }
 
-    /// Returns the UUID of a GPU that NVML does not list on this machine.
-    pub fn unlisted_gpu_uuid(&self) -> Option<&str> {
-        self.iter()
+    /// Returns the UUID of a GPU of the environment that NVML does not list on this machine; `None`
+    /// if it lists all.
+    pub fn uuid_missing_on_this_machine(&self) -> Option<&str> {
+        self.gpus_by_uuid()
             .map(|gpu| &*gpu.uuid)
-            .find(|uuid| telemetry::is_card_listed(uuid) == Some(false))
+            .find(|uuid| telemetry::is_card_uuid_listed_by_nvml(uuid) == Some(false))
     }
 
-    /// Records the libraries that the process has opened by now.
-    pub fn note_libraries(&mut self) {
-        self.0.iter_mut().for_each(Gpu::note_libraries);
+    /// Records, for each GPU, the NVIDIA libraries that the process has opened so far.
+    pub fn record_opened_libraries_of_each_gpu(&mut self) {
+        self.0.iter_mut().for_each(GpuInEnvironment::record_opened_libraries);
     }
 
-    /// Copy without the libraries that a process had opened.
+    /// Returns a copy of the GPUs without their lists of opened libraries.
     pub fn without_opened_libraries(&self) -> Self {
-        self.iter().map(|gpu| Gpu { libraries: BTreeMap::new(), ..gpu.clone() }).collect()
+        self.gpus_by_uuid()
+            .map(|gpu| GpuInEnvironment { libraries: BTreeMap::new(), ..gpu.clone() })
+            .collect()
     }
 }
 
-impl FromIterator<Gpu> for RecordedGpus {
-    fn from_iter<I: IntoIterator<Item = Gpu>>(gpus: I) -> Self {
-        let mut gpus: Vec<Gpu> = gpus.into_iter().collect();
+impl FromIterator<GpuInEnvironment> for GpusInEnvironment {
+    fn from_iter<I: IntoIterator<Item = GpuInEnvironment>>(gpus: I) -> Self {
+        let mut gpus: Vec<GpuInEnvironment> = gpus.into_iter().collect();
         gpus.sort_by(|left, right| left.uuid.cmp(&right.uuid));
         gpus.dedup_by(|left, right| left.uuid == right.uuid);
         Self(gpus)
     }
 }
 
-impl TryFrom<Vec<Gpu>> for RecordedGpus {
+impl TryFrom<Vec<GpuInEnvironment>> for GpusInEnvironment {
     type Error = &'static str;
 
-    fn try_from(list: Vec<Gpu>) -> Result<Self, Self::Error> {
+    fn try_from(list: Vec<GpuInEnvironment>) -> Result<Self, Self::Error> {
         let count = list.len();
         let gpus: Self = list.into_iter().collect();
-        if gpus.len() < count { Err("a GPU that is listed twice") } else { Ok(gpus) }
+        if gpus.number_of_gpus() < count { Err("a GPU that is listed twice") } else { Ok(gpus) }
     }
 }
 
-impl From<RecordedGpus> for Vec<Gpu> {
-    fn from(gpus: RecordedGpus) -> Self {
+impl From<GpusInEnvironment> for Vec<GpuInEnvironment> {
+    fn from(gpus: GpusInEnvironment) -> Self {
         gpus.0
     }
 }
 
-impl From<Gpu> for RecordedGpus {
-    fn from(gpu: Gpu) -> Self {
+impl From<GpuInEnvironment> for GpusInEnvironment {
+    fn from(gpu: GpuInEnvironment) -> Self {
         Self(vec![gpu])
     }
 }
 
 #[cfg(test)]
-impl Gpu {
-    /// A test GPU: an H200 with this UUID and driver.
-    pub(crate) fn h200_with_driver(uuid: &str, driver: &str) -> Self {
+impl GpuInEnvironment {
+    /// Makes, for tests, an H200 with this UUID and driver version.
+    pub(crate) fn example_h200_with_driver(uuid: &str, driver: &str) -> Self {
         Self {
             uuid: uuid.to_owned(),
             arch: "sm_90a".to_owned(),
@@ -162,36 +171,54 @@ impl Gpu {
 mod tests {
     use super::*;
 
-    fn gpus_of_uuids(uuids: &[&str]) -> RecordedGpus {
-        uuids.iter().map(|uuid| Gpu::h200_with_driver(uuid, "580.82")).collect()
+    fn example_gpus_with_uuids(uuids: &[&str]) -> GpusInEnvironment {
+        uuids
+            .iter()
+            .map(|uuid| GpuInEnvironment::example_h200_with_driver(uuid, "580.82"))
+            .collect()
     }
 
     #[test]
-    fn a_set_of_gpus_is_sorted_by_uuid_without_repeats() {
-        assert_eq!(gpus_of_uuids(&["GPU-2", "GPU-1", "GPU-2"]), gpus_of_uuids(&["GPU-1", "GPU-2"]));
-        assert!(
-            gpus_of_uuids(&["GPU-2", "GPU-1"]).are_same_cards(&gpus_of_uuids(&["GPU-1", "GPU-2"]))
-        );
-        assert!(!gpus_of_uuids(&["GPU-1", "GPU-2"]).are_same_cards(&gpus_of_uuids(&["GPU-1"])));
-        assert!(!gpus_of_uuids(&[]).are_same_cards(&gpus_of_uuids(&[])));
-    }
-
-    #[test]
-    fn one_returns_the_only_card_of_a_set_of_one() {
-        assert_eq!(gpus_of_uuids(&["GPU-1"]).one().map(|gpu| &*gpu.uuid), Some("GPU-1"));
+    fn gpus_are_sorted_by_uuid_without_repeats() {
         assert_eq!(
-            [gpus_of_uuids(&[]).one(), gpus_of_uuids(&["GPU-1", "GPU-2"]).one()],
+            example_gpus_with_uuids(&["GPU-2", "GPU-1", "GPU-2"]),
+            example_gpus_with_uuids(&["GPU-1", "GPU-2"])
+        );
+        assert!(
+            example_gpus_with_uuids(&["GPU-2", "GPU-1"])
+                .are_same_gpus_by_uuid(&example_gpus_with_uuids(&["GPU-1", "GPU-2"]))
+        );
+        assert!(
+            !example_gpus_with_uuids(&["GPU-1", "GPU-2"])
+                .are_same_gpus_by_uuid(&example_gpus_with_uuids(&["GPU-1"]))
+        );
+        assert!(!example_gpus_with_uuids(&[]).are_same_gpus_by_uuid(&example_gpus_with_uuids(&[])));
+    }
+
+    #[test]
+    fn only_gpu_returns_the_single_gpu_of_an_environment() {
+        assert_eq!(
+            example_gpus_with_uuids(&["GPU-1"]).only_gpu().map(|gpu| &*gpu.uuid),
+            Some("GPU-1")
+        );
+        assert_eq!(
+            [
+                example_gpus_with_uuids(&[]).only_gpu(),
+                example_gpus_with_uuids(&["GPU-1", "GPU-2"]).only_gpu()
+            ],
             [None, None]
         );
     }
 
     #[test]
-    fn a_value_shared_by_all_cards_is_written_once() {
-        let mixed: RecordedGpus =
-            [Gpu::h200_with_driver("GPU-1", "580"), Gpu::h200_with_driver("GPU-2", "590")]
-                .into_iter()
-                .collect();
-        assert_eq!(mixed.values(|gpu| gpu.arch.clone()), "sm_90a");
-        assert_eq!(mixed.values(|gpu| gpu.driver.clone()), "580, 590");
+    fn a_value_shared_by_all_gpus_is_written_once() {
+        let mixed: GpusInEnvironment = [
+            GpuInEnvironment::example_h200_with_driver("GPU-1", "580"),
+            GpuInEnvironment::example_h200_with_driver("GPU-2", "590"),
+        ]
+        .into_iter()
+        .collect();
+        assert_eq!(mixed.distinct_values_of_gpus(|gpu| gpu.arch.clone()), "sm_90a");
+        assert_eq!(mixed.distinct_values_of_gpus(|gpu| gpu.driver.clone()), "580, 590");
     }
 }

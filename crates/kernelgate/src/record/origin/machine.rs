@@ -1,23 +1,26 @@
-//! Hardware and setup of a machine: facts that a runner's label promises.
+//! Describes the hardware of a machine, so that `kernelgate doctor` can check that a CI runner is
+//! as its label promises.
 //!
-//! Two machines of one kind have equal facts, which exclude serial numbers and host names. This
-//! module does not judge times that were measured on a machine ([`Environment`] does).
+//! Machines of one kind have equal facts, because serial numbers and host names are not among the
+//! facts. This module does not decide whether times from two machines are comparable
+//! ([`RunEnvironment`] does).
 
 use serde::{Deserialize, Serialize};
 
-use super::environment::Environment;
+use super::environment::RunEnvironment;
 use crate::measure::plausibility;
-use crate::record::files::file::{RecordType, hash_of_all};
-use kernelgate_cuda::observe::telemetry::{GpuCard, list_cards};
+use crate::record::files::file::{RecordFileType, hash_of_texts_hex};
+use kernelgate_cuda::observe::telemetry::{GpuCard, list_gpu_cards};
 
-/// Bytes to which memory is rounded: the system keeps a varying part for itself.
-const GIB: u64 = 1 << 30;
-/// Maximum number of GPUs of one machine in a record.
+/// Unit to which the amount of memory is rounded, because the system keeps a varying part for
+/// itself.
+const BYTES_PER_GIB: u64 = 1 << 30;
+/// Largest number of GPUs of one machine that a record may contain.
 const MAX_GPUS_PER_MACHINE: usize = 1024;
 
 /// A machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MachineFacts {
+pub struct MachineHardware {
     /// Model of the processor.
     pub processor: String,
     /// Number of processor sockets; absent if the system does not report it.
@@ -27,13 +30,13 @@ pub struct MachineFacts {
     pub cores: usize,
     /// Memory, GiB.
     pub memory_gib: u64,
-    /// The GPUs that NVML lists on the machine.
+    /// The GPUs of the machine that NVML lists.
     pub gpus: Vec<GpuCard>,
 }
 
-/// A fact in which a machine is not as expected.
+/// A hardware fact in which a machine differs from the expected machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DifferentMachineFact {
+pub struct UnexpectedHardwareFact {
     /// Name of the fact: `gpus[0].driver`.
     pub field: String,
     /// Value in the file.
@@ -42,31 +45,37 @@ pub struct DifferentMachineFact {
     pub found: String,
 }
 
-impl MachineFacts {
-    /// Describes the machine on which the process runs.
+impl MachineHardware {
+    /// Describes the hardware of the machine on which this process runs.
     #[expect(clippy::disallowed_methods, reason = "a file of the system")]
-    pub fn from_this_machine() -> MachineFacts {
-        let host = Environment::cpu();
+    pub fn hardware_of_this_machine() -> MachineHardware {
+        let host = RunEnvironment::environment_of_process_on_cpu();
         Self {
             processor: host.device_name,
-            sockets: processor_sockets(
+            sockets: count_processor_sockets(
                 &std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default(),
             ),
             cores: host.cores,
-            memory_gib: (host.memory_bytes + GIB / 2) / GIB,
-            gpus: list_cards(),
+            memory_gib: (host.memory_bytes + BYTES_PER_GIB / 2) / BYTES_PER_GIB,
+            gpus: list_gpu_cards(),
         }
     }
 
     /// Hash of all facts.
-    pub fn digest(&self) -> String {
-        let facts = self.machine_facts();
-        hash_of_all(facts.iter().flat_map(|(field, value)| [&**field, &**value]))
+    pub fn hash_of_hardware_facts(&self) -> String {
+        let facts = self.names_and_values_of_hardware_facts();
+        hash_of_texts_hex(facts.iter().flat_map(|(field, value)| [&**field, &**value]))
     }
 
-    /// Returns the facts in which this machine differs from an expected machine.
-    pub fn mismatches(&self, expected: &Self) -> Vec<DifferentMachineFact> {
-        let (found, expected) = (self.machine_facts(), expected.machine_facts());
+    /// Returns the hardware facts in which this machine differs from an expected machine.
+    pub fn differences_from_expected_machine(
+        &self,
+        expected: &Self,
+    ) -> Vec<UnexpectedHardwareFact> {
+        let (found, expected) = (
+            self.names_and_values_of_hardware_facts(),
+            expected.names_and_values_of_hardware_facts(),
+        );
         let absent = || "absent".to_owned();
         let value = |of: &[(String, String)], field: &str| {
             of.iter()
@@ -76,17 +85,17 @@ impl MachineFacts {
         let mut fields: Vec<&String> =
             expected.iter().chain(&found).map(|(field, _)| field).collect();
         fields.dedup();
-        let mut mismatches: Vec<DifferentMachineFact> = Vec::new();
+        let mut mismatches: Vec<UnexpectedHardwareFact> = Vec::new();
         for field in fields {
             let (expected, found) = (value(&expected, field), value(&found, field));
             if expected != found && mismatches.iter().all(|it| it.field != *field) {
-                mismatches.push(DifferentMachineFact { field: field.clone(), expected, found });
+                mismatches.push(UnexpectedHardwareFact { field: field.clone(), expected, found });
             }
         }
         mismatches
     }
 
-    fn machine_facts(&self) -> Vec<(String, String)> {
+    fn names_and_values_of_hardware_facts(&self) -> Vec<(String, String)> {
         let Self { processor, sockets, cores, memory_gib, gpus } = self;
         let unknown = || "unknown".to_owned();
         let sockets = sockets.map_or_else(unknown, |sockets| sockets.to_string());
@@ -100,7 +109,8 @@ impl MachineFacts {
         for (index, card) in gpus.iter().enumerate() {
             let number = |value: Option<u32>| value.map_or_else(unknown, |it| it.to_string());
             let is = |value: Option<bool>| value.map_or_else(unknown, |it| it.to_string());
-            let memory = card.memory_bytes.map_or_else(unknown, |bytes| (bytes / GIB).to_string());
+            let memory =
+                card.memory_bytes.map_or_else(unknown, |bytes| (bytes / BYTES_PER_GIB).to_string());
             for (field, value) in [
                 ("model", card.model.clone()),
                 ("memory_gib", memory),
@@ -122,27 +132,32 @@ impl MachineFacts {
 }
 
 /// Processors that /proc/cpuinfo lists.
-fn processor_sockets(cpuinfo: &str) -> Option<usize> {
+fn count_processor_sockets(cpuinfo: &str) -> Option<usize> {
     let ids = cpuinfo.lines().filter(|line| line.starts_with("physical id"));
     let ids: std::collections::BTreeSet<&str> =
         ids.filter_map(|line| line.split(':').nth(1)).collect();
     (!ids.is_empty()).then_some(ids.len())
 }
 
-impl RecordType for MachineFacts {
+impl RecordFileType for MachineHardware {
     const SCHEMA: &'static str = "kernelgate-machine";
     const SCHEMA_VERSION: u64 = 1;
     const FILE_KIND: &'static str = "machine";
 
-    fn validate(&self) -> Result<(), String> {
-        plausibility::check_count("cores", self.cores as u64)?;
-        plausibility::check_count("sockets", self.sockets.unwrap_or(1) as u64)?;
-        plausibility::check_bytes("memory_gib", self.memory_gib.saturating_mul(GIB))?;
+    fn check_record_plausible(&self) -> Result<(), String> {
+        plausibility::check_count_plausible("cores", self.cores as u64)?;
+        plausibility::check_count_plausible("sockets", self.sockets.unwrap_or(1) as u64)?;
+        plausibility::check_bytes_plausible(
+            "memory_gib",
+            self.memory_gib.saturating_mul(BYTES_PER_GIB),
+        )?;
         if self.gpus.len() > MAX_GPUS_PER_MACHINE {
             return Err(format!("{} GPUs, more than {MAX_GPUS_PER_MACHINE}", self.gpus.len()));
         }
         let mut bytes = self.gpus.iter().filter_map(|card| card.memory_bytes);
-        bytes.try_for_each(|bytes| plausibility::check_bytes("memory_bytes of a GPU", bytes))?;
+        bytes.try_for_each(|bytes| {
+            plausibility::check_bytes_plausible("memory_bytes of a GPU", bytes)
+        })?;
         if self.cores == 0 { Err("0 cores".to_owned()) } else { Ok(()) }
     }
 }
@@ -151,7 +166,7 @@ impl RecordType for MachineFacts {
 mod tests {
     use super::*;
 
-    fn h200_card(driver: &str) -> GpuCard {
+    fn example_h200_card(driver: &str) -> GpuCard {
         GpuCard {
             model: "NVIDIA H200".to_owned(),
             memory_bytes: Some(150_754_820_096),
@@ -167,32 +182,45 @@ mod tests {
         }
     }
 
-    fn machine_with_gpus(gpus: Vec<GpuCard>) -> MachineFacts {
+    fn example_machine_with_gpus(gpus: Vec<GpuCard>) -> MachineHardware {
         let processor = "Intel Xeon".to_owned();
-        MachineFacts { processor, sockets: Some(2), cores: 64, memory_gib: 512, gpus }
+        MachineHardware { processor, sockets: Some(2), cores: 64, memory_gib: 512, gpus }
     }
 
     #[test]
-    fn each_differing_fact_of_two_machines_is_named() {
-        let expected = machine_with_gpus(vec![h200_card("580.82")]);
-        assert_eq!(expected.mismatches(&expected), []);
-        let capped = GpuCard { power_limit_mw: Some(500_000), ..h200_card("590.1") };
-        let found = machine_with_gpus(vec![capped]).mismatches(&expected);
+    fn each_differing_hardware_fact_of_two_machines_is_named() {
+        let expected = example_machine_with_gpus(vec![example_h200_card("580.82")]);
+        assert_eq!(expected.differences_from_expected_machine(&expected), []);
+        let capped = GpuCard { power_limit_mw: Some(500_000), ..example_h200_card("590.1") };
+        let found =
+            example_machine_with_gpus(vec![capped]).differences_from_expected_machine(&expected);
         let fields: Vec<&str> = found.iter().map(|it| &*it.field).collect();
         assert_eq!(fields, ["gpus[0].driver", "gpus[0].power_limit_mw"]);
         assert_eq!((&*found[0].expected, &*found[0].found), ("580.82", "590.1"));
-        let without = machine_with_gpus(Vec::new());
-        assert!(without.mismatches(&expected).iter().any(|it| it.found == "absent"));
-        assert_ne!(without.digest(), expected.digest());
-        let many = machine_with_gpus(vec![h200_card("580.82"); MAX_GPUS_PER_MACHINE + 1]);
-        assert_eq!(many.validate().unwrap_err(), "1025 GPUs, more than 1024");
+        let without = example_machine_with_gpus(Vec::new());
+        assert!(
+            without
+                .differences_from_expected_machine(&expected)
+                .iter()
+                .any(|it| it.found == "absent")
+        );
+        assert_ne!(without.hash_of_hardware_facts(), expected.hash_of_hardware_facts());
+        let many =
+            example_machine_with_gpus(vec![example_h200_card("580.82"); MAX_GPUS_PER_MACHINE + 1]);
+        assert_eq!(many.check_record_plausible().unwrap_err(), "1025 GPUs, more than 1024");
     }
 
     #[test]
     fn processor_sockets_are_counted_by_their_physical_ids() {
         let cpuinfo = "processor : 0\nphysical id\t: 0\nprocessor : 1\nphysical id\t: 1\n\
                        processor : 2\nphysical id\t: 0\n";
-        assert_eq!((processor_sockets(cpuinfo), processor_sockets("")), (Some(2), None));
-        assert_eq!(MachineFacts::from_this_machine(), MachineFacts::from_this_machine());
+        assert_eq!(
+            (count_processor_sockets(cpuinfo), count_processor_sockets("")),
+            (Some(2), None)
+        );
+        assert_eq!(
+            MachineHardware::hardware_of_this_machine(),
+            MachineHardware::hardware_of_this_machine()
+        );
     }
 }

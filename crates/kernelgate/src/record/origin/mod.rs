@@ -1,5 +1,5 @@
-//! Code, build, inputs and environment of a process run: the facts that decide which other runs it
-//! may be combined with.
+//! Code, build, inputs and environment of a process run, which decide with which other runs it may
+//! be combined.
 
 pub mod comparable_environments;
 pub mod environment;
@@ -9,70 +9,79 @@ pub mod package;
 pub mod process;
 pub mod provenance;
 
-use self::environment::{Environment, EnvironmentMismatch};
-use self::provenance::Provenance;
+use self::environment::{IncomparableEnvironmentField, RunEnvironment};
+use self::provenance::CommitAndChanges;
 
-/// Code, build and environment of a process run, whether a run record or a baseline holds them.
+/// Code, executable, seed and environment of a process run, from its run record or from a baseline.
 #[derive(Debug, Clone, Copy)]
-pub struct RunOrigin<'a> {
+pub struct CodeAndEnvironmentOfRun<'a> {
     /// Code that was measured.
-    pub provenance: &'a Provenance,
-    /// Hash of the executable's content.
+    pub provenance: &'a CommitAndChanges,
+    /// Hash of the executable's content; `None` if it could not be read.
     pub executable: Option<&'a str>,
     /// Seed of the inputs.
     pub seed: u64,
     /// Machine, device and build.
-    pub environment: &'a Environment,
+    pub environment: &'a RunEnvironment,
 }
 
-impl RunOrigin<'_> {
-    /// Returns whether the commit alone identifies the code, because nothing was changed.
-    pub const fn is_clean_commit(self) -> bool {
+impl CodeAndEnvironmentOfRun<'_> {
+    /// Returns whether the run has a commit and no tracked file differed from it, so that the
+    /// commit identifies the code.
+    pub const fn has_commit_without_changes(self) -> bool {
         self.provenance.commit.is_some() && !self.provenance.dirty
     }
 
-    /// Returns whether both runs used the same executable, built from the same clean commit.
-    pub fn is_same_build(self, other: Self) -> bool {
-        self.is_clean_commit()
+    /// Returns whether two runs used the same executable, built from the same commit without
+    /// changes.
+    pub fn is_same_executable_of_clean_commit(self, other: Self) -> bool {
+        self.has_commit_without_changes()
             && self.provenance == other.provenance
             && self.executable.is_some()
             && self.executable == other.executable
     }
 
-    /// Whether two runs had equal inputs in comparable environments.
-    pub fn has_same_inputs_and_environment(self, other: Self) -> bool {
-        self.seed == other.seed && other.environment.mismatches(self.environment).is_empty()
+    /// Returns whether two runs had the same seed and comparable environments.
+    pub fn has_same_seed_and_comparable_environment(self, other: Self) -> bool {
+        self.seed == other.seed
+            && other.environment.incomparable_facts_with_base(self.environment).is_empty()
     }
 
-    /// The fact that shows the other run to be of other code: the commit, or the executable where
-    /// the commit does not identify the code.
-    pub fn differing_code(self, other: Self) -> Option<EnvironmentMismatch> {
-        let mismatch =
-            |field, base: String, head: String| Some(EnvironmentMismatch { field, base, head });
+    /// Returns the fact which shows that the other run measured different code: the commit, or the
+    /// executable if the commit does not identify the code.
+    pub fn fact_showing_different_code(self, other: Self) -> Option<IncomparableEnvironmentField> {
+        let mismatch = |field, base: String, head: String| {
+            Some(IncomparableEnvironmentField { field, base, head })
+        };
         if self.provenance != other.provenance {
             return mismatch(
                 "commit",
-                self.provenance.short_commit(),
-                other.provenance.short_commit(),
+                self.provenance.short_commit_with_changes_mark(),
+                other.provenance.short_commit_with_changes_mark(),
             );
         }
         match (self.executable, other.executable) {
-            (Some(base), Some(head)) if !self.is_clean_commit() && base != head => {
+            (Some(base), Some(head)) if !self.has_commit_without_changes() && base != head => {
                 mismatch("executable", base.to_owned(), head.to_owned())
             }
             _ => None,
         }
     }
 
-    /// Returns both executables, if they differ although they should be identical. Two machines may
-    /// each build a clean commit, as machines that share the cases do (`sharded`). If the machines
-    /// cannot be distinguished, another executable is other code.
-    pub fn differing_build(self, other: Self, sharded: bool) -> Option<EnvironmentMismatch> {
-        let clean = self.is_clean_commit();
-        let is_identified = |it: &Self| it.environment.is_device_identified();
+    /// Returns both executables' hashes if they differ although both runs should have used the same
+    /// executable. Two machines may each build their own executable of a clean commit, as machines
+    /// that share a bench's cases do (`sharded`). If the two machines cannot be distinguished, a
+    /// different executable counts as different code.
+    pub fn executables_that_should_be_equal(
+        self,
+        other: Self,
+        sharded: bool,
+    ) -> Option<IncomparableEnvironmentField> {
+        let clean = self.has_commit_without_changes();
+        let is_identified = |it: &Self| it.environment.has_device_id();
         let two_machines = is_identified(&self)
             && is_identified(&other)
-            && !other.environment.is_same_device(self.environment);
+            && !other.environment.has_same_gpus_or_host_as(self.environment);
         if clean && (sharded || two_machines) {
             return None;
         }
@@ -80,6 +89,6 @@ impl RunOrigin<'_> {
             return None;
         }
         let [base, head] = [self, other].map(|it| it.executable.unwrap_or("unknown").to_owned());
-        (base != head).then_some(EnvironmentMismatch { field: "executable", base, head })
+        (base != head).then_some(IncomparableEnvironmentField { field: "executable", base, head })
     }
 }

@@ -12,7 +12,7 @@ use rand_distr::{Distribution, StandardNormal, StudentT};
 use rayon::prelude::*;
 
 use super::*;
-use crate::gate::calibration::{Calibration, ComparisonKind};
+use crate::gate::calibration::{CalibrationComparisonKind, GateCalibration};
 use kernelgate::record::file;
 
 /// Distribution of the differences between processes of a case, in units of the standard deviation
@@ -74,7 +74,7 @@ struct World {
     /// Relative clock of the head's processes, which affects the time and not the cycles; 1 leaves
     /// the cycles unknown.
     clock: f64,
-    plan: TestPlan,
+    plan: ComparisonTestPlan,
     /// Blocks after which the budget is used up.
     budget: usize,
 }
@@ -92,7 +92,7 @@ fn world(name: &'static str, cases: usize, noise: Noise, sd: f64) -> World {
         host: true,
         load: None,
         clock: 1.0,
-        plan: TestPlan::default(),
+        plan: ComparisonTestPlan::default(),
         budget: usize::MAX,
     }
 }
@@ -103,22 +103,30 @@ impl World {
     }
 
     /// Simulates one process: an observation for each case.
-    fn process(&self, arm: Arm, level: f64, random: &mut ChaCha8Rng) -> Vec<CaseTiming> {
-        let side = usize::from(arm == Arm::Head);
+    fn process(
+        &self,
+        arm: ComparedArm,
+        level: f64,
+        random: &mut ChaCha8Rng,
+    ) -> Vec<CaseTimeInTrial> {
+        let side = usize::from(arm == ComparedArm::Head);
         let load = self.load.filter(|load| random.random_bool(load.beside[side]));
-        let clock = if arm == Arm::Head { self.clock } else { 1.0 };
+        let clock = if arm == ComparedArm::Head { self.clock } else { 1.0 };
         let half = self.sd * 0.5f64.sqrt();
         let common = self.noise.draw(half, random) + level;
         let one = |case: usize| {
-            let effect =
-                if self.changed(case) && arm == Arm::Head { self.effect.ln_1p() } else { 0.0 };
+            let effect = if self.changed(case) && arm == ComparedArm::Head {
+                self.effect.ln_1p()
+            } else {
+                0.0
+            };
             let slowed = load.map_or(0.0, |load| load.slowdown.ln());
             let idle: f64 = StandardNormal.sample(random);
             let contention = 0.004 * idle.abs()
                 + load.map_or(0.0, |load| load.share * random.random_range(0.8..1.2));
             let own = self.noise.draw(half, random);
             let cycles = 1e6 * (common + own + effect + slowed).exp();
-            CaseTiming {
+            CaseTimeInTrial {
                 time_ns: cycles / clock,
                 cycles: (self.clock != 1.0).then_some(cycles),
                 contention: self.host.then_some(contention),
@@ -130,19 +138,19 @@ impl World {
         (0..self.cases).map(one).collect()
     }
 
-    fn compare(&self, seed: u64) -> (PairedOutcome, usize) {
+    fn compare(&self, seed: u64) -> (PairedDecisionsOfRound, usize) {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let name = |case: usize| format!("{case:02}");
-        let mut observed: BlocksByCase =
+        let mut observed: TimedBlocksByCase =
             (0..self.cases).map(|case| (name(case), Vec::new())).collect();
         let mut walk = 0.0;
         let mut going: Vec<String> = observed.keys().cloned().collect();
         let blocks = self.plan.max_blocks.min(self.budget);
         for block in 0..blocks {
-            let leader = if block % 2 == 0 { Arm::Base } else { Arm::Head };
-            let other = if block % 2 == 0 { Arm::Head } else { Arm::Base };
+            let leader = if block % 2 == 0 { ComparedArm::Base } else { ComparedArm::Head };
+            let other = if block % 2 == 0 { ComparedArm::Head } else { ComparedArm::Base };
             let order = [leader, other, other, leader];
-            let mut process = |(position, arm): (usize, &Arm)| {
+            let mut process = |(position, arm): (usize, &ComparedArm)| {
                 walk = self.persistence * walk + self.noise.draw(self.wander, &mut random);
                 self.process(*arm, walk + self.drift * (4 * block + position) as f64, &mut random)
             };
@@ -151,16 +159,16 @@ impl World {
                 let (outer, inner) =
                     ([runs[0][case], runs[3][case]], [runs[1][case], runs[2][case]]);
                 let (base, head) =
-                    if leader == Arm::Base { (outer, inner) } else { (inner, outer) };
-                observed.get_mut(&name(case)).unwrap().push(TrialBlock { leader, base, head });
+                    if leader == ComparedArm::Base { (outer, inner) } else { (inner, outer) };
+                observed.get_mut(&name(case)).unwrap().push(TimedBlock { leader, base, head });
             }
-            let outcome = decide_all(&observed, &self.plan, block + 1 == blocks);
+            let outcome = decide_cases_with_one_plan(&observed, &self.plan, block + 1 == blocks);
             if outcome.undecided.is_empty() {
                 return (outcome, block + 1);
             }
             going.clone_from(&outcome.undecided);
         }
-        (decide_all(&observed, &self.plan, true), blocks)
+        (decide_cases_with_one_plan(&observed, &self.plan, true), blocks)
     }
 }
 
@@ -197,15 +205,18 @@ fn run(world: &World, default: usize) -> Row {
         for decision in &outcome.decisions {
             let is = |verdict| usize::from(decision.verdict == verdict);
             if world.changed(decision.case.parse().unwrap()) {
-                let expected =
-                    if world.effect > 0.0 { Verdict::Regressed } else { Verdict::Improved };
+                let expected = if world.effect > 0.0 {
+                    VerdictOnCase::Regressed
+                } else {
+                    VerdictOnCase::Improved
+                };
                 row.changed_cases += 1;
                 row.found += is(expected);
-                row.missed += is(Verdict::Unchanged);
+                row.missed += is(VerdictOnCase::Unchanged);
             } else {
                 row.unchanged_cases += 1;
-                row.inconclusive_of_unchanged += is(Verdict::Inconclusive);
-                alarmed |= decision.verdict == Verdict::Regressed;
+                row.inconclusive_of_unchanged += is(VerdictOnCase::Inconclusive);
+                alarmed |= decision.verdict == VerdictOnCase::Regressed;
             }
         }
         row.alarmed = usize::from(alarmed);
@@ -282,12 +293,12 @@ fn the_bound_is_that_of_the_tables() {
 /// anywhere, it is here.
 #[test]
 fn at_the_edge_false_alarms_keep_the_promised_level() {
-    let plan = TestPlan {
+    let plan = ComparisonTestPlan {
         relative: 0.0,
         absolute_ns: 0.0,
         false_alarms: 0.05,
         max_blocks: 12,
-        ..TestPlan::default()
+        ..ComparisonTestPlan::default()
     };
     for (name, cases, noise, sd) in [
         ("edge, level 5 %, normal", 1, Noise::Normal, 0.01),
@@ -307,12 +318,12 @@ fn at_the_edge_false_alarms_keep_the_promised_level() {
 /// not independent of each other.
 #[test]
 fn autocorrelated_trials_keep_the_promised_level() {
-    let edge = TestPlan {
+    let edge = ComparisonTestPlan {
         relative: 0.0,
         absolute_ns: 0.0,
         false_alarms: 0.05,
         max_blocks: 24,
-        ..TestPlan::default()
+        ..ComparisonTestPlan::default()
     };
     for (name, persistence, noise, plan, promised) in [
         ("edge, level 5 %, autocorrelation 0.5, normal", 0.5, Noise::Normal, edge, 0.05),
@@ -324,7 +335,7 @@ fn autocorrelated_trials_keep_the_promised_level() {
             "A/A, autocorrelation 0.5, one in ten five times wider, 2 %",
             0.5,
             Noise::Contaminated,
-            TestPlan::default(),
+            ComparisonTestPlan::default(),
             0.01,
         ),
     ] {
@@ -368,7 +379,7 @@ fn few_blocks_fail_nothing() {
         ("A/A, 3 %, 12 blocks", 10, 0.03, 12, 0.7),
         ("A/A, 5 %, 8 blocks", 10, 0.05, 8, 0.0),
     ] {
-        let plan = TestPlan { max_blocks: blocks, ..TestPlan::default() };
+        let plan = ComparisonTestPlan { max_blocks: blocks, ..ComparisonTestPlan::default() };
         let row = run(&World { plan, ..world(name, cases, Noise::Normal, sd) }, 10);
         assert!(kept(&row, 0.01), "{name}: {row:?}");
         assert!(
@@ -425,7 +436,7 @@ fn injected_changes_are_found() {
         ("CPU, 6 % slower, 4 %", true, 0.04, 0.06, 24, 0.6),
         ("CPU, 5 % faster, 2 %", true, 0.02, -0.05, 24, 0.9),
     ] {
-        let plan = TestPlan { max_blocks: blocks, ..TestPlan::default() };
+        let plan = ComparisonTestPlan { max_blocks: blocks, ..ComparisonTestPlan::default() };
         let row = run(&World { effect, plan, host, ..world(name, 8, Noise::Normal, sd) }, 10);
         assert!(row.found as f64 >= least * row.changed_cases as f64, "{name}: {row:?}");
         assert!(row.missed * 10 <= row.changed_cases && kept(&row, 0.01), "{name}: {row:?}");
@@ -446,7 +457,7 @@ fn a_change_that_is_called_detectable_is_found() {
     for (name, blocks) in
         [("as called detectable, 2 %, 6 blocks", 6), ("as called detectable, 2 %, 20 blocks", 20)]
     {
-        let plan = TestPlan { max_blocks: blocks, ..TestPlan::default() };
+        let plan = ComparisonTestPlan { max_blocks: blocks, ..ComparisonTestPlan::default() };
         let same = World { plan, ..world("", 1, Noise::Normal, 0.02) };
         let called: Vec<f64> =
             (1000..1060).filter_map(|seed| same.compare(seed).0.decisions[0].detectable).collect();
@@ -464,7 +475,7 @@ fn a_change_that_is_called_detectable_is_found() {
 #[test]
 fn load_from_others_is_never_a_regression() {
     // No case is decided before the blocks end.
-    let plan = TestPlan { max_blocks: 48, ..TestPlan::default() };
+    let plan = ComparisonTestPlan { max_blocks: 48, ..ComparisonTestPlan::default() };
     for (name, beside, share, slowdown) in [
         ("load beside the head: 33 %, 1.8 times", [0.0, 1.0], 0.33, 1.8),
         ("load beside the head: 3 %, 1.06 times", [0.0, 1.0], 0.03, 1.06),
@@ -485,7 +496,7 @@ fn a_lower_clock_is_never_a_regression() {
         &World {
             clock: 0.97,
             host: false,
-            plan: TestPlan { max_blocks: 48, ..TestPlan::default() },
+            plan: ComparisonTestPlan { max_blocks: 48, ..ComparisonTestPlan::default() },
             ..world("clock of the head 3 % lower, 0.3 %", 4, Noise::Normal, 0.003)
         },
         10,
@@ -495,7 +506,7 @@ fn a_lower_clock_is_never_a_regression() {
 }
 
 /// Recorded A/A comparisons: calibrations of an H200 and of three H100.
-fn recorded() -> Vec<BlocksByCase> {
+fn recorded() -> Vec<TimedBlocksByCase> {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let files = [
         "docs/calibrations/h200.json",
@@ -503,33 +514,35 @@ fn recorded() -> Vec<BlocksByCase> {
         "docs/calibrations/h100-half-percent.json",
         "docs/calibrations/h100-short.json",
     ];
-    let calibrations = files.map(|name| file::read::<Calibration>(&repository.join(name)).unwrap());
-    let most = TestPlan::default().max_blocks;
-    let trials = |calibration: &Calibration| -> Vec<BlocksByCase> {
+    let calibrations =
+        files.map(|name| file::read_record::<GateCalibration>(&repository.join(name)).unwrap());
+    let most = ComparisonTestPlan::default().max_blocks;
+    let trials = |calibration: &GateCalibration| -> Vec<TimedBlocksByCase> {
         calibration
-            .comparisons_of(ComparisonKind::Null)
-            .map(|known| known.observed(false, most))
+            .comparisons_of_kind(CalibrationComparisonKind::Null)
+            .map(|known| known.blocks_of_round(false, most))
             .collect()
     };
     calibrations.iter().flat_map(trials).collect()
 }
 
 /// An A/A comparison with its builds exchanged.
-fn exchanged(observed: &BlocksByCase) -> BlocksByCase {
-    let block = |block: &TrialBlock| {
-        let leader = if block.leader == Arm::Base { Arm::Head } else { Arm::Base };
-        TrialBlock { leader, base: block.head, head: block.base }
+fn exchanged(observed: &TimedBlocksByCase) -> TimedBlocksByCase {
+    let block = |block: &TimedBlock| {
+        let leader =
+            if block.leader == ComparedArm::Base { ComparedArm::Head } else { ComparedArm::Base };
+        TimedBlock { leader, base: block.head, head: block.base }
     };
-    let blocks = |blocks: &Vec<TrialBlock>| blocks.iter().map(block).collect();
+    let blocks = |blocks: &Vec<TimedBlock>| blocks.iter().map(block).collect();
     observed.iter().map(|(case, of_case)| (case.clone(), blocks(of_case))).collect()
 }
 
 /// Number of comparisons with a false alarm, each in this number of shards, which are recorded
 /// comparisons of a card.
 fn alarms_in_shards(
-    recorded: &[BlocksByCase],
+    recorded: &[TimedBlocksByCase],
     shards: usize,
-    plan: &TestPlan,
+    plan: &ComparisonTestPlan,
     count: usize,
 ) -> Row {
     let compare = |seed: u64| {
@@ -538,10 +551,12 @@ fn alarms_in_shards(
             let drawn = &recorded[random.random_range(0..recorded.len())];
             if random.random_bool(0.5) { exchanged(drawn) } else { drawn.clone() }
         };
-        let drawn: Vec<BlocksByCase> = (0..shards).map(&mut draw).collect();
+        let drawn: Vec<TimedBlocksByCase> = (0..shards).map(&mut draw).collect();
         let family = ErrorRateFamily::Plan(drawn.iter().map(BTreeMap::len).sum());
         drawn.iter().any(|observed| {
-            decide_cases(observed, plan, &|_| *plan, family, true).count(Verdict::Regressed) > 0
+            decide_cases_with_own_thresholds(observed, plan, &|_| *plan, family, true)
+                .count_cases_with_verdict(VerdictOnCase::Regressed)
+                > 0
         })
     };
     let alarmed = (0..count as u64).into_par_iter().filter(|seed| compare(*seed)).count();
@@ -559,9 +574,10 @@ fn alarms_in_shards(
 fn shards_together_alarm_as_rarely_as_one_comparison() {
     let recorded = recorded();
     assert!(recorded.len() > 18, "{}", recorded.len());
-    let edge = TestPlan { relative: 0.0, absolute_ns: 0.0, ..TestPlan::default() };
+    let edge =
+        ComparisonTestPlan { relative: 0.0, absolute_ns: 0.0, ..ComparisonTestPlan::default() };
     let default = |shards: usize| 200 / shards;
-    for plan in [TestPlan::default(), edge] {
+    for plan in [ComparisonTestPlan::default(), edge] {
         for shards in [1, 4, 16] {
             let count = std::env::var("KERNELGATE_SIMULATIONS")
                 .ok()

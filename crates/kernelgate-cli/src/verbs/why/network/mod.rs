@@ -1,64 +1,68 @@
-//! Comparisons over all recorded networks: host against device, the largest kernels, inference
-//! against training, attention, utilization.
+//! Compares all recorded neural networks: host and device time, largest kernels, inference and
+//! training, attention, and utilization.
 //!
-//! A network is a case whose recording has phases (`kernelgate_trace::diagnose::network`).
+//! A network is a case whose recording has training or inference phases
+//! (`kernelgate_trace::diagnose::network`).
 
 mod charts;
 mod tables;
 
-pub use charts::chart_files;
-pub use tables::text;
+pub use charts::network_chart_files;
+pub use tables::all_network_tables_text;
 
-use kernelgate::protocol::CaseRecording;
-use kernelgate::workload::SampleUnit;
+use kernelgate::protocol::CuptiCaseRecording;
+use kernelgate::workload::ThroughputItemUnit;
 use kernelgate_trace::diagnose::network::{
-    KernelUsePerPass, NetworkPhases, TrainingPhase, total_kernel_ns,
+    MeanKernelUsePerPass, PhasesOfNetwork, TrainingPhase, total_kernel_ns_per_pass,
 };
-use kernelgate_trace::diagnose::{KernelClass, RangeTreeNode, TraceDiagnosis};
+use kernelgate_trace::diagnose::{KernelWorkClass, RangeTreeRow, TraceDiagnosis};
 use serde_json::{Value, json};
 
-use crate::report::utilization::ModelUtilization;
+use crate::report::utilization::MatrixThroughputShare;
 
-/// A recorded network; times are of one launch, in nanoseconds.
+/// A recorded neural network; its times are those of one launch, in nanoseconds.
 pub struct RecordedNetwork {
     /// Id of the case.
     pub case: String,
-    /// Family, operation and axes in the id.
+    /// Workload family, operation and axes: the first three parts of the case id.
     problem: String,
-    /// Implementation and cache state in the case id.
+    /// Implementation and cache state: the rest of the case id.
     row: String,
-    network: NetworkPhases,
-    /// Time by the host's timer, with a wait at the end of all launches.
+    network: PhasesOfNetwork,
+    /// Host time of one launch, from before the first launch to the end of a wait after all
+    /// launches, divided by their number.
     wall_ns: f64,
-    /// Host time of the launch call alone, nanoseconds.
+    /// Host time of the call that launches the network, nanoseconds.
     launching_ns: f64,
-    /// Time from the first start to the last end on the device, over all launches, divided by their
-    /// number.
+    /// Time from the first start to the last end of an operation on the GPU, over all launches,
+    /// divided by their number.
     device_ns: f64,
-    /// The part of that time in which an operation ran.
+    /// The part of `device_ns` in which any operation ran on the GPU.
     busy_ns: f64,
-    /// Time from the first start to the last end of one launch.
+    /// Time from the first start to the last end of an operation of the same launch.
     launch_ns: f64,
-    /// Time in which the device was idle between operations, by cause, the longest first.
+    /// Time per launch in which the GPU was idle between operations, by cause, the longest first.
     idle: Vec<(String, f64)>,
     samples_per_s: Option<f64>,
-    sample_unit: SampleUnit,
-    utilization: ModelUtilization,
-    /// The published peak on which the utilization is based.
+    sample_unit: ThroughputItemUnit,
+    utilization: MatrixThroughputShare,
+    /// Text of the published peak throughput on which the utilization is based.
     published: Option<String>,
 }
 
 impl RecordedNetwork {
-    /// The network of a recording; `None` without phases, or if nothing ran.
-    pub fn new(
-        recording: &CaseRecording,
-        tree: &[RangeTreeNode],
+    /// Makes the numbers of a network from its recording; `None` if the recording has no phases, or
+    /// nothing ran on the GPU.
+    pub fn from_case_recording(
+        recording: &CuptiCaseRecording,
+        tree: &[RangeTreeRow],
         diagnosis: &TraceDiagnosis,
     ) -> Option<Self> {
         let network = diagnosis.network.clone()?;
         let (all, device) = (tree.first()?, diagnosis.devices.first()?);
-        let step =
-            tree.iter().find(|of| of.depth == 1 && of.name == CaseRecording::LAUNCH_RANGE)?;
+        let step = tree
+            .iter()
+            .find(|of| of.depth == 1 && of.name == CuptiCaseRecording::RANGE_NAME_OF_LAUNCH)?;
         let launches = f64::from(recording.steps.max(1));
         let each = |ns: i64| ns as f64 / launches;
         let launch_ns = step.span_ns as f64 / step.times.max(1) as f64;
@@ -80,40 +84,49 @@ impl RecordedNetwork {
             busy_ns: each(all.busy_ns),
             launch_ns,
             idle: causes
-                .map(|cause| (cause.kind.label().to_owned(), each(cause.total_ns)))
+                .map(|cause| (cause.kind.printed_idle_cause().to_owned(), each(cause.total_ns)))
                 .collect(),
             samples_per_s: recording.samples.map(|samples| samples as f64 * 1e9 / launch_ns),
             sample_unit: recording.sample_unit,
-            utilization: ModelUtilization::new(&recording.work, name, rate, launch_ns),
-            published: crate::report::utilization::published_peak_text(&recording.work, name),
+            utilization: MatrixThroughputShare::utilization_of_launch(
+                &recording.work,
+                name,
+                rate,
+                launch_ns,
+            ),
+            published: crate::report::utilization::published_peak_throughput_text(
+                &recording.work,
+                name,
+            ),
             case: recording.case.clone(),
         })
     }
 
-    fn forward(&self) -> &[KernelUsePerPass] {
-        self.network.use_in_phase(TrainingPhase::Forward).map_or(&[], |phase| &phase.kernels)
+    fn kernels_of_forward_phase(&self) -> &[MeanKernelUsePerPass] {
+        self.network.times_of_phase(TrainingPhase::Forward).map_or(&[], |phase| &phase.kernels)
     }
 
-    /// Share of a phase in the busy time, 0 to 1.
-    fn phase_share(&self, phase: TrainingPhase) -> Option<f64> {
+    /// Share of the GPU's busy time that a phase takes, 0 to 1.
+    fn share_of_busy_time_in_phase(&self, phase: TrainingPhase) -> Option<f64> {
         let all: f64 = self.network.phases.iter().map(|of| of.busy_ns).sum();
-        self.network.use_in_phase(phase).map(|of| of.busy_ns / all.max(1.0))
+        self.network.times_of_phase(phase).map(|of| of.busy_ns / all.max(1.0))
     }
 
-    /// Kernels of inference, from the row's recorded forward pass or from the forward pass within
-    /// the training step.
-    fn inference<'a>(&'a self, all: &'a [Self]) -> &'a [KernelUsePerPass] {
-        if !self.network.trains() {
-            return self.forward();
+    /// Kernels of the separately recorded inference case of the same network, else of the forward
+    /// pass within the training step.
+    fn inference_kernels<'a>(&'a self, all: &'a [Self]) -> &'a [MeanKernelUsePerPass] {
+        if !self.network.has_backward_phase() {
+            return self.kernels_of_forward_phase();
         }
-        let partner = all
-            .iter()
-            .find(|other| !other.network.trains() && self.differs_in_operation_only(other));
-        partner.unwrap_or(self).forward()
+        let partner = all.iter().find(|other| {
+            !other.network.has_backward_phase() && self.differs_only_in_operation(other)
+        });
+        partner.unwrap_or(self).kernels_of_forward_phase()
     }
 
-    /// Whether only the operation of the family differs.
-    fn differs_in_operation_only(&self, other: &Self) -> bool {
+    /// Whether two cases differ only in the operation of the family, such as inference and
+    /// training.
+    fn differs_only_in_operation(&self, other: &Self) -> bool {
         let split = |problem: &str| -> Option<(String, String)> {
             let mut parts = problem.splitn(3, '/');
             Some((parts.next()?.to_owned(), parts.nth(1)?.to_owned()))
@@ -121,37 +134,47 @@ impl RecordedNetwork {
         self.row == other.row && split(&self.problem) == split(&other.problem)
     }
 
-    /// Time of attention's kernels in the forward pass, fused or as three operations.
-    fn attention_time_ns(&self) -> Option<f64> {
+    /// Time per forward pass of attention's kernels: one fused kernel, or the three operations of
+    /// unfused attention.
+    fn attention_kernel_time_ns(&self) -> Option<f64> {
         let passes = self.network.passes.max(1) as f64;
-        let unfused = self.network.attention.as_ref().map(|of| of.kernel_ns() as f64 / passes);
+        let unfused = self
+            .network
+            .attention
+            .as_ref()
+            .map(|of| of.total_attention_kernel_ns() as f64 / passes);
         let fused = || {
-            let fused = self.forward().iter().filter(|of| of.class == KernelClass::Attention);
+            let fused = self
+                .kernels_of_forward_phase()
+                .iter()
+                .filter(|of| of.class == KernelWorkClass::Attention);
             Some(fused.map(|of| of.kernel_ns).sum::<f64>()).filter(|ns| *ns > 0.0)
         };
         unfused.or_else(fused)
     }
 
-    /// The unfused row of the same problem.
-    fn unfused<'a>(&self, all: &'a [Self]) -> Option<&'a Self> {
+    /// The case of the same problem whose attention runs as three separate operations.
+    fn case_with_unfused_attention<'a>(&self, all: &'a [Self]) -> Option<&'a Self> {
         let same = |of: &&Self| of.problem == self.problem && of.network.attention.is_some();
         all.iter().find(same)
     }
 
-    /// Returns the numbers as JSON; `all` are the cases of the same command.
-    pub fn json(&self, all: &[Self]) -> Value {
+    /// The numbers of the network as JSON; `all` are the networks that the same command recorded.
+    pub fn numbers_as_json(&self, all: &[Self]) -> Value {
         let idle: Vec<Value> =
             self.idle.iter().map(|(cause, ns)| json!({ "cause": cause, "idle_ns": ns })).collect();
-        let inference = self.inference(all);
-        let step = self.network.step_kernels();
-        let same =
-            |of: &KernelUsePerPass| inference.first().is_some_and(|first| first.name == of.name);
-        let share = |kernels: &[KernelUsePerPass]| {
-            let matmul = kernels.iter().filter(|of| of.class == KernelClass::Matmul);
-            matmul.map(|of| of.kernel_ns).sum::<f64>() / total_kernel_ns(kernels).max(1.0)
+        let inference = self.inference_kernels(all);
+        let step = self.network.kernels_of_training_step();
+        let same = |of: &MeanKernelUsePerPass| {
+            inference.first().is_some_and(|first| first.name == of.name)
         };
-        let trains = self.network.trains();
-        let unfused = self.unfused(all).and_then(Self::attention_time_ns);
+        let share = |kernels: &[MeanKernelUsePerPass]| {
+            let matmul = kernels.iter().filter(|of| of.class == KernelWorkClass::Matmul);
+            matmul.map(|of| of.kernel_ns).sum::<f64>() / total_kernel_ns_per_pass(kernels).max(1.0)
+        };
+        let trains = self.network.has_backward_phase();
+        let unfused =
+            self.case_with_unfused_attention(all).and_then(Self::attention_kernel_time_ns);
         json!({
             "wall_ns": self.wall_ns,
             "launching_ns": self.launching_ns,
@@ -165,12 +188,12 @@ impl RecordedNetwork {
                 "published_peak": self.published,
                 "of_measured_peak": self.utilization.of_measured,
             },
-            "optimizer_share": self.phase_share(TrainingPhase::Optimizer),
+            "optimizer_share": self.share_of_busy_time_in_phase(TrainingPhase::Optimizer),
             "largest_kernel_is_that_of_inference":
                 step.first().filter(|_| trains).map(same),
             "matmul_share_of_inference": share(inference),
             "matmul_share_of_training": trains.then(|| share(&step)),
-            "attention_ns": self.attention_time_ns(),
+            "attention_ns": self.attention_kernel_time_ns(),
             "attention_of_unfused_row_ns": unfused,
         })
     }

@@ -1,24 +1,24 @@
-//! Tables of recorded networks, with a row for each case.
+//! Tables of recorded neural networks, with a row for each case.
 
-use kernelgate::display::table::TextTable;
+use kernelgate::display::table::AlignedTextTable;
 use kernelgate::display::time_text;
 use kernelgate_trace::diagnose::network::{
-    AttentionOperation, KernelUsePerPass, MIN_LISTED_TIME_SHARE, TrainingPhase,
-    time_share_by_class, total_kernel_ns,
+    AttentionOperation, MIN_TIME_SHARE_TO_LIST, MeanKernelUsePerPass, TrainingPhase,
+    kernel_time_share_by_work_class, total_kernel_ns_per_pass,
 };
-use kernelgate_trace::diagnose::{KernelClass, readable_name};
-use kernelgate_trace::stats::shorten;
+use kernelgate_trace::diagnose::{KernelWorkClass, shortened_kernel_name_for_readers};
+use kernelgate_trace::stats::shorten_in_the_middle;
 
 use super::RecordedNetwork;
 
-/// Longest name of a kernel in a table, columns.
-const MAX_NAME: usize = 40;
-/// Largest number of kernels of a case that are listed.
-const MAX_LISTED_KERNELS: usize = 6;
-/// Largest number of kinds of kernels with columns of their own.
-const MAX_KERNEL_CLASSES: usize = 6;
+/// Longest name of a kernel in a table of networks, in columns.
+const MAX_NAME_COLUMNS_IN_NETWORK_TABLE: usize = 40;
+/// Largest number of kernels that are listed for each network.
+const MAX_LISTED_KERNELS_PER_NETWORK: usize = 6;
+/// Largest number of kinds of kernels that get a column of their own; the others share one column.
+const MAX_KERNEL_CLASS_COLUMNS: usize = 6;
 
-fn share_percent(share: f64) -> String {
+fn share_as_percent_text(share: f64) -> String {
     format!("{:.1}%", 100.0 * share)
 }
 
@@ -26,46 +26,57 @@ fn dash_cell() -> String {
     "-".to_owned()
 }
 
-fn count_text(count: f64) -> String {
+fn launch_count_text(count: f64) -> String {
     if count.fract() == 0.0 { format!("{count:.0}") } else { format!("{count:.1}") }
 }
 
-/// Text of all tables, with sentences that explain their columns.
-pub fn text(cases: &[RecordedNetwork], shown: &dyn Fn(&TextTable) -> String) -> String {
+/// All tables of the recorded networks as text, with sentences that explain their columns.
+pub fn all_network_tables_text(
+    cases: &[RecordedNetwork],
+    shown: &dyn Fn(&AlignedTextTable) -> String,
+) -> String {
     let sections = [
-        ("utilization of the matrix units", utilization_table(cases), published_peaks_note(cases)),
+        (
+            "utilization of the matrix units",
+            matrix_utilization_table(cases),
+            note_on_published_peaks(cases),
+        ),
         (
             "(a) host against device, a launch",
-            host_and_device(cases),
+            host_and_device_times_table(cases),
             "wall: the host's timer with a wait at its end; launching: the same without a wait;\n\
              ends: before the first kernel and after the last one\n"
                 .to_owned(),
         ),
-        ("(b) the kernel with the largest total time", largest_kernels(cases), String::new()),
         (
-            "(c) kernels of the forward pass besides matmul, from 1% on",
-            other_kernels(cases),
+            "(b) the kernel with the largest total time",
+            largest_kernel_of_each_network_table(cases),
             String::new(),
         ),
-        ("(d) share of the kernels' time by kind", kinds_table(cases), String::new()),
+        (
+            "(c) kernels of the forward pass besides matmul, from 1% on",
+            kernels_other_than_matmul_table(cases),
+            String::new(),
+        ),
+        ("(d) share of the kernels' time by kind", kernel_kinds_table(cases), String::new()),
         (
             "(e) softmax against matmul inside attention, a forward pass",
-            attention_table(cases),
+            attention_times_table(cases),
             "FLOPs: those of both products over those of softmax;\n\
              gain: attention of the unfused row over this one\n"
                 .to_owned(),
         ),
     ];
     let mut text = String::new();
-    for (heading, table, note) in sections.iter().filter(|(_, table, _)| !table.is_empty()) {
+    for (heading, table, note) in sections.iter().filter(|(_, table, _)| !table.has_no_rows()) {
         text += &format!("{heading}\n{}\n{note}\n", shown(table));
     }
     text
 }
 
-/// Adds rows of each case below a heading of its problem.
-fn add_rows_by_problem(
-    table: &mut TextTable,
+/// Adds the table rows of each network, below a heading with the network's problem.
+fn add_rows_below_problem_headings(
+    table: &mut AlignedTextTable,
     cases: &[RecordedNetwork],
     rows: impl Fn(&RecordedNetwork) -> Vec<Vec<String>>,
 ) {
@@ -73,13 +84,13 @@ fn add_rows_by_problem(
         let rows: Vec<Vec<String>> = of_problem.iter().flat_map(&rows).collect();
         if !rows.is_empty() {
             table.add_heading(of_problem[0].problem.clone());
-            rows.into_iter().for_each(|row| table.row(row));
+            rows.into_iter().for_each(|row| table.add_row(row));
         }
     }
 }
 
-fn utilization_table(cases: &[RecordedNetwork]) -> TextTable {
-    let mut table = TextTable::new(&[
+fn matrix_utilization_table(cases: &[RecordedNetwork]) -> AlignedTextTable {
+    let mut table = AlignedTextTable::new(&[
         "row",
         "a launch",
         "throughput",
@@ -89,13 +100,14 @@ fn utilization_table(cases: &[RecordedNetwork]) -> TextTable {
         "backward",
         "optimizer",
     ]);
-    add_rows_by_problem(&mut table, cases, |case| {
-        let share = |share: Option<f64>| share.map_or_else(dash_cell, share_percent);
-        let phase = |phase| share(case.phase_share(phase));
+    add_rows_below_problem_headings(&mut table, cases, |case| {
+        let share = |share: Option<f64>| share.map_or_else(dash_cell, share_as_percent_text);
+        let phase = |phase| share(case.share_of_busy_time_in_phase(phase));
         vec![vec![
             case.row.clone(),
             time_text(case.launch_ns),
-            case.samples_per_s.map_or_else(dash_cell, |rate| case.sample_unit.per_second(rate)),
+            case.samples_per_s
+                .map_or_else(dash_cell, |rate| case.sample_unit.throughput_as_text(rate)),
             share(case.utilization.of_published),
             share(case.utilization.of_measured),
             phase(TrainingPhase::Forward),
@@ -106,7 +118,7 @@ fn utilization_table(cases: &[RecordedNetwork]) -> TextTable {
     table
 }
 
-fn published_peaks_note(cases: &[RecordedNetwork]) -> String {
+fn note_on_published_peaks(cases: &[RecordedNetwork]) -> String {
     let mut peaks: Vec<&str> = cases.iter().filter_map(|case| case.published.as_deref()).collect();
     peaks.sort_unstable();
     peaks.dedup();
@@ -117,12 +129,12 @@ fn published_peaks_note(cases: &[RecordedNetwork]) -> String {
     format!("{published};\nmeasured: the matmul ceiling here; masked attention does not count\n")
 }
 
-fn host_and_device(cases: &[RecordedNetwork]) -> TextTable {
+fn host_and_device_times_table(cases: &[RecordedNetwork]) -> AlignedTextTable {
     let mut table =
-        TextTable::new(&["row", "wall", "launching", "busy", "idle", "ends", "idle mostly"]);
-    add_rows_by_problem(&mut table, cases, |case| {
+        AlignedTextTable::new(&["row", "wall", "launching", "busy", "idle", "ends", "idle mostly"]);
+    add_rows_below_problem_headings(&mut table, cases, |case| {
         let cause = case.idle.first().map_or_else(dash_cell, |(cause, ns)| {
-            format!("{} {}", shorten(cause, 34), time_text(*ns))
+            format!("{} {}", shorten_in_the_middle(cause, 34), time_text(*ns))
         });
         vec![vec![
             case.row.clone(),
@@ -137,20 +149,21 @@ fn host_and_device(cases: &[RecordedNetwork]) -> TextTable {
     table
 }
 
-fn largest_kernels(cases: &[RecordedNetwork]) -> TextTable {
+fn largest_kernel_of_each_network_table(cases: &[RecordedNetwork]) -> AlignedTextTable {
     let mut table =
-        TextTable::new(&["row", "kernel", "launches", "time", "share", "the other pass"]);
-    add_rows_by_problem(&mut table, cases, |case| {
-        let step = case.network.step_kernels();
+        AlignedTextTable::new(&["row", "kernel", "launches", "time", "share", "the other pass"]);
+    add_rows_below_problem_headings(&mut table, cases, |case| {
+        let step = case.network.kernels_of_training_step();
         let Some(first) = step.first() else { return Vec::new() };
-        let inference = case.inference(cases).first();
-        let other = match case.network.trains() {
+        let inference = case.inference_kernels(cases).first();
+        let other = match case.network.has_backward_phase() {
             true => inference.map(|of| (of.name.clone(), "inference")),
             false => {
                 let trains = |of: &&RecordedNetwork| {
-                    of.network.trains() && of.differs_in_operation_only(case)
+                    of.network.has_backward_phase() && of.differs_only_in_operation(case)
                 };
-                let step = cases.iter().find(trains).map(|of| of.network.step_kernels());
+                let step =
+                    cases.iter().find(trains).map(|of| of.network.kernels_of_training_step());
                 step.and_then(|step| Some((step.first()?.name.clone(), "training")))
             }
         };
@@ -160,98 +173,109 @@ fn largest_kernels(cases: &[RecordedNetwork]) -> TextTable {
         });
         vec![vec![
             case.row.clone(),
-            shorten(&readable_name(&first.name), MAX_NAME),
-            count_text(first.launches),
+            shorten_in_the_middle(
+                &shortened_kernel_name_for_readers(&first.name),
+                MAX_NAME_COLUMNS_IN_NETWORK_TABLE,
+            ),
+            launch_count_text(first.launches),
             time_text(first.kernel_ns),
-            share_percent(first.kernel_ns / total_kernel_ns(&step).max(1.0)),
+            share_as_percent_text(first.kernel_ns / total_kernel_ns_per_pass(&step).max(1.0)),
             same,
         ]]
     });
     table
 }
 
-fn other_kernels(cases: &[RecordedNetwork]) -> TextTable {
-    let mut table = TextTable::new(&["kernel", "kind", "launches", "time", "share"]);
+fn kernels_other_than_matmul_table(cases: &[RecordedNetwork]) -> AlignedTextTable {
+    let mut table = AlignedTextTable::new(&["kernel", "kind", "launches", "time", "share"]);
     for case in cases {
-        let forward = case.forward();
-        let all = total_kernel_ns(forward).max(1.0);
-        let other = |of: &&KernelUsePerPass| {
-            of.class != KernelClass::Matmul && of.kernel_ns >= MIN_LISTED_TIME_SHARE * all
+        let forward = case.kernels_of_forward_phase();
+        let all = total_kernel_ns_per_pass(forward).max(1.0);
+        let other = |of: &&MeanKernelUsePerPass| {
+            of.class != KernelWorkClass::Matmul && of.kernel_ns >= MIN_TIME_SHARE_TO_LIST * all
         };
-        let listed: Vec<&KernelUsePerPass> =
-            forward.iter().filter(other).take(MAX_LISTED_KERNELS).collect();
-        if listed.is_empty() || case.network.trains() {
+        let listed: Vec<&MeanKernelUsePerPass> =
+            forward.iter().filter(other).take(MAX_LISTED_KERNELS_PER_NETWORK).collect();
+        if listed.is_empty() || case.network.has_backward_phase() {
             continue;
         }
         table.add_heading(case.case.clone());
         for of in listed {
-            table.row(vec![
-                shorten(&readable_name(&of.name), MAX_NAME),
-                of.class.label().to_owned(),
-                count_text(of.launches),
+            table.add_row(vec![
+                shorten_in_the_middle(
+                    &shortened_kernel_name_for_readers(&of.name),
+                    MAX_NAME_COLUMNS_IN_NETWORK_TABLE,
+                ),
+                of.class.printed_work_class_label().to_owned(),
+                launch_count_text(of.launches),
                 time_text(of.kernel_ns),
-                share_percent(of.kernel_ns / all),
+                share_as_percent_text(of.kernel_ns / all),
             ]);
         }
     }
     table
 }
 
-/// A case's kernels, with the pass to which they belong: inference, or training.
-pub(super) fn kernels_by_pass<'a>(
+/// The kernels of a network for each pass that its row shows: "inference", "training", or both.
+pub(super) fn kernels_shown_for_each_pass<'a>(
     case: &'a RecordedNetwork,
     all: &'a [RecordedNetwork],
-) -> Vec<(&'static str, Vec<KernelUsePerPass>)> {
+) -> Vec<(&'static str, Vec<MeanKernelUsePerPass>)> {
     let mut passes = Vec::new();
-    let trains = case.network.trains();
-    let paired = |of: &&RecordedNetwork| of.network.trains() && of.differs_in_operation_only(case);
-    // A forward pass is shown beside its training step.
+    let trains = case.network.has_backward_phase();
+    let paired = |of: &&RecordedNetwork| {
+        of.network.has_backward_phase() && of.differs_only_in_operation(case)
+    };
+    // An inference case gets no row of its own if its training case is recorded, whose rows show
+    // both passes.
     if trains || !all.iter().any(|of| paired(&of)) {
-        passes.push(("inference", case.inference(all).to_vec()));
+        passes.push(("inference", case.inference_kernels(all).to_vec()));
     }
     if trains {
-        passes.push(("training", case.network.step_kernels()));
+        passes.push(("training", case.network.kernels_of_training_step()));
     }
     passes
 }
 
-/// Kinds of kernels with most time over all cases.
-pub(super) fn classes_with_most_time(cases: &[RecordedNetwork]) -> Vec<KernelClass> {
-    let mut sums: Vec<(KernelClass, f64)> = Vec::new();
-    for (class, share) in
-        cases.iter().flat_map(|case| time_share_by_class(&case.network.step_kernels()))
+/// The kinds of kernels that take most time over all networks, without the kind "other".
+pub(super) fn kernel_classes_with_most_time(cases: &[RecordedNetwork]) -> Vec<KernelWorkClass> {
+    let mut sums: Vec<(KernelWorkClass, f64)> = Vec::new();
+    for (class, share) in cases
+        .iter()
+        .flat_map(|case| kernel_time_share_by_work_class(&case.network.kernels_of_training_step()))
     {
         match sums.iter_mut().find(|(known, _)| *known == class) {
             Some((_, sum)) => *sum += share,
             None => sums.push((class, share)),
         }
     }
-    sums.retain(|(class, _)| *class != KernelClass::Other);
+    sums.retain(|(class, _)| *class != KernelWorkClass::Other);
     sums.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    sums.into_iter().map(|(class, _)| class).take(MAX_KERNEL_CLASSES).collect()
+    sums.into_iter().map(|(class, _)| class).take(MAX_KERNEL_CLASS_COLUMNS).collect()
 }
 
-fn kinds_table(cases: &[RecordedNetwork]) -> TextTable {
-    let columns = classes_with_most_time(cases);
-    let labels: Vec<&str> = columns.iter().map(|class| class.label()).collect();
-    let mut table = TextTable::new(&[&["row"], &labels[..], &["other kinds"]].concat());
-    add_rows_by_problem(&mut table, cases, |case| {
-        let row = |(pass, kernels): (&str, Vec<KernelUsePerPass>)| {
-            let shares = time_share_by_class(&kernels);
-            let share = |class: &KernelClass| {
+fn kernel_kinds_table(cases: &[RecordedNetwork]) -> AlignedTextTable {
+    let columns = kernel_classes_with_most_time(cases);
+    let labels: Vec<&str> = columns.iter().map(|class| class.printed_work_class_label()).collect();
+    let mut table = AlignedTextTable::new(&[&["row"], &labels[..], &["other kinds"]].concat());
+    add_rows_below_problem_headings(&mut table, cases, |case| {
+        let row = |(pass, kernels): (&str, Vec<MeanKernelUsePerPass>)| {
+            let shares = kernel_time_share_by_work_class(&kernels);
+            let share = |class: &KernelWorkClass| {
                 shares.iter().find(|(of, _)| of == class).map_or(0.0, |(_, share)| *share)
             };
             let others: f64 = 1.0 - columns.iter().map(share).sum::<f64>();
-            let cells = columns.iter().map(share).chain([others.max(0.0)]).map(share_percent);
+            let cells =
+                columns.iter().map(share).chain([others.max(0.0)]).map(share_as_percent_text);
             std::iter::once(format!("{}, {pass}", case.row)).chain(cells).collect()
         };
-        kernels_by_pass(case, cases).into_iter().map(row).collect()
+        kernels_shown_for_each_pass(case, cases).into_iter().map(row).collect()
     });
     table
 }
 
-fn attention_table(cases: &[RecordedNetwork]) -> TextTable {
-    let mut table = TextTable::new(&[
+fn attention_times_table(cases: &[RecordedNetwork]) -> AlignedTextTable {
+    let mut table = AlignedTextTable::new(&[
         "row",
         "scores",
         "softmax",
@@ -261,28 +285,30 @@ fn attention_table(cases: &[RecordedNetwork]) -> TextTable {
         "all",
         "gain",
     ]);
-    add_rows_by_problem(&mut table, cases, |case| {
-        let Some(all_ns) = case.attention_time_ns() else { return Vec::new() };
+    add_rows_below_problem_headings(&mut table, cases, |case| {
+        let Some(all_ns) = case.attention_kernel_time_ns() else { return Vec::new() };
         let passes = case.network.passes.max(1) as f64;
         let unfused = case.network.attention.as_ref();
         let operation = |operation| {
             unfused.map_or_else(dash_cell, |of| {
-                time_text(of.use_of_operation(operation).kernel_ns as f64 / passes)
+                time_text(of.kernels_of_attention_operation(operation).kernel_ns as f64 / passes)
             })
         };
         let ratio =
             |ratio: Option<f64>, form: fn(f64) -> String| ratio.map_or_else(dash_cell, form);
-        let gain =
-            case.unfused(cases).and_then(RecordedNetwork::attention_time_ns).map(|ns| ns / all_ns);
+        let gain = case
+            .case_with_unfused_attention(cases)
+            .and_then(RecordedNetwork::attention_kernel_time_ns)
+            .map(|ns| ns / all_ns);
         vec![vec![
             case.row.clone(),
             operation(AttentionOperation::Scores),
             operation(AttentionOperation::Softmax),
             operation(AttentionOperation::Values),
-            ratio(unfused.and_then(|of| of.softmax_over_products_time()), |ratio| {
+            ratio(unfused.and_then(|of| of.softmax_time_by_products_time()), |ratio| {
                 format!("{ratio:.2}")
             }),
-            ratio(unfused.and_then(|of| of.matmul_over_softmax_flops()), |ratio| {
+            ratio(unfused.and_then(|of| of.products_flops_by_softmax_flops()), |ratio| {
                 format!("{ratio:.1} : 1")
             }),
             time_text(all_ns),

@@ -1,10 +1,11 @@
-//! Tests launches of every kind, and the reasons why a GPU cannot run a launch.
+//! Tests of prepared launches with every kind of argument and attribute, and of launches that a GPU
+//! cannot run.
 
 use super::*;
 use crate::Source;
 use crate::testing::lock_first_gpu;
 
-const ARGUMENT_TEST_KERNELS: &str = r#"
+const LAUNCH_TEST_KERNELS_SOURCE: &str = r#"
 struct __align__(64) Map { unsigned long long words[16]; };
 extern "C" __global__ void many(float* out, MANY) { out[0] = SUM; }
 extern "C" __global__ void mapped(const __grid_constant__ Map map, unsigned long long* out) {
@@ -39,60 +40,70 @@ fn launches_with_every_kind_of_attribute_run() {
     let names: Vec<String> = (0..100).map(|i| format!("float a{i}")).collect();
     let sum: Vec<String> = (0..100).map(|i| format!("a{i}")).collect();
     let defines = [format!("MANY={}", names.join(",")), format!("SUM={}", sum.join("+"))];
-    let build = Source::new("prepared", ARGUMENT_TEST_KERNELS).build(&[&defines[0], &defines[1]]);
+    let build =
+        Source::new("prepared", LAUNCH_TEST_KERNELS_SOURCE).build(&[&defines[0], &defines[1]]);
     let prepare = |symbol, dims, parameters| {
-        PreparedLaunch::new(&device, device.kernel(&build, symbol).unwrap(), dims, parameters)
+        PreparedLaunch::check_and_prepare(
+            &device,
+            device.load_kernel(&build, symbol).unwrap(),
+            dims,
+            parameters,
+        )
     };
     let multiprocessors = device.facts().multiprocessors;
     let words = |buffer: &crate::DeviceBuffer| {
-        let mut bytes = vec![0; buffer.bytes()];
-        buffer.download(&mut bytes).unwrap();
+        let mut bytes = vec![0; buffer.size_in_bytes()];
+        buffer.download_first_bytes(&mut bytes).unwrap();
         bytes
     };
     let one = Launch::new([1, 1, 1], [1, 1, 1]);
 
     let out = device.allocate(4).unwrap();
     let many = (0..100)
-        .fold(Arguments::new().address(out.address()), |parameters, i| parameters.value(i as f32));
-    prepare("many", one, many).unwrap().launch().unwrap();
+        .fold(KernelArgumentList::new().address(out.device_address()), |parameters, i| {
+            parameters.value(i as f32)
+        });
+    prepare("many", one, many).unwrap().enqueue().unwrap();
     assert_eq!(f32::from_ne_bytes(words(&out).try_into().unwrap()), 4950.0);
 
     let out = device.allocate(128).unwrap();
     let map: Vec<u8> = (1..=16u64).flat_map(u64::to_ne_bytes).collect();
-    let mapped = Arguments::new().bytes(&map).address(out.address());
+    let mapped = KernelArgumentList::new().with_struct_bytes(&map).address(out.device_address());
     let dims = Launch::new([2, 3, 2], [4, 2, 2]);
-    prepare("mapped", dims, mapped).unwrap().launch().unwrap();
+    prepare("mapped", dims, mapped).unwrap().enqueue().unwrap();
     assert_eq!(words(&out), map);
 
     let dims = Launch { cooperative: true, ..Launch::new([multiprocessors, 1, 1], [32, 1, 1]) };
     let (count, out) =
         (device.upload(&[0; 4]).unwrap(), device.allocate(4 * multiprocessors as usize).unwrap());
-    let meeting = Arguments::new().address(count.address()).address(out.address());
-    prepare("meeting", dims, meeting.clone()).unwrap().launch().unwrap();
+    let meeting =
+        KernelArgumentList::new().address(count.device_address()).address(out.device_address());
+    prepare("meeting", dims, meeting.clone()).unwrap().enqueue().unwrap();
     device.synchronize().unwrap();
     assert!(words(&out).chunks(4).all(|word| word == [1, 0, 0, 0]));
     let crowd = Launch { grid: [1 << 20, 1, 1], ..dims };
     let refused = prepare("meeting", crowd, meeting).err();
     assert!(matches!(refused, Some(BackendError::Unsupported(_))), "{refused:?}");
 
-    if device.supports_clusters().unwrap() {
+    if device.supports_thread_block_clusters().unwrap() {
         let out = device.allocate(16).unwrap();
         let dims = Launch {
             cluster: Some([2, 1, 1]),
             programmatic: true,
             ..Launch::new([4, 1, 1], [32, 1, 1])
         };
-        let clustered = || Arguments::new().address(out.address());
+        let clustered = || KernelArgumentList::new().address(out.device_address());
         let ranks = |launch: PreparedLaunch| {
-            out.overwrite_from_host(&[0; 16]).unwrap();
-            launch.launch().unwrap();
+            out.overwrite_first_bytes_from_host(&[0; 16]).unwrap();
+            launch.enqueue().unwrap();
             let written = words(&out);
             let rank = |word: &[u8]| u32::from_ne_bytes(word.try_into().unwrap());
             written.chunks(4).map(rank).collect::<Vec<u32>>()
         };
         let pairs = [200, 201, 200, 201];
         assert_eq!(ranks(prepare("clustered", dims, clustered()).unwrap()), pairs);
-        // A kernel compiled for clusters runs whether or not the launch repeats their size.
+        // A kernel that was compiled for clusters runs whether or not the launch states the same
+        // cluster size.
         for cluster in [None, dims.cluster] {
             let dims = Launch { cluster, ..dims };
             let launch = prepare("compiled_in_pairs", dims, clustered()).unwrap();
@@ -115,9 +126,14 @@ fn launches_with_every_kind_of_attribute_run() {
 #[test]
 fn launches_that_the_gpu_cannot_run_are_reported_as_unsupported() {
     let Some((device, _alone)) = lock_first_gpu() else { return };
-    let build = Source::new("prepared", ARGUMENT_TEST_KERNELS).build(&["MANY=int a", "SUM=a"]);
+    let build = Source::new("prepared", LAUNCH_TEST_KERNELS_SOURCE).build(&["MANY=int a", "SUM=a"]);
     let prepare = |symbol, dims, parameters| {
-        PreparedLaunch::new(&device, device.kernel(&build, symbol).unwrap(), dims, parameters)
+        PreparedLaunch::check_and_prepare(
+            &device,
+            device.load_kernel(&build, symbol).unwrap(),
+            dims,
+            parameters,
+        )
     };
     let unsupported = |launch: Result<PreparedLaunch, BackendError>, words: &str| {
         let error = launch.err();
@@ -126,7 +142,7 @@ fn launches_that_the_gpu_cannot_run_are_reported_as_unsupported() {
             "{error:?}"
         );
     };
-    let mapped = || Arguments::new().bytes(&[0; 128]).address(0);
+    let mapped = || KernelArgumentList::new().with_struct_bytes(&[0; 128]).address(0);
     let one = Launch::new([1, 1, 1], [32, 1, 1]);
     let greedy = Launch { shared_bytes: 1 << 20, ..one };
     unsupported(prepare("mapped", greedy, mapped()), "bytes of shared memory a block");
@@ -134,27 +150,28 @@ fn launches_that_the_gpu_cannot_run_are_reported_as_unsupported() {
         cluster: Some([blocks, 1, 1]),
         ..Launch::new([grid, 1, 1], [256, 1, 1])
     };
-    if !device.supports_clusters().unwrap() {
+    if !device.supports_thread_block_clusters().unwrap() {
         unsupported(prepare("mapped", in_clusters(2, 2), mapped()), "needs clusters");
         return;
     }
     let out = device.allocate(4 * 1024).unwrap();
-    let clustered = || Arguments::new().address(out.address());
+    let clustered = || KernelArgumentList::new().address(out.device_address());
     // No GPU supports clusters of 64 blocks.
     unsupported(prepare("clustered", in_clusters(64, 64), clustered()), "runs no clusters of 64");
     if device.facts().arch != "sm_90a" {
         return;
     }
     let dims = in_clusters(16, 32);
-    prepare("clustered", dims, clustered()).unwrap().launch().unwrap();
-    let mut ranks = vec![0; out.bytes()];
-    out.download(&mut ranks).unwrap();
+    prepare("clustered", dims, clustered()).unwrap().enqueue().unwrap();
+    let mut ranks = vec![0; out.size_in_bytes()];
+    out.download_first_bytes(&mut ranks).unwrap();
     let rank = |block: usize| u32::from_ne_bytes(ranks[4 * block..][..4].try_into().unwrap());
     assert_eq!([rank(0), rank(15), rank(16), rank(31)], [1600, 1615, 1600, 1615]);
-    // Clusters that wait for each other: the maximum that the driver reports, and one more.
-    let meeting = |address| Arguments::new().address(address).address(address);
+    // The largest number of clusters that the driver reports can wait for each other; one cluster
+    // more is refused.
+    let meeting = |address| KernelArgumentList::new().address(address).address(address);
     let launch = prepare("meeting", dims, meeting(0)).unwrap();
-    let held = launch.kernel.max_resident_clusters(&launch.launch, [16, 1, 1]).unwrap() as u32;
+    let held = launch.kernel.max_clusters_at_once(&launch.launch, [16, 1, 1]).unwrap() as u32;
     eprintln!("{held} clusters of 16 blocks of 256 threads at once");
     assert!(held > 0);
     let together = |grid| Launch { cooperative: true, ..in_clusters(16, grid) };
@@ -164,10 +181,11 @@ fn launches_that_the_gpu_cannot_run_are_reported_as_unsupported() {
     );
     let (count, met) =
         (device.upload(&[0; 4]).unwrap(), device.allocate(4 * 16 * held as usize).unwrap());
-    let meeting = Arguments::new().address(count.address()).address(met.address());
-    prepare("meeting", together(16 * held), meeting).unwrap().launch().unwrap();
+    let meeting =
+        KernelArgumentList::new().address(count.device_address()).address(met.device_address());
+    prepare("meeting", together(16 * held), meeting).unwrap().enqueue().unwrap();
     device.synchronize().unwrap();
-    let mut words = vec![0; met.bytes()];
-    met.download(&mut words).unwrap();
+    let mut words = vec![0; met.size_in_bytes()];
+    met.download_first_bytes(&mut words).unwrap();
     assert!(words.chunks(4).all(|word| word == [1, 0, 0, 0]));
 }

@@ -1,62 +1,76 @@
-//! Times that no device can have: operations of one stream that overlap, or start before their
-//! launch.
+//! Finds times that a real GPU cannot have: operations of one stream that overlap, and operations
+//! that start before their launch.
 
 use super::super::super::finding::{
-    DiagnosisFinding, FindingEvidence, FindingSeverity, NumberWithUnit,
+    DiagnosisFinding, FindingEvidence, FindingSeverity, MeasuredNumberWithUnit,
 };
-use super::super::super::text::time;
+use super::super::super::text::format_nanoseconds;
 use super::super::super::trace_facts::DiagnosisContext;
 use super::super::rule_outcome::{
-    doubtful_trace_finding, most_expensive_evidence, number, operation_evidence, percent,
+    count_as_number_with_unit, data_quality_finding, evidence_of_single_operation, percent_or_zero,
+    sorted_and_limited_evidence,
 };
-use crate::analyze::operations::{OperationId, OperationKind};
-use crate::analyze::time_order::SortedOperations;
+use crate::analyze::operations::{GpuOperationId, GpuOperationKind};
+use crate::analyze::time_order::OperationsInOrder;
 
-/// Overlaps up to this are programmatic dependent launch, or rounding, in nanoseconds.
-pub(super) const MAX_HARMLESS_OVERLAP_NS: i64 = 20_000;
-/// Part of the busy time from which overlaps make all sums doubtful, in percent.
-const DOUBTFUL_OVERLAP_PERCENT: f64 = 5.0;
+/// Longest overlap of two operations on a stream, nanoseconds, that may come from programmatic
+/// dependent launch or rounding.
+pub(super) const MAX_HARMLESS_STREAM_OVERLAP_NS: i64 = 20_000;
+/// Share, in percent, from which on impossible or missing times make a trace's sums doubtful.
+const MIN_DOUBTFUL_SHARE_PERCENT: f64 = 5.0;
 
-/// An operation that, by its times, ends after the next operation of its stream began.
-struct OverlappingOperation {
-    id: OperationId,
+/// An operation that, by its recorded times, ends after later operations of its stream have
+/// started.
+struct OperationOverlappingLaterOnes {
+    id: GpuOperationId,
     followers: usize,
-    /// Time from the start of the first overlapped operation to the end of the overlapping one,
-    /// nanoseconds.
+    /// Time from the start of the first later operation to the end of this operation, nanoseconds.
     ns: i64,
 }
 
-/// Finds overlaps: operations of one stream must run one after the other, except nodes of a graph.
-pub(super) fn find_stream_overlaps(
+/// Adds a finding if operations of one stream overlap: they must run one after the other, except
+/// nodes of a CUDA graph.
+pub(super) fn find_overlaps_on_streams(
     context: &DiagnosisContext<'_>,
     found: &mut Vec<DiagnosisFinding>,
 ) {
     let all = &context.all;
-    let order = SortedOperations::operations_by_key(
-        all.ids().filter(|&id| !may_overlap_on_stream(context, id)),
-        |id| (all.place(id), all.start(id), all.end(id)),
+    let order = OperationsInOrder::sort_operations_by_key(
+        all.all_operation_ids().filter(|&id| !may_overlap_others_on_stream(context, id)),
+        |id| {
+            (
+                all.place_of_operation(id),
+                all.operation_start_ns(id),
+                all.operation_end_exclusive_ns(id),
+            )
+        },
     );
-    let mut overlaps: Vec<OverlappingOperation> = Vec::new();
-    let mut ahead: Option<OperationId> = None;
+    let mut overlaps: Vec<OperationOverlappingLaterOnes> = Vec::new();
+    let mut ahead: Option<GpuOperationId> = None;
     for id in order.iter() {
-        let Some(last) = ahead.filter(|&last| all.place(last) == all.place(id)) else {
+        let Some(last) =
+            ahead.filter(|&last| all.place_of_operation(last) == all.place_of_operation(id))
+        else {
             ahead = Some(id);
             continue;
         };
-        let beside = all.end(last).min(all.end(id)) - all.start(id);
-        let inside = all.end(id) < all.end(last);
-        if beside > MAX_HARMLESS_OVERLAP_NS
-            || (inside && all.end(last) - all.start(id) > MAX_HARMLESS_OVERLAP_NS)
+        let beside = all.operation_end_exclusive_ns(last).min(all.operation_end_exclusive_ns(id))
+            - all.operation_start_ns(id);
+        let inside = all.operation_end_exclusive_ns(id) < all.operation_end_exclusive_ns(last);
+        if beside > MAX_HARMLESS_STREAM_OVERLAP_NS
+            || (inside
+                && all.operation_end_exclusive_ns(last) - all.operation_start_ns(id)
+                    > MAX_HARMLESS_STREAM_OVERLAP_NS)
         {
             match overlaps.last_mut().filter(|of| of.id == last) {
                 Some(of) => of.followers += 1,
                 None => {
-                    let ns = all.end(last) - all.start(id);
-                    overlaps.push(OverlappingOperation { id: last, followers: 1, ns });
+                    let ns = all.operation_end_exclusive_ns(last) - all.operation_start_ns(id);
+                    overlaps.push(OperationOverlappingLaterOnes { id: last, followers: 1, ns });
                 }
             }
         }
-        if all.end(id) > all.end(last) {
+        if all.operation_end_exclusive_ns(id) > all.operation_end_exclusive_ns(last) {
             ahead = Some(id);
         }
     }
@@ -67,48 +81,54 @@ pub(super) fn find_stream_overlaps(
     let followers: usize = overlaps.iter().map(|of| of.followers).sum();
     let longest = overlaps.iter().map(|of| of.ns).max().unwrap_or(0);
     let busy: i64 = context.activities.iter().map(|of| of.busy_ns).sum();
-    let share = percent(total, busy);
-    let severity = if share > DOUBTFUL_OVERLAP_PERCENT {
+    let share = percent_or_zero(total, busy);
+    let severity = if share > MIN_DOUBTFUL_SHARE_PERCENT {
         FindingSeverity::Severe
     } else {
         FindingSeverity::Warning
     };
-    let mut finding = doubtful_trace_finding(
+    let mut finding = data_quality_finding(
         severity,
         format!(
             "{} operations overlap {followers} that follow them on one stream, by up to {}: their \
              times are wrong",
             overlaps.len(),
-            time(longest)
+            format_nanoseconds(longest)
         ),
-        number(followers, "operations"),
+        count_as_number_with_unit(followers, "operations"),
         "record again; busy time, idle time and sums that hold them are doubtful",
         "kernels with programmatic dependent launch, which start before the one ahead ends",
     );
-    finding.evidence = most_expensive_evidence(
+    finding.evidence = sorted_and_limited_evidence(
         overlaps
             .iter()
             .map(|of| {
-                let what = format!("{} overlaps {} that follow", all.name(of.id), of.followers);
+                let what = format!(
+                    "{} overlaps {} that follow",
+                    all.printed_operation_name(of.id),
+                    of.followers
+                );
                 let total_ns = Some(of.ns);
-                FindingEvidence { total_ns, ..operation_evidence(context, of.id, what) }
+                FindingEvidence { total_ns, ..evidence_of_single_operation(context, of.id, what) }
             })
             .collect(),
     );
     found.push(finding);
 }
 
-/// Nodes of a graph may run at once, and pages migrate at any time.
-fn may_overlap_on_stream(context: &DiagnosisContext<'_>, id: OperationId) -> bool {
-    let node = |row: usize| context.trace.kernels.graph_node.get(row).is_some_and(|node| node != 0);
-    match context.all.kind_and_row(id) {
-        (OperationKind::Kernel, row) => node(row),
-        (OperationKind::Copy, _) => context.is_page_migration(id),
-        (OperationKind::Set | OperationKind::Graph, _) => false,
+/// Nodes of a CUDA graph may run at the same time, and pages migrate at any time.
+fn may_overlap_others_on_stream(context: &DiagnosisContext<'_>, id: GpuOperationId) -> bool {
+    let node = |row: usize| {
+        context.trace.kernels.graph_node.decoded_row(row).is_some_and(|node| node != 0)
+    };
+    match context.all.kind_and_table_row(id) {
+        (GpuOperationKind::Kernel, row) => node(row),
+        (GpuOperationKind::Copy, _) => context.is_operation_page_migration(id),
+        (GpuOperationKind::Set | GpuOperationKind::Graph, _) => false,
     }
 }
 
-/// Sums do not contain operations without times.
+/// Adds a finding if operations have no times, because sums do not contain these operations.
 pub(super) fn find_operations_without_times(
     context: &DiagnosisContext<'_>,
     found: &mut Vec<DiagnosisFinding>,
@@ -118,25 +138,27 @@ pub(super) fn find_operations_without_times(
         return;
     }
     let counted = i64::try_from(context.all.len()).unwrap_or(i64::MAX);
-    let share = percent(lost, lost.saturating_add(counted));
-    let severity = if share > DOUBTFUL_OVERLAP_PERCENT {
+    let share = percent_or_zero(lost, lost.saturating_add(counted));
+    let severity = if share > MIN_DOUBTFUL_SHARE_PERCENT {
         FindingSeverity::Severe
     } else {
         FindingSeverity::Information
     };
-    let mut finding = doubtful_trace_finding(
+    let mut finding = data_quality_finding(
         severity,
         format!("{lost} operations have no times and do not count: {share:.1} % of all"),
-        NumberWithUnit { value: share, unit: "% of operations" },
+        MeasuredNumberWithUnit { value: share, unit: "% of operations" },
         "record again; sums lack them, and what ran in them counts as idle",
         "a trace that was stopped while the program ran",
     );
-    finding.threshold = NumberWithUnit { value: DOUBTFUL_OVERLAP_PERCENT, unit: "% of operations" };
+    finding.threshold =
+        MeasuredNumberWithUnit { value: MIN_DOUBTFUL_SHARE_PERCENT, unit: "% of operations" };
     found.push(finding);
 }
 
-/// Operations that start before their launch: the clocks of host and device disagree.
-pub(super) fn find_starts_before_launches(
+/// Adds a finding if operations start before their launch calls, which means that the clocks of
+/// host and GPU disagree.
+pub(super) fn find_operations_starting_before_launch(
     context: &DiagnosisContext<'_>,
     found: &mut Vec<DiagnosisFinding>,
 ) {
@@ -145,28 +167,28 @@ pub(super) fn find_starts_before_launches(
         return;
     }
     let launched = context.all.len()
-        - context.classes.migration_count()
+        - context.classes.page_migration_count()
         - context.host.operations_without_call;
-    let share = percent(
+    let share = percent_or_zero(
         i64::try_from(count).unwrap_or(i64::MAX),
         i64::try_from(launched).unwrap_or(i64::MAX),
     );
-    let severity = if share > DOUBTFUL_OVERLAP_PERCENT {
+    let severity = if share > MIN_DOUBTFUL_SHARE_PERCENT {
         FindingSeverity::Warning
     } else {
         FindingSeverity::Information
     };
-    let mut finding = doubtful_trace_finding(
+    let mut finding = data_quality_finding(
         severity,
         format!(
             "{count} of {launched} operations start before the call that launched them, by up to \
              {}: the clocks of host and device disagree",
-            time(most)
+            format_nanoseconds(most)
         ),
-        NumberWithUnit { value: share, unit: "% of operations" },
+        MeasuredNumberWithUnit { value: share, unit: "% of operations" },
         "causes of gaps that are shorter than this are doubtful; record again",
         "nothing",
     );
-    finding.threshold = NumberWithUnit { value: 0.0, unit: "% of operations" };
+    finding.threshold = MeasuredNumberWithUnit { value: 0.0, unit: "% of operations" };
     found.push(finding);
 }

@@ -1,18 +1,17 @@
-//! Messages of a recorder about its own work.
+//! Finds reasons for missing records in the messages that a recorder wrote about its own work.
 
 use super::super::super::finding::FindingEvidence;
 
-const MAX_SHOWN_MESSAGES: usize = 8;
+const MAX_LISTED_RECORDER_MESSAGES: usize = 8;
 
-/// Why records are missing, as the recorder says.
-pub(super) struct MissingRecordsReason {
+/// Reason why records are missing, and advice, derived from a recorder's message.
+pub(super) struct ReasonForMissingRecords {
     pub words: String,
     pub advice: String,
 }
 
-/// Profiler messages by the text that they contain, with the reason behind the message, and what to
-/// do.
-const MESSAGE_REASONS: &[(&[&str], &str, &str)] = &[
+/// Parts of recorder messages, with the reason for missing records that they show, and advice.
+const REASONS_BY_MESSAGE_PART: &[(&[&str], &str, &str)] = &[
     (
         &["ERR_NVGPUCTRPERM", "INSUFFICIENT_PRIVILEGES", "privilege", "permission"],
         "the recorder was not allowed to",
@@ -40,9 +39,9 @@ const MESSAGE_REASONS: &[(&[&str], &str, &str)] = &[
     ),
 ];
 
-/// Message reasons that count only if nothing was recorded, because processes without CUDA print
-/// such messages too.
-const NOTHING_RECORDED_REASONS: &[(&[&str], &str, &str)] = &[
+/// Further such reasons, used only if nothing was recorded, because processes that do not use CUDA
+/// cause the same messages.
+const REASONS_IF_NOTHING_RECORDED: &[(&[&str], &str, &str)] = &[
     (
         &["driver version is insufficient", "requires a newer driver", "INSUFFICIENT_DRIVER"],
         "the driver is older than the recorder needs",
@@ -62,38 +61,39 @@ const NOTHING_RECORDED_REASONS: &[(&[&str], &str, &str)] = &[
     ),
 ];
 
-/// The first reason that a message gives for missing records.
-pub(super) fn reason_in_messages(
+/// Returns the first reason for missing records that any of the messages shows.
+pub(super) fn reason_for_missing_records(
     messages: &[String],
     any_recorded: bool,
-) -> Option<MissingRecordsReason> {
-    if let Some(reason) = messages.iter().find_map(|message| driver_too_new_reason(message)) {
+) -> Option<ReasonForMissingRecords> {
+    if let Some(reason) = messages.iter().find_map(|message| reason_if_driver_is_too_new(message)) {
         return Some(reason);
     }
     let given = |parts: &[&str]| {
         messages.iter().any(|message| parts.iter().any(|part| message.contains(part)))
     };
-    let further = if any_recorded { &[][..] } else { NOTHING_RECORDED_REASONS };
-    let mut reasons = MESSAGE_REASONS.iter().chain(further);
+    let further = if any_recorded { &[][..] } else { REASONS_IF_NOTHING_RECORDED };
+    let mut reasons = REASONS_BY_MESSAGE_PART.iter().chain(further);
     let (_, words, advice) = reasons.find(|(parts, ..)| given(parts))?;
-    Some(MissingRecordsReason { words: (*words).to_owned(), advice: (*advice).to_owned() })
+    Some(ReasonForMissingRecords { words: (*words).to_owned(), advice: (*advice).to_owned() })
 }
 
-/// "Installed CUDA driver version (13.3) is not supported by this build of Nsight Systems."
-fn driver_too_new_reason(message: &str) -> Option<MissingRecordsReason> {
+/// Recognises messages such as "Installed CUDA driver version (13.3) is not supported by this build
+/// of Nsight Systems."
+fn reason_if_driver_is_too_new(message: &str) -> Option<ReasonForMissingRecords> {
     let (before, _) = message.split_once("is not supported by this build of Nsight Systems")?;
     let version = before.rsplit_once('(').and_then(|(_, rest)| rest.split_once(')'));
     let driver = version
         .map_or("the driver".to_owned(), |(version, _)| format!("the driver (CUDA {version})"));
-    Some(MissingRecordsReason {
+    Some(ReasonForMissingRecords {
         words: format!("{driver} is newer than this Nsight Systems"),
         advice: "update Nsight Systems to a version that supports the driver, and record again"
             .to_owned(),
     })
 }
 
-/// Profiler messages as evidence; messages that concern every rule come first.
-pub(super) fn messages_as_evidence(messages: &[String]) -> Vec<FindingEvidence> {
+/// Converts recorder messages to evidence; messages about CUDA, CUPTI or all events come first.
+pub(super) fn recorder_messages_as_evidence(messages: &[String]) -> Vec<FindingEvidence> {
     let mut texts: Vec<String> =
         messages.iter().map(|text| text.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
     texts.sort_unstable();
@@ -109,7 +109,7 @@ pub(super) fn messages_as_evidence(messages: &[String]) -> Vec<FindingEvidence> 
         let general = ["CUDA", "CUPTI", "Not all"].iter().any(|part| evidence.what.contains(part));
         (!general, evidence.what.clone())
     });
-    evidence.truncate(MAX_SHOWN_MESSAGES);
+    evidence.truncate(MAX_LISTED_RECORDER_MESSAGES);
     evidence
 }
 
@@ -119,21 +119,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_driver_that_is_too_new_is_reported_before_its_consequences() {
+    fn a_too_new_driver_is_reported_before_its_consequences() {
         let lost = "Not all CUDA events might have been collected.".to_owned();
         let driver = "Installed CUDA driver version (13.3) is not supported by this build of \
                       Nsight Systems. CUDA trace will be collected using libraries for 12.9";
         let both = [lost.clone(), driver.to_owned()];
-        let words = |messages: &[String]| reason_in_messages(messages, false).unwrap().words;
+        let words =
+            |messages: &[String]| reason_for_missing_records(messages, false).unwrap().words;
         assert_eq!(words(&both), "the driver (CUDA 13.3) is newer than this Nsight Systems");
         assert_eq!(words(&[lost]), "the recorder may have lost events of CUDA");
-        assert!(reason_in_messages(&["libfoo was not found".to_owned()], false).is_none());
-        // A shell that was traced, too, has no events of CUDA.
+        assert!(reason_for_missing_records(&["libfoo was not found".to_owned()], false).is_none());
+        // A shell that was traced together with the program has no CUDA events, so this message
+        // alone does not explain missing records.
         let failed = ["ActivityFlushAll returned 15: CUPTI_ERROR_NOT_INITIALIZED".to_owned()];
         assert_eq!(words(&failed), "CUPTI failed in the recorder");
-        assert!(reason_in_messages(&failed, true).is_none());
+        assert!(reason_for_missing_records(&failed, true).is_none());
         let shell = ["No CUDA events collected. Does the process use CUDA?".to_owned()];
-        assert!(reason_in_messages(&shell, true).is_none());
+        assert!(reason_for_missing_records(&shell, true).is_none());
         assert_eq!(words(&shell), "the recorder saw no event of CUDA");
     }
 }

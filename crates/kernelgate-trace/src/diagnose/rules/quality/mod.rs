@@ -1,67 +1,74 @@
-//! Rules on the quality of the trace itself.
+//! Diagnosis rule about the quality of the trace's data.
 
 mod impossible_times;
 mod messages;
 
 use super::super::finding::{
-    DiagnosisFinding, FindingEvidence, FindingSeverity, InspectedUnit, NumberWithUnit,
-    ProcessDeviceUse,
+    DiagnosisFinding, FindingEvidence, FindingSeverity, GpuUseOfProcess, InspectedRecordKind,
+    MeasuredNumberWithUnit,
 };
 use super::super::host::gap_cause::IdleCauseKind;
 use super::super::trace_facts::DiagnosisContext;
-use super::rule_outcome::{RuleResult, doubtful_trace_finding, inspected_all, number, percent};
-use crate::analyze::timeline::idle_time::IdleGap;
-use crate::analyze::timeline::span_union::UnitedSpans;
+use super::rule_outcome::{
+    FindingsOrMissingData, all_records_inspected, count_as_number_with_unit, data_quality_finding,
+    percent_or_zero,
+};
+use crate::analyze::timeline::idle_time::GpuIdleGap;
+use crate::analyze::timeline::span_union::UnionOfTimeSpans;
 use crate::model::TraceRecorder;
-use impossible_times::MAX_HARMLESS_OVERLAP_NS;
+use impossible_times::MAX_HARMLESS_STREAM_OVERLAP_NS;
 
-/// The profiler's own work, as a part of the time of the GPU, above which times are doubtful.
+/// Largest share of the GPU's time, in percent, that the profiler's own work may take before times
+/// are doubtful.
 const MAX_PROFILER_OVERHEAD_PERCENT: f64 = 5.0;
-/// A gap this many times as long as all other time is taken for a jump of the clock, or a pause.
-const CLOCK_JUMP_LENGTH_RATIO: i64 = 100;
+/// A gap that is at least this many times as long as all other time of the GPU is taken for a clock
+/// jump or a pause.
+const MIN_CLOCK_JUMP_LENGTH_RATIO: i64 = 100;
 
-pub(super) fn quality_finding_text() -> String {
+pub(super) fn data_quality_rule_text() -> String {
     format!(
         "records dropped, orphaned, unreadable or odd; graphs recorded whole; the profiler at work \
-         for more than {MAX_PROFILER_OVERHEAD_PERCENT} % of the time; a gap {CLOCK_JUMP_LENGTH_RATIO} times as long as everything else; \
+         for more than {MAX_PROFILER_OVERHEAD_PERCENT} % of the time; a gap {MIN_CLOCK_JUMP_LENGTH_RATIO} times as long as everything else; \
          operations that overlap on one stream by more than {} µs or start before their launch",
-        MAX_HARMLESS_OVERLAP_NS / 1000
+        MAX_HARMLESS_STREAM_OVERLAP_NS / 1000
     )
 }
 
-/// Rule that finds reasons to doubt the trace itself. The function is long because it has a
+/// Finds reasons to doubt the trace's data. `find_data_quality_problems` is long because it has a
 /// sentence for each reason.
 #[expect(clippy::too_many_lines)]
-pub(super) fn data_quality_rule(
+pub(super) fn find_data_quality_problems(
     context: &DiagnosisContext<'_>,
-    devices: &[ProcessDeviceUse],
-) -> RuleResult {
+    devices: &[GpuUseOfProcess],
+) -> FindingsOrMissingData {
     let (trace, quality) = (context.trace, &context.trace.quality);
     let mut found = Vec::new();
-    let count = |count: u64| number(usize::try_from(count).unwrap_or(usize::MAX), "records");
+    let count = |count: u64| {
+        count_as_number_with_unit(usize::try_from(count).unwrap_or(usize::MAX), "records")
+    };
     if context.all.is_empty() && trace.profiled.is_empty() {
-        found.push(no_gpu_work_finding(context));
+        found.push(finding_without_gpu_work(context));
     }
     for part in &quality.unreadable {
-        found.push(doubtful_trace_finding(
+        found.push(data_quality_finding(
             FindingSeverity::Severe,
             format!("a part could not be read to its end: {part}"),
-            number(1, "parts"),
+            count_as_number_with_unit(1, "parts"),
             "export or record again; sums below are of the rest",
             "nothing",
         ));
     }
     for note in &quality.notes {
-        found.push(doubtful_trace_finding(
+        found.push(data_quality_finding(
             FindingSeverity::Information,
             note.clone(),
-            number(1, "notes"),
+            count_as_number_with_unit(1, "notes"),
             "check one number against the recorder's own output",
             "the file is as described",
         ));
     }
     if quality.dropped > 0 {
-        found.push(doubtful_trace_finding(
+        found.push(data_quality_finding(
             FindingSeverity::Severe,
             format!("the recorder lost {} records", quality.dropped),
             count(quality.dropped),
@@ -70,22 +77,22 @@ pub(super) fn data_quality_rule(
         ));
     }
     impossible_times::find_operations_without_times(context, &mut found);
-    impossible_times::find_stream_overlaps(context, &mut found);
-    impossible_times::find_starts_before_launches(context, &mut found);
+    impossible_times::find_overlaps_on_streams(context, &mut found);
+    impossible_times::find_operations_starting_before_launch(context, &mut found);
     if !quality.missing.is_empty() && trace.profiled.is_empty() {
-        found.push(doubtful_trace_finding(
+        found.push(data_quality_finding(
             FindingSeverity::Information,
             format!("not recorded: {}", quality.missing.join(", ")),
-            number(quality.missing.len(), "tables"),
+            count_as_number_with_unit(quality.missing.len(), "tables"),
             format!(
                 "{}; questions that need them are listed as not measured",
-                context.platform.record_launches_advice()
+                context.platform.advice_to_record_launch_calls()
             ),
             "the program has none of these",
         ));
     }
-    find_operations_without_call(context, &mut found);
-    find_graphs_without_nodes(context, &mut found);
+    find_operations_without_launch_call(context, &mut found);
+    find_graphs_recorded_whole(context, &mut found);
     for (what, records, advice) in [
         (
             "ranges were never closed; they end with the trace",
@@ -95,19 +102,19 @@ pub(super) fn data_quality_rule(
         (
             "records end before they start; they count as zero long",
             quality.backwards,
-            DOUBTFUL_CLOCK_ADVICE,
+            BACKWARD_TIMES_ADVICE,
         ),
-        ("events are no valid JSON and do not count", quality.broken_events, STRINGS_ADVICE),
-        ("values do not fit their field and do not count", quality.odd_values, RECORD_AGAIN_ADVICE),
+        ("events are no valid JSON and do not count", quality.broken_events, BROKEN_EVENTS_ADVICE),
+        ("values do not fit their field and do not count", quality.odd_values, ODD_VALUES_ADVICE),
         (
             "texts are not UTF-8; bytes that are not read as \u{fffd}",
             quality.invalid_texts,
-            NAMES_ADVICE,
+            INVALID_TEXTS_ADVICE,
         ),
     ] {
         if records > 0 {
             let title = format!("{records} {what}");
-            found.push(doubtful_trace_finding(
+            found.push(data_quality_finding(
                 FindingSeverity::Information,
                 title,
                 count(records),
@@ -116,47 +123,54 @@ pub(super) fn data_quality_rule(
             ));
         }
     }
-    find_profiler_overhead(context, devices, &mut found);
-    find_clock_jump(context, devices, &mut found);
-    find_profiler_messages(context, &mut found);
+    find_large_profiler_overhead(context, devices, &mut found);
+    find_gap_that_may_be_clock_jump(context, devices, &mut found);
+    add_finding_of_profiler_messages(context, &mut found);
     Ok((
         found,
-        inspected_all(context.all.len().max(trace.profiled.len()), InspectedUnit::Operations),
+        all_records_inspected(
+            context.all.len().max(trace.profiled.len()),
+            InspectedRecordKind::Operations,
+        ),
     ))
 }
 
-/// Adds the warnings and errors of the profiler.
-fn find_profiler_messages(context: &DiagnosisContext<'_>, found: &mut Vec<DiagnosisFinding>) {
+/// Adds a finding with the warnings and errors that the profiler reported.
+fn add_finding_of_profiler_messages(
+    context: &DiagnosisContext<'_>,
+    found: &mut Vec<DiagnosisFinding>,
+) {
     let quality = &context.trace.quality;
     if !quality.messages.is_empty() && !context.all.is_empty() {
-        let mut finding = doubtful_trace_finding(
+        let mut finding = data_quality_finding(
             FindingSeverity::Information,
             format!("the profiler reported {} warnings and errors", quality.messages.len()),
-            number(quality.messages.len(), "messages"),
+            count_as_number_with_unit(quality.messages.len(), "messages"),
             "read them; most concern libraries that the program does not use",
             "warnings about APIs that were not to be traced",
         );
-        if let Some(reason) = messages::reason_in_messages(&quality.messages, true) {
+        if let Some(reason) = messages::reason_for_missing_records(&quality.messages, true) {
             finding.severity = FindingSeverity::Warning;
             finding.title = format!("{}: {}", finding.title, reason.words);
             finding.advice = reason.advice;
         }
-        finding.evidence = messages::messages_as_evidence(&quality.messages);
+        finding.evidence = messages::recorder_messages_as_evidence(&quality.messages);
         found.push(finding);
     }
 }
 
-/// A trace without GPU work; the recorder's messages may say why.
-fn no_gpu_work_finding(context: &DiagnosisContext<'_>) -> DiagnosisFinding {
+/// Returns the finding that the trace has no GPU work; the recorder's messages may give a reason.
+fn finding_without_gpu_work(context: &DiagnosisContext<'_>) -> DiagnosisFinding {
     let trace = context.trace;
     let mut own = trace.processes.iter().filter(|_| trace.recorder == TraceRecorder::Chrome);
     let gpu_process = own.find_map(|process| {
-        let name = trace.names.text(process.name?);
+        let name = trace.names.text_of_name(process.name?);
         (name.contains("GPU") || name == "CUDA functions").then_some(name)
     });
-    let reason = messages::reason_in_messages(&trace.quality.messages, false);
+    let reason = messages::reason_for_missing_records(&trace.quality.messages, false);
     let sites = context.host.sites.iter();
-    let launching = sites.filter(|((name, _), _)| context.function_name(*name).contains("Launch"));
+    let launching = sites
+        .filter(|((name, _), _)| context.function_name_without_version(*name).contains("Launch"));
     let launches: usize = launching.map(|(_, calls)| calls.count).sum();
     let because = match (&reason, gpu_process) {
         (Some(reason), _) => format!(": {}", reason.words),
@@ -170,36 +184,40 @@ fn no_gpu_work_finding(context: &DiagnosisContext<'_>) -> DiagnosisFinding {
         ),
         (None, None) => String::new(),
     };
-    let record = context.platform.record_launches_advice();
+    let record = context.platform.advice_to_record_launch_calls();
     let advice = match reason {
         Some(reason) => reason.advice,
         None => format!("{record}, and let the program run until its GPU work is done"),
     };
     let title = "the trace holds no kernel, copy, set or graph launch: nothing about the GPU can \
                  be concluded";
-    let mut finding = doubtful_trace_finding(
+    let mut finding = data_quality_finding(
         FindingSeverity::Severe,
         format!("{title}{because}"),
-        number(0, "operations"),
+        count_as_number_with_unit(0, "operations"),
         advice,
         "a program that does not use the GPU",
     );
-    finding.evidence = messages::messages_as_evidence(&trace.quality.messages);
+    finding.evidence = messages::recorder_messages_as_evidence(&trace.quality.messages);
     finding
 }
 
 const UNCLOSED_RANGES_ADVICE: &str =
     "their lengths are upper bounds; close every range, or record to the end";
-const DOUBTFUL_CLOCK_ADVICE: &str = "times around them are doubtful; record again";
-const RECORD_AGAIN_ADVICE: &str = "record again; sums below are without them";
-const STRINGS_ADVICE: &str =
+const BACKWARD_TIMES_ADVICE: &str = "times around them are doubtful; record again";
+const ODD_VALUES_ADVICE: &str = "record again; sums below are without them";
+const BROKEN_EVENTS_ADVICE: &str =
     "PyTorch writes some strings unescaped (with_stack=True); the rest was read";
-const NAMES_ADVICE: &str = "give ranges names in UTF-8";
+const INVALID_TEXTS_ADVICE: &str = "give ranges names in UTF-8";
 
-/// Operations without a call, and what that hides.
-fn find_operations_without_call(context: &DiagnosisContext<'_>, found: &mut Vec<DiagnosisFinding>) {
+/// Adds a finding if the trace lacks launch calls of operations, and says which questions this
+/// affects.
+fn find_operations_without_launch_call(
+    context: &DiagnosisContext<'_>,
+    found: &mut Vec<DiagnosisFinding>,
+) {
     let operations_without_call = context.host.operations_without_call;
-    let launched = context.all.len() - context.classes.migration_count();
+    let launched = context.all.len() - context.classes.page_migration_count();
     if operations_without_call == 0 || context.host.calls == 0 {
         return;
     }
@@ -207,47 +225,48 @@ fn find_operations_without_call(context: &DiagnosisContext<'_>, found: &mut Vec<
     let share = operations_without_call as f64 / launched.max(1) as f64 * 100.0;
     let severity =
         if share > 5.0 { FindingSeverity::Warning } else { FindingSeverity::Information };
-    let mut finding = doubtful_trace_finding(
+    let mut finding = data_quality_finding(
         severity,
         format!(
             "{operations_without_call} of {launched} operations were launched by calls that the trace does not hold"
         ),
-        NumberWithUnit { value: share, unit: "%" },
+        MeasuredNumberWithUnit { value: share, unit: "%" },
         "start recording before the program launches, or skip its first step; their ranges and the \
          causes of the gaps before them are unknown",
         "a recording that starts in the middle of a run",
     );
-    finding.threshold = NumberWithUnit { value: 5.0, unit: "%" };
+    finding.threshold = MeasuredNumberWithUnit { value: 5.0, unit: "%" };
     found.push(finding);
 }
 
-/// Finds graphs whose nodes were not recorded, so that no table has their kernels.
-fn find_graphs_without_nodes(context: &DiagnosisContext<'_>, found: &mut Vec<DiagnosisFinding>) {
+/// Adds a finding if CUDA graphs were recorded as a whole, so that their kernels are in no table.
+fn find_graphs_recorded_whole(context: &DiagnosisContext<'_>, found: &mut Vec<DiagnosisFinding>) {
     let graphs = &context.trace.graphs.on_gpu;
-    if graphs.is_empty() {
+    if graphs.has_no_operation() {
         return;
     }
-    let time: i64 = graphs.total_duration_ns();
+    let time: i64 = graphs.sum_of_operation_durations_ns();
     let busy: i64 = context.activities.iter().map(|activity| activity.busy_ns).sum();
-    let share = percent(time, busy);
-    let mut finding = doubtful_trace_finding(
+    let share = percent_or_zero(time, busy);
+    let mut finding = data_quality_finding(
         if share > 50.0 { FindingSeverity::Warning } else { FindingSeverity::Information },
         format!(
             "{} graph launches were recorded whole: {share:.1} % of the busy time has no kernels",
-            graphs.len()
+            graphs.operation_count()
         ),
-        NumberWithUnit { value: share, unit: "% of busy time" },
-        context.platform.advice_to_trace_graph_nodes(),
+        MeasuredNumberWithUnit { value: share, unit: "% of busy time" },
+        context.platform.advice_to_record_graph_nodes(),
         "graphs whose launches alone are of interest",
     );
-    finding.threshold = NumberWithUnit { value: 50.0, unit: "% of busy time" };
+    finding.threshold = MeasuredNumberWithUnit { value: 50.0, unit: "% of busy time" };
     found.push(finding);
 }
 
-/// The cost of the profiler itself while the GPU was used.
-fn find_profiler_overhead(
+/// Adds a finding if the profiler's own work took more than 5 % of the time in which the GPU was
+/// used.
+fn find_large_profiler_overhead(
     context: &DiagnosisContext<'_>,
-    devices: &[ProcessDeviceUse],
+    devices: &[GpuUseOfProcess],
     found: &mut Vec<DiagnosisFinding>,
 ) {
     let (Some(first), Some(last)) = (
@@ -257,54 +276,62 @@ fn find_profiler_overhead(
         return;
     };
     let overhead = context.trace.quality.overhead.iter().copied();
-    let overhead = UnitedSpans::new(overhead.filter(|(start, end)| start < end).collect());
-    let share = percent(overhead.covered_within((first, last)), last - first);
+    let overhead =
+        UnionOfTimeSpans::union_of_spans(overhead.filter(|(start, end)| start < end).collect());
+    let share = percent_or_zero(overhead.covered_ns_within((first, last)), last - first);
     if share > MAX_PROFILER_OVERHEAD_PERCENT {
-        let mut finding = doubtful_trace_finding(
+        let mut finding = data_quality_finding(
             FindingSeverity::Warning,
             format!("the profiler worked for {share:.1} % of the time in which the GPU was used"),
-            NumberWithUnit { value: share, unit: "%" },
+            MeasuredNumberWithUnit { value: share, unit: "%" },
             "gaps and host times are longer than without the profiler; record fewer APIs, or later",
             "overhead on threads that launch nothing",
         );
-        finding.threshold = NumberWithUnit { value: MAX_PROFILER_OVERHEAD_PERCENT, unit: "%" };
+        finding.threshold =
+            MeasuredNumberWithUnit { value: MAX_PROFILER_OVERHEAD_PERCENT, unit: "%" };
         found.push(finding);
     }
 }
 
-/// A gap that dwarfs everything else: shares of the span mean little.
-fn find_clock_jump(
+/// Adds a finding if a single gap is 100 times as long as all other time, so that shares of the
+/// span mean little.
+fn find_gap_that_may_be_clock_jump(
     context: &DiagnosisContext<'_>,
-    devices: &[ProcessDeviceUse],
+    devices: &[GpuUseOfProcess],
     found: &mut Vec<DiagnosisFinding>,
 ) {
     for (device, activity) in devices.iter().zip(&context.activities) {
-        let longest = activity.gaps.iter(&context.all).max_by_key(IdleGap::gap_ns);
+        let longest = activity.gaps.iter(&context.all).max_by_key(GpuIdleGap::idle_gap_length_ns);
         let Some(longest) = longest else { continue };
-        // A call that lasts, or work that was launched, explains the gap.
+        // A gap during which a long host call ran, or whose work was launched before, is explained
+        // and no clock jump.
         let unexplained = |kind| {
-            matches!(kind, IdleCauseKind::HostCode | IdleCauseKind::OffCpu) || !kind.is_explained()
+            matches!(kind, IdleCauseKind::HostCode | IdleCauseKind::OffCpu)
+                || !kind.is_reason_in_trace()
         };
-        let causes = context.causes_of_gap(&longest);
+        let causes = context.causes_and_ns_of_idle_gap(&longest);
         let doubtful = causes
             .filter(|((kind, _), _)| unexplained(*kind) && *kind != IdleCauseKind::NotStarted)
             .map(|(_, ns)| ns);
-        if doubtful.sum::<i64>() * 2 < longest.gap_ns() {
+        if doubtful.sum::<i64>() * 2 < longest.idle_gap_length_ns() {
             continue;
         }
-        let rest = activity.span_of_gaps_ns() - longest.gap_ns();
-        if rest <= 0 || longest.gap_ns() / CLOCK_JUMP_LENGTH_RATIO < rest {
+        let rest = activity.first_start_to_last_end_ns() - longest.idle_gap_length_ns();
+        if rest <= 0 || longest.idle_gap_length_ns() / MIN_CLOCK_JUMP_LENGTH_RATIO < rest {
             continue;
         }
-        let mut finding = doubtful_trace_finding(
+        let mut finding = data_quality_finding(
             FindingSeverity::Warning,
             format!(
-                "one idle time on device {} is more than {CLOCK_JUMP_LENGTH_RATIO} times as long as everything else: \
+                "one idle time on device {} is more than {MIN_CLOCK_JUMP_LENGTH_RATIO} times as long as everything else: \
                  the clock jumped, or the program paused",
                 device.device
             ),
-            NumberWithUnit {
-                value: percent(longest.gap_ns(), activity.span_of_gaps_ns()),
+            MeasuredNumberWithUnit {
+                value: percent_or_zero(
+                    longest.idle_gap_length_ns(),
+                    activity.first_start_to_last_end_ns(),
+                ),
                 unit: "%",
             },
             "shares of the whole span mean little; restrict the trace with --range",
@@ -313,8 +340,8 @@ fn find_clock_jump(
         finding.evidence.push(FindingEvidence {
             what: "idle time".to_owned(),
             count: 1,
-            total_ns: Some(longest.gap_ns()),
-            range: context.path_of_operation(longest.after),
+            total_ns: Some(longest.idle_gap_length_ns()),
+            range: context.range_path_text_of_operation(longest.after),
             span: Some((longest.start, longest.end)),
             place: Some((device.pid, device.device)),
         });

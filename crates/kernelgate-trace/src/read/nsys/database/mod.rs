@@ -1,5 +1,5 @@
-//! The tables of an export, each with the columns that it happens to have: an SQLite file, or a
-//! folder of parquet files.
+//! Reads tables of an Nsight Systems export, an SQLite file or a folder of parquet files; missing
+//! columns read as NULL.
 
 #[cfg(feature = "parquet")]
 mod parquet_folder;
@@ -12,31 +12,31 @@ mod table_row;
 use std::path::Path;
 
 #[cfg(feature = "parquet")]
-use parquet_folder::Folder;
-use sqlite::SqliteDatabase;
-pub(super) use table_row::{Row, RowOrder};
+use parquet_folder::ParquetExportFolder;
+use sqlite::SqliteExportDatabase;
+pub(super) use table_row::{ExportRow, ExportRowOrder};
 
 use crate::error::TraceError;
 
-/// An Nsight Systems export that is open for reading.
-pub(super) enum NsysDatabase {
-    Sqlite(SqliteDatabase),
+/// An Nsight Systems export, open for reading.
+pub(super) enum NsysExportDatabase {
+    Sqlite(SqliteExportDatabase),
     #[cfg(feature = "parquet")]
-    Parquet(Folder),
+    Parquet(ParquetExportFolder),
 }
 
-impl NsysDatabase {
-    /// Opens an export.
+impl NsysExportDatabase {
+    /// Opens an Nsight Systems export.
     ///
     /// # Errors
     /// The file is locked, not an SQLite database, or its schema cannot be read. The folder cannot
-    /// be read, or this build cannot read parquet.
-    pub fn open_export(path: &Path) -> Result<NsysDatabase, TraceError> {
+    /// be read, or kernelgate was built without the feature `parquet`.
+    pub fn open_sqlite_or_parquet_export(path: &Path) -> Result<NsysExportDatabase, TraceError> {
         if !path.is_dir() {
-            return SqliteDatabase::open_sqlite(path).map(Self::Sqlite);
+            return SqliteExportDatabase::open_sqlite_export(path).map(Self::Sqlite);
         }
         #[cfg(feature = "parquet")]
-        return Folder::open(path).map(Self::Parquet);
+        return ParquetExportFolder::open_parquet_folder(path).map(Self::Parquet);
         #[cfg(not(feature = "parquet"))]
         Err(TraceError::Unknown {
             path: path.to_owned(),
@@ -47,52 +47,51 @@ impl NsysDatabase {
         })
     }
 
-    /// Names of all tables of the export.
+    /// Names of all tables in the export.
     pub fn table_names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
         match self {
             Self::Sqlite(file) => Box::new(file.table_names()),
             #[cfg(feature = "parquet")]
-            Self::Parquet(folder) => Box::new(folder.tables()),
+            Self::Parquet(folder) => Box::new(folder.parquet_table_names()),
         }
     }
 
-    pub fn has_table(&self, table: &str) -> bool {
+    pub fn has_export_table(&self, table: &str) -> bool {
         match self {
-            Self::Sqlite(file) => file.has_table(table),
+            Self::Sqlite(file) => file.has_sqlite_table(table),
             #[cfg(feature = "parquet")]
-            Self::Parquet(folder) => folder.has(table),
+            Self::Parquet(folder) => folder.has_parquet_table(table),
         }
     }
 
-    pub fn has_column(&self, table: &str, column: &str) -> bool {
+    pub fn has_export_column(&self, table: &str, column: &str) -> bool {
         match self {
-            Self::Sqlite(file) => file.has_column(table, column),
+            Self::Sqlite(file) => file.has_sqlite_column(table, column),
             #[cfg(feature = "parquet")]
-            Self::Parquet(folder) => folder.has_column(table, column),
+            Self::Parquet(folder) => folder.has_parquet_column(table, column),
         }
     }
 
-    /// Returns a number that is at least the table's number of rows, without counting them; 0 if
-    /// unknown.
-    pub fn rows_at_most(&self, table: &str) -> usize {
+    /// Returns an upper bound of the table's number of rows without counting rows; 0 if unknown.
+    pub fn row_count_upper_bound(&self, table: &str) -> usize {
         match self {
             Self::Sqlite(file) => file.rows_at_most(table),
             #[cfg(feature = "parquet")]
-            Self::Parquet(folder) => folder.rows(table),
+            Self::Parquet(folder) => folder.parquet_row_count(table),
         }
     }
 
-    /// The latest end time of all rows of some tables.
-    pub fn last_end_ns(&self, tables: &[&str]) -> Option<i64> {
+    /// The latest end time in nanoseconds over all rows of the given tables.
+    pub fn latest_end_ns_of_tables(&self, tables: &[&str]) -> Option<i64> {
         match self {
-            Self::Sqlite(file) => file.last_end_in_tables(tables),
+            Self::Sqlite(file) => file.latest_end_ns_of_sqlite_tables(tables),
             #[cfg(feature = "parquet")]
-            Self::Parquet(folder) => folder.last_end(tables),
+            Self::Parquet(folder) => folder.latest_end_ns_of_parquet_tables(tables),
         }
     }
 
-    /// Reads every row of a table with these columns in this order; a column that the table lacks
-    /// reads as NULL. The result `Ok(Some(reason))` means that the table ends early.
+    /// Passes the requested columns of every row of a table to `each`; a column that the table
+    /// lacks reads as NULL. `Ok(Some(reason))` means that the end of the table could not be read.
     ///
     /// # Errors
     /// The database is locked.
@@ -100,23 +99,23 @@ impl NsysDatabase {
         &self,
         table: &str,
         columns: &[&str],
-        each: impl FnMut(&Row<'_, '_>),
+        each: impl FnMut(&ExportRow<'_, '_>),
     ) -> Result<Option<String>, TraceError> {
-        self.visit_rows_in_order(RowOrder::Stored, table, columns, each)
+        self.visit_rows_in_order(ExportRowOrder::Stored, table, columns, each)
     }
 
-    /// Reads every row of a table, in the requested order.
+    /// Passes the requested columns of every row of a table to `each`, in the requested row order.
     pub fn visit_rows_in_order(
         &self,
-        order: RowOrder,
+        order: ExportRowOrder,
         table: &str,
         columns: &[&str],
-        each: impl FnMut(&Row<'_, '_>),
+        each: impl FnMut(&ExportRow<'_, '_>),
     ) -> Result<Option<String>, TraceError> {
         match self {
-            Self::Sqlite(file) => file.scan_in_order(order, table, columns, each),
+            Self::Sqlite(file) => file.visit_sqlite_rows_in_order(order, table, columns, each),
             #[cfg(feature = "parquet")]
-            Self::Parquet(folder) => Ok(folder.scan_in(order, table, columns, each)),
+            Self::Parquet(folder) => Ok(folder.visit_rows_or_reason(order, table, columns, each)),
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Exports as a folder of parquet files, one a table (`nsys export --type parquetdir`). Row groups
-//! are read one after the other in batches, so that a table of any length takes the memory of a few
-//! pages.
+//! Reads Nsight Systems exports that are folders with one parquet file per table (`nsys export
+//! --type parquetdir`). ExportRow groups are decoded one after the other in batches, so memory does not
+//! grow with the length of the table.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,88 +11,89 @@ use parquet::data_type::DataType;
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, RowGroupReader, SerializedFileReader};
 
-use super::sorted_rows::{RUN, Sorter};
-use super::table_row::{Column, Row, RowCells, RowOrder, Rows};
+use super::sorted_rows::{ExternalRowSorter, SORTED_RUN_BYTES};
+use super::table_row::{Column, ExportRow, ExportRowCells, ExportRowOrder, Rows};
 use crate::error::TraceError;
-use crate::model::quality::is_plausible_time;
+use crate::model::quality::is_plausible_time_ns;
 
-/// Number of rows that are decoded at a time.
-const DECODED_ROWS: usize = 8192;
+/// Number of rows that are decoded per batch.
+const ROWS_PER_DECODED_BATCH: usize = 8192;
 
 /// A folder of tables.
-pub(crate) struct Folder {
-    tables: BTreeMap<String, ParquetTable>,
+pub(crate) struct ParquetExportFolder {
+    tables: BTreeMap<String, ParquetTableFile>,
 }
 
-struct ParquetTable {
+struct ParquetTableFile {
     path: PathBuf,
-    /// Names of the columns by their number.
+    /// Names of the table's columns, in column order.
     columns: Vec<String>,
     rows: usize,
-    /// Reason why the table cannot be read to its end.
+    /// Why the table's parquet file could not be opened.
     broken: Option<String>,
 }
 
-impl Folder {
-    /// Opens every parquet file of a folder. A file that cannot be read is a table without rows,
-    /// which says so when it is read.
-    pub fn open(path: &Path) -> Result<Folder, TraceError> {
+impl ParquetExportFolder {
+    /// Opens every parquet file of a folder. A file that cannot be opened becomes a table without
+    /// rows, which reports the reason when it is read.
+    pub fn open_parquet_folder(path: &Path) -> Result<ParquetExportFolder, TraceError> {
         let mut tables = BTreeMap::new();
         for entry in std::fs::read_dir(path).map_err(TraceError::io(path))? {
             let file = entry.map_err(TraceError::io(path))?.path();
             let is_table = file.extension().is_some_and(|extension| extension == "parquet");
             let name = file.file_stem().and_then(|name| name.to_str());
             if let (true, Some(name)) = (is_table, name) {
-                tables.insert(name.to_owned(), ParquetTable::open(&file));
+                tables.insert(name.to_owned(), ParquetTableFile::open_parquet_table(&file));
             }
         }
         Ok(Self { tables })
     }
 
-    pub fn tables(&self) -> impl Iterator<Item = &str> {
+    pub fn parquet_table_names(&self) -> impl Iterator<Item = &str> {
         self.tables.keys().map(String::as_str)
     }
 
-    pub fn has(&self, table: &str) -> bool {
+    pub fn has_parquet_table(&self, table: &str) -> bool {
         self.tables.contains_key(table)
     }
 
-    pub fn has_column(&self, table: &str, column: &str) -> bool {
+    pub fn has_parquet_column(&self, table: &str, column: &str) -> bool {
         self.tables.get(table).is_some_and(|table| table.columns.iter().any(|name| name == column))
     }
 
-    pub fn rows(&self, table: &str) -> usize {
+    pub fn parquet_row_count(&self, table: &str) -> usize {
         self.tables.get(table).map_or(0, |table| table.rows)
     }
 
-    pub fn last_end(&self, tables: &[&str]) -> Option<i64> {
+    pub fn latest_end_ns_of_parquet_tables(&self, tables: &[&str]) -> Option<i64> {
         let mut last = None;
         for table in tables {
-            self.scan_in(RowOrder::Stored, table, &["end"], |row| {
-                last = last.max(row.integer_cell(0).filter(is_plausible_time));
+            self.visit_rows_or_reason(ExportRowOrder::Stored, table, &["end"], |row| {
+                last = last.max(row.cell_as_integer(0).filter(is_plausible_time_ns));
             });
         }
         last
     }
 
-    /// Visits every row of a table; returns the reason if it ends early.
-    pub fn scan_in(
+    /// Passes every row of a table to `each`; returns the reason if reading ends early.
+    pub fn visit_rows_or_reason(
         &self,
-        order: RowOrder,
+        order: ExportRowOrder,
         table: &str,
         columns: &[&str],
-        mut each: impl FnMut(&Row<'_, '_>),
+        mut each: impl FnMut(&ExportRow<'_, '_>),
     ) -> Option<String> {
         let file = self.tables.get(table)?;
         if let Some(reason) = &file.broken {
             return Some(format!("{table}: {reason}"));
         }
-        let sorted = order == RowOrder::Start && self.has_column(table, "start");
+        let sorted = order == ExportRowOrder::Start && self.has_parquet_column(table, "start");
         let outcome = if sorted {
-            file.sorted(columns, &mut each)
+            file.visit_rows_sorted_by_start(columns, &mut each)
         } else {
-            file.stored(columns, |rows| {
-                (0..rows.count).for_each(|row| each(&Row(RowCells::Parquet(rows, row))));
+            file.visit_row_batches_as_stored(columns, |rows| {
+                (0..rows.count)
+                    .for_each(|row| each(&ExportRow(ExportRowCells::Parquet(rows, row))));
                 Ok(())
             })
         };
@@ -101,10 +102,10 @@ impl Folder {
     }
 }
 
-impl ParquetTable {
-    fn open(path: &Path) -> ParquetTable {
+impl ParquetTableFile {
+    fn open_parquet_table(path: &Path) -> ParquetTableFile {
         let mut table = Self { path: path.to_owned(), columns: Vec::new(), rows: 0, broken: None };
-        match parquet_reader(path) {
+        match open_parquet_file(path) {
             Ok(reader) => {
                 let metadata = reader.metadata();
                 let schema = metadata.file_metadata().schema_descr();
@@ -118,21 +119,21 @@ impl ParquetTable {
         table
     }
 
-    /// Passes on batches of rows as they are stored; returns how many rows were read, and why not
-    /// more.
-    fn stored(
+    /// Passes batches of rows to `each` in stored order; returns the number of rows read, and the
+    /// error that ended reading.
+    fn visit_row_batches_as_stored(
         &self,
         columns: &[&str],
         mut each: impl FnMut(&Rows) -> Result<(), ParquetError>,
     ) -> (usize, Option<ParquetError>) {
         let mut read = 0;
         let outcome = (|| {
-            let reader = parquet_reader(&self.path)?;
+            let reader = open_parquet_file(&self.path)?;
             for group in 0..reader.num_row_groups() {
                 let group = reader.get_row_group(group)?;
-                let mut group = OpenRowGroup::open(self, &*group, columns)?;
+                let mut group = ParquetRowGroupReader::open_row_group(self, &*group, columns)?;
                 while group.left > 0 {
-                    let rows = group.next()?;
+                    let rows = group.decode_next_row_batch()?;
                     read += rows.count;
                     each(&rows)?;
                 }
@@ -142,45 +143,47 @@ impl ParquetTable {
         (read, outcome.err())
     }
 
-    /// Visits the rows of a table in the order of their start.
-    fn sorted(
+    /// Passes the rows of a table to `each` in order of their start time.
+    fn visit_rows_sorted_by_start(
         &self,
         columns: &[&str],
-        each: &mut impl FnMut(&Row<'_, '_>),
+        each: &mut impl FnMut(&ExportRow<'_, '_>),
     ) -> (usize, Option<ParquetError>) {
         let with_start: Vec<&str> = columns.iter().copied().chain(["start"]).collect();
         let external = |error: std::io::Error| ParquetError::External(Box::new(error));
-        let mut sorter = Sorter::new(columns.len(), RUN);
-        let (read, error) = self.stored(&with_start, |rows| {
+        let mut sorter =
+            ExternalRowSorter::with_column_count_and_run_bytes(columns.len(), SORTED_RUN_BYTES);
+        let (read, error) = self.visit_row_batches_as_stored(&with_start, |rows| {
             (0..rows.count).try_for_each(|row| {
-                let row = Row(RowCells::Parquet(rows, row));
-                let start = row.integer_cell(columns.len()).unwrap_or(i64::MIN);
-                sorter.push(start, &row).map_err(external)
+                let row = ExportRow(ExportRowCells::Parquet(rows, row));
+                let start = row.cell_as_integer(columns.len()).unwrap_or(i64::MIN);
+                sorter.push_row(start, &row).map_err(external)
             })
         });
-        let merged = sorter.finish(each).map_err(external);
+        let merged = sorter.merge_runs_and_visit_rows(each).map_err(external);
         (read, error.or(merged.err()))
     }
 }
 
-fn parquet_reader(path: &Path) -> Result<SerializedFileReader<File>, ParquetError> {
+fn open_parquet_file(path: &Path) -> Result<SerializedFileReader<File>, ParquetError> {
     let file = File::open(path).map_err(|error| ParquetError::External(Box::new(error)))?;
     SerializedFileReader::new(file)
 }
 
-/// A row group while it is read.
-struct OpenRowGroup {
-    /// For each requested column, its reader and whether its values may be missing.
+/// A parquet row group that is being decoded batch by batch.
+struct ParquetRowGroupReader {
+    /// For each requested column, its reader and whether values may be NULL; `None` if the table
+    /// lacks the column.
     columns: Vec<Option<(ColumnReader, bool)>>,
     left: usize,
 }
 
-impl OpenRowGroup {
-    fn open(
-        table: &ParquetTable,
+impl ParquetRowGroupReader {
+    fn open_row_group(
+        table: &ParquetTableFile,
         group: &dyn RowGroupReader,
         names: &[&str],
-    ) -> Result<OpenRowGroup, ParquetError> {
+    ) -> Result<ParquetRowGroupReader, ParquetError> {
         let schema = group.metadata().schema_descr();
         let mut columns = Vec::new();
         for name in names {
@@ -198,12 +201,12 @@ impl OpenRowGroup {
         Ok(Self { columns, left: rows })
     }
 
-    fn next(&mut self) -> Result<Rows, ParquetError> {
-        let count = self.left.min(DECODED_ROWS);
+    fn decode_next_row_batch(&mut self) -> Result<Rows, ParquetError> {
+        let count = self.left.min(ROWS_PER_DECODED_BATCH);
         let mut columns = Vec::with_capacity(self.columns.len());
         for column in &mut self.columns {
             columns.push(match column {
-                Some((reader, optional)) => read_values(reader, *optional, count)?,
+                Some((reader, optional)) => decode_column_values(reader, *optional, count)?,
                 None => Column::Missing,
             });
         }
@@ -212,36 +215,36 @@ impl OpenRowGroup {
     }
 }
 
-fn read_values(
+fn decode_column_values(
     reader: &mut ColumnReader,
     optional: bool,
     count: usize,
 ) -> Result<Column, ParquetError> {
     Ok(match reader {
         ColumnReader::BoolColumnReader(reader) => {
-            Column::Integers(read(reader, optional, count, i64::from)?)
+            Column::Integers(decode_values_and_nulls(reader, optional, count, i64::from)?)
         }
         ColumnReader::Int32ColumnReader(reader) => {
-            Column::Integers(read(reader, optional, count, i64::from)?)
+            Column::Integers(decode_values_and_nulls(reader, optional, count, i64::from)?)
         }
         ColumnReader::Int64ColumnReader(reader) => {
-            Column::Integers(read(reader, optional, count, |value| value)?)
+            Column::Integers(decode_values_and_nulls(reader, optional, count, |value| value)?)
         }
         ColumnReader::FloatColumnReader(reader) => {
-            Column::Reals(read(reader, optional, count, f64::from)?)
+            Column::Reals(decode_values_and_nulls(reader, optional, count, f64::from)?)
         }
         ColumnReader::DoubleColumnReader(reader) => {
-            Column::Reals(read(reader, optional, count, |value| value)?)
+            Column::Reals(decode_values_and_nulls(reader, optional, count, |value| value)?)
         }
         ColumnReader::ByteArrayColumnReader(reader) => {
-            Column::Texts(read(reader, optional, count, |value| value)?)
+            Column::Texts(decode_values_and_nulls(reader, optional, count, |value| value)?)
         }
         _ => Column::Missing,
     })
 }
 
-/// Reads exactly `count` values of a column, which may be missing.
-fn read<T: DataType, V>(
+/// Decodes exactly `count` values of a column; a NULL value becomes `None`.
+fn decode_values_and_nulls<T: DataType, V>(
     reader: &mut ColumnReaderImpl<T>,
     optional: bool,
     count: usize,

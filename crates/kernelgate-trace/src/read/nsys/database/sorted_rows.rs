@@ -1,5 +1,5 @@
-//! Rows of a table of any length by their start: sorted in runs, which temporary files keep, and
-//! merged. Memory holds one run.
+//! Sorts the rows of a table of any length by start time: sorts runs of limited size, writes them
+//! to temporary files, and merges the files. Memory holds one run.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -8,43 +8,43 @@ use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
 
 use rusqlite::types::ValueRef;
 
-use super::table_row::{CELL, Row, RowCells};
+use super::table_row::{CELL, ExportRow, ExportRowCells};
 
 /// Bytes of a run.
-pub(super) const RUN: usize = 1 << 26;
-/// Bytes of a run that are read at once.
-const RUN_BUFFER_BYTES: usize = 1 << 16;
+pub(super) const SORTED_RUN_BYTES: usize = 1 << 26;
+/// Size in bytes of the read buffer of each sorted run on disk.
+const SORTED_RUN_READ_BUFFER_BYTES: usize = 1 << 16;
 
-/// Sorts rows by start time, on disk if they are many.
+/// Sorts rows by start time; writes sorted runs to temporary files if the rows exceed one run.
 #[derive(Default)]
-pub(super) struct Sorter {
+pub(super) struct ExternalRowSorter {
     columns: usize,
-    /// Number of bytes after which a sorted run is written to disk.
+    /// Number of bytes after which the rows in memory are sorted and written to a temporary file.
     run: usize,
-    /// Start, place in `bytes` and length of each row of the run.
+    /// Start time, byte offset in `bytes` and byte length of each row in memory.
     rows: Vec<(i64, usize, u32)>,
     bytes: Vec<u8>,
     runs: Vec<File>,
 }
 
-impl Sorter {
-    /// Creates an empty sorter for rows with `columns` columns, in runs of `run` bytes.
-    pub fn new(columns: usize, run: usize) -> Self {
+impl ExternalRowSorter {
+    /// Creates an empty sorter for rows of `columns` columns, with runs of `run` bytes.
+    pub fn with_column_count_and_run_bytes(columns: usize, run: usize) -> Self {
         Self { columns, run, ..Self::default() }
     }
 
-    /// Adds a row, given its start time.
-    pub fn push(&mut self, start: i64, row: &Row<'_, '_>) -> io::Result<()> {
+    /// Adds a row with its start time, and writes a sorted run to disk if the run is full.
+    pub fn push_row(&mut self, start: i64, row: &ExportRow<'_, '_>) -> io::Result<()> {
         let first = self.bytes.len();
         self.bytes.resize(first + self.columns * CELL, 0);
         for column in 0..self.columns {
-            let (kind, value) = match row.cell_in_row(column) {
+            let (kind, value) = match row.cell_as_sqlite_value(column) {
                 ValueRef::Null => continue,
                 ValueRef::Integer(value) => (1, value.to_le_bytes()),
                 ValueRef::Real(value) => (2, value.to_le_bytes()),
                 ValueRef::Text(text) | ValueRef::Blob(text) => {
-                    let place = length_word(self.bytes.len() - first)?.to_le_bytes();
-                    let size = length_word(text.len())?.to_le_bytes();
+                    let place = byte_length_as_u32(self.bytes.len() - first)?.to_le_bytes();
+                    let size = byte_length_as_u32(text.len())?.to_le_bytes();
                     self.bytes.extend_from_slice(text);
                     let mut both = [0; 8];
                     both[..4].copy_from_slice(&place);
@@ -56,12 +56,12 @@ impl Sorter {
             cell[0] = kind;
             cell[1..].copy_from_slice(&value);
         }
-        self.rows.push((start, first, length_word(self.bytes.len() - first)?));
-        if self.bytes.len() >= self.run { self.end_run() } else { Ok(()) }
+        self.rows.push((start, first, byte_length_as_u32(self.bytes.len() - first)?));
+        if self.bytes.len() >= self.run { self.write_sorted_run() } else { Ok(()) }
     }
 
-    /// Sorts the run and writes it to a file.
-    fn end_run(&mut self) -> io::Result<()> {
+    /// Sorts the rows in memory by start time and writes them to a temporary file as one run.
+    fn write_sorted_run(&mut self) -> io::Result<()> {
         self.rows.sort_by_key(|row| row.0);
         let mut file = BufWriter::new(tempfile::tempfile()?);
         for &(start, first, size) in &self.rows {
@@ -77,50 +77,54 @@ impl Sorter {
         Ok(())
     }
 
-    /// Visits the rows by start time; rows with equal starts come in the order in which they were
-    /// added.
-    pub fn finish(mut self, mut each: impl FnMut(&Row<'_, '_>)) -> io::Result<()> {
+    /// Passes all rows to `each` by ascending start time; rows with equal start times keep their
+    /// order of addition.
+    pub fn merge_runs_and_visit_rows(
+        mut self,
+        mut each: impl FnMut(&ExportRow<'_, '_>),
+    ) -> io::Result<()> {
         if self.runs.is_empty() {
             self.rows.sort_by_key(|row| row.0);
             for &(_, first, size) in &self.rows {
-                each(&Row(RowCells::Sorted(&self.bytes[first..][..size as usize])));
+                each(&ExportRow(ExportRowCells::Sorted(&self.bytes[first..][..size as usize])));
             }
             return Ok(());
         }
-        self.end_run()?;
+        self.write_sorted_run()?;
         self.bytes = Vec::new();
-        let mut runs: Vec<Run> = self.runs.into_iter().map(Run::new).collect();
+        let mut runs: Vec<SortedRunOnDisk> =
+            self.runs.into_iter().map(SortedRunOnDisk::from_run_file).collect();
         let mut order = BinaryHeap::new();
         for (number, run) in runs.iter_mut().enumerate() {
-            order.extend(run.next()?.map(|start| Reverse((start, number))));
+            order.extend(run.read_next_row_and_start()?.map(|start| Reverse((start, number))));
         }
         while let Some(Reverse((_, number))) = order.pop() {
             let run = &mut runs[number];
-            each(&Row(RowCells::Sorted(&run.row)));
-            order.extend(run.next()?.map(|start| Reverse((start, number))));
+            each(&ExportRow(ExportRowCells::Sorted(&run.row)));
+            order.extend(run.read_next_row_and_start()?.map(|start| Reverse((start, number))));
         }
         Ok(())
     }
 }
 
-fn length_word(bytes: usize) -> io::Result<u32> {
+fn byte_length_as_u32(bytes: usize) -> io::Result<u32> {
     u32::try_from(bytes).map_err(|_| io::Error::other("a row has more than 4 GB"))
 }
 
-/// A sorted run of rows that is read from disk.
-struct Run {
+/// A sorted run of rows that is read from its temporary file.
+struct SortedRunOnDisk {
     file: BufReader<File>,
-    /// Bytes of the row that comes next.
+    /// Bytes of the row that was read last.
     row: Vec<u8>,
 }
 
-impl Run {
-    fn new(file: File) -> Self {
-        Self { file: BufReader::with_capacity(RUN_BUFFER_BYTES, file), row: Vec::new() }
+impl SortedRunOnDisk {
+    fn from_run_file(file: File) -> Self {
+        Self { file: BufReader::with_capacity(SORTED_RUN_READ_BUFFER_BYTES, file), row: Vec::new() }
     }
 
-    /// Reads the next row in order, and returns its start time.
-    fn next(&mut self) -> io::Result<Option<i64>> {
+    /// Reads the next row of the run, and returns its start time; `None` at the end of the run.
+    fn read_next_row_and_start(&mut self) -> io::Result<Option<i64>> {
         let mut head = [0; 12];
         match self.file.read_exact(&mut head) {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
@@ -140,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sorted_runs_on_disk_are_merged_in_order() {
+    fn rows_from_several_sorted_runs_merge_in_order() {
         let starts: Vec<i64> = (0..500).map(|row| row * 7919 % 251).collect();
         let rows = Rows {
             count: starts.len(),
@@ -151,19 +155,19 @@ mod tests {
             ],
         };
         let order = |run: usize| {
-            let mut sorter = Sorter::new(3, run);
+            let mut sorter = ExternalRowSorter::with_column_count_and_run_bytes(3, run);
             for (row, start) in starts.iter().enumerate() {
-                sorter.push(*start, &Row(RowCells::Parquet(&rows, row))).unwrap();
+                sorter.push_row(*start, &ExportRow(ExportRowCells::Parquet(&rows, row))).unwrap();
             }
             let mut read = Vec::new();
-            let each = |row: &Row<'_, '_>| {
-                assert_eq!((row.real_cell(2), row.integer_cell(3)), (Some(0.5), None));
-                read.push((row.display(1), row.integer_cell(0)));
+            let each = |row: &ExportRow<'_, '_>| {
+                assert_eq!((row.cell_as_float(2), row.cell_as_integer(3)), (Some(0.5), None));
+                read.push((row.cell_as_displayed_text(1), row.cell_as_integer(0)));
             };
-            sorter.finish(each).unwrap();
+            sorter.merge_runs_and_visit_rows(each).unwrap();
             read
         };
-        let whole = order(RUN);
+        let whole = order(SORTED_RUN_BYTES);
         let numbers: Vec<i64> = whole.iter().map(|(text, _)| text.parse().unwrap()).collect();
         assert!(numbers.is_sorted() && numbers.len() == 500);
         assert_eq!(order(1000), whole, "of one start rows come as they were added");

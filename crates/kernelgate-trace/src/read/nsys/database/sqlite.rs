@@ -1,4 +1,4 @@
-//! Reads Nsight Systems exports in the form of an SQLite file.
+//! Reads Nsight Systems exports that are SQLite files.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,58 +10,63 @@ use rusqlite::config::DbConfig;
 use rusqlite::limits::Limit;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use super::sqlite_pages::{SqlitePageRow, SqlitePages};
-use super::table_row::{Row, RowCells, RowOrder};
+use super::sqlite_pages::{DecodedSqliteRow, SqlitePageReader};
+use super::table_row::{ExportRow, ExportRowCells, ExportRowOrder};
 use crate::error::TraceError;
-use crate::model::quality::TIME_LIMIT_NS;
+use crate::model::quality::MAX_PLAUSIBLE_TIME_NS;
 
-/// How long to wait for a program that writes the file.
+/// How long SQLite waits for another program that is writing the export.
 const SQLITE_WRITER_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Longest value, bytes: an expression in the schema may make one of any length.
+/// Maximum size of a value in bytes, because an expression in the export's schema could create a
+/// value of any size.
 const MAX_SQLITE_VALUE_BYTES: i32 = 1 << 28;
-/// Instructions of SQLite's virtual machine between two checks of the limit.
-const INSTRUCTIONS_PER_CHECK: u32 = 1 << 16;
-/// Most steps of a query, beside one for each [`FILE_BYTES_PER_STEP`] of the file.
-const MIN_QUERY_STEPS: u64 = 1 << 12;
-/// Bytes of a file that a step takes at least to read through.
-const FILE_BYTES_PER_STEP: u64 = 1 << 14;
+/// SQLite virtual-machine instructions per step, after which the limit on steps of a query is
+/// checked.
+const SQLITE_INSTRUCTIONS_PER_STEP: u32 = 1 << 16;
+/// Steps that every query may take, in addition to one step per [`SQLITE_FILE_BYTES_PER_STEP`] bytes of
+/// the file.
+const BASE_STEPS_PER_SQLITE_QUERY: u64 = 1 << 12;
+/// A query may take one more step for each of this many bytes of the SQLite file.
+const SQLITE_FILE_BYTES_PER_STEP: u64 = 1 << 14;
 
-/// An SQLite export that is open for reading.
-pub(crate) struct SqliteDatabase {
+/// An Nsight Systems export in SQLite form, open for reading.
+pub(crate) struct SqliteExportDatabase {
     path: PathBuf,
     connection: Connection,
-    /// Steps that the query in progress may still take.
+    /// Number of steps that the running query may still take before SQLite interrupts it.
     steps: Arc<AtomicU64>,
     /// Bytes of the file.
     size: u64,
-    tables: HashMap<String, SqliteTable>,
+    tables: HashMap<String, SqliteTableSchema>,
 }
 
-/// A table of the database schema.
+/// Columns and root page of a table in the SQLite file.
 #[derive(Default)]
-struct SqliteTable {
-    /// Position of each column in a row.
+struct SqliteTableSchema {
+    /// Position of each column in a stored row, by column name.
     columns: HashMap<String, usize>,
-    /// Number of the table's first page.
+    /// Number of the root page of the table's B-tree.
     root: u32,
-    /// Whether the table's rows hold every column as it is read: no key that stands for the row's
-    /// id, and no value for rows that were written before the column.
+    /// Whether rows can be decoded from pages without SQLite: the table has no primary key that
+    /// replaces the row id, no column default, and no hidden column.
     plain: bool,
 }
 
-impl SqliteDatabase {
-    /// Opens an export.
+impl SqliteExportDatabase {
+    /// Opens an export in SQLite form.
     ///
     /// # Errors
-    /// The file is locked, not an SQLite database, or its schema cannot be read.
-    pub fn open_sqlite(path: &Path) -> Result<SqliteDatabase, TraceError> {
+    /// The file is locked, is not an SQLite database, or has an unreadable schema.
+    pub fn open_sqlite_export(path: &Path) -> Result<SqliteExportDatabase, TraceError> {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let failed =
-            |error: rusqlite::Error| TraceError::broken_file(path, explain_sqlite_error(&error));
+        let failed = |error: rusqlite::Error| {
+            TraceError::broken_trace_file_error(path, explain_sqlite_error(&error))
+        };
         let mut connection = Connection::open_with_flags(path, flags).map_err(failed)?;
         connection.busy_timeout(SQLITE_WRITER_TIMEOUT).map_err(failed)?;
-        // A view may compute without end, and a trigger or a function in the schema may act.
+        // Views, triggers and functions in the schema are disabled, because an untrusted schema
+        // could compute endlessly or change data.
         for (option, on) in [
             (DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false),
             (DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW, false),
@@ -71,128 +76,141 @@ impl SqliteDatabase {
         }
         connection.set_limit(Limit::SQLITE_LIMIT_LENGTH, MAX_SQLITE_VALUE_BYTES).map_err(failed)?;
         let size = std::fs::metadata(path).map_or(0, |file| file.len());
-        let steps = Arc::new(AtomicU64::new(max_steps_for_size(size)));
+        let steps = Arc::new(AtomicU64::new(max_query_steps_for_file_size(size)));
         let left = Arc::clone(&steps);
-        let step = INSTRUCTIONS_PER_CHECK.cast_signed();
-        connection.progress_handler(step, Some(move || is_time_over(&left))).map_err(failed)?;
-        let tables = match table_names(&connection) {
+        let step = SQLITE_INSTRUCTIONS_PER_STEP.cast_signed();
+        connection
+            .progress_handler(step, Some(move || takes_step_beyond_limit(&left)))
+            .map_err(failed)?;
+        let tables = match read_sqlite_table_schemas(&connection) {
             Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseCorrupt) => {
-                // SQLite opens a file that is shorter than its header states only so; nothing is
-                // written through this connection.
+                // SQLite opens a truncated file only with `writable_schema`; kernelgate never
+                // writes through this connection.
                 connection.pragma_update(None, "writable_schema", true).map_err(failed)?;
-                table_names(&connection)
+                read_sqlite_table_schemas(&connection)
             }
             tables => tables,
         };
         Ok(Self { path: path.to_owned(), tables: tables.map_err(failed)?, connection, steps, size })
     }
 
-    /// Names of all tables of the database.
+    /// Names of all tables in the SQLite file.
     pub fn table_names(&self) -> impl Iterator<Item = &str> {
         self.tables.keys().map(String::as_str)
     }
 
-    pub fn has_table(&self, table: &str) -> bool {
+    pub fn has_sqlite_table(&self, table: &str) -> bool {
         self.tables.contains_key(table)
     }
 
-    pub fn has_column(&self, table: &str, column: &str) -> bool {
+    pub fn has_sqlite_column(&self, table: &str, column: &str) -> bool {
         self.tables.get(table).is_some_and(|table| table.columns.contains_key(column))
     }
 
-    /// No fewer rows than a table has, without counting them; 0 where that is not known.
+    /// Returns an upper bound of the table's number of rows from the largest row id, without
+    /// counting rows; 0 if unknown.
     pub fn rows_at_most(&self, table: &str) -> usize {
         let last = self
-            .connection_for_query()
+            .connection_with_reset_step_limit()
             .query_row(&format!("SELECT max(rowid) FROM \"{table}\""), [], |row| row.get(0))
             .unwrap_or(Some(0i64))
             .unwrap_or(0);
         usize::try_from(last).unwrap_or(0).min(self.max_rows_of_any_table())
     }
 
-    /// Most rows of any table: none takes fewer than 8 bytes of the file.
+    /// Upper bound of the number of rows in any table: every row takes at least 8 bytes of the
+    /// file.
     fn max_rows_of_any_table(&self) -> usize {
         usize::try_from(self.size / 8).unwrap_or(usize::MAX)
     }
 
-    /// The connection, for a query that takes no longer than the file's size explains.
-    fn connection_for_query(&self) -> &Connection {
-        self.steps.store(max_steps_for_size(self.size), Ordering::Relaxed);
+    /// Returns the connection after resetting the number of steps that the next query may take,
+    /// which grows with the file size.
+    fn connection_with_reset_step_limit(&self) -> &Connection {
+        self.steps.store(max_query_steps_for_file_size(self.size), Ordering::Relaxed);
         &self.connection
     }
 
-    /// The latest end time of all rows of some tables.
-    pub fn last_end_in_tables(&self, tables: &[&str]) -> Option<i64> {
+    /// The latest end time in nanoseconds over all rows of the given tables.
+    pub fn latest_end_ns_of_sqlite_tables(&self, tables: &[&str]) -> Option<i64> {
         let last = |table: &&str| -> Option<i64> {
-            let sql =
-                format!("SELECT max(\"end\") FROM \"{table}\" WHERE \"end\" < {TIME_LIMIT_NS}");
-            self.connection_for_query().query_row(&sql, [], |row| row.get(0)).ok().flatten()
+            let sql = format!(
+                "SELECT max(\"end\") FROM \"{table}\" WHERE \"end\" < {MAX_PLAUSIBLE_TIME_NS}"
+            );
+            self.connection_with_reset_step_limit()
+                .query_row(&sql, [], |row| row.get(0))
+                .ok()
+                .flatten()
         };
-        tables.iter().filter(|table| self.has_column(table, "end")).filter_map(last).max()
+        tables.iter().filter(|table| self.has_sqlite_column(table, "end")).filter_map(last).max()
     }
 
-    /// Hands out the rows of a table straight from its pages; `false`: If `each` returns `false`,
-    /// SQLite must continue after the last row.
-    fn scan_table_pages(
+    /// Decodes the rows of a table directly from the pages of the SQLite file; returns `false` if
+    /// decoding stopped early. After `false`, SQLite must read the rows after row id `last`.
+    fn visit_rows_from_pages(
         &self,
-        table: &SqliteTable,
+        table: &SqliteTableSchema,
         columns: &[&str],
         last: &mut Option<i64>,
-        each: &mut impl FnMut(&SqlitePageRow<'_>),
+        each: &mut impl FnMut(&DecodedSqliteRow<'_>),
     ) -> rusqlite::Result<bool> {
-        // Holds the file lock that keeps other programs from writing.
+        // The open transaction holds the file lock that prevents other programs from writing.
         let _reading = self.connection.unchecked_transaction()?;
         self.connection.query_row("SELECT count(*) FROM sqlite_master", [], |_| Ok(()))?;
-        let Ok(mut pages) = SqlitePages::open_sqlite_pages(&self.path) else { return Ok(false) };
+        let Ok(mut pages) = SqlitePageReader::open_sqlite_pages(&self.path) else {
+            return Ok(false);
+        };
         let columns: Vec<Option<usize>> =
             columns.iter().map(|column| table.columns.get(*column).copied()).collect();
-        Ok(pages.visit_rows_below_page(table.root, &columns, last, each).is_ok())
+        Ok(pages.visit_rows_of_table_at_root_page(table.root, &columns, last, each).is_ok())
     }
 
-    /// Reads every row of a table, in the requested order.
-    pub fn scan_in_order(
+    /// Passes every row of a table to `each`, in stored order or by start time; returns the reason
+    /// if reading ends early.
+    pub fn visit_sqlite_rows_in_order(
         &self,
-        order: RowOrder,
+        order: ExportRowOrder,
         table: &str,
         columns: &[&str],
-        mut each: impl FnMut(&Row<'_, '_>),
+        mut each: impl FnMut(&ExportRow<'_, '_>),
     ) -> Result<Option<String>, TraceError> {
         let Some(known) = self.tables.get(table) else { return Ok(None) };
         let select: Vec<String> = columns
             .iter()
             .map(|column| {
-                if self.has_column(table, column) {
+                if self.has_sqlite_column(table, column) {
                     format!("\"{column}\"")
                 } else {
                     "NULL".to_owned()
                 }
             })
             .collect();
-        let by_start = order == RowOrder::Start && self.has_column(table, "start");
+        let by_start = order == ExportRowOrder::Start && self.has_sqlite_column(table, "start");
         let order = if by_start { " ORDER BY start" } else { "" };
         let select = select.join(", ");
         let mut read = 0usize;
         let outcome = (|| {
             let mut last = None;
             if !by_start && known.plain {
-                let mut each = |row: &SqlitePageRow<'_>| {
-                    each(&Row(RowCells::Page(row)));
+                let mut each = |row: &DecodedSqliteRow<'_>| {
+                    each(&ExportRow(ExportRowCells::Page(row)));
                     read += 1;
                 };
-                if self.scan_table_pages(known, columns, &mut last, &mut each)? {
+                if self.visit_rows_from_pages(known, columns, &mut last, &mut each)? {
                     return Ok(None);
                 }
             }
             let behind = last.map_or(String::new(), |last| format!(" WHERE rowid > {last}"));
             let sql = format!("SELECT {select} FROM \"{table}\"{behind}{order}");
-            let mut query = self.connection_for_query().prepare(&sql)?;
+            let mut query = self.connection_with_reset_step_limit().prepare(&sql)?;
             let mut rows = query.query([])?;
             while let Some(row) = rows.next()? {
-                // Pages of a damaged file may lead to others more than once.
+                // In a damaged file, several pages may point to the same page, so rows could repeat
+                // endlessly.
                 if read == self.max_rows_of_any_table() {
                     return Ok(Some(format!("{table} after {read} rows: more than fit the file")));
                 }
-                each(&Row(RowCells::Sqlite(row)));
+                each(&ExportRow(ExportRowCells::Sqlite(row)));
                 read += 1;
             }
             Ok(None)
@@ -200,7 +218,7 @@ impl SqliteDatabase {
         match outcome {
             Ok(problem) => Ok(problem),
             Err(error) if is_database_locked(&error) => {
-                Err(TraceError::broken_file(&self.path, explain_sqlite_error(&error)))
+                Err(TraceError::broken_trace_file_error(&self.path, explain_sqlite_error(&error)))
             }
             Err(error) => {
                 Ok(Some(format!("{table} after {read} rows: {}", explain_sqlite_error(&error))))
@@ -209,19 +227,22 @@ impl SqliteDatabase {
     }
 }
 
-/// Steps that a query over a file of that size may take.
-const fn max_steps_for_size(size: u64) -> u64 {
-    MIN_QUERY_STEPS + size / FILE_BYTES_PER_STEP
+/// Number of steps that a query may take over a file of `size` bytes.
+const fn max_query_steps_for_file_size(size: u64) -> u64 {
+    BASE_STEPS_PER_SQLITE_QUERY + size / SQLITE_FILE_BYTES_PER_STEP
 }
 
-/// Counts a step, and returns whether it was the last allowed step.
-fn is_time_over(left: &AtomicU64) -> bool {
+/// Takes one of the query's remaining steps; returns `true` if no step was left, which interrupts
+/// the query.
+fn takes_step_beyond_limit(left: &AtomicU64) -> bool {
     left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_err()
 }
 
-/// The tables of a database schema, by name.
-fn table_names(connection: &Connection) -> rusqlite::Result<HashMap<String, SqliteTable>> {
-    let mut tables: HashMap<String, SqliteTable> = HashMap::new();
+/// Reads column positions and root page of each table from the schema of the SQLite file.
+fn read_sqlite_table_schemas(
+    connection: &Connection,
+) -> rusqlite::Result<HashMap<String, SqliteTableSchema>> {
+    let mut tables: HashMap<String, SqliteTableSchema> = HashMap::new();
     let mut query = connection.prepare(
         "SELECT m.name, i.name, i.cid, m.rootpage, i.hidden + i.pk + (i.dflt_value IS NOT NULL) \
          FROM sqlite_master m, pragma_table_xinfo(m.name) i \
@@ -229,14 +250,17 @@ fn table_names(connection: &Connection) -> rusqlite::Result<HashMap<String, Sqli
     )?;
     let mut rows = query.query([])?;
     while let Some(row) = rows.next()? {
-        let row = Row(RowCells::Sqlite(row));
+        let row = ExportRow(ExportRowCells::Sqlite(row));
         let number =
-            |column| row.integer_cell(column).and_then(|number| u32::try_from(number).ok());
+            |column| row.cell_as_integer(column).and_then(|number| u32::try_from(number).ok());
         let root = number(3).unwrap_or(0);
-        let new = SqliteTable { root, plain: true, ..SqliteTable::default() };
-        let table = tables.entry(row.display(0)).or_insert(new);
-        table.columns.insert(row.display(1), number(2).map_or(usize::MAX, |place| place as usize));
-        table.plain &= row.integer_cell(4) == Some(0);
+        let new = SqliteTableSchema { root, plain: true, ..SqliteTableSchema::default() };
+        let table = tables.entry(row.cell_as_displayed_text(0)).or_insert(new);
+        table.columns.insert(
+            row.cell_as_displayed_text(1),
+            number(2).map_or(usize::MAX, |place| place as usize),
+        );
+        table.plain &= row.cell_as_integer(4) == Some(0);
     }
     Ok(tables)
 }
@@ -245,7 +269,7 @@ fn is_database_locked(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
 
-/// Translates an SQLite error into text that states what to do.
+/// Describes an SQLite error, with advice if the file is locked, damaged or not a database.
 fn explain_sqlite_error(error: &rusqlite::Error) -> String {
     match error.sqlite_error_code() {
         Some(ErrorCode::NotADatabase) => "it is not an SQLite database".to_owned(),

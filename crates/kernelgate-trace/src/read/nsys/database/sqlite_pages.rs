@@ -1,9 +1,10 @@
-//! The rows of an SQLite table straight from its pages: three times as fast as through SQLite,
-//! which copies every cell through its virtual machine.
+//! Decodes the rows of an SQLite table directly from the file's pages, three times as fast as
+//! SQLite, whose virtual machine copies every cell.
 //!
-//! The form is <https://www.sqlite.org/fileformat2.html>. SQLite holds the file's lock while pages
-//! are read. A page that is not as expected ends the scan, and SQLite goes on behind the last row.
-//! Indices, tables without row ids and write-ahead logs are not supported.
+//! The form is <https://www.sqlite.org/fileformat2.html>. SQLite holds the file lock while
+//! kernelgate decodes pages. An unexpected page ends the decoding, and SQLite reads the rows after
+//! the last decoded row. The decoder supports neither indices, nor tables without row ids, nor
+//! write-ahead logs.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -11,61 +12,67 @@ use std::path::Path;
 
 use rusqlite::types::ValueRef;
 
-/// Deepest tree: each level has two pages for each of the level above.
-const MAX_TREE_DEPTH: usize = 32;
-/// Longest payload of a row that is read, bytes.
-const MAX_ROW_PAYLOAD: u64 = 1 << 28;
+/// Maximum depth of a table's B-tree; deeper trees are impossible, because each page of a level has
+/// at least two child pages.
+const MAX_BTREE_DEPTH: usize = 32;
+/// Maximum size in bytes of a row that the decoder assembles from overflow pages.
+const MAX_ROW_BYTES: u64 = 1 << 28;
 
 /// Pages of a file.
-pub(super) struct SqlitePages {
+pub(super) struct SqlitePageReader {
     file: File,
     size: usize,
-    /// Number of bytes of a page without the reserved bytes at its end.
+    /// Number of bytes per page, without the reserved bytes at the page's end.
     usable: usize,
     /// Pages of the file.
     pages: u64,
-    /// Pages that a scan may still visit: a tree has each page of the file at most once.
+    /// Number of pages that the decoding of one table may still visit; a valid B-tree contains each
+    /// page at most once.
     left: u64,
 }
 
-/// The file's pages are not as SQLite's format requires.
+/// The pages of the file do not have the form that this decoder expects.
 #[derive(Debug)]
 pub(super) struct UnexpectedFormat;
 
 type PageResult<T> = Result<T, UnexpectedFormat>;
 
-/// A row of an SQLite page, with the requested columns.
-pub(super) struct SqlitePageRow<'a> {
+/// A row of an SQLite table, decoded from a page, with the requested columns.
+pub(super) struct DecodedSqliteRow<'a> {
     payload: &'a [u8],
-    /// For each column, the serial type of its value and the offset of the value.
+    /// For each requested column, the SQLite serial type of the value and the value's byte offset
+    /// in the row.
     cells: &'a [(u64, usize)],
 }
 
-impl SqlitePageRow<'_> {
-    /// The value of a requested column.
+impl DecodedSqliteRow<'_> {
+    /// Returns the value of a requested column.
     #[inline]
-    pub fn cell(&self, column: usize) -> ValueRef<'_> {
+    pub fn value_of_requested_column(&self, column: usize) -> ValueRef<'_> {
         let (kind, at) = self.cells[column];
         match kind {
-            1..=6 | 8 | 9 => self.integer_cell(column).map_or(ValueRef::Null, ValueRef::Integer),
+            1..=6 | 8 | 9 => {
+                self.integer_of_requested_column(column).map_or(ValueRef::Null, ValueRef::Integer)
+            }
             7 => {
                 let bytes = self.payload.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
                 bytes.map_or(ValueRef::Null, |bytes| ValueRef::Real(f64::from_be_bytes(bytes)))
             }
             12.. => {
-                let bytes = self.payload.get(at..at + serial_type_length(kind)).unwrap_or_default();
+                let bytes =
+                    self.payload.get(at..at + bytes_of_serial_type(kind)).unwrap_or_default();
                 if kind % 2 == 0 { ValueRef::Blob(bytes) } else { ValueRef::Text(bytes) }
             }
             _ => ValueRef::Null,
         }
     }
 
-    /// The value of a column, if it is an integer.
+    /// Returns the value of a requested column if it is an integer.
     #[inline]
-    pub fn integer_cell(&self, column: usize) -> Option<i64> {
+    pub fn integer_of_requested_column(&self, column: usize) -> Option<i64> {
         let (kind, at) = self.cells[column];
         let bytes = match kind {
-            1..=6 => self.payload.get(at..at + serial_type_length(kind))?,
+            1..=6 => self.payload.get(at..at + bytes_of_serial_type(kind))?,
             8 => return Some(0),
             9 => return Some(1),
             _ => return None,
@@ -77,9 +84,9 @@ impl SqlitePageRow<'_> {
     }
 }
 
-/// Bytes of a value by its serial type.
+/// Length in bytes of a value of an SQLite serial type.
 #[inline]
-fn serial_type_length(kind: u64) -> usize {
+fn bytes_of_serial_type(kind: u64) -> usize {
     match kind {
         0..=4 => kind as usize,
         5 => 6,
@@ -89,7 +96,7 @@ fn serial_type_length(kind: u64) -> usize {
     }
 }
 
-/// Parses a number of up to nine bytes, and returns it with the remaining bytes.
+/// Parses an SQLite varint of one to nine bytes; returns the number and the bytes that follow.
 #[inline]
 fn parse_varint(bytes: &[u8]) -> PageResult<(u64, &[u8])> {
     let mut value = 0;
@@ -105,23 +112,24 @@ fn parse_varint(bytes: &[u8]) -> PageResult<(u64, &[u8])> {
     Err(UnexpectedFormat)
 }
 
-fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> PageResult<[u8; N]> {
+fn fixed_bytes_at_offset<const N: usize>(bytes: &[u8], at: usize) -> PageResult<[u8; N]> {
     bytes.get(at..at + N).and_then(|bytes| bytes.try_into().ok()).ok_or(UnexpectedFormat)
 }
 
-impl SqlitePages {
-    /// The pages of a file with UTF-8 texts and without a write-ahead log.
-    pub fn open_sqlite_pages(path: &Path) -> PageResult<SqlitePages> {
+impl SqlitePageReader {
+    /// Opens an SQLite file for decoding; fails unless texts are UTF-8 and the file has no
+    /// write-ahead log.
+    pub fn open_sqlite_pages(path: &Path) -> PageResult<SqlitePageReader> {
         let mut file = File::open(path).map_err(|_| UnexpectedFormat)?;
         let mut header = [0; 100];
         file.read_exact(&mut header).map_err(|_| UnexpectedFormat)?;
         let is_sqlite =
             header.starts_with(b"SQLite format 3\0") && header[18] == 1 && header[19] == 1;
-        let size = match u16::from_be_bytes(bytes_at(&header, 16)?) {
+        let size = match u16::from_be_bytes(fixed_bytes_at_offset(&header, 16)?) {
             1 => 1 << 16,
             size => usize::from(size),
         };
-        let utf8 = u32::from_be_bytes(bytes_at(&header, 56)?) == 1;
+        let utf8 = u32::from_be_bytes(fixed_bytes_at_offset(&header, 56)?) == 1;
         let usable = size.saturating_sub(usize::from(header[20]));
         if !is_sqlite || !utf8 || !size.is_power_of_two() || size < 512 || usable < 480 {
             return Err(UnexpectedFormat);
@@ -130,49 +138,50 @@ impl SqlitePages {
         Ok(Self { file, size, usable, pages, left: pages })
     }
 
-    fn read_page(&mut self, number: u32, into: &mut Vec<u8>) -> PageResult<()> {
+    fn read_numbered_page(&mut self, number: u32, into: &mut Vec<u8>) -> PageResult<()> {
         let at = u64::from(number.checked_sub(1).ok_or(UnexpectedFormat)?) * self.size as u64;
         into.resize(self.size, 0);
         self.file.seek(SeekFrom::Start(at)).map_err(|_| UnexpectedFormat)?;
         self.file.read_exact(into).map_err(|_| UnexpectedFormat)
     }
 
-    /// Passes on the rows of the table that begins at a page, in the order of their ids, with the
-    /// columns of these numbers. `last` is the id of the last row that was handed out.
-    pub fn visit_rows_below_page(
+    /// Decodes the rows of the table whose B-tree has this root page, in ascending order of row
+    /// ids, and passes the requested columns to `each`. `last` receives the row id of the last row
+    /// that was passed to `each`.
+    pub fn visit_rows_of_table_at_root_page(
         &mut self,
         root: u32,
         columns: &[Option<usize>],
         last: &mut Option<i64>,
-        each: &mut impl FnMut(&SqlitePageRow<'_>),
+        each: &mut impl FnMut(&DecodedSqliteRow<'_>),
     ) -> PageResult<()> {
         self.left = self.pages;
-        let mut pages = vec![Vec::new(); MAX_TREE_DEPTH];
-        let mut row = PageRowReader::new(columns);
-        self.walk_page_tree(root, &mut pages, &mut |pages, id, payload| {
-            // Ids rise; a tree that has a loop would not end.
+        let mut pages = vec![Vec::new(); MAX_BTREE_DEPTH];
+        let mut row = StoredRowDecoder::for_requested_columns(columns);
+        self.visit_payloads_below_btree_page(root, &mut pages, &mut |pages, id, payload| {
+            // Row ids must increase; a damaged tree with a loop would otherwise never end.
             if last.is_some_and(|last| id <= last) {
                 return Err(UnexpectedFormat);
             }
-            row.read_record(pages, payload, each)?;
+            row.decode_stored_row(pages, payload, each)?;
             *last = Some(id);
             Ok(())
         })
     }
 
-    fn walk_page_tree(
+    fn visit_payloads_below_btree_page(
         &mut self,
         root: u32,
         pages: &mut [Vec<u8>],
-        each: &mut impl FnMut(&mut Self, i64, RowPayload<'_>) -> PageResult<()>,
+        each: &mut impl FnMut(&mut Self, i64, StoredRowPayload<'_>) -> PageResult<()>,
     ) -> PageResult<()> {
         self.left = self.left.checked_sub(1).ok_or(UnexpectedFormat)?;
         let (page, deeper) = pages.split_first_mut().ok_or(UnexpectedFormat)?;
-        self.read_page(root, page)?;
+        self.read_numbered_page(root, page)?;
         let at = if root == 1 { 100 } else { 0 };
-        let cells = usize::from(u16::from_be_bytes(bytes_at(page, at + 3)?));
+        let cells = usize::from(u16::from_be_bytes(fixed_bytes_at_offset(page, at + 3)?));
         let cell = |index: usize, header: usize| -> PageResult<&[u8]> {
-            let at = u16::from_be_bytes(bytes_at(page, at + header + 2 * index)?);
+            let at = u16::from_be_bytes(fixed_bytes_at_offset(page, at + header + 2 * index)?);
             page.get(usize::from(at)..).ok_or(UnexpectedFormat)
         };
         match page.get(at) {
@@ -180,43 +189,48 @@ impl SqlitePages {
                 for index in 0..cells {
                     let (bytes, rest) = parse_varint(cell(index, 8)?)?;
                     let (id, local) = parse_varint(rest)?;
-                    each(self, id.cast_signed(), RowPayload { bytes, local })?;
+                    each(self, id.cast_signed(), StoredRowPayload { bytes, local })?;
                 }
                 Ok(())
             }
             Some(0x05) => {
                 for index in 0..cells {
-                    let child = u32::from_be_bytes(bytes_at(cell(index, 12)?, 0)?);
-                    self.walk_page_tree(child, deeper, each)?;
+                    let child = u32::from_be_bytes(fixed_bytes_at_offset(cell(index, 12)?, 0)?);
+                    self.visit_payloads_below_btree_page(child, deeper, each)?;
                 }
-                self.walk_page_tree(u32::from_be_bytes(bytes_at(page, at + 8)?), deeper, each)
+                self.visit_payloads_below_btree_page(
+                    u32::from_be_bytes(fixed_bytes_at_offset(page, at + 8)?),
+                    deeper,
+                    each,
+                )
             }
             _ => Err(UnexpectedFormat),
         }
     }
 }
 
-/// The payload of a row: its length, and its beginning on the page.
+/// The total length of a stored row, and the part of the row on its B-tree page.
 #[derive(Clone, Copy)]
-struct RowPayload<'a> {
+struct StoredRowPayload<'a> {
     bytes: u64,
     local: &'a [u8],
 }
 
 /// Decodes rows.
-struct PageRowReader {
-    /// For each column of the table, up to the last one that is read, its position in the result.
+struct StoredRowDecoder {
+    /// For each column of the table up to the last requested one, its index among the requested
+    /// columns.
     wanted: Vec<Option<usize>>,
-    /// Columns that are requested repeatedly, with the index of their first request.
+    /// Columns that were requested more than once, each with the index of its first request.
     again: Vec<(usize, usize)>,
     cells: Vec<(u64, usize)>,
-    /// Payloads that do not fit on a page.
+    /// Buffer for a row that continues on overflow pages.
     whole: Vec<u8>,
     page: Vec<u8>,
 }
 
-impl PageRowReader {
-    fn new(columns: &[Option<usize>]) -> Self {
+impl StoredRowDecoder {
+    fn for_requested_columns(columns: &[Option<usize>]) -> Self {
         let count = columns.iter().flatten().max().map_or(0, |last| last + 1);
         let (mut wanted, mut again) = (vec![None; count], Vec::new());
         for (column, stored) in columns.iter().enumerate() {
@@ -230,36 +244,36 @@ impl PageRowReader {
         Self { wanted, again, cells, whole: Vec::new(), page: Vec::new() }
     }
 
-    fn read_record(
+    fn decode_stored_row(
         &mut self,
-        pages: &mut SqlitePages,
-        payload: RowPayload<'_>,
-        each: &mut impl FnMut(&SqlitePageRow<'_>),
+        pages: &mut SqlitePageReader,
+        payload: StoredRowPayload<'_>,
+        each: &mut impl FnMut(&DecodedSqliteRow<'_>),
     ) -> PageResult<()> {
         let bytes = usize::try_from(payload.bytes).map_err(|_| UnexpectedFormat)?;
         let most = pages.usable - 35;
         if bytes <= most {
             let local = payload.local.get(..bytes).ok_or(UnexpectedFormat)?;
-            self.find_column_offsets(local)?;
-            each(&SqlitePageRow { payload: local, cells: &self.cells });
+            self.locate_requested_columns(local)?;
+            each(&DecodedSqliteRow { payload: local, cells: &self.cells });
             return Ok(());
         }
-        self.read_overflow_pages(pages, payload, bytes)?;
+        self.assemble_row_from_overflow_pages(pages, payload, bytes)?;
         let whole = std::mem::take(&mut self.whole);
-        self.find_column_offsets(&whole)?;
-        each(&SqlitePageRow { payload: &whole, cells: &self.cells });
+        self.locate_requested_columns(&whole)?;
+        each(&DecodedSqliteRow { payload: &whole, cells: &self.cells });
         self.whole = whole;
         Ok(())
     }
 
-    /// Assembles a payload that continues on overflow pages.
-    fn read_overflow_pages(
+    /// Assembles a row that continues on overflow pages, in the buffer `whole`.
+    fn assemble_row_from_overflow_pages(
         &mut self,
-        pages: &mut SqlitePages,
-        of: RowPayload<'_>,
+        pages: &mut SqlitePageReader,
+        of: StoredRowPayload<'_>,
         bytes: usize,
     ) -> PageResult<()> {
-        if of.bytes > MAX_ROW_PAYLOAD {
+        if of.bytes > MAX_ROW_BYTES {
             return Err(UnexpectedFormat);
         }
         let least = (pages.usable - 12) * 32 / 255 - 23;
@@ -267,25 +281,26 @@ impl PageRowReader {
         let kept = if kept <= pages.usable - 35 { kept } else { least };
         self.whole.clear();
         self.whole.extend(of.local.get(..kept).ok_or(UnexpectedFormat)?);
-        let mut next = u32::from_be_bytes(bytes_at(of.local, kept)?);
+        let mut next = u32::from_be_bytes(fixed_bytes_at_offset(of.local, kept)?);
         while self.whole.len() < bytes {
-            pages.read_page(next, &mut self.page)?;
+            pages.read_numbered_page(next, &mut self.page)?;
             let part = (bytes - self.whole.len()).min(pages.usable - 4);
             self.whole.extend(&self.page[4..4 + part]);
-            next = u32::from_be_bytes(bytes_at(&self.page, 0)?);
+            next = u32::from_be_bytes(fixed_bytes_at_offset(&self.page, 0)?);
         }
         Ok(())
     }
 
-    /// Finds the position of each column in the payload.
+    /// Finds serial type and byte offset of each requested column in a stored row.
     #[inline]
-    fn find_column_offsets(&mut self, payload: &[u8]) -> PageResult<()> {
+    fn locate_requested_columns(&mut self, payload: &[u8]) -> PageResult<()> {
         let (header, _) = parse_varint(payload)?;
         let header = usize::try_from(header).map_err(|_| UnexpectedFormat)?;
         let (_, mut kinds) = parse_varint(payload.get(..header).ok_or(UnexpectedFormat)?)?;
         let mut at = header;
         for column in &self.wanted {
-            // A row that was written before a column was added ends early.
+            // A row that was written before columns were added to the table has no values for these
+            // columns.
             let kind = match kinds {
                 [] => 0,
                 [kind, rest @ ..] if *kind < 0x80 => {
@@ -301,7 +316,7 @@ impl PageRowReader {
             if let Some(column) = column {
                 self.cells[*column] = (kind, at);
             }
-            at = at.checked_add(serial_type_length(kind)).ok_or(UnexpectedFormat)?;
+            at = at.checked_add(bytes_of_serial_type(kind)).ok_or(UnexpectedFormat)?;
         }
         for &(column, first) in &self.again {
             self.cells[column] = self.cells[first];
@@ -314,8 +329,9 @@ impl PageRowReader {
 mod tests {
     use super::*;
 
-    /// A table with values of every length, rows that overflow, and more than one level of pages.
-    fn write_example_database(path: &Path) -> rusqlite::Connection {
+    /// Creates a test database with integers of every length, rows on overflow pages, and a B-tree
+    /// of several levels.
+    fn write_test_database(path: &Path) -> rusqlite::Connection {
         let connection = rusqlite::Connection::open(path).expect("it opens");
         connection
             .execute_batch("CREATE TABLE t (a INTEGER, b TEXT, c REAL, d BLOB); BEGIN")
@@ -339,18 +355,23 @@ mod tests {
     fn pages_read_here_contain_the_rows_that_sqlite_reads() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("t.sqlite");
-        let connection = write_example_database(&path);
+        let connection = write_test_database(&path);
         let root = connection
             .query_row("SELECT rootpage FROM sqlite_master WHERE name = 't'", [], |row| row.get(0))
             .expect("a page");
         let mut found = Vec::new();
-        let mut pages = SqlitePages::open_sqlite_pages(&path).expect("a database");
+        let mut pages = SqlitePageReader::open_sqlite_pages(&path).expect("a database");
         let mut last = None;
-        // Columns d, a, one that is missing, b, c, and a again.
+        // The test requests the columns d, a, a missing one, b, c, and a again.
         let columns = [Some(3), Some(0), None, Some(1), Some(2), Some(0)];
-        let scanned = pages.visit_rows_below_page(root, &columns, &mut last, &mut |row| {
-            found.push((0..6).map(|column| format!("{:?}", row.cell(column))).collect::<Vec<_>>());
-        });
+        let scanned =
+            pages.visit_rows_of_table_at_root_page(root, &columns, &mut last, &mut |row| {
+                found.push(
+                    (0..6)
+                        .map(|column| format!("{:?}", row.value_of_requested_column(column)))
+                        .collect::<Vec<_>>(),
+                );
+            });
         assert!(scanned.is_ok());
         assert_eq!(last, Some(3000));
         let mut query = connection.prepare("SELECT d, a, NULL, b, c, a FROM t").expect("sql");
@@ -366,15 +387,16 @@ mod tests {
     }
 
     #[test]
-    fn a_truncated_database_file_is_read_up_to_the_last_whole_row() {
+    fn a_truncated_database_is_decoded_up_to_its_last_row() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("t.sqlite");
-        drop(write_example_database(&path));
+        drop(write_test_database(&path));
         let bytes = std::fs::read(&path).expect("it is read");
         std::fs::write(&path, &bytes[..bytes.len() / 2]).expect("it is written");
-        let mut pages = SqlitePages::open_sqlite_pages(&path).expect("a database");
+        let mut pages = SqlitePageReader::open_sqlite_pages(&path).expect("a database");
         let (mut last, mut rows) = (None, 0);
-        let scanned = pages.visit_rows_below_page(2, &[Some(0)], &mut last, &mut |_| rows += 1);
+        let scanned =
+            pages.visit_rows_of_table_at_root_page(2, &[Some(0)], &mut last, &mut |_| rows += 1);
         assert!(scanned.is_err() && last == Some(rows) && rows < 3000, "{last:?} {rows}");
     }
 }

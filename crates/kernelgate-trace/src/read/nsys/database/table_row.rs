@@ -1,56 +1,56 @@
-//! Rows of a table, whichever format they come from.
+//! Rows of an export's table, from SQLite, from decoded pages or from parquet files.
 
 #[cfg(feature = "parquet")]
 use parquet::data_type::ByteArray;
 use rusqlite::types::ValueRef;
 
-use super::sqlite_pages::SqlitePageRow;
+use super::sqlite_pages::DecodedSqliteRow;
 
-/// The order in which rows are read.
+/// The order in which the rows of an export's table are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RowOrder {
+pub(crate) enum ExportRowOrder {
     /// Rows are read in their stored order.
     Stored,
-    /// Rows are sorted by start time, on disk if they are many.
+    /// Rows are read in ascending order of their start time; many rows are sorted on disk.
     Start,
 }
 
-/// A row of a table, from any kind of export.
-pub(crate) struct Row<'a, 'b>(pub(super) RowCells<'a, 'b>);
+/// A row of a table in an Nsight Systems export.
+pub(crate) struct ExportRow<'a, 'b>(pub(super) ExportRowCells<'a, 'b>);
 
-/// The cells of a row, by the kind of export.
-pub(super) enum RowCells<'a, 'b> {
+/// The cells of an export's row, by the source that the row was read from.
+pub(super) enum ExportRowCells<'a, 'b> {
     Sqlite(&'a rusqlite::Row<'b>),
-    Page(&'a SqlitePageRow<'b>),
+    Page(&'a DecodedSqliteRow<'b>),
     #[cfg(feature = "parquet")]
     Parquet(&'a Rows, usize),
     #[cfg(feature = "parquet")]
     Sorted(&'a [u8]),
 }
 
-impl Row<'_, '_> {
+impl ExportRow<'_, '_> {
     #[inline]
-    pub(super) fn cell_in_row(&self, column: usize) -> ValueRef<'_> {
+    pub(super) fn cell_as_sqlite_value(&self, column: usize) -> ValueRef<'_> {
         match self.0 {
-            RowCells::Sqlite(row) => row.get_ref(column).unwrap_or(ValueRef::Null),
-            RowCells::Page(row) => row.cell(column),
+            ExportRowCells::Sqlite(row) => row.get_ref(column).unwrap_or(ValueRef::Null),
+            ExportRowCells::Page(row) => row.value_of_requested_column(column),
             #[cfg(feature = "parquet")]
-            RowCells::Parquet(rows, row) => rows.cell(row, column),
+            ExportRowCells::Parquet(rows, row) => rows.cell(row, column),
             #[cfg(feature = "parquet")]
-            RowCells::Sorted(row) => sorted_cell(row, column),
+            ExportRowCells::Sorted(row) => sorted_cell(row, column),
         }
     }
 
-    /// Value of an integer cell; numbers that were stored as text count too.
+    /// Returns a cell as an integer; a number that is stored as text is converted.
     #[inline]
-    pub fn integer_cell(&self, column: usize) -> Option<i64> {
-        // Most cells by far are integers of a page.
-        if let RowCells::Page(row) = self.0
-            && let Some(value) = row.integer_cell(column)
+    pub fn cell_as_integer(&self, column: usize) -> Option<i64> {
+        // Fast path: most cells are integers that were decoded from a page.
+        if let ExportRowCells::Page(row) = self.0
+            && let Some(value) = row.integer_of_requested_column(column)
         {
             return Some(value);
         }
-        match self.cell_in_row(column) {
+        match self.cell_as_sqlite_value(column) {
             ValueRef::Integer(value) => Some(value),
             #[allow(clippy::cast_possible_truncation)]
             ValueRef::Real(value) => Some(value as i64),
@@ -59,9 +59,9 @@ impl Row<'_, '_> {
         }
     }
 
-    /// A cell with a fractional number.
-    pub fn real_cell(&self, column: usize) -> Option<f64> {
-        match self.cell_in_row(column) {
+    /// Returns a cell as a floating-point number; an integer is converted.
+    pub fn cell_as_float(&self, column: usize) -> Option<f64> {
+        match self.cell_as_sqlite_value(column) {
             #[allow(clippy::cast_precision_loss)]
             ValueRef::Integer(value) => Some(value as f64),
             ValueRef::Real(value) => Some(value),
@@ -69,18 +69,18 @@ impl Row<'_, '_> {
         }
     }
 
-    /// A cell with a text, which need not be valid UTF-8.
+    /// Returns the bytes of a text or blob cell, which may be invalid UTF-8.
     #[inline]
-    pub fn text_cell(&self, column: usize) -> Option<&[u8]> {
-        match self.cell_in_row(column) {
+    pub fn cell_as_text_bytes(&self, column: usize) -> Option<&[u8]> {
+        match self.cell_as_sqlite_value(column) {
             ValueRef::Text(text) | ValueRef::Blob(text) => Some(text),
             _ => None,
         }
     }
 
-    /// Returns a number or a text as text.
-    pub fn display(&self, column: usize) -> String {
-        match (self.text_cell(column), self.integer_cell(column)) {
+    /// Returns a text or number cell as text; empty for other cells.
+    pub fn cell_as_displayed_text(&self, column: usize) -> String {
+        match (self.cell_as_text_bytes(column), self.cell_as_integer(column)) {
             (Some(text), _) => String::from_utf8_lossy(text).into_owned(),
             (None, Some(value)) => value.to_string(),
             (None, None) => String::new(),
@@ -88,7 +88,8 @@ impl Row<'_, '_> {
     }
 }
 
-/// Bytes of a cell of a sorted row: its kind and a number, or the place of a text behind the cells.
+/// Size in bytes of a cell in a sorted row: one byte of type, then eight bytes with a number or
+/// with offset and length of a text.
 #[cfg(feature = "parquet")]
 pub(super) const CELL: usize = 9;
 
@@ -111,17 +112,17 @@ fn sorted_cell(row: &[u8], column: usize) -> ValueRef<'_> {
     }
 }
 
-/// A batch of rows, a column a vector.
+/// A decoded batch of rows of a parquet table, one vector per column.
 #[cfg(feature = "parquet")]
 pub(super) struct Rows {
     pub count: usize,
     pub columns: Vec<Column>,
 }
 
-/// A column of a batch of rows.
+/// The values of one column in a decoded batch of a parquet table.
 #[cfg(feature = "parquet")]
 pub(super) enum Column {
-    /// The table lacks the column, or has it with an unexpected type.
+    /// The parquet table lacks the column, or the column has an unsupported type.
     Missing,
     Integers(Vec<Option<i64>>),
     Reals(Vec<Option<f64>>),

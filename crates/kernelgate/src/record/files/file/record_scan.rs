@@ -1,5 +1,5 @@
-//! Scans a record file once before it is read: its envelope, a hash of its values, and the first
-//! refused text or name. The pass keeps no values in memory, whatever the file's size.
+//! Scans a record file before it is read, for its schema, a hash of its values, and text or names
+//! that must be refused. The scan keeps no values in memory, however large the file is.
 
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
@@ -7,88 +7,89 @@ use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 use crate::record::text;
 
-/// Result of scanning a record file once.
+/// Facts that one scan of a record file found.
 #[derive(Default)]
-pub(super) struct ScannedFile {
-    /// Value of `schema`, if that is a string.
+pub(super) struct RecordFileScan {
+    /// Value of the field `schema`, if it is a string.
     pub schema: Option<String>,
-    /// Value of `schema_version`, if that is a number from 0.
+    /// Value of the field `schema_version`, if it is an integer of at least 0.
     pub version: Option<u64>,
-    /// Value of the field `checksum`, if the file has one.
+    /// Value of the field `checksum`, if the file contains it.
     pub checksum: Option<Value>,
-    /// Whether the names in every object are sorted as this library sorts them: only then does the
-    /// hash cover the values.
+    /// Whether the names in every object are sorted; otherwise the hash of this scan cannot be
+    /// compared with the checksum.
     pub ordered: bool,
-    /// The first text with a forbidden control character, or the first object that has a name
-    /// twice.
+    /// Description of the first text with a forbidden control character, or of the first object
+    /// with a repeated name.
     pub refused: Option<String>,
     hasher: Option<Xxh3Default>,
-    /// Canonical JSON text of the record, of which the hash is computed.
+    /// Buffer for the JSON text of the value that is hashed next.
     text: Vec<u8>,
 }
 
-impl ScannedFile {
-    /// Reads one JSON value to its end and scans it. `kind` names the record in errors, `free`
-    /// lists the fields that may hold any text, and `sealed` requests the hash.
+impl RecordFileScan {
+    /// Scans one JSON value to its end. The parameter `kind` names the record in errors, `free`
+    /// lists the fields that may contain any text, and `sealed` requests the hash.
     ///
     /// # Errors
     /// Fails if the input is not JSON.
-    pub fn scan_json<'de, D: Deserializer<'de>>(
+    pub fn scan_record_json<'de, D: Deserializer<'de>>(
         input: D,
         kind: &str,
         free: &[&str],
         sealed: bool,
-    ) -> Result<ScannedFile, D::Error> {
+    ) -> Result<RecordFileScan, D::Error> {
         let hasher = sealed.then(Xxh3Default::new);
         let mut scanned = Self { ordered: true, hasher, ..Self::default() };
-        ScannedNode { scanned: &mut scanned, field: Some(kind), free, top: true }
+        JsonValueToScan { scanned: &mut scanned, field: Some(kind), free, top: true }
             .deserialize(input)?;
         Ok(scanned)
     }
 
-    /// Hash of the values without the checksum; `None` if it was not requested, or if the names
-    /// were not in order.
-    pub fn hash(&self) -> Option<String> {
+    /// Returns the hash of all values except the checksum; `None` if it was not requested, or if
+    /// names were not sorted.
+    pub fn hash_of_values_hex(&self) -> Option<String> {
         let hasher = self.hasher.as_ref().filter(|_| self.ordered)?;
         Some(format!("{:032x}", hasher.digest128()))
     }
 
-    fn hash_text(&mut self, text: &str) {
+    fn add_text_to_hash(&mut self, text: &str) {
         if let Some(hasher) = &mut self.hasher {
             hasher.update(text.as_bytes());
         }
     }
 
-    /// Appends a JSON value in the form in which `Value` prints it.
-    fn append_json(&mut self, value: &impl serde::Serialize) {
+    /// Adds a JSON value to the hash, as the text that `serde_json::Value` prints.
+    fn add_json_value_to_hash(&mut self, value: &impl serde::Serialize) {
         if let Some(hasher) = &mut self.hasher {
             self.text.clear();
-            // Writing to memory does not fail, and numbers that were read are finite.
+            // Writing JSON to memory cannot fail, because numbers that were read from JSON are
+            // finite.
             let _ = serde_json::to_writer(&mut self.text, value);
             hasher.update(&self.text);
         }
     }
 
-    fn check(&mut self, string: &str, what: impl FnOnce() -> String) {
+    fn refuse_forbidden_text(&mut self, string: &str, what: impl FnOnce() -> String) {
         if self.refused.is_none()
-            && let Err(problem) = text::check_plain_text(string)
+            && let Err(problem) = text::refuse_control_characters(string)
         {
             self.refused = Some(format!("{} {problem}", what()));
         }
     }
 }
 
-/// A value of the file on the path that is read.
-struct ScannedNode<'a> {
-    scanned: &'a mut ScannedFile,
-    /// Name of the field that holds the value; `None` if the field may hold any text.
+/// The place in a record file at which the scan reads the next JSON value.
+struct JsonValueToScan<'a> {
+    scanned: &'a mut RecordFileScan,
+    /// Name of the field that contains the value; `None` if the field may contain any text.
     field: Option<&'a str>,
     free: &'a [&'a str],
-    /// Whether the node is the whole document.
+    /// Whether the value is the whole document.
     top: bool,
 }
 
-impl<'de> DeserializeSeed<'de> for ScannedNode<'_> {
+impl<'de> DeserializeSeed<'de> for JsonValueToScan<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, input: D) -> Result<(), D::Error> {
@@ -96,7 +97,7 @@ impl<'de> DeserializeSeed<'de> for ScannedNode<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for ScannedNode<'_> {
+impl<'de> Visitor<'de> for JsonValueToScan<'_> {
     type Value = ();
 
     fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -104,35 +105,35 @@ impl<'de> Visitor<'de> for ScannedNode<'_> {
     }
 
     fn visit_bool<E>(self, value: bool) -> Result<(), E> {
-        self.scanned.hash_text(if value { "true" } else { "false" });
+        self.scanned.add_text_to_hash(if value { "true" } else { "false" });
         Ok(())
     }
 
     fn visit_u64<E>(self, value: u64) -> Result<(), E> {
-        self.scanned.append_json(&value);
+        self.scanned.add_json_value_to_hash(&value);
         Ok(())
     }
 
     fn visit_i64<E>(self, value: i64) -> Result<(), E> {
-        self.scanned.append_json(&value);
+        self.scanned.add_json_value_to_hash(&value);
         Ok(())
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<(), E> {
-        self.scanned.append_json(&value);
+        self.scanned.add_json_value_to_hash(&value);
         Ok(())
     }
 
     fn visit_unit<E>(self) -> Result<(), E> {
-        self.scanned.hash_text("null");
+        self.scanned.add_text_to_hash("null");
         Ok(())
     }
 
     fn visit_str<E>(self, value: &str) -> Result<(), E> {
         if let Some(field) = self.field {
-            self.scanned.check(value, || format!("{field}:"));
+            self.scanned.refuse_forbidden_text(value, || format!("{field}:"));
         }
-        self.scanned.append_json(&value);
+        self.scanned.add_json_value_to_hash(&value);
         Ok(())
     }
 
@@ -140,21 +141,24 @@ impl<'de> Visitor<'de> for ScannedNode<'_> {
         let Self { scanned, field, free, .. } = self;
         let mut before = "[";
         loop {
-            // Whether a comma is needed is known only after the next item was read.
-            let node =
-                ScannedItem { before, node: ScannedNode { scanned, field, free, top: false } };
+            // Only after an item was read is it known that a comma precedes it, because the list
+            // may have ended.
+            let node = ListItemToScan {
+                before,
+                node: JsonValueToScan { scanned, field, free, top: false },
+            };
             if items.next_element_seed(node)?.is_none() {
                 break;
             }
             before = ",";
         }
-        scanned.hash_text(if before == "[" { "[]" } else { "]" });
+        scanned.add_text_to_hash(if before == "[" { "[]" } else { "]" });
         Ok(())
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
         let Self { scanned, field, free, top } = self;
-        scanned.hash_text("{");
+        scanned.add_text_to_hash("{");
         let mut last: Option<String> = None;
         let (mut names, mut ordered) = (Vec::new(), true);
         let mut comma = "";
@@ -166,25 +170,25 @@ impl<'de> Visitor<'de> for ScannedNode<'_> {
                 last = Some(name);
                 continue;
             }
-            scanned.hash_text(comma);
+            scanned.add_text_to_hash(comma);
             comma = ",";
-            scanned.append_json(&name);
-            scanned.hash_text(":");
+            scanned.add_json_value_to_hash(&name);
+            scanned.add_text_to_hash(":");
             if top && (name == "schema" || name == "schema_version") {
                 let value: Value = fields.next_value()?;
-                scanned.append_json(&value);
+                scanned.add_json_value_to_hash(&value);
                 match name.as_str() {
                     "schema" => scanned.schema = value.as_str().map(str::to_owned),
                     _ => scanned.version = value.as_u64(),
                 }
             } else {
-                scanned.check(&name, || "the name".to_owned());
+                scanned.refuse_forbidden_text(&name, || "the name".to_owned());
                 let field = field.filter(|_| !free.contains(&name.as_str())).map(|_| &*name);
-                fields.next_value_seed(ScannedNode { scanned, field, free, top: false })?;
+                fields.next_value_seed(JsonValueToScan { scanned, field, free, top: false })?;
             }
             last = Some(name);
         }
-        scanned.hash_text("}");
+        scanned.add_text_to_hash("}");
         if !ordered {
             scanned.ordered = false;
             names.sort_unstable();
@@ -196,17 +200,17 @@ impl<'de> Visitor<'de> for ScannedNode<'_> {
     }
 }
 
-/// An item of a JSON list, with the text before it.
-struct ScannedItem<'a> {
+/// An item of a JSON list, with the bracket or comma that precedes it in the hashed text.
+struct ListItemToScan<'a> {
     before: &'static str,
-    node: ScannedNode<'a>,
+    node: JsonValueToScan<'a>,
 }
 
-impl<'de> DeserializeSeed<'de> for ScannedItem<'_> {
+impl<'de> DeserializeSeed<'de> for ListItemToScan<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, input: D) -> Result<(), D::Error> {
-        self.node.scanned.hash_text(self.before);
+        self.node.scanned.add_text_to_hash(self.before);
         self.node.deserialize(input)
     }
 }
