@@ -101,8 +101,8 @@ impl Scratch {
     }
 }
 
-/// Outcome of a command that judges by measured times. Load by other processes can leave its verdict
-/// open, so it runs up to four times, until other processes did not prevent a verdict.
+/// Outcome of a command that judges by measured times. If load by other processes leaves its verdict
+/// open, the command runs again, up to four times in all.
 pub fn decided(command: impl Fn() -> Command) -> Outcome {
     let by_load = regex::Regex::new(
         r#""kind": ?"(wide|contention|not_confirmed)"|"(no_difference|ends_undecided)"|not confirmed by a second|co-running processes took more"#,

@@ -13,6 +13,7 @@ use super::labels::shortened_kernel_name_for_readers;
 use super::text::{append_wrapped_line, format_nanoseconds, percent_of_whole};
 use super::trace_facts::DiagnosisContext;
 use crate::analyze::launches::NO_LAUNCH_CALL;
+use crate::analyze::operations::GpuOperationId;
 use crate::analyze::ranges::paths::{ROOT_RANGE_PATH, RangePathId};
 use crate::analyze::work::device_peaks::{GpuPeakThroughput, MatrixPrecision};
 use crate::analyze::work::operator_work::{self, OperatorFlopsAndBytes};
@@ -46,6 +47,14 @@ struct OperatorCallsWithWork<'a> {
 }
 
 impl OperatorCallsWithWork<'_> {
+    /// Adds a kernel that these operator calls launched: its duration, and TF32 if its name shows
+    /// that precision.
+    fn add_kernel(&mut self, context: &DiagnosisContext<'_>, id: GpuOperationId) {
+        self.kernel_ns += context.all.operation_length_ns(id);
+        let kernel = context.trace.demangled_kernel_name(id as usize);
+        self.work.precision = precision_with_tf32_from_kernel_name(self.work.precision, kernel);
+    }
+
     fn is_below_plausible_share_of_tensor_peak(&self, peaks: Option<&GpuPeakThroughput>) -> bool {
         let mut sum = SummedWorkAndKernelTime::default();
         self.add_work_and_kernel_time_to_sum(&mut sum, peaks);
@@ -235,9 +244,7 @@ impl<'a> DeclaredWorkOnRangePaths<'a> {
                 path,
                 device,
             });
-            call.kernel_ns += context.all.operation_length_ns(id);
-            let kernel = trace.demangled_kernel_name(id as usize);
-            call.work.precision = precision_with_tf32_from_kernel_name(call.work.precision, kernel);
+            call.add_kernel(context, id);
         }
         found
     }
@@ -271,9 +278,7 @@ fn gemm_calls_from_range_names<'a>(
             path,
             device,
         });
-        call.kernel_ns += context.all.operation_length_ns(id);
-        let kernel = trace.demangled_kernel_name(id as usize);
-        call.work.precision = precision_with_tf32_from_kernel_name(call.work.precision, kernel);
+        call.add_kernel(context, id);
     }
     let around = |(path, device)| {
         let parent = paths.parent_of_path(path);

@@ -117,6 +117,18 @@ impl LogTimePairsOfCase {
         plan.relative.max(absolute_ns / faster).ln_1p()
     }
 
+    /// Returns the p value of "these logarithms of time ratios, of the first pairs, are centred at
+    /// most at the threshold in this direction".
+    fn p_of_values_within_threshold(
+        &self,
+        values: &[f64],
+        direction: DirectionOfChange,
+        plan: &ComparisonTestPlan,
+    ) -> f64 {
+        let threshold = self.log_of_threshold_ratio(values.len(), plan);
+        signed_rank_p_of_shifted_values(values, direction.sign_of_direction(), -threshold)
+    }
+
     /// Returns the p value of "the head changed by at most the threshold in this direction", by the
     /// times of the first `n` pairs.
     pub fn p_of_no_change_beyond_threshold(
@@ -125,11 +137,7 @@ impl LogTimePairsOfCase {
         direction: DirectionOfChange,
         plan: &ComparisonTestPlan,
     ) -> f64 {
-        signed_rank_p_of_shifted_values(
-            &self.time[..n],
-            direction.sign_of_direction(),
-            -self.log_of_threshold_ratio(n, plan),
-        )
+        self.p_of_values_within_threshold(&self.time[..n], direction, plan)
     }
 
     /// Returns whether blocks of this case were excluded because the GPU was throttled.
@@ -241,11 +249,7 @@ impl LogTimePairsOfCase {
         direction: DirectionOfChange,
         plan: &ComparisonTestPlan,
     ) -> f64 {
-        signed_rank_p_of_shifted_values(
-            &self.null[..n],
-            direction.sign_of_direction(),
-            -self.log_of_threshold_ratio(n, plan),
-        )
+        self.p_of_values_within_threshold(&self.null[..n], direction, plan)
     }
 
     /// Returns the mean of a block's two null pairs, whose sign shows whose processes leave an
