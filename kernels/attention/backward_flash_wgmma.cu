@@ -71,7 +71,7 @@ constexpr bool kWide = WIDE != 0;        // steps of 80 queries
 // With kOneHead, a thread block processes the queries of a single head. With a single query head
 // the loop over query steps has no branch for the head, so the compiler orders its instructions
 // better.
-constexpr bool kOneHead = kWide && !kDeterministic && !kGrouped;
+constexpr bool kOneHead = kWide && !kDeterministic;
 // With kShared, several thread blocks may compute the gradients of the same key block.
 constexpr bool kShared = kGrouped || (!kDeterministic && !kWhole && !kCausal);
 constexpr int kKeys = TILE_KEYS, kQueries = kWide ? 80 : 64;  // of a block, of a step

@@ -379,7 +379,7 @@ const fn whole_heads_per_block_are_faster(
 pub enum BackwardWorkDivision {
     /// A thread block computes one key block, for `heads` of the query heads that share these keys.
     /// The field `order` takes effect only if one thread block handles all query heads that share a
-    /// key block, also in the last round.
+    /// key block, also in the last round. Steps of 80 queries (`wide`) in any order need `heads` 1.
     OfKeys { heads: usize, order: QueryGradientSumOrder, wide: bool, last: LastRoundDivision },
     /// Each of `count` persistent thread blocks computes whole heads, which fixes the order of the
     /// additions to dq.
