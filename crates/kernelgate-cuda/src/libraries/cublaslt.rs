@@ -77,12 +77,12 @@ pub struct SquareGemmByCublasLt {
 const GEMM_WORKSPACE_BYTES_FOR_PEAK: usize = 32 << 20;
 
 impl SquareGemmByCublasLt {
-    /// Prepares the GEMM of two `size`×`size` matrices with the elements `a` and `b`; `None`
-    /// without cuBLASLt, or if it has no algorithm for the dtype on this GPU.
+    /// Prepares the GEMM of two `size`×`size` matrices whose elements repeat the patterns `a` and
+    /// `b`; `None` without cuBLASLt, or if it has no algorithm for the dtype on this GPU.
     ///
     /// # Errors
-    /// Fails if `a` or `b` has another number of elements, cuBLASLt returns an error, or too little
-    /// device memory is free.
+    /// Fails if a matrix is not a whole number of its patterns, cuBLASLt returns an error, or too
+    /// little device memory is free.
     pub fn prepare_if_supported(
         device: &Arc<Device>,
         operands: GemmInputDtype,
@@ -94,13 +94,14 @@ impl SquareGemmByCublasLt {
         }
         let spec = operands.spec_of_square_gemm(size as usize);
         let elements = (size * size) as usize;
-        if [a, b].iter().any(|matrix| matrix.len() != elements * operands.bytes_of_input_element())
-        {
+        let bytes = elements * operands.bytes_of_input_element();
+        if [a, b].iter().any(|pattern| bytes.checked_rem(pattern.len()) != Some(0)) {
             return Err(BackendError::Launch(format!(
                 "a GEMM of {size} by {size} with operands of another size"
             )));
         }
-        let [a, b] = [device.upload(a)?, device.upload(b)?];
+        let fill = |pattern| device.allocate_with_repeated_pattern(pattern, bytes);
+        let [a, b] = [fill(a)?, fill(b)?];
         let d = device.allocate(elements * spec.d.size_of_element_in_bytes())?;
         let blas = CublasLtLanes::open_with_workspace(device, 1, GEMM_WORKSPACE_BYTES_FOR_PEAK)?;
         match PreparedGemm::with_proposed_algorithms(&blas, spec) {

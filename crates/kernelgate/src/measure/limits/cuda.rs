@@ -344,10 +344,8 @@ impl CublasltGemmWithAlgorithm {
         size: u64,
     ) -> Result<Option<(f64, CublasltGemmWithAlgorithm)>, BackendError> {
         let elements = (size * size) as usize;
-        let operand = |name| {
-            random_gemm_operand(operands, name, elements / RANDOM_DATA_REPEATS_PER_OPERAND)
-                .repeat(RANDOM_DATA_REPEATS_PER_OPERAND)
-        };
+        let operand =
+            |name| random_gemm_operand(operands, name, elements / RANDOM_DATA_REPEATS_PER_OPERAND);
         let (a, b) = (operand("a"), operand("b"));
         let Some(gemm) = SquareGemmByCublasLt::prepare_if_supported(
             events.first_gpu(),
