@@ -42,6 +42,11 @@ const LAUNCH_GRAPH_TARGET_NS: f64 = 100_000.0;
 const MAX_LAUNCHES_PER_GRAPH: f64 = 64.0;
 /// Number of trial launches that show how long one launch of a ceiling measurement takes.
 const TRIAL_LAUNCHES_OF_CEILING: usize = 3;
+/// If the fastest earlier candidate for a ceiling takes longer than this many nanoseconds, one
+/// trial launch of a further candidate suffices.
+const SINGLE_TRIAL_LAUNCH_LIMIT_NS: f64 = 1e6;
+/// Number of graphs in a brief burst: the time of a graph is already the mean of many launches.
+const GRAPHS_OF_BRIEF_BURST: usize = 5;
 /// Number of attempts to take a sample; the last attempt is kept even if the GPU was throttled.
 const MAX_SAMPLE_ATTEMPTS: u64 = 4;
 /// A burst longer than this many nanoseconds is not enqueued while another burst runs, because the
@@ -211,20 +216,20 @@ impl CudaEventTimer {
         self.prepare_ceiling_launches_after_trial(cache, &first, launch)
     }
 
-    /// Prepares ceiling launches as [`Self::prepare_ceiling_launches`] does, or returns `None` if the
-    /// median time of trial launches exceeds `most_ns`. The result also contains the median time of
-    /// the trial launches, nanoseconds.
+    /// Prepares ceiling launches as [`Self::prepare_ceiling_launches`] does, or returns `None` if
+    /// the median time of trial launches exceeds `ratio` times the `fastest_ns` of earlier
+    /// candidates. The result also contains the median time of the trial launches, nanoseconds.
     pub fn prepare_ceiling_launches_if_short<'a>(
         &'a mut self,
         cache: CacheState,
-        most_ns: f64,
+        (fastest_ns, ratio): (f64, f64),
         launch: &'a mut dyn FnMut() -> Result<(), BackendError>,
     ) -> Result<Option<(f64, CeilingMeasurementLaunches<'a>)>, BackendError> {
         self.lanes.use_first_gpus(1);
-        let first =
-            self.run_burst_until_released_in_time(TRIAL_LAUNCHES_OF_CEILING, cache, 1, launch)?;
+        let trials = trial_launches_after_fastest_candidate(fastest_ns);
+        let first = self.run_burst_until_released_in_time(trials, cache, 1, launch)?;
         let first_ns = stats::median(&first.intervals_ns) - self.overhead.around_launch_ns;
-        if first_ns > most_ns {
+        if first_ns > ratio * fastest_ns {
             return Ok(None);
         }
         let ceiling = self.prepare_ceiling_launches_after_trial(cache, &first, launch)?;
@@ -286,6 +291,13 @@ impl CudaEventTimer {
     /// be compared.
     pub const fn last_ceiling_sm_clock_mhz(&self) -> Option<f64> {
         self.typical_clock_mhz
+    }
+
+    /// Returns whether the power cap may have lowered the SM clock during the last ceiling burst.
+    /// The answer takes two calls of NVML.
+    pub fn may_power_cap_lower_clock_of_last_ceiling(&self) -> bool {
+        let reading = self.power.read_power_cap_and_heat_with_nvml(self.typical_clock_mhz);
+        reading.may_power_cap_lower_sm_clock()
     }
 
     /// Captures several short hot launches in one graph, or a single launch for a case with cold
@@ -477,6 +489,13 @@ impl CudaEventTimer {
     }
 }
 
+/// Returns how many trial launches show the time of a candidate for a ceiling, if the fastest
+/// earlier candidate takes `fastest_ns`; infinite if there is no earlier candidate.
+fn trial_launches_after_fastest_candidate(fastest_ns: f64) -> usize {
+    let is_long = fastest_ns.is_finite() && fastest_ns > SINGLE_TRIAL_LAUNCH_LIMIT_NS;
+    if is_long { 1 } else { TRIAL_LAUNCHES_OF_CEILING }
+}
+
 /// Launches that measure a performance ceiling of the GPU, timed one burst after the other.
 pub struct CeilingMeasurementLaunches<'a> {
     timer: &'a mut CudaEventTimer,
@@ -498,11 +517,6 @@ impl CeilingMeasurementLaunches<'_> {
     /// Fails if a launch fails; [`BackendError::NotTimed`] if the host's time is in the launches.
     pub fn median_launch_time_of_burst_ns(&mut self) -> Result<f64, BackendError> {
         let Self { timer, cache, batch, launch, launches: count, last, keeps_loaded } = self;
-        let overhead = timer.overhead;
-        let (launches, around_ns) = match batch {
-            Some(batch) => (batch.launches, overhead.around_graph_ns),
-            None => (1, overhead.around_launch_ns),
-        };
         let launch: &mut dyn FnMut() -> Result<(), BackendError> = match batch {
             Some(batch) => &mut || batch.graph.launch_on_all_gpus(),
             None => launch,
@@ -514,9 +528,34 @@ impl CeilingMeasurementLaunches<'_> {
         })?;
         let burst = last.insert(burst.refuse_if_host_time_is_included()?);
         timer.typical_clock_mhz = burst.clock_mhz;
-        let elapsed_ns =
-            (stats::median(&burst.intervals_ns) - around_ns).max(CUDA_EVENT_RESOLUTION_NS);
-        Ok(elapsed_ns / launches as f64)
+        let interval_ns = stats::median(&burst.intervals_ns);
+        Ok(self.launch_time_in_interval_ns(interval_ns))
+    }
+
+    /// Returns the time of one launch, nanoseconds, from the interval between the two CUDA events
+    /// around a launch or a graph of launches.
+    fn launch_time_in_interval_ns(&self, interval_ns: f64) -> f64 {
+        let overhead = &self.timer.overhead;
+        let (launches, around_ns) = match &self.batch {
+            Some(batch) => (batch.launches, overhead.around_graph_ns),
+            None => (1, overhead.around_launch_ns),
+        };
+        (interval_ns - around_ns).max(CUDA_EVENT_RESOLUTION_NS) / launches as f64
+    }
+
+    /// Runs one burst, with fewer replays if launches are captured in graphs, and returns the
+    /// median time of its launches, nanoseconds.
+    ///
+    /// # Errors
+    /// Those of [`Self::median_launch_time_of_burst_ns`].
+    pub fn median_launch_time_of_brief_burst_ns(&mut self) -> Result<f64, BackendError> {
+        let launches = self.launches;
+        if self.batch.is_some() {
+            self.launches = launches.min(GRAPHS_OF_BRIEF_BURST);
+        }
+        let launch_ns = self.median_launch_time_of_burst_ns();
+        self.launches = launches;
+        launch_ns
     }
 
     /// Loads the GPU until its power state is steady, then returns the median launch time of one
@@ -531,15 +570,19 @@ impl CeilingMeasurementLaunches<'_> {
 
     /// Returns the mean launch time in the fastest of several windows in the steady power state,
     /// nanoseconds. The fastest window counts, because the clock wanders at the power cap and a
-    /// ceiling is a best case.
+    /// ceiling is a best case. The last window of a load at the power cap is the first of them.
     ///
     /// # Errors
     /// Fails if a launch fails; [`BackendError::NotTimed`] if the host's time is in the launches.
     pub fn fastest_window_mean_launch_time_ns(&mut self) -> Result<f64, BackendError> {
         const MEASURED_WINDOWS: usize = 4;
-        power::run_load_until_gpu_is_steady(self)?;
-        let mut fastest_ns = f64::INFINITY;
-        for _ in 0..MEASURED_WINDOWS {
+        let (load, _) = power::run_load_until_gpu_is_steady(self)?;
+        let of_load_ns = match load.launch_times_by_window_ns() {
+            [_burst, .., last_ns] => Some(self.launch_time_in_interval_ns(*last_ns)),
+            _ => None,
+        };
+        let mut fastest_ns = of_load_ns.unwrap_or(f64::INFINITY);
+        for _ in usize::from(of_load_ns.is_some())..MEASURED_WINDOWS {
             let (begun, mut total_ns, mut bursts) = (Instant::now(), 0.0, 0.0);
             while begun.elapsed() < power::LOAD_SETTLING_WINDOW {
                 total_ns += self.median_launch_time_of_burst_ns()?;
@@ -548,12 +591,6 @@ impl CeilingMeasurementLaunches<'_> {
             fastest_ns = fastest_ns.min(total_ns / bursts);
         }
         Ok(fastest_ns)
-    }
-
-    /// Returns whether the power cap may have lowered the SM clock during the last burst.
-    pub fn may_power_cap_lower_clock(&mut self) -> bool {
-        let clock_mhz = self.timer.typical_clock_mhz;
-        self.read_power_cap_and_heat(clock_mhz).may_power_cap_lower_sm_clock()
     }
 }
 
@@ -629,6 +666,12 @@ mod tests {
         let failed =
             repeat_burst_until_released_in_time(|| Err(BackendError::Lost("gone".to_owned())));
         assert!(matches!(failed, Err(BackendError::Lost(_))));
+    }
+
+    #[test]
+    fn candidates_beside_a_long_one_have_one_trial_launch() {
+        let trials = [f64::INFINITY, 3e3, 9e5, 2e6].map(trial_launches_after_fastest_candidate);
+        assert_eq!(trials, [3, 3, 3, 1]);
     }
 
     #[test]
