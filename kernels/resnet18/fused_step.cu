@@ -149,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   ImageRowsOfTile rows(images, steps);
   int left = end - begin, group = begin % image_groups;
   int out_row = begin / image_groups / out_side, out_column = begin / image_groups % out_side;
-  const auto copy = [&](u32 stage) {
+  const auto copy_next_tiles_to_stage = [&](u32 stage) {
     while (left > 0) {
       const int row = out_row * stride + from_row, column = out_column * stride + from_column;
       const bool inside = row >= 0 && row < side && column >= 0 && column < side;
@@ -173,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const u32 b = lane_address_of_rows_by_k<kRowBytes>(0, lane) ^ (warp % 2 * 64);
   Sums sums;
   clear(sums);
-  run_gemm_pipeline(copy, [&](u32 gradient, u32 frames) {
+  run_gemm_pipeline(copy_next_tiles_to_stage, [&](u32 gradient, u32 frames) {
     multiply_atb<kTile / 16, kRowBytes, kRowBytes>(sums, gradient + a, frames + b);
   });
   float* to = job.sums + (static_cast<i64>(part) * filters + filter0) * columns + column0;

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn fp8_bytes_are_those_of_codes_and_column_exponents() {
+    fn fp8_size_counts_codes_and_column_exponents() {
         let specs = PI05_EXPERT_MODEL.input_tensor_specs(50, 968, Dtype::Bf16);
         let sum: u64 = specs
             .iter()

@@ -175,8 +175,8 @@ pub const CUDA_VALUES_STEP_ROWS: &[Implementation<AttentionValuesProblem>] = &[
                 .check_support_with_scores_in_memory(&[NAIVE_FORWARD_VALUES_KERNEL])
         },
         prepare: Prepare::CudaWithin {
-            device_bytes: values_step_device_bytes,
-            prepare: prepare_naive_values_task,
+            device_bytes: device_bytes_of_probability_value_product,
+            prepare: prepare_naive_probability_value_product,
         },
     },
     Implementation {
@@ -189,7 +189,7 @@ pub const CUDA_VALUES_STEP_ROWS: &[Implementation<AttentionValuesProblem>] = &[
         },
         prepare: Prepare::CudaWithin {
             device_bytes: |problem| {
-                values_step_device_bytes(problem) + DEFAULT_GEMM_WORKSPACE_BYTES as u64
+                device_bytes_of_probability_value_product(problem) + DEFAULT_GEMM_WORKSPACE_BYTES as u64
             },
             prepare: cublaslt::prepare_cublaslt_values_task,
         },
@@ -208,7 +208,7 @@ fn softmax_step_device_bytes(problem: &AttentionSoftmaxProblem) -> u64 {
 }
 
 /// Bytes of the tensors of the values step: 16-bit probabilities, v and the output.
-fn values_step_device_bytes(problem: &AttentionValuesProblem) -> u64 {
+fn device_bytes_of_probability_value_product(problem: &AttentionValuesProblem) -> u64 {
     let extents = AttentionExtents::from(&problem.shape);
     2 * extents.query_key_pairs_of_all_heads() + 2 * extents.query_tensor_bytes()
 }
@@ -298,7 +298,7 @@ fn prepare_softmax_task_with_third_argument(
     ))
 }
 
-fn prepare_naive_values_task(
+fn prepare_naive_probability_value_product(
     problem: &AttentionValuesProblem,
     inputs: &Tensors,
     device: &Arc<Device>,

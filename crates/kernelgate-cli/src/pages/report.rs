@@ -8,7 +8,7 @@ use super::charts::{self, ChartWithFileName, ChartsOfOneKind};
 use super::measured_runs::{CaseWithItsRuns, MeasurementsOfOneDevice};
 use super::page_frame::{self, HtmlPageSection};
 use super::results::{
-    NETWORK_UTILIZATION_COLUMNS, network_throughput_cells, utilization_peaks_note,
+    THROUGHPUT_COLUMN_TITLES, network_throughput_cells, utilization_peaks_note,
 };
 use super::verdict;
 use crate::history::CaseTimeHistory;
@@ -345,7 +345,7 @@ fn tables_of_all_cases(measured: &MeasurementsOfOneDevice) -> Markup {
     let with_networks =
         cases.iter().any(|case| measured.model_flop_utilization(case, 1.0).is_some());
     if with_networks {
-        header.extend(NETWORK_UTILIZATION_COLUMNS);
+        header.extend(THROUGHPUT_COLUMN_TITLES);
     }
     let row = |case: &CaseWithItsRuns| -> Vec<String> {
         let elapsed_ns = case.median_launch_ns();

@@ -135,7 +135,7 @@ pub fn results_pages_of_families(
         families.entry(family_name_of_workload(&case.workload)).or_default().push(case);
     }
     let page = |(name, cases): (&str, Vec<&CaseWithItsRuns>)| FamilyResultsMarkdown {
-        file: format!("{}.md", file_name_of_family(name)),
+        file: format!("{}.md", sanitize_family_name_for_file(name)),
         text: results_page_of_family(measured, name, &cases),
     };
     Ok(families.into_iter().map(page).collect())
@@ -146,7 +146,7 @@ fn family_name_of_workload(workload: &str) -> &str {
 }
 
 /// Turns the name of a family into a file name, because a case id may contain any character.
-fn file_name_of_family(family: &str) -> String {
+fn sanitize_family_name_for_file(family: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' };
     family.chars().map(plain).collect()
 }
@@ -206,7 +206,7 @@ fn results_table_of_workload(
         .iter()
         .any(|case| measured.model_flop_utilization(case, case.median_launch_ns()).is_some());
     if is_network {
-        header.extend(NETWORK_UTILIZATION_COLUMNS);
+        header.extend(THROUGHPUT_COLUMN_TITLES);
     }
     let mut table = AlignedTextTable::new(&header);
     for of_problem in cases.chunk_by(|a, b| (&a.problem, &a.cache) == (&b.problem, &b.cache)) {
@@ -228,7 +228,7 @@ fn results_table_of_workload(
 }
 
 /// Titles of the table columns that [`network_throughput_cells`] fills.
-pub const NETWORK_UTILIZATION_COLUMNS: [&str; 3] =
+pub const THROUGHPUT_COLUMN_TITLES: [&str; 3] =
     ["throughput", "of published peak", "of measured peak"];
 
 /// Returns the table cells of a network's launch that takes this time: throughput, and model FLOP

@@ -11,7 +11,7 @@ pub struct CompletionsCommandArguments {
     shell: Shell,
 }
 
-pub fn run(
+pub fn run_completions_command(
     arguments: &CompletionsCommandArguments,
     mut command: clap::Command,
 ) -> ProcessExitReason {

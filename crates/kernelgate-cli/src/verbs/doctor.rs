@@ -54,7 +54,7 @@ struct MachineCheckResult {
     advice: Option<String>,
 }
 
-pub fn run(
+pub fn run_doctor_command(
     arguments: &DoctorCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {

@@ -48,7 +48,7 @@ struct FileToWrite {
     text: String,
 }
 
-pub fn run(arguments: &InitCommandArguments) -> anyhow::Result<ProcessExitReason> {
+pub fn run_init_command(arguments: &InitCommandArguments) -> anyhow::Result<ProcessExitReason> {
     let folder = std::env::current_dir()?;
     let member = package::find_workspace_member(&folder, arguments.package.as_deref())?;
     let root = member.package_folder();

@@ -141,34 +141,34 @@ impl KernelgateCommandLine {
             store.runs = folder;
         }
         match self.verb {
-            KernelgateVerb::Doctor(arguments) => doctor::run(&arguments, &store),
-            KernelgateVerb::List(arguments) => list::run(&arguments, &store),
-            KernelgateVerb::Verify(arguments) => verify::run(&arguments, &store),
-            KernelgateVerb::Gate(arguments) => gate::run(&arguments, &store),
-            KernelgateVerb::Compare(arguments) => compare::run(&arguments, &store),
-            KernelgateVerb::Check(arguments) => check::run(&arguments, &store),
+            KernelgateVerb::Doctor(arguments) => doctor::run_doctor_command(&arguments, &store),
+            KernelgateVerb::List(arguments) => list::run_list_command(&arguments, &store),
+            KernelgateVerb::Verify(arguments) => verify::run_verify_command(&arguments, &store),
+            KernelgateVerb::Gate(arguments) => gate::run_gate_command(&arguments, &store),
+            KernelgateVerb::Compare(arguments) => compare::run_compare_command(&arguments, &store),
+            KernelgateVerb::Check(arguments) => check::run_check_command(&arguments, &store),
             KernelgateVerb::Submit(scheduler) => {
                 submit::submit_shards_to_scheduler(&scheduler, &store)
             }
-            KernelgateVerb::Merge(arguments) => merge::run(&arguments, &store),
-            KernelgateVerb::Runs(arguments) => runs::run(&arguments, &store),
-            KernelgateVerb::Bisect(arguments) => bisect::run(&arguments, &store),
-            KernelgateVerb::History(arguments) => history::run(&arguments, &store),
-            KernelgateVerb::Report(arguments) => report::run(&arguments, &store),
-            KernelgateVerb::Calibrate(arguments) => calibrate::run(&arguments, &store),
-            KernelgateVerb::Resources(arguments) => resources::run(&arguments, &store),
-            KernelgateVerb::Timing(arguments) => timing::run(&arguments, &store),
-            KernelgateVerb::Profile(arguments) => profile::run(&arguments, &store),
-            KernelgateVerb::Diagnose(arguments) => diagnose::run(&arguments, &store),
-            KernelgateVerb::Export(arguments) => export::run(&arguments),
-            KernelgateVerb::Stats(arguments) => stats::run(&arguments),
-            KernelgateVerb::Peers(arguments) => peers::run(&arguments, &store),
-            KernelgateVerb::Diff(arguments) => diff::run(&arguments, &store),
-            KernelgateVerb::Init(arguments) => init::run(&arguments),
+            KernelgateVerb::Merge(arguments) => merge::run_merge_command(&arguments, &store),
+            KernelgateVerb::Runs(arguments) => runs::run_runs_command(&arguments, &store),
+            KernelgateVerb::Bisect(arguments) => bisect::run_bisect_command(&arguments, &store),
+            KernelgateVerb::History(arguments) => history::run_history_command(&arguments, &store),
+            KernelgateVerb::Report(arguments) => report::run_report_command(&arguments, &store),
+            KernelgateVerb::Calibrate(arguments) => calibrate::run_calibrate_command(&arguments, &store),
+            KernelgateVerb::Resources(arguments) => resources::run_resources_command(&arguments, &store),
+            KernelgateVerb::Timing(arguments) => timing::run_timing_command(&arguments, &store),
+            KernelgateVerb::Profile(arguments) => profile::run_profile_command(&arguments, &store),
+            KernelgateVerb::Diagnose(arguments) => diagnose::run_diagnose_command(&arguments, &store),
+            KernelgateVerb::Export(arguments) => export::run_export_command(&arguments),
+            KernelgateVerb::Stats(arguments) => stats::run_stats_command(&arguments),
+            KernelgateVerb::Peers(arguments) => peers::run_peers_command(&arguments, &store),
+            KernelgateVerb::Diff(arguments) => diff::run_diff_command(&arguments, &store),
+            KernelgateVerb::Init(arguments) => init::run_init_command(&arguments),
             KernelgateVerb::Completions(arguments) => {
-                Ok(completions::run(&arguments, command_line_definition()))
+                Ok(completions::run_completions_command(&arguments, command_line_definition()))
             }
-            KernelgateVerb::Baseline(verb) => baseline::run(&verb, &store),
+            KernelgateVerb::Baseline(verb) => baseline::run_baseline_command(&verb, &store),
         }
     }
 }

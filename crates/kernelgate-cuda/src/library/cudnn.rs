@@ -15,7 +15,7 @@ use std::path::Path;
 const CUDA_VERSION_TEXT_PREFIX: &[u8] = b"Cuda compilation tools, release ";
 /// File of cuDNN that contains kernels, in the folder of the main file; the compiler's version text
 /// lies near its start.
-const CUDNN_FILE_WITH_KERNELS: &str = "libcudnn_ops.so.9";
+const CUDNN_FILE_WITH_CUDA_VERSION: &str = "libcudnn_ops.so.9";
 /// Bytes of cuDNN's file that one read adds to the search for the version text.
 const CUDNN_FILE_CHUNK_BYTES: usize = 1 << 20;
 /// Largest number of bytes of cuDNN's file that are searched for the version text; the file has 107
@@ -31,7 +31,7 @@ pub fn cudnn_fits_cuda_major(file: &Path, major: u32) -> bool {
 /// Returns the CUDA major version that a cuDNN library was built for, read from the kernels' file
 /// beside it.
 pub fn cuda_major_of_cudnn_file(file: &Path) -> Option<u32> {
-    let part = file.parent()?.join(CUDNN_FILE_WITH_KERNELS);
+    let part = file.parent()?.join(CUDNN_FILE_WITH_CUDA_VERSION);
     find_cuda_major_in_stream(File::open(part).ok()?.take(MAX_SEARCHED_CUDNN_FILE_BYTES))
 }
 
@@ -74,10 +74,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let library = folder.path().join("libcudnn.so.9");
         assert!(cudnn_fits_cuda_major(&library, 12), "nothing is known");
-        std::fs::write(folder.path().join(CUDNN_FILE_WITH_KERNELS), COMPILER_VERSION_TEXT).unwrap();
+        std::fs::write(folder.path().join(CUDNN_FILE_WITH_CUDA_VERSION), COMPILER_VERSION_TEXT).unwrap();
         assert!(cudnn_fits_cuda_major(&library, 13) && !cudnn_fits_cuda_major(&library, 12));
         std::fs::write(
-            folder.path().join(CUDNN_FILE_WITH_KERNELS),
+            folder.path().join(CUDNN_FILE_WITH_CUDA_VERSION),
             "without a text of the compiler",
         )
         .unwrap();

@@ -206,8 +206,8 @@ mod tests {
                 tolerance: Tolerances::by_dtype(),
             })
         };
-        let row = |_: &At<'_>, _| Ok(RowLaunches::new(|| Ok::<_, String>(())));
-        Attached::new("mine/axpy", points, define).row("cuda/theirs", tensors, row).into()
+        let prepare_row = |_: &At<'_>, _| Ok(RowLaunches::new(|| Ok::<_, String>(())));
+        Attached::new("mine/axpy", points, define).row("cuda/theirs", tensors, prepare_row).into()
     }
 
     #[test]

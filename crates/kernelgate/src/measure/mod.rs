@@ -141,7 +141,7 @@ pub struct TimedReplay {
 impl TimedReplay {
     /// Returns whether this replay did more work than the next one. Both times are compared at the
     /// SM clock of the next replay, because the clock sinks while the host is busy.
-    pub fn did_more_work_than_next_replay(&self, next: &Self) -> bool {
+    pub fn took_longer_than_next_replay(&self, next: &Self) -> bool {
         let slower = match (self.clock_mhz, next.clock_mhz) {
             (Some(own), Some(next)) => (own / next).min(1.0),
             _ => 1.0,
@@ -250,9 +250,9 @@ mod tests {
             allowed_ns: 10e3,
         };
         let at = |elapsed_ns, clock| TimedReplay { clock_mhz: Some(clock), ..replay(elapsed_ns) };
-        assert!(!replay(109.9e3).did_more_work_than_next_replay(&replay(100e3)));
-        assert!(replay(110.1e3).did_more_work_than_next_replay(&replay(100e3)));
-        assert!(!at(200e3, 990.0).did_more_work_than_next_replay(&at(100e3, 1980.0)));
-        assert!(at(200e3, 1980.0).did_more_work_than_next_replay(&at(100e3, 990.0)));
+        assert!(!replay(109.9e3).took_longer_than_next_replay(&replay(100e3)));
+        assert!(replay(110.1e3).took_longer_than_next_replay(&replay(100e3)));
+        assert!(!at(200e3, 990.0).took_longer_than_next_replay(&at(100e3, 1980.0)));
+        assert!(at(200e3, 1980.0).took_longer_than_next_replay(&at(100e3, 990.0)));
     }
 }

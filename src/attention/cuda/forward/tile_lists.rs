@@ -22,7 +22,7 @@ const FIXED_COST_OF_QUERY_TILE: usize = 4;
 /// output.
 const L2_BYTES_FOR_CONCURRENT_HEADS: usize = 20 << 20;
 /// Maximum number of two-warpgroup tiles of a head that the search for the best tile lists tries.
-const MAX_TWO_WARPGROUP_TILES_TRIED: usize = 24;
+const MAX_TWO_WARPGROUP_TILES_PER_HEAD: usize = 24;
 /// Number of queries up to which a head counts as short. With short heads, a thread block has so
 /// many tiles that one more or less hardly matters. The light tiles of short heads are not assigned
 /// last, because their keys would have left L2 by then.
@@ -67,7 +67,7 @@ impl QueryTilingShape {
         // than the others. With a causal mask the tile costs differ enough by themselves, but two
         // tiles of two warpgroups are better than one of three and one of one.
         let most = if !self.causal {
-            MAX_TWO_WARPGROUP_TILES_TRIED.min(self.s / (2 * QUERIES_PER_FORWARD_WARPGROUP))
+            MAX_TWO_WARPGROUP_TILES_PER_HEAD.min(self.s / (2 * QUERIES_PER_FORWARD_WARPGROUP))
         } else if self.s <= MAX_QUERIES_OF_SHORT_HEAD {
             2
         } else {

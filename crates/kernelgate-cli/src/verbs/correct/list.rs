@@ -43,7 +43,7 @@ struct ListedCaseJson<'a> {
     device_bytes: Option<u64>,
 }
 
-pub fn run(
+pub fn run_list_command(
     arguments: &ListCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {

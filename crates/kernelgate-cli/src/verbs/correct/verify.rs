@@ -52,7 +52,7 @@ pub struct VerifyCommandArguments {
     format: OutputFormat,
 }
 
-pub fn run(
+pub fn run_verify_command(
     arguments: &VerifyCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {

@@ -39,7 +39,7 @@ struct CaseInTwoRuns {
     change: Option<f64>,
 }
 
-pub fn run(
+pub fn run_diff_command(
     arguments: &DiffCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {

@@ -137,7 +137,7 @@ impl HistoryStoreFlags {
     }
 }
 
-pub fn run(
+pub fn run_history_command(
     arguments: &HistoryCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {

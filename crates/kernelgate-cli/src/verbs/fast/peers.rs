@@ -144,7 +144,7 @@ struct PeerComparisonJson {
     rows: Vec<PeerTimeBesideOwnTime>,
 }
 
-pub fn run(
+pub fn run_peers_command(
     arguments: &PeersCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {

@@ -66,7 +66,7 @@ pub struct ReportCommandArguments {
     results: Option<PathBuf>,
 }
 
-pub fn run(
+pub fn run_report_command(
     arguments: &ReportCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {

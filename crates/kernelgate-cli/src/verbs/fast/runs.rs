@@ -46,7 +46,7 @@ pub struct RunsCommandArguments {
     out: Option<PathBuf>,
 }
 
-pub fn run(
+pub fn run_runs_command(
     arguments: &RunsCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {

@@ -71,7 +71,7 @@ impl From<MeasuredTimingFacts> for protocol::TimingAccuracyReportPart {
     }
 }
 
-pub fn run(
+pub fn run_timing_command(
     arguments: &TimingCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {

@@ -63,7 +63,7 @@ struct MergedSessionJson<'a> {
 }
 
 /// Merges the records.
-pub fn run(
+pub fn run_merge_command(
     arguments: &MergeCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {

@@ -102,12 +102,12 @@ pub enum BaselineSubverb {
     },
 }
 
-pub fn run(
+pub fn run_baseline_command(
     verb: &BaselineSubverb,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {
     match verb {
-        BaselineSubverb::Save(arguments) => super::save::run(arguments, store),
+        BaselineSubverb::Save(arguments) => super::save::run_baseline_save_command(arguments, store),
         BaselineSubverb::Find { name, settings, benches } => {
             print_baseline_path_of_this_device(store, name, settings, benches)
         }

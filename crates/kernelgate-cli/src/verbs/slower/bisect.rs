@@ -39,7 +39,7 @@ pub struct BisectCommandArguments {
     format: OutputFormat,
 }
 
-pub fn run(
+pub fn run_bisect_command(
     arguments: &BisectCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {

@@ -111,7 +111,7 @@ struct CalibrationReportJson<'a> {
     recommended: Option<&'a crate::gate::calibration::RecommendedThresholds>,
 }
 
-pub fn run(
+pub fn run_calibrate_command(
     arguments: &CalibrateCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {

@@ -148,7 +148,7 @@ struct KernelResourcesOutcome {
     text: String,
 }
 
-pub fn run(
+pub fn run_check_command(
     arguments: &CheckCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {

@@ -122,7 +122,7 @@ fn side_source_of_flags(folder: Option<&PathBuf>, revision: Option<&String>) -> 
     }
 }
 
-pub fn run(
+pub fn run_compare_command(
     arguments: &CompareCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {

@@ -53,7 +53,7 @@ pub struct GateCommandArguments {
     output: VerdictOutputFlags,
 }
 
-pub fn run(
+pub fn run_gate_command(
     arguments: &GateCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {

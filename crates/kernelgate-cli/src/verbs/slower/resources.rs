@@ -52,7 +52,7 @@ pub struct ResourcesCommandArguments {
     format: OutputFormat,
 }
 
-pub fn run(
+pub fn run_resources_command(
     arguments: &ResourcesCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {

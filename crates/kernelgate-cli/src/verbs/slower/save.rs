@@ -48,7 +48,7 @@ type SharedFoldersOfFinishedRuns = Arc<Mutex<Vec<PathBuf>>>;
 /// Runs `cargo bench` the requested number of times, and writes the baseline after the last run.
 /// After an error or an interrupt, the baseline file is unchanged, and the records of finished runs
 /// are kept.
-pub fn run(
+pub fn run_baseline_save_command(
     arguments: &SaveBaselineArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {

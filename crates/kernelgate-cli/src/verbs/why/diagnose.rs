@@ -124,7 +124,7 @@ impl DiagnosesForExitCode {
     }
 }
 
-pub fn run(
+pub fn run_diagnose_command(
     arguments: &DiagnoseCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {

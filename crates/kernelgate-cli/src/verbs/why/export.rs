@@ -38,7 +38,7 @@ enum TimelineFormat {
     Perfetto,
 }
 
-pub fn run(arguments: &ExportCommandArguments) -> anyhow::Result<ProcessExitReason> {
+pub fn run_export_command(arguments: &ExportCommandArguments) -> anyhow::Result<ProcessExitReason> {
     if let Some(out) = &arguments.out {
         refuse_to_overwrite_input("--out", out, &arguments.trace)?;
     }

@@ -53,7 +53,7 @@ pub struct ProfileCommandArguments {
     out: Option<PathBuf>,
 }
 
-pub fn run(
+pub fn run_profile_command(
     arguments: &ProfileCommandArguments,
     store: &RecordFoldersOfPackage,
 ) -> anyhow::Result<ProcessExitReason> {

@@ -71,7 +71,7 @@ fn parse_nsys_report_name(name: &str) -> Result<StatsReport, String> {
     })
 }
 
-pub fn run(arguments: &StatsCommandArguments) -> anyhow::Result<ProcessExitReason> {
+pub fn run_stats_command(arguments: &StatsCommandArguments) -> anyhow::Result<ProcessExitReason> {
     let reports = if arguments.report.is_empty() {
         StatsReport::ALL_REPORTS.to_vec()
     } else {

@@ -45,7 +45,7 @@ impl PinnedStagingBlocks {
         address: u64,
         bytes: &[u8],
     ) -> Result<(), BackendError> {
-        self.allocate_blocks_once_and_call(|blocks| {
+        self.with_lazily_allocated_blocks(|blocks| {
             for (i, from) in bytes.chunks(PINNED_STAGING_BLOCK_BYTES).enumerate() {
                 let block = &mut blocks[i % 2].all_bytes_mut()[..from.len()];
                 // While the CPU fills one pinned block, the device copies the other block.
@@ -79,7 +79,7 @@ impl PinnedStagingBlocks {
                 .synchronize()
                 .map_err(|error| error_for_failed_action("copy from the GPU", &error))
         };
-        self.allocate_blocks_once_and_call(|blocks| {
+        self.with_lazily_allocated_blocks(|blocks| {
             let mut arrived: Option<(usize, &mut [u8])> = None;
             for (i, to) in target.chunks_mut(PINNED_STAGING_BLOCK_BYTES).enumerate() {
                 let block = &mut blocks[i % 2].all_bytes_mut()[..to.len()];
@@ -101,7 +101,7 @@ impl PinnedStagingBlocks {
         })
     }
 
-    fn allocate_blocks_once_and_call<T>(
+    fn with_lazily_allocated_blocks<T>(
         &self,
         work: impl FnOnce(&mut [PinnedStagingBlock; 2]) -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {

@@ -635,7 +635,7 @@ fn report_ranks_without_trace(parts: &[TraceOfRank], problems: &mut Vec<ProblemO
 }
 
 /// Returns for each rank the total time between its collectives, nanoseconds.
-fn time_between_collectives_by_rank(ranks: usize, meetings: &[CollectiveOnAllRanks]) -> Vec<i64> {
+fn total_ns_between_collectives_per_rank(ranks: usize, meetings: &[CollectiveOnAllRanks]) -> Vec<i64> {
     let mut between = vec![0i64; ranks];
     let mut until: Vec<Option<i64>> = vec![None; ranks];
     for of in meetings.iter().flat_map(|meeting| &meeting.ranks) {
@@ -720,7 +720,7 @@ fn summarise_job(
         parts.iter().zip(clocks).map(|(part, clock)| clock.rank_time_to_job_time(part.span.1));
     let all_ended = ended.max().unwrap_or(0).max(all_begun);
     let first = times().map(|of| of.start).min().unwrap_or(0).max(all_begun);
-    let between = time_between_collectives_by_rank(count, meetings);
+    let between = total_ns_between_collectives_per_rank(count, meetings);
     let (path, gains) = what_if::replay_job_with_changes(&parts, clocks, meetings);
     let devices: Vec<Option<(f64, &'static str)>> = parts
         .iter()

@@ -46,7 +46,7 @@ pub fn refuse_reuse_by_slower_first_replays(
         let Some(first) = first else { return Ok(turn > 0) };
         executable.reset_state_and_wait()?;
         let Some(next) = stopwatch.time_one_replay(executable)? else { return Ok(turn > 0) };
-        if !first.did_more_work_than_next_replay(&next) {
+        if !first.took_longer_than_next_replay(&next) {
             return Ok(turn > 0);
         }
         if turn + 1 == REPLAY_PAIRS_WITH_NEW_INPUTS {

@@ -87,7 +87,7 @@ impl MeasurementOfRuns {
         runs: impl IntoIterator<Item = &'a BenchProcessRun>,
     ) -> Result<(), Box<DifferingFactOfRuns>> {
         let mut together = RunsAcceptedIntoMeasurement::default();
-        runs.into_iter().try_for_each(|run| together.add_matching_run(run))
+        runs.into_iter().try_for_each(|run| together.add_run_if_consistent(run))
     }
 
     /// Groups process runs into measurements: each run joins the first measurement whose runs it
@@ -99,7 +99,7 @@ impl MeasurementOfRuns {
         let mut groups: Vec<RunsAcceptedIntoMeasurement<'_>> = Vec::new();
         let mut places = Vec::new();
         for run in &runs {
-            let place = groups.iter_mut().position(|group| group.add_matching_run(run).is_ok());
+            let place = groups.iter_mut().position(|group| group.add_run_if_consistent(run).is_ok());
             places.push(place.unwrap_or_else(|| {
                 let mut group = RunsAcceptedIntoMeasurement::default();
                 group.insert_accepted_run(run);
@@ -188,7 +188,7 @@ impl<'a> RunsAcceptedIntoMeasurement<'a> {
     ///
     /// # Errors
     /// The error is the first fact that keeps the run out.
-    fn add_matching_run(
+    fn add_run_if_consistent(
         &mut self,
         run: &'a BenchProcessRun,
     ) -> Result<(), Box<DifferingFactOfRuns>> {
